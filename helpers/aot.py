@@ -1,0 +1,210 @@
+"""Compile a JAX function for a GPU that is not here.
+
+XLA's CUDA compiler needs a description of the chip, not the chip. JAX reaches it through a compile-only topology: what
+comes back is the same `jax.stages.Compiled` as on the GPU, with the same optimized HLO, except that it cannot be run.
+"""
+
+import ctypes.util
+import functools
+import importlib.metadata
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from helpers.targets import TARGETS, Target, attached_gpu
+
+GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "cublaslt": {"xla_gpu_enable_triton_gemm": False},
+    "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
+    "auto": {},
+}
+
+
+def _cuda_libraries() -> bool:
+    """Whether the libraries a GPU run needs are installed, as wheels or system-wide."""
+    try:
+        return bool(importlib.metadata.version("nvidia-cublas"))
+    except importlib.metadata.PackageNotFoundError:
+        return ctypes.util.find_library("cublasLt") is not None
+
+
+@functools.cache
+def gpu_available() -> bool:
+    """Whether functions can run on an attached GPU: a driver for CUDA 13, a GPU, and CUDA's libraries."""
+    platforms = os.environ.get("JAX_PLATFORMS", "") or (jax.config.jax_platforms or "")
+    return platforms in ("", "cuda", "gpu") and attached_gpu() is not None and _cuda_libraries()
+
+
+# With no GPU to use, JAX's start-up of the CUDA plugin prints a traceback into the first output, and loses the
+# compile-only topology with it. So the choice is made here, before the first array. With a GPU, JAX is left alone.
+if not jax.config.jax_platforms and not gpu_available():
+    jax.config.update("jax_platforms", "cpu")
+
+
+@functools.lru_cache(maxsize=32)
+def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...]) -> jax.sharding.Mesh:
+    from jax.experimental import topologies
+
+    sizes = [size for _, size in mesh_shape]
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=target.text_proto(), topology=f"1x1x{int(np.prod(sizes))}"
+        )
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        missing = [n for n in ("jax-cuda13-plugin", "jax-cuda13-pjrt") if not _installed(n)]
+        if not missing:
+            raise RuntimeError(f"XLA did not take the description of {target.name!r}: {error}") from error
+        raise RuntimeError(
+            f"compiling for {target.name} needs XLA's CUDA compiler, and {' and '.join(missing)} is not installed. On "
+            "Linux: pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-nvjitlink nvidia-nvvm. On macOS and Windows "
+            "there are no such wheels: use a Linux container, Google Colab, or WSL."
+        ) from error
+    return topologies.make_mesh(topology, tuple(sizes), tuple(name for name, _ in mesh_shape))
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+_TILE_FIELDS = ("block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages")
+
+
+def _check_tile(text: str) -> None:
+    """Refuse a forced Triton tile that would abort the process: XLA checks it with a fatal assertion."""
+    pairs = re.findall(r"(\w+)\s*:\s*(\w+)", text)
+    fields = dict(pairs)
+    good = re.fullmatch(r"\s*(\w+\s*:\s*\w+[\s,]*)*", text) and len(fields) == len(pairs)
+    good = good and set(_TILE_FIELDS) <= set(fields) <= {*_TILE_FIELDS, "split_k", "is_tma_allowed"}
+    numbers = [int(fields[f]) if fields[f].isdigit() else 0 for f in _TILE_FIELDS] if good else [0]
+    if not all(n > 0 for n in numbers) or any(n & (n - 1) for n in numbers[:5]):
+        raise ValueError(
+            f"xla_gpu_override_gemm_autotuner: XLA would abort on {text!r}. Give each of {', '.join(_TILE_FIELDS)} once, "
+            "all but num_stages powers of two, as in "
+            "'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
+        )
+
+
+def _shapes(args: Sequence[Any], in_specs: Any, mesh: jax.sharding.Mesh | None) -> tuple:
+    """The arguments as ShapeDtypeStructs, placed on `mesh` where there is one."""
+
+    def convert(path, leaf, spec):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise TypeError(
+                f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])} is {leaf!r}, a {type(leaf).__name__}, which is "
+                "neither an array nor a jax.ShapeDtypeStruct. Give jnp.asarray(value, dtype) or "
+                "jax.ShapeDtypeStruct(shape, dtype); bind what is not traced with functools.partial."
+            )
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        own = getattr(leaf, "sharding", None)
+        if spec is None:
+            spec = own.spec if isinstance(own, NamedSharding) and own.mesh.axis_names else PartitionSpec()
+        unknown = {axis for axis in jax.tree.leaves(tuple(spec))} - set(mesh.axis_names) if mesh else ()
+        if unknown:
+            raise ValueError(
+                f"argument {path[0].idx} is sharded over {sorted(unknown)}, but the mesh has the axes {mesh.axis_names}; "
+                'name them in mesh_shape, as in mesh_shape={"data": 8}.'
+            )
+        sharding = NamedSharding(mesh, spec) if mesh else None
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
+
+    if in_specs is None:
+        specs = jax.tree.map(lambda _: None, args)
+    else:
+        is_spec = lambda s: s is None or isinstance(s, PartitionSpec)
+        specs = jax.tree.map(lambda s, a: jax.tree.map(lambda _: s, a), tuple(in_specs), args, is_leaf=is_spec)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(args)
+    flat_specs = jax.tree.leaves(specs, is_leaf=lambda s: s is None or isinstance(s, PartitionSpec))
+    return jax.tree.unflatten(treedef, [convert(p, leaf, s) for (p, leaf), s in zip(leaves, flat_specs, strict=True)])
+
+
+def aot_compile(
+    fn: Callable,
+    *args: Any,
+    target: str | Target = "H100",
+    gemm: str = "cublaslt",
+    mesh_shape: Mapping[str, int] | Sequence[int] | None = None,
+    in_specs: Sequence[Any] | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> jax.stages.Compiled:
+    """Compile `fn(*args)` for `target`, whether or not such a chip is here.
+
+    `args` are arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; only shapes and dtypes are read. `target` is a
+    name in `TARGETS`, a `Target`, or "local", the attached GPU: then the result can also be called.
+
+    `gemm` is who may run the matmuls: "cublaslt" (NVIDIA's library, with the FP8 epilogues), "triton" (kernels XLA
+    generates), or "auto" (XLA's default: it times both on the chip. With no chip to time on, it takes the first Triton
+    tile that compiles, which is not what a GPU would choose). `compiler_options` are XLA debug options, merged over
+    those of `gemm`.
+
+    `mesh_shape` asks for a sharded program on that many compile-only devices: {"data": 4, "model": 2}, or (8,), whose
+    axes are named "x", "y", "z". `in_specs` has a PartitionSpec for each argument (or for each of its leaves; None is
+    replicated); without it, arguments keep the spec of their own NamedSharding.
+
+    Raises KeyError for an unknown chip, TypeError or ValueError for arguments or options XLA cannot take, and
+    RuntimeError where no CUDA compiler is installed, each naming the mend.
+    """
+    if not isinstance(target, Target):
+        if not isinstance(target, str):
+            raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
+        local, target = target == "local", TARGETS[target]
+    else:
+        local = target.name == "local"
+    if gemm not in GEMM_OPTIONS:
+        raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
+    if not callable(fn):
+        raise TypeError(f"the first argument must be a function, got {fn!r}.")
+    options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
+    if options.get("xla_gpu_override_gemm_autotuner"):
+        _check_tile(options["xla_gpu_override_gemm_autotuner"])
+    if in_specs is not None and len(in_specs) != len(args):
+        raise ValueError(f"in_specs has {len(in_specs)} entries for {len(args)} arguments; give one for each.")
+
+    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    if local and mesh_shape is None:
+        return jitted.lower(*_shapes(args, None, None)).compile(compiler_options=options)
+    if local:
+        raise ValueError('a mesh_shape is for compile-only devices; name a chip, as in target="H100".')
+    mesh = _mesh(target, _axes(mesh_shape))
+    with jax.set_mesh(mesh):
+        lowered = jitted.lower(*_shapes(args, in_specs, mesh))
+        try:
+            return lowered.compile(compiler_options=options)
+        except jax.errors.JaxRuntimeError as error:
+            if not any(sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")):
+                raise
+            raise RuntimeError(
+                "XLA made PTX for a kernel but found nothing to assemble it with. pip install nvidia-nvjitlink "
+                f"nvidia-nvvm, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
+            ) from error
+
+
+def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:
+    if mesh_shape is None:
+        return (("x", 1),)
+    named = isinstance(mesh_shape, Mapping)
+    axes = tuple(mesh_shape.items()) if named else tuple(zip("xyz", mesh_shape))
+    if not 0 < len(axes) == len(mesh_shape) or not all(isinstance(n, int) and n > 0 for _, n in axes):
+        raise ValueError(
+            f'mesh_shape must be {{axis name: devices}} or up to three device counts, such as {{"data": 8}} or (8,); '
+            f"got {mesh_shape!r}."
+        )
+    return axes
+
+
+def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:
+    """`fn(*args)` for its numbers, compiled: on the attached GPU where there is one, else on the CPU.
+
+    On the CPU XLA has no FP8 matmul: it computes the same expression in wider types, so the numbers are those of the
+    program as written, not of a tensor core.
+    """
+    if gpu_available():
+        return aot_compile(fn, *args, target="local", gemm=gemm)(*args)
+    return jax.jit(fn)(*args)

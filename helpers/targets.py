@@ -1,0 +1,194 @@
+"""The chips we compile for, as facts: what XLA needs to know of a GPU to generate code for it, and its peak rates.
+
+XLA describes a GPU to itself in a text proto. One that lacks a field does not always give an error: without a CUDA
+runtime version the FP8 rewrite never fires, and without a bandwidth or a clock XLA divides by zero. So a `Target`
+checks itself before XLA sees it.
+"""
+
+import ctypes
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_POSITIVE = (
+    "sms memory_bandwidth clock_ghz memory_bytes l2_bytes shared_memory_per_sm shared_memory_optin threads_per_sm"
+    " fpus_per_sm"
+).split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A GPU model.
+
+    `memory_bandwidth` is in bytes/s, `peak_flops` in FLOP/s by HLO dtype: dense (no sparsity), multiply and add
+    counted as two, float32 accumulation. A dtype that is missing has no tensor-core path on the chip.
+    `shared_memory_per_sm`, `shared_memory_optin`, `l2_bytes` and `memory_bytes` are in bytes. `source` says where the
+    peaks come from; the other figures are what XLA's own description of the chip holds.
+
+    Raises ValueError when made with a value that XLA cannot compile with.
+    """
+
+    name: str
+    device: str
+    compute_capability: tuple[int, int]
+    sms: int
+    memory_bandwidth: float
+    clock_ghz: float
+    memory_bytes: int
+    l2_bytes: int
+    shared_memory_per_sm: int
+    shared_memory_optin: int
+    peak_flops: Mapping[str, float] = dataclasses.field(hash=False)
+    source: str
+    threads_per_sm: int = 2048
+    fpus_per_sm: int = 128
+    cuda_runtime: tuple[int, int] = (12, 8)
+    cudnn: tuple[int, int] = (9, 10)
+
+    def __post_init__(self):
+        object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
+        for field in _POSITIVE:
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise ValueError(
+                    f"Target {self.name!r}: {field} must be a positive number, got {value!r}; XLA divides by it. "
+                    f'Start from a known chip: dataclasses.replace(TARGETS["H100"], name={self.name!r}, ...).'
+                )
+            if field not in ("memory_bandwidth", "clock_ghz") and value != int(value):
+                raise ValueError(f"Target {self.name!r}: {field} must be a whole number, got {value!r}.")
+        for field in ("compute_capability", "cuda_runtime", "cudnn"):
+            value = getattr(self, field)
+            if not (isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 0 for v in value)):
+                raise ValueError(f"Target {self.name!r}: {field} must be (major, minor), such as (9, 0); got {value!r}.")
+        if self.compute_capability < (7, 0):
+            raise ValueError(
+                f"Target {self.name!r}: compute_capability {self.compute_capability} is older than what XLA's CUDA 13 "
+                "compiler can generate code for; the oldest it knows here is (7, 5), the oldest with FP8 (8, 9)."
+            )
+        if self.cuda_runtime < (12, 0):
+            raise ValueError(
+                f"Target {self.name!r}: cuda_runtime must be at least (12, 0), got {self.cuda_runtime}; with an older "
+                "one XLA leaves every FP8 matmul unrewritten and says nothing."
+            )
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the tensor cores multiply FP8: compute capability 8.9 (Ada) or newer."""
+        return self.compute_capability >= (8, 9)
+
+    def text_proto(self) -> str:
+        """The description XLA compiles for: the fields that every JAX release from 0.9 to 0.12 can read."""
+        major, minor = self.compute_capability
+        return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: {self.threads_per_sm}
+  shared_memory_per_block: 49152  shared_memory_per_core: {self.shared_memory_per_sm}
+  shared_memory_per_block_optin: {self.shared_memory_optin}
+  core_count: {self.sms}  fpus_per_core: {self.fpus_per_sm}  clock_rate_ghz: {self.clock_ghz}
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  memory_bandwidth: {int(self.memory_bandwidth)}  l2_cache_size: {self.l2_bytes}
+  device_memory_size: {self.memory_bytes}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536  registers_per_block_limit: 65536
+  dnn_version: "{self.cudnn[0]}.{self.cudnn[1]}.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: {self.cudnn[0]} minor: {self.cudnn[1]} }}
+runtime_version {{ major: {self.cuda_runtime[0]} minor: {self.cuda_runtime[1]} patch: 0 }}
+device_description_str: "{self.device}"
+"""
+
+
+def _peaks(**tflops: float) -> dict[str, float]:
+    """{dtype: FLOP/s} from TFLOP/s; the two FP8 formats, and bf16 and f16, share a rate on every chip here."""
+    same = {"f8": ("f8e4m3fn", "f8e5m2"), "bf16": ("bf16", "f16")}
+    return {dtype: rate * 1e12 for name, rate in tflops.items() for dtype in same.get(name, (name,))}
+
+
+_H100_PEAKS = _peaks(f8=1978.9, bf16=989.4, tf32=494.7, f32=66.9)
+_CHIPS = (
+    Target(
+        name="A100", device="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0), sms=108, fpus_per_sm=64,
+        memory_bandwidth=2.039e12, clock_ghz=1.41, memory_bytes=85100068864, l2_bytes=41943040,
+        shared_memory_per_sm=167936, shared_memory_optin=166912, peak_flops=_peaks(bf16=312, tf32=156, f32=19.5),
+        source="NVIDIA A100 80GB datasheet, SXM column, dense",
+    ),
+    Target(
+        name="L40S", device="NVIDIA L40S", compute_capability=(8, 9), sms=142, threads_per_sm=1536,
+        memory_bandwidth=8.64e11, clock_ghz=2.52, memory_bytes=47697362944, l2_bytes=100663296,
+        shared_memory_per_sm=102400, shared_memory_optin=101376,
+        peak_flops=_peaks(f8=733, bf16=362.05, tf32=183, f32=91.6), source="NVIDIA L40S datasheet, dense",
+    ),
+    Target(
+        name="H100", device="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), sms=132,
+        memory_bandwidth=3.35232e12, clock_ghz=1.98, memory_bytes=84942979072, l2_bytes=52428800,
+        shared_memory_per_sm=233472, shared_memory_optin=232448, peak_flops=_H100_PEAKS,
+        source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5 column, dense",
+    ),
+    Target(
+        name="H200", device="NVIDIA H200 141GB HBM3e", compute_capability=(9, 0), sms=132,
+        memory_bandwidth=4.8e12, clock_ghz=1.98, memory_bytes=151397597184, l2_bytes=52428800,
+        shared_memory_per_sm=233472, shared_memory_optin=232448, peak_flops=_H100_PEAKS,
+        source="NVIDIA H200 datasheet, SXM column, dense: the H100's tensor cores with faster memory",
+    ),
+    Target(
+        name="B200", device="NVIDIA B200", compute_capability=(10, 0), sms=148,
+        memory_bandwidth=7.67232e12, clock_ghz=1.965, memory_bytes=191514411008, l2_bytes=132644864,
+        shared_memory_per_sm=233472, shared_memory_optin=232448,
+        peak_flops=_peaks(f8=4500, bf16=2250, tf32=1100, f32=75, f4e2m1fn=9000),
+        source="NVIDIA HGX B200 datasheet, per GPU (an eighth of the board), dense (half of the sparse figure)",
+    ),
+)  # fmt: skip
+
+
+def attached_gpu() -> tuple[str, tuple[int, int]] | None:
+    """(device name, compute capability) of the first GPU that CUDA 13 can use here, or None. Asks the driver alone."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version, device, major, minor = (ctypes.c_int() for _ in range(4))
+    name = ctypes.create_string_buffer(256)
+    calls = (
+        lambda: cuda.cuInit(0),
+        lambda: cuda.cuDriverGetVersion(ctypes.byref(version)),
+        lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
+        lambda: cuda.cuDeviceGetName(name, 256, device),
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device),  # COMPUTE_CAPABILITY_MAJOR
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device),  # COMPUTE_CAPABILITY_MINOR
+    )
+    if any(call() != 0 for call in calls) or version.value < 13000:
+        return None
+    return name.value.decode(), (major.value, minor.value)
+
+
+class UnknownTarget(KeyError):
+    """No such chip, or no GPU attached for "local"."""
+
+    def __str__(self):
+        return self.args[0]  # KeyError would show the repr, quotes escaped
+
+
+class _Targets(dict):
+    """Chips by name. `TARGETS["local"]` is the attached GPU, looked up when asked for."""
+
+    def __missing__(self, name):
+        if name != "local":
+            near = difflib.get_close_matches(str(name).upper(), self, n=1, cutoff=0.4)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UnknownTarget(f'unknown chip {name!r}; known are {", ".join(self)} and "local".{hint}')
+        gpu = attached_gpu()
+        if gpu is None:
+            raise UnknownTarget('target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and '
+                                f'none was found; name a chip to compile for without it: {", ".join(self)}.')  # fmt: skip
+        device, capability = gpu
+        match = [t for t in self.values() if t.name in device.replace("-", " ").split()]
+        match = [t for t in match if t.compute_capability == capability]
+        if not match:
+            raise UnknownTarget(f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), "
+                                f"whose peak rates are not recorded here; recorded are {', '.join(self)}.")  # fmt: skip
+        return dataclasses.replace(match[0], name="local", device=device)
+
+
+TARGETS: Mapping[str, Target] = _Targets({chip.name: chip for chip in _CHIPS})
