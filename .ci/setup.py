@@ -1,0 +1,129 @@
+"""Set up the project inside this checkout: uv in .tools/, every locked package in .venv/. Needs only a python3.
+
+`make` runs it before each target; on Windows run `py .ci\\setup.py` yourself. With everything in place it takes
+a fraction of a second. Written for any python3 from 3.8 on: it runs before the project's own Python is there.
+"""
+import ctypes
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+UV = "0.13.8"  # one version for everybody: uv.lock is written and read alike
+# Only for a python3 without pip, to install uv with.
+PIP = ("https://files.pythonhosted.org/packages/c9/bc/b7db44f5f39f9d0494071bddae6880eb645970366d0a200022a1a93d57f5/"
+       "pip-25.0.1-py3-none-any.whl")
+PIP_SHA256 = "c46efd13b6aa8279f33f2864459c8ce587ea6a1a59ee20de055868d8f7688f7f"
+LAB_SETTINGS = {
+    # A double click opens either half of a chapter's pair as a notebook.
+    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook"}},
+    # No question about news in front of the first chapter, and no request off the machine.
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / ".tools"
+BIN, EXE = ("Scripts", ".exe") if os.name == "nt" else ("bin", "")
+
+
+def uv_path():
+    """Path of this checkout's own uv, installed on first use."""
+    uv, stamp = TOOLS / BIN / ("uv" + EXE), TOOLS / ("uv-" + UV)
+    if not (uv.exists() and stamp.exists()):
+        print("Installing uv " + UV + " into .tools/", flush=True)
+        install_uv()
+        stamp.touch()
+    return str(uv)
+
+
+def install_uv():
+    try:
+        import venv  # noqa: F401
+    except ImportError:
+        raise SystemExit("This python3 has no venv module. Debian and Ubuntu: sudo apt install python3-venv")
+    create = [sys.executable, "-m", "venv", "--clear", str(TOOLS)]
+    # A fresh Debian or Ubuntu python3 cannot put pip into a venv: its ensurepip is in python3-venv.
+    has_pip = subprocess.run(create, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    if not has_pip:
+        subprocess.run(create + ["--without-pip"], check=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        pip = ["-m", "pip"] if has_pip else [str(download_pip(Path(scratch)) / "pip")]
+        subprocess.run([str(TOOLS / BIN / ("python" + EXE))] + pip + [
+            "install", "--quiet", "--disable-pip-version-check", "uv==" + UV], check=True,
+            env=dict(os.environ, PIP_USER="0"))
+
+
+def download_pip(folder):
+    """Path of a pip wheel, which Python runs as it is."""
+    try:
+        with urllib.request.urlopen(PIP) as answer:
+            wheel = answer.read()
+    except OSError as error:
+        raise SystemExit("This python3 has no pip, and pip could not be downloaded (%s). Debian and Ubuntu: "
+                         "sudo apt install python3-venv" % error)
+    if hashlib.sha256(wheel).hexdigest() != PIP_SHA256:
+        raise SystemExit("pip arrived damaged: run the command again")
+    path = folder / PIP.rsplit("/", 1)[1]
+    path.write_bytes(wheel)
+    return path
+
+
+def cuda_driver():
+    """Newest CUDA the NVIDIA driver here can run, as (major, minor), or None where no GPU can be used."""
+    # /proc/driver/nvidia also shows in containers without access to the GPU: ask the driver library itself.
+    for name in ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"):
+        try:
+            cuda = ctypes.CDLL(name)
+        except OSError:
+            continue
+        version, devices = ctypes.c_int(), ctypes.c_int()
+        if (cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(devices)) == 0 and devices.value
+                and cuda.cuDriverGetVersion(ctypes.byref(version)) == 0):
+            return version.value // 1000, version.value % 1000 // 10
+    return None
+
+
+def extras(driver):
+    """uv's arguments for the machine's driver: CUDA's libraries are several GB, for GPU machines only."""
+    if driver is None:
+        return []
+    if driver < (13, 0):
+        print("The NVIDIA driver here runs CUDA %d.%d; the GPU packages need CUDA 13 (driver 580 or newer). Going on "
+              "without the GPU: compiling for Hopper needs none." % driver)
+        return []
+    return ["--extra", "gpu"]
+
+
+def python_choice(uv, env):
+    """3.12 as .python-version says; where the machine has only 3.13, that, rather than downloading another."""
+    for version in ("3.12", "3.13"):
+        found = subprocess.run([uv, "python", "find", "--no-python-downloads", "--system", version], cwd=str(ROOT),
+                               env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if found.returncode == 0:
+            return ["--python", version]
+    return []
+
+
+def main():
+    # The machine's own certificates: company networks have theirs, which uv's built-in ones do not include.
+    env = dict(os.environ, UV_SYSTEM_CERTS="1")
+    env.pop("VIRTUAL_ENV", None)  # an environment active in the shell is not this project's
+    uv = uv_path()
+    sync = [uv, "sync", "--locked"] + python_choice(uv, env) + extras(cuda_driver())
+    if subprocess.run(sync + ["--check", "--quiet"], cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL,
+                      stderr=subprocess.DEVNULL).returncode:
+        code = subprocess.run(sync, cwd=str(ROOT), env=env).returncode
+        if code:
+            return code
+    # Into .venv, where JupyterLab looks for defaults; a reader's own settings stay theirs.
+    settings = ROOT / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps(LAB_SETTINGS, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+# One command each; needs git, make and python3. Everything is installed inside this checkout.
+PYTHON := .venv/bin/python
+# A pyenv python3 refuses to start where it lacks the version in .python-version: then take the system's own.
+SETUP = @for p in python3 /usr/bin/python3; do $$p -c '' 2>/dev/null && exec $$p .ci/setup.py; done; \
+	echo "No python3 found: install one (any version from 3.8 on)" >&2; exit 1
+# uv uses the machine's own certificates: company networks have theirs.
+export UV_SYSTEM_CERTS := 1
+# Kernels and tests run in .venv, whichever environment the shell has active.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+# Jupyter asks root for a flag; without a screen, a text browser must not take over the terminal.
+ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
+BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
+FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
+
+.PHONY: help setup lab test check refresh site bench clean
+
+help:     ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | while read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
+
+setup:    ## install everything into this checkout (the other targets do it too)
+	$(SETUP)
+
+lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 9000")
+	$(PYTHON) -m jupyterlab $(ROOT_FLAG) $(BROWSER_FLAG) --LabApp.default_url=$(FIRST_PAGE) $(ARGS)
+
+test: setup     ## run every test: helpers, chapters and their outputs, site, JupyterLab, oldest JAX
+	$(PYTHON) -m pytest $(ARGS)
+
+check: setup    ## re-run the chapters and compare their outputs with the committed ones (NB="01 03" for some)
+	$(PYTHON) tests/outputs.py check $(NB)
+
+refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"; FROM=md or ipynb)
+	$(PYTHON) tests/outputs.py refresh $(if $(FROM),--from $(FROM)) $(NB)
+
+site: setup     ## build the chapters as a web site in _build/
+	$(PYTHON) .site/build.py
+
+bench: setup    ## time the HLO parser beside XLA's own
+	$(PYTHON) tests/bench_hlo.py
+
+clean:    ## remove everything the other targets made
+	rm -rf .tools .venv .venv-* _build .pytest_cache
+	find helpers notebooks tests .site -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

@@ -1,0 +1,422 @@
+"""Keep the chapters' outputs true: `check` compares them with a fresh run, `refresh` rewrites them.
+
+A chapter is a Jupytext pair: the .ipynb holds the outputs, the .md (MyST) the same cells without them.
+Rules that need no run are in `static_problems`, what must agree between two runs in `compare`.
+"""
+import argparse
+import base64
+import copy
+import dataclasses
+import difflib
+import getpass
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import jupytext
+import nbformat
+import numpy as np
+from matplotlib.image import imread
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "notebooks"
+VOLATILE = "volatile-output"  # tag of a cell whose output may differ from run to run
+MAX_VOLATILE = 2  # a chapter
+CELL_SECONDS = 300  # longest a cell may run
+PIXEL_TOLERANCE = 8 / 255  # last-bit differences of plotted numbers move antialiased pixels by less than this
+METADATA = {  # all that a notebook records of where it was made: nothing of the machine
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python",
+                      "pygments_lexer": "ipython3"},
+    "jupytext": {"formats": "ipynb,md:myst"},
+}
+CELL_METADATA = {"tags", "jupyter"}  # "jupyter" folds a cell's source away
+ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
+MACHINE = [
+    ("an absolute path", re.compile(r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+")),
+    ("an absolute path", re.compile(r"\b[A-Z]:\\\w+")),
+    ("a date", re.compile(r"\b20\d\d-[01]\d-[0-3]\dT?\b")),
+    ("a time of day", re.compile(r"\b[0-2]\d:[0-5]\d:[0-5]\d\b")),
+]
+
+
+class Refused(Exception):
+    """The command cannot be carried out; the message says why and what to do."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What a check found: a line a chapter, the volatile cells, why no outputs were compared, the problems."""
+    lines: list[str] = dataclasses.field(default_factory=list)
+    volatile: list[str] = dataclasses.field(default_factory=list)
+    not_compared: str | None = None
+    problems: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        count = len(self.volatile)
+        found = sum(map(len, self.problems.values()))
+        return "\n".join([
+            *self.lines,
+            f"{count} volatile cell{'s' * (count != 1)} (run, not compared): {', '.join(self.volatile) or 'none'}",
+            f"no outputs were compared: {self.not_compared}" if self.not_compared
+            else "outputs compared with a fresh run, character by character",
+            *(f"\n{name}: {problem}" for name, problems in self.problems.items() for problem in problems),
+            f"\n{found} problems" if found else "no problems",
+        ])
+
+
+# What a notebook holds -----------------------------------------------------------------------------------------------
+
+def text_of(value) -> str:
+    return "".join(value) if isinstance(value, list) else value
+
+
+def tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def describe(number: int, cell) -> str:
+    first = cell.source.strip().splitlines()[:1]
+    return f"cell {number} ({first[0][:60] if first else 'empty'})"
+
+
+def cells_of(notebook) -> list[tuple]:
+    """What both halves of a pair must agree on."""
+    return [(c.cell_type, c.source.rstrip(), tags(c), c.metadata.get("jupyter", {})) for c in notebook.cells]
+
+
+def canonical_widgets(notebook):
+    """A copy whose widget ids, random in every run, are numbered in order of creation."""
+    state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
+    views = [output.data["application/vnd.jupyter.widget-view+json"]["model_id"]
+             for cell in notebook.cells for output in cell.get("outputs", [])
+             if "application/vnd.jupyter.widget-view+json" in output.get("data", {})]
+    text = nbformat.writes(notebook)
+    for number, model in enumerate(dict.fromkeys([*state, *views])):
+        text = text.replace(model, hashlib.sha256(b"%d" % number).hexdigest()[:32])
+    return nbformat.reads(text, as_version=4)
+
+
+def normal_outputs(outputs) -> list[tuple[str, object]]:
+    """Outputs as (what, content): streams joined, memory addresses masked, pictures as pixels."""
+    result = []
+    for output in outputs:
+        if output.output_type == "stream":
+            if result and result[-1][0] == output.name:
+                result[-1] = output.name, result[-1][1] + text_of(output.text)
+            else:
+                result.append((output.name, text_of(output.text)))
+        elif output.output_type == "error":
+            result.append(("error", f"{output.ename}: {output.evalue}"))
+        else:
+            for mime, content in sorted(output.data.items()):
+                if mime in ("image/png", "image/jpeg"):
+                    content = imread(io.BytesIO(base64.b64decode(text_of(content))), mime.removeprefix("image/"))
+                elif mime.endswith("json"):
+                    content = json.dumps(content, indent=1, sort_keys=True)
+                result.append((f"{output.output_type} {mime}", content if isinstance(content, np.ndarray)
+                               else text_of(content)))
+    return [(what, ADDRESS.sub("0x", content) if isinstance(content, str) else content) for what, content in result]
+
+
+# What must hold -------------------------------------------------------------------------------------------------------
+
+def difference(committed: list[tuple], fresh: list[tuple]) -> str | None:
+    """How two cells' normal outputs differ, or None."""
+    if [what for what, _ in committed] != [what for what, _ in fresh]:
+        return f"committed {[what for what, _ in committed]}, fresh {[what for what, _ in fresh]}"
+    for (what, old), (_, new) in zip(committed, fresh):
+        if isinstance(old, str):
+            if old != new:
+                lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "fresh", n=1, lineterm="")
+                return f"{what}\n" + ("\n".join(line for line, _ in zip(lines, range(40))) or "line ends differ")
+        elif old.shape != new.shape:
+            return f"{what}: size {old.shape} committed, {new.shape} fresh"
+        elif (apart := np.abs(old.astype(float) - new).max()) > PIXEL_TOLERANCE:
+            changed = (np.abs(old.astype(float) - new) > PIXEL_TOLERANCE).any(axis=-1).mean()
+            return f"{what}: {changed:.2%} of the pixels differ, by up to {apart:.0%}"
+    return None
+
+
+def compare(committed, fresh) -> list[str]:
+    """Problems: every way in which the outputs of a committed notebook differ from those of a fresh run."""
+    problems = []
+    if len(committed.cells) != len(fresh.cells):
+        return [f"{len(committed.cells)} cells committed, {len(fresh.cells)} in the fresh run"]
+    committed, fresh = canonical_widgets(committed), canonical_widgets(fresh)
+    for number, (old, new) in enumerate(zip(committed.cells, fresh.cells), 1):
+        if old.cell_type == "code" and VOLATILE not in tags(old):
+            apart = difference(normal_outputs(old.outputs), normal_outputs(new.outputs))
+            if apart:
+                problems.append(f"{describe(number, old)}: the output differs from a fresh run: {apart}")
+    widgets = [json.dumps(n.metadata.get("widgets", {}), sort_keys=True) for n in (committed, fresh)]
+    if widgets[0] != widgets[1]:
+        problems.append("the stored state of the widgets differs from a fresh run")
+    return problems
+
+
+def pair_problems(notebook, twin) -> list[str]:
+    """Problems: every way in which the .ipynb and its .md differ."""
+    problems = [f"the .ipynb and the .md disagree on {key}" for key in ("kernelspec", "jupytext.formats")
+                if lookup(notebook.metadata, key) != lookup(twin.metadata, key)]
+    old, new = cells_of(notebook), cells_of(twin)
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, [*map(repr, old)], [*map(repr, new)], False).get_opcodes():
+        if kind != "equal":
+            where = f"cell {i + 1}" if i < len(old) else "the end"
+            problems.append(f"the .ipynb and the .md differ at {where}: {old[i:j]} against {new[k:m]}")
+    return problems
+
+
+def lookup(metadata, dotted: str):
+    for key in dotted.split("."):
+        metadata = metadata.get(key, {})
+    return metadata
+
+
+def static_problems(notebook) -> list[str]:
+    """Problems of a committed .ipynb that show without a run."""
+    problems = []
+    for key, value in METADATA.items():
+        if {k: v for k, v in notebook.metadata.get(key, {}).items() if k != "text_representation"} != value:
+            problems.append(f"metadata {key} is not {value}")
+    if extra := set(notebook.metadata) - {*METADATA, "widgets"}:
+        problems.append(f"metadata {sorted(extra)} does not belong in a notebook")
+    code = [(number, cell) for number, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
+    for count, (number, cell) in enumerate(code, 1):
+        where = describe(number, cell)
+        if cell.execution_count != count:
+            problems.append(f"{where}: execution count {cell.execution_count}, expected {count}: run from top to bottom")
+        for output in cell.outputs:
+            if output.get("execution_count", count) != count:
+                problems.append(f"{where}: its output counts {output.execution_count}, expected {count}")
+            if output.output_type == "error" and "raises-exception" not in tags(cell):
+                problems.append(f"{where}: ended in {output.ename}")
+            if output.get("name") == "stderr":
+                problems.append(f"{where}: writes to stderr: {text_of(output.text)[:200]}")
+            problems += [f"{where}: its output holds {what}: {found}" for what, found in machine_traces(output)]
+    for number, cell in enumerate(notebook.cells, 1):
+        if extra := set(cell.metadata) - CELL_METADATA:
+            problems.append(f"{describe(number, cell)}: metadata {sorted(extra)} does not belong in a cell")
+    volatile = sum(VOLATILE in tags(cell) for _, cell in code)
+    if volatile > MAX_VOLATILE:
+        problems.append(f"{volatile} cells are tagged {VOLATILE}; at most {MAX_VOLATILE} may be")
+    return [*problems, *("run `make refresh`" for _ in problems[:1])]
+
+
+def machine_traces(output) -> list[tuple[str, str]]:
+    """Places where an output tells of the machine it was made on, as (what, text found)."""
+    data = {key: value for key, value in output.get("data", {}).items() if not key.startswith("image/")}
+    text = "\n".join([text_of(output.get("text", "")), *output.get("traceback", []),
+                      *(text_of(v) if isinstance(v, (str, list)) else json.dumps(v) for v in data.values())])
+    found = [(what, match[0]) for what, pattern in MACHINE if (match := pattern.search(text))]
+    names = [("the host's name", socket.gethostname()), ("the user's name", getpass.getuser())]
+    return found + [(what, name) for what, name in names if len(name) > 4 and name not in ("localhost", "runner")
+                    and re.search(rf"\b{re.escape(name)}\b", text)]
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+def run_environment(scratch: Path) -> dict[str, str]:
+    """The caller's environment without what changes outputs: settings of JAX, Python, terminals, IPython, matplotlib."""
+    drop = ("JAX_", "XLA_", "TF_", "PYTEST_", "PYTHON", "MPL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "JAX_PLATFORMS"}
+    return kept | {"IPYTHONDIR": str(scratch / "ipython"), "JUPYTER_PREFER_ENV_PATH": "1",
+                   # kept between runs: building the font cache takes seconds
+                   "MPLCONFIGDIR": str(Path(sys.prefix) / "matplotlib-config")}
+
+
+def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
+    """Each chapter run once under nbmake, in a copy of its folder: name to (notebook, seconds, failure)."""
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        shutil.copytree(paths[0].parent, scratch / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+        for neighbour in ("img",):
+            if (ROOT / neighbour).exists():
+                (scratch / neighbour).symlink_to(ROOT / neighbour)
+        copies = [scratch / "notebooks" / path.name for path in paths]
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}",
+             "--nbmake-kernel=python3", "--junitxml=result.xml", f"--rootdir={scratch}", "-p", "no:cacheprovider", "-q",
+             *map(str, copies)],
+            cwd=scratch, env=run_environment(scratch), stdin=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if not (scratch / "result.xml").exists():
+            raise Refused(f"nbmake did not start:\n{run.stdout}")
+        cases = {case.get("name"): case for case in ElementTree.parse(scratch / "result.xml").iter("testcase")}
+        if missing := {path.name for path in copies} - set(cases):
+            raise Refused(f"nbmake did not run {sorted(missing)}:\n{run.stdout}")
+        return {path.stem: (nbformat.read(path, 4), float(cases[path.name].get("time")),
+                            next((text_of(bad.text or bad.get("message") or "failed") for bad in cases[path.name]
+                                  if bad.tag in ("failure", "error")), None))
+                for path in copies}
+
+
+def why_not_compared() -> str | None:
+    """Why fresh outputs may rightly differ here from the committed ones, or None where they must not."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return f"they were made on linux x86_64, this is {sys.platform} {platform.machine()}"
+    locked: dict[str, set[str]] = {}
+    for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]:
+        locked.setdefault(package["name"], set()).add(package.get("version", ""))
+    for name, versions in sorted(locked.items()):
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform, or of the extra for GPUs
+        if installed not in versions:
+            return f"{name} {installed} is installed, uv.lock has {' and '.join(sorted(versions))}"
+    backend = subprocess.run([sys.executable, "-c", "import helpers, jax; print(jax.default_backend())"], cwd=ROOT,
+                             capture_output=True, text=True)
+    if backend.returncode:
+        raise Refused(f"JAX does not start:\n{backend.stderr}")
+    return None if backend.stdout.split()[-1] == "cpu" else "a GPU is attached, and its results are its own"
+
+
+def needs_hopper_compile(notebook) -> bool:
+    return any("aot_compile" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+
+
+def check(paths: list[Path]) -> Report:
+    """Run the chapters and hold their committed outputs and pairs against what came out."""
+    for path in paths:
+        for half in (path, path.with_suffix(".md")):
+            if not half.exists():
+                raise Refused(f"{half.name} is missing: `make refresh` writes both halves of a pair")
+    report = Report(not_compared=why_not_compared())
+    committed = {path.stem: nbformat.read(path, 4) for path in paths}
+    for path in paths:
+        report.problems[path.stem] = static_problems(committed[path.stem]) + pair_problems(
+            committed[path.stem], jupytext.read(path.with_suffix(".md")))
+    # XLA's CUDA compiler comes for Linux only: elsewhere the chapters that compile for Hopper cannot run.
+    runnable = [p for p in paths if sys.platform == "linux" or not needs_hopper_compile(committed[p.stem])]
+    results = fresh_run(runnable) if runnable else {}
+    for name, notebook in committed.items():
+        report.volatile += [f"{name} {describe(number, cell)}" for number, cell in enumerate(notebook.cells, 1)
+                            if cell.cell_type == "code" and VOLATILE in tags(cell)]
+        if name not in results:
+            report.lines.append(f"{name:24} not run: it compiles for Hopper, which needs Linux")
+            continue
+        fresh, seconds, failure = results[name]
+        report.lines.append(f"{name:24}{len(notebook.cells):4} cells {seconds:6.1f} s")
+        if failure:
+            report.problems[name].append(f"fails when run:\n{failure}")
+        else:
+            report.problems[name] += [f"when run: {problem}" for problem in stderr_problems(fresh)]
+            if not report.not_compared:
+                report.problems[name] += compare(notebook, fresh)
+    report.lines.append(f"{'together':24}{'':11}{sum(seconds for _, seconds, _ in results.values()):6.1f} s")
+    return report
+
+
+def stderr_problems(fresh) -> list[str]:
+    return [f"{describe(number, cell)} writes to stderr: {text_of(output.text)[:200]}"
+            for number, cell in enumerate(fresh.cells, 1) for output in cell.get("outputs", [])
+            if output.get("name") == "stderr"]
+
+
+# Refreshing -----------------------------------------------------------------------------------------------------------
+
+def edited_side(path: Path) -> str:
+    """"md" or "ipynb": the half of a pair that its author edited."""
+    halves = {"ipynb": path, "md": path.with_suffix(".md")}
+    present = {side: cells_of(jupytext.read(half)) for side, half in halves.items() if half.exists()}
+    if len(present) == 1 or present["md"] == present["ipynb"]:
+        return next(iter(present))
+    changed = [side for side, half in halves.items() if present[side] != committed_cells(half)]
+    if len(changed) != 1:
+        raise Refused(f"{path.stem}: the .ipynb and the .md differ, and {'both' if changed else 'neither'} changed "
+                      f"since the last commit: say which to take, --from md or --from ipynb (make: FROM=md)")
+    return changed[0]
+
+
+def committed_cells(path: Path) -> list[tuple] | None:
+    shown = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, text=True)
+    return cells_of(jupytext.reads(shown.stdout, fmt=path.suffix[1:])) if shown.returncode == 0 else None
+
+
+def normalise(notebook):
+    """The notebook with nothing in it that a second run, or another machine, would write differently."""
+    notebook = canonical_widgets(notebook)
+    widgets = notebook.metadata.get("widgets")
+    notebook.metadata = nbformat.from_dict(copy.deepcopy(METADATA) | ({"widgets": widgets} if widgets else {}))
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    seen: dict[str, int] = {}
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in CELL_METADATA})
+        cell.source = cell.source.rstrip()
+        seen[cell.source] = seen.get(cell.source, 0) + 1
+        cell.id = hashlib.sha256(f"{seen[cell.source]} {cell.source}".encode()).hexdigest()[:8]
+    return notebook
+
+
+def refresh(path: Path, side: str | None = None) -> bool:
+    """Run a chapter and write both halves of its pair. True where something changed; a failing run writes nothing."""
+    notebook = jupytext.read(path.with_suffix("." + (side or edited_side(path))))
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    notebook.metadata.pop("widgets", None)
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False,
+                       resources={"metadata": {"path": str(path.parent)}}).execute(env=run_environment(Path(folder)))
+    notebook = normalise(notebook)
+    # The .md names no Jupytext version, so that an update of Jupytext changes no file.
+    twin = re.sub(r"\n +jupytext_version: .*", "", jupytext.writes(notebook, fmt="md:myst"), count=1)
+    changed = False
+    for half, text in ((path, nbformat.writes(notebook) + "\n"), (path.with_suffix(".md"), twin)):
+        if not half.exists() or half.read_text() != text:
+            half.write_text(text)
+            changed = True
+    return changed
+
+
+# The command line -----------------------------------------------------------------------------------------------------
+
+def find(names: list[str], folder: Path) -> list[Path]:
+    """The chapters whose names begin with one of `names`; all of them for none."""
+    chapters = sorted({path.with_suffix(".ipynb") for end in ("ipynb", "md") for path in folder.glob(f"[0-9]*_*.{end}")})
+    for name in names:
+        if not any(path.stem.startswith(name) for path in chapters):
+            raise Refused(f"no chapter begins with {name!r}; there are {', '.join(path.stem for path in chapters)}")
+    return [path for path in chapters if not names or path.stem.startswith(tuple(names))]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["check", "refresh"])
+    parser.add_argument("chapters", nargs="*", help="beginnings of names, such as 03; all without")
+    parser.add_argument("--from", dest="side", choices=["md", "ipynb"], help="the half to refresh from")
+    parser.add_argument("--folder", type=Path, default=NOTEBOOKS, help=argparse.SUPPRESS)  # for the tests
+    options = parser.parse_args(arguments)
+    try:
+        paths = find(options.chapters, options.folder)
+        if options.command == "refresh":
+            if reason := why_not_compared():
+                raise Refused(f"outputs refreshed here would differ from everybody else's: {reason}")
+            for path in paths:
+                print(f"{path.stem}: {'rewritten' if refresh(path, options.side) else 'unchanged'}", flush=True)
+            return 0
+        report = check(paths)
+    except (Refused, CellExecutionError, CellTimeoutError) as reason:
+        print(reason, file=sys.stderr)
+        return 2
+    print(report)
+    return int(any(report.problems.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
