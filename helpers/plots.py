@@ -1,0 +1,176 @@
+"""Figures for the chapters. Each function returns a Figure of its own, outside pyplot's global state: nothing to show
+or close. White paper and dark ink, so that a figure reads the same in a light and in a dark page."""
+from collections.abc import Mapping, Sequence
+import io
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+import numpy as np
+
+from helpers.formats import code_values, describe
+
+# Okabe and Ito's colours, distinguishable with the common colour-vision deficiencies: https://jfly.uni-koeln.de/color/
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")  # colour is never the only difference between two lines
+STYLE = {"font.size": 10, "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True, "axes.spines.top": False,
+         "axes.spines.right": False, "figure.facecolor": "white"}
+
+
+class Picture(Figure):
+    """A matplotlib Figure with alternative text, `alt`, shown by Jupyter with or without pyplot in the kernel. The text
+    goes into the PNG's metadata (nbconvert) and in place of `<Figure size ...>` as the plain-text form (MyST)."""
+    alt = ""
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        png = io.BytesIO()
+        self.savefig(png, format="png", dpi=120, metadata={"Software": None})  # no version number in the outputs
+        return {"image/png": png.getvalue(), "text/plain": self.alt}, {"image/png": {"alt": self.alt}}
+
+
+def _axes(width: float, height: float, alt: str, ratios: Sequence[float] = (1,)):
+    """A new Picture and its axes: one, or an array of rows in the height ratios given, sharing x."""
+    with mpl.rc_context(STYLE):
+        figure = Picture(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(len(ratios), sharex=True, height_ratios=ratios)
+    figure.alt = alt
+    return figure, axes
+
+
+def plot_codes(dtype) -> Picture:
+    """Every code of a format as a map: high bits down, low bits across, coloured by sign and magnitude."""
+    f, values = describe(dtype), code_values(dtype)
+    columns = 2 ** ((f.bits + 1) // 2)
+    grid, big = values.reshape(-1, columns), f.bits == 8
+    rows = len(grid)
+    if f.bits > 8:
+        raise ValueError(f"plot_codes({f.name}): {len(values)} codes do not fit a map; 8 bits or fewer do")
+    figure, axes = _axes(10 if big else 6, 6.6 if big else 0.45 * rows + 1.5, (
+        f"Map of the {len(values)} codes of {f.name}: positive values in the upper half, negative below, magnitude "
+        f"doubling every {2**f.mantissa_bits} codes up to {f.max:g}; {f.nan_codes} codes are NaN, {f.inf_codes} inf."
+        if f.signed else f"Map of the {len(values)} codes of {f.name}: powers of two from {f.min:.3g} to {f.max:.3g}."))
+    finite = np.isfinite(grid) & (grid != 0)
+    depth = np.full(grid.shape, np.nan)  # 0.25 ... 1 by binade, with the sign of the value
+    exponents = np.log2(np.abs(grid[finite]))
+    depth[finite] = np.sign(grid[finite]) * (0.25 + 0.75 * (exponents - exponents.min()) / np.ptp(exponents))
+    axes.imshow(np.ma.masked_invalid(depth), cmap="PuOr_r", vmin=-1.25, vmax=1.25, aspect="auto")
+    papers = {"NaN": "black", "inf": "#555555", "0": "white"}
+    for (row, column), value in np.ndenumerate(grid):
+        kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "0" if value == 0 else ""
+        subnormal = not kind and abs(value) < f.smallest_normal
+        text = f"{value:.10g}" if len(f"{value:.10g}") <= 6 else f"{value:.3g}".replace("e-0", "e-")
+        dark = kind in ("NaN", "inf") or abs(depth[row, column]) > 0.8
+        if kind:
+            axes.add_patch(mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, color=papers[kind]))
+        axes.text(column, row, text.replace("nan", "NaN"), ha="center", va="center", color="white" if dark else "black",
+                  style="italic" if subnormal else "normal", weight="bold" if kind or subnormal else "normal",
+                  fontsize=9 if not big else 7 if len(text) < 9 else 6.4)
+    axes.set_xticks(range(columns), [f"_{c:X}" if big else f"+{c}" for c in range(columns)])
+    axes.set_yticks(range(rows), [f"0x{r:X}_" if big else f"0x{r * columns:02X}" for r in range(rows)])
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.grid(False)
+    axes.set(xlabel="low bits of the code (hex)", ylabel="high bits (hex)",
+             title=f.name + (": orange positive, purple negative, bold italic subnormal" if f.signed else ""))
+    return figure
+
+
+def plot_number_line(dtypes: Sequence, limit: float = 8.0) -> Picture:
+    """The representable numbers between 0 and `limit`, a row a format; subnormals are drawn shorter."""
+    formats = [describe(d) for d in dtypes]
+    figure, axes = _axes(9, 0.55 * len(formats) + 1.1, f"Representable numbers from 0 to {limit:g} as ticks, a row "
+                         f"each for {', '.join(f.label for f in formats)}: the gap doubles at powers of two.")
+    for row, f in enumerate(formats):
+        values = code_values(f.dtype)
+        values = np.unique(values[np.isfinite(values) & (values >= 0) & (values <= limit)])
+        heights = np.where(values < f.smallest_normal, 0.2, 0.36)
+        axes.vlines(values, row - heights, row + heights, color=PALETTE[row % len(PALETTE)], linewidth=1.2)
+    axes.set_yticks(range(len(formats)), [f.label for f in formats])
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.set(xlim=(-0.01 * limit, 1.01 * limit), xlabel="value")
+    return figure
+
+
+def plot_relative_error(dtypes: Sequence, low: int = -28, high: int = 20) -> Picture:
+    """Worst relative rounding error, saturating, in each binade from 2**low to 2**high; log-log."""
+    formats = [describe(d) for d in dtypes]
+    figure, axes = _axes(9, 4.2, "Worst relative rounding error against magnitude for "
+                         + ", ".join(f"{f.label} (about 2^-{f.mantissa_bits + 1} from {f.smallest_normal:.2g} to "
+                                     f"{f.max:.3g})" for f in formats) + "; outside its range each curve climbs to 1.")
+    binades = 2.0 ** np.arange(low, high)
+    x = binades[:, None] * (1 + np.arange(4096) / 4096)  # holds the midpoints of up to 11 mantissa bits
+    for i, f in enumerate(formats):
+        rounded = np.clip(x, f.min, f.max).astype(f.dtype).astype(np.float64)
+        axes.step(binades, np.max(np.abs(rounded - x) / x, axis=1), STYLES[i % 4], color=PALETTE[i % 7],
+                  where="post", label=f.label, linewidth=1.8)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set(ylim=(2.0**-12, 2), xlabel="magnitude |x|", ylabel="worst |x - rounded x| / |x| in a binade")
+    axes.legend(frameon=False, ncols=len(formats), loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Picture:
+    """Magnitudes of tensors in binades (zeros left out) above the ranges of formats (thin where subnormal)."""
+    formats = [describe(d) for d in dtypes]
+    figure, (top, bottom) = _axes(9, 4.6, (
+        f"Histogram of log2 magnitude for {', '.join(tensors)}, above bars for the ranges of "
+        + ", ".join(f"{f.label} ({f.smallest_subnormal:.2g} to {f.max:.3g})" for f in formats) + "."),
+        ratios=(3, 0.35 * len(formats) + 0.2))
+    logs = {name: np.log2(np.abs(t[t != 0])) for name, t in
+            ((name, np.asarray(t).astype(np.float64)) for name, t in tensors.items())}
+    bins = np.arange(np.floor(min(v.min() for v in logs.values())), np.ceil(max(v.max() for v in logs.values())) + 1)
+    for i, (name, values) in enumerate(logs.items()):
+        top.hist(values, bins, weights=np.full(len(values), 100 / len(values)), histtype="step", linewidth=2,
+                 linestyle=STYLES[i % 4], color=PALETTE[i % 7], label=name)
+    for row, f in enumerate(formats):
+        low, normal, high = np.log2([f.smallest_subnormal, f.smallest_normal, f.max])
+        bottom.barh(row, high - normal, left=normal, height=0.6, color="#555555")
+        bottom.barh(row, normal - low, left=low, height=0.2, color="#555555")
+    bottom.set_yticks(range(len(formats)), [f.label for f in formats])
+    bottom.invert_yaxis()
+    top.set(ylabel="share of values (%)")
+    bottom.set(xlabel="log2 |value|")
+    top.legend(frameon=False)
+    return figure
+
+
+def plot_snr(scales, curves: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Picture:
+    """Signal-to-noise ratio in dB against the scale, a line per curve; `marks` draws labelled scales."""
+    figure, axes = _axes(9, 3.8, "Signal-to-noise ratio in dB against scale: " + "; ".join(
+        f"{name} peaks at {max(v for v in curve if np.isfinite(v)):.1f} dB" for name, curve in curves.items()) + ".")
+    for i, (name, curve) in enumerate(curves.items()):
+        axes.plot(scales, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
+    for name, scale in (marks or {}).items():
+        axes.axvline(scale, color="#777777", linewidth=1)
+        axes.annotate(name, (scale, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
+                      textcoords="offset points", fontsize=9)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="scale (x is divided by it before rounding)", ylabel="signal-to-noise ratio (dB)")
+    axes.legend(frameon=False)
+    return figure
+
+
+def plot_roofline(points: Mapping[str, tuple[float, float]], peak_flops: float | Mapping[str, float],
+                  bandwidth: float, title: str = "") -> Picture:
+    """A roofline: `points` maps a label to (FLOPs, bytes moved); `peak_flops` in FLOP/s, one number or one a number
+    format; `bandwidth` in byte/s. Each point sits on the highest roof, at what the roofline allows: an estimate.
+    """
+    peaks = peak_flops if isinstance(peak_flops, Mapping) else {"peak": peak_flops}
+    top, ridge = max(peaks.values()), max(peaks.values()) / bandwidth
+    intensity = {name: flops / moved for name, (flops, moved) in points.items()}
+    bound = {name: min(top, x * bandwidth) for name, x in intensity.items()}
+    figure, axes = _axes(8, 4.2, "Roofline, FLOP/s against FLOP per byte: " + "; ".join(
+        f"{name} at {intensity[name]:.3g} FLOP/byte may reach {bound[name] / 1e12:.3g} TFLOP/s" for name in points))
+    x = np.geomspace(min([*intensity.values(), ridge]) / 4, max([*intensity.values(), ridge]) * 4, 200)
+    for i, (name, peak) in enumerate(peaks.items()):
+        axes.plot(x, np.minimum(peak, x * bandwidth) / 1e12, STYLES[i % 4], color="#555555", linewidth=1.8)
+        axes.annotate(f"{name}: {peak / 1e12:.4g} TFLOP/s", (x[-1], peak / 1e12), ha="right", xytext=(0, 4),
+                      textcoords="offset points", fontsize=9)
+    for i, name in enumerate(points):
+        axes.plot(intensity[name], bound[name] / 1e12, marker="os^Dv"[i % 5], color=PALETTE[i % 7], markersize=9,
+                  linestyle="none", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set(yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)", ylabel="attainable TFLOP/s (estimate)",
+             title=title or f"{bandwidth / 1e12:.3g} TB/s")
+    axes.legend(frameon=False, loc="lower right")
+    return figure

@@ -1,0 +1,61 @@
+import sys
+
+import numpy as np
+import pytest
+from IPython.core.formatters import DisplayFormatter
+from matplotlib.figure import Figure
+
+from helpers import plots
+from helpers.formats import FORMATS
+
+FIGURES = {
+    **{f"codes {name}": lambda name=name: plots.plot_codes(name) for name in FORMATS},
+    "number line": lambda: plots.plot_number_line(["float8_e4m3fn", "float4_e2m1fn"], 4),
+    "relative error": lambda: plots.plot_relative_error(["bfloat16", "float8_e4m3fn"], -12, 12),
+    "histogram": lambda: plots.plot_histogram({"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]),
+    "snr": lambda: plots.plot_snr([0.5, 1, 2], {"E4M3FN": [1.0, 30.0, -np.inf]}, {"amax": 1.0}),
+    "roofline": lambda: plots.plot_roofline({"fused": (1e12, 1e9), "naive": (1e12, 1e10)}, {"FP8": 2e15}, 3e12),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
+    figure = FIGURES[name]()
+    data, metadata = DisplayFormatter().format(figure)
+    assert isinstance(figure, Figure) and data["image/png"][:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(figure.alt) > 40 and data["text/plain"] == metadata["image/png"]["alt"] == figure.alt
+    assert set(data) == {"image/png", "text/plain"}
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()
+    assert figure.get_facecolor() == (1, 1, 1, 1)
+    for axes in figure.axes[-1:]:
+        assert axes.get_xlabel()
+
+
+def test_same_figure_twice_gives_the_same_bytes():
+    first, second = (FIGURES["snr"]()._repr_mimebundle_()[0]["image/png"] for _ in range(2))
+    assert first == second and b"Software" not in first
+
+
+def test_code_map_writes_every_code_in_its_place():
+    texts = [t.get_text() for t in plots.plot_codes("float8_e4m3fn").axes[0].texts]
+    assert len(texts) == 256
+    assert (texts[0x00], texts[0x7E], texts[0x7F], texts[0x80], texts[0x38]) == ("0", "448", "NaN", "-0", "1")
+
+
+def test_code_map_refuses_16_bits():
+    with pytest.raises(ValueError, match="65536 codes do not fit"):
+        plots.plot_codes("bfloat16")
+
+
+def test_relative_error_is_half_a_step_where_normal_and_one_where_flushed():
+    line, = plots.plot_relative_error(["float8_e4m3fn"], -14, 12).axes[0].lines
+    error = dict(zip(line.get_xdata(), line.get_ydata()))
+    assert error[1.0] == pytest.approx(1 / 17) and error[2.0**-6] == error[1.0]  # 1 + 1/16 lies between 1 and 1 + 1/8
+    assert error[2.0**-12] == 1 and error[2.0**9] > 0.5
+
+
+def test_roofline_points_sit_on_the_roof():
+    figure = plots.plot_roofline({"compute": (1e13, 1e9), "memory": (1e9, 1e9)}, 2e15, 3e12)
+    marks = {line.get_label(): line.get_ydata()[0] for line in figure.axes[0].lines if len(line.get_ydata()) == 1}
+    assert marks == {"compute": 2000.0, "memory": 3.0}
