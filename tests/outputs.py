@@ -45,11 +45,11 @@ METADATA = {  # all that a notebook records of where it was made: nothing of the
     "jupytext": {"formats": "ipynb,md:myst"},
 }
 CELL_METADATA = {"tags", "jupyter"}  # "jupyter" folds a cell's source away
-ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
 MACHINE = [
     ("an absolute path", re.compile(r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+")),
     ("an absolute path", re.compile(r"\b[A-Z]:\\\w+")),
     ("a date", re.compile(r"\b20\d\d-[01]\d-[0-3]\dT?\b")),
+    ("a memory address", re.compile(r"\b0x[0-9a-f]{8,}\b")),
     ("a time of day", re.compile(r"\b[0-2]\d:[0-5]\d:[0-5]\d\b")),
 ]
 
@@ -82,7 +82,7 @@ class Report:
 # What a notebook holds -----------------------------------------------------------------------------------------------
 
 def text_of(value) -> str:
-    return "".join(value) if isinstance(value, list) else value
+    return "".join(value) if isinstance(value, list) else value  # nbformat allows both
 
 
 def tags(cell) -> list[str]:
@@ -100,19 +100,31 @@ def cells_of(notebook) -> list[tuple]:
 
 
 def canonical_widgets(notebook):
-    """A copy whose widget ids, random in every run, are numbered in order of creation."""
+    """A copy whose widget ids, random in every run, are numbered: as shown, each followed by the models it refers to."""
     state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
-    views = [output.data["application/vnd.jupyter.widget-view+json"]["model_id"]
-             for cell in notebook.cells for output in cell.get("outputs", [])
-             if "application/vnd.jupyter.widget-view+json" in output.get("data", {})]
-    text = nbformat.writes(notebook)
-    for number, model in enumerate(dict.fromkeys([*state, *views])):
-        text = text.replace(model, hashlib.sha256(b"%d" % number).hexdigest()[:32])
-    return nbformat.reads(text, as_version=4)
+    content = {model: json.dumps(value, sort_keys=True) for model, value in state.items()}
+    numbered: dict[str, str] = {}
+
+    def number(model: str) -> None:
+        if model not in numbered:
+            numbered[model] = f"{len(numbered):032x}"
+            for reference in re.findall(r"IPY_MODEL_(\w+)", content.get(model, "")):
+                number(reference)
+
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if view := output.get("data", {}).get("application/vnd.jupyter.widget-view+json"):
+                number(view["model_id"])
+    for model in sorted(content, key=lambda model: re.sub(r"IPY_MODEL_\w+", "", content[model])):
+        number(model)
+    if not numbered:
+        return copy.deepcopy(notebook)
+    ids = re.compile("|".join(map(re.escape, numbered)))
+    return nbformat.reads(ids.sub(lambda match: numbered[match[0]], nbformat.writes(notebook)), as_version=4)
 
 
 def normal_outputs(outputs) -> list[tuple[str, object]]:
-    """Outputs as (what, content): streams joined, memory addresses masked, pictures as pixels."""
+    """Outputs as (what, content): streams joined, pictures as pixels."""
     result = []
     for output in outputs:
         if output.output_type == "stream":
@@ -128,9 +140,8 @@ def normal_outputs(outputs) -> list[tuple[str, object]]:
                     content = imread(io.BytesIO(base64.b64decode(text_of(content))), mime.removeprefix("image/"))
                 elif mime.endswith("json"):
                     content = json.dumps(content, indent=1, sort_keys=True)
-                result.append((f"{output.output_type} {mime}", content if isinstance(content, np.ndarray)
-                               else text_of(content)))
-    return [(what, ADDRESS.sub("0x", content) if isinstance(content, str) else content) for what, content in result]
+                result.append((f"{output.output_type} {mime}", text_of(content)))
+    return result
 
 
 # What must hold -------------------------------------------------------------------------------------------------------
@@ -312,12 +323,11 @@ def check(paths: list[Path]) -> Report:
             continue
         fresh, seconds, failure = results[name]
         report.lines.append(f"{name:24}{len(notebook.cells):4} cells {seconds:6.1f} s")
+        report.problems[name] += [f"when run: {problem}" for problem in stderr_problems(fresh)]
         if failure:
             report.problems[name].append(f"fails when run:\n{failure}")
-        else:
-            report.problems[name] += [f"when run: {problem}" for problem in stderr_problems(fresh)]
-            if not report.not_compared:
-                report.problems[name] += compare(notebook, fresh)
+        elif not report.not_compared:
+            report.problems[name] += compare(notebook, fresh)
     report.lines.append(f"{'together':24}{'':11}{sum(seconds for _, seconds, _ in results.values()):6.1f} s")
     return report
 
@@ -372,6 +382,7 @@ def refresh(path: Path, side: str | None = None) -> bool:
     notebook.metadata.pop("widgets", None)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False,
+                       extra_arguments=["--IPKernelApp.log_level=ERROR"],  # nothing about how it talks to this process
                        resources={"metadata": {"path": str(path.parent)}}).execute(env=run_environment(Path(folder)))
     notebook = normalise(notebook)
     # The .md names no Jupytext version, so that an update of Jupytext changes no file.
