@@ -169,7 +169,7 @@ def build(project: Path, theme: str) -> str:
     local = f"{pages} pages in {out / 'index.html'}"
     if theme == "local":
         return f"local template: {local}"
-    reason = theme_unreachable(project)
+    reason = theme_unreachable(project) if theme == "auto" else None
     if reason is None:
         kept = out.with_name("html-local")
         shutil.rmtree(kept, ignore_errors=True)
