@@ -1,0 +1,82 @@
+"""The helpers and the chapters on the oldest JAX that pyproject.toml allows, the helpers on the other Python.
+
+Each has an environment of its own, kept between runs: .venv-oldest, with the lowest version of everything that
+pyproject.toml names, and .venv-py313, with the lock's.
+"""
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = "Scripts" if os.name == "nt" else "bin"
+UV = str(ROOT / ".tools" / BIN / "uv")
+HELPER_TESTS = [str(ROOT / "tests" / f"test_{module.stem}.py") for module in sorted((ROOT / "helpers").glob("*.py"))
+                if (ROOT / "tests" / f"test_{module.stem}.py").exists()]
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
+    kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH") and not k.startswith("PYTEST")}
+    return subprocess.run(command, cwd=ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env=kept | {"UV_SYSTEM_CERTS": "1"} | environment)
+
+
+def environment(name: str, *commands: list[str]) -> str:
+    """Python of environment `name`, made by `commands` anew when they, pyproject.toml or uv.lock have changed."""
+    if not shutil.which(UV):
+        pytest.skip("needs .tools/bin/uv: run through make")
+    wanted = hashlib.sha256(repr(commands).encode() + (ROOT / "pyproject.toml").read_bytes()
+                            + (ROOT / "uv.lock").read_bytes()).hexdigest()
+    stamp = ROOT / name / "made-from"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(ROOT / name, ignore_errors=True)
+        for command in commands:
+            made = run([UV, *command], UV_PROJECT_ENVIRONMENT=name)
+            if made.returncode:
+                unreachable = any(sign in made.stdout for sign in ("dns error", "Connect", "timed out", "No interpreter"))
+                if unreachable and not os.environ.get("CI"):
+                    pytest.skip(f"{name} could not be made: {made.stdout.strip().splitlines()[-1]}")
+                pytest.fail(f"uv {' '.join(command)}\n{made.stdout}")
+        stamp.write_text(wanted)
+    return str(ROOT / name / BIN / "python")
+
+
+@pytest.fixture(scope="module")
+def oldest() -> str:
+    python = str(Path(".venv-oldest") / BIN / "python")
+    return environment(".venv-oldest", ["venv", "--quiet", "--python", "3.12", ".venv-oldest"],
+                       ["pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", "-e", ".",
+                        "--group", "lab", "--group", "test"])
+
+
+@pytest.fixture(scope="module")
+def other_python() -> str:
+    other = "3.13" if sys.version_info[:2] == (3, 12) else "3.12"
+    return environment(f".venv-py{other.replace('.', '')}", ["sync", "--quiet", "--locked", "--python", other])
+
+
+def test_oldest_is_what_pyproject_names(oldest):
+    result = run([oldest, "-c", "import jax, jaxlib; print(jax.__version__, jaxlib.__version__)"])
+    assert result.stdout.split() == ["0.10.2", "0.10.2"]
+    assert "jax>=0.10.2" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_helpers_on_the_oldest_jax(oldest):
+    result = run([oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *HELPER_TESTS])
+    assert result.returncode == 0, result.stdout[-6000:]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the chapters compile for Hopper, which needs Linux")
+def test_chapters_on_the_oldest_jax(oldest):
+    result = run([oldest, "tests/outputs.py", "check"])
+    assert result.returncode == 0, result.stdout[-6000:]
+    assert "no outputs were compared: " in result.stdout
+
+
+def test_helpers_on_the_other_python(other_python):
+    result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *HELPER_TESTS])
+    assert result.returncode == 0, result.stdout[-6000:]
