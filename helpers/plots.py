@@ -23,7 +23,7 @@ class Picture(Figure):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         png = io.BytesIO()
-        self.savefig(png, format="png", dpi=120, metadata={"Software": None})  # no version number in the outputs
+        self.savefig(png, format="png", dpi=100, metadata={"Software": None})  # no version in the outputs
         return {"image/png": png.getvalue(), "text/plain": self.alt}, {"image/png": {"alt": self.alt}}
 
 

@@ -210,7 +210,8 @@ def test_rounding_agrees_with_quantize_for_every_format():
 def test_rounding_of_typed_text_and_of_what_is_no_number():
     assert rounding(" 465 ", "2", "float8_e4m3fn").target == 232.5
     for value, scale, message in (("abc", 1, "value 'abc' is not a finite"), ("nan", 1, "value 'nan'"),
-                                  ("", 1, "value ''"), (1, "0", "scale 0 is not above zero"), (1, -2, "scale -2"), (1, "inf", "scale 'inf'"),
+                                  ("", 1, "value ''"), (1, "0", "scale 0 is not above zero"), (1, -2, "scale -2"),
+                                  (1, "inf", "scale 'inf'"),
                                   (1e300, 1e-300, "quotient value / scale = inf")):
         with pytest.raises(ValueError, match=message):
             rounding(value, scale)
