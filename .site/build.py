@@ -32,6 +32,8 @@ NO_NETWORK = re.compile(
     r"|certificate|npm (ERR!|error)|Problem downloading|Failed to (fetch|download)",
     re.IGNORECASE,
 )
+# Jupytext keeps settings of its own in a notebook's metadata, of which mystmd knows only a few.
+HARMLESS = re.compile(r"\.ipynb 'jupytext' extra keys? ignored: ")
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
 
@@ -49,7 +51,8 @@ def run_myst(project: Path, *arguments: str, **environment: str) -> subprocess.C
 
 def complaints(stderr: str) -> list[str]:
     """mystmd writes every warning and error to stderr, whatever its exit status; a note follows, indented."""
-    return list(dict.fromkeys(line.rstrip() for line in stderr.splitlines() if line.strip()))
+    lines = (line.rstrip() for line in stderr.splitlines() if line.strip())
+    return list(dict.fromkeys(line for line in lines if not HARMLESS.search(line)))
 
 
 def build_local(project: Path, out: Path) -> None:

@@ -159,6 +159,9 @@ def plain_text(node: Node) -> str:
 
 # --- one page -----------------------------------------------------------------------------------------------------
 
+# A sign after an opening bracket, a relation or a comma: browsers space it as a sum's unless told that it is a prefix.
+UNARY = re.compile(r"(<mo[^>]*>[(\[=<>≤≥≈,⋅×∈]</mo>)<mo>([−+±])</mo>")
+
 # Nodes that are one HTML element around their children.
 ELEMENTS = {
     "paragraph": "p", "emphasis": "em", "strong": "strong", "underline": "u", "delete": "del", "subscript": "sub",
@@ -250,7 +253,10 @@ class PageRenderer:
         return f'<li class="task">{label}{self.children(node)}</li>'
 
     def draw_table(self, node: Node) -> str:
-        return f'<div class="table" tabindex="0"><table>{self.children(node)}</table></div>'
+        rows = node["children"]
+        if all(cell.get("header") and not cell.get("children") for cell in rows[0]["children"]):
+            rows = rows[1:]  # Markdown cannot leave the heading out, only leave it empty
+        return f'<div class="table" tabindex="0"><table>{"".join(map(self.node, rows))}</table></div>'
 
     def draw_tableCell(self, node: Node) -> str:
         spans = "".join(f' {name}="{node[name]}"' for name in ("colspan", "rowspan") if node.get(name))
@@ -298,7 +304,9 @@ class PageRenderer:
     def mathml(self, node: Node) -> str:
         """KaTeX gives HTML, which needs its fonts, and MathML, which browsers draw by themselves."""
         found = re.search(r"<math\b.*</math>", node.get("html", ""), re.DOTALL)
-        return found[0] if found else self.problem(f"math was not rendered: {node['value']!r}")
+        if not found:
+            return self.problem(f"math was not rendered: {node['value']!r}")
+        return UNARY.sub(r'\1<mo form="prefix">\2</mo>', found[0])
 
     # Links and pictures
 

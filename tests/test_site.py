@@ -119,7 +119,10 @@ def test_whatever_is_broken_is_listed_and_fails_the_build(broken, name):
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
 LONG = "".join(f"line {i} of a long output\n" for i in range(4000))  # mystmd moves such outputs into files
 SOUND = new_notebook(
-    metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    metadata={
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "jupytext": {"formats": "ipynb,md:myst", "default_lexer": "ipython3"},
+    },
     cells=[
         new_markdown_cell(
             "# Every idiom\n\nThe lead paragraph, with `__cublas$lt$matmul$f8`, $E = m c^2$ and <kbd>Shift</kbd>.\n\n"
