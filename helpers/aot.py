@@ -151,12 +151,13 @@ def aot_compile(
     Raises KeyError for an unknown chip, TypeError or ValueError for arguments or options XLA cannot take, and
     RuntimeError where no CUDA compiler is installed, each naming the mend.
     """
-    if not isinstance(target, Target):
-        if not isinstance(target, str):
-            raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
-        local, target = target == "local", TARGETS[target]
-    else:
-        local = target.name == "local"
+    local = getattr(target, "name", target) == "local"
+    if local:
+        _require_gpu()
+    elif isinstance(target, str):
+        target = TARGETS[target]
+    elif not isinstance(target, Target):
+        raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
     if gemm not in GEMM_OPTIONS:
         raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
     if not callable(fn):
@@ -184,6 +185,15 @@ def aot_compile(
                 "XLA made PTX for a kernel but found nothing to assemble it with. pip install nvidia-nvjitlink "
                 f"nvidia-nvvm, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
             ) from error
+
+
+def _require_gpu() -> None:
+    if not gpu_available():
+        TARGETS["local"]  # raises where no GPU is attached
+        raise RuntimeError(
+            f"a GPU is attached ({attached_gpu()[0]}), but JAX runs on the CPU here. Install CUDA's libraries with "
+            "pip install 'jax[cuda13]', unset JAX_PLATFORMS, and start Python again."
+        )
 
 
 def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:

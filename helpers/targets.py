@@ -57,6 +57,8 @@ class Target:
                 )
             if field not in ("memory_bandwidth", "clock_ghz") and value != int(value):
                 raise ValueError(f"Target {self.name!r}: {field} must be a whole number, got {value!r}.")
+        if not isinstance(self.device, str) or not self.device.isprintable() or set(self.device) & set('"\\'):
+            raise ValueError(f"Target {self.name!r}: device must be a plain name without quotes, got {self.device!r}.")
         for field in ("compute_capability", "cuda_runtime", "cudnn"):
             value = getattr(self, field)
             if not (isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 0 for v in value)):

@@ -1,0 +1,83 @@
+"""`check` for the puzzles: compiles the reader's answer for Hopper and says what is missing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from helpers.aot import aot_compile, run
+from helpers.cost import FP8_CALL, gemm_config, kernels
+from helpers.hlo import parse_hlo_module
+
+
+def check(
+    fn: Callable,
+    *args: Any,
+    like: Callable | None = None,
+    kernels_wanted: int = 1,
+    epilogue: str | None = None,
+    amax: bool | None = None,
+    beta: float | None = None,
+    alpha: float | None = None,
+    target: str = "H100",
+) -> bool:
+    """Whether `fn(*args)` solves the puzzle; prints what holds and what does not.
+
+    `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and shapes and lie
+    within a few roundings of its values. The program compiled for `target` must hold one FP8 call, launch
+    `kernels_wanted` kernels in all, and the call must have the `epilogue`, `amax`, `beta` and `alpha` that are given.
+    """
+    name = getattr(fn, "__name__", "your function")
+    try:
+        shapes = jax.eval_shape(fn, *args)
+    except Exception as error:  # whatever the reader's code raises is news for the reader, not a crash of the chapter
+        return _verdict(name, [(False, f"it does not trace: {type(error).__name__}: {str(error).splitlines()[0]}")])
+    if not jax.tree.leaves(shapes):
+        return _verdict(name, [(False, "it returns nothing yet: write its body and run this cell again")])
+
+    lines = [] if like is None else [_same_numbers(fn, like, shapes, args)]
+    module = parse_hlo_module(aot_compile(fn, *args, target=target))
+    launched = kernels(module)
+    calls = [k for k in launched if k.kind == FP8_CALL]
+    lines.append((len(calls) == 1, f"{len(calls)} FP8 matmul call{'s' * (len(calls) != 1)} (wanted 1)"))
+    outside = ", ".join(f"{k.name} -> {k.result}" for k in launched if k not in calls)
+    count = f"{len(launched)} kernel{'s' * (len(launched) != 1)} in all (wanted {kernels_wanted})"
+    lines.append((len(launched) == kernels_wanted, count + (f"; outside the call: {outside}" if outside else "")))
+    if calls:
+        config = gemm_config(calls[0].instruction)
+        has = {"epilogue": config["epilogue"], "amax": config["damax_output"], "beta": config["beta"],
+               "alpha": config["alpha_real"]}  # fmt: skip
+        wanted = {"epilogue": epilogue, "amax": amax, "beta": beta, "alpha": alpha}
+        for key, want in wanted.items():
+            if want is not None:
+                lines.append((has[key] == want, f"the call's {key} is {has[key]} (wanted {want})"))
+    return _verdict(name, lines)
+
+
+def _same_numbers(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
+    wanted = jax.eval_shape(like, *args)
+    describe = lambda tree: ", ".join(f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in jax.tree.leaves(tree))
+    if describe(shapes) != describe(wanted):
+        return False, f"it returns {describe(shapes)} (wanted {describe(wanted)})"
+    for got, want in zip(jax.tree.leaves(run(fn, *args)), jax.tree.leaves(run(like, *args))):
+        eps = float(jnp.finfo(want.dtype).eps)
+        got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
+        # Right answers may dequantize in another type and round in another order, which shows most where large terms
+        # cancel; a missing scale, bias or activation is off by far more than this.
+        allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) / 256
+        excess = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want) / allowed)
+        excess = np.where(np.isnan(excess), np.inf, excess)
+        if excess.max() > 1:
+            worst = np.unravel_index(np.argmax(excess), got.shape)
+            return False, f"its numbers differ: {got[worst]:.6g} where {want[worst]:.6g} is right"
+    return True, "its numbers are right"
+
+
+def _verdict(name: str, lines: list[tuple[bool, str]]) -> bool:
+    solved = all(ok for ok, _ in lines)
+    print(f"{name}: {'solved' if solved else 'not yet'}")
+    for ok, text in lines:
+        print(f"  {'✓' if ok else '✗'} {text}")
+    return solved

@@ -1,0 +1,116 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from helpers import TARGETS, aot_compile, parse_hlo_module
+from helpers.cost import bytes_moved, fp8_calls, gemm_config, kernels, print_kernels, roofline_seconds
+from helpers.local import Comparison, compare_with_local, kernel_lines
+from helpers.targets import attached_gpu
+
+e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
+M, N, K = 64, 128, 256
+
+
+def shape(*dims, dtype=e4m3):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def to_f32(a, b):
+    return jax.lax.dot(a, b.T, preferred_element_type=f32)
+
+
+def test_one_call_counts_operands_results_and_flops_but_no_workspace():
+    (kernel,) = kernels(aot_compile(to_f32, shape(M, K), shape(N, K)))
+    assert kernel.kind == "__cublas$lt$matmul$f8" and kernel.result == "f32[64,128]"
+    assert kernel.bytes_moved == M * K + N * K + 4 * M * N + 2 * 4  # two scales, constants in memory
+    assert kernel.flops == 2 * M * N * K and kernel.math_dtype == "f8e4m3fn"
+
+
+def test_amax_is_a_result_and_batch_counts():
+    def f(a, b):
+        d = jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=f32)
+        return jnp.clip(d, -448, 448).astype(e4m3), jnp.max(jnp.abs(d))
+
+    program = aot_compile(f, shape(4, M, K), shape(4, N, K))
+    assert sum(k.flops for k in kernels(program)) == 4 * 2 * M * N * K
+    assert any("f8e4m3fn[4,64,128]" in k.result for k in kernels(program))
+
+
+def test_a_kernel_outside_is_counted():
+    program = aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K))
+    call, convert = kernels(program)
+    assert convert.kind == "fusion" and convert.flops == 0 and convert.math_dtype is None
+    assert convert.bytes_moved == (4 + 2) * M * N
+    assert bytes_moved(program) == call.bytes_moved + convert.bytes_moved
+
+
+def test_a_triton_fusion_shows_the_type_its_dot_multiplies():
+    def scaled(a, b, s):
+        return jax.lax.dot(a.astype(f32) * s, b.astype(f32).T)
+
+    program = aot_compile(scaled, shape(4096, 4096), shape(4096, 4096), shape(dtype=f32), gemm="triton")
+    (kernel,) = kernels(program)
+    assert kernel.kind == "triton" and kernel.flops == 2 * 4096**3 and kernel.math_dtype == "tf32"
+    assert not fp8_calls(program)
+
+
+def test_kernels_inside_loops_are_seen_once():
+    def loop(a, b):
+        body = lambda i, x: jnp.clip(to_f32(x, b), -448, 448).astype(e4m3)
+        return jax.lax.fori_loop(0, 5, body, a)
+
+    program = aot_compile(loop, shape(M, K), shape(K, K))
+    assert len(fp8_calls(program)) == 1
+    assert sum(k.flops for k in kernels(program)) == 2 * M * K * K
+
+
+def test_a_matmul_that_is_no_matmul_has_no_flops():
+    program = aot_compile(lambda x: jnp.linalg.cholesky(x), shape(16, 16, dtype=f32))
+    assert kernels(program) and all(k.flops == 0 for k in kernels(program))
+
+
+def test_roofline_takes_the_longer_of_the_two():
+    big, h100 = aot_compile(to_f32, shape(4096, 4096), shape(4096, 4096)), TARGETS["H100"]
+    assert roofline_seconds(big) == pytest.approx(2 * 4096**3 / h100.peak_flops["f8e4m3fn"])
+    small = aot_compile(to_f32, shape(M, K), shape(N, K))
+    assert roofline_seconds(small) == pytest.approx(bytes_moved(small) / h100.memory_bandwidth)
+    assert roofline_seconds(small, TARGETS["H200"]) < roofline_seconds(small, "H100")
+    with pytest.raises(KeyError):
+        roofline_seconds(big, "A100")  # no FP8 peak there
+
+
+def test_config_and_text_input():
+    text = aot_compile(to_f32, shape(M, K), shape(N, K)).as_text()
+    (call,) = fp8_calls(text)
+    assert gemm_config(call)["epilogue"] == "DEFAULT"
+    assert fp8_calls(parse_hlo_module(text))[0].name == call.name
+
+
+def test_print_kernels(capsys):
+    print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == "__cublas$lt$matmul$f8" and second.split()[0] == "fusion"
+    assert last.split()[:2] == ["2", "kernels"] and last.endswith("0.13 MB")
+    print_kernels(aot_compile(lambda a: a.astype(f32), shape(8, 8)))
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "kernel", "320", "B"]
+
+
+def test_two_compiles_agree_or_the_difference_shows():
+    args = shape(M, K), shape(N, K)
+    one, same = (kernel_lines(aot_compile(to_f32, *args, target=t)) for t in ("H100", "H200"))
+    other = kernel_lines(aot_compile(to_f32, *args, target="A100"))
+    assert one == same == ("__cublas$lt$matmul$f8 -> f32[64,128] epilogue=DEFAULT amax=False beta=0",)
+    assert Comparison("GPU", one, same).agree and "the same kernels" in str(Comparison("GPU", one, same))
+    differs = Comparison("GPU", one, other)
+    assert not differs.agree and all(line in str(differs) for line in (*one, *other))
+
+
+@pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
+def test_compare_with_local_needs_a_gpu():
+    with pytest.raises(KeyError, match="needs an NVIDIA GPU"):
+        compare_with_local(to_f32, shape(M, K), shape(N, K))
+
+
+@pytest.mark.skipif(attached_gpu() is None, reason="no GPU is attached")
+def test_the_attached_gpu_agrees():
+    assert compare_with_local(to_f32, shape(M, K), shape(N, K)).agree

@@ -1,0 +1,64 @@
+import jax
+import jax.numpy as jnp
+
+from helpers.puzzles import check
+
+e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
+a = jax.random.normal(jax.random.key(0), (32, 64)).astype(e4m3)
+b = jax.random.normal(jax.random.key(1), (48, 64)).astype(e4m3)
+
+
+def right(a, b):
+    return jnp.clip(jax.nn.relu(jax.lax.dot(a, b.T, preferred_element_type=f32)), -448, 448).astype(e4m3)
+
+
+def said(capsys, *args, **kwargs):
+    solved = check(*args, **kwargs)
+    return solved, capsys.readouterr().out
+
+
+def test_a_right_answer_is_solved(capsys):
+    solved, text = said(capsys, right, a, b, like=right, epilogue="RELU", amax=False, beta=0, alpha=1)
+    assert solved and text.startswith("right: solved") and "✗" not in text
+
+
+def test_an_empty_answer_is_not(capsys):
+    def stub(a, b): ...
+
+    solved, text = said(capsys, stub, a, b)
+    assert not solved and "returns nothing yet" in text
+
+
+def test_an_answer_that_does_not_trace_says_why(capsys):
+    solved, text = said(capsys, lambda a, b: jax.lax.dot(a, b), a, b)
+    assert not solved and "it does not trace: " in text
+
+
+def test_wrong_numbers_are_seen(capsys):
+    solved, text = said(capsys, lambda a, b: right(a, b) * 2, a, b, like=right)
+    assert not solved and "its numbers differ" in text
+
+
+def test_a_wrong_type_or_shape_is_named(capsys):
+    solved, text = said(capsys, lambda a, b: right(a, b).astype(f32), a, b, like=right)
+    assert not solved and "it returns float32[32,48] (wanted float8_e4m3fn[32,48])" in text
+
+
+def test_nan_for_a_number_is_wrong(capsys):
+    solved, text = said(capsys, lambda a, b: (right(a, b).astype(f32) * jnp.nan).astype(e4m3), a, b, like=right)
+    assert not solved and "its numbers differ: nan" in text
+
+
+def test_a_kernel_outside_is_named(capsys):
+    def unclamped(a, b):
+        return jax.nn.relu(jax.lax.dot(a, b.T, preferred_element_type=f32)).astype(e4m3)
+
+    solved, text = said(capsys, unclamped, a, b, like=right, epilogue="RELU")
+    assert not solved and "2 kernels in all (wanted 1); outside the call:" in text
+
+
+def test_lost_fp8_and_a_missing_epilogue_are_named(capsys):
+    solved, text = said(capsys, lambda a, b: jax.lax.dot(a, a.T), a.astype(jnp.float8_e5m2), b)
+    assert not solved and "0 FP8 matmul calls (wanted 1)" in text
+    solved, text = said(capsys, lambda a, b: jax.lax.dot(a, b.T), a, b, epilogue="RELU", amax=True)
+    assert not solved and "epilogue is DEFAULT (wanted RELU)" in text and "amax is False (wanted True)" in text
