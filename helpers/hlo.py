@@ -1,0 +1,530 @@
+"""A parser of XLA's HLO text, optimized or not, as JAX 0.4 to 0.12 prints it. Pure Python; imports no JAX.
+
+XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that it does not cover, or
+whose brackets or quotes do not balance, send their computation to a scanner that goes bracket by bracket and can say
+where the text goes wrong. What few readers ask of most instructions (shape, attributes, metadata, backend_config) stays
+text until it is read.
+"""
+
+import gc
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain, count, repeat
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple
+
+_NAME = r"[A-Za-z0-9_.\-]++"
+_NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
+_STRING = r'"(?:[^"\\\n]|\\.)*+"'
+_INSTRUCTIONS = re.compile(  # ROOT, name, shape, opcode, parameter's or constant's argument, operands
+    rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
+    rf"\((?:(?:(?<=parameter\()(?=\d++\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)(?:,.*+|[ \t]*+)$", re.M)
+_HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
+_OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
+_OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+((?:.*\n)*?.*)\{{[ \t]*$", re.M)
+_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
+                    rf"((?:\n[ \t]*\d+ (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
+_TABLE_ROW = re.compile(rf"(\d+) (?:({_STRING})|\{{(.*)\}})")
+_FIELD = re.compile(rf"([\w.\-]+)=({_STRING}|[^\s,}}]+)")
+_SHAPE = re.compile(r"\s*,?\s*(?:([()])|([a-z]\w*)\[((?:\s*(?:<=)?\d+\s*,?|\s*\?\s*,?)*+)\](?:\{([^{}]*)\})?)")
+_CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
+_BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+_TOKEN = re.compile(rf'{_STRING}|/\*.*?\*/|[][(){{}},"\n]|/\*', re.S)
+_CLOSE = {"(": ")", "[": "]", "{": "}"}
+_INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
+_CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations", "true_computation",
+          "false_computation", "select", "scatter")
+_MAX_DEPTH = 100  # of tuple shapes and MLIR dictionaries: real ones stay below 10, Python's own recursion below 1000
+
+
+class HloParseError(ValueError):
+    """Text that is not HLO, or not all of it. `line` and `column` count from 1."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1):
+        super().__init__(f"line {line}, column {column}: {message}")
+        self.message, self.line, self.column = message, line, column
+
+
+def _error(text: str, pos: int, message: str) -> HloParseError:
+    found = text[pos:pos + 40].partition("\n")[0]
+    message += f', found "{found}"' if found else ""
+    return HloParseError(message, text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos))
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Where an instruction comes from; source_file and source_line also where only a stack frame is given."""
+    op_type: str | None = None
+    op_name: str | None = None
+    source_file: str | None = None
+    source_line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array's dtype (as HLO names it) and dims, or "tuple" and its `elements`.
+
+    `layout` is the text between the braces after the dims ("1,0" is row-major), None where none is printed. The dim of
+    a dynamic dimension is its bound, -1 if it has none; `dynamic` holds the indices of those dimensions.
+    """
+    dtype: str
+    dims: tuple[int, ...] = ()
+    layout: str | None = None
+    elements: tuple["Shape", ...] = ()
+    dynamic: tuple[int, ...] = ()
+
+    @property
+    def is_tuple(self) -> bool:
+        return self.dtype == "tuple"
+
+    @property
+    def size(self) -> int:
+        """Number of array elements, over all elements of a tuple."""
+        return sum(e.size for e in self.elements) if self.is_tuple else prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take none."""
+        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number counts bits
+        bits = 8 if self.dtype == "pred" else int(width[0]) if width else 0
+        return sum(e.nbytes for e in self.elements) if self.is_tuple else (prod(self.dims) * bits + 7) // 8
+
+    def __str__(self) -> str:
+        if self.is_tuple:
+            return f"({', '.join(map(str, self.elements))})"
+        dims = ",".join("?" if d < 0 else "<=" * (i in self.dynamic) + str(d) for i, d in enumerate(self.dims))
+        return f"{self.dtype}[{dims}]" + ("" if self.layout is None else f"{{{self.layout}}}")
+
+
+@lru_cache(maxsize=4096)
+def parse_shape(text: str) -> Shape:
+    """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError if it is none."""
+    text, pos, tuples = _COMMENT.sub("", text), 0, [[]]  # tuples: the elements read so far of each tuple still open
+    while (m := _SHAPE.match(text, pos)) and len(tuples) <= _MAX_DEPTH and (len(tuples) > 1 or m[1] != ")"):
+        if m[1] == "(":
+            tuples.append([])
+        elif m[1]:
+            elements = tuple(tuples.pop())
+            tuples[-1].append(Shape("tuple", elements=elements))
+        else:
+            dims = m[3].replace(" ", "").split(",") if m[3].strip() else []
+            sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
+            tuples[-1].append(Shape(m[2], sizes, m[4], (), tuple(i for i, d in enumerate(dims) if not d.isdigit())))
+        pos = m.end()
+    if text[pos:].strip() or len(tuples) != 1 or len(tuples[0]) != 1:
+        deep = f", tuples at most {_MAX_DEPTH} deep" * (len(tuples) > _MAX_DEPTH)
+        raise _error(text, pos, "expected a shape, such as f32[8,16]{1,0} or (f32[8], s32[])" + deep)
+    return tuples[0][0]
+
+
+def _skip(text: str, pos: int, stop: str) -> int:
+    """Index of the first of the `stop` characters outside strings, comments and brackets, or the end of the text."""
+    opened = []
+    for m in _TOKEN.finditer(text, pos):
+        token = m[0]
+        if not opened and token in stop:
+            return m.start()
+        if token in _CLOSE:
+            opened.append(m.start())
+        elif token in ")]}" and (not opened or _CLOSE[text[opened.pop()]] != token):
+            raise _error(text, m.start(), f"unbalanced {token}")
+        elif token in ('"', "/*"):
+            raise _error(text, m.start(), "unterminated string or comment")
+    if opened:
+        raise _error(text, opened[-1], "nothing closes this bracket")
+    return len(text)
+
+
+def _line_end(text: str, pos: int) -> int:
+    """End of the line, or of the lines: one whose brackets are open, or that ends in a comma, goes on in the next."""
+    while (end := _skip(text, pos, "\n")) < len(text) and text[pos:end].rstrip().endswith(","):
+        pos = end + 1
+    return end
+
+
+def _split(text: str, pos: int = 0) -> Iterator[tuple[int, str]]:
+    """Position and text of each part between the commas that are outside brackets and strings."""
+    while pos < len(text):
+        end = _skip(text, pos, ",")
+        yield pos, text[pos:end]
+        pos = end + 1
+
+
+def _key_values(text: str, pos: int) -> Mapping[str, str]:
+    """`key=value, key={...}` as a mapping to raw texts."""
+    found = {}
+    for at, part in _split(text, pos):
+        key, equals, value = _COMMENT.sub("", part).strip().partition("=")
+        if not equals or not re.fullmatch(_NAME, key):
+            raise _error(text, at, "expected key=value")
+        found[key] = value
+    return MappingProxyType(found)
+
+
+def _unescape(string: str, code: bytes = rb"[0-7]{3}", base: int = 8) -> str:
+    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two hexadecimal ones (\C3)."""
+    def byte(m: re.Match) -> bytes:
+        return bytes([int(m[1], base) & 255]) if m[1] else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
+    return re.sub(rb"\\(?:(" + code + rb")|(.))", byte, string[1:-1].encode()).decode(errors="replace")
+
+
+def _mlir_value(text: str, depth: int = 0):
+    """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no counterpart stays text."""
+    text = text.strip()
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    parts = [part.strip() for _, part in _split(text[1:-1])] if text[:1] + text[-1:] in ("{}", "[]") else []
+    if text[:1] == "[":
+        return [_mlir_value(part, depth + 1) for part in parts]
+    if text[:1] == "{":
+        items = [re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", part, re.S) for part in parts]
+        return {m[1].strip('"'): True if m[2] is None else _mlir_value(m[2], depth + 1) for m in items}
+    if re.fullmatch(_STRING, text):
+        return _unescape(text, rb"[0-9a-fA-F]{2}", 16)
+    if m := re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:\s*:\s*\w+)?", text):
+        return float(m[1]) if re.search(r"[.eE]", m[1]) else int(m[1])
+    return {"true": True, "false": False}.get(text, text)
+
+
+class _Row(NamedTuple):
+    name: str
+    opcode: str  # as printed; an asynchronous x may be `x-start` and `x-done`
+    operands: tuple[str, ...]
+    shape_text: str
+    argument: str  # of a parameter or a constant
+    computation: "Computation"
+    index: int
+
+
+class Instruction(_Row):
+    """One instruction. What is not needed to walk the module is parsed when it is asked for.
+
+    A tuple underneath, because C code makes those from columns several times faster than Python calls __init__.
+    """
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __repr__(self) -> str:
+        return self.cmd
+
+    @property
+    def cmd(self) -> str:
+        """The whole instruction as printed."""
+        return self.computation.lines[self.index].strip()
+
+    @property
+    def is_root(self) -> bool:
+        return self is self.computation.root
+
+    def _error(self, message: str) -> HloParseError:
+        module = self.computation.module
+        return _error(module.text, module.text.find(self.cmd, self.computation._start), message)
+
+    def _read(self, read, *text):
+        try:
+            return read(*text)
+        except HloParseError as e:
+            raise self._error(e.message) from None
+
+    @cached_property
+    def shape(self) -> Shape:
+        return self._read(parse_shape, self.shape_text)
+
+    @cached_property
+    def attributes(self) -> Mapping[str, str]:
+        """What follows the operands, name to raw text; HloParseError where it is not a list of key=value."""
+        return self._read(lambda: _key_values(self.cmd, _read_instruction(self.cmd, 0)[-1] + 1))
+
+    @property
+    def backend_config(self) -> dict | str | None:
+        """A dict where it is JSON or an MLIR dictionary (quoted, as JAX 0.4 did, or not), else text; None if absent."""
+        raw = self.attributes.get("backend_config")
+        text = _unescape(raw) if raw and raw[0] == '"' else raw
+        for read in (json.loads, _mlir_value) if text and text[0] == "{" else ():
+            try:
+                return read(text)
+            except (ValueError, TypeError, RecursionError):  # TypeError: what is no `key = value` did not match
+                continue
+        if raw and raw[0] == "{":
+            raise self._error("backend_config is neither JSON nor an MLIR dictionary")
+        return text
+
+    @property
+    def metadata(self) -> Metadata | None:
+        if "metadata" not in self.attributes:
+            return None
+        fields = {key: _unescape(value) if value[0] == '"' else value
+                  for key, value in _FIELD.findall(self.attributes["metadata"])}
+        module = self.computation.module
+        try:
+            frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
+            location = module.file_locations.get(frame.get("file_location_id"), {})
+            line = int(fields.get("source_line", location.get("line", 0))) or None
+        except ValueError:
+            raise self._error("stack_frame_id or source_line is not a number") from None
+        file = fields.get("source_file", module.file_names.get(location.get("file_name_id")))
+        return Metadata(fields.get("op_type"), fields.get("op_name"), file, line)
+
+    @property
+    def custom_call_target(self) -> str | None:
+        raw = self.attributes.get("custom_call_target") if self.opcode.startswith("custom-call") else None
+        return raw and _unescape(raw)
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations this instruction calls; HloParseError if the text has no such computation."""
+        names = [n for key in _CALLS for n in re.findall(_NAME, self.attributes.get(key, ""))]
+        if missing := [n for n in names if n not in self.computation.module.computations]:
+            raise self._error(f"this calls {missing[0]}, and the text has no such computation")
+        return tuple(names)
+
+    @property
+    def literal(self) -> str | None:
+        """A constant's value as printed; XLA prints large ones as `{...}`."""
+        return self.argument.strip() if self.opcode == "constant" else None
+
+    @property
+    def parameter_number(self) -> int | None:
+        return int(self.argument) if self.opcode == "parameter" else None
+
+
+@dataclass(eq=False, repr=False)
+class Computation:
+    """A computation, its instructions in text order (the schedule, where the module is scheduled)."""
+    name: str
+    is_entry: bool
+    signature: str  # "(parameters) -> shape", empty where XLA leaves it out
+    module: "HloModule"
+    _start: int
+    _body: tuple[int, int] = (0, 0)
+    instructions: tuple[Instruction, ...] = ()
+    root: Instruction | None = None
+
+    def __repr__(self) -> str:
+        return f"<Computation {self.name}: {len(self)} instructions>"
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions)
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def __getitem__(self, name: str) -> Instruction:
+        return self.by_name[name.removeprefix("%")]
+
+    def get(self, name: str, default=None) -> Instruction | None:
+        return self.by_name.get(name.removeprefix("%"), default)
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {i.name: i for i in self.instructions}
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text of each instruction."""
+        return self.module.text[slice(*self._body)].split("\n")[1:]
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """By parameter number."""
+        return tuple(sorted((i for i in self if i.opcode == "parameter"), key=lambda i: i.parameter_number))
+
+
+@dataclass(eq=False, repr=False)
+class HloModule:
+    """A parsed module. Iterating gives every instruction, computations and instructions in text order."""
+    text: str
+    name: str = ""
+    entry: Computation | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    computations: dict[str, Computation] = field(default_factory=dict)
+    file_names: dict[int, str] = field(default_factory=dict)
+    function_names: dict[int, str] = field(default_factory=dict)
+    file_locations: dict[int, dict[str, int]] = field(default_factory=dict)
+    stack_frames: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<HloModule {self.name}: {len(self.computations)} computations, {len(self)} instructions>"
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return chain.from_iterable(c.instructions for c in self.computations.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self.computations.values()))
+
+    def __getitem__(self, name: str) -> Instruction:
+        """An instruction by name; where computations share a name, ENTRY's is preferred, then the first."""
+        found = (c.get(name) for c in (self.entry, *self.computations.values()))
+        if (instruction := next(filter(None, found), None)) is None:
+            raise KeyError(f"no instruction {name!r} in module {self.name}")
+        return instruction
+
+
+def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int]:
+    """ROOT or "", name, shape, opcode, text between the parentheses, and the index after them, of one instruction."""
+    head = _HEAD.match(text, pos)
+    if not head:
+        raise _error(text, pos, 'expected an instruction, "%name = shape opcode(operands)"' if pos < len(text) else
+                     "the text ends inside a computation: is it truncated?")
+    end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
+    opcode = _OPCODE.match(text, end)
+    if not opcode:
+        raise _error(text, end, f'expected "shape opcode(" after %{head[2]} =')
+    close = _skip(text, opcode.end(), ")")
+    if close == len(text):
+        raise _error(text, opcode.end() - 1, "nothing closes this bracket")
+    return head[1] or "", head[2], text[head.start(3):end], opcode[1], text[opcode.end():close], close + 1
+
+
+def _scan(text: str, pos: int) -> tuple[list[str], list[tuple[str, ...]], int]:
+    """Lines, the rows _INSTRUCTIONS would find, and where the computation closes, for text that it does not cover."""
+    lines, rows = [], []
+    while not text.startswith("}", pos := _BLANK.match(text, pos).end()):
+        *row, argument, close = _read_instruction(text, pos)
+        end = _line_end(text, close)
+        if text[close:end].lstrip()[:1] not in ("", ","):
+            raise _error(text, close, f'expected ", key=value" or the end of %{row[1]}')
+        if row[3] == "parameter" and not (argument := _COMMENT.sub("", argument).strip()).isdigit():
+            raise _error(text, pos, "expected parameter(number)")
+        lines.append(text[pos:end])
+        rows.append((*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument))))
+        pos = end
+    return lines, rows, pos
+
+
+def _skeleton(text: str) -> list[bytes]:
+    """The brackets and quotes of each line, without escaped quotes: few different ones, so cheap to check."""
+    data = text.encode(errors="replace")
+    kept = data.translate(None, _INERT).replace(rb"\'", b"")  # nearly every escape in a module: op_name="p[\'w\']"
+    return (re.sub(rb"\\.", b"", data).translate(None, _INERT) if b"\\" in kept else kept).split(b"\n")
+
+
+def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
+    """Whether each line of a skeleton is balanced; `known` collects those that are."""
+    for line in () if known.issuperset(lines) else set(lines) - known:
+        opened = bytearray()
+        for bracket in re.sub(rb'"[^"]*"', b"", line).replace(b'"', b"("):
+            if bracket in b"([{":
+                opened.append(bracket + (1 if bracket == 40 else 2))  # ASCII: () are neighbours, [] and {} are not
+            elif bracket in b")]}" and (not opened or opened.pop() != bracket):
+                return False
+        if opened:
+            return False
+        known.add(line)
+    return True
+
+
+def _operands(text: str) -> tuple[str, ...]:
+    """Names of operands printed in any style: shapes before them, comments between them, with or without %."""
+    parts = [part for _, part in _split(_COMMENT.sub("", text)) if part.strip()]
+    return tuple(m[1] if (m := _OPERAND.fullmatch(part)) else part.strip() for part in parts)
+
+
+def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
+    """Turn rows into instructions; each name once, each operand defined here, one root."""
+    if not rows:
+        raise _error(computation.module.text, computation._start, f"computation {computation.name} has no instructions")
+    roots, names, shapes, opcodes, arguments, texts = zip(*rows)
+    joined = "\n".join(texts)
+    joined = _COMMENT.sub("", joined) if "/" in joined else joined
+    operands = [tuple(t.split(", ")) if t else () for t in joined.replace("%", "").split("\n")]
+    known = frozenset(names)
+    plain = len(operands) == len(names) and known.issuperset(chain.from_iterable(operands))
+    if not plain:  # shapes before the names, or spaces where XLA prints none, or names that are not there
+        operands = [_operands(t) for t in texts]
+    computation.instructions = instructions = tuple(map(tuple.__new__, repeat(Instruction), zip(
+        names, opcodes, operands, shapes, arguments, repeat(computation), count())))
+    for i in () if plain else instructions:
+        if not known.issuperset(i.operands):
+            unknown = (set(i.operands) - known).pop()
+            raise i._error(f"operand {unknown} is not an instruction of computation {computation.name}")
+    if len(known) < len(names) or roots.count("") < len(names) - 1:
+        raise _error(computation.module.text, computation._start,
+                     f"computation {computation.name} has two instructions of one name, or two ROOTs")
+    computation.root = instructions[-1 if roots[-1] or not any(roots) else roots.index(max(roots))]
+
+
+def _read_header(module: HloModule, text: str) -> int:
+    """Read the HloModule line and the tables after it; the index after them."""
+    pos = _BLANK.match(text).end()
+    m = re.compile(r"HloModule\s+([^\s,]+)").match(text, pos)
+    if not m:
+        other = re.search(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ", text[pos:pos + 10_000])
+        raise _error(text, pos, "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or what it "
+                     "compiles to" if other else "expected HLO text, which starts with HloModule")
+    module.name, end = m[1], _line_end(text, m.end())
+    module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
+    tables = {"FileNames": module.file_names, "FunctionNames": module.function_names,
+              "FileLocations": module.file_locations, "StackFrames": module.stack_frames}
+    while m := _TABLE.match(text, pos := _BLANK.match(text, end).end()):
+        for number, string, fields in _TABLE_ROW.findall(m[2]):
+            tables[m[1]][int(number)] = _unescape(string) if string else {
+                key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", fields)}
+        end = m.end()
+    return pos
+
+
+def _parse(text: str) -> HloModule:
+    module, known, skeleton = HloModule(text), set(), _skeleton(text)
+    pos = _read_header(module, text)
+    number = counted = 0  # `number` lines end before index `counted`
+    while pos < len(text):
+        head = _COMPUTATION.match(text, pos)
+        if not head or head[2] in module.computations or (head[1] and module.entry):
+            raise _error(text, pos, "a second computation of this name, or a second ENTRY" if head else
+                         'expected a computation, "%name (parameters) -> shape {", with all its lines')
+        start = head.end()
+        end, lines = text.find("\n}", start), None
+        rows = _INSTRUCTIONS.findall(text, start, end) if end > 0 else ()
+        number += text.count("\n", counted, start)
+        header, *inside, closing = skeleton[number:number + len(rows) + 2]  # no line is left over, where the last closes
+        if rows and closing[:1] == b"}" and _balanced([header.removesuffix(b"{"), *inside], known):
+            number, counted = number + len(rows), end
+        else:
+            counted = start
+            _skip(head[3], 0, "")
+            lines, rows, end = _scan(text, start)
+        computation = Computation(head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end))
+        if lines is not None:
+            computation.lines = lines
+        _fill(computation, rows)
+        module.computations[computation.name] = computation
+        if head[1]:
+            module.entry = computation
+        closing = _CLOSING.match(text, end)
+        if not closing:
+            raise _error(text, end, "expected the } of a computation on a line of its own")
+        pos = _BLANK.match(text, closing.end()).end()
+    if not module.entry:
+        raise _error(text, pos, "no ENTRY computation: is the text truncated?")
+    return module
+
+
+def parse_hlo_module(x) -> HloModule:
+    """Parse HLO text, a `jax.stages.Compiled` or a `jax.stages.Lowered`; a parsed module is returned as it is.
+
+    Raises TypeError for anything else, HloParseError (with line and column) for text that is not one whole HLO module.
+    An attribute's value that cannot be read raises HloParseError when it is asked for.
+    """
+    if isinstance(x, HloModule):
+        return x
+    text = x
+    if hasattr(x, "as_text") and not isinstance(x, type):
+        options = inspect.signature(x.as_text).parameters  # Lowered has a choice of dialects, Compiled none
+        text = x.as_text(**{key: value for key, value in (("dialect", "hlo"), ("debug_info", True)) if key in options})
+    if not isinstance(text, str):
+        got = f"got {type(x).__name__}" + (f", whose as_text() gives {text!r}" if text is not x else "")
+        raise TypeError(f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns")
+    collecting = gc.isenabled()
+    gc.disable()  # a module is many small objects, none of them garbage: looking for some would double the time
+    try:
+        return _parse(text.replace("\r\n", "\n") if "\r" in text else text)
+    finally:
+        if collecting:
+            gc.enable()
