@@ -34,7 +34,7 @@ refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"
 	$(PYTHON) tests/outputs.py refresh $(if $(FROM),--from $(FROM)) $(NB)
 
 site: setup     ## build the chapters as a web site in _build/
-	$(PYTHON) .site/build.py
+	$(PYTHON) .site/build.py $(ARGS)
 
 bench: setup    ## time the HLO parser beside XLA's own
 	$(PYTHON) tests/bench_hlo.py

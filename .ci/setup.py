@@ -100,11 +100,12 @@ def extras(driver):
 def python_choice(uv, env):
     """3.12 as .python-version says; where the machine has only 3.13, that, rather than downloading another."""
     for version in ("3.12", "3.13"):
+        env = dict(env, PYENV_VERSION=version)  # pyenv hides every other version than .python-version's
         found = subprocess.run([uv, "python", "find", "--no-python-downloads", "--system", version], cwd=str(ROOT),
                                env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if found.returncode == 0:
-            return ["--python", version]
-    return []
+            return ["--python", version], env
+    return [], env
 
 
 def main():
@@ -112,7 +113,8 @@ def main():
     env = dict(os.environ, UV_SYSTEM_CERTS="1")
     env.pop("VIRTUAL_ENV", None)  # an environment active in the shell is not this project's
     uv = uv_path()
-    sync = [uv, "sync", "--locked"] + python_choice(uv, env) + extras(cuda_driver())
+    python, env = python_choice(uv, env)
+    sync = [uv, "sync", "--locked"] + python + extras(cuda_driver())
     if subprocess.run(sync + ["--check", "--quiet"], cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL,
                       stderr=subprocess.DEVNULL).returncode:
         code = subprocess.run(sync, cwd=str(ROOT), env=env).returncode

