@@ -1,0 +1,162 @@
+"""A reader's first minutes: `make lab` from a fresh clone, its address opened in a real browser, a chapter run."""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+import outputs
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTER = "01_fp8_formats"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MINUTES = 60_000  # playwright counts in milliseconds
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CI") and not (CHROMIUM and shutil.which("make")), reason="needs make and chromium")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """The project as git would clone it, each .md older than its .ipynb: the order Jupytext likes least."""
+    clone = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "notebooks",
+                             "pyproject.toml"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in set(listed.stdout.splitlines()):
+        (clone / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, clone / name)
+    for twin in clone.glob("notebooks/*.md"):
+        os.utime(twin, (time.time() - 3600,) * 2)
+    return clone
+
+
+@pytest.fixture(scope="module")
+def address(clone, tmp_path_factory) -> str:
+    """The address that `make lab` prints, served from `clone`, for a user with no settings and no screen."""
+    home = tmp_path_factory.mktemp("home")
+    dropped = ("MAKE", "MFLAGS", "JUPYTER", "PYTEST", "DISPLAY", "WAYLAND", "JAX_", "BROWSER")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    environment |= {f"JUPYTER_{what}_DIR": str(home / what) for what in ("CONFIG", "DATA", "RUNTIME")}
+    environment |= {f"JUPYTERLAB_{what}_DIR": str(home / what) for what in ("SETTINGS", "WORKSPACES")}
+    log = home / "log"
+    with log.open("w") as sink:
+        server = subprocess.Popen(["make", "lab", f"ARGS=--ServerApp.root_dir={clone}"], cwd=ROOT, env=environment,
+                                  stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
+    try:
+        deadline = time.time() + 120
+        while not (printed := re.search(r"http://127\.0\.0\.1:\d+/\S+", log.read_text())):
+            assert server.poll() is None and time.time() < deadline, f"make lab printed no address:\n{log.read_text()}"
+            time.sleep(0.2)
+        yield printed[0]
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def page(address, tmp_path_factory) -> Page:
+    assert CHROMIUM, "CI must have chromium: .ci/run installs it"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, headless=True,
+            viewport={"width": 1400, "height": 1000},
+            args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                  "--disable-component-update", "--disable-sync"])
+        page = browser.pages[0]
+        page.set_default_timeout(1 * MINUTES)
+        page.goto(address)
+        yield page
+        if folder := os.environ.get("SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / "lab.png")
+        browser.close()
+
+
+def open_chapter(page: Page, name: str):
+    """The panel of a notebook just opened, its kernel ready."""
+    page.locator(f'.lm-TabBar-tab.jp-mod-current:has-text("{name}")').first.wait_for()
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    panel.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
+    assert page.locator(".jp-Dialog").count() == 0, page.locator(".jp-Dialog").inner_text()
+    return panel
+
+
+def scroll_to(page: Page, panel, selector: str):
+    """The first element for `selector`: JupyterLab draws only the cells near the view."""
+    panel.locator(".jp-WindowedPanel-outer").evaluate("e => e.scrollTo(0, 0)")
+    for _ in range(200):
+        found = panel.locator(selector)
+        if found.count():
+            found.first.scroll_into_view_if_needed()
+            return found.first
+        panel.locator(".jp-WindowedPanel-outer").evaluate("e => e.scrollBy(0, e.clientHeight / 2)")
+        page.wait_for_timeout(50)
+    raise AssertionError(f"no {selector} in the whole notebook")
+
+
+def picture_width(page: Page, panel) -> int:
+    picture = scroll_to(page, panel, '.jp-OutputArea-output img[src^="data:image/png"]')
+    expect(picture).to_be_visible()
+    return picture.evaluate("image => image.naturalWidth")
+
+
+def test_the_first_chapter_opens_with_its_outputs(page):
+    assert f"/notebooks/{CHAPTER}.ipynb" in page.url
+    panel = open_chapter(page, f"{CHAPTER}.ipynb")
+    assert picture_width(page, panel) > 100
+    scroll_to(page, panel, ".jp-OutputArea-output pre")
+    expect(page.locator(".Toastify__toast")).to_have_count(0)  # no question about news
+
+
+def test_the_first_chapter_runs(page, clone):
+    panel = open_chapter(page, f"{CHAPTER}.ipynb")
+    page.locator('.lm-MenuBar-itemLabel:text-is("Run")').click()
+    page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
+    panel.locator('.jp-Notebook-ExecutionIndicator[data-status="busy"]').wait_for()
+    idle = 0  # between two cells the kernel is idle for a moment: wait until it stays so
+    deadline = time.time() + 120
+    while idle < 5 and time.time() < deadline:
+        page.wait_for_timeout(300)
+        idle = idle + 1 if panel.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').count() else 0
+    with page.expect_response(lambda r: r.request.method == "PUT" and f"{CHAPTER}.ipynb" in r.url) as saved:
+        page.keyboard.press("Control+s")
+    assert saved.value.ok
+    saved.value.finished()
+    path = clone / "notebooks" / f"{CHAPTER}.ipynb"
+    notebook = nbformat.read(path, 4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    found = [output for cell in code for output in cell.outputs
+             if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not found
+    assert picture_width(page, panel) > 100
+    # Saving wrote both halves, and nothing moved between them.
+    assert outputs.pair_problems(notebook, jupytext.read(path.with_suffix(".md"))) == []
+    committed = jupytext.read(ROOT / "notebooks" / f"{CHAPTER}.md")
+    assert [cell[:3] for cell in outputs.cells_of(committed)] == [cell[:3] for cell in outputs.cells_of(notebook)]
+
+
+def test_the_panel_of_the_first_chapter_answers(page):
+    panel = open_chapter(page, f"{CHAPTER}.ipynb")
+    value = scroll_to(page, panel, ".jp-OutputArea-output .widget-text input")
+    area = panel.locator(".jp-OutputArea-output:has(.widget-text)").first
+    expect(area).to_contain_text("465")
+    value.fill("0.3")
+    value.press("Enter")
+    expect(area).to_contain_text("0.3125")  # the nearest E4M3 value
+
+
+def test_the_text_half_opens_as_a_notebook(page):
+    twin = page.locator(f'.jp-DirListing-item:has-text("{CHAPTER}.md")')
+    twin.dblclick()
+    panel = open_chapter(page, f"{CHAPTER}.md")
+    assert picture_width(page, panel) > 100  # the outputs come from the .ipynb
