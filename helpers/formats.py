@@ -84,12 +84,11 @@ FORMATS: dict[str, Format] = {name: describe(getattr(ml_dtypes, name)) for name 
 
 
 def format_table(dtypes=tuple(FORMATS)) -> str:
-    """A text table, one row a format."""
-    heads = ("format", "bits", "sign", "exp", "man", "bias", "max", "min normal", "min subnormal", "inf", "NaN", "-0",
-             "finite values")
-    rows = [heads, *((f.name, f.bits, int(f.signed), f.exponent_bits, f.mantissa_bits, f.bias, f"{f.max:.6g}",
-                     f"{f.smallest_normal:.3g}", f"{f.smallest_subnormal:.3g}" if f.smallest_subnormal else "none",
-                     f.inf_codes, f.nan_codes, "yes" if f.negative_zero else "no", f.finite_values)
+    """A text table, one row a format: normal and subnormal are the smallest such, values the finite ones."""
+    heads = ("format", "bits", "exp", "man", "bias", "max", "normal", "subnormal", "inf", "NaN", "-0", "values")
+    rows = [heads, *((f.name, f.bits, f.exponent_bits, f.mantissa_bits, f.bias, f"{f.max:.{6 if f.max < 1e6 else 2}g}",
+                      f"{f.smallest_normal:.3g}", f"{f.smallest_subnormal:.3g}" if f.smallest_subnormal else "none",
+                      f.inf_codes, f.nan_codes, "yes" if f.negative_zero else "no", f.finite_values)
                      for f in map(describe, dtypes))]
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
     return "\n".join("  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths)) for row in rows)

@@ -69,7 +69,7 @@ def plot_codes(dtype) -> Picture:
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.grid(False)
     axes.set(xlabel="low bits of the code (hex)", ylabel="high bits (hex)",
-             title=f.name + (": orange positive, purple negative, bold italic subnormal" if f.signed else ""))
+             title=f.name + (": orange positive, purple negative, bold italic subnormal" if f.signed and big else ""))
     return figure
 
 
