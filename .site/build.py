@@ -66,8 +66,8 @@ def build_local(project: Path, out: Path) -> None:
     template = os.path.relpath(TEMPLATE, project)
     config.write_text(f"version: 1\nextends: [../myst.yml]\nsite:\n  template: {template}\n")
     # mystmd asks npm's registry for its newest version at every start: not in a build that promises no requests.
-    nowhere = {"API_URL": NOWHERE, "npm_config_registry": NOWHERE}
-    done = run_myst(project, "--config", "_build/local.yml", "build", "--site", "--ci", **nowhere)
+    arguments = ("--config", "_build/local.yml", "build", "--site", "--ci")
+    done = run_myst(project, *arguments, npm_config_registry=NOWHERE)
     problems = complaints(done.stderr)
     if not (parsed / "config.json").is_file():
         raise BuildError("\n".join(problems or complaints(done.stdout)))

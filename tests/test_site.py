@@ -117,7 +117,7 @@ def test_whatever_is_broken_is_listed_and_fails_the_build(broken, name):
 # --- a sound project with everything that chapters may use --------------------------------------------------------
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
-LONG = "".join(f"line {i} of a long output\n" for i in range(4000))  # mystmd moves such outputs into files
+LONG = "x" * 400 + "\n" + "".join(f"line {i} of a long output\n" for i in range(4000))  # mystmd moves such outputs into files
 SOUND = new_notebook(
     metadata={
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
@@ -137,7 +137,7 @@ SOUND = new_notebook(
         cell("print(1)", new_output("stream", name="stdout", text="\x1b[1;31mbold red\x1b[0m <plain>\n")),
         cell("warn()", new_output("stream", name="stderr", text="careful\n")),
         cell("1/0", new_output("error", ename="ZeroDivisionError", evalue="division", traceback=["\x1b[31mZero\x1b[0m"])),
-        cell("table", html_output("<table><tr><td>from html</td></tr></table>")),
+        cell(f"table({'x' * 300!r})", html_output("<table><tr><td>from html</td></tr></table>")),
         cell("svg", new_output("display_data", {"image/svg+xml": SVG, "text/plain": "svg"})),
         cell("json", new_output("display_data", {"application/json": {"key": 1}, "text/plain": "json"})),
         cell("panel", new_output("display_data", {WIDGET: {"model_id": "1"}, "text/plain": "VBox()"})),
@@ -311,6 +311,7 @@ def test_a_chapter_reads_well(site, page, chapter):
     assert page.locator("meta[name=description]").get_attribute("content")
     assert page.locator(".cell .input .k, .cell .input .kn").count() > 3, "code is highlighted"
     assert all(widths_of_pictures(page)) and all(boxes_of_math(page))
+    assert page.get_by_alt_text("Figure drawn by the code above").count() == 0, "every picture says what it shows"
     if chapter == CHAPTERS[0]:
         assert widths_of_pictures(page) and boxes_of_math(page)
     else:
