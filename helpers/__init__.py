@@ -1,6 +1,19 @@
 """Compile, read and judge FP8 matmuls in JAX: for Hopper and its relatives, on any machine."""
 
 from helpers.aot import aot_compile, gpu_available, run
+from helpers.hlo import HloModule, HloParseError, parse_hlo_module
+from helpers.printing import format_hlo_module, print_hlo_module
 from helpers.targets import TARGETS, Target
 
-__all__ = ["TARGETS", "Target", "aot_compile", "gpu_available", "run"]
+__all__ = [
+    "TARGETS",
+    "HloModule",
+    "HloParseError",
+    "Target",
+    "aot_compile",
+    "format_hlo_module",
+    "gpu_available",
+    "parse_hlo_module",
+    "print_hlo_module",
+    "run",
+]

@@ -25,19 +25,19 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _cuda_libraries() -> bool:
-    """Whether the libraries a GPU run needs are installed, as wheels or system-wide."""
+def _installed(distribution: str) -> bool:
     try:
-        return bool(importlib.metadata.version("nvidia-cublas"))
+        return bool(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
-        return ctypes.util.find_library("cublasLt") is not None
+        return False
 
 
 @functools.cache
 def gpu_available() -> bool:
     """Whether functions can run on an attached GPU: a driver for CUDA 13, a GPU, and CUDA's libraries."""
     platforms = os.environ.get("JAX_PLATFORMS", "") or (jax.config.jax_platforms or "")
-    return platforms in ("", "cuda", "gpu") and attached_gpu() is not None and _cuda_libraries()
+    libraries = _installed("nvidia-cublas") or ctypes.util.find_library("cublasLt")
+    return platforms in ("", "cuda", "gpu") and attached_gpu() is not None and bool(libraries)
 
 
 # With no GPU to use, JAX's start-up of the CUDA plugin prints a traceback into the first output, and loses the
@@ -65,13 +65,6 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...]) -> jax.shardi
             "there are no such wheels: use a Linux container, Google Colab, or WSL."
         ) from error
     return topologies.make_mesh(topology, tuple(sizes), tuple(name for name, _ in mesh_shape))
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(distribution))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 _TILE_FIELDS = ("block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages")

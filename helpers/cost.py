@@ -69,9 +69,7 @@ def _dims(instruction: Instruction, side: str) -> list[int]:
 def _matmul(instruction: Instruction, computation: Computation) -> tuple[int, str] | None:
     """(FLOPs, dtype of the peak rate) if the instruction is a matrix multiplication, else None."""
     target = instruction.custom_call_target or ""
-    if instruction.opcode != "dot" and not (target.startswith("__cublas$") and "matmul" in target or "gemm" in target):
-        return None
-    if not isinstance(instruction.backend_config, dict) and instruction.opcode != "dot":
+    if instruction.opcode != "dot" and not target.startswith(("__cublas$lt$matmul", "__cublas$gemm")):
         return None
     lhs = computation[instruction.operands[0]].shape
     contracted = math.prod(lhs.dims[d] for d in _dims(instruction, "lhs"))
@@ -91,7 +89,7 @@ def kernels(x: Any) -> tuple[Kernel, ...]:
     """What the program launches, in order: each instruction of ENTRY, and of the bodies it loops over or calls (each
     body once, however often it runs), that is not free. `x` is anything `parse_hlo_module` takes.
     """
-    module = x if isinstance(x, HloModule) else parse_hlo_module(x)
+    module = parse_hlo_module(x)
     found = []
 
     def visit(computation: Computation) -> None:
@@ -119,8 +117,7 @@ def bytes_moved(x: Any) -> int:
 
 def fp8_calls(x: Any) -> tuple[Instruction, ...]:
     """The program's `__cublas$lt$matmul$f8` calls. `gemm_config(call)` tells what each has fused."""
-    module = x if isinstance(x, HloModule) else parse_hlo_module(x)
-    return tuple(i for i in module if i.custom_call_target == FP8_CALL)
+    return tuple(i for i in parse_hlo_module(x) if i.custom_call_target == FP8_CALL)
 
 
 def gemm_config(call: Instruction) -> dict[str, Any]:
