@@ -270,10 +270,16 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
         cases = {case.get("name"): case for case in ElementTree.parse(scratch / "result.xml").iter("testcase")}
         if missing := {path.name for path in copies} - set(cases):
             raise Refused(f"nbmake did not run {sorted(missing)}:\n{run.stdout}")
-        return {path.stem: (nbformat.read(path, 4), float(cases[path.name].get("time")),
-                            next((text_of(bad.text or bad.get("message") or "failed") for bad in cases[path.name]
-                                  if bad.tag in ("failure", "error")), None))
+        return {path.stem: (nbformat.read(path, 4), float(cases[path.name].get("time")), failure(cases[path.name]))
                 for path in copies}
+
+
+def failure(case: ElementTree.Element) -> str | None:
+    """What nbmake said of a chapter that failed, without the colours (which XML spells out)."""
+    for bad in case:
+        if bad.tag in ("failure", "error"):
+            return re.sub(r"(#x1B|\x1b)\[[0-9;]*m", "", bad.text or bad.get("message") or "failed")
+    return None
 
 
 def why_not_compared() -> str | None:
@@ -321,11 +327,11 @@ def check(paths: list[Path]) -> Report:
         if name not in results:
             report.lines.append(f"{name:24} not run: it compiles for Hopper, which needs Linux")
             continue
-        fresh, seconds, failure = results[name]
+        fresh, seconds, failed = results[name]
         report.lines.append(f"{name:24}{len(notebook.cells):4} cells {seconds:6.1f} s")
         report.problems[name] += [f"when run: {problem}" for problem in stderr_problems(fresh)]
-        if failure:
-            report.problems[name].append(f"fails when run:\n{failure}")
+        if failed:
+            report.problems[name].append(f"fails when run:\n{failed}")
         elif not report.not_compared:
             report.problems[name] += compare(notebook, fresh)
     report.lines.append(f"{'together':24}{'':11}{sum(seconds for _, seconds, _ in results.values()):6.1f} s")
