@@ -5,9 +5,10 @@ Every kind of node is drawn or reported: a node this file does not know is a pro
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import quote
 
@@ -372,8 +373,15 @@ class PageRenderer:
         return fold(title, cell) if node.get("visibility") == "hide" else cell
 
     def draw_outputs(self, node: Node) -> str:
-        drawn = self.children(node)
-        return f'<div class="outputs">{drawn}</div>' if drawn else ""
+        drawn = []
+        for name, outputs in groupby(node.get("children", ()), key=_stream):
+            drawn += [self.stream(name, outputs)] if name else map(self.node, outputs)
+        return f'<div class="outputs">{"".join(drawn)}</div>' if any(drawn) else ""
+
+    def stream(self, name: str, outputs: Iterable[Node]) -> str:
+        """What a cell printed: a kernel sends it in pieces, cut anywhere."""
+        text = "".join(self.content(output["jupyter_data"], "text") for output in outputs)
+        return f'<pre class="{escape(name)}" tabindex="0">{ansi_to_html(text)}</pre>'
 
     def content(self, data: Node, key: str = "content") -> str:
         """The text of an output: mystmd puts long ones in a file of their own."""
@@ -382,10 +390,7 @@ class PageRenderer:
 
     def draw_output(self, node: Node) -> str:
         data = node["jupyter_data"]
-        kind = data["output_type"]
-        if kind == "stream":
-            return f'<pre class="{escape(data["name"])}" tabindex="0">{ansi_to_html(self.content(data, "text"))}</pre>'
-        if kind == "error":
+        if data["output_type"] == "error":
             return f'<pre class="error" tabindex="0">{ansi_to_html(self.content(data, "traceback"))}</pre>'
         return self.bundle(data.get("data", {}), data.get("metadata", {}))
 
@@ -511,6 +516,12 @@ class PageRenderer:
 </body>
 </html>
 """
+
+
+def _stream(node: Node) -> str:
+    """Which stream an output is text of, "stdout" or "stderr"; "" if of none."""
+    data = node.get("jupyter_data", {})
+    return data["name"] if data.get("output_type") == "stream" else ""
 
 
 def _style(node: Node) -> Node:

@@ -135,6 +135,7 @@ SOUND = new_notebook(
             "## Folds and cells\n\n<details><summary>Answer</summary>\n\nIt is **448**.\n\n```python\nx = 1\n```\n\n</details>"
         ),
         cell("print(1)", new_output("stream", name="stdout", text="\x1b[1;31mbold red\x1b[0m <plain>\n")),
+        cell("pieces()", *(new_output("stream", name="stdout", text=t) for t in ("in pie", "ces\n"))),
         cell("warn()", new_output("stream", name="stderr", text="careful\n")),
         cell("1/0", new_output("error", ename="ZeroDivisionError", evalue="division", traceback=["\x1b[31mZero\x1b[0m"])),
         cell(f"table({'x' * 300!r})", html_output("<table><tr><td>from html</td></tr></table>")),
@@ -244,7 +245,7 @@ def test_a_page_shows_every_idiom(sound_site, page):
     assert len(boxes_of_math(page)) == 3 and all(boxes_of_math(page))
     outputs = page.locator(".outputs")
     assert page.locator(".ansi-bold.ansi-fg-1").inner_text() == "bold red"
-    for text in ("<plain>", "careful", "Zero", "from html", '"key"', "This panel is interactive", "kept"):
+    for text in ("<plain>", "in pieces", "careful", "Zero", "from html", '"key"', "This panel is interactive", "kept"):
         assert outputs.get_by_text(text).first.is_visible(), text
     assert page.get_by_text(LONG.splitlines()[-1]).count() == 1, "a long output is complete"
     assert page.locator(".cell .input .nb").first.inner_text() == "print", "code is highlighted"
