@@ -150,27 +150,51 @@ def plot_snr(scales, curves: Mapping[str, Sequence[float]], marks: Mapping[str, 
     return figure
 
 
-def plot_roofline(points: Mapping[str, tuple[float, float]], peak_flops: float | Mapping[str, float],
+def plot_roofline(points: Mapping[str, tuple[float, float, float]], peak_flops: Mapping[str, float],
                   bandwidth: float, title: str = "") -> Picture:
-    """A roofline: `points` maps a label to (FLOPs, bytes moved); `peak_flops` in FLOP/s, one number or one a number
-    format; `bandwidth` in byte/s. Each point sits on the highest roof, at what the roofline allows: an estimate.
+    """A roofline: `peak_flops` in FLOP/s by number format, a roof for each; `bandwidth` in byte/s. `points` maps a label
+    to (FLOPs, bytes moved, seconds), measured or estimated: a point lies on its roof or below it.
     """
-    peaks = peak_flops if isinstance(peak_flops, Mapping) else {"peak": peak_flops}
-    top, ridge = max(peaks.values()), max(peaks.values()) / bandwidth
-    intensity = {name: flops / moved for name, (flops, moved) in points.items()}
-    bound = {name: min(top, x * bandwidth) for name, x in intensity.items()}
+    intensity = {name: flops / moved for name, (flops, moved, _) in points.items()}
+    rate = {name: flops / seconds for name, (flops, _, seconds) in points.items()}
+    ridges = [peak / bandwidth for peak in peak_flops.values()]
     figure, axes = _axes(8, 4.2, "Roofline, FLOP/s against FLOP per byte: " + "; ".join(
-        f"{name} at {intensity[name]:.3g} FLOP/byte may reach {bound[name] / 1e12:.3g} TFLOP/s" for name in points))
-    x = np.geomspace(min([*intensity.values(), ridge]) / 4, max([*intensity.values(), ridge]) * 4, 200)
-    for i, (name, peak) in enumerate(peaks.items()):
+        f"{name} at {intensity[name]:.3g} FLOP/byte, {rate[name] / 1e12:.3g} TFLOP/s" for name in points))
+    x = np.geomspace(min([*intensity.values(), *ridges]) / 4, max([*intensity.values(), *ridges]) * 4, 200)
+    for i, (name, peak) in enumerate(peak_flops.items()):
         axes.plot(x, np.minimum(peak, x * bandwidth) / 1e12, STYLES[i % 4], color="#555555", linewidth=1.8)
         axes.annotate(f"{name}: {peak / 1e12:.4g} TFLOP/s", (x[-1], peak / 1e12), ha="right", xytext=(0, 4),
                       textcoords="offset points", fontsize=9)
     for i, name in enumerate(points):
-        axes.plot(intensity[name], bound[name] / 1e12, marker="os^Dv"[i % 5], color=PALETTE[i % 7], markersize=9,
+        axes.plot(intensity[name], rate[name] / 1e12, marker="os^Dv"[i % 5], color=PALETTE[i % 7], markersize=9,
                   linestyle="none", label=name)
     axes.set_xscale("log", base=2)
-    axes.set(yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)", ylabel="attainable TFLOP/s (estimate)",
+    axes.set(yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)", ylabel="TFLOP/s",
              title=title or f"{bandwidth / 1e12:.3g} TB/s")
     axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
+    """Bytes moved, a bar for each program and in it a part for each kernel, (label, bytes), in launch order."""
+    totals = {name: sum(moved for _, moved in parts) for name, parts in programs.items()}
+    figure, axes = _axes(9, 1.1 + 0.8 * len(programs), "Megabytes moved: " + "; ".join(
+        f"{name} {total / 1e6:.0f} in {len(programs[name])} kernel{'s' * (len(programs[name]) != 1)}"
+        for name, total in totals.items()) + ".")
+    labels = list(dict.fromkeys(label for parts in reversed(programs.values()) for label, _ in parts))
+    for row, (name, parts) in enumerate(programs.items()):
+        left = 0.0
+        for label, moved in parts:
+            colour = labels.index(label) % 6
+            axes.barh(row, moved / 1e6, left=left, color=PALETTE[colour], edgecolor="white", linewidth=1.5)
+            if moved > 0.014 * len(label) * max(totals.values()):  # narrower parts have no room for their name
+                axes.text(left + moved / 2e6, row, label, ha="center", va="center", fontsize=9,
+                          color="white" if colour < 3 else "black")
+            left += moved / 1e6
+        axes.text(left, row, f"  {left:.0f} MB", va="center")
+    axes.set_yticks(range(len(programs)), list(programs))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12e-6 * max(totals.values()))
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel="memory traffic (MB)")
     return figure

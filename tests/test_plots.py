@@ -14,7 +14,9 @@ FIGURES = {
     "relative error": lambda: plots.plot_relative_error(["bfloat16", "float8_e4m3fn"], -12, 12),
     "histogram": lambda: plots.plot_histogram({"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]),
     "snr": lambda: plots.plot_snr([0.5, 1, 2], {"E4M3FN": [1.0, 30.0, -np.inf]}, {"amax": 1.0}),
-    "roofline": lambda: plots.plot_roofline({"fused": (1e12, 1e9), "naive": (1e12, 1e10)}, {"FP8": 2e15}, 3e12),
+    "roofline": lambda: plots.plot_roofline(
+        {"fused": (1e12, 1e9, 1e-3), "naive": (1e12, 1e10, 4e-3)}, {"FP8": 2e15}, 3e12),
+    "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
 }
 
 
@@ -55,7 +57,16 @@ def test_relative_error_is_half_a_step_where_normal_and_one_where_flushed():
     assert error[2.0**-12] == 1 and error[2.0**9] > 0.5
 
 
-def test_roofline_points_sit_on_the_roof():
-    figure = plots.plot_roofline({"compute": (1e13, 1e9), "memory": (1e9, 1e9)}, 2e15, 3e12)
-    marks = {line.get_label(): line.get_ydata()[0] for line in figure.axes[0].lines if len(line.get_ydata()) == 1}
-    assert marks == {"compute": 2000.0, "memory": 3.0}
+def test_roofline_points_and_roofs():
+    points = {"compute": (1e13, 1e9, 5e-3), "memory": (1e9, 1e9, 1e-3)}
+    figure = plots.plot_roofline(points, {"f8": 2e15, "bf16": 1e15}, 3e12)
+    lines = figure.axes[0].lines
+    marks = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in lines if len(line.get_ydata()) == 1}
+    assert marks == {"compute": (1e4, 2000.0), "memory": (1.0, 1.0)}
+    assert [max(line.get_ydata()) for line in lines if len(line.get_ydata()) > 1] == [2000.0, 1000.0]
+
+
+def test_bytes_are_stacked_in_launch_order():
+    axes = plots.plot_bytes({"many": [("a", 10_000_000), ("b", 1_000_000)], "one": [("c", 3_000_000)]}).axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 10), (10, 1), (0, 3)]
+    assert [t.get_text().strip() for t in axes.texts] == ["a", "b", "11 MB", "c", "3 MB"]

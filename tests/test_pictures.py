@@ -1,0 +1,24 @@
+"""The README's picture is an output of chapter 6, not a drawing. `python tests/test_pictures.py` takes it over again."""
+
+import base64
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "img" / "one_call.png"
+
+
+def from_chapter() -> bytes:
+    notebook = nbformat.read(ROOT / "notebooks" / "06_bias_matmul.ipynb", as_version=4)
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output)
+    (data,) = (o.data for o in outputs if "".join(o.data.get("text/plain", "")).startswith("Megabytes moved"))
+    return base64.b64decode(data["image/png"])
+
+
+def test_the_readme_shows_what_the_chapter_drew():
+    assert PICTURE.read_bytes() == from_chapter(), "run `make refresh`: the picture in img/ is not chapter 6's any more"
+
+
+if __name__ == "__main__":
+    PICTURE.write_bytes(from_chapter())
