@@ -154,7 +154,8 @@ def build_themed(project: Path, out: Path) -> str | None:
     marked = [line for line in complaints(done.stderr) if line.startswith(("⚠", "⛔"))]
     complete = done.returncode == 0 and (out / "index.html").is_file()
     if complete and not marked:
-        missing = [p.slug for p in load_site(project / "_build" / "site").pages if not (out / path_of(p.slug)).is_file()]
+        pages = load_site(project / "_build" / "site").pages
+        missing = [page.slug for page in pages if not (out / path_of(page.slug)).is_file()]
         if missing:
             raise BuildError("the theme wrote no page for " + ", ".join(missing))
         return None

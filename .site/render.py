@@ -138,7 +138,8 @@ def ansi_to_html(text: str) -> str:
             classes = " ".join(v for v in state.values() if ":" not in v)
             style = ";".join(v for v in state.values() if ":" in v)
             attributes = (f' class="{classes}"' if classes else "") + (f' style="{style}"' if style else "")
-            parts.append(f"<span{attributes}>{escape(piece, quote=False)}</span>" if attributes else escape(piece, False))
+            words = escape(piece, quote=False)
+            parts.append(f"<span{attributes}>{words}</span>" if attributes else words)
     return "".join(parts)
 
 
@@ -208,7 +209,8 @@ class PageRenderer:
             return self.problem(f"math inside raw HTML stays TeX source: {plain_text(node)!r}; move it out of the HTML")
         style = ";".join(f"{re.sub('[A-Z]', lambda m: '-' + m[0].lower(), k)}:{v}" for k, v in _style(node).items())
         attributes = (f' id="{escape(node["html_id"])}"' if node.get("html_id") else "") + extra
-        attributes += (f' class="{escape(classes)}"' if classes else "") + (f' style="{escape(style)}"' if style else "")
+        attributes += f' class="{escape(classes)}"' if classes else ""
+        attributes += f' style="{escape(style)}"' if style else ""
         return f"<{tag}{attributes}>{self.children(node)}</{tag}>"
 
     def draw_text(self, node: Node) -> str:
@@ -458,7 +460,9 @@ class PageRenderer:
             node = queue.pop(0)
             if node["type"] == "paragraph":
                 text = " ".join(plain_text(node).split())
-                return text if len(text) <= 200 else text[:200].rpartition(". " if ". " in text[:200] else " ")[0] + "."
+                if len(text) > 200:
+                    text = text[:200].rpartition(". " if ". " in text[:200] else " ")[0] + "."
+                return text
             if node["type"] in ("root", "block"):
                 queue = node.get("children", []) + queue
         return self.site.description

@@ -117,7 +117,8 @@ def test_whatever_is_broken_is_listed_and_fails_the_build(broken, name):
 # --- a sound project with everything that chapters may use --------------------------------------------------------
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
-LONG = "x" * 400 + "\n" + "".join(f"line {i} of a long output\n" for i in range(4000))  # mystmd moves such outputs into files
+# mystmd moves outputs of this length into files.
+LONG = "x" * 400 + "\n" + "".join(f"line {i} of a long output\n" for i in range(4000))
 SOUND = new_notebook(
     metadata={
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
@@ -132,12 +133,13 @@ SOUND = new_notebook(
             " [start](index.md).\n\n![A black box](dot.svg)\n"
         ),
         new_markdown_cell(
-            "## Folds and cells\n\n<details><summary>Answer</summary>\n\nIt is **448**.\n\n```python\nx = 1\n```\n\n</details>"
+            "## Folds and cells\n\n<details><summary>Answer</summary>\n\nIt is **448**.\n\n"
+            "```python\nx = 1\n```\n\n</details>"
         ),
         cell("print(1)", new_output("stream", name="stdout", text="\x1b[1;31mbold red\x1b[0m <plain>\n")),
         cell("pieces()", *(new_output("stream", name="stdout", text=t) for t in ("in pie", "ces\n"))),
         cell("warn()", new_output("stream", name="stderr", text="careful\n")),
-        cell("1/0", new_output("error", ename="ZeroDivisionError", evalue="division", traceback=["\x1b[31mZero\x1b[0m"])),
+        cell("1/0", new_output("error", ename="E", evalue="division", traceback=["\x1b[31mZero\x1b[0m"])),
         cell(f"table({'x' * 300!r})", html_output("<table><tr><td>from html</td></tr></table>")),
         cell("svg", new_output("display_data", {"image/svg+xml": SVG, "text/plain": "svg"})),
         cell("json", new_output("display_data", {"application/json": {"key": 1}, "text/plain": "json"})),
@@ -155,7 +157,8 @@ def sound_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound")
     (folder / "dot.svg").write_text(SVG)
     two = new_notebook(cells=[new_markdown_cell("# Two\n\nText.\n\n## A second section\n\n[Back](01_one.ipynb)")])
-    return write_project(folder, {"index.md": "# Start\n\n[One](01_one.ipynb)", "01_one.ipynb": SOUND, "02_two.ipynb": two})
+    pages = {"index.md": "# Start\n\n[One](01_one.ipynb)", "01_one.ipynb": SOUND, "02_two.ipynb": two}
+    return write_project(folder, pages)
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +183,8 @@ def test_the_theme_is_used_where_it_is_at_hand(sound_project, tmp_path):
     theme.mkdir(parents=True)
     (theme / "template.yml").write_text("jtex: v1\nversion: 1.0.0\nbuild: {render: sh render.sh}\n")
     (theme / "render.sh").write_text(
-        'for d in . one two; do mkdir -p "$BUILD_DIRECTORY/$d"; echo "themed $BASE_URL" > "$BUILD_DIRECTORY/$d/index.html"; done'
+        'for d in . one two; do mkdir -p "$BUILD_DIRECTORY/$d"\n'
+        'echo "themed $BASE_URL" > "$BUILD_DIRECTORY/$d/index.html"; done'
     )
     done = run_build(project=project, API_URL=NOWHERE, BASE_URL="/fp8")
     assert done.returncode == 0 and done.stdout.startswith("book-theme: 3 pages"), done.stderr
