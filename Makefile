@@ -16,7 +16,8 @@ FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 .PHONY: help setup lab test check refresh site bench clean
 
 help:     ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | while read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | \
+	while read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
 
 setup:    ## install everything into this checkout (the other targets do it too)
 	$(SETUP)

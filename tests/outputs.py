@@ -187,9 +187,14 @@ def pair_problems(notebook, twin) -> list[str]:
     old, new = cells_of(notebook), cells_of(twin)
     for kind, i, j, k, m in difflib.SequenceMatcher(None, [*map(repr, old)], [*map(repr, new)], False).get_opcodes():
         if kind != "equal":
-            where = f"cell {i + 1}" if i < len(old) else "the end"
-            problems.append(f"the .ipynb and the .md differ at {where}: {old[i:j]} against {new[k:m]}")
+            lines = difflib.unified_diff(written(old[i:j]), written(new[k:m]), ".ipynb", ".md", n=0, lineterm="")
+            problems.append(f"the .ipynb and the .md differ at cell {i + 1}:\n" + "\n".join(lines))
     return problems
+
+
+def written(cells: list[tuple]) -> list[str]:
+    """Cells as lines of text, to show how two differ."""
+    return [line for kind, source, *metadata in cells for line in (f"{kind} {metadata}", *source.splitlines())]
 
 
 def lookup(metadata, dotted: str):
