@@ -16,8 +16,7 @@ FP8_CALL = "__cublas$lt$matmul$f8"
 # Instructions that launch nothing: names, views, and the ends of what has been launched before.
 _FREE = frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier partition-id "
-    "replica-id call while conditional async-done all-gather-done all-reduce-done collective-permute-done "
-    "copy-done send-done recv-done".split()
+    "replica-id call while conditional".split()
 )
 _CONTROL = frozenset(("call", "while", "conditional"))
 
@@ -53,9 +52,9 @@ def _results(instruction: Instruction) -> tuple[Shape, ...]:
 
 
 def _kind(instruction: Instruction) -> str:
-    config = instruction.backend_config if instruction.opcode == "fusion" else None
+    config = instruction.backend_config if "fusion" in instruction.opcode else None
     triton = isinstance(config, dict) and "triton" in config.get("fusion_backend_config", {}).get("kind", "")
-    return instruction.custom_call_target or ("triton" if triton else instruction.opcode)
+    return instruction.custom_call_target or ("triton" if triton else instruction.opcode.removesuffix("-start"))
 
 
 def _dims(instruction: Instruction, side: str) -> list[int]:
@@ -81,7 +80,7 @@ def _matmuls(instruction: Instruction, computation: Computation, module: HloModu
     found = _matmul(instruction, computation)
     if found:
         return [found]
-    called = [module.computations[name] for name in instruction.called] if instruction.opcode == "fusion" else []
+    called = [module.computations[name] for name in instruction.called] if "fusion" in instruction.opcode else []
     return [m for inner in called for i in inner for m in _matmuls(i, inner, module)]
 
 
@@ -97,7 +96,7 @@ def kernels(x: Any) -> tuple[Kernel, ...]:
             if i.opcode in _CONTROL:
                 for name in i.called:
                     visit(module.computations[name])
-            if i.opcode in _FREE:
+            if i.opcode in _FREE or i.opcode.endswith("-done"):
                 continue
             matmuls = _matmuls(i, computation, module)
             moved = sum(computation[name].shape.nbytes for name in i.operands) + sum(s.nbytes for s in _results(i))

@@ -141,12 +141,13 @@ def matmul_reference(a, b_t, a_scale=1.0, b_scale=1.0) -> tuple[np.ndarray, np.n
     return a @ b * scale, np.abs(a) @ np.abs(b) * np.abs(scale)
 
 
-def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, unit: float = F32_UNIT) -> np.ndarray:
+def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, unit: float | None = None) -> np.ndarray:
     """A bound, not a guess: how far a correct matmul may lie from `value`, elementwise, float64 of value's shape.
 
     `value` and `magnitude` come from `matmul_reference` (add |bias| to the second, bias to the first); `k` is the
     contracting size; `out_dtype` the result's type; `compute_dtype` the type the function dequantizes and scales in.
-    `unit` is the accumulator's unit roundoff: F32_UNIT, or HOPPER_FAST_UNIT for fast accumulation on the chip.
+    `unit` is the accumulator's unit roundoff. None is HOPPER_FAST_UNIT where JAX runs on a GPU, whose FP8 matmuls
+    accumulate fast by default, and F32_UNIT on the CPU.
 
     - summing n terms in any order errs by at most gamma_n * sum|a b|, gamma_n = n u / (1 - n u) (Higham, Accuracy and
       Stability of Numerical Algorithms, 2nd ed., section 4.2); n = k plus one for each group of 32 products that the
@@ -156,6 +157,8 @@ def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, un
 
     Relu and clamping never enlarge an error: apply them to `value` and keep the bound; for an amax take the largest
     bound. Holds while nothing over- or underflows on the way. ValueError where k is too large for a bound: n u >= 1."""
+    if unit is None:
+        unit = HOPPER_FAST_UNIT if jax.default_backend() == "gpu" else F32_UNIT
     n = k + math.ceil(k / 32)
     if n * unit >= 1:
         raise ValueError(f"tolerance: contracting size {k} with unit roundoff {unit:.3g} has no bound; split k")
