@@ -27,16 +27,17 @@ _INSTRUCTIONS = re.compile(  # ROOT, name, shape, opcode, parameter's or constan
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
 _OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
-_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+((?:.*\n)*?.*)\{{[ \t]*$", re.M)
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*,\n)*?.*)\{{[ \t]*$", re.M)
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
                     rf"((?:\n[ \t]*\d+ (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
 _TABLE_ROW = re.compile(rf"(\d+) (?:({_STRING})|\{{(.*)\}})")
 _FIELD = re.compile(rf"([\w.\-]+)=({_STRING}|[^\s,}}]+)")
-_SHAPE = re.compile(r"\s*,?\s*(?:([()])|([a-z]\w*)\[((?:\s*(?:<=)?\d+\s*,?|\s*\?\s*,?)*+)\](?:\{([^{}]*)\})?)")
+_DIM = r"\s*(?:(?:<=)?\d+|\?)\s*"
+_SHAPE = re.compile(rf"\s*,?\s*(?:([()])|([a-z]\w*)\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?)")
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
-_TOKEN = re.compile(rf'{_STRING}|/\*.*?\*/|[][(){{}},"\n]|/\*', re.S)
+_TOKEN = re.compile(rf'{_STRING}|/\*.*?\*/|[][(){{}},"\n]|/\*|<[^][(){{}}<>="\n]*>', re.S)  # last: array<i64: 1, 2>
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
 _INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
 _CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations", "true_computation",
@@ -373,6 +374,10 @@ def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int
         raise _error(text, pos, 'expected an instruction, "%name = shape opcode(operands)"' if pos < len(text) else
                      "the text ends inside a computation: is it truncated?")
     end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
+    try:
+        parse_shape(text[head.start(3):end])
+    except HloParseError as e:
+        raise _error(text, head.start(3), e.message) from None
     opcode = _OPCODE.match(text, end)
     if not opcode:
         raise _error(text, end, f'expected "shape opcode(" after %{head[2]} =')
@@ -483,12 +488,13 @@ def _parse(text: str) -> HloModule:
         end, lines = text.find("\n}", start), None
         rows = _INSTRUCTIONS.findall(text, start, end) if end > 0 else ()
         number += text.count("\n", counted, start)
-        header, *inside, closing = skeleton[number:number + len(rows) + 2]  # no line is left over, where the last closes
-        if rows and closing[:1] == b"}" and _balanced([header.removesuffix(b"{"), *inside], known):
+        closing = number + len(rows) + 1  # of as many lines as rows, none was passed over
+        if rows and skeleton[closing][:1] == b"}" and _balanced(
+                [skeleton[number].removesuffix(b"{"), *skeleton[number + 1:closing]], known):
             number, counted = number + len(rows), end
         else:
             counted = start
-            _skip(head[3], 0, "")
+            _skip(text, head.start(3), "{")
             lines, rows, end = _scan(text, start)
         computation = Computation(head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end))
         if lines is not None:

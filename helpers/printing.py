@@ -20,7 +20,7 @@ _NOISE = {"metadata", "backend_config", "frontend_attributes", "operand_layout_c
 _SPLIT_AXIS = re.compile(r"devices=\[|=(?:[2-9]|\d\d)")  # a sharding over more than one device
 _LAYOUT = re.compile(r"(\w+\[([^\]]*)\])\{([\d,]*)\}")
 _STRING = r'"(?:[^"\\]|\\.)*"'
-_PIECE = re.compile(rf'(?:{_STRING}|(?!, | source_file=)[^"])+(?:, )?| source_file=', re.S)
+_PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])+(?:, )?', re.S)
 _PAINT = re.compile(
     rf'(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)'
     r'|(?P<fp8>\bf[48]e\w+)|(?P<literal>(?<=\bconstant\()[^{}()]+)|(?P<opcode>(?<= )[a-z][a-z\d-]*(?=\())', re.M)
@@ -42,8 +42,9 @@ def _wrap(text: str, indent: str) -> str:
     lines = [""]
     for piece in _PIECE.findall(re.sub(r",\n\s*", ", ", text)):  # what was printed wrapped is wrapped anew
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > _WIDTH:
-            lines.append(indent)
-        lines[-1] += piece
+            lines.append(indent + piece.lstrip())
+        else:
+            lines[-1] += piece
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -61,7 +62,8 @@ def _json(value, indent: str) -> str:
 def _source(file: str) -> str:
     """Relative to the working directory where it is below it, else the bare file name."""
     path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return file if not path.is_absolute() else (
+        str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name)
 
 
 def _instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str:

@@ -1,0 +1,104 @@
+"""Time `parse_hlo_module` beside XLA's own C++ parser (jaxlib's private `_hlo`), on one real module: `make bench`.
+
+Both read the whole text; ours also reads every instruction's name, opcode and operands, which XLA's parser resolves
+as it goes. The module is a transformer's training step with FP8 matmuls, compiled for an H100.
+"""
+import gc
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from helpers import aot_compile, parse_hlo_module
+
+E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)
+
+
+def fp8_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [..., K] times w [K, N], both scaled by their amax and quantized to E4M3, in FP8."""
+    def quantize(a):
+        scale = jnp.max(jnp.abs(a)) / E4M3_MAX
+        return jnp.clip(a / scale, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn).astype(a.dtype) * scale
+    return jnp.einsum("...k,nk->...n", quantize(x), quantize(w.T))
+
+
+def norm(x: jax.Array) -> jax.Array:
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def attention(x: jax.Array, qkv: jax.Array, heads: int) -> jax.Array:
+    batch, length, width = x.shape
+    q, k, v = jnp.moveaxis(fp8_matmul(x, qkv).reshape(batch, length, 3, heads, width // heads), 2, 0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (width // heads) ** -0.5
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
+
+
+def training_step(params: dict, momentum: dict, tokens: jax.Array) -> tuple[dict, dict, jax.Array]:
+    """One step of SGD with momentum on a decoder-only transformer."""
+    def loss(params):
+        x = params["embedding"][tokens[:, :-1]]
+        for layer in params["layers"]:
+            with jax.named_scope("attention"):
+                x = x + fp8_matmul(attention(norm(x), layer["qkv"], heads=4), layer["out"])
+            with jax.named_scope("mlp"):
+                x = x + fp8_matmul(jax.nn.gelu(fp8_matmul(norm(x), layer["up"]) + layer["bias"]), layer["down"])
+        logits = jax.nn.log_softmax(norm(x) @ params["embedding"].T)
+        return -jnp.take_along_axis(logits, tokens[:, 1:, None], -1).mean()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+    return jax.tree.map(lambda p, m: p - 1e-3 * m, params, momentum), momentum, value
+
+
+def step_shapes(layers: int, width: int = 256, batch: int = 8) -> tuple[dict, dict, jax.ShapeDtypeStruct]:
+    """Shapes of the arguments of `training_step`."""
+    layer = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width),
+             "bias": (4 * width,)}
+    params = jax.tree.map(lambda dims: jax.ShapeDtypeStruct(dims, jnp.float32),
+                          {"embedding": (512, width), "layers": [layer] * layers}, is_leaf=lambda x: isinstance(x, tuple))
+    return params, params, jax.ShapeDtypeStruct((batch, 129), jnp.int32)
+
+
+def replicated(text: str, times: int) -> str:
+    """The module with its computations `times` over, every name but the last copy's made new."""
+    head, _, body = text.partition("\n\n\n")
+    copies = [re.sub(r"%([\w.\-]+)", rf"%\1.copy{n}", body).replace("\nENTRY ", "\n") for n in range(times - 1)]
+    return "\n\n".join([head, *copies, body])
+
+
+def read(text: str) -> None:
+    for i in parse_hlo_module(text):
+        i.name, i.opcode, i.operands
+
+
+def seconds(runs: int, *functions: Callable[[], object]) -> list[float]:
+    """Median time of each function, run in turn, so that what else the machine does falls on all of them."""
+    taken = [[] for _ in functions]
+    for _ in range(runs):
+        for function, times in zip(functions, taken):
+            gc.collect()
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in taken]
+
+
+def main() -> None:
+    from jaxlib import _hlo
+
+    print("compiling a 14-layer training step for H100 ...", file=sys.stderr)
+    text = aot_compile(training_step, *step_shapes(layers=14)).as_text()
+    for module, runs in ((text, 9), (replicated(text, round(50e6 / len(text))), 3)):
+        ours, xla = seconds(runs, lambda: read(module), lambda: _hlo.hlo_module_from_text(module))
+        size = len(module) / 1e6
+        print(f"{size:5.1f} MB, median of {runs}: parse_hlo_module {ours:6.3f} s = {size / ours:5.1f} MB/s; "
+              f"XLA's parser {xla:6.3f} s = {size / xla:5.1f} MB/s; ratio {xla / ours:.2f}")
+
+
+if __name__ == "__main__":
+    main()
