@@ -294,7 +294,7 @@ def why_not_compared() -> str | None:
     locked: dict[str, set[str]] = {}
     for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]:
         locked.setdefault(package["name"], set()).add(package.get("version", ""))
-    for name, versions in sorted(locked.items()):
+    for name, versions in sorted(locked.items(), key=lambda entry: (entry[0] not in ("jax", "jaxlib"), entry[0])):
         try:
             installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
