@@ -7,7 +7,6 @@ text until it is read.
 """
 
 import gc
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -23,17 +22,19 @@ _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at mos
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 _INSTRUCTIONS = re.compile(  # ROOT, name, shape, opcode, parameter's or constant's argument, operands
     rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
-    rf"\((?:(?:(?<=parameter\()(?=\d++\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)(?:,.*+|[ \t]*+)$", re.M)
+    rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
+    r"(?:,.*+|[ \t]*+)$", re.M)
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
 _OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
 _COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*,\n)*?.*)\{{[ \t]*$", re.M)
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
-                    rf"((?:\n[ \t]*\d+ (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
+                    rf"((?:\n[ \t]*\d{{1,18}} (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
 _TABLE_ROW = re.compile(rf"(\d+) (?:({_STRING})|\{{(.*)\}})")
 _FIELD = re.compile(rf"([\w.\-]+)=({_STRING}|[^\s,}}]+)")
-_DIM = r"\s*(?:(?:<=)?\d+|\?)\s*"
-_SHAPE = re.compile(rf"\s*,?\s*(?:([()])|([a-z]\w*)\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?)")
+_DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
+_SHAPE = re.compile(rf"([a-z]\w*)\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
+_END = re.compile(r"\n[ \t]*+\}")
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
@@ -42,21 +43,17 @@ _CLOSE = {"(": ")", "[": "]", "{": "}"}
 _INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
 _CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations", "true_computation",
           "false_computation", "select", "scatter")
-_MAX_DEPTH = 100  # of tuple shapes and MLIR dictionaries: real ones stay below 10, Python's own recursion below 1000
+_MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
 
 
 class HloParseError(ValueError):
     """Text that is not HLO, or not all of it. `line` and `column` count from 1."""
 
-    def __init__(self, message: str, line: int = 1, column: int = 1):
-        super().__init__(f"line {line}, column {column}: {message}")
-        self.message, self.line, self.column = message, line, column
-
-
-def _error(text: str, pos: int, message: str) -> HloParseError:
-    found = text[pos:pos + 40].partition("\n")[0]
-    message += f', found "{found}"' if found else ""
-    return HloParseError(message, text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos))
+    def __init__(self, text: str, pos: int, message: str):
+        found = text[pos:pos + 40].partition("\n")[0]
+        self.message = message + f', found "{found}"' * bool(found)
+        self.line, self.column = text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos)
+        super().__init__(f"line {self.line}, column {self.column}: {self.message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +101,6 @@ class Shape:
         return f"{self.dtype}[{dims}]" + ("" if self.layout is None else f"{{{self.layout}}}")
 
 
-@lru_cache(maxsize=4096)
-def parse_shape(text: str) -> Shape:
-    """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError if it is none."""
-    text, pos, tuples = _COMMENT.sub("", text), 0, [[]]  # tuples: the elements read so far of each tuple still open
-    while (m := _SHAPE.match(text, pos)) and len(tuples) <= _MAX_DEPTH and (len(tuples) > 1 or m[1] != ")"):
-        if m[1] == "(":
-            tuples.append([])
-        elif m[1]:
-            elements = tuple(tuples.pop())
-            tuples[-1].append(Shape("tuple", elements=elements))
-        else:
-            dims = m[3].replace(" ", "").split(",") if m[3].strip() else []
-            sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
-            tuples[-1].append(Shape(m[2], sizes, m[4], (), tuple(i for i, d in enumerate(dims) if not d.isdigit())))
-        pos = m.end()
-    if text[pos:].strip() or len(tuples) != 1 or len(tuples[0]) != 1:
-        deep = f", tuples at most {_MAX_DEPTH} deep" * (len(tuples) > _MAX_DEPTH)
-        raise _error(text, pos, "expected a shape, such as f32[8,16]{1,0} or (f32[8], s32[])" + deep)
-    return tuples[0][0]
-
-
 def _skip(text: str, pos: int, stop: str) -> int:
     """Index of the first of the `stop` characters outside strings, comments and brackets, or the end of the text."""
     opened = []
@@ -134,12 +110,14 @@ def _skip(text: str, pos: int, stop: str) -> int:
             return m.start()
         if token in _CLOSE:
             opened.append(m.start())
+            if len(opened) > _MAX_DEPTH:
+                raise HloParseError(text, m.start(), f"brackets are nested more than {_MAX_DEPTH} deep")
         elif token in ")]}" and (not opened or _CLOSE[text[opened.pop()]] != token):
-            raise _error(text, m.start(), f"unbalanced {token}")
+            raise HloParseError(text, m.start(), f"unbalanced {token}")
         elif token in ('"', "/*"):
-            raise _error(text, m.start(), "unterminated string or comment")
+            raise HloParseError(text, m.start(), "unterminated string or comment")
     if opened:
-        raise _error(text, opened[-1], "nothing closes this bracket")
+        raise HloParseError(text, opened[-1], "nothing closes this bracket")
     return len(text)
 
 
@@ -164,29 +142,40 @@ def _key_values(text: str, pos: int) -> Mapping[str, str]:
     for at, part in _split(text, pos):
         key, equals, value = _COMMENT.sub("", part).strip().partition("=")
         if not equals or not re.fullmatch(_NAME, key):
-            raise _error(text, at, "expected key=value")
+            raise HloParseError(text, at, "expected key=value")
         found[key] = value
     return MappingProxyType(found)
 
 
 def _unescape(string: str, code: bytes = rb"[0-7]{3}", base: int = 8) -> str:
-    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two hexadecimal ones (\C3)."""
+    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two hexadecimal (\C3)."""
     def byte(m: re.Match) -> bytes:
         return bytes([int(m[1], base) & 255]) if m[1] else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
-    return re.sub(rb"\\(?:(" + code + rb")|(.))", byte, string[1:-1].encode()).decode(errors="replace")
+    return re.sub(rb"\\(?:(" + code + rb")|(.))", byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
 
 
-def _mlir_value(text: str, depth: int = 0):
+@lru_cache(maxsize=4096)
+def parse_shape(text: str) -> Shape:
+    """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError if it is none."""
+    clean = _COMMENT.sub("", text).strip()
+    if clean[:1] == "(" and _skip(clean, 1, ")") == len(clean) - 1:
+        return Shape("tuple", elements=tuple(parse_shape(part) for _, part in _split(clean[1:-1])))
+    if not (m := _SHAPE.fullmatch(clean)):
+        raise HloParseError(text, 0, "expected a shape, such as f32[8,16]{1,0} or (f32[8], s32[])")
+    dims = m[2].replace(" ", "").split(",") if m[2].strip() else []
+    sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
+    return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
+
+
+def _mlir_value(text: str):
     """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no counterpart stays text."""
     text = text.strip()
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     parts = [part.strip() for _, part in _split(text[1:-1])] if text[:1] + text[-1:] in ("{}", "[]") else []
     if text[:1] == "[":
-        return [_mlir_value(part, depth + 1) for part in parts]
+        return [_mlir_value(part) for part in parts]
     if text[:1] == "{":
         items = [re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", part, re.S) for part in parts]
-        return {m[1].strip('"'): True if m[2] is None else _mlir_value(m[2], depth + 1) for m in items}
+        return {m[1].strip('"'): True if m[2] is None else _mlir_value(m[2]) for m in items}
     if re.fullmatch(_STRING, text):
         return _unescape(text, rb"[0-9a-fA-F]{2}", 16)
     if m := re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:\s*:\s*\w+)?", text):
@@ -194,7 +183,16 @@ def _mlir_value(text: str, depth: int = 0):
     return {"true": True, "false": False}.get(text, text)
 
 
-class _Row(NamedTuple):
+@lru_cache(maxsize=4096)
+def _attributes(line: str) -> Mapping[str, str]:
+    return _key_values(line, _read_instruction(line, 0)[-1] + 1)
+
+
+class Instruction(NamedTuple):
+    """One instruction. What is not needed to walk the module is parsed when it is asked for.
+
+    A tuple, because C code makes those from columns several times faster than Python calls __init__.
+    """
     name: str
     opcode: str  # as printed; an asynchronous x may be `x-start` and `x-done`
     operands: tuple[str, ...]
@@ -203,12 +201,6 @@ class _Row(NamedTuple):
     computation: "Computation"
     index: int
 
-
-class Instruction(_Row):
-    """One instruction. What is not needed to walk the module is parsed when it is asked for.
-
-    A tuple underneath, because C code makes those from columns several times faster than Python calls __init__.
-    """
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
@@ -225,22 +217,22 @@ class Instruction(_Row):
 
     def _error(self, message: str) -> HloParseError:
         module = self.computation.module
-        return _error(module.text, module.text.find(self.cmd, self.computation._start), message)
+        return HloParseError(module.text, module.text.find(self.cmd, self.computation._start), message)
 
-    def _read(self, read, *text):
+    def _read(self, read, text: str):
         try:
-            return read(*text)
+            return read(text)
         except HloParseError as e:
             raise self._error(e.message) from None
 
-    @cached_property
+    @property
     def shape(self) -> Shape:
         return self._read(parse_shape, self.shape_text)
 
-    @cached_property
+    @property
     def attributes(self) -> Mapping[str, str]:
         """What follows the operands, name to raw text; HloParseError where it is not a list of key=value."""
-        return self._read(lambda: _key_values(self.cmd, _read_instruction(self.cmd, 0)[-1] + 1))
+        return self._read(_attributes, self.cmd)
 
     @property
     def backend_config(self) -> dict | str | None:
@@ -295,20 +287,17 @@ class Instruction(_Row):
         return int(self.argument) if self.opcode == "parameter" else None
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Computation:
     """A computation, its instructions in text order (the schedule, where the module is scheduled)."""
     name: str
     is_entry: bool
-    signature: str  # "(parameters) -> shape", empty where XLA leaves it out
-    module: "HloModule"
-    _start: int
-    _body: tuple[int, int] = (0, 0)
-    instructions: tuple[Instruction, ...] = ()
+    signature: str = field(repr=False)  # "(parameters) -> shape", empty where XLA leaves it out
+    module: "HloModule" = field(repr=False)
+    _start: int = field(repr=False)
+    _body: tuple[int, int] = field(repr=False)
+    instructions: tuple[Instruction, ...] = field(default=(), repr=False)
     root: Instruction | None = None
-
-    def __repr__(self) -> str:
-        return f"<Computation {self.name}: {len(self)} instructions>"
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
@@ -317,13 +306,13 @@ class Computation:
         return len(self.instructions)
 
     def __getitem__(self, name: str) -> Instruction:
-        return self.by_name[name.removeprefix("%")]
+        return self._by_name[name.removeprefix("%")]
 
     def get(self, name: str, default=None) -> Instruction | None:
-        return self.by_name.get(name.removeprefix("%"), default)
+        return self._by_name.get(name.removeprefix("%"), default)
 
     @cached_property
-    def by_name(self) -> dict[str, Instruction]:
+    def _by_name(self) -> dict[str, Instruction]:
         return {i.name: i for i in self.instructions}
 
     @cached_property
@@ -337,53 +326,50 @@ class Computation:
         return tuple(sorted((i for i in self if i.opcode == "parameter"), key=lambda i: i.parameter_number))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class HloModule:
     """A parsed module. Iterating gives every instruction, computations and instructions in text order."""
-    text: str
+    text: str = field(repr=False)
     name: str = ""
     entry: Computation | None = None
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    computations: dict[str, Computation] = field(default_factory=dict)
-    file_names: dict[int, str] = field(default_factory=dict)
-    function_names: dict[int, str] = field(default_factory=dict)
-    file_locations: dict[int, dict[str, int]] = field(default_factory=dict)
-    stack_frames: dict[int, dict[str, int]] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"<HloModule {self.name}: {len(self.computations)} computations, {len(self)} instructions>"
+    attributes: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the HloModule line
+    computations: dict[str, Computation] = field(default_factory=dict, repr=False)
+    file_names: dict[int, str] = field(default_factory=dict, repr=False)
+    function_names: dict[int, str] = field(default_factory=dict, repr=False)
+    file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+    stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[Instruction]:
-        return chain.from_iterable(c.instructions for c in self.computations.values())
+        return chain.from_iterable(self.computations.values())
 
     def __len__(self) -> int:
         return sum(map(len, self.computations.values()))
 
     def __getitem__(self, name: str) -> Instruction:
         """An instruction by name; where computations share a name, ENTRY's is preferred, then the first."""
-        found = (c.get(name) for c in (self.entry, *self.computations.values()))
-        if (instruction := next(filter(None, found), None)) is None:
-            raise KeyError(f"no instruction {name!r} in module {self.name}")
-        return instruction
+        for computation in (self.entry, *self.computations.values()):
+            if found := computation.get(name):
+                return found
+        raise KeyError(f"no instruction {name!r} in module {self.name}")
 
 
 def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int]:
     """ROOT or "", name, shape, opcode, text between the parentheses, and the index after them, of one instruction."""
     head = _HEAD.match(text, pos)
     if not head:
-        raise _error(text, pos, 'expected an instruction, "%name = shape opcode(operands)"' if pos < len(text) else
-                     "the text ends inside a computation: is it truncated?")
+        raise HloParseError(text, pos, "the text ends inside a computation: is it truncated?" if pos >= len(text) else
+                            'expected an instruction, "%name = shape opcode(operands)"')
     end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
     try:
         parse_shape(text[head.start(3):end])
     except HloParseError as e:
-        raise _error(text, head.start(3), e.message) from None
+        raise HloParseError(text, head.start(3), e.message) from None
     opcode = _OPCODE.match(text, end)
     if not opcode:
-        raise _error(text, end, f'expected "shape opcode(" after %{head[2]} =')
+        raise HloParseError(text, end, f'expected "shape opcode(" after %{head[2]} =')
     close = _skip(text, opcode.end(), ")")
     if close == len(text):
-        raise _error(text, opcode.end() - 1, "nothing closes this bracket")
+        raise HloParseError(text, opcode.end() - 1, "nothing closes this bracket")
     return head[1] or "", head[2], text[head.start(3):end], opcode[1], text[opcode.end():close], close + 1
 
 
@@ -394,9 +380,9 @@ def _scan(text: str, pos: int) -> tuple[list[str], list[tuple[str, ...]], int]:
         *row, argument, close = _read_instruction(text, pos)
         end = _line_end(text, close)
         if text[close:end].lstrip()[:1] not in ("", ","):
-            raise _error(text, close, f'expected ", key=value" or the end of %{row[1]}')
-        if row[3] == "parameter" and not (argument := _COMMENT.sub("", argument).strip()).isdigit():
-            raise _error(text, pos, "expected parameter(number)")
+            raise HloParseError(text, close, f'expected ", key=value" or the end of %{row[1]}')
+        if row[3] == "parameter" and not re.fullmatch(r"\d{1,9}", argument := _COMMENT.sub("", argument).strip()):
+            raise HloParseError(text, pos, "expected parameter(number)")
         lines.append(text[pos:end])
         rows.append((*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument))))
         pos = end
@@ -413,13 +399,9 @@ def _skeleton(text: str) -> list[bytes]:
 def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
     """Whether each line of a skeleton is balanced; `known` collects those that are."""
     for line in () if known.issuperset(lines) else set(lines) - known:
-        opened = bytearray()
-        for bracket in re.sub(rb'"[^"]*"', b"", line).replace(b'"', b"("):
-            if bracket in b"([{":
-                opened.append(bracket + (1 if bracket == 40 else 2))  # ASCII: () are neighbours, [] and {} are not
-            elif bracket in b")]}" and (not opened or opened.pop() != bracket):
-                return False
-        if opened:
+        try:
+            _skip(line.decode(), 0, "")
+        except HloParseError:
             return False
         known.add(line)
     return True
@@ -434,7 +416,7 @@ def _operands(text: str) -> tuple[str, ...]:
 def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
     """Turn rows into instructions; each name once, each operand defined here, one root."""
     if not rows:
-        raise _error(computation.module.text, computation._start, f"computation {computation.name} has no instructions")
+        raise HloParseError(computation.module.text, computation._start, "this computation has no instructions")
     roots, names, shapes, opcodes, arguments, texts = zip(*rows)
     joined = "\n".join(texts)
     joined = _COMMENT.sub("", joined) if "/" in joined else joined
@@ -450,8 +432,8 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
             unknown = (set(i.operands) - known).pop()
             raise i._error(f"operand {unknown} is not an instruction of computation {computation.name}")
     if len(known) < len(names) or roots.count("") < len(names) - 1:
-        raise _error(computation.module.text, computation._start,
-                     f"computation {computation.name} has two instructions of one name, or two ROOTs")
+        raise HloParseError(computation.module.text, computation._start,
+                            "this computation has two instructions of one name, or two ROOTs")
     computation.root = instructions[-1 if roots[-1] or not any(roots) else roots.index(max(roots))]
 
 
@@ -461,8 +443,8 @@ def _read_header(module: HloModule, text: str) -> int:
     m = re.compile(r"HloModule\s+([^\s,]+)").match(text, pos)
     if not m:
         other = re.search(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ", text[pos:pos + 10_000])
-        raise _error(text, pos, "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or what it "
-                     "compiles to" if other else "expected HLO text, which starts with HloModule")
+        raise HloParseError(text, pos, "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or "
+                            "what it compiles to" if other else "expected HLO text, which starts with HloModule")
     module.name, end = m[1], _line_end(text, m.end())
     module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
     tables = {"FileNames": module.file_names, "FunctionNames": module.function_names,
@@ -470,7 +452,7 @@ def _read_header(module: HloModule, text: str) -> int:
     while m := _TABLE.match(text, pos := _BLANK.match(text, end).end()):
         for number, string, fields in _TABLE_ROW.findall(m[2]):
             tables[m[1]][int(number)] = _unescape(string) if string else {
-                key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", fields)}
+                key: int(value) for key, value in re.findall(r"(\w+)=(\d{1,18})\b", fields)}
         end = m.end()
     return pos
 
@@ -482,11 +464,11 @@ def _parse(text: str) -> HloModule:
     while pos < len(text):
         head = _COMPUTATION.match(text, pos)
         if not head or head[2] in module.computations or (head[1] and module.entry):
-            raise _error(text, pos, "a second computation of this name, or a second ENTRY" if head else
-                         'expected a computation, "%name (parameters) -> shape {", with all its lines')
+            raise HloParseError(text, pos, "a second computation of this name, or a second ENTRY" if head else
+                                'expected a computation, "%name (parameters) -> shape {", with all its lines')
         start = head.end()
-        end, lines = text.find("\n}", start), None
-        rows = _INSTRUCTIONS.findall(text, start, end) if end > 0 else ()
+        found, lines = _END.search(text, start), None
+        rows = _INSTRUCTIONS.findall(text, start, end := found.start()) if found else ()
         number += text.count("\n", counted, start)
         closing = number + len(rows) + 1  # of as many lines as rows, none was passed over
         if rows and skeleton[closing][:1] == b"}" and _balanced(
@@ -505,10 +487,10 @@ def _parse(text: str) -> HloModule:
             module.entry = computation
         closing = _CLOSING.match(text, end)
         if not closing:
-            raise _error(text, end, "expected the } of a computation on a line of its own")
+            raise HloParseError(text, end, "expected the } of a computation on a line of its own")
         pos = _BLANK.match(text, closing.end()).end()
     if not module.entry:
-        raise _error(text, pos, "no ENTRY computation: is the text truncated?")
+        raise HloParseError(text, pos, "no ENTRY computation: is the text truncated?")
     return module
 
 
@@ -522,8 +504,10 @@ def parse_hlo_module(x) -> HloModule:
         return x
     text = x
     if hasattr(x, "as_text") and not isinstance(x, type):
-        options = inspect.signature(x.as_text).parameters  # Lowered has a choice of dialects, Compiled none
-        text = x.as_text(**{key: value for key, value in (("dialect", "hlo"), ("debug_info", True)) if key in options})
+        try:
+            text = x.as_text(dialect="hlo", debug_info=True)  # Lowered has dialects
+        except TypeError:
+            text = x.as_text()  # Compiled has one text
     if not isinstance(text, str):
         got = f"got {type(x).__name__}" + (f", whose as_text() gives {text!r}" if text is not x else "")
         raise TypeError(f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns")

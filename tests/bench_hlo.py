@@ -59,8 +59,8 @@ def step_shapes(layers: int, width: int = 256, batch: int = 8) -> tuple[dict, di
     """Shapes of the arguments of `training_step`."""
     layer = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width),
              "bias": (4 * width,)}
-    params = jax.tree.map(lambda dims: jax.ShapeDtypeStruct(dims, jnp.float32),
-                          {"embedding": (512, width), "layers": [layer] * layers}, is_leaf=lambda x: isinstance(x, tuple))
+    dims = {"embedding": (512, width), "layers": [layer] * layers}
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d, jnp.float32), dims, is_leaf=lambda d: isinstance(d, tuple))
     return params, params, jax.ShapeDtypeStruct((batch, 129), jnp.int32)
 
 
