@@ -121,6 +121,14 @@ def _skip(text: str, pos: int, stop: str) -> int:
     return len(text)
 
 
+def _part(text: str, start: int, end: int, read):
+    """`read` a part of the text; where in the whole it fails."""
+    try:
+        return read(text[start:end])
+    except HloParseError as e:
+        raise HloParseError(text, start, e.message) from None
+
+
 def _line_end(text: str, pos: int) -> int:
     """End of the line, or of the lines: one whose brackets are open, or that ends in a comma, goes on in the next."""
     while (end := _skip(text, pos, "\n")) < len(text) and text[pos:end].rstrip().endswith(","):
@@ -360,10 +368,7 @@ def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int
         raise HloParseError(text, pos, "the text ends inside a computation: is it truncated?" if pos >= len(text) else
                             'expected an instruction, "%name = shape opcode(operands)"')
     end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
-    try:
-        parse_shape(text[head.start(3):end])
-    except HloParseError as e:
-        raise HloParseError(text, head.start(3), e.message) from None
+    _part(text, head.start(3), end, parse_shape)
     opcode = _OPCODE.match(text, end)
     if not opcode:
         raise HloParseError(text, end, f'expected "shape opcode(" after %{head[2]} =')
@@ -476,7 +481,7 @@ def _parse(text: str) -> HloModule:
             number, counted = number + len(rows), end
         else:
             counted = start
-            _skip(text, head.start(3), "{")
+            _part(text, *head.span(3), lambda signature: _skip(signature, 0, ""))
             lines, rows, end = _scan(text, start)
         computation = Computation(head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end))
         if lines is not None:

@@ -204,6 +204,7 @@ BROKEN = {
     "empty": ("", 1, 1), "blank": (" \n\n", 3, 1), "garbage": ("lorem ipsum", 1, 1),
     "no entry": ("HloModule m\n\n%f {\n  ROOT %p = f32[] parameter(0)\n}\n", 6, 1),
     "no computation": ("HloModule m, a={b}", 1, 19), "header": ("HloModule m, a={b\n", 1, 16),
+    "signature": ("HloModule m\nENTRY %e (p: f32[]) -> f{32[] {\n  ROOT %p = f32[] parameter(0)\n}", 2, 10),
     "no instructions": ("HloModule m\nENTRY %e {\n}\n", 2, 1),
     "operand": ("HloModule m\nENTRY %e {\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] add(%p, %q)\n}", 4, 3),
     "twice": ("HloModule m\nENTRY %e {\n  %p = f32[] parameter(0)\n  %p = f32[] parameter(1)\n}", 2, 1),
