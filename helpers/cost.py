@@ -1,7 +1,7 @@
 """What a compiled program launches, and what that costs: kernels, bytes moved, FLOPs, and a roofline estimate.
 
-All of it is read from optimized HLO. Estimates assume that every kernel reads each operand once and writes its result
-once, at full bandwidth: a bound from below, not a measurement.
+All of it is read from optimized HLO. The count is simple: every kernel reads each operand once, whole, from memory and
+writes its result once. A slice reads less, a cache serves some of it, kernels may overlap: estimates, not measurements.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _CONTROL = frozenset(("call", "while", "conditional"))
 class Kernel:
     """One launch. `kind` is a custom call's target, "triton", or an opcode ("fusion": a kernel XLA generated); `result`
     its shape (workspace left out); `bytes_moved` operands read plus results written; `flops` 2*M*N*K of the matmuls in it, and `math_dtype` the
-    HLO dtype of their peak rate ("tf32" for f32 operands), None without a matmul."""
+    HLO dtype of their peak rate ("tf32" for f32 operands: right for DEFAULT precision only), None without a matmul."""
 
     name: str
     kind: str
@@ -110,7 +110,7 @@ def kernels(x: Any) -> tuple[Kernel, ...]:
 
 
 def bytes_moved(x: Any) -> int:
-    """Bytes that the program's kernels read from and write to memory, each operand and result once."""
+    """Bytes that `kernels(x)` read and write: each operand and result once, the body of a loop once."""
     return sum(k.bytes_moved for k in kernels(x))
 
 
@@ -125,8 +125,8 @@ def gemm_config(call: Instruction) -> dict[str, Any]:
 
 
 def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
-    """Lower bound on the program's time on `target` in seconds: its kernels one after the other, each as long as its
-    bytes at full bandwidth or its FLOPs at dense peak take, whichever is longer. Launches cost nothing here."""
+    """Estimated time on `target` in seconds: `kernels(x)` one after the other, each as long as its bytes at full
+    bandwidth or its FLOPs at dense peak take, whichever is longer. Launches cost nothing here."""
     chip = TARGETS[target] if isinstance(target, str) else target
     return sum(k.seconds(chip) for k in kernels(x))
 

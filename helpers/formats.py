@@ -152,7 +152,8 @@ def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, un
     - summing n terms in any order errs by at most gamma_n * sum|a b|, gamma_n = n u / (1 - n u) (Higham, Accuracy and
       Stability of Numerical Algorithms, 2nd ed., section 4.2); n = k plus one for each group of 32 products that the
       tensor core aligns before adding;
-    - up to six roundings in compute_dtype: two dequantizations, the scales' product, the dot, a bias, an output scale;
+    - up to eight roundings in compute_dtype: of two scales, two dequantized operands, the dot, the sum with a bias, the
+      output's scale, the product with it;
     - one rounding to out_dtype: half a unit in its last place, and never less than half its smallest subnormal.
 
     Relu and clamping never enlarge an error: apply them to `value` and keep the bound; for an amax take the largest
@@ -164,7 +165,7 @@ def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, un
         raise ValueError(f"tolerance: contracting size {k} with unit roundoff {unit:.3g} has no bound; split k")
     value, magnitude = np.asarray(value, np.float64), np.asarray(magnitude, np.float64)
     sum_error = n * unit / (1 - n * unit)
-    compute_error = (1 + float(jnp.finfo(compute_dtype).eps) / 2) ** 6 - 1
+    compute_error = (1 + float(jnp.finfo(compute_dtype).eps) / 2) ** 8 - 1
     error = magnitude * ((1 + sum_error) * (1 + compute_error) - 1)
     out = jnp.finfo(out_dtype)
     rounding_error = float(out.eps) / 2 * (np.abs(value) + error)

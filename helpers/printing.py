@@ -11,7 +11,7 @@ from pathlib import Path
 from helpers.hlo import Computation, HloModule, Instruction, parse_hlo_module
 
 _INDENT = " " * 6  # of an instruction's second line
-_WIDTH = 110  # columns: what JupyterLab and the site show without scrolling
+_WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
 # Attributes that say how the module was made or repeat what the line says already.
 _MODULE_NOISE = {"is_scheduled", "frontend_attributes", "allow_spmd_sharding_propagation_to_parameters",
                  "allow_spmd_sharding_propagation_to_output"}

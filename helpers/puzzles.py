@@ -53,6 +53,10 @@ def check(
         for key, want in wanted.items():
             if want is not None:
                 lines.append((has[key] == want, f"the call's {key} is {has[key]} (wanted {want})"))
+        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types. XLA does not look it up.
+        types = [module[name].shape.dtype for name in calls[0].instruction.operands[:2]]
+        if "f8e5m2[" in calls[0].result and "f8e5m2" not in types:
+            lines.append((False, "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result"))
     return _verdict(name, lines)
 
 
@@ -61,12 +65,18 @@ def _same_numbers(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tup
     describe = lambda tree: ", ".join(f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in jax.tree.leaves(tree))
     if describe(shapes) != describe(wanted):
         return False, f"it returns {describe(shapes)} (wanted {describe(wanted)})"
-    for got, want in zip(jax.tree.leaves(run(fn, *args)), jax.tree.leaves(run(like, *args))):
+    # The right numbers come from the CPU even where a GPU is attached: no FP8 rewrite happens there.
+    on_cpu = jax.jit(like)(*jax.device_put(args, jax.devices("cpu")[0]))
+    for got, want in zip(jax.tree.leaves(run(fn, *args)), jax.tree.leaves(on_cpu)):
         eps = float(jnp.finfo(want.dtype).eps)
         got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
         # Right answers may dequantize in another type and round in another order, which shows most where large terms
         # cancel; a missing scale, bias or activation is off by far more than this.
         allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) / 256
+        both = np.isfinite(got) & np.isfinite(want)
+        ratio = np.sum(got[both] * want[both]) / max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
+        if want[both].any() and abs(ratio - 1) > 0.02:
+            return False, f"its numbers differ: they are {ratio:.4g} times the right ones"
         excess = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want) / allowed)
         excess = np.where(np.isnan(excess), np.inf, excess)
         if excess.max() > 1:

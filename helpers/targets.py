@@ -24,7 +24,8 @@ class Target:
     `memory_bandwidth` is in bytes/s, `peak_flops` in FLOP/s by HLO dtype: dense (no sparsity), multiply and add
     counted as two, float32 accumulation. A dtype that is missing has no tensor-core path on the chip.
     `shared_memory_per_sm`, `shared_memory_optin`, `l2_bytes` and `memory_bytes` are in bytes. `source` says where the
-    peaks come from; the other figures are what XLA's own description of the chip holds.
+    peaks come from; the other figures are what XLA's own description of the chip holds. `clock_ghz` is the highest
+    clock, above the one that tensor-core peaks are quoted at. XLA fuses gelu from `cuda_runtime` (12, 4) on.
 
     Raises ValueError when made with a value that XLA cannot compile with.
     """
@@ -138,7 +139,7 @@ _CHIPS = (
         name="B200", device="NVIDIA B200", compute_capability=(10, 0), sms=148,
         memory_bandwidth=7.67232e12, clock_ghz=1.965, memory_bytes=191514411008, l2_bytes=132644864,
         shared_memory_per_sm=233472, shared_memory_optin=232448,
-        peak_flops=_peaks(f8=4500, bf16=2250, tf32=1100, f32=75, f4e2m1fn=9000),
+        peak_flops=_peaks(f8=4500, bf16=2250, tf32=1125, f32=75, f4e2m1fn=9000),
         source="NVIDIA HGX B200 datasheet, per GPU (an eighth of the board), dense (half of the sparse figure)",
     ),
 )  # fmt: skip

@@ -62,3 +62,26 @@ def test_lost_fp8_and_a_missing_epilogue_are_named(capsys):
     assert not solved and "0 FP8 matmul calls (wanted 1)" in text
     solved, text = said(capsys, lambda a, b: jax.lax.dot(a, b.T), a, b, epilogue="RELU", amax=True)
     assert not solved and "epilogue is DEFAULT (wanted RELU)" in text and "amax is False (wanted True)" in text
+
+
+def test_a_scale_that_is_a_little_off_is_seen(capsys):
+    def double_scaled(factor):
+        def answer(a, b):
+            d = jax.nn.relu(jax.lax.dot(a.astype(f32) * factor, b.astype(f32).T))
+            return jnp.clip(d, -448, 448).astype(e4m3)
+
+        return answer
+
+    assert said(capsys, double_scaled(1.0), a, b, like=right)[0]
+    solved, text = said(capsys, double_scaled(1.05), a, b, like=right)
+    assert not solved and "times the right ones" in text
+
+
+def test_types_that_cublaslt_has_no_kernel_for_are_refused(capsys):
+    def to_e5m2(a, b):
+        d = jax.lax.dot(a.astype(f32), b.astype(f32).T)
+        return jnp.clip(d, -57344, 57344).astype(jnp.float8_e5m2)
+
+    solved, text = said(capsys, to_e5m2, a, b)
+    assert not solved and "no kernel for two E4M3 operands" in text
+    assert said(capsys, to_e5m2, a.astype(jnp.float8_e5m2), b)[0]

@@ -1,0 +1,18 @@
+"""The two ends of the recipe that chapter 03 takes apart, for the chapters that build on it."""
+
+import jax
+import jax.numpy as jnp
+
+E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)
+
+
+def scaled_dot(a: jax.Array, b: jax.Array, a_scale: jax.Array, b_scale: jax.Array, dtype=jnp.float32) -> jax.Array:
+    """Dequantize in `dtype` and multiply: a [M, K] and b [N, K] in FP8, scalar scales, result `dtype`[M, N]."""
+    a = a.astype(dtype) * a_scale.astype(dtype)
+    b = b.astype(dtype) * b_scale.astype(dtype)
+    return jax.lax.dot(a, b.T)
+
+
+def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:
+    """Quantize: multiply by `d_scale` (a scalar, the reciprocal of what dequantizes), clamp, convert. Any shape."""
+    return jnp.clip(d * d_scale.astype(d.dtype), -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
