@@ -123,15 +123,24 @@ def canonical_widgets(notebook):
     return nbformat.reads(ids.sub(lambda match: numbered[match[0]], nbformat.writes(notebook)), as_version=4)
 
 
+def joined(outputs) -> list:
+    """Outputs with neighbouring pieces of one stream as one: where a stream is cut depends on timing."""
+    result = []
+    for output in outputs:
+        last = result[-1] if result else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text = text_of(last.text) + text_of(output.text)
+        else:
+            result.append(copy.deepcopy(output))
+    return result
+
+
 def normal_outputs(outputs) -> list[tuple[str, object]]:
     """Outputs as (what, content): streams joined, pictures as pixels."""
     result = []
-    for output in outputs:
+    for output in joined(outputs):
         if output.output_type == "stream":
-            if result and result[-1][0] == output.name:
-                result[-1] = output.name, result[-1][1] + text_of(output.text)
-            else:
-                result.append((output.name, text_of(output.text)))
+            result.append((output.name, text_of(output.text)))
         elif output.output_type == "error":
             result.append(("error", f"{output.ename}: {output.evalue}"))
         else:
@@ -379,6 +388,8 @@ def normalise(notebook):
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in CELL_METADATA})
         cell.source = cell.source.rstrip()
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
         seen[cell.source] = seen.get(cell.source, 0) + 1
         cell.id = hashlib.sha256(f"{seen[cell.source]} {cell.source}".encode()).hexdigest()[:8]
     return notebook
@@ -423,7 +434,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("chapters", nargs="*", help="beginnings of names, such as 03; all without")
     parser.add_argument("--from", dest="side", choices=["md", "ipynb"], help="the half to refresh from")
     parser.add_argument("--folder", type=Path, default=NOTEBOOKS, help=argparse.SUPPRESS)  # for the tests
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     try:
         paths = find(options.chapters, options.folder)
         if options.command == "refresh":
