@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
     "auto": {},
 }
+
+
+_ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 
 
 def _installed(distribution: str) -> bool:
@@ -56,14 +60,14 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...]) -> jax.shardi
             platform="cuda", target_config=target.text_proto(), topology=f"1x1x{int(np.prod(sizes))}"
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        missing = [n for n in ("jax-cuda13-plugin", "jax-cuda13-pjrt") if not _installed(n)]
-        if not missing:
+        if _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt"):
             raise RuntimeError(f"XLA did not take the description of {target.name!r}: {error}") from error
-        raise RuntimeError(
-            f"compiling for {target.name} needs XLA's CUDA compiler, and {' and '.join(missing)} is not installed. On "
-            "Linux: pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-nvjitlink nvidia-nvvm. On macOS and Windows "
-            "there are no such wheels: use a Linux container, Google Colab, or WSL."
-        ) from error
+        needs = f"compiling for {target.name} needs XLA's CUDA compiler, which "
+        if sys.platform != "linux":
+            needs += "has no wheels for this system: use a Linux container, Google Colab, or WSL."
+        else:
+            needs += f"is not installed: pip install jax-cuda13-plugin jax-cuda13-pjrt {_ASSEMBLER}"
+        raise RuntimeError(needs) from error
     return topologies.make_mesh(topology, tuple(sizes), tuple(name for name, _ in mesh_shape))
 
 
@@ -79,8 +83,8 @@ def _check_tile(text: str) -> None:
     numbers = [int(fields[f]) if fields[f].isdigit() else 0 for f in _TILE_FIELDS] if good else [0]
     if not all(n > 0 for n in numbers) or any(n & (n - 1) for n in numbers[:5]):
         raise ValueError(
-            f"xla_gpu_override_gemm_autotuner: XLA would abort on {text!r}. Give each of {', '.join(_TILE_FIELDS)} once, "
-            "all but num_stages powers of two, as in "
+            f"xla_gpu_override_gemm_autotuner: XLA would abort on {text!r}. Give each of {', '.join(_TILE_FIELDS)} "
+            "once, all but num_stages powers of two, as in "
             "'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
         )
 
@@ -91,8 +95,8 @@ def _shapes(args: Sequence[Any], in_specs: Any, mesh: jax.sharding.Mesh | None) 
     def convert(path, leaf, spec):
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise TypeError(
-                f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])} is {leaf!r}, a {type(leaf).__name__}, which is "
-                "neither an array nor a jax.ShapeDtypeStruct. Give jnp.asarray(value, dtype) or "
+                f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])} is {leaf!r}, a {type(leaf).__name__}, which "
+                "is neither an array nor a jax.ShapeDtypeStruct. Give jnp.asarray(value, dtype) or "
                 "jax.ShapeDtypeStruct(shape, dtype); bind what is not traced with functools.partial."
             )
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
@@ -102,7 +106,8 @@ def _shapes(args: Sequence[Any], in_specs: Any, mesh: jax.sharding.Mesh | None) 
         unknown = {axis for axis in jax.tree.leaves(tuple(spec))} - set(mesh.axis_names) if mesh else ()
         if unknown:
             raise ValueError(
-                f"argument {path[0].idx} is sharded over {sorted(unknown)}, but the mesh has the axes {mesh.axis_names}; "
+                f"argument {path[0].idx} is sharded over {sorted(unknown)}, but the mesh has the axes "
+                f"{mesh.axis_names}; "
                 'name them in mesh_shape, as in mesh_shape={"data": 8}.'
             )
         sharding = NamedSharding(mesh, spec) if mesh else None
@@ -175,8 +180,8 @@ def aot_compile(
             if not any(sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")):
                 raise
             raise RuntimeError(
-                "XLA made PTX for a kernel but found nothing to assemble it with. pip install nvidia-nvjitlink "
-                f"nvidia-nvvm, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
+                f"XLA made PTX for a kernel but found nothing to assemble it with: pip install {_ASSEMBLER}, or put a "
+                f"CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
             ) from error
 
 

@@ -24,8 +24,9 @@ _CONTROL = frozenset(("call", "while", "conditional"))
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """One launch. `kind` is a custom call's target, "triton", or an opcode ("fusion": a kernel XLA generated); `result`
-    its shape (workspace left out); `bytes_moved` operands read plus results written; `flops` 2*M*N*K of the matmuls in it, and `math_dtype` the
-    HLO dtype of their peak rate ("tf32" for f32 operands: right for DEFAULT precision only), None without a matmul."""
+    its shape (workspace left out); `bytes_moved` operands read plus results written; `flops` 2*M*N*K of the matmuls in
+    it, and `math_dtype` the HLO dtype of their peak rate ("tf32" for f32 operands: right for DEFAULT precision only),
+    None without a matmul."""
 
     name: str
     kind: str
@@ -132,7 +133,7 @@ def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
 
 
 def _size(n: int) -> str:
-    return f"{n:,} B" if n < 10_000 else f"{n / 1e6:,.2f} MB"
+    return f"{n:,} B" if n < 1e6 else f"{n / 1e6:,.2f} MB"
 
 
 def print_kernels(x: Any) -> None:

@@ -24,7 +24,8 @@ class Comparison:
     def __str__(self) -> str:
         if self.agree:
             return f"{self.device} compiles the same kernels:\n" + "\n".join(f"  {line}" for line in self.on_gpu)
-        rows = [f"  without it: {line}" for line in self.without_gpu] + [f"  its own:    {line}" for line in self.on_gpu]
+        rows = [f"  without it: {line}" for line in self.without_gpu]
+        rows += [f"  its own:    {line}" for line in self.on_gpu]
         return f"{self.device} compiles other kernels:\n" + "\n".join(rows)
 
 

@@ -152,8 +152,8 @@ def plot_snr(scales, curves: Mapping[str, Sequence[float]], marks: Mapping[str, 
 
 def plot_roofline(points: Mapping[str, tuple[float, float, float]], peak_flops: Mapping[str, float],
                   bandwidth: float, title: str = "") -> Picture:
-    """A roofline: `peak_flops` in FLOP/s by number format, a roof for each; `bandwidth` in byte/s. `points` maps a label
-    to (FLOPs, bytes moved, seconds), measured or estimated: a point lies on its roof or below it.
+    """A roofline: `peak_flops` in FLOP/s by number format, a roof for each; `bandwidth` in byte/s. `points` maps a
+    label to (FLOPs, bytes moved, seconds), measured or estimated: a point lies on its roof or below it.
     """
     intensity = {name: flops / moved for name, (flops, moved, _) in points.items()}
     rate = {name: flops / seconds for name, (flops, _, seconds) in points.items()}

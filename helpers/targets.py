@@ -63,7 +63,7 @@ class Target:
         for field in ("compute_capability", "cuda_runtime", "cudnn"):
             value = getattr(self, field)
             if not (isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 0 for v in value)):
-                raise ValueError(f"Target {self.name!r}: {field} must be (major, minor), such as (9, 0); got {value!r}.")
+                raise ValueError(f"Target {self.name!r}: {field} must be (major, minor), as in (9, 0); got {value!r}.")
         if self.compute_capability < (7, 0):
             raise ValueError(
                 f"Target {self.name!r}: compute_capability {self.compute_capability} is older than what XLA's CUDA 13 "
@@ -183,14 +183,18 @@ class _Targets(dict):
             raise UnknownTarget(f'unknown chip {name!r}; known are {", ".join(self)} and "local".{hint}')
         gpu = attached_gpu()
         if gpu is None:
-            raise UnknownTarget('target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and '
-                                f'none was found; name a chip to compile for without it: {", ".join(self)}.')  # fmt: skip
+            raise UnknownTarget(
+                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and none was found; name a '
+                f"chip to compile for without it: {', '.join(self)}."
+            )
         device, capability = gpu
         match = [t for t in self.values() if t.name in device.replace("-", " ").split()]
         match = [t for t in match if t.compute_capability == capability]
         if not match:
-            raise UnknownTarget(f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), "
-                                f"whose peak rates are not recorded here; recorded are {', '.join(self)}.")  # fmt: skip
+            raise UnknownTarget(
+                f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak rates "
+                f"are not recorded here; recorded are {', '.join(self)}."
+            )
         return dataclasses.replace(match[0], name="local", device=device)
 
 

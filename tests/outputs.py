@@ -46,7 +46,8 @@ METADATA = {  # all that a notebook records of where it was made: nothing of the
 }
 CELL_METADATA = {"tags", "jupyter"}  # "jupyter" folds a cell's source away
 MACHINE = [
-    ("an absolute path", re.compile(r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+")),
+    ("an absolute path",
+     re.compile(r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+")),
     ("an absolute path", re.compile(r"\b[A-Z]:\\\w+")),
     ("a date", re.compile(r"\b20\d\d-[01]\d-[0-3]\dT?\b")),
     ("a memory address", re.compile(r"\b0x[0-9a-f]{8,}\b")),
@@ -100,7 +101,7 @@ def cells_of(notebook) -> list[tuple]:
 
 
 def canonical_widgets(notebook):
-    """A copy whose widget ids, random in every run, are numbered: as shown, each followed by the models it refers to."""
+    """A copy whose widget ids, random in each run, are numbered: as shown, each followed by the models it refers to."""
     state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
     content = {model: json.dumps(value, sort_keys=True) for model, value in state.items()}
     numbered: dict[str, str] = {}
@@ -224,7 +225,7 @@ def static_problems(notebook) -> list[str]:
     for count, (number, cell) in enumerate(code, 1):
         where = describe(number, cell)
         if cell.execution_count != count:
-            problems.append(f"{where}: execution count {cell.execution_count}, expected {count}: run from top to bottom")
+            problems.append(f"{where}: execution count {cell.execution_count}, expected {count}: run top to bottom")
         for output in cell.outputs:
             if output.get("execution_count", count) != count:
                 problems.append(f"{where}: its output counts {output.execution_count}, expected {count}")
@@ -256,7 +257,7 @@ def machine_traces(output) -> list[tuple[str, str]]:
 # Running --------------------------------------------------------------------------------------------------------------
 
 def run_environment(scratch: Path) -> dict[str, str]:
-    """The caller's environment without what changes outputs: settings of JAX, Python, terminals, IPython, matplotlib."""
+    """The caller's environment without what changes outputs: settings of JAX, Python, terminals, matplotlib."""
     drop = ("JAX_", "XLA_", "TF_", "PYTEST_", "PYTHON", "MPL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "JAX_PLATFORMS"}
     return kept | {"IPYTHONDIR": str(scratch / "ipython"), "JUPYTER_PREFER_ENV_PATH": "1",
@@ -421,7 +422,8 @@ def refresh(path: Path, side: str | None = None) -> bool:
 
 def find(names: list[str], folder: Path) -> list[Path]:
     """The chapters whose names begin with one of `names`; all of them for none."""
-    chapters = sorted({path.with_suffix(".ipynb") for end in ("ipynb", "md") for path in folder.glob(f"[0-9]*_*.{end}")})
+    halves = (path for end in ("ipynb", "md") for path in folder.glob(f"[0-9]*_*.{end}"))
+    chapters = sorted({path.with_suffix(".ipynb") for path in halves})
     for name in names:
         if not any(path.stem.startswith(name) for path in chapters):
             raise Refused(f"no chapter begins with {name!r}; there are {', '.join(path.stem for path in chapters)}")

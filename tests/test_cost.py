@@ -90,9 +90,11 @@ def test_print_kernels(capsys):
     print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.split()[0] == "__cublas$lt$matmul$f8" and second.split()[0] == "fusion"
-    assert last.split()[:2] == ["2", "kernels"] and last.endswith("0.13 MB")
+    assert last.split()[:2] == ["2", "kernels"] and last.endswith("131,080 B")
     print_kernels(aot_compile(lambda a: a.astype(f32), shape(8, 8)))
     assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "kernel", "320", "B"]
+    print_kernels(aot_compile(lambda a: a.astype(f32), shape(1000, 1000)))
+    assert capsys.readouterr().out.splitlines()[-1].endswith("5.00 MB")
 
 
 def test_two_compiles_agree_or_the_difference_shows():

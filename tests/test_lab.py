@@ -70,7 +70,8 @@ def page(address, tmp_path_factory) -> Page:
         browser = playwright.chromium.launch_persistent_context(
             tmp_path_factory.mktemp("browser"), executable_path=CHROMIUM, headless=True,
             viewport={"width": 1400, "height": 1000},
-            args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+            args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                  "--disable-background-networking",
                   "--disable-component-update", "--disable-sync"])
         page = browser.pages[0]
         page.set_default_timeout(1 * MINUTES)

@@ -91,7 +91,7 @@ def cell(notebook, text: str):
     return next(cell for cell in notebook.cells if text in cell.source)
 
 
-# The fresh run ---------------------------------------------------------------------------------------------------------
+# The fresh run --------------------------------------------------------------------------------------------------------
 
 def test_a_second_run_changes_nothing(chapter, pair):
     report = outputs.check([pair])
@@ -141,7 +141,7 @@ def test_a_failing_cell_and_a_warning_fail_the_check(pair):
     assert "cell 2 (import warnings; warnings.warn('slow')) writes to stderr" in problems
 
 
-# What is caught without one ---------------------------------------------------------------------------------------------
+# What is caught without one -------------------------------------------------------------------------------------------
 
 def alter_text(notebook):
     notebook.cells[1].outputs[1].data["text/plain"] = "[1, 3]"
@@ -250,7 +250,8 @@ def set_output_count(notebook):
 
 
 def add_error(notebook):
-    cell(notebook, "plt.plot").outputs.append(nbformat.v4.new_output("error", ename="ValueError", evalue="", traceback=[]))
+    error = nbformat.v4.new_output("error", ename="ValueError", evalue="", traceback=[])
+    cell(notebook, "plt.plot").outputs.append(error)
 
 
 def add_stderr(notebook):
@@ -290,7 +291,8 @@ def test_what_a_reader_could_not_reproduce_is_caught(chapter, alter):
 @pytest.mark.parametrize("text, found", [
     ("see /home/ada/fp8/nb.py", "an absolute path"), ("/tmp/ipykernel_12/3.py:1", "an absolute path"),
     ("'/root/x'", "an absolute path"), (r"C:\Users\ada", "an absolute path"), ("on 2026-03-01", "a date"),
-    ("at 12:30:59", "a time of day"), ("<function f at 0x7f12ab34cd56>", "a memory address"), ("f32[64,128]/f8e4m3fn, a/b, 1/2, </tmp-like", None),
+    ("at 12:30:59", "a time of day"), ("<function f at 0x7f12ab34cd56>", "a memory address"),
+    ("f32[64,128]/f8e4m3fn, a/b, 1/2, </tmp-like", None),
     ("https://github.com/openxla/xla/tmp/root", None), ("root mean square 0.5, version 2.0.1", None),
 ])
 def test_traces_of_a_machine(text, found):
@@ -305,7 +307,7 @@ def test_the_name_of_the_host_is_a_trace(monkeypatch):
     assert outputs.machine_traces(output) == [("the host's name", "gpu-box-17")]
 
 
-# Which half a refresh takes ----------------------------------------------------------------------------------------------
+# Which half a refresh takes -------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def committed(pair) -> Path:

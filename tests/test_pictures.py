@@ -1,4 +1,4 @@
-"""The README's picture is an output of chapter 6, not a drawing. `python tests/test_pictures.py` takes it over again."""
+"""The README's picture is an output of chapter 6, not a drawing. `python tests/test_pictures.py` takes it over."""
 
 import base64
 from pathlib import Path

@@ -61,7 +61,8 @@ def test_roofline_points_and_roofs():
     points = {"compute": (1e13, 1e9, 5e-3), "memory": (1e9, 1e9, 1e-3)}
     figure = plots.plot_roofline(points, {"f8": 2e15, "bf16": 1e15}, 3e12)
     lines = figure.axes[0].lines
-    marks = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in lines if len(line.get_ydata()) == 1}
+    single = [line for line in lines if len(line.get_ydata()) == 1]
+    marks = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in single}
     assert marks == {"compute": (1e4, 2000.0), "memory": (1.0, 1.0)}
     assert [max(line.get_ydata()) for line in lines if len(line.get_ydata()) > 1] == [2000.0, 1000.0]
 

@@ -37,7 +37,7 @@ def direct_requirements() -> list[str]:
     return [*PYPROJECT["project"]["dependencies"], *(r for group in groups for r in group if isinstance(r, str))]
 
 
-# Dependencies ----------------------------------------------------------------------------------------------------------
+# Dependencies ---------------------------------------------------------------------------------------------------------
 
 def test_conda_environment_lists_the_same_packages():
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
@@ -45,7 +45,8 @@ def test_conda_environment_lists_the_same_packages():
     packages = [requirement(text) for text in [*(e for e in listed if isinstance(e, str)), *pip] if text != "-e ."]
     assert packages.count(("python", PYPROJECT["project"]["requires-python"])) == 1
     assert ("pip", "") in packages and "-e ." in pip
-    assert sorted(p for p in packages if p[0] not in ("python", "pip")) == sorted(map(requirement, direct_requirements()))
+    listed = sorted(p for p in packages if p[0] not in ("python", "pip"))
+    assert listed == sorted(map(requirement, direct_requirements()))
 
 
 def test_every_dependency_says_what_it_is_for():
@@ -58,7 +59,8 @@ def test_every_dependency_says_what_it_is_for():
 
 
 def test_every_dependency_is_used():
-    text = "\n".join(path.read_text(errors="ignore") for path in tracked("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb"))
+    files = tracked("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb")
+    text = "\n".join(path.read_text(errors="ignore") for path in files)
     for name, _ in map(requirement, direct_requirements()):
         if name.startswith("nvidia-"):
             continue  # loaded by XLA, never by name: test_toolkit.py shows what they are for
@@ -88,7 +90,7 @@ def test_python_versions_agree():
     assert 'requires-python = ">=3.12, <3.14"' in (ROOT / "uv.lock").read_text()
 
 
-# Set-up ------------------------------------------------------------------------------------------------------------------
+# Set-up ---------------------------------------------------------------------------------------------------------------
 
 def load_setup():
     spec = importlib.util.spec_from_file_location("project_setup", ROOT / ".ci" / "setup.py")
@@ -153,7 +155,7 @@ def test_workflows_run_pinned_actions_and_what_ci_runs():
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
-# Chapters and text --------------------------------------------------------------------------------------------------------
+# Chapters and text ----------------------------------------------------------------------------------------------------
 
 def test_chapters_are_pairs_and_all_in_the_site():
     names = {path.relative_to(ROOT / "notebooks").as_posix() for path in tracked("notebooks/*")}

@@ -20,13 +20,15 @@ HELPER_TESTS = [str(ROOT / "tests" / f"test_{module.stem}.py") for module in sor
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
-    kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH") and not k.startswith("PYTEST")}
+    dropped = ("VIRTUAL_ENV", "PYTHONPATH", "PYTEST")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return subprocess.run(command, cwd=ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, env=kept | {"UV_SYSTEM_CERTS": "1"} | environment)
 
 
 def environment(name: str, python: str, *commands: list[str]) -> str:
-    """Program of an environment for Python version `python`, made by `commands` anew when they, pyproject.toml or uv.lock have changed."""
+    """Program of an environment for Python version `python`, made anew when `commands`, pyproject.toml or uv.lock have
+    changed."""
     if not shutil.which(UV):
         pytest.skip("needs .tools/bin/uv: run through make")
     wanted = hashlib.sha256(repr(commands).encode() + (ROOT / "pyproject.toml").read_bytes()
@@ -38,7 +40,8 @@ def environment(name: str, python: str, *commands: list[str]) -> str:
             # pyenv hides every other version than .python-version's
             made = run([UV, *command], UV_PROJECT_ENVIRONMENT=name, PYENV_VERSION=python)
             if made.returncode:
-                unreachable = any(sign in made.stdout for sign in ("dns error", "Connect", "timed out", "No interpreter"))
+                signs = ("dns error", "Connect", "timed out", "No interpreter")
+                unreachable = any(sign in made.stdout for sign in signs)
                 if unreachable and not os.environ.get("CI"):
                     pytest.skip(f"{name} could not be made: {made.stdout.strip().splitlines()[-1]}")
                 pytest.fail(f"uv {' '.join(command)}\n{made.stdout}")
