@@ -192,8 +192,8 @@ class _Targets(dict):
         match = [t for t in match if t.compute_capability == capability]
         if not match:
             raise UnknownTarget(
-                f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak rates "
-                f"are not recorded here; recorded are {', '.join(self)}."
+                f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak "
+                f"rates are not recorded here; recorded are {', '.join(self)}."
             )
         return dataclasses.replace(match[0], name="local", device=device)
 
