@@ -184,8 +184,8 @@ class _Targets(dict):
         gpu = attached_gpu()
         if gpu is None:
             raise UnknownTarget(
-                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and none was found; name a '
-                f"chip to compile for without it: {', '.join(self)}."
+                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and none was found; name '
+                f"a chip to compile for without it: {', '.join(self)}."
             )
         device, capability = gpu
         match = [t for t in self.values() if t.name in device.replace("-", " ").split()]
