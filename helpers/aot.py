@@ -6,6 +6,7 @@ comes back is the same `jax.stages.Compiled` as on the GPU, with the same optimi
 
 import ctypes.util
 import functools
+import importlib
 import importlib.metadata
 import os
 import re
@@ -55,12 +56,25 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...]) -> jax.shardi
     from jax.experimental import topologies
 
     sizes = [size for _, size in mesh_shape]
+    describe = functools.partial(
+        topologies.get_topology_desc,
+        platform="cuda",
+        target_config=target.text_proto(),
+        topology=f"1x1x{int(np.prod(sizes))}",
+    )
+    have_compiler = _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt")
     try:
-        topology = topologies.get_topology_desc(
-            platform="cuda", target_config=target.text_proto(), topology=f"1x1x{int(np.prod(sizes))}"
-        )
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        if _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt"):
+        try:
+            topology = describe()
+        except RuntimeError as error:
+            if not have_compiler or "not implemented" not in str(error):
+                raise
+            # JAX was used before this module was imported, and its CUDA plugin gave up for want of a GPU. Now that the
+            # platform is set, it starts.
+            importlib.import_module("jax_plugins.xla_cuda13").initialize()
+            topology = describe()
+    except (RuntimeError, ValueError) as error:
+        if have_compiler:
             raise RuntimeError(f"XLA did not take the description of {target.name!r}: {error}") from error
         needs = f"compiling for {target.name} needs XLA's CUDA compiler, which "
         if sys.platform != "linux":

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -171,6 +172,19 @@ print(jnp.ones(2).sum())
     first, last = done.stdout.strip().splitlines()
     assert first.startswith("compiling for H100 needs XLA's CUDA compiler, which ") and words in first
     assert last == "2.0"
+
+
+@pytest.mark.skipif(gpu_available(), reason="a GPU is attached: nothing gives up")
+def test_it_compiles_even_where_jax_was_used_first():
+    program = """
+import jax, jax.numpy as jnp
+print(jnp.ones(2).sum())
+from helpers import aot_compile
+print("lt$matmul$f8" in aot_compile(lambda a: a @ a.T, jax.ShapeDtypeStruct((16, 16), jnp.float8_e4m3fn)).as_text())
+"""
+    bare = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=bare)
+    assert done.stdout == "2.0\nTrue\n", done.stderr
 
 
 def test_start_up_is_silent():
