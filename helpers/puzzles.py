@@ -53,7 +53,7 @@ def check(
         for key, want in wanted.items():
             if want is not None:
                 lines.append((has[key] == want, f"the call's {key} is {has[key]} (wanted {want})"))
-        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types. XLA does not look it up.
+        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types: one gap in it. XLA does not look.
         types = [module[name].shape.dtype for name in calls[0].instruction.operands[:2]]
         if "f8e5m2[" in calls[0].result and "f8e5m2" not in types:
             lines.append((False, "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result"))
