@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -142,6 +143,17 @@ def test_commands_in_the_documents_exist():
         used = set(re.findall(r"(?:`|^\s*|run: )make ([a-z]+)", path.read_text(), re.MULTILINE))
         assert used <= targets(), f"{path.name} names {sorted(used - targets())}, which the Makefile has not got"
     assert {"lab", "test"} <= set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the example compiles for an H100, which needs Linux")
+def test_the_example_in_the_readme_works():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    namespace: dict = {}
+    exec(compile(example, "README.md", "exec"), namespace)
+    examples = [value for name, value in namespace.items() if name.startswith("test_")]
+    assert examples
+    for example in examples:
+        example()
 
 
 def test_workflows_run_pinned_actions_and_what_ci_runs():
