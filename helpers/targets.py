@@ -64,7 +64,7 @@ class Target:
             value = getattr(self, field)
             if not (isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 0 for v in value)):
                 raise ValueError(f"Target {self.name!r}: {field} must be (major, minor), as in (9, 0); got {value!r}.")
-        if self.compute_capability < (7, 0):
+        if self.compute_capability < (7, 5):
             raise ValueError(
                 f"Target {self.name!r}: compute_capability {self.compute_capability} is older than what XLA's CUDA 13 "
                 "compiler can generate code for; the oldest it knows here is (7, 5), the oldest with FP8 (8, 9)."

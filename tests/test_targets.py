@@ -83,7 +83,7 @@ def test_a_description_that_would_crash_xla_is_refused(field, value):
     [
         ({"cuda_runtime": (11, 8)}, "unrewritten"),
         ({"cuda_runtime": "12.8"}, r"\(major, minor\)"),
-        ({"compute_capability": (6, 1)}, "older"),
+        ({"compute_capability": (7, 0)}, "older"),
         ({"compute_capability": 9.0}, r"\(major, minor\)"),
         ({"sms": 1.5}, "whole number"),
         ({"device": 'a "quoted" name'}, "device"),
