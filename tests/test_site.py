@@ -11,7 +11,7 @@ import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".site" / "build.py"
@@ -22,7 +22,6 @@ CHAPTERS = [
 HLO = "__cublas$lt$matmul$f8"
 NOWHERE = "http://127.0.0.1:9"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def page_of(notebook: str) -> str:
@@ -192,18 +191,6 @@ def test_the_theme_is_used_where_it_is_at_hand(sound_project, tmp_path):
 
 
 # --- in a browser -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        message = "no chromium on PATH: install your distribution's package to run the browser tests"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
