@@ -25,8 +25,6 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
     "auto": {},
 }
-
-
 _ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 
 
@@ -41,8 +39,10 @@ def _installed(distribution: str) -> bool:
 def gpu_available() -> bool:
     """Whether functions can run on an attached GPU: a driver for CUDA 13, a GPU, and CUDA's libraries."""
     platforms = os.environ.get("JAX_PLATFORMS", "") or (jax.config.jax_platforms or "")
-    libraries = _installed("nvidia-cublas") or ctypes.util.find_library("cublasLt")
-    return platforms in ("", "cuda", "gpu") and attached_gpu() is not None and bool(libraries)
+    if platforms not in ("", "cuda", "gpu") or attached_gpu() is None:
+        return False
+    # Only asked where there is a GPU: to look for a library starts other programs.
+    return _installed("nvidia-cublas") or ctypes.util.find_library("cublasLt") is not None
 
 
 # With no GPU to use, JAX's start-up of the CUDA plugin prints a traceback into the first output, and loses the
@@ -121,20 +121,19 @@ def _shapes(args: Sequence[Any], in_specs: Any, mesh: jax.sharding.Mesh | None) 
         if unknown:
             raise ValueError(
                 f"argument {path[0].idx} is sharded over {sorted(unknown)}, but the mesh has the axes "
-                f"{mesh.axis_names}; "
-                'name them in mesh_shape, as in mesh_shape={"data": 8}.'
+                f'{mesh.axis_names}; name them in mesh_shape, as in mesh_shape={{"data": 8}}.'
             )
         sharding = NamedSharding(mesh, spec) if mesh else None
         return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(args)
     if in_specs is None:
-        specs = jax.tree.map(lambda _: None, args)
+        specs = [None] * len(leaves)
     else:
         is_spec = lambda s: s is None or isinstance(s, PartitionSpec)
-        specs = jax.tree.map(lambda s, a: jax.tree.map(lambda _: s, a), tuple(in_specs), args, is_leaf=is_spec)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(args)
-    flat_specs = jax.tree.leaves(specs, is_leaf=lambda s: s is None or isinstance(s, PartitionSpec))
-    return jax.tree.unflatten(treedef, [convert(p, leaf, s) for (p, leaf), s in zip(leaves, flat_specs, strict=True)])
+        tree = jax.tree.map(lambda s, a: jax.tree.map(lambda _: s, a), tuple(in_specs), args, is_leaf=is_spec)
+        specs = jax.tree.leaves(tree, is_leaf=is_spec)
+    return jax.tree.unflatten(treedef, [convert(p, leaf, s) for (p, leaf), s in zip(leaves, specs, strict=True)])
 
 
 def aot_compile(
@@ -181,10 +180,10 @@ def aot_compile(
         raise ValueError(f"in_specs has {len(in_specs)} entries for {len(args)} arguments; give one for each.")
 
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    if local and mesh_shape is None:
-        return jitted.lower(*_shapes(args, None, None)).compile(compiler_options=options)
     if local:
-        raise ValueError('a mesh_shape is for compile-only devices; name a chip, as in target="H100".')
+        if mesh_shape is not None:
+            raise ValueError('a mesh_shape is for compile-only devices; name a chip, as in target="H100".')
+        return jitted.lower(*_shapes(args, None, None)).compile(compiler_options=options)
     mesh = _mesh(target, _axes(mesh_shape))
     with jax.set_mesh(mesh):
         lowered = jitted.lower(*_shapes(args, in_specs, mesh))

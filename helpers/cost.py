@@ -58,12 +58,12 @@ def _kind(instruction: Instruction) -> str:
     return instruction.custom_call_target or ("triton" if triton else instruction.opcode.removesuffix("-start"))
 
 
-def _dims(instruction: Instruction, side: str) -> list[int]:
+def _contracting_dims(instruction: Instruction) -> list[int]:
+    """The dimensions of the left operand that a matmul sums over."""
     if instruction.opcode == "dot":
-        text = instruction.attributes.get(f"{side}_contracting_dims", "{}")
+        text = instruction.attributes.get("lhs_contracting_dims", "{}")
         return [int(d) for d in text.strip("{}").split(",") if d.strip()]
-    config = instruction.backend_config["gemm_backend_config"]
-    return [int(d) for d in config["dot_dimension_numbers"][f"{side}_contracting_dimensions"]]
+    return [int(d) for d in gemm_config(instruction)["dot_dimension_numbers"]["lhs_contracting_dimensions"]]
 
 
 def _matmul(instruction: Instruction, computation: Computation) -> tuple[int, str] | None:
@@ -72,7 +72,7 @@ def _matmul(instruction: Instruction, computation: Computation) -> tuple[int, st
     if instruction.opcode != "dot" and not target.startswith(("__cublas$lt$matmul", "__cublas$gemm")):
         return None
     lhs = computation[instruction.operands[0]].shape
-    contracted = math.prod(lhs.dims[d] for d in _dims(instruction, "lhs"))
+    contracted = math.prod(lhs.dims[d] for d in _contracting_dims(instruction))
     dtype = "tf32" if lhs.dtype == "f32" else lhs.dtype
     return 2 * contracted * _results(instruction)[0].size, dtype
 
@@ -99,9 +99,9 @@ def kernels(x: Any) -> tuple[Kernel, ...]:
                     visit(module.computations[name])
             if i.opcode in _FREE or i.opcode.endswith("-done"):
                 continue
-            matmuls = _matmuls(i, computation, module)
-            moved = sum(computation[name].shape.nbytes for name in i.operands) + sum(s.nbytes for s in _results(i))
-            shapes = [f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in _results(i)]
+            matmuls, written = _matmuls(i, computation, module), _results(i)
+            moved = sum(computation[name].shape.nbytes for name in i.operands) + sum(s.nbytes for s in written)
+            shapes = [f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in written]
             result = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
             flops, dtype = sum(f for f, _ in matmuls), matmuls[0][1] if matmuls else None
             found.append(Kernel(i.name, _kind(i), result, moved, flops, dtype, i))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from helpers.hlo import Computation, HloModule, Instruction, parse_hlo_module
+from helpers.hlo import HloModule, Instruction, parse_hlo_module
 
 _INDENT = " " * 6  # of an instruction's second line
 _WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling

@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 
+from helpers.formats import dequantize
+
 E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)
 
 
 def scaled_dot(a: jax.Array, b: jax.Array, a_scale: jax.Array, b_scale: jax.Array, dtype=jnp.float32) -> jax.Array:
     """Dequantize in `dtype` and multiply: a [M, K] and b [N, K] in FP8, scalar scales, result `dtype`[M, N]."""
-    a = a.astype(dtype) * a_scale.astype(dtype)
-    b = b.astype(dtype) * b_scale.astype(dtype)
-    return jax.lax.dot(a, b.T)
+    return jax.lax.dot(dequantize(a, a_scale, dtype), dequantize(b, b_scale, dtype).T)
 
 
 def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:

@@ -188,8 +188,8 @@ class _Targets(dict):
                 f"a chip to compile for without it: {', '.join(self)}."
             )
         device, capability = gpu
-        match = [t for t in self.values() if t.name in device.replace("-", " ").split()]
-        match = [t for t in match if t.compute_capability == capability]
+        words = device.replace("-", " ").split()
+        match = [t for t in self.values() if t.name in words and t.compute_capability == capability]
         if not match:
             raise UnknownTarget(
                 f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak "

@@ -270,9 +270,7 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         shutil.copytree(paths[0].parent, scratch / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-        for neighbour in ("img",):
-            if (ROOT / neighbour).exists():
-                (scratch / neighbour).symlink_to(ROOT / neighbour)
+        (scratch / "img").symlink_to(ROOT / "img")
         copies = [scratch / "notebooks" / path.name for path in paths]
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}",

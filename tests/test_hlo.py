@@ -1,6 +1,5 @@
 import json
 import re
-import time
 from pathlib import Path
 
 import jax
