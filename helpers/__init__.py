@@ -3,6 +3,7 @@
 from helpers.aot import aot_compile, gpu_available, run
 from helpers.hlo import HloModule, HloParseError, parse_hlo_module
 from helpers.printing import format_hlo_module, print_hlo_module
+from helpers.report import report_gemms
 from helpers.targets import TARGETS, Target
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "gpu_available",
     "parse_hlo_module",
     "print_hlo_module",
+    "report_gemms",
     "run",
 ]

@@ -273,6 +273,22 @@ class Instruction(NamedTuple):
         return Metadata(fields.get("op_type"), fields.get("op_name"), file, line)
 
     @property
+    def frames(self) -> tuple[tuple[str, int], ...]:
+        """(file, line) of the call stack that wrote the instruction, innermost first; as much of it as the text has."""
+        number = re.search(r"\bstack_frame_id=(\d{1,18})", self.attributes.get("metadata", ""))
+        if not number:
+            m = self.metadata
+            return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
+        module, found, frame, seen = self.computation.module, [], int(number[1]), set()
+        while frame in module.stack_frames and frame not in seen:
+            seen.add(frame)
+            location = module.file_locations.get(module.stack_frames[frame].get("file_location_id"), {})
+            if file := module.file_names.get(location.get("file_name_id")):
+                found.append((file, location.get("line", 0)))
+            frame = module.stack_frames[frame].get("parent_frame_id")
+        return tuple(found)
+
+    @property
     def custom_call_target(self) -> str | None:
         raw = self.attributes.get("custom_call_target") if self.opcode.startswith("custom-call") else None
         return raw and _unescape(raw)

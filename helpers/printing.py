@@ -59,7 +59,7 @@ def _json(value, indent: str) -> str:
     return f"{opening}\n{rows}\n{indent}{closing}"
 
 
-def _source(file: str) -> str:
+def source_path(file: str) -> str:
     """Relative to the working directory where it is below it, else the bare file name."""
     path = Path(file)
     return file if not path.is_absolute() else (
@@ -73,7 +73,7 @@ def _instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str:
               and not (key == "sharding" and not _SPLIT_AXIS.search(value))]
     if metadata and (m := i.metadata):
         fields = [f"op_name={json.dumps(m.op_name, ensure_ascii=False)}"] if m.op_name else []
-        fields += [f'source_file="{_source(m.source_file)}" source_line={m.source_line}'] if m.source_file else []
+        fields += [f'source_file="{source_path(m.source_file)}" source_line={m.source_line}'] if m.source_file else []
         parts += [f"metadata={{{' '.join(fields)}}}"] if fields else []
     line = _wrap("  " + ", ".join(parts), _INDENT)
     if not backend_cfg or i.backend_config is None:

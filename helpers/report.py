@@ -1,0 +1,432 @@
+"""Did I get the fused FP8 kernel? One row for every matrix multiplication of a program, with what stayed outside."""
+
+import dataclasses
+import html
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from helpers.aot import aot_compile
+from helpers.cost import kernel, launches
+from helpers.gemms import GemmRow, executions, fused, matmuls, results
+from helpers.hlo import Computation, Instruction, Shape, parse_hlo_module
+from helpers.passes import dumped_ptx
+from helpers.targets import Target
+
+_VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier".split())
+_MOVES = _VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast concatenate tuple".split())
+_SUPPLY = _MOVES | frozenset("parameter constant convert iota".split())
+_SCALING = frozenset("multiply divide".split())
+_SCALAR = _SUPPLY | _SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
+_POINTWISE = frozenset(
+    "tanh exponential exponential-minus-one log log-plus-one logistic erf negate sqrt rsqrt cbrt sine cosine power "
+    "compare select and or not maximum minimum clamp abs multiply divide add subtract sign floor ceil".split()
+)
+# The last two types of `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
+_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b")
+_PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """A kernel on a matmul's way that it could have done without. `work`: what the kernel does there, of "fp8"
+    (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or
+    narrows the result)."""
+
+    instruction: Instruction
+    work: tuple[str, ...]
+
+
+def _bits(shape: Shape) -> int:
+    width = re.search(r"\d+", shape.dtype)
+    return int(width[0]) if width else 8
+
+
+def _inside(i: Instruction) -> list[Instruction]:
+    """What a kernel computes, parameters included: the fused instructions, or the instruction alone."""
+    computation = fused(i)
+    return list(computation) if computation else [i]
+
+
+def _layout_changes(i: Instruction) -> bool:
+    before = i.computation[i.operands[0]].shape
+    return i.opcode == "transpose" or (i.opcode == "copy" and i.shape.layout != before.layout)
+
+
+def _moving(inside: list[Instruction]) -> str | None:
+    """"transpose", or "pad" for what makes FP8 operands multiples of 16 long or undoes it; None for other moves."""
+    for i in inside:
+        if i.opcode in ("transpose", "copy") and _layout_changes(i):
+            return "transpose"
+    for i in inside:
+        if i.opcode in ("pad", "slice"):
+            small, large = i.shape.dims, i.computation[i.operands[0]].shape.dims
+            small, large = (large, small) if i.opcode == "pad" else (small, large)
+            if all(b in (a, -a % 16 + a) for a, b in zip(small, large)) and not re.search(r"\[[1-9]\d*:", i.cmd):
+                return "pad"
+    return None
+
+
+def _before(i: Instruction, role: str) -> tuple[str, ...]:
+    """What a kernel does that makes an operand; `role` is "matrix", "scale" or "bias". Empty where it must run."""
+    inside = _inside(i)
+    opcodes = {j.opcode for j in inside} if fused(i) else {i.opcode}
+    work = [j for j in inside if j.opcode not in ("parameter", "constant")]
+    if role == "scale":
+        return ("scale",) if opcodes <= _SCALAR and all(s.size == 1 for s in results(i)) and opcodes & (
+            _SCALING | {"convert"}) else ()
+    if role == "bias":
+        return ("bias",) if opcodes <= _SUPPLY | _SCALING and opcodes & (_SCALING | {"convert", "broadcast"}) else ()
+    if opcodes <= _MOVES | {"parameter", "constant"}:
+        moved = _moving(work)
+        return (moved,) if moved else ()
+    if opcodes <= _SUPPLY | _POINTWISE and all(s.dtype[:2] != "f8" for s in results(i)) and _from_fp8(i):
+        return ("fp8",)
+    return ()
+
+
+def _from_fp8(i: Instruction) -> bool:
+    """Whether a kernel reads FP8, or what kernels that only convert, scale and move made of it."""
+    seen, todo = set(), [i]
+    while todo:
+        i = todo.pop()
+        if i.name in seen:
+            continue
+        seen.add(i.name)
+        if i.shape.dtype.startswith("f8") and i.shape.size > 1:
+            return True
+        if {j.opcode for j in _inside(i)} <= _SUPPLY | _POINTWISE:
+            todo += [i.computation[name] for name in i.operands]
+    return False
+
+
+def _after(i: Instruction, value: str, mark: str, depends: Callable) -> tuple[tuple[str, ...], str]:
+    """What a kernel does with the result named `value`, empty where it must run anyway, and what its own result then
+    is: "value", "abs" (of it) or "amax"."""
+    computation = fused(i)
+    live: dict[str, str] = {}
+    if computation:
+        live |= {p.name: mark for p, name in zip(computation.parameters, i.operands) if name == value}
+        inside = list(computation)
+    else:
+        live[value] = mark
+        inside = [i]
+    work, made, moves = [], mark, []
+    for j in inside:
+        sources = [live[name] for name in j.operands if name in live]
+        if not sources:
+            # What does not come from the matmul may only prepare scales and biases.
+            small = j.shape.size == 1 and j.opcode in _SCALAR
+            if not (j.opcode in _SUPPLY or small or (j.opcode in _SCALING and not computation)):
+                return (), made
+            continue
+        state = "amax" if "amax" in sources else "abs" if "abs" in sources else "value"
+        others = [j.computation[name] for name in j.operands if name not in live]
+        made = live[j.name] = state
+        if j.opcode in _MOVES:
+            moves.append(j)
+        elif j.opcode == "convert":
+            narrower = _bits(j.shape) < _bits(j.computation[j.operands[0]].shape)
+            alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in inside)
+            work += ["amax" if state == "amax" else "output"] if narrower or alone or state == "amax" else []
+        elif j.opcode == "reduce":
+            reducer = j.computation.module.computations[j.called[0]].root.opcode
+            # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
+            positive = state != "value" or "epilogue" in work or _is_whole(j)
+            if reducer not in ("maximum", "minimum") or not positive:
+                return (), made
+            work.append("amax")
+            made = live[j.name] = "amax"
+        elif state == "amax" and j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs"):
+            work.append("amax")
+        elif state == "amax" or j.opcode not in _POINTWISE:
+            return (), made
+        elif j.opcode == "abs":
+            made = live[j.name] = "abs"
+        else:
+            kind = _pointwise(j, others, depends)
+            if not kind:
+                return (), made
+            work.append(kind)
+    if not work and moves:
+        moved = _moving(moves)
+        work = [moved] if moved else []
+    return tuple(dict.fromkeys(work)), made
+
+
+def _is_whole(reduce: Instruction) -> bool:
+    """Whether a reduction, or the kernels that go on with it, leave one element."""
+    if reduce.shape.size == 1 or not reduce.is_root:
+        return reduce.shape.size == 1
+    kernel = next((i for i in reduce.computation.module if fused(i) is reduce.computation), None)
+    users = [i for i in kernel.computation if kernel.name in i.operands] if kernel else []
+    return bool(users) and all(
+        u.opcode != "tuple" and u.shape.size == 1 and any(j.opcode == "reduce" for j in _inside(u)) for u in users)
+
+
+def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Instruction], bool]) -> str | None:
+    """What one elementwise instruction on the result is part of; None where it needs another matrix's elements."""
+    vector = constant = None
+    for other in others:
+        origin = other
+        while origin.opcode in ("convert", "bitcast", "reshape", "broadcast", "copy") and origin.operands:
+            if origin.opcode == "broadcast":
+                vector = origin.computation[origin.operands[0]].shape.size > 1 or vector
+            origin = origin.computation[origin.operands[0]]
+        constant = origin if origin.opcode == "constant" else constant
+        if origin.shape.size == j.shape.size > 1 and j.opcode not in ("add", "subtract"):
+            return None
+        if depends(origin):
+            return None
+    if j.opcode in ("clamp", "minimum"):
+        return "output"
+    if j.opcode == "maximum":
+        zero = constant is not None and re.fullmatch(r"-?0(\.0*)?", constant.literal or "")
+        return "epilogue" if zero else "output"
+    if j.opcode in _SCALING and others:
+        return "epilogue" if j.opcode == "divide" and j.operands[0] in {o.name for o in others} else "scale"
+    if j.opcode in ("add", "subtract") and others and not (constant is not None and not vector):
+        return "bias"
+    return "epilogue"
+
+
+class Neighbours:
+    """Who uses what in one computation, and which values come from a matmul."""
+
+    def __init__(self, computation: Computation, rows: list[GemmRow]):
+        self.computation, self.users = computation, {}
+        for i in computation:
+            for name in dict.fromkeys(i.operands):
+                self.users.setdefault(name, []).append(i)
+        self.multiplies = {row.name for row in rows}
+
+    def outside(self, row: GemmRow) -> list[Outside]:
+        found: dict[str, Outside] = {}
+        self._before(row.instruction, found)
+        self._after(row, found)
+        return sorted(found.values(), key=lambda o: o.instruction.index)
+
+    def _before(self, gemm: Instruction, found: dict[str, Outside]) -> None:
+        todo = []
+        for index, name in enumerate(gemm.operands):
+            scalar = self.computation[name].shape.size == 1
+            matrix = index < 2 if gemm.opcode == "custom-call" else True
+            todo.append((name, "scale" if scalar else "matrix" if matrix else "bias"))
+        while todo:
+            name, role = todo.pop()
+            i = self.computation[name]
+            while i.opcode in _VIEWS and i.operands:
+                i = self.computation[i.operands[0]]
+            if i.name in found or i.name in self.multiplies or not launches(i) or not _is_plain(i):
+                continue
+            if work := _before(i, role):
+                found[i.name] = Outside(i, work)
+                todo += [(operand, role) for operand in i.operands]
+
+    def _after(self, row: GemmRow, found: dict[str, Outside]) -> None:
+        reached: dict[str, str] = {row.name: "value"}
+        todo = [row.name]
+        while todo:
+            name = todo.pop()
+            for user in self.users.get(name, ()):
+                if user.name in reached or user.name in self.multiplies:
+                    continue
+                mark = reached[name]
+                if user.opcode in _VIEWS:
+                    if row.amax and name == row.name and re.search(r"\bindex=1\b", user.cmd):
+                        mark = "amax"
+                    elif user.opcode == "get-tuple-element" and user.shape.dtype in ("s8", "u8") and name == row.name:
+                        continue
+                    reached[user.name] = mark
+                    todo.append(user.name)
+                elif launches(user) and _is_plain(user):
+                    work, made = _after(user, name, mark, lambda origin: self._reaches(row.name, origin, user))
+                    if work:
+                        found.setdefault(user.name, Outside(user, work))
+                        reached[user.name] = made
+                        todo.append(user.name)
+
+    def _reaches(self, start: str, origin: Instruction, kernel: Instruction) -> bool:
+        """Whether a value of this computation, or the parameter of a `kernel` in it, comes from `start`."""
+        if origin.computation is not self.computation:
+            if origin.opcode != "parameter":
+                return False
+            origin = self.computation[kernel.operands[origin.parameter_number]]
+        seen, todo = set(), [origin.name]
+        while todo:
+            name = todo.pop()
+            if name == start:
+                return True
+            if name not in seen:
+                seen.add(name)
+                todo.extend(self.computation[name].operands)
+        return False
+
+
+def _is_plain(i: Instruction) -> bool:
+    """A kernel that XLA generated for elementwise work, moves or reductions: no library call, no collective."""
+    return i.opcode in _POINTWISE | _SUPPLY | {"fusion", "reduce"} and not matmuls(i)
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmReport:
+    """Every matrix multiplication of a program, ENTRY's first. Prints as text, shows as a table in a notebook.
+
+    `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as they run where that is
+    known and else once; `unread` names custom calls of libraries other than cuBLAS and cuDNN, and of hand-written
+    kernels: what they multiply, if anything, HLO does not say.
+    """
+
+    rows: tuple[GemmRow, ...]
+    kernels: int = 0
+    bytes_moved: int = 0
+    unread: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """2*M*N*K of all rows, as often as they run."""
+        return sum(row.flops * (1 if row.count is None else row.count) for row in self.rows)
+
+    @property
+    def fp8_flops(self) -> int:
+        """Those of `flops` that the hardware multiplies in an 8-bit float type."""
+        return sum(row.flops * (1 if row.count is None else row.count) for row in self.rows if row.is_fp8)
+
+    @property
+    def fp8_flops_share(self) -> float:
+        """fp8_flops / flops, from 0 to 1; 0 for a program without a matrix multiplication."""
+        return self.fp8_flops / self.flops if self.flops else 0.0
+
+    @property
+    def fp8_rows(self) -> tuple[GemmRow, ...]:
+        return tuple(row for row in self.rows if row.is_fp8)
+
+    def _lines(self) -> list[tuple[bool, tuple[str, ...], str]]:
+        """(is FP8, cells, what is outside), rows alike in all of it taken together."""
+        groups: dict[tuple, list[GemmRow]] = {}
+        for row in self.rows:
+            alike = dataclasses.replace(row, name="", outside=tuple(_bare(n) for n in row.outside), instruction=None,
+                                        op_name="", count=None if row.count is None else 1)
+            groups.setdefault(alike, []).append(row)
+        lines = []
+        for alike, rows in groups.items():
+            counts = [row.count for row in rows]
+            times = "?" if None in counts else str(sum(counts))
+            outside = ", ".join(name for row in rows for name in row.outside)
+            if len(rows) > 1 and alike.outside:
+                outside = f"{', '.join(rows[0].outside)} (and so in each)"
+            if outside:
+                outside += f": {_size(alike.outside_bytes)}"
+            lines.append((alike.is_fp8, (times, *_cells(alike)), outside))
+        return lines
+
+    def _totals(self) -> str:
+        share = f"{100 * self.fp8_flops_share:.1f}%".replace("100.0%", "100%") if self.fp8_flops else "none"
+        text = f"{len(self.rows)} matmul{'s' * (len(self.rows) != 1)}, {len(self.fp8_rows)} in FP8"
+        if self.rows:
+            text += f" ({share} of {_metric(self.flops)}FLOP)"
+        text += f"; {self.kernels} kernel{'s' * (self.kernels != 1)}, {_size(self.bytes_moved)} moved"
+        if any(row.count is None for row in self.rows):
+            text += "; loops of unknown length counted once"
+        return text + (f"; not looked into: {', '.join(self.unread)}" if self.unread else "")
+
+    def __str__(self) -> str:
+        lines = self._lines()
+        table = [_HEADER, *(cells for _, cells, _ in lines)]
+        shown = [c for c in range(len(_HEADER)) if c or any(row[0] != "1" for row in table[1:])] if lines else []
+        widths = [max(len(row[c]) for row in table) for c in range(len(_HEADER))]
+        text = []
+        for row, (_, _, outside) in zip(table, [(True, (), ""), *lines]) if lines else ():
+            text.append("  ".join(f"{row[c]:>{widths[c]}}" if c in (0, 1) else f"{row[c]:<{widths[c]}}"
+                                  for c in shown).rstrip())
+            text += [f"    outside: {outside}"] if outside else []
+        return "\n".join([*text, self._totals()])
+
+    def _repr_html_(self) -> str:
+        cell = lambda tag, text: f'<{tag} style="text-align:left;vertical-align:top">{html.escape(text)}</{tag}>'
+        rows = ["<tr>" + "".join(cell("th", text) for text in ("FP8", *_HEADER, "left outside")) + "</tr>"]
+        for fp8, cells, outside in self._lines():
+            tint = "" if fp8 and not outside else ' style="background:rgba(213,94,0,.16)"'
+            rows.append(f"<tr{tint}>" + "".join(cell("td", t) for t in ("yes" if fp8 else "no", *cells, outside)) + "</tr>")
+        table = f"<table>{''.join(rows)}</table>" if self.rows else ""
+        return f"{table}<p>{html.escape(self._totals())}</p>"
+
+
+_HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
+
+
+def _cells(row: GemmRow) -> tuple[str, ...]:
+    shape = f"{row.m} x {row.n} x {row.k}"
+    operands = row.lhs_dtype if row.lhs_dtype == row.rhs_dtype else f"{row.lhs_dtype}, {row.rhs_dtype}"
+    extras = [f"scales {''.join(row.scales)}"] * bool(row.scales) + [f"alpha {row.alpha:g}"] * (row.alpha != 1)
+    extras += [f"beta {row.beta:g}"] * (row.beta != 0) + ["amax"] * row.amax
+    extras += [f"precision {row.precision}"] * (row.precision != "DEFAULT") + [row.algorithm] * bool(row.algorithm)
+    return (f"{row.batch} of {shape}" if row.batch > 1 else shape, operands, row.math_dtype,
+            row.library + f" {row.tile}" * bool(row.tile), " ".join([row.epilogue, *extras]), row.out_dtype, row.source)
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[.\d]+$", "", name)
+
+
+def _metric(x: float) -> str:
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if x >= scale:
+            return f"{x / scale:.3g} {prefix}"
+    return f"{x:.3g} "
+
+
+def _size(n: int) -> str:
+    return f"{_metric(n)}B"
+
+
+def report_gemms(x: Any, *args: Any, target: str | Target = "H100", gemm: str = "cublaslt",
+                 compiler_options: Mapping[str, Any] | None = None, verify_mma: bool = False) -> GemmReport:
+    """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a `GemmReport`.
+
+    `x` is what `parse_hlo_module` takes (a Compiled, an HloModule, HLO text; of a Lowered or another module that is not
+    optimized, the rows are its dots), or a function, compiled for `target` with `args` as by `aot_compile`.
+
+    A Triton kernel's `math_dtype` is what its dot multiplies; a dot of FP8 types may still run in wider ones. With
+    `verify_mma`, which needs a function, it is read from the multiply instructions of the kernel's PTX.
+
+    Raises TypeError for `args` or `verify_mma` without a function, HloParseError for text that is not HLO, and what
+    `aot_compile` raises.
+    """
+    ptx: Mapping[str, str] = {}
+    if callable(x) and not hasattr(x, "as_text"):
+        if verify_mma:
+            x, ptx = dumped_ptx(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
+        else:
+            x = aot_compile(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
+    elif args or verify_mma:
+        raise TypeError(f"{'verify_mma' if verify_mma else 'further arguments'} need a function and its arguments, to "
+                        f"compile it; got {type(x).__name__}.")
+    module = parse_hlo_module(x)
+    rows, unread, count, moved = [], [], 0, 0
+    for name, times in executions(module).items():
+        computation = module.computations[name]
+        gemms = []
+        for i in computation:
+            if not launches(i):
+                continue
+            one = kernel(i)
+            count += times or 1
+            moved += one.bytes_moved * (times or 1)
+            if one.flops:
+                gemms += [dataclasses.replace(row, count=times) for row in matmuls(i)]
+            elif i.custom_call_target and not i.custom_call_target.startswith(("__cublas", "__cudnn", "__cub$")):
+                unread.append(i.name)
+        if gemms:
+            around = Neighbours(computation, gemms)
+            rows += [_complete(row, around.outside(row), ptx) for row in gemms]
+    return GemmReport(tuple(rows), count, moved, tuple(unread))
+
+
+def _complete(row: GemmRow, outside: list[Outside], ptx: Mapping[str, str]) -> GemmRow:
+    names, bytes_outside = tuple(o.instruction.name for o in outside), sum(kernel(o.instruction).bytes_moved for o in outside)
+    math_dtype = row.math_dtype
+    if row.library == "triton" and ptx:
+        mma = _MMA.search(ptx.get(re.sub(r"[.-]", "_", row.name), ""))
+        math_dtype = _PTX_TYPES.get(mma[1], mma[1]) if mma else math_dtype
+    return dataclasses.replace(row, outside=names, outside_bytes=bytes_outside, math_dtype=math_dtype)
