@@ -13,7 +13,7 @@ ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
 BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
 FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
-.PHONY: help setup lab test check refresh site bench clean
+.PHONY: help setup lab test check refresh site releases bench clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | \
@@ -37,6 +37,9 @@ refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"
 
 site: setup     ## build the chapters as a web site in _build/
 	$(PYTHON) .site/build.py $(ARGS)
+
+releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
+	$(PYTHON) tests/releases.py $(ARGS)
 
 bench: setup    ## time the HLO parser beside XLA's own
 	$(PYTHON) tests/bench_hlo.py
