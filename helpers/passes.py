@@ -1,16 +1,21 @@
 """XLA's passes, one by one: the program between them, as XLA dumps it while it compiles."""
 
+import html
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from helpers.aot import aot_compile
+from helpers.diff import HloDiff, describe, diff_hlo
+from helpers.hlo import HloModule, Instruction, parse_hlo_module
 from helpers.targets import Target
 
 _FILE = re.compile(r"module_(\d+)\.(?:.+\.)?(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
@@ -71,3 +76,74 @@ def dumped_ptx(fn: Callable, *args: Any, target: str | Target = "H100", gemm: st
     with _dumping(fn, args, "^$", compiler_options, target=target, gemm=gemm) as (compiled, folder):
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("module_*.ptx"))]
         return compiled, {name: text for text in texts for name in _ENTRY.findall(text)}
+
+
+@dataclass(frozen=True)
+class PassStep:
+    """One pass of XLA that changed a matmul, and the program on either side of it. `str` shows the lines it changed."""
+    pipeline: str
+    name: str
+    before_text: str = field(repr=False)
+    after_text: str = field(repr=False)
+
+    @property
+    def before(self) -> HloModule:
+        return parse_hlo_module(self.before_text)  # parsed when asked for: a model's many steps would fill the memory
+
+    @property
+    def after(self) -> HloModule:
+        return parse_hlo_module(self.after_text)
+
+    @cached_property
+    def diff(self) -> HloDiff:
+        return diff_hlo(self.before, self.after)
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}: {self.name}\n{self.diff}"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(self.pipeline)}: {html.escape(self.name)}</b></p>{self.diff._repr_html_()}"
+
+
+class Passes(tuple[PassStep, ...]):
+    """The passes that changed a matmul, in the order XLA ran them."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self)) or "no pass changed a matmul"
+
+    def _repr_html_(self) -> str:
+        return "".join(step._repr_html_() for step in self) or f"<p>{self}</p>"
+
+
+def _is_matmul(i: Instruction) -> bool:
+    target = i.custom_call_target if i.opcode.startswith("custom-call") else None
+    return i.opcode in ("dot", "scaled-dot", "ragged-dot", "convolution") or any(
+        sign in (target or "") for sign in ("gemm", "matmul", "scaled_dot", "ScaledDot"))
+
+
+def _matmuls(module: HloModule) -> Counter:
+    """How often each matmul occurs: what it says, its operands' shapes, and the fusion that it is in."""
+    matmuls = [i for i in module if _is_matmul(i)]
+    inside = {i.computation.name for i in matmuls} - {module.entry.name}
+    fusions = {name: describe(i) for i in module if inside and i.opcode == "fusion"
+               for name in inside.intersection(i.called)}
+    return Counter((*describe(i), fusions.get(i.computation.name),
+                    *(i.computation[o].shape_text for o in i.operands)) for i in matmuls)
+
+
+def passes(fn: Callable, *args: Any, target: str | Target = "H100", gemm: str = "cublaslt",
+           compiler_options: Mapping[str, Any] | None = None) -> Passes:
+    """Compile once; the program before and after each of XLA's passes that changed a matmul.
+
+    Arguments and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a dot becomes a
+    custom call, or moves into a fusion, or gets an epilogue) or the shapes, number or layout of its operands. Between
+    pipelines XLA works too: what it changes there is named pipeline-start.
+    """
+    steps, last, matmuls = [], None, Counter()
+    with _dumping(fn, args, ".*", compiler_options, target=target, gemm=gemm) as (_, folder):
+        for stage in _stages(folder):
+            found = _matmuls(parse_hlo_module(stage.text))
+            if last and found != matmuls:
+                steps.append(PassStep(stage.pipeline, stage.after, last.text, stage.text))
+            last, matmuls = stage, found
+    return Passes(steps)

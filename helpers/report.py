@@ -100,9 +100,9 @@ def _from_fp8(i: Instruction) -> bool:
     return False
 
 
-def _after(i: Instruction, value: str, mark: str, depends: Callable) -> tuple[tuple[str, ...], str]:
-    """What a kernel does with the result named `value`, empty where it must run anyway, and what its own result then
-    is: "value", "abs" (of it) or "amax"."""
+def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: str) -> tuple[tuple[str, ...], tuple]:
+    """What a kernel does with the result named `value`, empty where it must run anyway; and what then each of the
+    kernel's own results is: the "value", "abs" of it, its "amax", or None."""
     computation = fused(i)
     live: dict[str, str] = {}
     if computation:
@@ -111,18 +111,19 @@ def _after(i: Instruction, value: str, mark: str, depends: Callable) -> tuple[tu
     else:
         live[value] = mark
         inside = [i]
-    work, made, moves = [], mark, []
+    depends = lambda origin: around.reaches(gemm, origin, i)
+    work, moves = [], []
     for j in inside:
         sources = [live[name] for name in j.operands if name in live]
         if not sources:
             # What does not come from the matmul may only prepare scales and biases.
             small = j.shape.size == 1 and j.opcode in _SCALAR
             if not (j.opcode in _SUPPLY or small or (j.opcode in _SCALING and not computation)):
-                return (), made
+                return (), ()
             continue
         state = "amax" if "amax" in sources else "abs" if "abs" in sources else "value"
         others = [j.computation[name] for name in j.operands if name not in live]
-        made = live[j.name] = state
+        live[j.name] = state
         if j.opcode in _MOVES:
             moves.append(j)
         elif j.opcode == "convert":
@@ -132,36 +133,28 @@ def _after(i: Instruction, value: str, mark: str, depends: Callable) -> tuple[tu
         elif j.opcode == "reduce":
             reducer = j.computation.module.computations[j.called[0]].root.opcode
             # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
-            positive = state != "value" or "epilogue" in work or _is_whole(j)
+            positive = state != "value" or "epilogue" in work or j.shape.size == 1 or around.goes_on_to_a_scalar(i)
             if reducer not in ("maximum", "minimum") or not positive:
-                return (), made
+                return (), ()
             work.append("amax")
-            made = live[j.name] = "amax"
+            live[j.name] = "amax"
         elif state == "amax" and j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs"):
             work.append("amax")
         elif state == "amax" or j.opcode not in _POINTWISE:
-            return (), made
+            return (), ()
         elif j.opcode == "abs":
-            made = live[j.name] = "abs"
+            live[j.name] = "abs"
         else:
             kind = _pointwise(j, others, depends)
             if not kind:
-                return (), made
+                return (), ()
             work.append(kind)
     if not work and moves:
         moved = _moving(moves)
         work = [moved] if moved else []
-    return tuple(dict.fromkeys(work)), made
-
-
-def _is_whole(reduce: Instruction) -> bool:
-    """Whether a reduction, or the kernels that go on with it, leave one element."""
-    if reduce.shape.size == 1 or not reduce.is_root:
-        return reduce.shape.size == 1
-    kernel = next((i for i in reduce.computation.module if fused(i) is reduce.computation), None)
-    users = [i for i in kernel.computation if kernel.name in i.operands] if kernel else []
-    return bool(users) and all(
-        u.opcode != "tuple" and u.shape.size == 1 and any(j.opcode == "reduce" for j in _inside(u)) for u in users)
+    root = computation.root if computation else i
+    made = root.operands if root.opcode == "tuple" else (root.name,)
+    return tuple(dict.fromkeys(work)), tuple(live.get(name) for name in made)
 
 
 def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Instruction], bool]) -> str | None:
@@ -224,29 +217,36 @@ class Neighbours:
                 todo += [(operand, role) for operand in i.operands]
 
     def _after(self, row: GemmRow, found: dict[str, Outside]) -> None:
-        reached: dict[str, str] = {row.name: "value"}
+        reached: dict[str, tuple] = {row.name: ("value", "amax" if row.amax else None)}  # a mark for each result
         todo = [row.name]
         while todo:
             name = todo.pop()
             for user in self.users.get(name, ()):
                 if user.name in reached or user.name in self.multiplies:
                     continue
-                mark = reached[name]
                 if user.opcode in _VIEWS:
-                    if row.amax and name == row.name and re.search(r"\bindex=1\b", user.cmd):
-                        mark = "amax"
-                    elif user.opcode == "get-tuple-element" and user.shape.dtype in ("s8", "u8") and name == row.name:
-                        continue
-                    reached[user.name] = mark
-                    todo.append(user.name)
-                elif launches(user) and _is_plain(user):
-                    work, made = _after(user, name, mark, lambda origin: self._reaches(row.name, origin, user))
+                    index = re.search(r"\bindex=(\d+)", user.cmd) if user.opcode == "get-tuple-element" else None
+                    marks = reached[name]
+                    if index:
+                        marks = marks[int(index[1]):int(index[1]) + 1]
+                    if marks and marks[0]:
+                        reached[user.name] = marks
+                        todo.append(user.name)
+                elif reached[name][0] and launches(user) and _is_plain(user):
+                    work, made = _after(user, name, reached[name][0], self, row.name)
                     if work:
                         found.setdefault(user.name, Outside(user, work))
                         reached[user.name] = made
                         todo.append(user.name)
 
-    def _reaches(self, start: str, origin: Instruction, kernel: Instruction) -> bool:
+    def goes_on_to_a_scalar(self, kernel: Instruction) -> bool:
+        """Whether other kernels reduce to one element what this one leaves."""
+        users = [u for name in (kernel.name, *(v.name for v in self.users.get(kernel.name, ()) if v.opcode in _VIEWS))
+                 for u in self.users.get(name, ()) if u.opcode not in _VIEWS]
+        return any(u.opcode != "tuple" and u.shape.size == 1 and any(j.opcode == "reduce" for j in _inside(u))
+                   for u in users)
+
+    def reaches(self, start: str, origin: Instruction, kernel: Instruction) -> bool:
         """Whether a value of this computation, or the parameter of a `kernel` in it, comes from `start`."""
         if origin.computation is not self.computation:
             if origin.opcode != "parameter":
