@@ -85,19 +85,12 @@ def _before(i: Instruction, role: str) -> tuple[str, ...]:
     return ()
 
 
-def _from_fp8(i: Instruction) -> bool:
-    """Whether a kernel reads FP8, or what kernels that only convert, scale and move made of it."""
-    seen, todo = set(), [i]
-    while todo:
-        i = todo.pop()
-        if i.name in seen:
-            continue
-        seen.add(i.name)
-        if i.shape.dtype.startswith("f8") and i.shape.size > 1:
-            return True
-        if {j.opcode for j in _inside(i)} <= _SUPPLY | _POINTWISE:
-            todo += [i.computation[name] for name in i.operands]
-    return False
+def _from_fp8(i: Instruction, steps: int = 4) -> bool:
+    """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
+    if i.shape.dtype.startswith("f8") and i.shape.size > 1:
+        return True
+    return steps > 0 and {j.opcode for j in _inside(i)} <= _SUPPLY | _POINTWISE and any(
+        _from_fp8(i.computation[name], steps - 1) for name in i.operands)
 
 
 def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: str) -> tuple[tuple[str, ...], tuple]:
