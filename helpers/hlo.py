@@ -9,6 +9,7 @@ text until it is read.
 import gc
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -35,6 +36,7 @@ _FIELD = re.compile(rf"([\w.\-]+)=({_STRING}|[^\s,}}]+)")
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w*)\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
+_ELEMENT = re.compile(rf"%({_NAME})#(\d{{1,9}})")
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
@@ -478,7 +480,34 @@ def _read_header(module: HloModule, text: str) -> int:
     return pos
 
 
+def _spell_out(text: str) -> str:
+    """A line for each element of a tuple that is used as `%x#0`, which dumps have for it since JAX 0.12."""
+    if "#" not in text or not _ELEMENT.search(text):
+        return text
+    bodies = []
+    for body in re.split(r"(?<=\n\})", text):
+        used, defined, lines = defaultdict(set), set(), []
+        for name, number in _ELEMENT.findall(body):
+            used[name].add(int(number))
+        for line in body.split("\n"):
+            lines.append(line)
+            head = _HEAD.match(line.lstrip()) if used else None
+            if not head or head[2] not in used:
+                continue
+            defined.add(name := head[2])
+            whole = _COMMENT.sub("", _read_instruction(line.lstrip(), 0)[2])
+            parts = [part.strip() for _, part in _split(whole[1:-1])] if whole[0] == "(" else []
+            for n in sorted(used[name]):
+                if n >= len(parts):
+                    raise HloParseError(text, text.find(line), f"{whole} has no element {n}, and %{name}#{n} is used")
+                lines.append(f"  %{name}.element{n} = {parts[n]} get-tuple-element(%{name}), index={n}")
+        bodies.append(_ELEMENT.sub(lambda m: f"%{m[1]}.element{m[2]}" if m[1] in defined else m[0], "\n".join(lines)))
+    spelled = "".join(bodies)
+    return spelled if spelled == text else _spell_out(spelled)  # again for elements of elements
+
+
 def _parse(text: str) -> HloModule:
+    text = _spell_out(text)
     module, known, skeleton = HloModule(text), set(), _skeleton(text)
     pos = _read_header(module, text)
     number = counted = 0  # `number` lines end before index `counted`
