@@ -42,7 +42,7 @@ MEND = "run `make releases`, look at what it says has changed, and commit notebo
 
 # The programs ---------------------------------------------------------------------------------------------------------
 
-M, N, K = 64, 128, 256
+M, N, K = 2048, 4096, 1024
 e4m3, e5m2, f32, bf16, f16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16, jnp.float16
 
 
