@@ -135,6 +135,7 @@ def programs() -> dict[str, Program]:
     # One call, or as near as it gets: the pattern itself.
     for out in (e4m3, f32, bf16):
         add(f"unscaled, {names[out]} result", lambda a, b, out=out: dot(a, b, out), A, B)
+    add("unscaled E5M2 times E5M2", dot, shape(M, K, dtype=e5m2), shape(N, K, dtype=e5m2))
     for dtype in (f32, bf16, f16):
         add(f"scaled in {names[dtype]}", scaled(dtype=dtype))
     for dtype, out in ((f32, f32), (bf16, bf16), (f16, f16), (f32, bf16), (bf16, f32)):
@@ -234,7 +235,7 @@ def programs() -> dict[str, Program]:
             target=chip)
     e8m0 = jnp.float8_e8m0fnu
     for chip in ("H100", "B200"):
-        add(f"{chip}: blocks of 32 (MXFP8)", block_scaled, shape(1, M, K), shape(1, N, K),
+        add(f"{chip}: blocks of 32 (MXFP8)".removeprefix("H100: "), block_scaled, shape(1, M, K), shape(1, N, K),
             shape(1, M, K // 32, dtype=e8m0), shape(1, N, K // 32, dtype=e8m0), target=chip)
     return found
 
