@@ -165,10 +165,8 @@ def aot_compile(
     local = getattr(target, "name", target) == "local"
     if local:
         _require_gpu()
-    elif isinstance(target, str):
-        target = TARGETS[target]
-    elif not isinstance(target, Target):
-        raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
+    else:
+        target = resolve(target)
     if gemm not in GEMM_OPTIONS:
         raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
     if not callable(fn):
@@ -196,6 +194,15 @@ def aot_compile(
                 f"XLA made PTX for a kernel but found nothing to assemble it with: pip install {_ASSEMBLER}, or put a "
                 f"CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
             ) from error
+
+
+def resolve(target: str | Target) -> Target:
+    """The Target of a name. Raises KeyError for an unknown chip, TypeError for what is neither name nor Target."""
+    if isinstance(target, str):
+        return TARGETS[target]
+    if not isinstance(target, Target):
+        raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
+    return target
 
 
 def _require_gpu() -> None:

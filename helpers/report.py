@@ -3,13 +3,13 @@
 import dataclasses
 import html
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from helpers.aot import aot_compile
 from helpers.cost import kernel, launches
 from helpers.gemms import GemmRow, executions, fused, matmuls, results
-from helpers.hlo import Computation, Instruction, Shape, parse_hlo_module
+from helpers.hlo import Computation, HloModule, Instruction, Shape, parse_hlo_module
 from helpers.passes import dumped_ptx
 from helpers.targets import Target
 
@@ -396,30 +396,29 @@ def report_gemms(x: Any, *args: Any, target: str | Target = "H100", gemm: str = 
         raise TypeError(f"{'verify_mma' if verify_mma else 'further arguments'} need a function and its arguments, to "
                         f"compile it; got {type(x).__name__}.")
     module = parse_hlo_module(x)
-    rows, unread, count, moved = [], [], 0, 0
+    unread, count, moved = [], 0, 0
+    for name, times in executions(module).items():
+        for i in module.computations[name]:
+            if launches(i):
+                one = kernel(i)
+                count += times or 1
+                moved += one.bytes_moved * (times or 1)
+                if i.custom_call_target and not i.custom_call_target.startswith(("__cublas", "__cudnn", "__cub$")):
+                    unread.append(i.name)
+    rows = tuple(row for row, _ in gemms_and_outside(module, ptx))
+    return GemmReport(rows, count, moved, tuple(unread))
+
+
+def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] = {}) -> Iterator[tuple[GemmRow, list[Outside]]]:
+    """The rows of a module's report, each with the kernels left outside and what they do. `ptx` of kernels by name."""
     for name, times in executions(module).items():
         computation = module.computations[name]
-        gemms = []
-        for i in computation:
-            if not launches(i):
-                continue
-            one = kernel(i)
-            count += times or 1
-            moved += one.bytes_moved * (times or 1)
-            if one.flops:
-                gemms += [dataclasses.replace(row, count=times) for row in matmuls(i)]
-            elif i.custom_call_target and not i.custom_call_target.startswith(("__cublas", "__cudnn", "__cub$")):
-                unread.append(i.name)
-        if gemms:
-            around = Neighbours(computation, gemms)
-            rows += [_complete(row, around.outside(row), ptx) for row in gemms]
-    return GemmReport(tuple(rows), count, moved, tuple(unread))
-
-
-def _complete(row: GemmRow, outside: list[Outside], ptx: Mapping[str, str]) -> GemmRow:
-    names, bytes_outside = tuple(o.instruction.name for o in outside), sum(kernel(o.instruction).bytes_moved for o in outside)
-    math_dtype = row.math_dtype
-    if row.library == "triton" and ptx:
-        mma = _MMA.search(ptx.get(re.sub(r"[.-]", "_", row.name), ""))
-        math_dtype = _PTX_TYPES.get(mma[1], mma[1]) if mma else math_dtype
-    return dataclasses.replace(row, outside=names, outside_bytes=bytes_outside, math_dtype=math_dtype)
+        rows = [dataclasses.replace(row, count=times) for i in computation for row in matmuls(i)]
+        around = Neighbours(computation, rows) if rows else None
+        for row in rows:
+            outside = around.outside(row)
+            mma = _MMA.search(ptx.get(re.sub(r"[.-]", "_", row.name), "")) if row.library == "triton" else None
+            yield dataclasses.replace(
+                row, outside=tuple(o.instruction.name for o in outside),
+                outside_bytes=sum(kernel(o.instruction).bytes_moved for o in outside),
+                math_dtype=_PTX_TYPES.get(mma[1], mma[1]) if mma else row.math_dtype), outside
