@@ -25,6 +25,13 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
     "auto": {},
 }
+# Errors of XLA's own making, and the way around them.
+_COMPILER_BUGS = {
+    "A cycle is detected": "XLA fused an amax into the matmul whose own FP8 conversion waits for it. Put the result "
+                           "through jax.lax.optimization_barrier before taking its amax, or use an earlier step's.",
+    "has_aux_output": "XLA's FP8 call cannot also return the input of a fused gelu. Let one reader of it read through "
+                      "jax.lax.optimization_barrier.",
+}
 _ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 
 
@@ -188,6 +195,9 @@ def aot_compile(
         try:
             return lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
+            for sign, note in _COMPILER_BUGS.items():
+                if sign in str(error):
+                    error.add_note(note)
             if not any(sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")):
                 raise
             raise RuntimeError(

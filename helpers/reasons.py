@@ -132,10 +132,8 @@ def _behind(i: Instruction, skip: Collection[str] = ("bitcast", "reshape", "copy
 
 
 def _called(i: Instruction) -> str:
-    """How to name an instruction to the program's writer: an argument by its name, else by what it does."""
-    if i.opcode == "parameter" and i.metadata and i.metadata.op_name:
-        return i.metadata.op_name
-    return {"gt": "comparison"}.get(i.opcode, i.opcode)
+    """How to name a reader to the program's writer."""
+    return "the function's result" if i.opcode == "tuple" else i.opcode
 
 
 class _Users:
@@ -311,6 +309,11 @@ class _Program:
                         f"{_REWRITER}, CreateF8CustomCall: \"FP8 Custom Calls require Ada, Hopper, or later architectures.\"")
         if self.dot is None:
             return self._spelled_out()
+        if any(i.custom_call_target == "__op$block_scaled_dot" for i in self.written
+               if i.metadata and i.metadata.op_name == row.op_name):
+            return lost(f"{chip.name} has no block-scaled matmul, and XLA writes one as plain kernels",
+                        "compile for B200 or later, or use one scalar scale for each operand",
+                        "XLA's block_scaling_rewriter.cc: cuDNN from compute capability 10.0 on")
         sides = [_Operand(_operand(self.dot, n), name) for n, name in enumerate(("left", "right"))]
         never = [side for side in sides if side.fp8 is None]
         if never:
@@ -599,11 +602,14 @@ class _Program:
         if kind in ("bias", "matrix bias"):
             return self._bias(first, read_twice)
         source, to = first.value.shape.dtype, first.at.shape.dtype
+        if kind == "output" and to not in ("bf16", "f16", "f32"):
+            return ("output", f"the dot's result is {source}, and converted to {to}, which no FP8 call writes",
+                    "leave this kernel, or convert to a floating-point type", f"{_REWRITER}, HandleConvert")
         if kind == "output":
             return ("output", f"the dot's result is {source}, which the call writes, and it is then converted to {to}",
                     f"dequantize in {_numpy(to)}: the call writes the type of the dot",
                     f"{_REWRITER}, HandleConvert: only conversions to FP8 are taken into the call")
-        return ("output", f"the result is clamped, but not converted to FP8 after it ({to})",
+        return ("epilogue", f"the result is clamped, and not converted to FP8 right after it (it is {to})",
                 "convert to an FP8 type right after the clamp, or leave the clamp out",
                 f"{_REWRITER}, HandleConvert takes convert(clamp(result)) only")
 
@@ -635,7 +641,14 @@ class _Program:
                     f"{_REWRITER}, FuseMatrixBiasAdd")
         added = _behind(first.at.computation[next(n for n in first.at.operands if n != first.value.name)],
                         ("bitcast", "reshape", "copy", "convert"))
+        if first.at.opcode == "subtract":
+            return ("bias", "a vector is subtracted, and XLA takes only additions into the call",
+                    "pass the vector negated, and add it", f"{_REWRITER}, HandleAdd")
         dims = re.findall(r"\d+", added.attributes.get("dimensions", "")) if added.opcode == "broadcast" else []
+        if first.other.shape.size == 1:
+            return ("bias", "a scalar is added to every element, and the call's bias is a vector",
+                    "pass it as a bfloat16 vector with one element for each column",
+                    f"{_REWRITER}, FuseVectorBiasAdd: the bias has as many dimensions as the columns")
         last = str(len(first.at.shape.dims) - 1)
         if dims and last not in dims:
             return ("bias", "the vector that is added has one element for each row, and the call's bias one for each column",
@@ -772,12 +785,11 @@ class _Operand:
             if factor.opcode == "broadcast":
                 self.scale, start = _operand(factor, 0), 3
                 if self.scale.shape.size > 1 or self.scale.shape.dims:
-                    dims = re.findall(r"\d+", factor.attributes.get("dimensions", ""))
-                    along = "row or column" if self.scale.shape.size > 1 else "matrix, as an array with dimensions"
+                    dims = ",".join(map(str, self.scale.shape.dims))
                     self.problem = (
-                        f"{which} is dequantized with a scale for each {along} ({self.scale.shape}, along {dims}), and the "
-                        "call's scales are scalars", "dequantize with one scalar; scales of rows and columns of the result "
-                        "can multiply the result instead (one more kernel, and the matmul is FP8)",
+                        f"{which} is dequantized with the scales {self.scale.shape.dtype}[{dims}], and the call takes one "
+                        "scalar", "dequantize with a scalar; scales along M or N, not K, can multiply the result instead "
+                        "(one more kernel, and the matmul is FP8)",
                         f"{_REWRITER}, CreateF8CustomCall: \"The scaling factors must be scalars.\"")
                     return
         for step, before in zip(path[start:], path[start - 1:]):
