@@ -73,7 +73,8 @@ def results(instruction: Instruction) -> tuple[Shape, ...]:
     if instruction.opcode.endswith("-start") and shape.is_tuple and len(shape.elements) > 1:
         shape = shape.elements[1]  # (operands, results, context)
     shapes = shape.elements if shape.is_tuple else (shape,)
-    scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn"))
+    scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn")) or (
+        instruction.opcode.startswith("fusion") and '"__custom_fusion"' in instruction.cmd)  # around a library's call
     return shapes[:-1] if scratch and len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") else shapes
 
 
@@ -265,7 +266,7 @@ def _following(dot: Instruction) -> list[str]:
 
 def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
     computation = fused(i)
-    found, todo, seen = [], [computation], set()
+    found, calls, todo, seen = [], [], [computation], set()
     while todo:
         inner = todo.pop()
         if inner.name in seen:
@@ -276,6 +277,10 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
                 found.append(j)
             elif j.opcode == "fusion":
                 todo.append(fused(j))
+            elif j.opcode == "custom-call":  # a library's, which reads a slice of its operand, or writes one, in place
+                calls += matmuls(j)
+    if calls:
+        return tuple(dataclasses.replace(row, name=i.name, instruction=i) for row in calls)
     if not found:
         return _expanded(i, computation)
     kind = fusion_kind(i)
