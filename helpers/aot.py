@@ -29,8 +29,8 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 _COMPILER_BUGS = {
     "A cycle is detected": "XLA fused an amax into the matmul whose own FP8 conversion waits for it. Put the result "
                            "through jax.lax.optimization_barrier before taking its amax, or use an earlier step's.",
-    "has_aux_output": "XLA's FP8 call cannot also return the input of a fused gelu. Let one reader of it read through "
-                      "jax.lax.optimization_barrier.",
+    "has_aux_output": "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
+                      "jax.lax.optimization_barrier before gelu, and gelu stays outside.",
 }
 _ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 

@@ -190,10 +190,10 @@ def _math(lhs: str, out: str, precision: str, algorithm: str) -> str:
 def _row(i: Instruction, sizes: tuple[int, int, int, int], lhs: str, rhs: str, math_dtype: str, library: str, out: str,
          origin: Instruction | None = None, **fields) -> GemmRow:
     origin = origin or i
-    metadata = origin.metadata or i.metadata
+    names = [m.op_name for m in (origin.metadata, i.metadata) if m and m.op_name]
     fields = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
     return GemmRow(*sizes, lhs, rhs, math_dtype, library, out_dtype=out, outside=(), count=1, name=i.name,
-                   source=source_line(origin) or source_line(i), op_name=metadata and metadata.op_name or "",
+                   source=source_line(origin) or source_line(i), op_name=names[0] if names else "",
                    instruction=i, **fields)
 
 

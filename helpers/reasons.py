@@ -163,7 +163,7 @@ class _Step:
 
 def _is_amax(i: Instruction, users: _Users) -> Instruction | None:
     """The reduction, where what reads a value only takes its maximum (or minimum) magnitude."""
-    while i.opcode in ("abs", "convert", "bitcast", "reshape", "negate") and len(users(i)) == 1:
+    while i.opcode in ("abs", "convert", "bitcast", "reshape", "negate", "opt-barrier") and len(users(i)) == 1:
         i = users(i)[0]
     if i.opcode != "reduce" or not i.called:
         return None
@@ -310,7 +310,7 @@ class _Program:
         if self.dot is None:
             return self._spelled_out()
         if any(i.custom_call_target == "__op$block_scaled_dot" for i in self.written
-               if i.metadata and i.metadata.op_name == row.op_name):
+               if i.metadata and row.op_name.endswith(i.metadata.op_name or "-")):
             return lost(f"{chip.name} has no block-scaled matmul, and XLA writes one as plain kernels",
                         "compile for B200 or later, or use one scalar scale for each operand",
                         "XLA's block_scaling_rewriter.cc: cuDNN from compute capability 10.0 on")
@@ -714,6 +714,13 @@ class _Program:
         if any(s.kind in ("scale", "alpha", "clamp", "output") for s in steps[:steps.index(step)]):
             return lost("the amax is of the scaled or clamped result, and the call's is of the result before its scale",
                         "take jnp.max(jnp.abs(d)) before multiplying by the scale", rule)
+        source = _operand(step.at, 0)
+        while source.opcode in ("abs", "convert", "bitcast", "reshape") or source.opcode == "opt-barrier":
+            if source.opcode == "opt-barrier":
+                return lost("an optimization_barrier stands between the result and its amax",
+                            "scale with an amax of an earlier step, and leave the barrier out; where the amax scales the "
+                            "very result it is taken of, it must stay outside", rule)
+            source = _operand(source, 0)
         reducer = step.at.computation.module.computations[step.at.called[0]].root.opcode
         source = _operand(step.at, 0)
         if reducer == "minimum" or _behind(source, ("bitcast", "reshape", "copy", "convert")).opcode != "abs":
