@@ -17,6 +17,7 @@ BIN = "Scripts" if os.name == "nt" else "bin"
 UV = str(ROOT / ".tools" / BIN / "uv")
 HELPER_TESTS = [str(ROOT / "tests" / f"test_{module.stem}.py") for module in sorted((ROOT / "helpers").glob("*.py"))
                 if (ROOT / "tests" / f"test_{module.stem}.py").exists()]
+HELPER_TESTS.append(str(ROOT / "tests" / "test_properties.py"))
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
