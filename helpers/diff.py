@@ -130,6 +130,10 @@ class _Graph:
             found[name] = self.program.number("down", self.label[name], root, *uses)
         return found
 
+    def base(self, name: str) -> str:
+        opcode = self.computation[name].opcode
+        return opcode if opcode == "get-tuple-element" else name
+
     def kind(self, name: str) -> tuple:
         i = self.computation[name]
         return (i.opcode, i.argument if i.opcode == "parameter" else "")
@@ -204,6 +208,9 @@ class Row:
         return self.a != self.b
 
 
+_LEFT_OUT = Row(None, None)
+
+
 @dataclass(frozen=True)
 class HloDiff:
     """Where two modules differ: the headings of computations, each with its rows.
@@ -219,6 +226,18 @@ class HloDiff:
 
     def __bool__(self) -> bool:
         return bool(self.sections)
+
+    def around(self, pattern: str) -> "HloDiff":
+        """Only the places where a line that differs matches the regular expression."""
+        found = re.compile(pattern).search
+        sections = []
+        for heading, rows in self.sections:
+            runs = [tuple(run) for _, run in groupby(rows, lambda row: row == _LEFT_OUT)]
+            kept = [run if any(row.changed and found(f"{row.a}\n{row.b}") for row in run) else (_LEFT_OUT,)
+                    for run in runs]
+            merged = tuple(row for row, _ in groupby(row for run in kept for row in run))
+            sections += [(heading, merged)] if any(row.changed for row in merged) else []
+        return HloDiff(tuple(sections))
 
     def __str__(self) -> str:
         lines = []
@@ -312,8 +331,8 @@ class _Diff:
         pairs = _pair(a, b) if a and b else {}
         back, give = {y: x for x, y in pairs.items()}, _namer()
         nodes_a, nodes_b = a.nodes if a else [], b.nodes if b else []
-        names_a = {x: give(x) for x in nodes_a}
-        names_b = {y: names_a[back[y]] if y in back else give(y) for y in nodes_b}
+        names_a = {x: give(a.base(x)) for x in nodes_a}
+        names_b = {y: names_a[back[y]] if y in back else give(b.base(y)) for y in nodes_b}
         place = {}
         for y in reversed(nodes_b):
             first_use = min((place[user][0] for user, _ in b.users[y]), default=len(nodes_a))
@@ -335,7 +354,7 @@ class _Diff:
         near = [any(changed[max(at - self.context, 0):at + self.context + 1]) for at in range(len(order))]
         for (_, x, y), is_near, is_changed in zip(order, near, changed):
             if not is_near:
-                rows += [Row(None, None)] if not rows or rows[-1] != Row(None, None) else []
+                rows += [_LEFT_OUT] if not rows or rows[-1] != _LEFT_OUT else []
                 continue
             configs = [dict(_leaves(g.computation[n].backend_config)) if n else {} for g, n in ((a, x), (b, y))]
             other = configs[::-1] if x and y else [_CONFIG_DEFAULTS] * 2
@@ -350,10 +369,10 @@ class _Diff:
 def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
     """What tells two programs apart: anything `parse_hlo_module` takes, and the errors it raises.
 
-    Each instruction of `a` is paired with the one of `b` that stands in its place in the dataflow, and both get one name.
-    So these make no difference: names, their numbers, the order of independent instructions, a computation's or the
-    module's name, metadata, row-major layouts, channel ids, and of a backend_config the workspace, the algorithm's
-    number and other bookkeeping. Changed operands, shapes, attributes, epilogues, alpha, beta, amax and tiles do; so
-    does a fused computation's content. Around each difference stay `context` instructions that agree.
+    Each instruction of `a` is paired with the one of `b` in its place in the dataflow, and both get one name. So these
+    make no difference: names and their numbers, the order of independent instructions, metadata, row-major layouts,
+    channel ids, and of a backend_config the workspace, the algorithm's number and other bookkeeping. Changed operands,
+    shapes, attributes, epilogues, alpha, beta, amax and tiles do; so does a fused computation's content. Around each
+    difference stay `context` instructions that agree.
     """
     return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b), context).sections()))

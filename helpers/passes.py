@@ -18,8 +18,14 @@ from helpers.diff import HloDiff, describe, diff_hlo
 from helpers.hlo import HloModule, Instruction, parse_hlo_module
 from helpers.targets import Target
 
-_FILE = re.compile(r"module_(\d+)\.(?:.+\.)?(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
+_FILE = re.compile(r"module_(\d+)\.(?:.+\.)?"
+                   r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
 _ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
+
+
+_DOTS = ("dot", "scaled-dot", "ragged-dot", "convolution")
+_CALL = re.compile("gemm|matmul|scaled_?dot", re.I)
+_MATMUL = rf" (?:{'|'.join(_DOTS)})\(|(?i:custom_call_target=\"[^\"]*(?:{_CALL.pattern})|gemm_fusion\S* = )"
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def dumped_ptx(fn: Callable, *args: Any, target: str | Target = "H100", gemm: st
 
 @dataclass(frozen=True)
 class PassStep:
-    """One pass of XLA that changed a matmul, and the program on either side of it. `str` shows the lines it changed."""
+    """One pass of XLA that changed a matmul, and the program on either side of it. Shows what it changed there."""
     pipeline: str
     name: str
     before_text: str = field(repr=False)
@@ -96,13 +102,19 @@ class PassStep:
 
     @cached_property
     def diff(self) -> HloDiff:
+        """All that the pass changed."""
         return diff_hlo(self.before, self.after)
 
+    @property
+    def at_matmuls(self) -> HloDiff:
+        """What the pass changed at matmuls; where only their operands' shapes changed, all of it."""
+        return self.diff.around(_MATMUL) or self.diff
+
     def __str__(self) -> str:
-        return f"{self.pipeline}: {self.name}\n{self.diff}"
+        return f"{self.pipeline}: {self.name}\n{self.at_matmuls}"
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.pipeline)}: {html.escape(self.name)}</b></p>{self.diff._repr_html_()}"
+        return f"<p><b>{html.escape(f'{self.pipeline}: {self.name}')}</b></p>{self.at_matmuls._repr_html_()}"
 
 
 class Passes(tuple[PassStep, ...]):
@@ -116,9 +128,7 @@ class Passes(tuple[PassStep, ...]):
 
 
 def _is_matmul(i: Instruction) -> bool:
-    target = i.custom_call_target if i.opcode.startswith("custom-call") else None
-    return i.opcode in ("dot", "scaled-dot", "ragged-dot", "convolution") or any(
-        sign in (target or "") for sign in ("gemm", "matmul", "scaled_dot", "ScaledDot"))
+    return i.opcode in _DOTS or i.opcode.startswith("custom-call") and bool(_CALL.search(i.custom_call_target or ""))
 
 
 def _matmuls(module: HloModule) -> Counter:
@@ -142,6 +152,8 @@ def passes(fn: Callable, *args: Any, target: str | Target = "H100", gemm: str = 
     steps, last, matmuls = [], None, Counter()
     with _dumping(fn, args, ".*", compiler_options, target=target, gemm=gemm) as (_, folder):
         for stage in _stages(folder):
+            if last and stage.text == last.text:
+                continue
             found = _matmuls(parse_hlo_module(stage.text))
             if last and found != matmuls:
                 steps.append(PassStep(stage.pipeline, stage.after, last.text, stage.text))
