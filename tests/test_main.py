@@ -1,0 +1,213 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from helpers import aot_compile
+from helpers.__main__ import main, parse_shapes
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = """
+import jax
+import jax.numpy as jnp
+from {beside} import MAX
+
+def scaled(x, w, x_scale, w_scale):
+    d = (x.astype(jnp.float32) * x_scale) @ (w.astype(jnp.float32) * w_scale).T
+    return jnp.clip(d, -MAX, MAX).astype(jnp.float8_e4m3fn)
+
+def plain(x, w):
+    return x @ w
+
+@jax.jit
+def layer(params, x):
+    return scaled(x, params["w"], params["x_scale"], params["w_scale"])
+
+def layer_args():
+    s = jax.ShapeDtypeStruct
+    params = {{"w": s((256, 128), jnp.float8_e4m3fn), "x_scale": s((), jnp.float32), "w_scale": s((), jnp.float32)}}
+    return params, s((64, 128), jnp.float8_e4m3fn)
+
+def constant():
+    return jnp.ones((16, 16)) @ jnp.tril(jnp.ones((16, 16)))
+
+def no_tuple():
+    return [1]
+
+def broken():
+    raise RuntimeError("out of cheese\\nand crackers")
+"""
+SHAPES = "f8e4m3fn[64,128] float8_e4m3fn[256,128] f32[] float32[]"
+
+
+@pytest.fixture
+def file(tmp_path) -> str:
+    """A file of functions, and one that it imports; named anew each time, as Python keeps what it imports."""
+    beside = re.sub(r"\W", "_", f"beside_{tmp_path.name}")
+    (tmp_path / f"{beside}.py").write_text("MAX = 448\n")
+    (tmp_path / f"layers_{beside}.py").write_text(LAYERS.format(beside=beside))
+    (tmp_path / "broken_import.py").write_text("import no_such_module_anywhere\n")
+    return str(tmp_path / f"layers_{beside}.py")
+
+
+def command(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run([sys.executable, "-m", "helpers", "report", *arguments], cwd=folder, text=True,
+                          capture_output=True, env={**os.environ, "PYTHONPATH": path})
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory) -> Path:
+    """What XLA saves of one program in bf16."""
+    folder = tmp_path_factory.mktemp("dumps")
+    aot_compile(lambda x, w: x @ w, *parse_shapes("bf16[64,128] bf16[128,256]"),
+                compiler_options={"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True})
+    return folder
+
+
+def test_fp8_from_another_folder(file):
+    done = command(f"{Path(file).name}:scaled", "--shapes", *SHAPES.split(), "--require-fp8", folder=Path(file).parent)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "64 x 256 x 128" in done.stdout and "cublasLt" in done.stdout and "1 in FP8" in done.stdout
+
+
+def test_lost_fp8_says_why(file):
+    done = command(f"{file}:plain", "--shapes", "bf16[64,128] bf16[128,256]", "--require-fp8")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "mend:" in done.stdout and "1 of 1 matmuls not in FP8" in done.stdout
+
+
+def test_a_mistake_in_one_line(file):
+    done = command(f"{file}:plane", "--shapes", "bf16[64,128] bf16[128,256]")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: \S+ has no function 'plane'; nearest: plain, layer\.\n", done.stderr)
+
+
+def test_json(file, capsys):
+    assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--json", "--reasons"]) == 0
+    row, = json.loads(capsys.readouterr().out)
+    assert (row["m"], row["n"], row["k"]) == (64, 256, 128) and row["lhs_dtype"] == row["math_dtype"] == "f8e4m3fn"
+    assert row["outside"] == [] and row["source"].startswith("layers_") and "instruction" not in row
+
+
+def test_json_stays_json_where_fp8_is_required(file, capsys):
+    shapes = ["--shapes", "bf16[64,128]", "bf16[128,256]"]
+    assert main(["report", f"{file}:plain", *shapes, "--json", "--require-fp8"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)[0]["math_dtype"] == "bf16" and "mend:" in err and "1 of 1 matmuls" in err
+
+
+def test_pytrees_from_a_function(file, capsys):
+    assert main(["report", f"{file}:layer", "--args", "layer_args", "--require-fp8", "--reasons"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["report", f"{file}:layer", "--args", f"{file}:layer_args", "--require-fp8", "--reasons"]) == 0
+    assert capsys.readouterr().out == alone and "nothing was lost" in alone
+
+
+def test_reasons_only_where_asked_or_needed(file, capsys):
+    argv = ["report", f"{file}:plain", "--shapes", "bf16[64,128] bf16[128,256]"]
+    assert main(argv) == 0 and "mend:" not in capsys.readouterr().out
+    assert main([*argv, "--reasons"]) == 0 and "mend:" in capsys.readouterr().out
+
+
+def test_target_gemm_and_mma(file, capsys):
+    assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--target", "A100", "--require-fp8"]) == 1
+    assert "0 in FP8" in capsys.readouterr().out
+    assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--gemm", "triton", "--verify-mma"]) == 0
+    assert "triton" in capsys.readouterr().out
+
+
+def test_no_arguments_and_no_matmul(file, capsys):
+    assert main(["report", f"{file}:layer_args"]) == 2  # it returns no array
+    assert "layer_args failed" in capsys.readouterr().err
+    assert main(["report", f"{file}:constant"]) == 0
+    capsys.readouterr()
+    assert main(["report", f"{file}:no_matmul", "--require-fp8"]) == 2
+    Path(file).write_text("def no_matmul(x):\n    return x + 1\n")
+    assert main(["report", f"{file}:no_matmul", "--shapes", "f32[4]"]) == 0
+    capsys.readouterr()
+    assert main(["report", f"{file}:no_matmul", "--shapes", "f32[4]", "--require-fp8"]) == 1
+    assert "there is no matmul in it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["gpu_after_optimizations", "before_optimizations"])
+def test_saved_programs(dumps, capsys, kind):
+    path = str(next(dumps.glob(f"*{kind}.txt")))
+    assert main(["report", path]) == 0
+    assert "64 x 256 x 128" in capsys.readouterr().out
+    assert main(["report", path, "--require-fp8"]) == 1
+    assert main(["report", path, "--reasons"]) == 2
+    assert "--reasons is for a function" in capsys.readouterr().err
+
+
+def test_saved_program_of_a_whole_process(tmp_path):
+    code = ("import jax, jax.numpy as jnp; from helpers import aot_compile; s = jax.ShapeDtypeStruct;"
+            "x, y = s((64, 128), jnp.float8_e4m3fn), s((256, 128), jnp.float8_e4m3fn);"
+            "aot_compile(lambda x, y: x.astype(jnp.float32) @ y.astype(jnp.float32).T, x, y)")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True,
+                   env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"})
+    after, = tmp_path.glob("*gpu_after_optimizations.txt")
+    assert main(["report", str(after), "--require-fp8"]) == 0
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["{file}:plain", "--shapes", "bf16[64,128]"], "plain(x, w) cannot be called with the 1 arguments of --shapes: "),
+    (["{file}:plain"], "plain(x, w) cannot be called with the 0 arguments of --shapes: give"),
+    (["{file}:plain", "--shapes", "bf16[64,128] bf16(128)"], "--shapes: 'bf16(128)' is no shape: write dtype[dims]"),
+    (["{file}:plain", "--shapes", "bf16[64,-1]"], "--shapes: 'bf16[64,-1]' is no shape"),
+    (["{file}:plain", "--shapes", "bf17[64]"], "'bf17' is no dtype: write it as HLO or numpy does"),
+    (["{file}:plain", "--shapes", "f8e9m9[64]"], "'f8e9m9' is no dtype"),
+    (["{file}:plain", "--shapes", "f32[8,4] f32[8,4]"], "plain failed (TypeError: dot_general requires"),
+    (["{file}:plain", "--shapes", "f32[8,4] f32[4,8]", "--target", "H10"], "unknown chip 'H10'; known are A100"),
+    (["{file}:plain", "--shapes", "f32[8]", "--args", "x"], "--shapes and --args both give the arguments"),
+    (["{file}:layer", "--args", "no_tuple"], "no_tuple() returned a list: return a tuple"),
+    (["{file}:layer", "--args", "broken"], "broken failed (RuntimeError: out of cheese): "),
+    (["{file}:layer", "--args", "layer_arg"], "has no function 'layer_arg'; nearest: layer_args"),
+    (["{file}"], "name the function too"),
+    (["{folder}/broken_import.py:f"], "broken_import.py could not be imported (ModuleNotFoundError: No module named"),
+    (["{folder}/broken_imports.py:f"], "or a saved HLO text; nearest: broken_import.py"),
+    (["{folder}"], "is a folder: give a .py file"),
+    (["{folder}/no/where.txt"], "there is no folder"),
+    (["README.md"], "README.md is not one whole HLO module (line 1, column 1: expected HLO text"),
+    (["tests/hlo/jax_0_4_31_plain.txt", "--shapes", "f32[]"], "--shapes is for a function"),
+])
+def test_mistakes_are_answered_in_one_sentence(file, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(ROOT)
+    assert main(["report", *(a.format(file=file, folder=Path(file).parent) for a in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err
+    assert err.startswith("error: ") and err.endswith((".\n", "?\n")) and err.count("\n") == 1
+
+
+def test_truncated_dump(dumps, tmp_path, capsys):
+    text = next(dumps.glob("*gpu_after_optimizations.txt")).read_text()
+    (tmp_path / "cut.txt").write_text(text[:-40])
+    assert main(["report", str(tmp_path / "cut.txt")]) == 2
+    assert re.search(r"line \d+, column \d+", capsys.readouterr().err)
+
+
+def test_options_that_argparse_refuses(capsys):
+    for argv in ([], ["report"], ["report", "x", "--gemm", "best"], ["compare", "x"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(argv)
+        assert stopped.value.code == 2
+    assert re.search("choose from '?cublaslt'?, '?triton'?, '?auto'?", capsys.readouterr().err)
+
+
+def test_shapes_in_every_spelling():
+    shapes = parse_shapes("  f8e5m2[4, 8];pred[], bfloat16[3]\ns32[2] u8[1] int4[6] bool[] i64[2] f16[1]")
+    assert [(s.shape, s.dtype.name) for s in shapes] == [
+        ((4, 8), "float8_e5m2"), ((), "bool"), ((3,), "bfloat16"), ((2,), "int32"), ((1,), "uint8"), ((6,), "int4"),
+        ((), "bool"), ((2,), "int64"), ((1,), "float16")]
+    assert parse_shapes("") == ()
+    for dtype in (jnp.float8_e4m3fn, jnp.float8_e4m3fnuz, jnp.float8_e8m0fnu, jnp.float4_e2m1fn, jnp.complex64):
+        name = jnp.dtype(dtype).name
+        spelled = {name, name.replace("float", "f").replace("_", "")} if name[0] == "f" else {name}
+        assert {s.dtype.name for n in spelled for s in parse_shapes(f"{n}[1]")} == {name}
+    assert all(isinstance(s, jax.ShapeDtypeStruct) for s in shapes)
