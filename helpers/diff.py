@@ -33,6 +33,7 @@ _WORKSPACE = re.compile(r"s8\[\d+\]\{0\}(?=\)$)")  # scratch memory, last in a l
 _SUFFIX = re.compile(r"(?:[._](?:\d+|clone|remat\d*))+$")
 _CALL = re.compile(rf"(?<= )({'|'.join(_CALLS)})=(\{{[^}}]*\}}|[^,\s]+)")
 _BACKGROUND = {"-": "rgba(213,94,0,.18)", "+": "rgba(0,114,178,.18)", " ": "none"}
+_LINE_BREAK = re.compile(r"\n\s*")
 _HEADER_NOISE = {*_MODULE_NOISE, "entry_computation_layout"}  # that ENTRY says too
 
 
@@ -253,16 +254,16 @@ class HloDiff:
     def _repr_html_(self) -> str:
         if self.same:
             return "<p>no difference</p>"
-        style = ("width:50%;padding:1px 6px;text-align:left;vertical-align:top;white-space:pre-wrap;"
-                 "overflow-wrap:anywhere;background:")
+        style = ("width:50%;padding:1px 6px 1px 5ch;text-indent:-4ch;text-align:left;vertical-align:top;"
+                 "white-space:pre-wrap;overflow-wrap:anywhere;background:")
         rows = []
         for heading, body in self.sections:
             rows.append(f'<tr><th colspan="2" style="{style}none">{html.escape(heading)}</th></tr>')
             for row in body:
                 cells = (("-", row.a), ("+", row.b)) if row.changed else ((" ", row.a or "  ..."),) * 2
                 rows.append('<tr style="background:none">' + "".join(
-                    f'<td style="{style}{_BACKGROUND[mark if text else " "]}">{_html(_marked(mark, text or ""))}</td>'
-                    for mark, text in cells) + "</tr>")
+                    f'<td style="{style}{_BACKGROUND[mark]}">{_html(mark + _LINE_BREAK.sub(" ", text)[1:])}</td>'
+                    if text else f'<td style="{style}none"></td>' for mark, text in cells) + "</tr>")
         return ('<table style="width:100%;table-layout:fixed;font-family:monospace;line-height:1.35">'
                 f"{''.join(rows)}</table>")
 
