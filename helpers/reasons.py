@@ -9,7 +9,7 @@ from typing import Any
 from helpers.aot import resolve
 from helpers.gemms import GemmRow, executions, gemm_config, matmuls
 from helpers.hlo import Computation, HloModule, Instruction, parse_hlo_module
-from helpers.passes import dumped
+from helpers.passes import dumped, dumped_ptx
 from helpers.report import GemmReport, Outside, gemms_and_outside, report_gemms
 from helpers.targets import Target
 
@@ -66,7 +66,11 @@ def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", gemm: s
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     chip = resolve(target)
-    rows = list(gemms_and_outside(parse_hlo_module(compiled)))
+    module = parse_hlo_module(compiled)
+    rows = list(gemms_and_outside(module))
+    if any(row.library == "triton" and row.is_fp8 for row, _ in rows):
+        _, ptx = dumped_ptx(fn, *args, target=target, gemm=gemm, compiler_options=compiler_options)
+        rows = list(gemms_and_outside(module, ptx))
     dots = _pair([row for row, _ in rows], before)
     found = Reasons()
     first: dict[tuple, str] = {}
@@ -309,8 +313,8 @@ class _Program:
                         f"{_REWRITER}, CreateF8CustomCall: \"FP8 Custom Calls require Ada, Hopper, or later architectures.\"")
         if self.dot is None:
             return self._spelled_out()
-        if any(i.custom_call_target == "__op$block_scaled_dot" for i in self.written
-               if i.metadata and row.op_name.endswith(i.metadata.op_name or "-")):
+        if any(i.opcode == "custom-call" and i.custom_call_target == "__op$block_scaled_dot" and i.metadata
+               and row.op_name.endswith(i.metadata.op_name or "-") for i in self.written):
             return lost(f"{chip.name} has no block-scaled matmul, and XLA writes one as plain kernels",
                         "compile for B200 or later, or use one scalar scale for each operand",
                         "XLA's block_scaling_rewriter.cc: cuDNN from compute capability 10.0 on")
@@ -327,7 +331,8 @@ class _Program:
         if types == ["f8e5m2"] * 2:
             return lost("both operands are E5M2, and cuBLASLt has no kernel for that",
                         "convert one of them to E4M3: E5M2 is for gradients, and a gradient meets activations or weights",
-                        f"{_REWRITER}, CreateF8CustomCall: \"The element type of one of the operands must be F8E4M3FN.\"")
+                        f"{_REWRITER}, " + ("TypesAreSupportedByCublasLt" if sides[0].dtype == "f8e5m2" else
+                        "CreateF8CustomCall: \"The element type of one of the operands must be F8E4M3FN.\""))
         if bad := [t for t in types if t not in _FAST]:
             return lost(f"{bad[0]} is not a type that cuBLASLt multiplies on NVIDIA GPUs",
                         "store the operand as float8_e4m3fn, or float8_e5m2 for one of the two",
@@ -373,8 +378,8 @@ class _Program:
             if opcode == "while":
                 return self._reason(
                     "fp8", f"the {one.name} operand is dequantized before the loop, and comes into it as {one.dtype}",
-                    "keep the loop from reusing it: pass the FP8 array through jax.lax.optimization_barrier in its body",
-                    "XLA's while_loop_invariant_code_motion.cc")
+                    "dequantize in the loop's body",
+                    f"{_REWRITER}, FindF8SubgraphRecursive does not look outside of the loop's body")
             if opcode.startswith(("all-", "collective", "reduce-scatter")):
                 return self._reason(
                     "fp8", f"the {one.name} operand is dequantized, then gathered over devices in {one.dtype} ({opcode})",
@@ -455,8 +460,11 @@ class _Program:
             sizes = {} if self.dot is None else dict(zip("MNK", (matmuls(self.dot)[0].m, matmuls(self.dot)[0].n,
                                                                 matmuls(self.dot)[0].k)))
             odd = ", ".join(f"{name} = {size}" for name, size in sizes.items() if size % 16)
+            if not odd:
+                return self._reason("pad", "the program itself pads an operand, or slices the result",
+                                    "keep the padded shape, or leave this kernel", "none: no call pads or slices")
             return self._reason(
-                "pad", f"{odd or 'a dimension'} is not a multiple of 16, so kernels pad the operands",
+                "pad", f"{odd} is not a multiple of 16, so kernels pad the operands",
                 "choose, or pad once in advance to, dimensions that are multiples of 16",
                 f"{_REWRITER}, PadOperandToMultipleOf16")
         if work == "scale":
@@ -659,8 +667,8 @@ class _Program:
         if dtype != {"bfloat16": "bf16", "float16": "f16"}[fits]:
             return ("bias", f"the bias vector is {dtype}, which FP8 calls do not take with a {out} dot",
                     f"pass it as {fits}, and convert it in the program to add it",
-                    f"{_REWRITER}, FuseVectorBiasAdd: \"Epilogue fusion of FP32 vector bias into FP8 GEMM is currently not "
-                    "supported.\"")
+                    f"{_REWRITER}, FuseVectorBiasAdd" + (": \"Epilogue fusion of FP32 vector bias into FP8 GEMM is currently not "
+                    "supported.\"" if out == "f32" != dtype else ": a float32 bias must be a conversion"))
         return ("bias", f"the addition stands where the call cannot take it (its epilogue is {row.epilogue}, beta {row.beta:g})",
                 "add the bias to the dot's result directly, before activation and scale; a matrix or a vector, not both",
                 f"{_REWRITER}, FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added")

@@ -1,0 +1,398 @@
+"""why_not_fp8 on programs that lose something: the reason agrees with XLA's own log, and its mend mends it."""
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from helpers import aot_compile, assert_fp8_gemms, report_gemms, why_not_fp8
+from helpers.formats import dequantize
+from helpers.reasons import Reason
+from helpers.recipes import scaled_dot, to_e4m3
+
+e4m3, e5m2, f32, bf16, f16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16, jnp.float16
+M, N, K = 64, 128, 256
+BARRIER = jax.lax.optimization_barrier
+LOST = {"fp8", "epilogue", "bias", "amax", "output", "scale", "transpose", "pad", "duplicate"}
+
+
+def S(*dims, dtype=e4m3):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+A, B, s = S(M, K), S(N, K), S(dtype=f32)
+C32, C16, VECTOR = S(M, N, dtype=f32), S(M, N, dtype=bf16), S(N, dtype=bf16)
+OPERANDS = (A, B, s, s)
+relu, gelu = jax.nn.relu, jax.nn.gelu
+
+
+def clip(d, bound=448):
+    return jnp.clip(d, -bound, bound)
+
+
+def with_amax(d, scale, amax_of=None):
+    return to_e4m3(d, scale), jnp.max(jnp.abs(d if amax_of is None else amax_of))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program that loses `lost`, because of what `says` finds in the reason, and the program after the mend."""
+    lost: str
+    says: str
+    broken: Callable
+    args: tuple
+    mended: Callable | None = None  # None: the options alone mend it, or nothing does
+    mended_args: tuple | None = None
+    options: dict = field(default_factory=dict)
+    mended_options: dict = field(default_factory=dict)
+    leaves: tuple[str, ...] = ()  # what the mend does not bring in
+
+
+CASES = {
+    # FP8 lost
+    "never quantized": Case(
+        "fp8", "both operands are bf16", lambda a, b: a @ b.T, (S(M, K, dtype=bf16), S(N, K, dtype=bf16)),
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=bf16), (A, B)),
+    "one operand": Case(
+        "fp8", "right operand is bf16", lambda a, b, x: jax.lax.dot(dequantize(a, x, bf16), b.T),
+        (A, S(N, K, dtype=bf16), s), lambda a, b, x, y: scaled_dot(a, b, x, y, bf16), OPERANDS),
+    "old chip": Case("fp8", "A100 has compute capability 8.0", scaled_dot, OPERANDS, scaled_dot,
+                     options={"target": "A100"}),
+    "both E5M2": Case("fp8", "both operands are E5M2", scaled_dot, (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2), s, s),
+                      scaled_dot, (S(M, K, dtype=e5m2), B, s, s)),
+    "E5M2 without scales": Case("fp8", "both operands are E5M2", lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
+                                (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2)),
+                                lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, S(N, K, dtype=e5m2))),
+    "AMD's type": Case("fp8", "f8e4m3fnuz is not a type", scaled_dot,
+                       (S(M, K, dtype=jnp.float8_e4m3fnuz), S(N, K, dtype=jnp.float8_e4m3fnuz), s, s), scaled_dot, OPERANDS),
+    "scale per row": Case(
+        "fp8", r"the scales f32\[64\]", lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T),
+        (A, B, S(M, 1, dtype=f32), s),
+        lambda a, b, x, y: jax.lax.dot(a.astype(f32), dequantize(b, y, f32).T) * x, leaves=("scale",)),
+    "scale per column": Case(
+        "fp8", r"the scales bf16\[128\]", lambda a, b, x, y: jax.lax.dot(dequantize(a, x, bf16), (b.astype(bf16) * y).T),
+        (A, B, s, S(N, 1, dtype=bf16)), lambda a, b, x, y: scaled_dot(a, b, x, y, bf16), OPERANDS),
+    "converted twice": Case(
+        "fp8", "left operand is converted again, to bf16",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).astype(bf16), dequantize(b, y, f32).astype(bf16).T), OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16)),
+    "masked with ones": Case(
+        "fp8", "masked with something other than zero",
+        lambda a, b, x, y, m: jax.lax.dot(jnp.where(m, dequantize(a, x, f32), 1), dequantize(b, y, f32).T),
+        (*OPERANDS, S(M, K, dtype=bool)),
+        lambda a, b, x, y, m: jax.lax.dot(jnp.where(m, dequantize(a, x, f32), 0), dequantize(b, y, f32).T),
+        leaves=("transpose",)),
+    "addition between": Case(
+        "fp8", "dequantization and the dot: add",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32) + 1, dequantize(b, y, f32).T), OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y)),
+    "concatenation between": Case(
+        "fp8", "dequantization and the dot: concatenate",
+        lambda a, b, x, y: jax.lax.dot(jnp.concatenate([dequantize(a, x, f32), dequantize(a, y, f32)]),
+                                       dequantize(b, y, f32).T), OPERANDS,
+        lambda a, b, x, y: jnp.concatenate([scaled_dot(a, b, x, y), BARRIER(scaled_dot(*BARRIER((a, b)), y, y))]),
+        leaves=("output", "scale", "duplicate")),
+    "dequantized before a loop": Case(
+        "fp8", "dequantized before the loop",
+        lambda x, w, s: (lambda wide: jax.lax.scan(lambda c, _: (to_e4m3(jax.lax.dot(dequantize(c, s, f32), wide.T), s), None),
+                                                   x, None, length=5)[0])(dequantize(w, s, f32)),
+        (S(M, K), S(K, K), s),
+        lambda x, w, s: jax.lax.scan(lambda c, _: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, None, length=5)[0]),
+    "merged dots": Case(
+        "fp8", "XLA merged dots", lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
+        (S(64, 64), S(64, 64), S(64, 64), s), lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
+        mended_options={"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}}),
+    "too small": Case("fp8", "too small", scaled_dot, (S(4, 8), S(4, 8), s, s), scaled_dot,
+                      mended_options={"compiler_options": {"xla_gpu_gemm_rewrite_size_threshold": 0}}, leaves=("pad",)),
+    "a vector": Case(
+        "fp8", "N is 1", lambda a, b, x, y: dequantize(a, x, f32) @ dequantize(b, y, f32), (A, S(K), s, s),
+        lambda a, b, x, y: scaled_dot(a, jnp.zeros((16, K), e4m3).at[0].set(b), x, y)[:, 0], leaves=("pad",)),
+    "block scales": Case(
+        "fp8", "H100 has no block-scaled matmul",
+        lambda a, b, x, y: jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32),
+        (S(1, 256, 512), S(1, 128, 512), *(S(1, n, 16, dtype=jnp.float8_e8m0fnu) for n in (256, 128))),
+        lambda a, b, x, y: jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32),
+        mended_options={"target": "B200"}),
+    "Triton on dequantized": Case("fp8", "dequantized to tf32 first", scaled_dot, OPERANDS, scaled_dot,
+                                  options={"gemm": "triton"}),
+    "Triton's default tile": Case(
+        "fp8", "the kernel multiplies in f16", lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B),
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (S(512, 512), S(512, 512)),
+        options={"gemm": "triton"}, mended_options={"gemm": "triton", "compiler_options": {
+            "xla_gpu_override_gemm_autotuner":
+                "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"}}),
+    # The conversion of the result
+    "no clamp": Case("output", "without a clamp", lambda a, b, x, y, z: (scaled_dot(a, b, x, y) * z).astype(e4m3),
+                     (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
+    "other bounds": Case("output", "-400 and 400", lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z, 400).astype(e4m3),
+                         (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
+    "bounds of the other format": Case(
+        "output", "-448 and 448, not exactly the range of f8e5m2",
+        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z).astype(e5m2), (S(M, K, dtype=e5m2), B, s, s, s),
+        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z, 57344).astype(e5m2)),
+    "clamp before the scale": Case(
+        "output", "the clamp comes before the scale", lambda a, b, x, y, z: (clip(scaled_dot(a, b, x, y)) * z).astype(e4m3),
+        (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
+    "result read twice": Case(
+        "output", "read elsewhere too .the function's result.",
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), d), (*OPERANDS, s),
+        lambda a, b, x, y, z: (to_e4m3(scaled_dot(a, b, x, y), z), scaled_dot(*BARRIER((a, b)), x, y)),
+        leaves=("duplicate", "transpose")),
+    "another output type": Case("output", "f32, which the call writes, and it is then converted to bf16",
+                                lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), OPERANDS,
+                                lambda a, b, x, y: scaled_dot(a, b, x, y, bf16)),
+    "a wider output type": Case("output", "bf16, which the call writes, and it is then converted to f32",
+                                lambda a, b, x, y: scaled_dot(a, b, x, y, bf16).astype(f32), OPERANDS, scaled_dot),
+    "integers": Case("output", "which no FP8 call writes", lambda a, b, x, y: scaled_dot(a, b, x, y).astype(jnp.int32),
+                     OPERANDS),
+    "matrix in f32 with FP8 output": Case(
+        "output", "16 bits", lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y) + c, z), (*OPERANDS, C32, s),
+        lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y, bf16) + c, z), (*OPERANDS, C16, s)),
+    # Activations
+    "relu after the scale": Case(
+        "epilogue", "relu is applied to a scaled result", lambda a, b, x, y, z: clip(relu(scaled_dot(a, b, x, y) * z)).astype(e4m3),
+        (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z)),
+    "exact gelu": Case("epilogue", "this activation is another",
+                       lambda a, b, x, y, z: to_e4m3(gelu(scaled_dot(a, b, x, y), approximate=False), z), (*OPERANDS, s),
+                       lambda a, b, x, y, z: to_e4m3(gelu(scaled_dot(a, b, x, y)), z)),
+    "silu": Case("epilogue", "this activation is another", lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)), OPERANDS,
+                 lambda a, b, x, y: gelu(scaled_dot(a, b, x, y))),
+    "relu6": Case("epilogue", "clamped, and not converted", lambda a, b, x, y: jax.nn.relu6(scaled_dot(a, b, x, y)),
+                  OPERANDS, lambda a, b, x, y: relu(scaled_dot(a, b, x, y))),
+    "relu read twice": Case("epilogue", "read by the relu and by something else",
+                            lambda a, b, x, y: (relu(d := scaled_dot(a, b, x, y)), d), OPERANDS,
+                            lambda a, b, x, y: relu(scaled_dot(a, b, x, y))),
+    # Biases
+    "bias in f32": Case("bias", "the bias vector is f32", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+                        (*OPERANDS, S(N, dtype=f32)), lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
+                        (*OPERANDS, VECTOR)),
+    "bias in f16 under f32": Case("bias", "the bias vector is f16", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+                                  (*OPERANDS, S(N, dtype=f16)), lambda a, b, x, y, c: scaled_dot(a, b, x, y, f16) + c),
+    "bias for each row": Case("bias", "one element for each row", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+                              (*OPERANDS, S(M, 1, dtype=bf16)),
+                              lambda a, b, x, y, c: scaled_dot(b, a, y, x) + c.reshape(M).astype(f32)),
+    "bias subtracted": Case("bias", "subtracted", lambda a, b, x, y, c: scaled_dot(a, b, x, y) - c.astype(f32),
+                            (*OPERANDS, VECTOR), lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32)),
+    "a scalar": Case("bias", "a scalar is added", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c, (*OPERANDS, s),
+                     lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32), (*OPERANDS, VECTOR)),
+    "bias after relu": Case("bias", "stands where the call cannot take it",
+                            lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c.astype(f32), (*OPERANDS, VECTOR),
+                            lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y) + c.astype(f32))),
+    "bias after a scale": Case("bias", "added to a scaled result",
+                               lambda a, b, x, y, z, c: scaled_dot(a, b, x, y) * z + c.astype(f32), (*OPERANDS, s, VECTOR),
+                               lambda a, b, x, y, z, c: scaled_dot(a, b, x, z) + c.astype(f32)),
+    "matrix after relu": Case("bias", "after another epilogue .here RELU",
+                              lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c, (*OPERANDS, C32),
+                              lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c),
+    "matrix of another type": Case("bias", "converted or scaled by a kernel",
+                                   lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32), (*OPERANDS, C16),
+                                   lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c),
+    "matrix with a factor": Case("bias", "converted or scaled by a kernel",
+                                 lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c, (*OPERANDS, C32),
+                                 lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c),
+    # Amax
+    "amax before relu": Case("amax", "before the relu",
+                             lambda a, b, x, y, z: with_amax(relu(d := scaled_dot(a, b, x, y)), z, d), (*OPERANDS, s),
+                             lambda a, b, x, y, z: with_amax(relu(scaled_dot(a, b, x, y)), z)),
+    "amax in bf16": Case("amax", "returns the amax in float32",
+                         lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y, bf16), z), (*OPERANDS, s),
+                         lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z)),
+    "amax without FP8 output": Case("amax", "not converted to FP8",
+                                    lambda a, b, x, y: (d := scaled_dot(a, b, x, y), jnp.max(jnp.abs(d))), OPERANDS,
+                                    lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x)),
+    "amax of each row": Case("amax", "along some dimensions",
+                             lambda a, b, x, y: (d := scaled_dot(a, b, x, y), jnp.max(jnp.abs(d), axis=1)), OPERANDS,
+                             lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x)),
+    "amax without abs": Case(
+        "amax", "not written as one of absolute values",
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.maximum(jnp.max(d), -jnp.min(d))),
+        (*OPERANDS, s), lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z)),
+    "amax behind a barrier": Case(
+        "amax", "optimization_barrier stands between",
+        lambda a, b, x, y: to_e4m3(d := scaled_dot(a, b, x, y), 448 / jnp.max(jnp.abs(BARRIER(d)))), OPERANDS,
+        lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x)),
+    "amax of the scaled result": Case(
+        "duplicate", "multiplied twice",
+        lambda a, b, x, y, z: (clip(d := scaled_dot(a, b, x, y) * z).astype(e4m3), jnp.max(jnp.abs(d))), (*OPERANDS, s),
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.max(jnp.abs(d)))),
+    # Scales
+    "division": Case("scale", "divides by a scale",
+                     lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), OPERANDS, scaled_dot),
+    "product of scales": Case("scale", "product of scalars",
+                              lambda a, b, x, y: jax.lax.dot(a, b.T, preferred_element_type=f32) * (x * y), OPERANDS,
+                              scaled_dot),
+    "scales in bf16": Case("scale", "not float32", lambda a, b, x, y: scaled_dot(a, b, x, y),
+                           (A, B, S(dtype=bf16), S(dtype=bf16)), scaled_dot, OPERANDS),
+    "scale per channel": Case("scale", "for each row or column", lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
+                              (*OPERANDS, S(N, dtype=f32)), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+                              (*OPERANDS, s)),
+    "one scale too many": Case("scale", "scaled once more", lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
+                               (*OPERANDS, s), lambda a, b, x, y, z: scaled_dot(a, b, x, z)),
+    # Layout
+    "right operand [K, N]": Case("transpose", "the right operand's contracting dimension is not its last",
+                                 lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)),
+                                 (A, S(K, N), s, s), scaled_dot, OPERANDS),
+    "left operand [K, M]": Case("transpose", "the left operand's contracting dimension is not its last",
+                                lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32).T),
+                                (S(K, M), B, s, s), scaled_dot, OPERANDS),
+    "M not a multiple of 16": Case("pad", "M = 50 is not a multiple", scaled_dot, (S(50, K), B, s, s), scaled_dot, OPERANDS),
+    "N not a multiple of 16": Case("pad", "N = 100 is not a multiple", scaled_dot, (A, S(100, K), s, s), scaled_dot, OPERANDS),
+    "K not a multiple of 16": Case("pad", "K = 200 is not a multiple", scaled_dot, (S(M, 200), S(N, 200), s, s), scaled_dot,
+                                   OPERANDS),
+}
+SUPPORTED = {name: case for name, case in CASES.items()
+             if name != "block scales" or hasattr(jax.nn, "scaled_matmul")}
+
+
+@functools.cache
+def reasons(name: str) -> list[Reason]:
+    case = CASES[name]
+    return why_not_fp8(case.broken, *case.args, **case.options)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_the_reason_is_given_and_its_mend_mends(name):
+    case, found = CASES[name], reasons(name)
+    right = [r for r in found if r.lost == case.lost and re.search(case.says, r.reason)]
+    assert right, "\n".join(map(str, found)) or "no reason at all"
+    for reason in found:
+        assert reason.lost in LOST and reason.mend and reason.rule and "unknown" not in reason.reason
+        assert re.fullmatch(r"[\w./]+\.py:\d+", reason.source) and not reason.source.startswith("/")
+        assert "\n" not in reason.reason
+    if case.mended is None:
+        return
+    args = case.mended_args if case.mended_args is not None else case.args
+    left = why_not_fp8(case.mended, *args, **case.mended_options)
+    assert {r.lost for r in left} <= set(case.leaves), "\n".join(map(str, left))
+    report = report_gemms(case.mended, *args, **case.mended_options, verify_mma=True)
+    assert report.fp8_flops_share == 1
+
+
+FINE = {
+    "nothing but the matmul": (lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B)),
+    "three scales": (lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z), (*OPERANDS, s)),
+    "amax": (lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z), (*OPERANDS, s)),
+    "everything": (lambda a, b, x, y, z, c: with_amax(relu(scaled_dot(a, b, x, y) + c.astype(f32)), z), (*OPERANDS, s, VECTOR)),
+    "batch": (jax.vmap(scaled_dot, (0, 0, None, None)), (S(4, M, K), S(4, N, K), s, s)),
+    "loop over layers": (lambda x, w, s: jax.lax.scan(lambda c, w: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, w)[0],
+                         (S(M, K), S(5, K, K), s)),
+    "softmax, which no call takes": (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
+    "quantized on the way in": (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
+    "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_no_reason_where_nothing_is_lost(name):
+    fn, args = FINE[name]
+    found = why_not_fp8(fn, *args)
+    assert found == [] and "nothing was left outside" in str(found)
+    report = report_gemms(fn, *args)
+    assert all(row.is_fp8 and not row.outside for row in report.rows)
+
+
+def test_what_is_outside_and_the_reasons_agree():
+    for name in SUPPORTED:
+        report = report_gemms(CASES[name].broken, *CASES[name].args, **CASES[name].options, verify_mma=True)
+        clean = all(row.is_fp8 and not row.outside for row in report.rows) and len(report.rows) == 1
+        assert clean == (not reasons(name)), name
+
+
+LOG = """
+import sys
+sys.path[:0] = ["tests"]
+from test_reasons import SUPPORTED, aot_compile
+for name, case in SUPPORTED.items():
+    print(f"=== {name}", file=sys.stderr, flush=True)
+    aot_compile(case.broken, *case.args, **case.options)
+"""
+
+
+def test_reasons_agree_with_xlas_own_log():
+    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged that for the program; and
+    where XLA logged that it failed to rewrite, the reasons must say that FP8 was lost, in XLA's words."""
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "gemm_rewriter=1", "JAX_PLATFORMS": "cpu"}
+    root = Path(__file__).parent.parent
+    run = subprocess.run([sys.executable, "-c", LOG], env=env, cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    logs = dict(part.split("\n", 1) for part in re.split(r"^=== ", run.stderr, flags=re.M)[1:])
+    assert set(logs) == set(SUPPORTED) and any("rewritten into FP8" in log for log in logs.values())
+    quoted = set()
+    for name, log in logs.items():
+        log = " ".join(log.split())
+        for reason in reasons(name):
+            for sentence in re.findall(r'"([^"]+)"', reason.rule):
+                quoted.add(sentence)
+                assert sentence in log, f"{name}: XLA did not log {sentence!r}"
+        for refusal in re.findall(r"Failed to rewrite .*? into FP8 Custom Call\. ([\w ]+)", log):
+            lost = [r for r in reasons(name) if r.lost == "fp8"]
+            assert lost and any(refusal[:20] in r.rule for r in lost), f"{name}: XLA logged {refusal!r}"
+    assert len(quoted) >= 7
+
+
+def test_an_unknown_cause_is_said_to_be_unknown():
+    """A precision algorithm that no FP8 call has, which XLA expands before its rewriter sees the dot."""
+    fn = lambda a, b: jax.lax.dot(a, b.T, precision="BF16_BF16_F32_X3")
+    found = why_not_fp8(fn, S(M, K, dtype=f32), S(N, K, dtype=f32))
+    assert found and all(r.lost == "fp8" for r in found)
+    assert all(r.reason.startswith("unknown") or "f32" in r.reason or "bf16" in r.reason for r in found)
+
+
+def test_reasons_are_frozen_and_print_a_paragraph():
+    (reason,) = reasons("no clamp")
+    with pytest.raises(AttributeError):
+        reason.lost = "nothing"
+    lines = str(reasons("no clamp")).splitlines()
+    assert len(lines) == 3 and lines[1].startswith("    mend: ") and lines[2].startswith("    rule: ")
+    assert "test_reasons.py" not in reason.rule and reason.matmul in lines[0]
+
+
+# assert_fp8_gemms -----------------------------------------------------------------------------------------------------
+
+def mixed(a, b, c, x, y):
+    return scaled_dot(a, b, x, y), c @ c.T
+
+
+MIXED = (A, B, S(M, K, dtype=bf16), s, s)
+
+
+def test_assertion_passes_and_returns_the_report():
+    assert assert_fp8_gemms(scaled_dot, *OPERANDS).rows[0].is_fp8
+    assert_fp8_gemms(scaled_dot, *OPERANDS, count=1, min_flops_share=1, fused=True)
+    assert_fp8_gemms(mixed, *MIXED, count=1)
+    assert_fp8_gemms(mixed, *MIXED, min_flops_share=0.5, fused="scale")
+    fn, args = FINE["everything"]
+    assert_fp8_gemms(fn, *args, fused=("bias", "epilogue", "amax", "output", "scale", "bias_relu"))
+    assert_fp8_gemms(scaled_dot, *OPERANDS, target="B200")
+
+
+@pytest.mark.parametrize("message, fn, args, options", [
+    ("1 of 2 matmuls are not FP8", mixed, MIXED, {}),
+    ("1 matmuls are FP8, not 2", mixed, MIXED, {"count": 2}),
+    ("of the FLOPs are FP8, less than 90.0%", mixed, MIXED, {"min_flops_share": 0.9}),
+    ("left outside: transpose", *(lambda c: (c.broken, c.args))(CASES["right operand [K, N]"]), {"fused": True}),
+    ("left outside: output", *(lambda c: (c.broken, c.args))(CASES["no clamp"]), {"fused": ["output"]}),
+    ("left outside: duplicate", *(lambda c: (c.broken, c.args))(CASES["amax of the scaled result"]), {"fused": True}),
+    ("no FP8 call has fused: amax", scaled_dot, OPERANDS, {"fused": "amax"}),
+    ("an FP8 call has the epilogue DEFAULT, not RELU", scaled_dot, OPERANDS, {"fused": "RELU"}),
+    ("not FP8", scaled_dot, OPERANDS, {"target": "A100"}),
+    ("the program has no matmul", lambda a: a.astype(f32), (A,), {}),
+])
+def test_assertion_fails_with_report_and_reasons(message, fn, args, options):
+    with pytest.raises(AssertionError, match=message) as error:
+        assert_fp8_gemms(fn, *args, **options)
+    text = str(error.value)
+    assert re.search(r"\d+ matmuls?, \d+ in FP8", text)
+    assert ("mend:" in text) == bool(why_not_fp8(fn, *args, target=options.get("target", "H100")))
+
+
+def test_assertion_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="fused has 'softmax'; it takes scale, bias"):
+        assert_fp8_gemms(scaled_dot, *OPERANDS, fused="softmax")
