@@ -82,6 +82,12 @@ def test_chapters_on_the_oldest_jax(oldest):
     assert "no outputs were compared: " in result.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only")
+def test_recorded_rows_on_the_oldest_jax(oldest):
+    result = run([oldest, "tests/releases.py", "--check"])
+    assert result.returncode == 0, result.stdout[-6000:]
+
+
 def test_helpers_on_the_other_python(other_python):
     result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *HELPER_TESTS])
     assert result.returncode == 0, result.stdout[-6000:]
