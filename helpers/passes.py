@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -61,27 +61,23 @@ def _stages(folder: Path) -> Iterator[Stage]:
         yield Stage(m[3] or "", m[4] or "", m[5] or "", text)
 
 
-def dumped(fn: Callable, *args: Any, pattern: str, target: str | Target = "H100", gemm: str = "cublaslt",
-           compiler_options: Mapping[str, Any] | None = None) -> tuple[jax.stages.Compiled, tuple[Stage, ...]]:
-    """Compile once; the compiled program, and the program before and after each pass whose name `pattern` finds.
+class Dump(NamedTuple):
+    """The compiled program; the program between passes, the first stage, without names, as XLA got it; and the PTX of
+    each kernel that XLA made, by the kernel's name: its instruction's, with "_" for "." (%gemm_fusion_dot.1 is
+    gemm_fusion_dot_1). A kernel of a library (cuBLASLt, cuDNN) has no PTX here."""
+    compiled: jax.stages.Compiled
+    stages: tuple[Stage, ...]
+    ptx: dict[str, str]
 
-    Arguments and errors are `aot_compile`'s. The first stage, whose names are empty, is the program as XLA got it. With
-    the pattern ".*" XLA leaves out passes that changed nothing.
+
+def dumped(fn: Callable, *args: Any, pattern: str = "^$", target: str | Target = "H100", gemm: str = "cublaslt",
+           compiler_options: Mapping[str, Any] | None = None) -> Dump:
+    """Compile once, and keep what XLA writes of it: stages before and after each pass whose name `pattern` finds (none,
+    by default; with ".*" XLA leaves out passes that changed nothing). Arguments and errors are `aot_compile`'s.
     """
     with _dumping(fn, args, pattern, compiler_options, target=target, gemm=gemm) as (compiled, folder):
-        return compiled, tuple(_stages(folder))
-
-
-def dumped_ptx(fn: Callable, *args: Any, target: str | Target = "H100", gemm: str = "cublaslt",
-               compiler_options: Mapping[str, Any] | None = None) -> tuple[jax.stages.Compiled, dict[str, str]]:
-    """Compile once; the compiled program, and the PTX of each kernel that XLA made, by the kernel's name.
-
-    Arguments and errors are `aot_compile`'s. A kernel is named as its instruction, with "_" for "." (a Triton GEMM:
-    %gemm_fusion_dot.1 is gemm_fusion_dot_1); a kernel of a library (cuBLASLt, cuDNN) has no PTX here.
-    """
-    with _dumping(fn, args, "^$", compiler_options, target=target, gemm=gemm) as (compiled, folder):
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("module_*.ptx"))]
-        return compiled, {name: text for text in texts for name in _ENTRY.findall(text)}
+        return Dump(compiled, tuple(_stages(folder)), {name: text for text in texts for name in _ENTRY.findall(text)})
 
 
 @dataclass(frozen=True)

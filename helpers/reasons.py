@@ -9,7 +9,7 @@ from typing import Any
 from helpers.aot import resolve
 from helpers.gemms import GemmRow, executions, gemm_config, matmuls
 from helpers.hlo import Computation, HloModule, Instruction, parse_hlo_module
-from helpers.passes import dumped, dumped_ptx
+from helpers.passes import dumped
 from helpers.report import GemmReport, Outside, gemms_and_outside, report_gemms
 from helpers.targets import Target
 
@@ -61,16 +61,12 @@ def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", gemm: s
     was given with what became of it. An empty list: every matmul is FP8, and nothing was left outside. Where no known
     rule explains what is seen, `reason` starts with "unknown".
     """
-    compiled, stages = dumped(fn, *args, pattern="gemm-rewriter", target=target, gemm=gemm,
-                              compiler_options=compiler_options)
+    compiled, stages, ptx = dumped(fn, *args, pattern="gemm-rewriter", target=target, gemm=gemm,
+                                   compiler_options=compiler_options)
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     chip = resolve(target)
-    module = parse_hlo_module(compiled)
-    rows = list(gemms_and_outside(module))
-    if any(row.library == "triton" and row.is_fp8 for row, _ in rows):
-        _, ptx = dumped_ptx(fn, *args, target=target, gemm=gemm, compiler_options=compiler_options)
-        rows = list(gemms_and_outside(module, ptx))
+    rows = list(gemms_and_outside(parse_hlo_module(compiled), ptx))
     dots = _pair([row for row, _ in rows], before)
     found = Reasons()
     first: dict[tuple, str] = {}

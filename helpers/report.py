@@ -10,7 +10,7 @@ from helpers.aot import aot_compile
 from helpers.cost import kernel, launches
 from helpers.gemms import GemmRow, executions, fused, matmuls, results
 from helpers.hlo import Computation, HloModule, Instruction, Shape, parse_hlo_module
-from helpers.passes import dumped_ptx
+from helpers.passes import dumped
 from helpers.targets import Target
 
 _VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier".split())
@@ -77,9 +77,8 @@ def _before(i: Instruction, role: str) -> tuple[str, ...]:
             _SCALING | {"convert"}) else ()
     if role == "bias":
         return ("bias",) if opcodes <= _SUPPLY | _SCALING and opcodes & (_SCALING | {"convert", "broadcast"}) else ()
-    if opcodes <= _MOVES | {"parameter", "constant"}:
-        moved = _moving(work)
-        return (moved,) if moved else ()
+    if opcodes <= _MOVES | {"parameter", "constant"} and (moved := _moving(work)):
+        return (moved,)
     if opcodes <= _SUPPLY | _POINTWISE and all(s.dtype[:2] != "f8" for s in results(i)) and _from_fp8(i):
         return ("fp8",)
     return ()
@@ -389,7 +388,7 @@ def report_gemms(x: Any, *args: Any, target: str | Target = "H100", gemm: str = 
     ptx: Mapping[str, str] = {}
     if callable(x) and not hasattr(x, "as_text"):
         if verify_mma:
-            x, ptx = dumped_ptx(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
+            x, _, ptx = dumped(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
         else:
             x = aot_compile(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
     elif args or verify_mma:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import HloModule, aot_compile, parse_hlo_module
 from helpers.diff import diff_hlo
-from helpers.passes import dumped, dumped_ptx, passes
+from helpers.passes import dumped, passes
 
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
 SHAPES = (jax.ShapeDtypeStruct((64, 128), e4m3), jax.ShapeDtypeStruct((256, 128), e4m3),
@@ -30,7 +30,7 @@ def test_nothing_stays_on_disk(tmp_path, monkeypatch):
 
 
 def test_stages_lead_from_the_dot_to_the_call():
-    compiled, stages = dumped(relu_matmul, *SHAPES, pattern="gemm")
+    compiled, stages, _ = dumped(relu_matmul, *SHAPES, pattern="gemm")
     assert (stages[0].pipeline, stages[0].after, stages[0].before) == ("", "", "")
     assert " dot(" in stages[0].text and "cublas" not in stages[0].text
     rewritten = next(at for at, stage in enumerate(stages) if "__cublas$lt$matmul$f8" in stage.text)
@@ -42,7 +42,7 @@ def test_stages_lead_from_the_dot_to_the_call():
 
 
 def test_stages_end_with_the_program():
-    compiled, stages = dumped(relu_matmul, *SHAPES, pattern=".*")
+    compiled, stages, _ = dumped(relu_matmul, *SHAPES, pattern=".*")
     assert diff_hlo(stages[-1].text, compiled).same
 
 
@@ -50,7 +50,7 @@ def test_only_the_main_module():
     def f(x):  # sorts, folds constants, and calls a jitted function: XLA compiles, and dumps, smaller modules for some
         table = jnp.sin(jnp.arange(4096.0)).reshape(64, 64) @ jnp.cos(jnp.arange(4096.0)).reshape(64, 64)
         return jnp.sort(jax.jit(jnp.tanh)(x @ table), axis=0)
-    _, stages = dumped(f, jax.ShapeDtypeStruct((64, 64), f32), pattern=".*", gemm="auto")
+    _, stages, _ = dumped(f, jax.ShapeDtypeStruct((64, 64), f32), pattern=".*", gemm="auto")
     assert len(stages) > 10 and {parse_hlo_module(stage.text).name for stage in stages} == {"jit_f"}
 
 
@@ -58,12 +58,12 @@ def test_a_long_name_and_a_jitted_function():
     def f(x):
         return x @ x
     f.__name__ = "f" * 240
-    _, stages = dumped(jax.jit(f), jax.ShapeDtypeStruct((64, 64), f32), pattern="gemm")
+    _, stages, _ = dumped(jax.jit(f), jax.ShapeDtypeStruct((64, 64), f32), pattern="gemm")
     assert len(stages) > 2 and "cublas" in stages[-1].text
 
 
 def test_no_pass_of_the_name():
-    _, stages = dumped(relu_matmul, *SHAPES, pattern="no such pass")
+    _, stages, _ = dumped(relu_matmul, *SHAPES, pattern="no such pass")
     assert [stage.after for stage in stages] == [""]
 
 
@@ -96,7 +96,7 @@ def test_threads_do_not_mix():
 
 
 def test_options_and_errors_are_aot_compiles():
-    _, stages = dumped(relu_matmul, *SHAPES, pattern="gemm", compiler_options={"xla_gpu_enable_cublaslt": True,
+    _, stages, _ = dumped(relu_matmul, *SHAPES, pattern="gemm", compiler_options={"xla_gpu_enable_cublaslt": True,
                                                                              "xla_dump_to": "/nowhere"})
     assert len(stages) > 3 and not Path("/nowhere").exists()
     with pytest.raises(KeyError, match="unknown chip"):
@@ -106,12 +106,12 @@ def test_options_and_errors_are_aot_compiles():
 
 
 def test_ptx_of_a_triton_kernel():
-    compiled, ptx = dumped_ptx(relu_matmul, *SHAPES, gemm="triton")
+    compiled, _, ptx = dumped(relu_matmul, *SHAPES, gemm="triton")
     fusions = [i.name.replace(".", "_") for i in parse_hlo_module(compiled).entry if i.opcode == "fusion"]
     assert set(fusions) <= set(ptx)
     gemm, = (text for name, text in ptx.items() if name.startswith("gemm_fusion"))
     assert re.search(r"mma\S*\.tf32\.tf32", gemm) and all(".target sm_90a" in text for text in ptx.values())
-    _, none = dumped_ptx(relu_matmul, *SHAPES)
+    none = dumped(relu_matmul, *SHAPES).ptx
     assert not any("mma" in text for text in none.values())
 
 
@@ -150,7 +150,7 @@ def test_passes_of_a_function_without_matmuls():
 
 
 def test_each_step_changes_a_matmul_and_no_other_pass_does():
-    _, stages = dumped(relu_matmul, *SHAPES, pattern=".*")
+    _, stages, _ = dumped(relu_matmul, *SHAPES, pattern=".*")
     steps = {(step.pipeline, step.name) for step in passes(relu_matmul, *SHAPES)}
     for before, after in zip(stages, stages[1:]):
         calls = [[i.custom_call_target or i.opcode for i in parse_hlo_module(stage.text)
