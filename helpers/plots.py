@@ -198,3 +198,40 @@ def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="memory traffic (MB)")
     return figure
+
+
+def plot_lattice(panels: Mapping[str, Sequence[Sequence[tuple[int, str]]]], rows: Sequence[tuple[str, str]],
+                 columns: Sequence[tuple[str, str]], kinds: Sequence[str], xlabel: str) -> Picture:
+    """A grid for each panel, one above the other. A cell is (kind, text): `kinds` names up to four kinds, best first.
+    `rows` and `columns` are labels, (group, label); groups stand apart, and those of columns have headings."""
+    colours = list(zip((PALETTE[0], PALETTE[5], PALETTE[4], "white"), ("white", "black", "black", "black"), ("", "", "", "////")))
+    count = {name: np.bincount([kind for line in grid for kind, _ in line], minlength=len(kinds))
+             for name, grid in panels.items()}
+    figure, axes = _axes(9.5, 1.2 + len(panels) * (0.5 + 0.27 * len(rows)), "; ".join(
+        f"{name}, {sum(n)} programs: " + ", ".join(f"{k} {kind}" for k, kind in zip(n, kinds) if k)
+        for name, n in count.items()) + ".", ratios=(1,) * len(panels))
+    place = [[at + 0.3 * sum(labels[i][0] != labels[i + 1][0] for i in range(at)) for at in range(len(labels))]
+             for labels in (columns, rows)]
+    for axis, (name, grid) in zip(np.atleast_1d(axes), panels.items()):
+        for y, line in zip(place[1], grid):
+            for x, (kind, text) in zip(place[0], line):
+                paper, ink, hatch = colours[kind]
+                axis.add_patch(mpl.patches.Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, facecolor=paper, hatch=hatch,
+                                                     edgecolor="#999999" if hatch else paper, linewidth=0.5))
+                axis.text(x, y, text, ha="center", va="center", fontsize=8, color=ink,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8} if hatch and text else None)
+        for group in dict.fromkeys(group for group, _ in columns):
+            middle = np.mean([x for x, label in zip(place[0], columns) if label[0] == group])
+            axis.text(middle, -0.75, group, ha="center", va="bottom", fontsize=9)
+        axis.set_title(name, loc="left", x=0, y=1, ha="right", weight="bold", fontsize=10)
+        axis.set_yticks(place[1], [f"{group} {label}" for group, label in rows], fontsize=8.5)
+        axis.set_xticks(place[0], [label for _, label in columns], fontsize=8.5)
+        axis.set(xlim=(-0.6, place[0][-1] + 0.6), ylim=(place[1][-1] + 0.6, -0.7))
+        axis.tick_params(length=0)
+        axis.spines[:].set_visible(False)
+        axis.grid(False)
+    axis.set(xlabel=xlabel)
+    figure.legend(handles=[mpl.patches.Patch(facecolor=paper, hatch=hatch, edgecolor="#999999", label=kind)
+                           for kind, (paper, _, hatch) in zip(kinds, colours)],
+                  loc="outside lower center", ncols=len(kinds), frameon=False, fontsize=9)
+    return figure

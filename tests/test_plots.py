@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from helpers import plots
 from helpers.formats import FORMATS
 
+LATTICE = {"cuBLASLt": [[(0, ""), (0, ""), (1, "2")], [(0, ""), (3, ""), (1, "1")]],
+           "Triton": [[(2, "tf32"), (2, "tf32"), (2, "tf32")], [(2, "bf16"), (1, "1"), (1, "1")]]}
 FIGURES = {
     **{f"codes {name}": lambda name=name: plots.plot_codes(name) for name in FORMATS},
     "number line": lambda: plots.plot_number_line(["float8_e4m3fn", "float4_e2m1fn"], 4),
@@ -17,6 +19,11 @@ FIGURES = {
     "roofline": lambda: plots.plot_roofline(
         {"fused": (1e12, 1e9, 1e-3), "naive": (1e12, 1e10, 4e-3)}, {"FP8": 2e15}, 3e12),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
+    "lattice": lambda: plots.plot_lattice(LATTICE, [("f32", "to E4M3"), ("bf16", "to E4M3")],
+                                          [("no bias", "relu"), ("bias", "relu"), ("bias", "silu")],
+                                          ["fused", "outside", "lost", "refused"], "activation"),
+    "lattice of one panel": lambda: plots.plot_lattice({"all the programs": [[(0, "")]]}, [("f32", "to E4M3")],
+                                                       [("bias", "relu")], ["fused, nothing outside"], "activation"),
 }
 
 
@@ -71,3 +78,16 @@ def test_bytes_are_stacked_in_launch_order():
     axes = plots.plot_bytes({"many": [("a", 10_000_000), ("b", 1_000_000)], "one": [("c", 3_000_000)]}).axes[0]
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 10), (10, 1), (0, 3)]
     assert [t.get_text().strip() for t in axes.texts] == ["a", "b", "11 MB", "c", "3 MB"]
+
+
+def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
+    figure = FIGURES["lattice"]()
+    assert figure.alt.startswith("cuBLASLt, 6 programs: 3 fused, 2 outside, 1 refused; Triton, 6 programs: 2 outside, 4 lost")
+    for axes, grid in zip(figure.axes, LATTICE.values()):
+        cells = {(round(t.get_position()[0]), t.get_position()[1]): t.get_text() for t in axes.texts[:6]}
+        rows = sorted({y for _, y in cells})
+        assert [[cells[x, y] for x in range(3)] for y in rows] == [[text for _, text in line] for line in grid]
+        assert [t.get_text() for t in axes.texts[6:]] == ["no bias", "bias"]
+        papers = [patch.get_facecolor() for patch in axes.patches]
+        kinds = [kind for line in grid for kind, _ in line]
+        assert len(set(zip(kinds, papers))) == len(set(kinds)) == len(set(papers))
