@@ -353,7 +353,6 @@ LAYERS = shape(64, 128), shape(12, 2, 128, 128)
 
 PROGRAMS: dict[str, Program] = {
     "training step": Program(training_step, step_shapes(layers=2)),
-    "training step, triton": Program(training_step, step_shapes(layers=1), {"gemm": "triton"}),
     "training step, 8 chips": Program(
         training_step, step_shapes(layers=1), {"mesh_shape": {"x": 8}, "in_specs": (None, None, P("x"))}),
     "flax decoder": Program(flax_step, flax_arguments),
