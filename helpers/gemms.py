@@ -9,6 +9,7 @@ from helpers.hlo import Computation, HloModule, Instruction, Shape
 from helpers.printing import source_path
 
 FP8_CALL = "__cublas$lt$matmul$f8"
+DOTS = frozenset(("dot", "scaled-dot"))
 CONTROL = frozenset(("call", "while", "conditional", "async"))
 _TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
@@ -144,10 +145,10 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError where
     it says that it multiplies, but not what."""
     opcode = instruction.opcode.removesuffix("-start")
-    if opcode not in ("dot", "fusion", "custom-call"):
+    if opcode not in DOTS | {"fusion", "custom-call"}:
         return ()
     try:
-        if opcode == "dot":
+        if opcode in DOTS:
             return (_dot(instruction, instruction, "kernel"),)
         if opcode == "fusion":
             return _in_fusion(instruction)
@@ -171,9 +172,9 @@ def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int
     """m, n, k, batch of two operands, from dimension numbers as backend_config and dot's attributes name them."""
     def of(side: str, what: str) -> list[int]:
         return [int(d) for d in numbers.get(f"{side}_{what}_dimensions", ())]
-    k = math.prod(lhs.dims[d] for d in of("lhs", "contracting"))
-    batch = math.prod(lhs.dims[d] for d in of("lhs", "batch"))
-    free = [math.prod(size for d, size in enumerate(shape.dims) if d not in of(side, "contracting") + of(side, "batch"))
+    k = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "contracting"))
+    batch = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "batch"))
+    free = [math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in of(side, "contracting") + of(side, "batch"))
             for side, shape in (("lhs", lhs), ("rhs", rhs))]
     return free[0], free[1], k, batch
 
@@ -236,7 +237,8 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
               for name in dot.operands[:2]]
     after = _following(dot) if dot is not i else []
     return _row(i, _sizes(lhs, rhs, numbers), *stored, math_dtype, library, results(i)[0].dtype, dot, tile=tile,
-                epilogue="+".join(after) or "DEFAULT", precision=precision, algorithm=algorithm)
+                epilogue="+".join(after) or "DEFAULT", precision=precision, algorithm=algorithm,
+                scales=("a", "b") if dot.opcode == "scaled-dot" else ())
 
 
 def _stored(computation: Computation, name: str) -> str:
@@ -273,7 +275,7 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
             continue
         seen.add(inner.name)
         for j in inner:
-            if j.opcode == "dot":
+            if j.opcode in DOTS:
                 found.append(j)
             elif j.opcode == "fusion":
                 todo.append(fused(j))
@@ -329,7 +331,7 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
         return ()
     found = []
     for product in computation:
-        if product.opcode != "multiply" or "dot_general" not in product.cmd or product.operands[0] == product.operands[1]:
+        if product.opcode != "multiply" or "dot_general" not in product.cmd:
             continue
         if not (product.metadata and (product.metadata.op_name or "").rpartition("/")[2].endswith("dot_general")):
             continue

@@ -86,15 +86,15 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Number of array elements, over all elements of a tuple."""
-        return sum(e.size for e in self.elements) if self.is_tuple else prod(self.dims)
+        """Number of array elements, over all elements of a tuple; a dimension without a bound counts as 1."""
+        return sum(e.size for e in self.elements) if self.is_tuple else abs(prod(self.dims))
 
     @property
     def nbytes(self) -> int:
         """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take none."""
         width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number counts bits
         bits = 8 if self.dtype == "pred" else int(width[0]) if width else 0
-        return sum(e.nbytes for e in self.elements) if self.is_tuple else (prod(self.dims) * bits + 7) // 8
+        return sum(e.nbytes for e in self.elements) if self.is_tuple else (self.size * bits + 7) // 8
 
     def __str__(self) -> str:
         if self.is_tuple:

@@ -309,9 +309,10 @@ class _Program:
                         f"{_REWRITER}, CreateF8CustomCall: \"FP8 Custom Calls require Ada, Hopper, or later architectures.\"")
         if self.dot is None:
             return self._spelled_out()
-        if any(i.opcode == "custom-call" and i.custom_call_target == "__op$block_scaled_dot" and i.metadata
-               and row.op_name.endswith(i.metadata.op_name or "-") for i in self.written):
-            return lost(f"{chip.name} has no block-scaled matmul, and XLA writes one as plain kernels",
+        if self.dot.opcode == "scaled-dot" or any(
+                i.opcode == "custom-call" and i.custom_call_target == "__op$block_scaled_dot" and i.metadata
+                and row.op_name.endswith(i.metadata.op_name or "-") for i in self.written):
+            return lost(f"{chip.name} has no block-scaled matmul, and XLA writes one with {row.library} in {row.math_dtype}",
                         "compile for B200 or later, or use one scalar scale for each operand",
                         "XLA's block_scaling_rewriter.cc: cuDNN from compute capability 10.0 on")
         sides = [_Operand(_operand(self.dot, n), name) for n, name in enumerate(("left", "right"))]
@@ -352,10 +353,11 @@ class _Program:
     def _spelled_out(self) -> Reason:
         thin = [name for name, size in (("M", self.row.m), ("N", self.row.n), ("K", self.row.k)) if size == 1]
         if self.row.library == "kernel" and thin:
-            side = "rows" if thin[0] == "M" else "columns"
+            wide = {"M": "give the left operand 16 rows", "N": "give the right operand 16 columns",
+                    "K": "give K 16 elements"}[thin[0]]
             return self._reason(
                 "fp8", f"{' and '.join(thin)} is 1, and XLA writes such a product as multiplications and a sum",
-                f"give the matrix 16 {side} (pad with zeros, slice the result): then it is a matmul",
+                f"{wide} (pad with zeros, slice the result): then it is a matmul",
                 "XLA's dot_strength_reduction.cc and gemv_rewriter.cc")
         return self._reason(
             "fp8", f"unknown: no dot of the program before XLA's rewriter is this one (it runs by {self.row.library} in "
@@ -839,7 +841,7 @@ def _search(i: Instruction) -> tuple[Instruction | None, Instruction | None]:
             if outer := _into_loop(i):
                 todo.append((outer[1], stop or outer[0]))
             continue
-        moves = i.opcode in _ELEMENTWISE | _COMMUTES | {"concatenate", "get-tuple-element", "opt-barrier"}
+        moves = i.opcode in _ELEMENTWISE | _COMMUTES | {"concatenate", "get-tuple-element", "opt-barrier", "gather", "reverse"}
         if moves or i.opcode.startswith(("all-", "collective", "reduce-scatter", "fusion")):
             # A collective has one operand as well, but XLA's rules allow it nowhere between dequantization and dot.
             barrier = not through or i.opcode.startswith(("all-", "collective", "reduce-scatter"))

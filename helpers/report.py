@@ -4,6 +4,7 @@ import dataclasses
 import html
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from helpers.aot import aot_compile
@@ -362,6 +363,8 @@ def _bare(name: str) -> str:
 
 
 def _metric(x: float) -> str:
+    if x >= 1e18:
+        return f"{Decimal(x):.2e} "  # of nested loops: more than a float holds
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if x >= scale:
             return f"{x / scale:.3g} {prefix}"
@@ -415,7 +418,10 @@ def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] = {}) -> Iterato
         rows = [dataclasses.replace(row, count=times) for i in computation for row in matmuls(i)]
         around = Neighbours(computation, rows) if rows else None
         for row in rows:
-            outside = around.outside(row)
+            try:
+                outside = around.outside(row)
+            except LookupError as error:
+                raise row.instruction._error("the instructions around this matmul contradict each other") from error
             mma = _MMA.search(ptx.get(re.sub(r"[.-]", "_", row.name), "")) if row.library == "triton" else None
             yield dataclasses.replace(
                 row, outside=tuple(o.instruction.name for o in outside),

@@ -120,6 +120,13 @@ CASES = {
         (S(1, 256, 512), S(1, 128, 512), *(S(1, n, 16, dtype=jnp.float8_e8m0fnu) for n in (256, 128))),
         lambda a, b, x, y: jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32),
         mended_options={"target": "B200"}),
+    "rows picked after dequantizing": Case(
+        "fp8", "dequantization and the dot: gather",
+        lambda a, b, x, y, i: jax.lax.dot(dequantize(a, x, f32)[i], dequantize(b, y, f32).T),
+        (S(512, K), B, s, s, S(M, dtype=jnp.int32)), lambda a, b, x, y, i: scaled_dot(a[i], b, x, y)),
+    "negated": Case("fp8", "changed by negate", lambda a, b, x, y: jax.lax.dot(-dequantize(a, x, f32), dequantize(b, y, f32).T),
+                    OPERANDS, lambda a, b, x, y: scaled_dot(a, b, -x, y), leaves=("scale",)),
+    "K of 1": Case("fp8", "K is 1", scaled_dot, (S(M, 1), S(N, 1), s, s), scaled_dot, (S(M, 16), S(N, 16), s, s)),
     "Triton on dequantized": Case("fp8", "dequantized to tf32 first", scaled_dot, OPERANDS, scaled_dot,
                                   options={"gemm": "triton"}),
     "Triton's default tile": Case(
