@@ -16,7 +16,6 @@ import jax
 from helpers.aot import aot_compile
 from helpers.diff import HloDiff, describe, diff_hlo
 from helpers.hlo import HloModule, Instruction, parse_hlo_module
-from helpers.targets import Target
 
 _FILE = re.compile(r"module_(\d+)\.(?:.+\.)?"
                    r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
@@ -70,12 +69,12 @@ class Dump(NamedTuple):
     ptx: dict[str, str]
 
 
-def dumped(fn: Callable, *args: Any, pattern: str = "^$", target: str | Target = "H100", gemm: str = "cublaslt",
-           compiler_options: Mapping[str, Any] | None = None) -> Dump:
+def dumped(fn: Callable, *args: Any, pattern: str = "^$", compiler_options: Mapping[str, Any] | None = None,
+           **options: Any) -> Dump:
     """Compile once, and keep what XLA writes of it: stages before and after each pass whose name `pattern` finds (none,
-    by default; with ".*" XLA leaves out passes that changed nothing). Arguments and errors are `aot_compile`'s.
+    by default; with ".*" XLA leaves out passes that changed nothing). Arguments, further options and errors are `aot_compile`'s.
     """
-    with _dumping(fn, args, pattern, compiler_options, target=target, gemm=gemm) as (compiled, folder):
+    with _dumping(fn, args, pattern, compiler_options, **options) as (compiled, folder):
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("module_*.ptx"))]
         return Dump(compiled, tuple(_stages(folder)), {name: text for text in texts for name in _ENTRY.findall(text)})
 
@@ -137,16 +136,15 @@ def _matmuls(module: HloModule) -> Counter:
                     *(i.computation[o].shape_text for o in i.operands)) for i in matmuls)
 
 
-def passes(fn: Callable, *args: Any, target: str | Target = "H100", gemm: str = "cublaslt",
-           compiler_options: Mapping[str, Any] | None = None) -> Passes:
+def passes(fn: Callable, *args: Any, compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Passes:
     """Compile once; the program before and after each of XLA's passes that changed a matmul.
 
-    Arguments and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a dot becomes a
+    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a dot becomes a
     custom call, or moves into a fusion, or gets an epilogue) or the shapes, number or layout of its operands. Between
     pipelines XLA works too: what it changes there is named pipeline-start.
     """
     steps, last, matmuls = [], None, Counter()
-    with _dumping(fn, args, ".*", compiler_options, target=target, gemm=gemm) as (_, folder):
+    with _dumping(fn, args, ".*", compiler_options, **options) as (_, folder):
         for stage in _stages(folder):
             if last and stage.text == last.text:
                 continue

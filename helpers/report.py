@@ -12,7 +12,6 @@ from helpers.cost import kernel, launches
 from helpers.gemms import GemmRow, executions, fused, matmuls, results
 from helpers.hlo import Computation, HloModule, Instruction, Shape, parse_hlo_module
 from helpers.passes import dumped
-from helpers.targets import Target
 
 _VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier".split())
 _MOVES = _VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast concatenate tuple".split())
@@ -375,12 +374,12 @@ def _size(n: int) -> str:
     return f"{_metric(n)}B"
 
 
-def report_gemms(x: Any, *args: Any, target: str | Target = "H100", gemm: str = "cublaslt",
-                 compiler_options: Mapping[str, Any] | None = None, verify_mma: bool = False) -> GemmReport:
+def report_gemms(x: Any, *args: Any, verify_mma: bool = False, **options: Any) -> GemmReport:
     """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a `GemmReport`.
 
     `x` is what `parse_hlo_module` takes (a Compiled, an HloModule, HLO text; of a Lowered or another module that is not
-    optimized, the rows are its dots), or a function, compiled for `target` with `args` as by `aot_compile`.
+    optimized, the rows are its dots), or a function, compiled as by `aot_compile`, whose `args` and `options` it takes:
+    target="H100", gemm="cublaslt", mesh_shape, in_specs, compiler_options. Sharded, the rows are one device's.
 
     A Triton kernel's `math_dtype` is what its dot multiplies; a dot of FP8 types may still run in wider ones. With
     `verify_mma`, which needs a function, it is read from the multiply instructions of the kernel's PTX.
@@ -391,11 +390,12 @@ def report_gemms(x: Any, *args: Any, target: str | Target = "H100", gemm: str = 
     ptx: Mapping[str, str] = {}
     if callable(x) and not hasattr(x, "as_text"):
         if verify_mma:
-            x, _, ptx = dumped(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
+            x, _, ptx = dumped(x, *args, **options)
         else:
-            x = aot_compile(x, *args, target=target, gemm=gemm, compiler_options=compiler_options)
-    elif args or verify_mma:
-        raise TypeError(f"{'verify_mma' if verify_mma else 'further arguments'} need a function and its arguments, to "
+            x = aot_compile(x, *args, **options)
+    elif args or verify_mma or options:
+        what = "verify_mma" if verify_mma else next(iter(options), "further arguments")
+        raise TypeError(f"{what}: only with a function and its arguments, to "
                         f"compile it; got {type(x).__name__}.")
     module = parse_hlo_module(x)
     unread, count, moved = [], 0, 0

@@ -299,8 +299,9 @@ def test_takes_whatever_holds_a_program():
 
 
 @pytest.mark.parametrize("error, message, call", [
-    (TypeError, "further arguments need a function", lambda: report_gemms("HloModule m", A)),
-    (TypeError, "verify_mma need a function", lambda: report_gemms(aot_compile(scaled_dot, *OPERANDS), verify_mma=True)),
+    (TypeError, "further arguments: only with a function", lambda: report_gemms("HloModule m", A)),
+    (TypeError, "verify_mma: only with a function", lambda: report_gemms(aot_compile(scaled_dot, *OPERANDS), verify_mma=True)),
+    (TypeError, "target: only with a function", lambda: report_gemms("HloModule m", target="H100")),
     (TypeError, "pass HLO text", lambda: report_gemms(7)),
     (HloParseError, "starts with HloModule", lambda: report_gemms("nothing")),
     (KeyError, "H100", lambda: report_gemms(scaled_dot, *OPERANDS, target="H10")),
