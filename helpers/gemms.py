@@ -142,8 +142,8 @@ def source_line(instruction: Instruction) -> str:
 
 
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
-    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError where
-    it says that it multiplies, but not what."""
+    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError
+    where it says that it multiplies, but not what."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode not in DOTS | {"fusion", "custom-call"}:
         return ()
@@ -174,7 +174,8 @@ def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int
         return [int(d) for d in numbers.get(f"{side}_{what}_dimensions", ())]
     k = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "contracting"))
     batch = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "batch"))
-    free = [math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in of(side, "contracting") + of(side, "batch"))
+    bound = {side: of(side, "contracting") + of(side, "batch") for side in ("lhs", "rhs")}
+    free = [math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound[side])
             for side, shape in (("lhs", lhs), ("rhs", rhs))]
     return free[0], free[1], k, batch
 

@@ -72,7 +72,8 @@ class Dump(NamedTuple):
 def dumped(fn: Callable, *args: Any, pattern: str = "^$", compiler_options: Mapping[str, Any] | None = None,
            **options: Any) -> Dump:
     """Compile once, and keep what XLA writes of it: stages before and after each pass whose name `pattern` finds (none,
-    by default; with ".*" XLA leaves out passes that changed nothing). Arguments, further options and errors are `aot_compile`'s.
+    by default; with ".*" XLA leaves out passes that changed nothing). Arguments, further options and errors are
+    `aot_compile`'s.
     """
     with _dumping(fn, args, pattern, compiler_options, **options) as (compiled, folder):
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("module_*.ptx"))]
@@ -139,9 +140,9 @@ def _matmuls(module: HloModule) -> Counter:
 def passes(fn: Callable, *args: Any, compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Passes:
     """Compile once; the program before and after each of XLA's passes that changed a matmul.
 
-    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a dot becomes a
-    custom call, or moves into a fusion, or gets an epilogue) or the shapes, number or layout of its operands. Between
-    pipelines XLA works too: what it changes there is named pipeline-start.
+    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a
+    dot becomes a custom call, or moves into a fusion, or gets an epilogue) or the shapes, number or layout of its
+    operands. Between pipelines XLA works too: what it changes there is named pipeline-start.
     """
     steps, last, matmuls = [], None, Counter()
     with _dumping(fn, args, ".*", compiler_options, **options) as (_, folder):

@@ -24,10 +24,10 @@ _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "m
 @dataclasses.dataclass(frozen=True)
 class Reason:
     """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
-    call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose", "pad",
-    or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, and M x N x K. `rule`
-    says whose rule it is: a function of XLA, with the sentence that XLA logs in quotes where it logs one (helpers.rules).
-    `source` is the program's line."""
+    call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
+    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, and M x N x K.
+    `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see helpers.rules). `source` is the
+    program's line."""
 
     matmul: str
     lost: str
@@ -54,9 +54,9 @@ class Reasons(list[Reason]):
 def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", **options: Any) -> list[Reason]:
     """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason and the mend.
 
-    Compiles `fn(*args)` once, as `aot_compile` does (arguments, options and errors are its), and compares what XLA's rewriter
-    was given with what became of it. An empty list: every matmul is FP8, and nothing was left outside. Where no known
-    rule explains what is seen, `reason` starts with "unknown".
+    Compiles `fn(*args)` once, as `aot_compile` does (arguments, options and errors are its), and compares what XLA's
+    rewriter was given with what became of it. An empty list: every matmul is FP8, and nothing was left outside. Where
+    no known rule explains what is seen, `reason` starts with "unknown".
     """
     compiled, stages, ptx = dumped(fn, *args, pattern="gemm-rewriter", target=target, **options)
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
@@ -109,7 +109,7 @@ def _pair(rows: list[GemmRow], before: HloModule) -> list[Instruction | None]:
 
 
 class _Matmul:
-    """One matmul: its `row` in the compiled program, the `dot` that XLA's rewriter saw, and the program as `written`."""
+    """One matmul: its `row` in the compiled program, the `dot` XLA's rewriter saw, and the program as `written`."""
 
     def __init__(self, row: GemmRow, dot: Instruction | None, written: HloModule, chip: Target):
         self.row, self.dot, self.written, self.chip = row, dot, written, chip
@@ -123,7 +123,8 @@ class _Matmul:
                  "beta": f"{row.beta:g}", "out": row.out_dtype, "scales": " and ".join(row.scales) or "none"}
         known |= {f"jax_{name}": f"jnp.{_NUMPY[dtype]}" for name, dtype in fields.items() if dtype in _NUMPY}
         texts = [text.format(**(known | fields)) for text in RULES[rule]]
-        texts[3] += " (XLA's gemm_rewriter.cc)" if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3] else ""
+        if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
+            texts[3] += " (XLA's gemm_rewriter.cc)"
         return Reason(f"{row.name} [{row.m} x {row.n} x {row.k}]", *texts, self.given.source or row.source)
 
     # Why it is not FP8 -----------------------------------------------------------------------------------------------
@@ -171,7 +172,8 @@ class _Matmul:
         if one.blocked is None:
             which = "both operands are" if len(missing) == 2 else f"the {one.side} operand is"
             return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(s.dtype for s in missing)))
-        opcode, rule = one.blocked.opcode, "gathered" if one.blocked.opcode.startswith(COLLECTIVES) else "operation between"
+        opcode = one.blocked.opcode
+        rule = "gathered" if opcode.startswith(COLLECTIVES) else "operation between"
         if opcode == "concatenate" and not any(i.opcode == "concatenate" for i in self.written):
             rule = "merged"
         elif opcode == "while":
@@ -275,9 +277,9 @@ class _Matmul:
 
     def _first_cause(self, left: list[Step], result: Result) -> Reason:
         """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
-        to_fp8 = next((n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX), None)
-        if to_fp8 is not None and {step.kind for step in left[:to_fp8]} <= {"scale", "alpha", "clamp"}:
-            return self._conversion(left[:to_fp8 + 1], result)
+        to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
+        if to_fp8 and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}:
+            return self._conversion(left[:to_fp8[0] + 1], result)
         reason = self._cause(left, result)
         rest = list(dict.fromkeys(_NOUNS.get(step.kind, step.kind) for step in left[1:]))
         if not rest:
@@ -328,7 +330,8 @@ class _Matmul:
         bias, fits = behind(step.other).shape.dtype, {"f16": "f16"}.get(dtype, "bf16")
         if bias == fits:
             return self.why("late bias")
-        return self.why("bias of another type" if dtype == "f32" != bias else "bias in f32", bias=bias, dtype=dtype, fits=fits)
+        rule = "bias of another type" if dtype == "f32" != bias else "bias in f32"
+        return self.why(rule, bias=bias, dtype=dtype, fits=fits)
 
     def _conversion(self, group: list[Step], result: Result) -> Reason:
         """Why scale, clamp and conversion to FP8 stayed outside."""
@@ -399,7 +402,7 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
     epilogues = [name for name in wanted if name not in _WORK]
     for name in epilogues:
         if not re.fullmatch(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT", name.upper()):
-            raise ValueError(f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue such as RELU, GELU, BIAS_RELU.")
+            raise ValueError(f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue: RELU, GELU, BIAS_RELU, ...")
     report = report_gemms(fn, *args, target=target, **options)
     rows, failures = report.fp8_rows, []
     if count is not None and len(rows) != count:
@@ -421,7 +424,8 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
     there = {"scale": lambda r: r.scales or r.alpha != 1, "bias": lambda r: "BIAS" in r.epilogue or r.beta,
              "epilogue": lambda r: r.epilogue != "DEFAULT", "amax": lambda r: r.amax}
     if fused is not True:
-        failures += [f"no FP8 call has fused: {w}" for w in sorted(works) if w in there and not any(map(there[w], rows))]
+        missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
+        failures += [f"no FP8 call has fused: {w}" for w in missing]
     if failures:
         lines = [f"{getattr(fn, '__name__', 'the function')} compiled for {getattr(target, 'name', target)}:",
                  *(f"  {f}" for f in failures), str(report), str(Reasons(reasons))]

@@ -30,8 +30,8 @@ _PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
 @dataclasses.dataclass(frozen=True)
 class Outside:
     """A kernel on a matmul's way that it could have done without. `work`: what the kernel does there, of "fp8"
-    (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or
-    narrows the result)."""
+    (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps
+    or narrows the result)."""
 
     instruction: Instruction
     work: tuple[str, ...]
@@ -264,8 +264,8 @@ def _is_plain(i: Instruction) -> bool:
 class GemmReport:
     """Every matrix multiplication of a program, ENTRY's first. Prints as text, shows as a table in a notebook.
 
-    `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as they run where that is
-    known and else once; `unread` names custom calls of libraries other than cuBLAS and cuDNN, and of hand-written
+    `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as they run where that
+    is known and else once; `unread` names custom calls of libraries other than cuBLAS and cuDNN, and of hand-written
     kernels: what they multiply, if anything, HLO does not say.
     """
 
@@ -339,7 +339,8 @@ class GemmReport:
         rows = ["<tr>" + "".join(cell("th", text) for text in ("FP8", *_HEADER, "left outside")) + "</tr>"]
         for fp8, cells, outside in self._lines():
             tint = "" if fp8 and not outside else ' style="background:rgba(213,94,0,.16)"'
-            rows.append(f"<tr{tint}>" + "".join(cell("td", t) for t in ("yes" if fp8 else "no", *cells, outside)) + "</tr>")
+            texts = ("yes" if fp8 else "no", *cells, outside)
+            rows.append(f"<tr{tint}>" + "".join(cell("td", text) for text in texts) + "</tr>")
         table = f"<table>{''.join(rows)}</table>" if self.rows else ""
         return f"{table}<p>{html.escape(self._totals())}</p>"
 

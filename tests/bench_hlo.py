@@ -94,8 +94,8 @@ def main() -> None:
     print("compiling a 14-layer training step for H100 ...", file=sys.stderr)
     text = aot_compile(training_step, *step_shapes(layers=14)).as_text()
     ours, rows = seconds(5, lambda: read(text), lambda: report_gemms(text))
-    print(f"{len(text) / 1e6:5.1f} MB, median of 5: report_gemms {rows:6.3f} s, {rows / ours:.1f} times the parser's time, "
-          f"for {len(report_gemms(text).rows)} matmuls")
+    print(f"{len(text) / 1e6:5.1f} MB, median of 5: report_gemms {rows:6.3f} s, {rows / ours:.1f} times the parser's "
+          f"time, for {len(report_gemms(text).rows)} matmuls")
     for module, runs in ((text, 9), (replicated(text, round(50e6 / len(text))), 3)):
         ours, xla = seconds(runs, lambda: read(module), lambda: _hlo.hlo_module_from_text(module))
         size = len(module) / 1e6

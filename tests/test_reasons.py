@@ -1,4 +1,5 @@
 """why_not_fp8 on programs that lose something: the reason agrees with XLA's own log, and its mend mends it."""
+
 import functools
 import os
 import re
@@ -53,6 +54,7 @@ SHARDED = {"mesh_shape": (8,), "in_specs": (P("x"), P("x"), P(), P())}
 @dataclass(frozen=True)
 class Case:
     """A program that loses `lost`, because of what `says` finds in the reason, and the program after the mend."""
+
     lost: str
     says: str
     broken: Callable
@@ -67,227 +69,524 @@ class Case:
 CASES = {
     # FP8 lost
     "never quantized": Case(
-        "fp8", "both operands are bf16", lambda a, b: a @ b.T, (S(M, K, dtype=bf16), S(N, K, dtype=bf16)),
-        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=bf16), (A, B)),
+        "fp8",
+        "both operands are bf16",
+        lambda a, b: a @ b.T,
+        (S(M, K, dtype=bf16), S(N, K, dtype=bf16)),
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=bf16),
+        (A, B),
+    ),
     "one operand": Case(
-        "fp8", "right operand is bf16", lambda a, b, x: jax.lax.dot(dequantize(a, x, bf16), b.T),
-        (A, S(N, K, dtype=bf16), s), lambda a, b, x, y: scaled_dot(a, b, x, y, bf16), OPERANDS),
-    "old chip": Case("fp8", "A100 has compute capability 8.0", scaled_dot, OPERANDS, scaled_dot,
-                     options={"target": "A100"}),
-    "both E5M2": Case("fp8", "both operands are E5M2", scaled_dot, (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2), s, s),
-                      scaled_dot, (S(M, K, dtype=e5m2), B, s, s)),
-    "E5M2 without scales": Case("fp8", "both operands are E5M2", lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
-                                (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2)),
-                                lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, S(N, K, dtype=e5m2))),
-    "AMD's type": Case("fp8", "f8e4m3fnuz is not a type", scaled_dot,
-                       (S(M, K, dtype=jnp.float8_e4m3fnuz), S(N, K, dtype=jnp.float8_e4m3fnuz), s, s), scaled_dot, OPERANDS),
+        "fp8",
+        "right operand is bf16",
+        lambda a, b, x: jax.lax.dot(dequantize(a, x, bf16), b.T),
+        (A, S(N, K, dtype=bf16), s),
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+        OPERANDS,
+    ),
+    "old chip": Case(
+        "fp8", "A100 has compute capability 8.0", scaled_dot, OPERANDS, scaled_dot, options={"target": "A100"}
+    ),
+    "both E5M2": Case(
+        "fp8",
+        "both operands are E5M2",
+        scaled_dot,
+        (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2), s, s),
+        scaled_dot,
+        (S(M, K, dtype=e5m2), B, s, s),
+    ),
+    "E5M2 without scales": Case(
+        "fp8",
+        "both operands are E5M2",
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
+        (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2)),
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
+        (A, S(N, K, dtype=e5m2)),
+    ),
+    "AMD's type": Case(
+        "fp8",
+        "f8e4m3fnuz is not a type",
+        scaled_dot,
+        (S(M, K, dtype=jnp.float8_e4m3fnuz), S(N, K, dtype=jnp.float8_e4m3fnuz), s, s),
+        scaled_dot,
+        OPERANDS,
+    ),
     "scale per row": Case(
-        "fp8", r"the scales f32\[64\]", lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T),
+        "fp8",
+        r"the scales f32\[64\]",
+        lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T),
         (A, B, S(M, 1, dtype=f32), s),
-        lambda a, b, x, y: jax.lax.dot(a.astype(f32), dequantize(b, y, f32).T) * x, leaves=("scale",)),
+        lambda a, b, x, y: jax.lax.dot(a.astype(f32), dequantize(b, y, f32).T) * x,
+        leaves=("scale",),
+    ),
     "scale per column": Case(
-        "fp8", r"the scales bf16\[128\]", lambda a, b, x, y: jax.lax.dot(dequantize(a, x, bf16), (b.astype(bf16) * y).T),
-        (A, B, s, S(N, 1, dtype=bf16)), lambda a, b, x, y: scaled_dot(a, b, x, y, bf16), OPERANDS),
+        "fp8",
+        r"the scales bf16\[128\]",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, bf16), (b.astype(bf16) * y).T),
+        (A, B, s, S(N, 1, dtype=bf16)),
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+        OPERANDS,
+    ),
     "converted twice": Case(
-        "fp8", "left operand is converted again, to bf16",
-        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).astype(bf16), dequantize(b, y, f32).astype(bf16).T), OPERANDS,
-        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16)),
+        "fp8",
+        "left operand is converted again, to bf16",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).astype(bf16), dequantize(b, y, f32).astype(bf16).T),
+        OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+    ),
     "masked with ones": Case(
-        "fp8", "masked with something other than zero",
+        "fp8",
+        "masked with something other than zero",
         lambda a, b, x, y, m: jax.lax.dot(jnp.where(m, dequantize(a, x, f32), 1), dequantize(b, y, f32).T),
         (*OPERANDS, S(M, K, dtype=bool)),
         lambda a, b, x, y, m: jax.lax.dot(jnp.where(m, dequantize(a, x, f32), 0), dequantize(b, y, f32).T),
-        leaves=("transpose",)),
+        leaves=("transpose",),
+    ),
     "addition between": Case(
-        "fp8", "dequantization and the dot: add",
-        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32) + 1, dequantize(b, y, f32).T), OPERANDS,
-        lambda a, b, x, y: scaled_dot(a, b, x, y)),
+        "fp8",
+        "dequantization and the dot: add",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32) + 1, dequantize(b, y, f32).T),
+        OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y),
+    ),
     "concatenation between": Case(
-        "fp8", "dequantization and the dot: concatenate",
-        lambda a, b, x, y: jax.lax.dot(jnp.concatenate([dequantize(a, x, f32), dequantize(a, y, f32)]),
-                                       dequantize(b, y, f32).T), OPERANDS,
+        "fp8",
+        "dequantization and the dot: concatenate",
+        lambda a, b, x, y: jax.lax.dot(
+            jnp.concatenate([dequantize(a, x, f32), dequantize(a, y, f32)]), dequantize(b, y, f32).T
+        ),
+        OPERANDS,
         lambda a, b, x, y: jnp.concatenate([scaled_dot(a, b, x, y), BARRIER(scaled_dot(*BARRIER((a, b)), y, y))]),
-        leaves=("output", "scale", "duplicate")),
+        leaves=("output", "scale", "duplicate"),
+    ),
     "dequantized before a loop": Case(
-        "fp8", "dequantized before the loop",
-        lambda x, w, s: (lambda wide: jax.lax.scan(lambda c, _: (to_e4m3(jax.lax.dot(dequantize(c, s, f32), wide.T), s), None),
-                                                   x, None, length=5)[0])(dequantize(w, s, f32)),
+        "fp8",
+        "dequantized before the loop",
+        lambda x, w, s: (
+            lambda wide: jax.lax.scan(
+                lambda c, _: (to_e4m3(jax.lax.dot(dequantize(c, s, f32), wide.T), s), None), x, None, length=5
+            )[0]
+        )(dequantize(w, s, f32)),
         (S(M, K), S(K, K), s),
-        lambda x, w, s: jax.lax.scan(lambda c, _: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, None, length=5)[0]),
+        lambda x, w, s: jax.lax.scan(lambda c, _: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, None, length=5)[0],
+    ),
     "merged dots": Case(
-        "fp8", "XLA merged dots", lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
-        (S(64, 64), S(64, 64), S(64, 64), s), lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
-        mended_options={"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}}),
+        "fp8",
+        "XLA merged dots",
+        lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
+        (S(64, 64), S(64, 64), S(64, 64), s),
+        lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
+        mended_options={"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}},
+    ),
     "gathered after dequantizing": Case(
-        "fp8", r"gathered over devices in bf16 \(all-gather", lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
-        (S(512, K), B, s, s), lambda a, b, x, y: scaled_dot(a, replicated(b), x, y, bf16), options=SHARDED,
-        mended_options=SHARDED),
-    "too small": Case("fp8", "too small", scaled_dot, (S(4, 8), S(4, 8), s, s), scaled_dot,
-                      mended_options={"compiler_options": {"xla_gpu_gemm_rewrite_size_threshold": 0}}, leaves=("pad",)),
+        "fp8",
+        r"gathered over devices in bf16 \(all-gather",
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+        (S(512, K), B, s, s),
+        lambda a, b, x, y: scaled_dot(a, replicated(b), x, y, bf16),
+        options=SHARDED,
+        mended_options=SHARDED,
+    ),
+    "too small": Case(
+        "fp8",
+        "too small",
+        scaled_dot,
+        (S(4, 8), S(4, 8), s, s),
+        scaled_dot,
+        mended_options={"compiler_options": {"xla_gpu_gemm_rewrite_size_threshold": 0}},
+        leaves=("pad",),
+    ),
     "a vector": Case(
-        "fp8", "N is 1", lambda a, b, x, y: dequantize(a, x, f32) @ dequantize(b, y, f32), (A, S(K), s, s),
-        lambda a, b, x, y: scaled_dot(a, jnp.zeros((16, K), e4m3).at[0].set(b), x, y)[:, 0], leaves=("pad",)),
+        "fp8",
+        "N is 1",
+        lambda a, b, x, y: dequantize(a, x, f32) @ dequantize(b, y, f32),
+        (A, S(K), s, s),
+        lambda a, b, x, y: scaled_dot(a, jnp.zeros((16, K), e4m3).at[0].set(b), x, y)[:, 0],
+        leaves=("pad",),
+    ),
     "block scales": Case(
-        "fp8", "H100 has no block-scaled matmul",
+        "fp8",
+        "H100 has no block-scaled matmul",
         lambda a, b, x, y: jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32),
         (S(1, 256, 512), S(1, 128, 512), *(S(1, n, 16, dtype=jnp.float8_e8m0fnu) for n in (256, 128))),
         lambda a, b, x, y: jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32),
-        mended_options={"target": "B200"}),
+        mended_options={"target": "B200"},
+    ),
     "rows picked after dequantizing": Case(
-        "fp8", "dequantization and the dot: gather",
+        "fp8",
+        "dequantization and the dot: gather",
         lambda a, b, x, y, i: jax.lax.dot(dequantize(a, x, f32)[i], dequantize(b, y, f32).T),
-        (S(512, K), B, s, s, S(M, dtype=jnp.int32)), lambda a, b, x, y, i: scaled_dot(a[i], b, x, y)),
-    "negated": Case("fp8", "the dot: negate", lambda a, b, x, y: jax.lax.dot(-dequantize(a, x, f32), dequantize(b, y, f32).T),
-                    OPERANDS, lambda a, b, x, y: scaled_dot(a, b, -x, y), leaves=("scale",)),
+        (S(512, K), B, s, s, S(M, dtype=jnp.int32)),
+        lambda a, b, x, y, i: scaled_dot(a[i], b, x, y),
+    ),
+    "negated": Case(
+        "fp8",
+        "the dot: negate",
+        lambda a, b, x, y: jax.lax.dot(-dequantize(a, x, f32), dequantize(b, y, f32).T),
+        OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, -x, y),
+        leaves=("scale",),
+    ),
     "K of 1": Case("fp8", "K is 1", scaled_dot, (S(M, 1), S(N, 1), s, s), scaled_dot, (S(M, 16), S(N, 16), s, s)),
-    "Triton on dequantized": Case("fp8", "dequantized to tf32 first", scaled_dot, OPERANDS, scaled_dot,
-                                  options={"gemm": "triton"}),
+    "Triton on dequantized": Case(
+        "fp8", "dequantized to tf32 first", scaled_dot, OPERANDS, scaled_dot, options={"gemm": "triton"}
+    ),
     "Triton's default tile": Case(
-        "fp8", "the kernel multiplies in f16", lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B),
-        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (S(512, 512), S(512, 512)),
-        options={"gemm": "triton"}, mended_options={"gemm": "triton", "compiler_options": {
-            "xla_gpu_override_gemm_autotuner":
-                "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"}}),
+        "fp8",
+        "the kernel multiplies in f16",
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
+        (A, B),
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
+        (S(512, 512), S(512, 512)),
+        options={"gemm": "triton"},
+        mended_options={
+            "gemm": "triton",
+            "compiler_options": {
+                "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 "
+                "num_stages: 3"
+            },
+        },
+    ),
     # The conversion of the result
-    "no clamp": Case("output", "without a clamp", lambda a, b, x, y, z: (scaled_dot(a, b, x, y) * z).astype(e4m3),
-                     (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
-    "other bounds": Case("output", "-400 and 400", lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z, 400).astype(e4m3),
-                         (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
+    "no clamp": Case(
+        "output",
+        "without a clamp",
+        lambda a, b, x, y, z: (scaled_dot(a, b, x, y) * z).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
+    "other bounds": Case(
+        "output",
+        "-400 and 400",
+        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z, 400).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
     "bounds of the other format": Case(
-        "output", "-448 and 448, not exactly the range of f8e5m2",
-        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z).astype(e5m2), (S(M, K, dtype=e5m2), B, s, s, s),
-        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z, 57344).astype(e5m2)),
+        "output",
+        "-448 and 448, not exactly the range of f8e5m2",
+        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z).astype(e5m2),
+        (S(M, K, dtype=e5m2), B, s, s, s),
+        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z, 57344).astype(e5m2),
+    ),
     "clamp before the scale": Case(
-        "output", "the clamp comes before the scale", lambda a, b, x, y, z: (clip(scaled_dot(a, b, x, y)) * z).astype(e4m3),
-        (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
+        "output",
+        "the clamp comes before the scale",
+        lambda a, b, x, y, z: (clip(scaled_dot(a, b, x, y)) * z).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
     "result read twice": Case(
-        "output", "read elsewhere too .the function's result.",
-        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), d), (*OPERANDS, s),
+        "output",
+        "read elsewhere too .the function's result.",
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), d),
+        (*OPERANDS, s),
         lambda a, b, x, y, z: (to_e4m3(scaled_dot(a, b, x, y), z), scaled_dot(*BARRIER((a, b)), x, y)),
-        leaves=("duplicate", "transpose")),
-    "scaled twice": Case("output", "scaled twice", lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y) * x, z),
-                         (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)),
-    "another output type": Case("output", "the dot.s type, f32, and a kernel converts it to bf16",
-                                lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), OPERANDS,
-                                lambda a, b, x, y: scaled_dot(a, b, x, y, bf16)),
-    "a wider output type": Case("output", "the dot.s type, bf16, and a kernel converts it to f32",
-                                lambda a, b, x, y: scaled_dot(a, b, x, y, bf16).astype(f32), OPERANDS, scaled_dot),
-    "integers": Case("output", "which no FP8 call writes", lambda a, b, x, y: scaled_dot(a, b, x, y).astype(jnp.int32),
-                     OPERANDS),
+        leaves=("duplicate", "transpose"),
+    ),
+    "scaled twice": Case(
+        "output",
+        "scaled twice",
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y) * x, z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
+    "another output type": Case(
+        "output",
+        "the dot.s type, f32, and a kernel converts it to bf16",
+        lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16),
+        OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+    ),
+    "a wider output type": Case(
+        "output",
+        "the dot.s type, bf16, and a kernel converts it to f32",
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16).astype(f32),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "integers": Case(
+        "output", "which no FP8 call writes", lambda a, b, x, y: scaled_dot(a, b, x, y).astype(jnp.int32), OPERANDS
+    ),
     "matrix in f32 with FP8 output": Case(
-        "output", "16 bits", lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y) + c, z), (*OPERANDS, C32, s),
-        lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y, bf16) + c, z), (*OPERANDS, C16, s)),
+        "output",
+        "16 bits",
+        lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y) + c, z),
+        (*OPERANDS, C32, s),
+        lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y, bf16) + c, z),
+        (*OPERANDS, C16, s),
+    ),
     # Activations
     "relu after the scale": Case(
-        "epilogue", "relu is applied to a scaled result", lambda a, b, x, y, z: clip(relu(scaled_dot(a, b, x, y) * z)).astype(e4m3),
-        (*OPERANDS, s), lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z)),
-    "exact gelu": Case("epilogue", "this activation is another",
-                       lambda a, b, x, y, z: to_e4m3(gelu(scaled_dot(a, b, x, y), approximate=False), z), (*OPERANDS, s),
-                       lambda a, b, x, y, z: to_e4m3(gelu(scaled_dot(a, b, x, y)), z)),
-    "silu": Case("epilogue", "this activation is another", lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)), OPERANDS,
-                 lambda a, b, x, y: gelu(scaled_dot(a, b, x, y))),
-    "relu6": Case("epilogue", "clamped, and not converted", lambda a, b, x, y: jax.nn.relu6(scaled_dot(a, b, x, y)),
-                  OPERANDS, lambda a, b, x, y: relu(scaled_dot(a, b, x, y))),
-    "relu after gelu": Case("epilogue", "relu stands where", lambda a, b, x, y: relu(gelu(scaled_dot(a, b, x, y))), OPERANDS,
-                            lambda a, b, x, y: relu(scaled_dot(a, b, x, y))),
-    "relu read twice": Case("epilogue", "read by the relu and by something else",
-                            lambda a, b, x, y: (relu(d := scaled_dot(a, b, x, y)), d), OPERANDS,
-                            lambda a, b, x, y: relu(scaled_dot(a, b, x, y))),
+        "epilogue",
+        "relu is applied to a scaled result",
+        lambda a, b, x, y, z: clip(relu(scaled_dot(a, b, x, y) * z)).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z),
+    ),
+    "exact gelu": Case(
+        "epilogue",
+        "this activation is another",
+        lambda a, b, x, y, z: to_e4m3(gelu(scaled_dot(a, b, x, y), approximate=False), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(gelu(scaled_dot(a, b, x, y)), z),
+    ),
+    "silu": Case(
+        "epilogue",
+        "this activation is another",
+        lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)),
+        OPERANDS,
+        lambda a, b, x, y: gelu(scaled_dot(a, b, x, y)),
+    ),
+    "relu6": Case(
+        "epilogue",
+        "clamped, and not converted",
+        lambda a, b, x, y: jax.nn.relu6(scaled_dot(a, b, x, y)),
+        OPERANDS,
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
+    ),
+    "relu after gelu": Case(
+        "epilogue",
+        "relu stands where",
+        lambda a, b, x, y: relu(gelu(scaled_dot(a, b, x, y))),
+        OPERANDS,
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
+    ),
+    "relu read twice": Case(
+        "epilogue",
+        "read by the relu and by something else",
+        lambda a, b, x, y: (relu(d := scaled_dot(a, b, x, y)), d),
+        OPERANDS,
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
+    ),
     # Biases
-    "bias in f32": Case("bias", "the bias vector is f32", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
-                        (*OPERANDS, S(N, dtype=f32)), lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
-                        (*OPERANDS, VECTOR)),
-    "bias in f16 under f32": Case("bias", "the bias vector is f16", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
-                                  (*OPERANDS, S(N, dtype=f16)), lambda a, b, x, y, c: scaled_dot(a, b, x, y, f16) + c),
-    "bias for each row": Case("bias", "one element for each row", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
-                              (*OPERANDS, S(M, 1, dtype=bf16)),
-                              lambda a, b, x, y, c: scaled_dot(b, a, y, x) + c.reshape(M).astype(f32)),
-    "matrix subtracted": Case("bias", "a matrix is subtracted", lambda a, b, x, y, c: scaled_dot(a, b, x, y) - c,
-                              (*OPERANDS, C32), lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c),
-    "matrix in FP8": Case("bias", "not one that the call takes", lambda a, b, c: jax.lax.dot(a, b.T) + c,
-                          (A, B, S(M, N)), lambda a, b, c: jax.lax.dot(a, b.T, preferred_element_type=bf16) + c,
-                          (A, B, C16)),
-    "sum and result": Case("bias", "by the addition and by something else",
-                           lambda a, b, x, y, c: ((d := scaled_dot(a, b, x, y)) + c, d), (*OPERANDS, C32),
-                           lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c),
-    "bias subtracted": Case("bias", "a vector is subtracted", lambda a, b, x, y, c: scaled_dot(a, b, x, y) - c.astype(f32),
-                            (*OPERANDS, VECTOR), lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32)),
-    "a scalar": Case("bias", "a scalar is added", lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c, (*OPERANDS, s),
-                     lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32), (*OPERANDS, VECTOR)),
-    "bias after relu": Case("bias", "stands where the call cannot take it",
-                            lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c.astype(f32), (*OPERANDS, VECTOR),
-                            lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y) + c.astype(f32))),
-    "bias after a scale": Case("bias", "added to a scaled result",
-                               lambda a, b, x, y, z, c: scaled_dot(a, b, x, y) * z + c.astype(f32), (*OPERANDS, s, VECTOR),
-                               lambda a, b, x, y, z, c: scaled_dot(a, b, x, z) + c.astype(f32)),
-    "matrix after relu": Case("bias", "after another epilogue .RELU",
-                              lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c, (*OPERANDS, C32),
-                              lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c),
-    "matrix of another type": Case("bias", "converted or scaled by a kernel",
-                                   lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32), (*OPERANDS, C16),
-                                   lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c),
-    "matrix with a factor": Case("bias", "converted or scaled by a kernel",
-                                 lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c, (*OPERANDS, C32),
-                                 lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c),
+    "bias in f32": Case(
+        "bias",
+        "the bias vector is f32",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+        (*OPERANDS, S(N, dtype=f32)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
+        (*OPERANDS, VECTOR),
+    ),
+    "bias in f16 under f32": Case(
+        "bias",
+        "the bias vector is f16",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+        (*OPERANDS, S(N, dtype=f16)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y, f16) + c,
+    ),
+    "bias for each row": Case(
+        "bias",
+        "one element for each row",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+        (*OPERANDS, S(M, 1, dtype=bf16)),
+        lambda a, b, x, y, c: scaled_dot(b, a, y, x) + c.reshape(M).astype(f32),
+    ),
+    "matrix subtracted": Case(
+        "bias",
+        "a matrix is subtracted",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) - c,
+        (*OPERANDS, C32),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+    ),
+    "matrix in FP8": Case(
+        "bias",
+        "not one that the call takes",
+        lambda a, b, c: jax.lax.dot(a, b.T) + c,
+        (A, B, S(M, N)),
+        lambda a, b, c: jax.lax.dot(a, b.T, preferred_element_type=bf16) + c,
+        (A, B, C16),
+    ),
+    "sum and result": Case(
+        "bias",
+        "by the addition and by something else",
+        lambda a, b, x, y, c: ((d := scaled_dot(a, b, x, y)) + c, d),
+        (*OPERANDS, C32),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+    ),
+    "bias subtracted": Case(
+        "bias",
+        "a vector is subtracted",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) - c.astype(f32),
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
+    ),
+    "a scalar": Case(
+        "bias",
+        "a scalar is added",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+        (*OPERANDS, s),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
+        (*OPERANDS, VECTOR),
+    ),
+    "bias after relu": Case(
+        "bias",
+        "stands where the call cannot take it",
+        lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c.astype(f32),
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y) + c.astype(f32)),
+    ),
+    "bias after a scale": Case(
+        "bias",
+        "added to a scaled result",
+        lambda a, b, x, y, z, c: scaled_dot(a, b, x, y) * z + c.astype(f32),
+        (*OPERANDS, s, VECTOR),
+        lambda a, b, x, y, z, c: scaled_dot(a, b, x, z) + c.astype(f32),
+    ),
+    "matrix after relu": Case(
+        "bias",
+        "after another epilogue .RELU",
+        lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c,
+        (*OPERANDS, C32),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+    ),
+    "matrix of another type": Case(
+        "bias",
+        "converted or scaled by a kernel",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
+        (*OPERANDS, C16),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c,
+    ),
+    "matrix with a factor": Case(
+        "bias",
+        "converted or scaled by a kernel",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c,
+        (*OPERANDS, C32),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
+    ),
     # Amax
-    "amax before relu": Case("amax", "before the relu",
-                             lambda a, b, x, y, z: with_amax(relu(d := scaled_dot(a, b, x, y)), z, d), (*OPERANDS, s),
-                             lambda a, b, x, y, z: with_amax(relu(scaled_dot(a, b, x, y)), z)),
-    "amax in bf16": Case("amax", "returns the amax in float32",
-                         lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y, bf16), z), (*OPERANDS, s),
-                         lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z)),
-    "amax without FP8 output": Case("amax", "not converted to FP8",
-                                    lambda a, b, x, y: (d := scaled_dot(a, b, x, y), jnp.max(jnp.abs(d))), OPERANDS,
-                                    lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x)),
-    "amax without clamp": Case("amax", "and the amax with it",
-                               lambda a, b, x, y, z: ((d := scaled_dot(a, b, x, y)).astype(e4m3), jnp.max(jnp.abs(d))),
-                               (*OPERANDS, s), lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z)),
-    "amax of each row": Case("amax", "along some dimensions",
-                             lambda a, b, x, y: (d := scaled_dot(a, b, x, y), jnp.max(jnp.abs(d), axis=1)), OPERANDS,
-                             lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x)),
+    "amax before relu": Case(
+        "amax",
+        "before the relu",
+        lambda a, b, x, y, z: with_amax(relu(d := scaled_dot(a, b, x, y)), z, d),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(relu(scaled_dot(a, b, x, y)), z),
+    ),
+    "amax in bf16": Case(
+        "amax",
+        "returns the amax in float32",
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y, bf16), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
+    "amax without FP8 output": Case(
+        "amax",
+        "not converted to FP8",
+        lambda a, b, x, y: (d := scaled_dot(a, b, x, y), jnp.max(jnp.abs(d))),
+        OPERANDS,
+        lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x),
+    ),
+    "amax without clamp": Case(
+        "amax",
+        "and the amax with it",
+        lambda a, b, x, y, z: ((d := scaled_dot(a, b, x, y)).astype(e4m3), jnp.max(jnp.abs(d))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
+    "amax of each row": Case(
+        "amax",
+        "along some dimensions",
+        lambda a, b, x, y: (d := scaled_dot(a, b, x, y), jnp.max(jnp.abs(d), axis=1)),
+        OPERANDS,
+        lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x),
+    ),
     "amax without abs": Case(
-        "amax", "not written as one of absolute values",
+        "amax",
+        "not written as one of absolute values",
         lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.maximum(jnp.max(d), -jnp.min(d))),
-        (*OPERANDS, s), lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z)),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
     "amax behind a barrier": Case(
-        "amax", "optimization_barrier stands between",
-        lambda a, b, x, y: to_e4m3(d := scaled_dot(a, b, x, y), 448 / jnp.max(jnp.abs(BARRIER(d)))), OPERANDS,
-        lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x)),
+        "amax",
+        "optimization_barrier stands between",
+        lambda a, b, x, y: to_e4m3(d := scaled_dot(a, b, x, y), 448 / jnp.max(jnp.abs(BARRIER(d)))),
+        OPERANDS,
+        lambda a, b, x, y: with_amax(scaled_dot(a, b, x, y), x),
+    ),
     "amax of the scaled result": Case(
-        "duplicate", "multiplied twice",
-        lambda a, b, x, y, z: (clip(d := scaled_dot(a, b, x, y) * z).astype(e4m3), jnp.max(jnp.abs(d))), (*OPERANDS, s),
-        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.max(jnp.abs(d)))),
+        "duplicate",
+        "multiplied twice",
+        lambda a, b, x, y, z: (clip(d := scaled_dot(a, b, x, y) * z).astype(e4m3), jnp.max(jnp.abs(d))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.max(jnp.abs(d))),
+    ),
     # Scales
-    "division": Case("scale", "divides by a scale",
-                     lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), OPERANDS, scaled_dot),
-    "product of scales": Case("scale", "product of scalars",
-                              lambda a, b, x, y: jax.lax.dot(a, b.T, preferred_element_type=f32) * (x * y), OPERANDS,
-                              scaled_dot),
-    "scales in bf16": Case("scale", "not float32", lambda a, b, x, y: scaled_dot(a, b, x, y),
-                           (A, B, S(dtype=bf16), S(dtype=bf16)), scaled_dot, OPERANDS),
-    "scale per channel": Case("scale", "for each row or column", lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
-                              (*OPERANDS, S(N, dtype=f32)), lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
-                              (*OPERANDS, s)),
-    "one scale too many": Case("scale", "scaled once more", lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
-                               (*OPERANDS, s), lambda a, b, x, y, z: scaled_dot(a, b, x, z)),
+    "division": Case(
+        "scale",
+        "divides by a scale",
+        lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "product of scales": Case(
+        "scale",
+        "product of scalars",
+        lambda a, b, x, y: jax.lax.dot(a, b.T, preferred_element_type=f32) * (x * y),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "scales in bf16": Case(
+        "scale",
+        "not float32",
+        lambda a, b, x, y: scaled_dot(a, b, x, y),
+        (A, B, S(dtype=bf16), S(dtype=bf16)),
+        scaled_dot,
+        OPERANDS,
+    ),
+    "scale per channel": Case(
+        "scale",
+        "for each row or column",
+        lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
+        (*OPERANDS, S(N, dtype=f32)),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+        (*OPERANDS, s),
+    ),
+    "one scale too many": Case(
+        "scale",
+        "scaled once more",
+        lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: scaled_dot(a, b, x, z),
+    ),
     # Layout
-    "right operand [K, N]": Case("transpose", "the right operand's contracting dimension is not its last",
-                                 lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)),
-                                 (A, S(K, N), s, s), scaled_dot, OPERANDS),
-    "left operand [K, M]": Case("transpose", "the left operand's contracting dimension is not its last",
-                                lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32).T),
-                                (S(K, M), B, s, s), scaled_dot, OPERANDS),
-    "result by heads": Case("transpose", "the result is written, then transposed",
-                            lambda a, b, x, y: scaled_dot(a, b, x, y).reshape(M, 4, 32).transpose(1, 0, 2), OPERANDS,
-                            lambda a, b, x, y: scaled_dot(a, b, x, y).reshape(M, 4, 32)),
-    "result cut": Case("pad", "slices the result", lambda a, b, x, y: scaled_dot(a, b, x, y)[:50], OPERANDS, scaled_dot),
-    "M not a multiple of 16": Case("pad", "M = 50 is not a multiple", scaled_dot, (S(50, K), B, s, s), scaled_dot, OPERANDS),
-    "N not a multiple of 16": Case("pad", "N = 100 is not a multiple", scaled_dot, (A, S(100, K), s, s), scaled_dot, OPERANDS),
-    "K not a multiple of 16": Case("pad", "K = 200 is not a multiple", scaled_dot, (S(M, 200), S(N, 200), s, s), scaled_dot,
-                                   OPERANDS),
+    "right operand [K, N]": Case(
+        "transpose",
+        "the right operand's contracting dimension is not its last",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)),
+        (A, S(K, N), s, s),
+        scaled_dot,
+        OPERANDS,
+    ),
+    "left operand [K, M]": Case(
+        "transpose",
+        "the left operand's contracting dimension is not its last",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32).T),
+        (S(K, M), B, s, s),
+        scaled_dot,
+        OPERANDS,
+    ),
+    "result by heads": Case(
+        "transpose",
+        "the result is written, then transposed",
+        lambda a, b, x, y: scaled_dot(a, b, x, y).reshape(M, 4, 32).transpose(1, 0, 2),
+        OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y).reshape(M, 4, 32),
+    ),
+    "result cut": Case(
+        "pad", "slices the result", lambda a, b, x, y: scaled_dot(a, b, x, y)[:50], OPERANDS, scaled_dot
+    ),
+    "M not a multiple of 16": Case(
+        "pad", "M = 50 is not a multiple", scaled_dot, (S(50, K), B, s, s), scaled_dot, OPERANDS
+    ),
+    "N not a multiple of 16": Case(
+        "pad", "N = 100 is not a multiple", scaled_dot, (A, S(100, K), s, s), scaled_dot, OPERANDS
+    ),
+    "K not a multiple of 16": Case(
+        "pad", "K = 200 is not a multiple", scaled_dot, (S(M, 200), S(N, 200), s, s), scaled_dot, OPERANDS
+    ),
 }
-SUPPORTED = {name: case for name, case in CASES.items()
-             if name != "block scales" or hasattr(jax.nn, "scaled_matmul")}
+SUPPORTED = {name: case for name, case in CASES.items() if name != "block scales" or hasattr(jax.nn, "scaled_matmul")}
 
 
 @functools.cache
@@ -315,7 +614,7 @@ def test_the_reason_is_given_and_its_mend_mends(name):
 
 
 def test_every_rule_is_tried():
-    """Each rule explains some program here; but for the ones that say "unknown", and a result type that no dot has today."""
+    """Each rule explains some program here; but for the ones that say "unknown", and a result type that no dot has."""
     said = [reason for name in SUPPORTED for reason in reasons(name)]
 
     def explains(rule: Rule) -> bool:
@@ -330,10 +629,15 @@ FINE = {
     "nothing but the matmul": (lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B)),
     "three scales": (lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z), (*OPERANDS, s)),
     "amax": (lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z), (*OPERANDS, s)),
-    "everything": (lambda a, b, x, y, z, c: with_amax(relu(scaled_dot(a, b, x, y) + c.astype(f32)), z), (*OPERANDS, s, VECTOR)),
+    "everything": (
+        lambda a, b, x, y, z, c: with_amax(relu(scaled_dot(a, b, x, y) + c.astype(f32)), z),
+        (*OPERANDS, s, VECTOR),
+    ),
     "batch": (jax.vmap(scaled_dot, (0, 0, None, None)), (S(4, M, K), S(4, N, K), s, s)),
-    "loop over layers": (lambda x, w, s: jax.lax.scan(lambda c, w: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, w)[0],
-                         (S(M, K), S(5, K, K), s)),
+    "loop over layers": (
+        lambda x, w, s: jax.lax.scan(lambda c, w: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, w)[0],
+        (S(M, K), S(5, K, K), s),
+    ),
     "softmax, which no call takes": (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
     "quantized on the way in": (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
     "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
@@ -367,8 +671,8 @@ for name, case in SUPPORTED.items():
 
 
 def test_reasons_agree_with_xlas_own_log():
-    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged that for the program; and
-    where XLA logged that it failed to rewrite, the reasons must say that FP8 was lost, in XLA's words."""
+    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged that for the program;
+    and where XLA logged that it failed to rewrite, the reasons must say that FP8 was lost, in XLA's words."""
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "gemm_rewriter=1", "JAX_PLATFORMS": "cpu"}
     root = Path(__file__).parent.parent
     run = subprocess.run([sys.executable, "-c", LOG], env=env, cwd=root, capture_output=True, text=True)
@@ -407,6 +711,7 @@ def test_reasons_are_frozen_and_print_a_paragraph():
 
 # assert_fp8_gemms -----------------------------------------------------------------------------------------------------
 
+
 def mixed(a, b, c, x, y):
     return scaled_dot(a, b, x, y), c @ c.T
 
@@ -424,18 +729,25 @@ def test_assertion_passes_and_returns_the_report():
     assert_fp8_gemms(scaled_dot, *OPERANDS, target="B200")
 
 
-@pytest.mark.parametrize("message, fn, args, options", [
-    ("1 of 2 matmuls are not FP8", mixed, MIXED, {}),
-    ("1 matmuls are FP8, not 2", mixed, MIXED, {"count": 2}),
-    ("of the FLOPs are FP8, less than 90.0%", mixed, MIXED, {"min_flops_share": 0.9}),
-    ("left outside: transpose", *(lambda c: (c.broken, c.args))(CASES["right operand [K, N]"]), {"fused": True}),
-    ("left outside: output", *(lambda c: (c.broken, c.args))(CASES["no clamp"]), {"fused": ["output"]}),
-    ("left outside: duplicate", *(lambda c: (c.broken, c.args))(CASES["amax of the scaled result"]), {"fused": True}),
-    ("no FP8 call has fused: amax", scaled_dot, OPERANDS, {"fused": "amax"}),
-    ("an FP8 call has the epilogue DEFAULT, not RELU", scaled_dot, OPERANDS, {"fused": "RELU"}),
-    ("not FP8", scaled_dot, OPERANDS, {"target": "A100"}),
-    ("the program has no matmul", lambda a: a.astype(f32), (A,), {}),
-])
+@pytest.mark.parametrize(
+    "message, fn, args, options",
+    [
+        ("1 of 2 matmuls are not FP8", mixed, MIXED, {}),
+        ("1 matmuls are FP8, not 2", mixed, MIXED, {"count": 2}),
+        ("of the FLOPs are FP8, less than 90.0%", mixed, MIXED, {"min_flops_share": 0.9}),
+        ("left outside: transpose", *(lambda c: (c.broken, c.args))(CASES["right operand [K, N]"]), {"fused": True}),
+        ("left outside: output", *(lambda c: (c.broken, c.args))(CASES["no clamp"]), {"fused": ["output"]}),
+        (
+            "left outside: duplicate",
+            *(lambda c: (c.broken, c.args))(CASES["amax of the scaled result"]),
+            {"fused": True},
+        ),
+        ("no FP8 call has fused: amax", scaled_dot, OPERANDS, {"fused": "amax"}),
+        ("an FP8 call has the epilogue DEFAULT, not RELU", scaled_dot, OPERANDS, {"fused": "RELU"}),
+        ("not FP8", scaled_dot, OPERANDS, {"target": "A100"}),
+        ("the program has no matmul", lambda a: a.astype(f32), (A,), {}),
+    ],
+)
 def test_assertion_fails_with_report_and_reasons(message, fn, args, options):
     with pytest.raises(AssertionError, match=message) as error:
         assert_fp8_gemms(fn, *args, **options)

@@ -1,4 +1,5 @@
 """report_gemms: one row for every matmul, wherever it is, and what stayed outside of it."""
+
 import dataclasses
 import re
 import textwrap
@@ -37,55 +38,137 @@ def quantized(a, b, a_scale, b_scale, d_scale, bias):
 
 # What a row says ------------------------------------------------------------------------------------------------------
 
+
 def test_every_field_of_a_fused_call():
     row = only(quantized, A, B, s, s, s, S(N, dtype=bf16))
-    expected = dict(m=M, n=N, k=K, batch=1, lhs_dtype="f8e4m3fn", rhs_dtype="f8e4m3fn", math_dtype="f8e4m3fn",
-                    library="cublasLt", epilogue="BIAS_RELU", amax=True, beta=0.0, out_dtype="f8e4m3fn", outside=(),
-                    count=1, scales=("a", "b", "d"), alpha=1.0)
+    expected = dict(
+        m=M,
+        n=N,
+        k=K,
+        batch=1,
+        lhs_dtype="f8e4m3fn",
+        rhs_dtype="f8e4m3fn",
+        math_dtype="f8e4m3fn",
+        library="cublasLt",
+        epilogue="BIAS_RELU",
+        amax=True,
+        beta=0.0,
+        out_dtype="f8e4m3fn",
+        outside=(),
+        count=1,
+        scales=("a", "b", "d"),
+        alpha=1.0,
+    )
     assert {name: getattr(row, name) for name in expected} == expected
     assert re.fullmatch(r"\w+/\w+\.py:\d+", row.source) and row.op_name.startswith("jit(quantized)/")
     assert row.flops == 2 * M * N * K and row.is_fp8
     names = [f.name for f in dataclasses.fields(row)][:16]
-    assert names == ("m n k batch lhs_dtype rhs_dtype math_dtype library epilogue amax beta out_dtype outside source "
-                     "op_name count").split()
+    assert (
+        names
+        == (
+            "m n k batch lhs_dtype rhs_dtype math_dtype library epilogue amax beta out_dtype outside source "
+            "op_name count"
+        ).split()
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         row.m = 1
 
 
-@pytest.mark.parametrize("fn, args, options, expected", [
-    (lambda a, b: a @ b.T, (S(M, K, dtype=f32), S(N, K, dtype=f32)), {},
-     dict(math_dtype="tf32", lhs_dtype="f32", library="cublasLt")),
-    (lambda a, b: jnp.dot(a, b.T, precision="highest"), (S(M, K, dtype=f32), S(N, K, dtype=f32)), {},
-     dict(math_dtype="f32", precision="HIGHEST")),
-    (lambda a, b: jax.lax.dot(a, b.T, precision="BF16_BF16_F32"), (S(M, K, dtype=f32), S(N, K, dtype=f32)), {},
-     dict(math_dtype="bf16")),
-    (lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (S(M, K, dtype=bf16), S(N, K, dtype=bf16)), {},
-     dict(math_dtype="bf16", out_dtype="f32")),
-    (lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.int32),
-     (S(M, K, dtype=jnp.int8), S(N, K, dtype=jnp.int8)), {}, dict(math_dtype="s8", out_dtype="s32", m=M, n=N, k=K)),
-    (lambda a, b: a @ b.T, (S(M, K, dtype=jnp.int32), S(N, K, dtype=jnp.int32)), {},
-     dict(library="kernel", math_dtype="s32", m=M, n=N, k=K)),
-    (scaled_dot, (S(M, K, dtype=e5m2), B, s, s), {}, dict(lhs_dtype="f8e5m2", rhs_dtype="f8e4m3fn", math_dtype="f8e5m2")),
-    (scaled_dot, OPERANDS, {"target": "A100"}, dict(lhs_dtype="f32", math_dtype="tf32", library="cublasLt")),
-    (lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c, (*OPERANDS, S(M, N, dtype=f32)), {}, dict(beta=1.0)),
-    (lambda a, b: 3 * jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B), {}, dict(alpha=3.0, scales=())),
-    (lambda a, b: a @ b, (S(M, K, dtype=bf16), S(K, dtype=bf16)), {},
-     dict(library="kernel", m=M, n=1, k=K, batch=1, lhs_dtype="bf16")),
-    (lambda a, b: jnp.einsum("bmk,bk->bm", a, b), (S(3, M, K, dtype=bf16), S(3, K, dtype=bf16)), {},
-     dict(library="kernel", m=M, n=1, k=K, batch=3)),
-    (lambda a, b: jnp.outer(a, b), (S(M, dtype=bf16), S(N, dtype=bf16)), {}, None),
-    (lambda a, b: a @ b, (S(M, 1, dtype=bf16), S(1, N, dtype=bf16)), {}, dict(library="kernel", m=M, n=N, k=1)),
-    (jax.vmap(scaled_dot, (0, 0, None, None)), (S(5, M, K), S(5, N, K), s, s), {}, dict(batch=5, m=M, n=N, k=K)),
-    (lambda a, b: jnp.einsum("mbk,bnk->bmn", a, b), (S(M, 5, K, dtype=bf16), S(5, N, K, dtype=bf16)), {}, dict(batch=5)),
-    (lambda a, b: jnp.einsum("mxy,nxy->mn", a, b), (S(M, 4, 64, dtype=bf16), S(N, 4, 64, dtype=bf16)), {},
-     dict(m=M, n=N, k=K, batch=1)),
-    (scaled_dot, OPERANDS, {"gemm": "triton"},
-     dict(library="triton", lhs_dtype="f8e4m3fn", rhs_dtype="f8e4m3fn", math_dtype="tf32", m=M, n=N, k=K)),
-    (lambda a, b, x, y: scaled_dot(a, b, x, y, bf16), OPERANDS, {"gemm": "triton"},
-     dict(library="triton", lhs_dtype="bf16", math_dtype="bf16", m=M, n=N, k=K, batch=1)),  # dequantized by a kernel
-    (lambda a, b: jax.nn.relu(jax.lax.dot(a, b.T)), (S(4096, 4096, dtype=bf16),) * 2, {"gemm": "triton"},
-     dict(library="triton", epilogue="maximum", k=4096)),
-])
+@pytest.mark.parametrize(
+    "fn, args, options, expected",
+    [
+        (
+            lambda a, b: a @ b.T,
+            (S(M, K, dtype=f32), S(N, K, dtype=f32)),
+            {},
+            dict(math_dtype="tf32", lhs_dtype="f32", library="cublasLt"),
+        ),
+        (
+            lambda a, b: jnp.dot(a, b.T, precision="highest"),
+            (S(M, K, dtype=f32), S(N, K, dtype=f32)),
+            {},
+            dict(math_dtype="f32", precision="HIGHEST"),
+        ),
+        (
+            lambda a, b: jax.lax.dot(a, b.T, precision="BF16_BF16_F32"),
+            (S(M, K, dtype=f32), S(N, K, dtype=f32)),
+            {},
+            dict(math_dtype="bf16"),
+        ),
+        (
+            lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
+            (S(M, K, dtype=bf16), S(N, K, dtype=bf16)),
+            {},
+            dict(math_dtype="bf16", out_dtype="f32"),
+        ),
+        (
+            lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.int32),
+            (S(M, K, dtype=jnp.int8), S(N, K, dtype=jnp.int8)),
+            {},
+            dict(math_dtype="s8", out_dtype="s32", m=M, n=N, k=K),
+        ),
+        (
+            lambda a, b: a @ b.T,
+            (S(M, K, dtype=jnp.int32), S(N, K, dtype=jnp.int32)),
+            {},
+            dict(library="kernel", math_dtype="s32", m=M, n=N, k=K),
+        ),
+        (
+            scaled_dot,
+            (S(M, K, dtype=e5m2), B, s, s),
+            {},
+            dict(lhs_dtype="f8e5m2", rhs_dtype="f8e4m3fn", math_dtype="f8e5m2"),
+        ),
+        (scaled_dot, OPERANDS, {"target": "A100"}, dict(lhs_dtype="f32", math_dtype="tf32", library="cublasLt")),
+        (lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c, (*OPERANDS, S(M, N, dtype=f32)), {}, dict(beta=1.0)),
+        (lambda a, b: 3 * jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B), {}, dict(alpha=3.0, scales=())),
+        (
+            lambda a, b: a @ b,
+            (S(M, K, dtype=bf16), S(K, dtype=bf16)),
+            {},
+            dict(library="kernel", m=M, n=1, k=K, batch=1, lhs_dtype="bf16"),
+        ),
+        (
+            lambda a, b: jnp.einsum("bmk,bk->bm", a, b),
+            (S(3, M, K, dtype=bf16), S(3, K, dtype=bf16)),
+            {},
+            dict(library="kernel", m=M, n=1, k=K, batch=3),
+        ),
+        (lambda a, b: jnp.outer(a, b), (S(M, dtype=bf16), S(N, dtype=bf16)), {}, None),
+        (lambda a, b: a @ b, (S(M, 1, dtype=bf16), S(1, N, dtype=bf16)), {}, dict(library="kernel", m=M, n=N, k=1)),
+        (jax.vmap(scaled_dot, (0, 0, None, None)), (S(5, M, K), S(5, N, K), s, s), {}, dict(batch=5, m=M, n=N, k=K)),
+        (
+            lambda a, b: jnp.einsum("mbk,bnk->bmn", a, b),
+            (S(M, 5, K, dtype=bf16), S(5, N, K, dtype=bf16)),
+            {},
+            dict(batch=5),
+        ),
+        (
+            lambda a, b: jnp.einsum("mxy,nxy->mn", a, b),
+            (S(M, 4, 64, dtype=bf16), S(N, 4, 64, dtype=bf16)),
+            {},
+            dict(m=M, n=N, k=K, batch=1),
+        ),
+        (
+            scaled_dot,
+            OPERANDS,
+            {"gemm": "triton"},
+            dict(library="triton", lhs_dtype="f8e4m3fn", rhs_dtype="f8e4m3fn", math_dtype="tf32", m=M, n=N, k=K),
+        ),
+        (
+            lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+            OPERANDS,
+            {"gemm": "triton"},
+            dict(library="triton", lhs_dtype="bf16", math_dtype="bf16", m=M, n=N, k=K, batch=1),
+        ),  # dequantized by a kernel
+        (
+            lambda a, b: jax.nn.relu(jax.lax.dot(a, b.T)),
+            (S(4096, 4096, dtype=bf16),) * 2,
+            {"gemm": "triton"},
+            dict(library="triton", epilogue="maximum", k=4096),
+        ),
+    ],
+)
 def test_rows_of_all_kinds(fn, args, options, expected):
     if expected is None:  # a product without a sum, and not of a dot: no matmul
         assert not report_gemms(fn, *args, **options).rows
@@ -115,8 +198,9 @@ def test_triton_split_over_k_is_one_matmul():
     assert report.kernels == 2  # the second adds the parts up
 
 
-TILE = {"xla_gpu_override_gemm_autotuner":
-        "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"}
+TILE = {
+    "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
+}
 
 
 def test_the_instruction_in_ptx_decides_where_asked():
@@ -133,6 +217,7 @@ def test_the_instruction_in_ptx_decides_where_asked():
 
 
 # Where they are -------------------------------------------------------------------------------------------------------
+
 
 def step(c, w):
     return to_e4m3(scaled_dot(c, w, 1.0 * jnp.float32(2), jnp.float32(2)), jnp.float32(2)), None
@@ -162,8 +247,13 @@ def test_branches_calls_and_devices():
 
     args = S(dtype=bool), S(M, K, dtype=bf16), S(N, K, dtype=bf16)
     assert [row.epilogue for row in report_gemms(fn, *args).rows] in (["DEFAULT", "RELU"], ["RELU", "DEFAULT"])
-    sharded = aot_compile(lambda a, b: a @ b.T, S(M, K, dtype=bf16), S(N, K, dtype=bf16), mesh_shape=(4,),
-                          in_specs=(jax.sharding.PartitionSpec("x"), None))
+    sharded = aot_compile(
+        lambda a, b: a @ b.T,
+        S(M, K, dtype=bf16),
+        S(N, K, dtype=bf16),
+        mesh_shape=(4,),
+        in_specs=(jax.sharding.PartitionSpec("x"), None),
+    )
     assert only(sharded).m == M // 4  # of one device
 
 
@@ -175,16 +265,20 @@ def test_a_module_that_is_not_optimized_has_its_dots():
 
 # What stayed outside --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("fn, args, outside", [
-    (lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), OPERANDS, 1),
-    (lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32)), (S(K, M), S(K, N), s, s), 2),
-    (scaled_dot, (S(50, 200), S(N, 200), s, s), 3),
-    (lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), OPERANDS, 2),
-    (lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)), OPERANDS, 1),
-    (lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T), (A, B, S(M, 1, dtype=f32), s), 2),
-    (lambda a, b, x, y: scaled_dot(a, b, x, y), (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2), s, s), 2),
-    (lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c, (*OPERANDS, S(M, N, dtype=f32)), 1),
-])
+
+@pytest.mark.parametrize(
+    "fn, args, outside",
+    [
+        (lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), OPERANDS, 1),
+        (lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32)), (S(K, M), S(K, N), s, s), 2),
+        (scaled_dot, (S(50, 200), S(N, 200), s, s), 3),
+        (lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), OPERANDS, 2),
+        (lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)), OPERANDS, 1),
+        (lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T), (A, B, S(M, 1, dtype=f32), s), 2),
+        (lambda a, b, x, y: scaled_dot(a, b, x, y), (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2), s, s), 2),
+        (lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c, (*OPERANDS, S(M, N, dtype=f32)), 1),
+    ],
+)
 def test_all_that_is_outside_of_one_matmul_is_named(fn, args, outside):
     program = aot_compile(fn, *args)
     row, launched = only(program), kernels(program)
@@ -193,12 +287,15 @@ def test_all_that_is_outside_of_one_matmul_is_named(fn, args, outside):
     assert row.outside_bytes == sum(k.bytes_moved for k in launched if k.name in row.outside)
 
 
-@pytest.mark.parametrize("fn, args", [
-    (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
-    (lambda a, b, x, y, c: scaled_dot(a, b, x, y) * c, (*OPERANDS, S(M, N, dtype=f32))),
-    (lambda a, b, x, y: jnp.sum(scaled_dot(a, b, x, y), axis=0), OPERANDS),
-    (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
-])
+@pytest.mark.parametrize(
+    "fn, args",
+    [
+        (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
+        (lambda a, b, x, y, c: scaled_dot(a, b, x, y) * c, (*OPERANDS, S(M, N, dtype=f32))),
+        (lambda a, b, x, y: jnp.sum(scaled_dot(a, b, x, y), axis=0), OPERANDS),
+        (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
+    ],
+)
 def test_what_no_call_could_have_taken_is_not_outside(fn, args):
     report = report_gemms(fn, *args)
     assert report.kernels > 1 and report.rows[0].outside == ()
@@ -215,6 +312,7 @@ def test_kernels_between_two_matmuls_belong_to_the_one_they_serve():
 
 # Totals and output ----------------------------------------------------------------------------------------------------
 
+
 def both(a, b, c, x, y):
     return scaled_dot(a, b, x, y), c @ c.T
 
@@ -230,13 +328,25 @@ def test_totals():
     assert report.kernels == 2 and report.bytes_moved == sum(k.bytes_moved for k in kernels(program))
     assert "2 matmuls, 1 in FP8 (66.7% of 6.29 MFLOP); 2 kernels" in str(report)
     none = report_gemms(lambda a: a.astype(f32), A)
-    assert none.fp8_flops_share == 0 and str(none).startswith("0 matmuls") and none._repr_html_().startswith("<p>0 matm")
+    assert (
+        none.fp8_flops_share == 0 and str(none).startswith("0 matmuls") and none._repr_html_().startswith("<p>0 matm")
+    )
 
 
 def test_text_and_html_show_every_column_and_what_is_outside():
-    report = report_gemms(lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)), A, S(K, N), s, s)
+    report = report_gemms(
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)), A, S(K, N), s, s
+    )
     text, page = str(report), report._repr_html_()
-    for part in ("64 x 128 x 256", "f8e4m3fn", "cublasLt", "DEFAULT", "scales ab", "wrapped_transpose", "test_report.py:"):
+    for part in (
+        "64 x 128 x 256",
+        "f8e4m3fn",
+        "cublasLt",
+        "DEFAULT",
+        "scales ab",
+        "wrapped_transpose",
+        "test_report.py:",
+    ):
         assert part in text and part in page
     assert "runs" not in text and "outside: wrapped_transpose: 65.5 kB" in text
     assert all(len(line) <= 140 for line in text.splitlines())
@@ -286,10 +396,13 @@ backend_config={"cudnn_fmha_backend_config":{"bmm1_dot_dimension_numbers":{"lhs_
 def test_fused_attention_is_two_matmuls():
     rows = report_gemms(ATTENTION).rows
     assert [(r.m, r.n, r.k, r.batch, r.library, r.math_dtype) for r in rows] == [
-        (256, 128, 64, 16, "cudnn", "bf16"), (256, 32, 128, 16, "cudnn", "bf16")]
+        (256, 128, 64, 16, "cudnn", "bf16"),
+        (256, 32, 128, 16, "cudnn", "bf16"),
+    ]
 
 
 # Input ----------------------------------------------------------------------------------------------------------------
+
 
 def test_takes_whatever_holds_a_program():
     program = aot_compile(scaled_dot, *OPERANDS)
@@ -298,14 +411,21 @@ def test_takes_whatever_holds_a_program():
     assert len({dataclasses.replace(row, name="", source="", op_name="") for row in rows}) == 1
 
 
-@pytest.mark.parametrize("error, message, call", [
-    (TypeError, "further arguments: only with a function", lambda: report_gemms("HloModule m", A)),
-    (TypeError, "verify_mma: only with a function", lambda: report_gemms(aot_compile(scaled_dot, *OPERANDS), verify_mma=True)),
-    (TypeError, "target: only with a function", lambda: report_gemms("HloModule m", target="H100")),
-    (TypeError, "pass HLO text", lambda: report_gemms(7)),
-    (HloParseError, "starts with HloModule", lambda: report_gemms("nothing")),
-    (KeyError, "H100", lambda: report_gemms(scaled_dot, *OPERANDS, target="H10")),
-])
+@pytest.mark.parametrize(
+    "error, message, call",
+    [
+        (TypeError, "further arguments: only with a function", lambda: report_gemms("HloModule m", A)),
+        (
+            TypeError,
+            "verify_mma: only with a function",
+            lambda: report_gemms(aot_compile(scaled_dot, *OPERANDS), verify_mma=True),
+        ),
+        (TypeError, "target: only with a function", lambda: report_gemms("HloModule m", target="H100")),
+        (TypeError, "pass HLO text", lambda: report_gemms(7)),
+        (HloParseError, "starts with HloModule", lambda: report_gemms("nothing")),
+        (KeyError, "H100", lambda: report_gemms(scaled_dot, *OPERANDS, target="H10")),
+    ],
+)
 def test_bad_input(error, message, call):
     with pytest.raises(error, match=message):
         call()
@@ -313,8 +433,10 @@ def test_bad_input(error, message, call):
 
 def test_a_matmul_that_cannot_be_read_says_where():
     text = aot_compile(scaled_dot, *OPERANDS).as_text()
-    for broken in (re.sub(r'"lhs_contracting_dimensions":\["\d"\]', '"lhs_contracting_dimensions":["7"]', text),
-                   text.replace('"dot_dimension_numbers"', '"dimension_numbers"')):
+    for broken in (
+        re.sub(r'"lhs_contracting_dimensions":\["\d"\]', '"lhs_contracting_dimensions":["7"]', text),
+        text.replace('"dot_dimension_numbers"', '"dimension_numbers"'),
+    ):
         with pytest.raises(HloParseError, match=r"line \d+, column \d+: this says that it multiplies matrices"):
             report_gemms(broken)
 
