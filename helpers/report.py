@@ -334,8 +334,14 @@ class GemmReport:
             text += [f"    outside: {outside}"] if outside else []
         return "\n".join([*text, self._totals()])
 
+    def _repr_pretty_(self, printer, cycle) -> None:
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
-        cell = lambda tag, text: f'<{tag} style="text-align:left;vertical-align:top">{html.escape(text)}</{tag}>'
+        def cell(tag: str, text: str) -> str:  # short cells stay whole, what is left outside may fold
+            fold = "min-width:12em" if len(text) > 50 else "white-space:nowrap"
+            return f'<{tag} style="text-align:left;vertical-align:top;{fold}">{html.escape(text)}</{tag}>'
+
         rows = ["<tr>" + "".join(cell("th", text) for text in ("FP8", *_HEADER, "left outside")) + "</tr>"]
         for fp8, cells, outside in self._lines():
             tint = "" if fp8 and not outside else ' style="background:rgba(213,94,0,.16)"'
