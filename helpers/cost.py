@@ -50,13 +50,18 @@ def launches(instruction: Instruction) -> bool:
     return not (instruction.opcode.removesuffix("-start") in _FREE or instruction.opcode.endswith(("-done", "-update")))
 
 
+def moved(instruction: Instruction) -> int:
+    """Bytes that the kernel an instruction launches reads and writes."""
+    read = sum(instruction.computation[name].shape.nbytes for name in instruction.operands)
+    return read + sum(shape.nbytes for shape in results(instruction))
+
+
 def kernel(instruction: Instruction) -> Kernel:
     """The kernel that an instruction launches."""
     gemms, written = matmuls(instruction), results(instruction)
-    moved = sum(instruction.computation[name].shape.nbytes for name in instruction.operands)
     shapes = [f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in written]
     result = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
-    return Kernel(instruction.name, _kind(instruction), result, moved + sum(s.nbytes for s in written),
+    return Kernel(instruction.name, _kind(instruction), result, moved(instruction),
                   sum(g.flops for g in gemms), gemms[0].math_dtype if gemms else None, instruction)
 
 

@@ -13,6 +13,7 @@ DOTS = frozenset(("dot", "scaled-dot"))
 CONTROL = frozenset(("call", "while", "conditional", "async"))
 _TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
+_MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
 _TF32 = frozenset(("DEFAULT", "HIGH"))
@@ -145,7 +146,7 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError
     where it says that it multiplies, but not what."""
     opcode = instruction.opcode.removesuffix("-start")
-    if opcode not in DOTS | {"fusion", "custom-call"}:
+    if opcode not in _MULTIPLY:
         return ()
     try:
         if opcode in DOTS:
@@ -269,6 +270,10 @@ def _following(dot: Instruction) -> list[str]:
 
 def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
     computation = fused(i)
+    opcodes = {j.opcode for j in computation}
+    if not opcodes & _MULTIPLY and not (  # as most fusions
+            "multiply" in opcodes and "dot_general" in computation.module.text[slice(*computation._body)]):
+        return ()
     found, calls, todo, seen = [], [], [computation], set()
     while todo:
         inner = todo.pop()
@@ -326,10 +331,6 @@ def _split_k(row: GemmRow) -> GemmRow:
 
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1."""
-    start, end = computation._body
-    text = computation.module.text
-    if text.find("dot_general", start, end) < 0 or text.find(" multiply(", start, end) < 0:
-        return ()
     found = []
     for product in computation:
         if product.opcode != "multiply" or "dot_general" not in product.cmd:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from helpers.aot import aot_compile
-from helpers.cost import kernel, launches
+from helpers.cost import launches, moved
 from helpers.gemms import GemmRow, executions, fused, matmuls, results
 from helpers.hlo import Computation, HloModule, Instruction, Shape, parse_hlo_module
 from helpers.passes import dumped
@@ -405,17 +405,17 @@ def report_gemms(x: Any, *args: Any, verify_mma: bool = False, **options: Any) -
         raise TypeError(f"{what}: only with a function and its arguments, to "
                         f"compile it; got {type(x).__name__}.")
     module = parse_hlo_module(x)
-    unread, count, moved = [], 0, 0
+    unread, count, total = [], 0, 0
     for name, times in executions(module).items():
+        times = 1 if times is None else times
         for i in module.computations[name]:
             if launches(i):
-                one = kernel(i)
-                count += times or 1
-                moved += one.bytes_moved * (times or 1)
+                count += times
+                total += moved(i) * times
                 if i.custom_call_target and not i.custom_call_target.startswith(("__cublas", "__cudnn", "__cub$")):
                     unread.append(i.name)
     rows = tuple(row for row, _ in gemms_and_outside(module, ptx))
-    return GemmReport(rows, count, moved, tuple(unread))
+    return GemmReport(rows, count, total, tuple(unread))
 
 
 def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] = {}) -> Iterator[tuple[GemmRow, list[Outside]]]:
@@ -432,5 +432,5 @@ def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] = {}) -> Iterato
             mma = _MMA.search(ptx.get(re.sub(r"[.-]", "_", row.name), "")) if row.library == "triton" else None
             yield dataclasses.replace(
                 row, outside=tuple(o.instruction.name for o in outside),
-                outside_bytes=sum(kernel(o.instruction).bytes_moved for o in outside),
+                outside_bytes=sum(moved(o.instruction) for o in outside),
                 math_dtype=_PTX_TYPES.get(mma[1], mma[1]) if mma else row.math_dtype), outside

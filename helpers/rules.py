@@ -131,8 +131,8 @@ RULES: Mapping[str, Rule] = {
     "Triton, dequantized": Rule(
         "fp8",
         "Triton multiplies what the dot multiplies, and the operands are dequantized to {math} first",
-        "multiply the FP8 arrays and scale the result, jax.lax.dot(a, b, preferred_element_type=jnp.float32) * (a_scale "
-        "* b_scale); or use gemm='cublaslt'",
+        "multiply the FP8 arrays and scale the result, jax.lax.dot(a, b, preferred_element_type=jnp.float32) * "
+        "(a_scale * b_scale); or use gemm='cublaslt'",
         "XLA's Triton emitter keeps the dot's operand types; only the cuBLASLt rewriter moves a dequantization past it",
     ),
     "Triton, tile": Rule(
@@ -294,8 +294,8 @@ RULES: Mapping[str, Rule] = {
     "prepared bias": Rule(
         "bias",
         "the bias, or the matrix that is added, is converted or scaled by a kernel before the call reads it",
-        "pass it in the type of the dequantization (a vector: bfloat16, or float16 under float16), as it is, and without "
-        "a factor",
+        "pass it in the type of the dequantization (a vector: bfloat16, or float16 under float16), as it is, and "
+        "without a factor",
         "FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
     ),
     # ... an amax -----------------------------------------------------------------------------------------------------

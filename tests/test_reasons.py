@@ -671,8 +671,8 @@ for name, case in SUPPORTED.items():
 
 
 def test_reasons_agree_with_xlas_own_log():
-    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged that for the program;
-    and where XLA logged that it failed to rewrite, the reasons must say that FP8 was lost, in XLA's words."""
+    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged that for the
+    program; and where XLA logged that it failed to rewrite, the reasons must say that FP8 was lost, in XLA's words."""
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "gemm_rewriter=1", "JAX_PLATFORMS": "cpu"}
     root = Path(__file__).parent.parent
     run = subprocess.run([sys.executable, "-c", LOG], env=env, cwd=root, capture_output=True, text=True)
