@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from helpers.hlo import Computation, HloModule, Instruction, Shape
 from helpers.printing import source_path
@@ -11,6 +12,7 @@ from helpers.printing import source_path
 FP8_CALL = "__cublas$lt$matmul$f8"
 DOTS = frozenset(("dot", "scaled-dot"))
 CONTROL = frozenset(("call", "while", "conditional", "async"))
+_HERE = str(Path(__file__).parent)
 _TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
@@ -135,9 +137,10 @@ def gemm_config(call: Instruction) -> dict:
 
 
 def source_line(instruction: Instruction) -> str:
-    """file:line of the program that wrote the instruction, outside of installed packages where there is such a line;
-    the path relative to the working directory, or the file's name alone."""
-    frames = [f for f in instruction.frames if not re.search(r"[/\\](site|dist)-packages[/\\]", f[0])]
+    """file:line of the program that wrote the instruction, outside of installed packages and of this one where there is
+    such a line; the path relative to the working directory, or the file's name alone."""
+    frames = [f for f in instruction.frames if not re.search(r"[/\\](site|dist)-packages[/\\]", f[0])
+              and not f[0].startswith(_HERE)]
     frames = frames or instruction.frames
     return f"{source_path(frames[0][0])}:{frames[0][1]}" if frames else ""
 

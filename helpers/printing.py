@@ -60,8 +60,10 @@ def _json(value, indent: str) -> str:
 
 
 def source_path(file: str) -> str:
-    """Relative to the working directory where it is below it, else the bare file name."""
+    """Relative to the working directory where it is below it, else the bare file name; "cell" of a notebook's."""
     path = Path(file)
+    if path.parent.name.startswith("ipykernel_"):  # a folder of the kernel's process, a name that is a hash
+        return "cell"
     return file if not path.is_absolute() else (
         str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name)
 
