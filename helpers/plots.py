@@ -204,7 +204,8 @@ def plot_lattice(panels: Mapping[str, Sequence[Sequence[tuple[int, str]]]], rows
                  columns: Sequence[tuple[str, str]], kinds: Sequence[str], xlabel: str) -> Picture:
     """A grid for each panel, one above the other. A cell is (kind, text): `kinds` names up to four kinds, best first.
     `rows` and `columns` are labels, (group, label); groups stand apart, and those of columns have headings."""
-    colours = ((PALETTE[0], "white", ""), (PALETTE[5], "black", ""), (PALETTE[4], "black", ""), ("white", "black", "////"))
+    colours = ((PALETTE[0], "white", ""), (PALETTE[5], "black", ""), (PALETTE[4], "black", ""),
+               ("white", "black", "////"))
     count = {name: np.bincount([kind for line in grid for kind, _ in line], minlength=len(kinds))
              for name, grid in panels.items()}
     figure, axes = _axes(9.5, 1.2 + len(panels) * (0.5 + 0.27 * len(rows)), "; ".join(

@@ -82,7 +82,8 @@ def test_bytes_are_stacked_in_launch_order():
 
 def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
     figure = FIGURES["lattice"]()
-    assert figure.alt.startswith("cuBLASLt, 6 programs: 3 fused, 2 outside, 1 refused; Triton, 6 programs: 2 outside, 4 lost")
+    assert figure.alt == ("cuBLASLt, 6 programs: 3 fused, 2 outside, 1 refused; "
+                          "Triton, 6 programs: 2 outside, 4 lost.")
     for axes, grid in zip(figure.axes, LATTICE.values()):
         cells = {(round(t.get_position()[0]), t.get_position()[1]): t.get_text() for t in axes.texts[:6]}
         rows = sorted({y for _, y in cells})
