@@ -60,7 +60,10 @@ def _json(value, indent: str) -> str:
 
 
 def source_path(file: str) -> str:
-    """Relative to the working directory where it is below it, else the bare file name; "cell" of a notebook's."""
+    """From an installed package's name on; else relative to the working directory where it is below it; else the bare
+    file name; "cell" of a notebook's."""
+    if installed := re.search(r"[/\\](?:site|dist)-packages[/\\](.+)", file):
+        return installed[1].replace("\\", "/")
     path = Path(file)
     if path.parent.name.startswith("ipykernel_"):  # a folder of the kernel's process, a name that is a hash
         return "cell"

@@ -18,6 +18,8 @@ from helpers.rules import RULES
 from helpers.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "conversion": "output",
+         "output": "output"}
 _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
 
 
@@ -210,11 +212,11 @@ class _Matmul:
             return self.why("operand's layout", side=side, shape=shape, stored="[M, K]" if side == "left" else "[N, K]")
         if work == "pad":
             return self._padding()
+        inside = {i.opcode for i in fused(kernel) or (kernel,)}
         if work == "bias":
-            return self.why("prepared bias")
+            return self.why("split columns" if "broadcast" in inside and "multiply" not in inside else "prepared bias")
         if work != "scale":
             return self._unknown([work])
-        inside = {i.opcode for i in fused(kernel) or (kernel,)}
         return self.why("division" if "divide" in inside else "product of scales" if "multiply" in inside else
                         "scale not f32")
 
@@ -241,8 +243,8 @@ class _Matmul:
             found.append(self._first_cause(main, result))
         if amaxes := [step for step in left if step.kind == "amax"]:
             found.append(self._amax(amaxes[0], main, result.steps))
-        elif self.row.amax and "amax" in works:
-            found.append(self.why("amax in 16 bits"))
+        elif "amax" in works:
+            found.append(self.why("amax in 16 bits" if self.row.amax else "amax of another"))
         if not found and "pad" in works:
             found.append(self._padding())
         return found or [self._unknown(works)]
@@ -292,6 +294,10 @@ class _Matmul:
         following = left[1].kind if len(left) > 1 else ""
         read_twice = bool(result.readers) or any(s.kind == "amax" and s.value is first.value for s in result.steps)
         dtype, to = first.value.shape.dtype, first.at.shape.dtype
+        ahead = result.steps[:result.steps.index(first)]
+        if any(step.kind == "move" and step.at.opcode == "transpose" for step in ahead):
+            noun = _NOUNS.get(first.kind, first.kind)
+            return self.why("moved first", step=noun, lost=_LOST.get(first.kind, noun))
         match first.kind:
             case "scale" | "alpha" if following in ("relu", "activation"):
                 return self.why("activation after scale", step=following)
@@ -327,7 +333,11 @@ class _Matmul:
             return self.why("scalar added")
         if not along_columns(step.at.computation[next(n for n in step.at.operands if n != step.value.name)]):
             return self.why("for each row")
-        bias, fits = behind(step.other).shape.dtype, {"f16": "f16"}.get(dtype, "bf16")
+        if len(step.other.shape.dims) > 1:
+            return self.why("split columns")
+        bias, fits = step.other.shape.dtype, {"f16": "f16"}.get(dtype, "bf16")
+        if bias == "f32":  # XLA looks behind a conversion to float32 only
+            bias = behind(step.other).shape.dtype
         if bias == fits:
             return self.why("late bias")
         rule = "bias of another type" if dtype == "f32" != bias else "bias in f32"
@@ -344,6 +354,9 @@ class _Matmul:
             return self.why("clamp early", **fields)
         if (bounds := clamp_bounds(group[-2].at)) != [f"-{best}", best]:
             return self.why("clamp bounds", bounds=" and ".join(bounds) or "not constants", **fields)
+        given, read = self.dot.shape.dims, base.shape.dims
+        if given != read:
+            return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
         if kinds.count("scale") + kinds.count("alpha") > 1:
             return self.why("scaled twice")
         if self.row.beta and operand(self.row.instruction, 2).shape.dtype == "f32":
@@ -371,7 +384,8 @@ class _Matmul:
             way.append(operand(way[-1], 0))
         if any(i.opcode == "opt-barrier" for i in way):
             return self.why("amax behind barrier")
-        if reducer(step.at) == "minimum" or not any(i.opcode == "abs" for i in way):
+        positive = any(i.opcode == "abs" for i in way) or any(s.kind == "relu" for s in steps[:at])
+        if reducer(step.at) == "minimum" or not positive:
             return self.why("amax otherwise")
         if not any(s.kind == "output" and s.at.shape.dtype in FP8_MAX for s in steps):
             return self.why("amax without FP8")

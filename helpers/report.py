@@ -104,13 +104,16 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
         live[value] = mark
         inside = [i]
     depends = lambda origin: around.reaches(gemm, origin, i)
-    work, moves = [], []
+    size = i.computation[value].shape.size
+    work, moves, derived = [], [], set()  # derived: of scalars and vectors alone, whatever its shape
     for j in inside:
         sources = [live[name] for name in j.operands if name in live]
         if not sources:
             # What does not come from the matmul may only prepare scales and biases.
-            small = j.shape.size == 1 and j.opcode in _SCALAR
-            if not (j.opcode in _SUPPLY or small or (j.opcode in _SCALING and not computation)):
+            if j.opcode in ("broadcast", "constant", "iota") or (j.opcode != "parameter" and derived.issuperset(j.operands)) or (
+                    2 * j.shape.size <= size):
+                derived.add(j.name)
+            if not (j.opcode in _SUPPLY or (j.opcode in _SCALAR and j.name in derived)):
                 return (), ()
             continue
         state = "amax" if "amax" in sources else "abs" if "abs" in sources else "value"
@@ -137,7 +140,7 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
         elif j.opcode == "abs":
             live[j.name] = "abs"
         else:
-            kind = _pointwise(j, others, depends)
+            kind = _pointwise(j, others, depends, derived)
             if not kind:
                 return (), ()
             work.append(kind)
@@ -149,7 +152,8 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
     return tuple(dict.fromkeys(work)), tuple(live.get(name) for name in made)
 
 
-def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Instruction], bool]) -> str | None:
+def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Instruction], bool],
+               derived: set[str]) -> str | None:
     """What one elementwise instruction on the result is part of; None where it needs another matrix's elements."""
     vector = constant = None
     for other in others:
@@ -159,7 +163,9 @@ def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Ins
                 vector = origin.computation[origin.operands[0]].shape.size > 1 or vector
             origin = origin.computation[origin.operands[0]]
         constant = origin if origin.opcode == "constant" else constant
-        if origin.shape.size == j.shape.size > 1 and j.opcode not in ("add", "subtract"):
+        if other.name in derived and origin.shape.size > 1:
+            vector = True
+        elif origin.shape.size == j.shape.size > 1 and j.opcode not in ("add", "subtract"):
             return None
         if depends(origin):
             return None

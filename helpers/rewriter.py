@@ -31,8 +31,12 @@ def behind(i: Instruction, skip: Collection[str] = (*_NAMES, "convert")) -> Inst
 
 
 def broadcast_of(i: Instruction) -> Instruction | None:
-    """What is broadcast, behind moves and conversions; None where nothing is."""
+    """What is broadcast, behind moves and conversions; of several, combined elementwise, the largest; None where
+    something is not."""
     i = behind(i)
+    if i.opcode in ("multiply", "add", "subtract", "divide"):
+        parts = [broadcast_of(operand(i, n)) for n in (0, 1)]
+        return None if None in parts else max(parts, key=lambda part: part.shape.size)
     return operand(i, 0) if i.opcode == "broadcast" else None
 
 

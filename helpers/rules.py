@@ -187,6 +187,19 @@ RULES: Mapping[str, Rule] = {
         "take jnp.max(jnp.abs(d)) of the dot's result after its activation, of all elements",
         "F8ConvertD: the only other reader may be one amax",
     ),
+    "reshaped first": Rule(
+        "output",
+        "the result is reshaped before it is converted, from [{before}] to [{after}], and the call's conversion must read "
+        "it directly",
+        "keep the shape of the dot's result up to the conversion: flatten the activations to [rows, K] in front of it",
+        _CONVERT,
+    ),
+    "moved first": Rule(
+        "{lost}",
+        "the result is transposed before the {step}, and the call takes only what reads it directly",
+        "do it before transposing",
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
     "another type": Rule(
         "output",
         "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
@@ -267,6 +280,12 @@ RULES: Mapping[str, Rule] = {
         "pass it as a bfloat16 vector with one element for each column",
         "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
     ),
+    "split columns": Rule(
+        "bias",
+        "the result's columns were split before a bias of several dimensions was added, and the call's bias is a vector",
+        "add a vector, and split the columns after",
+        "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+    ),
     "for each row": Rule(
         "bias",
         "the vector that is added has one element for each row, and the call's bias one for each column",
@@ -328,6 +347,12 @@ RULES: Mapping[str, Rule] = {
         "an optimization_barrier stands between the result and its amax",
         "scale with an amax of an earlier step, and leave the barrier out; an amax that scales the very result it is "
         "taken of must stay outside",
+        _AMAX,
+    ),
+    "amax of another": Rule(
+        "amax",
+        "an amax is taken of a value that is neither the call's result nor written alone",
+        "take jnp.max(jnp.abs(d)) of the very value that is scaled and converted",
         _AMAX,
     ),
     "amax otherwise": Rule(
