@@ -81,7 +81,7 @@ class Target:
         return self.compute_capability >= (8, 9)
 
     def text_proto(self) -> str:
-        """The description XLA compiles for: the fields that every JAX release from 0.9 to 0.12 can read."""
+        """The description XLA compiles for: the fields that every JAX release from 0.10 to 0.12 can read."""
         major, minor = self.compute_capability
         return f"""
 gpu_device_info {{

@@ -25,8 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from helpers import TARGETS, Target, aot_compile
-from helpers.cost import kernels
+from helpers import TARGETS, Target
 from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from helpers.report import report_gemms
 
@@ -259,18 +258,18 @@ def chip(name: str) -> Target:
 def row(program: Program) -> dict[str, Any]:
     """What the installed JAX makes of a program, as it stands in the data."""
     made: dict[str, Any] = {"target": program.target, "gemm": program.gemm}
-    try:
-        compiled = aot_compile(program.fn, *program.args, target=chip(program.target), gemm=program.gemm,
-                               compiler_options=program.options)
+    try:  # the type a Triton kernel multiplies stands in its PTX
+        report = report_gemms(program.fn, *program.args, target=chip(program.target), gemm=program.gemm,
+                              compiler_options=program.options, verify_mma=True)
     except Exception as error:  # that a program does not compile is a finding; the first line names no path
         return made | {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip(';:')}"}
     gemms = [{"count": gemm.count, "library": gemm.library, "lhs_dtype": gemm.lhs_dtype, "rhs_dtype": gemm.rhs_dtype,
               "math_dtype": gemm.math_dtype, "epilogue": gemm.epilogue, "amax": gemm.amax, "alpha": gemm.alpha,
               "beta": gemm.beta, "scales": "".join(gemm.scales), "precision": gemm.precision,
               "algorithm": gemm.algorithm, "tile": gemm.tile, "out_dtype": gemm.out_dtype,
-              "outside": len(gemm.outside)} for gemm in report_gemms(compiled).rows]
+              "outside": len(gemm.outside)} for gemm in report.rows]
     # The order in which independent matmuls run is the scheduler's affair.
-    return made | {"kernels": len(kernels(compiled)), "gemms": sorted(gemms, key=json.dumps)}
+    return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
 
 
 def measured(date: datetime.date | None = None) -> dict[str, Any]:
