@@ -29,6 +29,7 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 _COMPILER_BUGS = {
     "A cycle is detected": "XLA fused an amax into the matmul whose own FP8 conversion waits for it. Put the result "
                            "through jax.lax.optimization_barrier before taking its amax, or use an earlier step's.",
+    "Failed to serialize StableHLO": "JAX 0.12 cannot hand a dot's ANY_F8 algorithm to XLA: leave the precision out.",
     "has_aux_output": "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
                       "jax.lax.optimization_barrier before gelu, and gelu stays outside.",
 }

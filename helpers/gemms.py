@@ -66,6 +66,16 @@ class GemmRow:
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
+    def path(self) -> str:
+        """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules, or of
+        jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where there is none."""
+        names = [re.sub(r"^(?:\w+\()+|\)+$", "", name) for name in self.op_name.split("/")[1:-1]
+                 if not re.match(r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_comp"
+                                 r"utation|eval_jaxpr|branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$", name)]
+        names = [name for name in names if re.fullmatch(r"[\w.\-]+", name)]
+        return "/".join(names) + " backward" * bool(names and "transpose(" in self.op_name)
+
+    @property
     def is_fp8(self) -> bool:
         """Whether the hardware multiplies 8-bit floats."""
         return self.math_dtype.startswith("f8")

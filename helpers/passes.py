@@ -40,6 +40,8 @@ class Stage:
 def _dumping(fn: Callable, args: tuple, pattern: str, options: Mapping[str, Any] | None,
              **how) -> Iterator[tuple[jax.stages.Compiled, Path]]:
     """`fn` compiled, and the folder that XLA dumped into, which goes when the block ends."""
+    if hasattr(fn, "as_text"):
+        raise TypeError(f"got a {type(fn).__name__}: give the function and its arguments, to compile it and look on.")
     with tempfile.TemporaryDirectory(prefix="xla-") as folder:
         dump = {
             "xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": pattern,

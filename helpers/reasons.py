@@ -1,8 +1,10 @@
 """Why a matmul is not one FP8 call, and what to change: XLA's own rules, checked on the program its rewriter saw."""
 
 import dataclasses
+import functools
 import math
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ from helpers.hlo import HloModule, Instruction, parse_hlo_module
 from helpers.passes import dumped
 from helpers.report import GemmReport, Outside, gemms_and_outside, report_gemms
 from helpers.rewriter import (
-    COLLECTIVES, COMMUTES, FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, operand, reducer,
+    COLLECTIVES, COMMUTES, FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand, reducer,
 )
 from helpers.rules import RULES
 from helpers.targets import Target
@@ -27,7 +29,7 @@ _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "m
 class Reason:
     """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
     call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
-    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, and M x N x K.
+    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, and M x N x K, and the layer.
     `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see helpers.rules). `source` is the
     program's line."""
 
@@ -40,14 +42,35 @@ class Reason:
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
-        return f"{self.matmul}{where} lost {self.lost}: {self.reason}\n    mend: {self.mend}\n    rule: {self.rule}"
+        return _wrapped(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
+
+
+def _wrapped(headline: str, reason: Reason, *further: str) -> str:
+    lines = (headline, f"  mend: {reason.mend}", f"  rule: {reason.rule}", *further)
+    wrap = functools.partial(textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(part for line in lines for part in wrap(line, subsequent_indent=" " * 8))
 
 
 class Reasons(list[Reason]):
-    """A list that prints one paragraph a reason."""
+    """A list that prints a paragraph for each reason, and for what several matmuls share, one."""
+
+    empty = "Every matmul is FP8, and nothing was left outside."
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "Every matmul is FP8, and nothing was left outside."
+        groups: dict[tuple, list[Reason]] = {}
+        for reason in self:
+            groups.setdefault((reason.lost, reason.reason, reason.mend), []).append(reason)
+        texts = []
+        for (lost, text, _), alike in groups.items():
+            if len(alike) == 1:
+                texts.append(str(alike[0]))
+                continue
+            places = [f"    {r.matmul}" + f" ({r.source})" * bool(r.source) for r in alike[:5]]
+            places += [f"    and {len(alike) - 5} more"] * (len(alike) > 5)
+            texts.append(_wrapped(f"{len(alike)} matmuls lost {lost}: {text}", alike[0], *places))
+        return "\n".join(texts) or self.empty
+
+    __repr__ = __str__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
@@ -65,9 +88,11 @@ def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", **optio
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     rows = list(gemms_and_outside(parse_hlo_module(compiled), ptx))
     found, first = Reasons(), {}
+    if not rows:
+        found.empty = "There is no matmul."
     for (row, outside), dot in zip(rows, _pair([row for row, _ in rows], before)):
         matmul = _Matmul(row, dot, written, resolve(target))
-        other = first.setdefault(_reads(row), row.name)
+        other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
             found.append(matmul.why("twice", other=other))
         found += matmul.left_outside(outside) if row.is_fp8 else [matmul.not_fp8()]
@@ -85,9 +110,19 @@ def _reads(row: GemmRow) -> tuple:
     return row.instruction.computation.name, *names, row.m, row.n, row.k
 
 
-def _work(row: GemmRow) -> int:
-    """M*N*K*batch, each padded to what FP8 calls need: the same before and after XLA pads, or splits K."""
-    return row.batch * math.prod(-(-d // 16) * 16 for d in (row.m, row.n, row.k))
+def _work(row: GemmRow) -> tuple[list[int], int]:
+    """M and N, and K*batch, padded to what FP8 calls need: the same before and after XLA pads, exchanges the operands, or
+    splits K."""
+    m, n, k = (-(-d // 16) * 16 for d in (row.m, row.n, row.k))
+    return sorted((m, n)), k * row.batch
+
+
+def _types(row: GemmRow) -> list[str]:
+    """The FP8 types that a call multiplies, or that XLA would find behind the operands of a dot."""
+    i = row.instruction
+    found = [side.fp8.shape.dtype for n in (0, 1) if (side := Operand(operand(i, n), "")).fp8 is not None] if (
+        i.opcode == "dot") else [t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")]
+    return sorted(found)
 
 
 def _pair(rows: list[GemmRow], before: HloModule) -> list[Instruction | None]:
@@ -95,8 +130,11 @@ def _pair(rows: list[GemmRow], before: HloModule) -> list[Instruction | None]:
     dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
     pairs: list[Instruction | None] = [None] * len(rows)
     left = list(dots)
-    alike = (lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d),
-             lambda r, d: r.op_name == d.op_name and r.source == d.source,
+    types = {id(d.instruction): _types(d) for d in dots}
+    alike = (lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d)
+             and _types(r) == types[id(d.instruction)],
+             lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d),
+             lambda r, d: _work(r) == _work(d) and _types(r) == types[id(d.instruction)],
              lambda r, d: _work(r) == _work(d))
     for same in alike:
         for n, row in enumerate(rows):
@@ -127,7 +165,8 @@ class _Matmul:
         texts = [text.format(**(known | fields)) for text in RULES[rule]]
         if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
             texts[3] += " (XLA's gemm_rewriter.cc)"
-        return Reason(f"{row.name} [{row.m} x {row.n} x {row.k}]", *texts, self.given.source or row.source)
+        name = f"{row.name} [{row.m} x {row.n} x {row.k}]" + f" {row.path}" * bool(row.path)
+        return Reason(name, *texts, self.given.source or row.source)
 
     # Why it is not FP8 -----------------------------------------------------------------------------------------------
 
@@ -139,8 +178,12 @@ class _Matmul:
             thin = [name for name in "MNK" if getattr(row, name.lower()) == 1]
             if row.library != "kernel" or not thin:
                 return self.why("unknown, no dot", op_name=repr(row.op_name))
-            wide = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}[thin[0]]
-            return self.why("spelled out", thin=" and ".join(thin), wide=wide)
+            wide = [d for d in (row.lhs_dtype, row.rhs_dtype) if not d.startswith("f8")]
+            if wide:
+                which = "both operands are" if len(wide) == 2 else "an operand is"
+                return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
+            give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
+            return self.why("spelled out", thin=" and ".join(thin), wide=" and ".join(give[name] for name in thin))
         if self._is_block_scaled():
             return self.why("block scales")
         if missing := [side for side in self.sides if side.fp8 is None]:
@@ -155,6 +198,8 @@ class _Matmul:
         types = [side.fp8.shape.dtype for side in self.sides]
         if types == ["f8e5m2"] * 2:
             return self.why("both E5M2, bare" if self.sides[0].dtype == "f8e5m2" else "both E5M2")
+        if types == ["f8e4m3fn"] * 2 and self.dot.shape.dtype == "f8e5m2":
+            return self.why("E5M2 result")
         if other := [t for t in types if t not in FP8_MAX]:
             return self.why("other FP8 type", dtype=other[0])
         if (out := self.dot.shape.dtype) not in ("bf16", "f16", "f32", *FP8_MAX):
@@ -188,7 +233,21 @@ class _Matmul:
         names = {o.instruction.name for o in outside}
         after = [o for o in outside if self._reads_result(o.instruction, names)]
         found = [self._on_an_operand(o.instruction, work) for o in outside if o not in after for work in o.work]
-        return list(dict.fromkeys(found + (self._after(after) if after else [])))
+        return list(dict.fromkeys(found + (self._after(after) if after else self._in_other_kernels())))
+
+    def _in_other_kernels(self) -> list[Reason]:
+        """What the call could have taken and did not, where a kernel does it that must run anyway."""
+        if self.dot is None:
+            return []
+        result = Result(self.dot)
+        left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
+        if not left or (left[0].other is not None and depends(left[0].other, self.dot)):
+            return []
+        to_fp8 = any(step.kind == "output" and step.at.shape.dtype in FP8_MAX for step in left)
+        if left[0].kind not in ("scale", "bias", "relu") and not (left[0].kind in ("clamp", "output") and to_fp8):
+            return []
+        reason = self._first_cause(left, result)
+        return [dataclasses.replace(reason, reason=reason.reason + "; it is done in a kernel that runs anyway")]
 
     def _reads_result(self, i: Instruction, names: Collection[str]) -> bool:
         """Whether a kernel reads the call's result, itself or through others of `names`."""
@@ -209,7 +268,10 @@ class _Matmul:
             if behind(operand(call, 0), ("bitcast", "reshape", "copy", "get-tuple-element")).name == kernel.name:
                 side = "left"
             shape = f"{kernel.shape.dtype}[{','.join(map(str, kernel.shape.dims))}]"
-            return self.why("operand's layout", side=side, shape=shape, stored="[M, K]" if side == "left" else "[N, K]")
+            origin = behind(operand(kernel, 0), ("bitcast", "reshape", "copy", "get-tuple-element"))
+            argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
+            return self.why("operand's layout", side=side, name=f" ({argument})" * bool(argument), shape=shape,
+                            stored="[M, K]" if side == "left" else "[N, K]")
         if work == "pad":
             return self._padding()
         inside = {i.opcode for i in fused(kernel) or (kernel,)}
@@ -221,7 +283,10 @@ class _Matmul:
                         "scale not f32")
 
     def _padding(self) -> Reason:
-        odd = [f"{name} = {size}" for name in "MNK" if (size := getattr(self.given, name.lower())) % 16]
+        # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
+        written = [row for i in self.written for row in matmuls(i) if _work(row) == _work(self.given)]
+        given = written[0] if written else self.given
+        odd = [f"{name} = {size}" for name in "MNK" if (size := getattr(given, name.lower())) % 16]
         return self.why("padding", sizes=" and ".join(odd)) if odd else self.why("own padding")
 
     def _unknown(self, works: Collection[str]) -> Reason:
@@ -292,7 +357,8 @@ class _Matmul:
     def _cause(self, left: list[Step], result: Result) -> Reason:
         first, row = left[0], self.row
         following = left[1].kind if len(left) > 1 else ""
-        read_twice = bool(result.readers) or any(s.kind == "amax" and s.value is first.value for s in result.steps)
+        read_twice = any(value is first.value for value, _ in result.readers) or any(
+            s.kind == "amax" and s.value is first.value for s in result.steps)
         dtype, to = first.value.shape.dtype, first.at.shape.dtype
         ahead = result.steps[:result.steps.index(first)]
         if any(step.kind == "move" and step.at.opcode == "transpose" for step in ahead):
@@ -303,6 +369,8 @@ class _Matmul:
                 return self.why("activation after scale", step=following)
             case "scale" | "alpha" if following in ("bias", "matrix bias"):
                 return self.why("bias after scale")
+            case "scale" | "alpha" if row.epilogue != "DEFAULT":
+                return self.why("scale after epilogue")
             case "scale" | "alpha":
                 return self.why("scale too many")
             case "vector scale":
@@ -311,6 +379,8 @@ class _Matmul:
                 return self.why("activation and reader", step=first.kind)
             case "relu":
                 return self.why("late relu")
+            case "activation" if first.at.opcode == "add" and first.value.name in first.at.operands:
+                return self.why("scalar added")
             case "activation":
                 return self.why("other activation")
             case "bias" | "matrix bias" if read_twice:
@@ -362,7 +432,8 @@ class _Matmul:
         if self.row.beta and operand(self.row.instruction, 2).shape.dtype == "f32":
             return self.why("matrix in f32")
         amaxes = [step for step in result.steps if step.kind == "amax"]
-        names = ["the function's result" if i.opcode == "tuple" else i.opcode for i in result.readers]
+        way = [step.value for step in group]
+        names = ["the function's result" if i.opcode == "tuple" else i.opcode for value, i in result.readers if value in way]
         if len(amaxes) > 1 or any(step.value is not base for step in amaxes):
             names.append("an amax of another value" if len(amaxes) == 1 else "several maxima")
         if names:
@@ -385,6 +456,9 @@ class _Matmul:
         if any(i.opcode == "opt-barrier" for i in way):
             return self.why("amax behind barrier")
         positive = any(i.opcode == "abs" for i in way) or any(s.kind == "relu" for s in steps[:at])
+        converted = next((i for i in way if i.opcode == "convert"), None)
+        if converted is not None and converted.shape.dtype != step.value.shape.dtype:
+            return self.why("amax converted", to=converted.shape.dtype)
         if reducer(step.at) == "minimum" or not positive:
             return self.why("amax otherwise")
         if not any(s.kind == "output" and s.at.shape.dtype in FP8_MAX for s in steps):
@@ -417,7 +491,9 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
     for name in epilogues:
         if not re.fullmatch(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT", name.upper()):
             raise ValueError(f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue, such as BIAS_RELU.")
-    report = report_gemms(fn, *args, target=target, **options)
+    if min_flops_share is not None and not 0 <= min_flops_share <= 1:
+        raise ValueError(f"min_flops_share must be from 0 to 1, such as 0.9 for 90%; got {min_flops_share!r}.")
+    report = report_gemms(fn, *args, target=target, verify_mma=True, **options)
     rows, failures = report.fp8_rows, []
     if count is not None and len(rows) != count:
         failures.append(f"{len(rows)} matmuls are FP8, not {count}")
@@ -442,6 +518,6 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
         failures += [f"no FP8 call has fused: {w}" for w in missing]
     if failures:
         lines = [f"{getattr(fn, '__name__', 'the function')} compiled for {getattr(target, 'name', target)}:",
-                 *(f"  {f}" for f in failures), str(report), str(Reasons(reasons))]
+                 *(f"  {f}" for f in failures), str(report), *([str(reasons)] if reasons else [])]
         raise AssertionError("\n".join(lines))
     return report

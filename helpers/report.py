@@ -3,13 +3,16 @@
 import dataclasses
 import html
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+import jax
+
 from helpers.aot import aot_compile
 from helpers.cost import launches, moved
-from helpers.gemms import GemmRow, executions, fused, matmuls, results
+from helpers.gemms import GemmRow, executions, fused, fusion_kind, matmuls, results
 from helpers.hlo import Computation, HloModule, Instruction, Shape, parse_hlo_module
 from helpers.passes import dumped
 
@@ -23,7 +26,9 @@ _POINTWISE = frozenset(
     "compare select and or not maximum minimum clamp abs multiply divide add subtract sign floor ceil".split()
 )
 # The last two types of `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
-_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b")
+# Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say which.
+_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
+                  r"|\btcgen05\.mma\S*?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)")
 _PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
 
 
@@ -110,8 +115,8 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
         sources = [live[name] for name in j.operands if name in live]
         if not sources:
             # What does not come from the matmul may only prepare scales and biases.
-            if j.opcode in ("broadcast", "constant", "iota") or (j.opcode != "parameter" and derived.issuperset(j.operands)) or (
-                    2 * j.shape.size <= size):
+            of_vectors = j.opcode != "parameter" and derived.issuperset(j.operands)
+            if j.opcode in ("broadcast", "constant", "iota") or of_vectors or 2 * j.shape.size <= size:
                 derived.add(j.name)
             if not (j.opcode in _SUPPLY or (j.opcode in _SCALAR and j.name in derived)):
                 return (), ()
@@ -119,6 +124,8 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
         state = "amax" if "amax" in sources else "abs" if "abs" in sources else "value"
         others = [j.computation[name] for name in j.operands if name not in live]
         live[j.name] = state
+        if j.opcode in ("slice", "dynamic-slice") and _moving([j]) != "pad":
+            return (), ()  # of a part of the result, which no call has on its own
         if j.opcode in _MOVES:
             moves.append(j)
         elif j.opcode == "convert":
@@ -133,7 +140,8 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
                 return (), ()
             work.append("amax")
             live[j.name] = "amax"
-        elif state == "amax" and j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs"):
+        elif state == "amax" and j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs") and all(
+                depends(other) for other in others):
             work.append("amax")
         elif state == "amax" or j.opcode not in _POINTWISE:
             return (), ()
@@ -266,19 +274,21 @@ def _is_plain(i: Instruction) -> bool:
     return i.opcode in _POINTWISE | _SUPPLY | {"fusion", "reduce"} and not matmuls(i)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class GemmReport:
     """Every matrix multiplication of a program, ENTRY's first. Prints as text, shows as a table in a notebook.
 
     `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as they run where that
-    is known and else once; `unread` names custom calls of libraries other than cuBLAS and cuDNN, and of hand-written
-    kernels: what they multiply, if anything, HLO does not say.
+    is known and else once; `unread` names custom calls that are no matmuls to HLO: convolutions, hand-written kernels,
+    other libraries; what they multiply, if anything, is not counted. `note` says what the program was compiled for, or why
+    the rows are not a GPU's.
     """
 
     rows: tuple[GemmRow, ...]
     kernels: int = 0
     bytes_moved: int = 0
     unread: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def flops(self) -> int:
@@ -299,23 +309,21 @@ class GemmReport:
     def fp8_rows(self) -> tuple[GemmRow, ...]:
         return tuple(row for row in self.rows if row.is_fp8)
 
-    def _lines(self) -> list[tuple[bool, tuple[str, ...], str]]:
-        """(is FP8, cells, what is outside), rows alike in all of it taken together."""
+    def _lines(self) -> list[tuple[GemmRow, tuple[str, ...], list[str]]]:
+        """(row, cells, further lines), rows alike in all they show but their layer taken together."""
         groups: dict[tuple, list[GemmRow]] = {}
         for row in self.rows:
             alike = dataclasses.replace(row, name="", outside=tuple(_bare(n) for n in row.outside), instruction=None,
                                         op_name="", count=None if row.count is None else 1)
             groups.setdefault(alike, []).append(row)
         lines = []
-        for alike, rows in groups.items():
-            counts = [row.count for row in rows]
-            times = "?" if None in counts else str(sum(counts))
-            outside = ", ".join(name for row in rows for name in row.outside)
-            if len(rows) > 1 and alike.outside:
-                outside = f"{', '.join(rows[0].outside)} (and so in each)"
-            if outside:
-                outside += f": {_size(alike.outside_bytes)}"
-            lines.append((alike.is_fp8, (times, *_cells(alike)), outside))
+        for rows in groups.values():
+            counts, paths = [row.count for row in rows], list(dict.fromkeys(row.path for row in rows if row.path))
+            further = [f"in {', '.join(paths[:4])}" + f" and {len(paths) - 4} more" * (len(paths) > 4)] * bool(paths)
+            if rows[0].outside:
+                each = " in each" if len(rows) > 1 else ""
+                further.append(f"outside{each}: {', '.join(rows[0].outside)}: {_size(rows[0].outside_bytes)}")
+            lines.append((rows[0], ("?" if None in counts else str(sum(counts)), *_cells(rows[0])), further))
         return lines
 
     def _totals(self) -> str:
@@ -326,38 +334,51 @@ class GemmReport:
         text += f"; {self.kernels} kernel{'s' * (self.kernels != 1)}, {_size(self.bytes_moved)} moved"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
-        return text + (f"; not looked into: {', '.join(self.unread)}" if self.unread else "")
+        text += f"; not looked into: {', '.join(self.unread)}" if self.unread else ""
+        return text + (f"\n{self.note}" if self.note else "")
 
     def __str__(self) -> str:
         lines = self._lines()
         table = [_HEADER, *(cells for _, cells, _ in lines)]
-        shown = [c for c in range(len(_HEADER)) if c or any(row[0] != "1" for row in table[1:])] if lines else []
+        shown = [c for c in range(len(_HEADER)) if c or any(row[0] != "1" for row in table[1:])]
         widths = [max(len(row[c]) for row in table) for c in range(len(_HEADER))]
+        if sum(widths[c] + 2 for c in shown) - 2 > _WIDTH:
+            shown.remove(_SOURCE)
         text = []
-        for row, (_, _, outside) in zip(table, [(True, (), ""), *lines]) if lines else ():
+        for row, (_, _, further) in zip(table, [(None, (), []), *lines]) if lines else ():
             text.append("  ".join(f"{row[c]:>{widths[c]}}" if c in (0, 1) else f"{row[c]:<{widths[c]}}"
                                   for c in shown).rstrip())
-            text += [f"    outside: {outside}"] if outside else []
-        return "\n".join([*text, self._totals()])
+            if further and _SOURCE not in shown and row[_SOURCE] or row is not _HEADER and _SOURCE not in shown:
+                further = [f"at {row[_SOURCE]}", *further] if row[_SOURCE] else further
+            for line in further:
+                text += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 6,
+                                      break_long_words=False, break_on_hyphens=False)
+        return "\n".join([*text, *self._totals().split("\n")])
 
-    def _repr_pretty_(self, printer, cycle) -> None:
-        printer.text(str(self))
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        def cell(tag: str, text: str) -> str:  # short cells stay whole, what is left outside may fold
-            fold = "min-width:12em" if len(text) > 50 else "white-space:nowrap"
-            return f'<{tag} style="text-align:left;vertical-align:top;{fold}">{html.escape(text)}</{tag}>'
-
-        rows = ["<tr>" + "".join(cell("th", text) for text in ("FP8", *_HEADER, "left outside")) + "</tr>"]
-        for fp8, cells, outside in self._lines():
-            tint = "" if fp8 and not outside else ' style="background:rgba(213,94,0,.16)"'
-            texts = ("yes" if fp8 else "no", *cells, outside)
-            rows.append(f"<tr{tint}>" + "".join(cell("td", text) for text in texts) + "</tr>")
+        style = "text-align:left;vertical-align:top"
+        rows = ["<tr>" + "".join(f'<th style="{style}">{html.escape(text)}</th>' for text in _HEADER) + "</tr>"]
+        for row, cells, further in self._lines():
+            tint = f' style="background:{_LOST}"' if not row.is_fp8 else ""
+            texts = "".join(f'<td style="{style}">{html.escape(text)}</td>' for text in cells)
+            rows.append(f"<tr{tint}>{texts}</tr>")
+            for line in further:
+                tint = f";background:{_OUTSIDE}" if line.startswith("outside") else ""
+                rows.append(f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(_HEADER)}">'
+                            f"{html.escape(line)}</td></tr>")
+        legend = "".join(f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> ' for colour, text, there in (
+            (_LOST, "not FP8", any(not row.is_fp8 for row in self.rows)),
+            (_OUTSIDE, "FP8, and work left outside", any(row.outside for row in self.rows))) if there)
         table = f"<table>{''.join(rows)}</table>" if self.rows else ""
-        return f"{table}<p>{html.escape(self._totals())}</p>"
+        return f"{table}<p>{legend}{html.escape(self._totals())}</p>"
 
 
+_LOST, _OUTSIDE = "rgba(213,94,0,.28)", "rgba(86,180,233,.22)"
+_WIDTH = 100  # columns
 _HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
+_SOURCE = _HEADER.index("source")
 
 
 def _cells(row: GemmRow) -> tuple[str, ...]:
@@ -400,17 +421,23 @@ def report_gemms(x: Any, *args: Any, verify_mma: bool = False, **options: Any) -
     Raises TypeError for `args` or `verify_mma` without a function, HloParseError for text that is not HLO, and what
     `aot_compile` raises.
     """
-    ptx: Mapping[str, str] = {}
+    ptx: Mapping[str, str] | None = None
+    note = _not_a_gpus(x)
     if callable(x) and not hasattr(x, "as_text"):
         if verify_mma:
             x, _, ptx = dumped(x, *args, **options)
         else:
             x = aot_compile(x, *args, **options)
+        chip, gemm = options.get("target", "H100"), options.get("gemm", "cublaslt")
+        note = f"compiled for {getattr(chip, 'name', chip)}, gemm={gemm!r}"
     elif args or verify_mma or options:
         what = "verify_mma" if verify_mma else next(iter(options), "further arguments")
-        raise TypeError(f"{what}: only with a function and its arguments, to "
-                        f"compile it; got {type(x).__name__}.")
+        raise TypeError(f"{what}: only with a function and its arguments, to compile it; got {type(x).__name__}.")
+    elif not (isinstance(x, (str, HloModule)) or hasattr(x, "as_text")):
+        raise TypeError(f"got {type(x).__name__}: give a function and its arguments, a Compiled, or HLO text.")
     module = parse_hlo_module(x)
+    if not note and module.attributes.get("is_scheduled") != "true":
+        note = "not optimized: these are the program's dots as written, not what a GPU runs"
     unread, count, total = [], 0, 0
     for name, times in executions(module).items():
         times = 1 if times is None else times
@@ -418,13 +445,23 @@ def report_gemms(x: Any, *args: Any, verify_mma: bool = False, **options: Any) -
             if launches(i):
                 count += times
                 total += moved(i) * times
-                if i.custom_call_target and not i.custom_call_target.startswith(("__cublas", "__cudnn", "__cub$")):
+                target = i.custom_call_target or "__cub$"
+                if not target.startswith("__cub$") and not matmuls(i):
                     unread.append(i.name)
     rows = tuple(row for row, _ in gemms_and_outside(module, ptx))
-    return GemmReport(rows, count, total, tuple(unread))
+    if not verify_mma and any(row.library == "triton" and row.is_fp8 for row in rows):
+        note += "; " * bool(note) + "of Triton's kernels, what the dot says: verify_mma=True reads the instruction"
+    return GemmReport(rows, count, total, tuple(unread), note)
 
 
-def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] = {}) -> Iterator[tuple[GemmRow, list[Outside]]]:
+def _not_a_gpus(x: Any) -> str:
+    """A note on what JAX compiled for the CPU."""
+    shardings = jax.tree.leaves(getattr(x, "input_shardings", ()))
+    platforms = {device.platform for sharding in shardings for device in sharding.device_set}
+    return "compiled for the CPU, which says nothing of a GPU: give the function" if platforms == {"cpu"} else ""
+
+
+def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] | None = None) -> Iterator[tuple[GemmRow, list[Outside]]]:
     """The rows of a module's report, each with the kernels left outside and what they do. `ptx` of kernels by name."""
     for name, times in executions(module).items():
         computation = module.computations[name]
@@ -435,8 +472,23 @@ def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] = {}) -> Iterato
                 outside = around.outside(row)
             except LookupError as error:
                 raise row.instruction._error("the instructions around this matmul contradict each other") from error
-            mma = _MMA.search(ptx.get(re.sub(r"[.-]", "_", row.name), "")) if row.library == "triton" else None
+            math_dtype = _multiplied(row, ptx) if ptx is not None and row.library == "triton" else row.math_dtype
             yield dataclasses.replace(
-                row, outside=tuple(o.instruction.name for o in outside),
-                outside_bytes=sum(moved(o.instruction) for o in outside),
-                math_dtype=_PTX_TYPES.get(mma[1], mma[1]) if mma else row.math_dtype), outside
+                row, outside=tuple(o.instruction.name for o in outside), math_dtype=math_dtype,
+                outside_bytes=sum(moved(o.instruction) for o in outside)), outside
+
+
+def _multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
+    """The type that a Triton kernel's PTX multiplies. Kernels that are alike share one PTX, under the name of one."""
+    def computed(i: Instruction) -> str:
+        return re.sub(r"metadata=\{[^}]*\}", "", "\n".join(j.opcode + j.shape_text for j in fused(i))) + str(i.backend_config)
+    texts = [ptx.get(re.sub(r"[.-]", "_", row.name))]
+    if not texts[0]:
+        alike = [i for i in row.instruction.computation.module
+                 if i.opcode == "fusion" and "triton" in fusion_kind(i) and computed(i) == computed(row.instruction)]
+        texts = [ptx[name] for i in alike if (name := re.sub(r"[.-]", "_", i.name)) in ptx]
+    mma = _MMA.search(texts[0]) if texts and texts[0] else None
+    if not mma:
+        return "unknown" if not texts or not texts[0] else row.math_dtype if "fma." not in texts[0] else "f32"
+    return _PTX_TYPES.get(mma[1], mma[1]) if mma[1] else {"f16": row.math_dtype if row.math_dtype in ("bf16", "f16") else
+                                                          "f16", "i8": "s8"}.get(mma[2], mma[2] or row.math_dtype)

@@ -153,7 +153,7 @@ class Step:
 
 class Result:
     """What the program does with a dot's result: `steps`, in order, up to where it is no longer this result alone; and
-    `readers`, who reads the values on the way besides."""
+    `readers`, pairs of a value on the way and who reads it besides."""
 
     def __init__(self, dot: Instruction):
         self._users: dict[str, list[Instruction]] = {}
@@ -161,7 +161,7 @@ class Result:
             for name in dict.fromkeys(i.operands):
                 self._users.setdefault(name, []).append(i)
         self.steps: list[Step] = []
-        self.readers: list[Instruction] = []
+        self.readers: list[tuple[Instruction, Instruction]] = []
         value: Instruction | None = dot
         while value is not None:
             value = self._advance(value)
@@ -187,7 +187,7 @@ class Result:
                 return end
             # A result that has several readers: of them, one may still do what the call could have done.
             at = next((u for u in follow if u.opcode in _ELEMENTWISE and _step(u, value).kind != "other"), None)
-            self.readers += [u for u in follow if u is not at]
+            self.readers += [(value, u) for u in follow if u is not at]
             if at is None:
                 return None
         elif at.opcode in _LAYOUT | {"slice"}:
@@ -227,6 +227,19 @@ class Result:
             if open_edges == len(self._of(i)):
                 return i
         return None
+
+
+def depends(i: Instruction, on: Instruction) -> bool:
+    """Whether a value is computed from another of its computation."""
+    seen, todo = set(), [i.name]
+    while todo:
+        name = todo.pop()
+        if name == on.name:
+            return True
+        if name not in seen:
+            seen.add(name)
+            todo += i.computation[name].operands
+    return False
 
 
 def reducer(reduce: Instruction) -> str:

@@ -71,7 +71,8 @@ RULES: Mapping[str, Rule] = {
     "merged": Rule(
         "fp8",
         "XLA merged dots that share an operand, and joined their {side} operands after dequantizing",
-        "compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}, or store the weights joined",
+        "compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}, or, where they share "
+        "a scale, store the weights joined",
         "XLA's dot_merger.cc; FindF8SubgraphRecursive does not look behind a concatenate",
     ),
     "before the loop": Rule(
@@ -107,8 +108,14 @@ RULES: Mapping[str, Rule] = {
     "result type": Rule(
         "fp8",
         "the dot's result is {dtype}",
-        "ask for float32, bfloat16 or float16 as preferred_element_type",
+        "dequantize in float32, bfloat16 or float16",
         'CreateF8CustomCall: "Output type must be F8E4M3FN, F8E5M2, BF16, F16 or F32"',
+    ),
+    "E5M2 result": Rule(
+        "fp8",
+        "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result",
+        "ask for float8_e4m3fn, bfloat16 or float32 as preferred_element_type",
+        "TypesAreSupportedByCublasLt: its table of types",
     ),
     "too small": Rule(
         "fp8",
@@ -132,7 +139,7 @@ RULES: Mapping[str, Rule] = {
         "fp8",
         "Triton multiplies what the dot multiplies, and the operands are dequantized to {math} first",
         "multiply the FP8 arrays and scale the result, jax.lax.dot(a, b, preferred_element_type=jnp.float32) * "
-        "(a_scale * b_scale); or use gemm='cublaslt'",
+        "(a_scale * b_scale); or use gemm='cublaslt' (XLA_FLAGS=--xla_gpu_enable_triton_gemm=false)",
         "XLA's Triton emitter keeps the dot's operand types; only the cuBLASLt rewriter moves a dequantization past it",
     ),
     "Triton, tile": Rule(
@@ -307,7 +314,7 @@ RULES: Mapping[str, Rule] = {
     "late bias": Rule(
         "bias",
         "the addition stands where the call cannot take it (its epilogue is {epilogue}, beta {beta})",
-        "add the bias directly to the dot's result, before activation and scale; a matrix or a vector, not both",
+        "add the bias directly to the dot's result, before activation, scale or an added matrix",
         "FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
     ),
     "prepared bias": Rule(
@@ -321,8 +328,14 @@ RULES: Mapping[str, Rule] = {
     "amax in 16 bits": Rule(
         "amax",
         "the call returns the amax in float32, and a kernel converts it to the dequantization's type",
-        "dequantize in float32, or convert the amax to float32 where it is taken",
+        "convert the number, jnp.max(jnp.abs(d)).astype(jnp.float32), or dequantize in float32",
         "F8AddDAmax: the call's amax is float32",
+    ),
+    "amax converted": Rule(
+        "amax",
+        "the result is converted to {to} before its amax is taken, and the call's amax is of the result as it is",
+        "convert the number, not the matrix: jnp.max(jnp.abs(d)).astype(jnp.float32)",
+        _AMAX,
     ),
     "amax along": Rule(
         "amax",
@@ -387,6 +400,12 @@ RULES: Mapping[str, Rule] = {
         "pass the reciprocal as an argument, and multiply by it",
         "CreateF8CustomCall and InvertAndConvertScalar",
     ),
+    "scale after epilogue": Rule(
+        "scale",
+        "the result is scaled after its epilogue ({epilogue}), which only an FP8 result's scale is",
+        "clamp and convert the result to FP8, or leave this kernel",
+        "F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
+    ),
     "product of scales": Rule(
         "scale",
         "a scale of the call is a product of scalars, which a kernel computes",
@@ -402,15 +421,16 @@ RULES: Mapping[str, Rule] = {
     # ... a move ------------------------------------------------------------------------------------------------------
     "operand's layout": Rule(
         "transpose",
-        "the {side} operand's contracting dimension is not its last in memory, which FP8 calls on {chip} need: a "
+        "the {side} operand's{name} contracting dimension is not its last in memory, which FP8 calls on {chip} need: a "
         "kernel transposes it to {shape}",
-        "store the {side} operand with K last ({stored}) and contract that dimension of it",
+        "store the {side} operand with K last ({stored}) and contract that dimension of it; where another matmul reads it "
+        "the other way round, as a gradient does, one of the two transposes",
         "CreateF8CustomCall: before Blackwell, A row-major and B column-major",
     ),
     "result's layout": Rule(
         "transpose",
         "the result is written, then transposed by a kernel",
-        "exchange the operands, so that the result has the layout that is read; or let the reader take it as it is",
+        "let the reader take it as it is, or leave this kernel",
         "no call transposes its result",
     ),
     "padding": Rule(

@@ -349,8 +349,8 @@ def test_text_and_html_show_every_column_and_what_is_outside():
     ):
         assert part in text and part in page
     assert "runs" not in text and "outside: wrapped_transpose: 65.5 kB" in text
-    assert all(len(line) <= 140 for line in text.splitlines())
-    assert page.count("<tr") == 2 and "/work" not in page + text and "<script" not in page
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert page.count("<tr") == 3 and "/work" not in page + text and "<script" not in page
 
 
 def test_alike_rows_are_shown_once_and_a_name_cannot_break_the_page():
@@ -421,7 +421,7 @@ def test_takes_whatever_holds_a_program():
             lambda: report_gemms(aot_compile(scaled_dot, *OPERANDS), verify_mma=True),
         ),
         (TypeError, "target: only with a function", lambda: report_gemms("HloModule m", target="H100")),
-        (TypeError, "pass HLO text", lambda: report_gemms(7)),
+        (TypeError, "got int: give a function", lambda: report_gemms(7)),
         (HloParseError, "starts with HloModule", lambda: report_gemms("nothing")),
         (KeyError, "H100", lambda: report_gemms(scaled_dot, *OPERANDS, target="H10")),
     ],
