@@ -1,4 +1,7 @@
-"""The command line: `python -m helpers report path/to/file.py:function --shapes "f8e4m3fn[256,512] f32[]"`."""
+"""The command line: `fp8-report path/to/file.py:function --shapes "f8e4m3fn[256,512] f32[]"`.
+
+`python -m helpers report` is the same, but where the working directory has a helpers.py, Python runs that instead.
+"""
 
 import argparse
 import dataclasses
@@ -16,14 +19,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from helpers.aot import GEMM_OPTIONS
-from helpers.hlo import HloParseError
-from helpers.reasons import why_not_fp8
-from helpers.report import report_gemms
+from helpers.aot import GEMM_OPTIONS, _require_gpu, resolve
+from helpers.hlo import HloModule, HloParseError, parse_hlo_module
+from helpers.reasons import Reason, why_not_fp8
+from helpers.report import GemmReport, report_gemms
 from helpers.targets import TARGETS
 
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\][\s;,]*")
+_DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
+# What XLA's GPU compiler, and no other, writes: in the header, from JAX 0.4.31 on, and beside its kernels and calls.
+_OF_GPU = re.compile(r'fingerprint_before_lhs|"(?:operation_queue_id|fusion_backend_config|gemm_backend_config)"|"__cu')
 _LONG = {"pred": "bool", "bf16": "bfloat16"}  # the names in HLO that numpy spells otherwise than by the rule below
 
 
@@ -63,6 +69,9 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _existing(path: Path) -> Path:
     if path.is_file():
         return path
+    if path.is_dir() and (dumps := sorted(path.glob(f"*{_DUMP}"), key=lambda p: (-p.stat().st_size, p.name))):
+        raise _Mistake(f"{str(path)!r} is a folder: give one of the programs in it, such as the largest: "
+                       f"{', '.join(map(str, dumps[:3]))}.")
     folder = path.parent
     if not folder.is_dir():
         raise _Mistake(f"there is no folder {str(folder)!r}: give a path from here to a .py file or a saved HLO text.")
@@ -79,10 +88,9 @@ def _one_line(error: BaseException) -> str:
 
 
 def _load(path: Path) -> ModuleType:
-    """The file, run as a module; what lies beside it can be imported, as when it is run itself."""
+    """The file, run as a module; what lies beside it can be imported, as when it is run itself, and what lies here."""
     path = _existing(path).resolve()
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    sys.path[:0] = [folder for folder in (str(path.parent), str(Path.cwd())) if folder not in sys.path]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
@@ -118,9 +126,9 @@ def _arguments(module: ModuleType, fn: Callable, name: str, shapes: str | None, 
     except TypeError:
         parameters = inspect.signature(fn).parameters.values()
         source = "--args" if factory is not None else "--shapes"
-        raise _Mistake(f"{name}({', '.join(map(str, parameters))}) cannot be called with the {len(args)} arguments of "
-                       f"{source}: give a shape for each, as in {_EXAMPLE}, or --args with a function that returns the "
-                       "tuple of arguments.") from None
+        raise _Mistake(f"{name}({', '.join(map(str, parameters))}) cannot be called with the {len(args)} "
+                       f"argument{'s' * (len(args) != 1)} of {source}: give a shape for each, as in {_EXAMPLE}, or "
+                       "--args with a function that returns the tuple of arguments.") from None
     return args
 
 
@@ -131,66 +139,102 @@ def _call(fn: Callable, name: str, *args: Any, **how: Any) -> Any:
         raise _Mistake(f"{name} failed ({_one_line(error)}): mend it, or the shapes.") from error
 
 
+def _saved(given: argparse.Namespace) -> tuple[GemmReport, str]:
+    """The report of a saved program, and what the program is where it is not one that XLA compiled for a GPU."""
+    path = _existing(Path(given.what))
+    if unused := [name for name in ("shapes", "args", "target", "gemm", "reasons") if getattr(given, name)]:
+        why = "says no more what XLA's rewriter was given" if unused[0] == "reasons" else "is compiled already"
+        raise _Mistake(f"--{unused[0]} is for a function, and {given.what!r} is a saved program, which {why}: leave it "
+                       "out, or give path/to/file.py:function.")
+    try:
+        module = parse_hlo_module(path.read_text(encoding="utf-8", errors="replace"))
+        return report_gemms(module), _not_of_a_gpu(path, module)
+    except HloParseError as error:
+        raise _Mistake(f"{given.what} is not one whole HLO module ({error}): give the text that XLA dumps, such as "
+                       f"module_0001.jit_f.sm_9.0a_{_DUMP}.") from error
+
+
+def _not_of_a_gpu(path: Path, module: HloModule) -> str:
+    if module.attributes.get("is_scheduled") != "true":  # the order of the kernels is the last that XLA settles
+        return "a program that XLA has not optimized yet"
+    return "" if path.name.endswith(_DUMP) or _OF_GPU.search(module.text) else "a program that XLA compiled for a CPU"
+
+
+def _json(report: GemmReport, reasons: Sequence[Reason] | None) -> str:
+    """One document; "reasons" is null where nobody asked for them."""
+    rows = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr} | {"is_fp8": row.is_fp8}
+            for row in report.rows]
+    totals = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if f.name != "rows"}
+    totals |= {name: getattr(report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")}
+    return json.dumps({"rows": rows, "totals": totals,
+                       "reasons": None if reasons is None else [dataclasses.asdict(r) for r in reasons]}, indent=1)
+
+
 def _report(given: argparse.Namespace) -> int:
     python = re.fullmatch(r"(.+\.py)(?::(.*))?", given.what)
-    how = {"target": given.target, "gemm": given.gemm}
+    notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     reasons = None
     if python:
-        if given.target != "local":
-            try:
-                TARGETS[given.target]
-            except KeyError as error:
-                raise _Mistake(f"--target: {error.args[0]}") from None
-        module = _load(Path(python[1]))
-        name = python[2] or ""
+        how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
+        try:
+            _require_gpu() if given.target == "local" else resolve(how["target"])
+        except (KeyError, RuntimeError) as error:
+            raise _Mistake(f"--target: {error}") from None
+        module, name = _load(Path(python[1])), python[2] or ""
         fn = _function(module, name)
         args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
-        report = _call(report_gemms, name, fn, *args, verify_mma=given.verify_mma, **how)
+        report = _call(report_gemms, name, fn, *args, verify_mma=True, **how)
     else:
-        if unused := [f"--{n.replace('_', '-')}" for n in ("shapes", "args", "reasons", "verify_mma") if
-                      getattr(given, n)]:
-            raise _Mistake(f"{unused[0]} is for a function, which can be compiled, and {given.what!r} is a saved "
-                           "program: leave it out, or give path/to/file.py:function.")
-        try:
-            report = report_gemms(_existing(Path(given.what)).read_text(encoding="utf-8", errors="replace"))
-        except HloParseError as error:
-            raise _Mistake(f"{given.what} is not one whole HLO module ({error}): give the text that XLA dumps, such as "
-                           "module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt.") from error
+        report, other = _saved(given)
+        mend = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
+        if other and given.require_fp8:
+            raise _Mistake(f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {mend}.")
+        if other:
+            print(f"{given.what} is {other}; to judge FP8, {mend}.\n", file=notes)
     lost = [row for row in report.rows if not row.is_fp8]
     failed = given.require_fp8 and (bool(lost) or not report.rows)
-    if given.json:
-        print(json.dumps([{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr}
-                          for row in report.rows], indent=1))
-    else:
-        print(report)
-    notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     if python and (given.reasons or failed):
         reasons = _call(why_not_fp8, name, fn, *args, **how)
-        lines = [str(reason) for reason in reasons] or ["nothing was lost"]
-        print(*([] if given.json else [""]), *lines, sep="\n", file=notes)
+    print(_json(report, reasons) if given.json else report)
+    if reasons is not None and report.rows and not given.json:
+        print(f"\n{reasons}")
     if failed:
-        print(f"\n{len(lost)} of {len(report.rows)} matmuls not in FP8" if lost else "\nthere is no matmul in it",
-              file=notes)
+        lines = [f"not in FP8: {row.name} [{row.m} x {row.n} x {row.k}]{row.source and f' ({row.source})'}"
+                 for row in lost if not python]
+        lines.append(f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not in FP8" if lost
+                     else "there is no matmul in it")
+        print("", *lines, sep="\n", file=notes)
     return int(failed)
+
+
+_EPILOG = """examples:
+  fp8-report layers.py:layer --shapes "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]" --require-fp8
+  fp8-report dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
+
+FILE.py is imported: what it does at its top level, it does here too. The function is compiled and not run.
+exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that says why.
+`python -m helpers report` is the same command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Exit status: 0, or 1 where --require-fp8 does not hold, or 2 for what cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m helpers", description="Judge the matmuls of a JAX program.")
-    report = parser.add_subparsers(dest="command", required=True).add_parser(
-        "report", help="one line for each matmul: what it multiplies, in which type, who runs it, what is left outside")
-    report.add_argument("what", metavar="FILE.py:FUNCTION | DUMP.txt",
+    parser = argparse.ArgumentParser(
+        "fp8-report", description="Judge the matmuls of a JAX program. For each: what it multiplies, in which type, who "
+        "runs it, what is left outside.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", metavar="FILE.py:FUNCTION | DUMP.txt",
                         help="a function, compiled for --target, or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER")
-    report.add_argument("--shapes", nargs="+", metavar="SHAPE", help=f"of the function's arguments: {_EXAMPLE}")
-    report.add_argument("--args", metavar="[FILE.py:]FUNCTION",
+    parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help=f"of the function's arguments: {_EXAMPLE}")
+    parser.add_argument("--args", metavar="[FILE.py:]FUNCTION",
                         help="a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or pytrees")
-    report.add_argument("--target", default="H100", help=f"{', '.join(TARGETS)}, or local (default: %(default)s)")
-    report.add_argument("--gemm", default="cublaslt", choices=list(GEMM_OPTIONS), help="who may run the matmuls")
-    report.add_argument("--verify-mma", action="store_true", help="read a Triton kernel's type from its PTX")
-    report.add_argument("--reasons", action="store_true", help="say why what was lost was lost, and the mend")
-    report.add_argument("--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8")
-    report.add_argument("--json", action="store_true", help="the rows as JSON")
-    given = parser.parse_args(argv)
+    parser.add_argument("--target", help=f"{', '.join(TARGETS)}, or local, the attached GPU (default: H100)")
+    parser.add_argument("--gemm", choices=list(GEMM_OPTIONS), help="who may run the matmuls: NVIDIA's library (cublaslt, "
+                        "the default), kernels that XLA generates (triton), or who is faster, as XLA does unless told "
+                        "(auto: without a GPU to time them on, the first Triton kernel that compiles)")
+    parser.add_argument("--reasons", action="store_true", help="say why what was lost was lost, and the mend")
+    parser.add_argument("--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8")
+    parser.add_argument("--json", action="store_true", help="one JSON object: rows, totals, and reasons if asked for")
+    words = list(sys.argv[1:] if argv is None else argv)
+    given = parser.parse_args(words[words[:1] == ["report"]:])  # `python -m helpers report`: room for other commands
     try:
         if given.shapes and given.args:
             raise _Mistake("--shapes and --args both give the arguments: leave one out.")

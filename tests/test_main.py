@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from helpers import aot_compile
+from helpers import aot, aot_compile, report_gemms, targets
 from helpers.__main__ import main, parse_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +35,9 @@ def layer_args():
     params = {{"w": s((256, 128), jnp.float8_e4m3fn), "x_scale": s((), jnp.float32), "w_scale": s((), jnp.float32)}}
     return params, s((64, 128), jnp.float8_e4m3fn)
 
+def bare(x, w):
+    return jnp.dot(x, w.T, preferred_element_type=jnp.float32)
+
 def constant():
     return jnp.ones((16, 16)) @ jnp.tril(jnp.ones((16, 16)))
 
@@ -56,18 +60,22 @@ def file(tmp_path) -> str:
     return str(tmp_path / f"layers_{beside}.py")
 
 
-def command(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run([sys.executable, "-m", "helpers", "report", *arguments], cwd=folder, text=True,
-                          capture_output=True, env={**os.environ, "PYTHONPATH": path})
+SCRIPT = shutil.which("fp8-report", path=str(Path(sys.executable).parent)) or "fp8-report"
+
+
+def command(*arguments: str, folder: Path = ROOT, program: tuple[str, ...] = (SCRIPT,)) -> subprocess.CompletedProcess:
+    return subprocess.run([*program, *arguments], cwd=folder, text=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory) -> Path:
-    """What XLA saves of one program in bf16."""
+    """What XLA saves of one program in bf16, compiled for a GPU; in "cpu", for the CPU."""
     folder = tmp_path_factory.mktemp("dumps")
-    aot_compile(lambda x, w: x @ w, *parse_shapes("bf16[64,128] bf16[128,256]"),
-                compiler_options={"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True})
+    shapes, options = parse_shapes("bf16[64,128] bf16[128,256]"), {"xla_dump_hlo_as_text": True}
+    aot_compile(lambda x, w: x @ w, *shapes, compiler_options=options | {"xla_dump_to": str(folder)})
+    with jax.default_device(jax.devices("cpu")[0]):
+        jax.jit(lambda x, w: x @ w).lower(*shapes).compile(
+            compiler_options=options | {"xla_dump_to": str(folder / "cpu")})
     return folder
 
 
@@ -80,7 +88,32 @@ def test_fp8_from_another_folder(file):
 def test_lost_fp8_says_why(file):
     done = command(f"{file}:plain", "--shapes", "bf16[64,128] bf16[128,256]", "--require-fp8")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "mend:" in done.stdout and "1 of 1 matmuls not in FP8" in done.stdout
+    assert "mend:" in done.stdout and done.stdout.endswith("\n1 of 1 matmul not in FP8\n")
+
+
+def test_beside_a_file_of_the_same_name(file):
+    """`python -m helpers` would run that one, and exit with 0."""
+    folder = Path(file).parent
+    (folder / "helpers.py").write_text("print('mine')\n")
+    shapes = [f"{Path(file).name}:plain", "--shapes", "bf16[64,128] bf16[128,256]", "--require-fp8"]
+    assert command(*shapes, folder=folder, program=(sys.executable, "-m", "helpers", "report")).stdout == "mine\n"
+    done = command(*shapes, folder=folder)
+    assert done.returncode == 1 and "mine" not in done.stdout and "mend:" in done.stdout
+
+
+def test_as_a_module_too(file):
+    done = command(f"{file}:scaled", "--shapes", SHAPES, program=(sys.executable, "-m", "helpers", "report"))
+    assert (done.returncode, done.stderr) == (0, "") and "1 in FP8" in done.stdout
+
+
+def test_imports_from_here_as_from_beside(file):
+    folder = Path(file).parent
+    name = f"package_{Path(file).stem}"
+    (folder / name).mkdir()
+    (folder / name / "model.py").write_text(f"from {name} import parts\nfn = parts.fn\n")
+    (folder / name / "parts.py").write_text("def fn(x):\n    return x @ x\n")
+    done = command(f"{name}/model.py:fn", "--shapes", "bf16[32,32]", folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_mistake_in_one_line(file):
@@ -90,24 +123,39 @@ def test_a_mistake_in_one_line(file):
 
 
 def test_json(file, capsys):
-    assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--json", "--reasons"]) == 0
-    row, = json.loads(capsys.readouterr().out)
-    assert (row["m"], row["n"], row["k"]) == (64, 256, 128) and row["lhs_dtype"] == row["math_dtype"] == "f8e4m3fn"
-    assert row["outside"] == [] and row["source"].startswith("layers_") and "instruction" not in row
-
-
-def test_json_stays_json_where_fp8_is_required(file, capsys):
-    shapes = ["--shapes", "bf16[64,128]", "bf16[128,256]"]
-    assert main(["report", f"{file}:plain", *shapes, "--json", "--require-fp8"]) == 1
+    assert main([f"{file}:scaled", "--shapes", SHAPES, "--json", "--reasons"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)[0]["math_dtype"] == "bf16" and "mend:" in err and "1 of 1 matmuls" in err
+    answer = json.loads(out)
+    row, = answer["rows"]
+    assert err == "" and answer["reasons"] == []
+    assert (row["m"], row["n"], row["k"]) == (64, 256, 128) and row["lhs_dtype"] == row["math_dtype"] == "f8e4m3fn"
+    assert row["is_fp8"] and row["outside"] == [] and row["source"].startswith("layers_") and "instruction" not in row
+    assert answer["totals"].items() >= {"kernels": 1, "flops": 2 * 64 * 256 * 128, "fp8_flops_share": 1.0}.items()
+    assert main([f"{file}:scaled", "--shapes", SHAPES, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer | {"reasons": None}
+
+
+def test_json_stays_json_where_fp8_is_required(file, dumps, capsys):
+    shapes = ["--shapes", "bf16[64,128]", "bf16[128,256]"]
+    assert main([f"{file}:plain", *shapes, "--json", "--require-fp8"]) == 1
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["rows"][0]["math_dtype"] == "bf16" and err == "\n1 of 1 matmul not in FP8\n"
+    assert [(r["lost"], r["source"]) for r in answer["reasons"]] == [("fp8", answer["rows"][0]["source"])]
+    Path(file).write_text("def no_matmul(x):\n    return x + 1\n")
+    assert main([f"{file}:no_matmul", "--shapes", "f32[4]", "--json", "--require-fp8"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rows"] == json.loads(out)["reasons"] == [] and "there is no matmul" in err
+    assert main([str(next(dumps.glob("*before_optimizations.txt"))), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["rows"]) == 1 and "has not optimized yet" in err
 
 
 def test_pytrees_from_a_function(file, capsys):
     assert main(["report", f"{file}:layer", "--args", "layer_args", "--require-fp8", "--reasons"]) == 0
     alone = capsys.readouterr().out
     assert main(["report", f"{file}:layer", "--args", f"{file}:layer_args", "--require-fp8", "--reasons"]) == 0
-    assert capsys.readouterr().out == alone and "nothing was lost" in alone
+    assert capsys.readouterr().out == alone and "nothing was left outside" in alone
 
 
 def test_reasons_only_where_asked_or_needed(file, capsys):
@@ -119,8 +167,31 @@ def test_reasons_only_where_asked_or_needed(file, capsys):
 def test_target_gemm_and_mma(file, capsys):
     assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--target", "A100", "--require-fp8"]) == 1
     assert "0 in FP8" in capsys.readouterr().out
-    assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--gemm", "triton", "--verify-mma"]) == 0
+    assert main(["report", f"{file}:scaled", "--shapes", SHAPES, "--gemm", "triton"]) == 0
     assert "triton" in capsys.readouterr().out
+
+
+def test_triton_is_judged_by_its_instructions(file, capsys):
+    """The dot is of FP8 arrays, and the kernel multiplies in a wider type."""
+    assert main([f"{file}:bare", "--shapes", "f8e4m3fn[64,128] f8e4m3fn[256,128]", "--gemm", "triton", "--json"]) == 0
+    row, = json.loads(capsys.readouterr().out)["rows"]
+    fn = lambda x, w: jnp.dot(x, w.T, preferred_element_type=jnp.float32)
+    shapes = parse_shapes("f8e4m3fn[64,128] f8e4m3fn[256,128]")
+    said, = report_gemms(fn, *shapes, gemm="triton").rows
+    run, = report_gemms(fn, *shapes, gemm="triton", verify_mma=True).rows
+    assert said.is_fp8 and not run.is_fp8 and row["math_dtype"] == run.math_dtype
+    assert main([f"{file}:bare", "--shapes", "f8e4m3fn[64,128] f8e4m3fn[256,128]", "--gemm", "triton",
+                 "--require-fp8"]) == 1
+    assert "with a tile of" in " ".join(capsys.readouterr().out.split())
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert stopped.value.code == 0 and "is imported" in out and "exit status: 0; 1 where" in out
+    examples = re.findall(r"fp8-report (\S+:\S+) (--shapes \"[^\"]+\" --require-fp8)", out)
+    assert examples and "NVIDIA's library (cublaslt, the default)" in out and "without a GPU" in out
 
 
 def test_no_arguments_and_no_matmul(file, capsys):
@@ -133,17 +204,47 @@ def test_no_arguments_and_no_matmul(file, capsys):
     assert main(["report", f"{file}:no_matmul", "--shapes", "f32[4]"]) == 0
     capsys.readouterr()
     assert main(["report", f"{file}:no_matmul", "--shapes", "f32[4]", "--require-fp8"]) == 1
-    assert "there is no matmul in it" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "there is no matmul in it" in out and "is FP8" not in out
+    assert main(["report", f"{file}:no_matmul", "--shapes", "f32[4]", "--reasons"]) == 0
+    assert "is FP8" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["gpu_after_optimizations", "before_optimizations"])
-def test_saved_programs(dumps, capsys, kind):
-    path = str(next(dumps.glob(f"*{kind}.txt")))
-    assert main(["report", path]) == 0
-    assert "64 x 256 x 128" in capsys.readouterr().out
-    assert main(["report", path, "--require-fp8"]) == 1
-    assert main(["report", path, "--reasons"]) == 2
-    assert "--reasons is for a function" in capsys.readouterr().err
+def test_saved_program(dumps, capsys):
+    path = str(next(dumps.glob("*gpu_after_optimizations.txt")))
+    assert main([path]) == 0
+    plain = capsys.readouterr().out
+    assert "64 x 256 x 128" in plain and "mend" not in plain and "has not" not in plain
+    assert main([path, "--require-fp8"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"\nnot in FP8: \S+ \[64 x 256 x 128\] \(\S*test_main\.py:\d+\)\n1 of 1 matmul not in FP8\n$",
+                     out)
+
+
+@pytest.mark.parametrize("kind, message", [("before_optimizations", "a program that XLA has not optimized yet"),
+                                           ("cpu/*cpu_after_optimizations", "a program that XLA compiled for a CPU")])
+@pytest.mark.parametrize("renamed", [False, True])
+def test_saved_programs_that_are_not_a_gpus(dumps, tmp_path, capsys, kind, message, renamed):
+    path = next(dumps.glob(f"*{kind}.txt" if "/" not in kind else f"{kind}.txt"))
+    path = shutil.copy(path, tmp_path / "step.txt") if renamed else path
+    assert main([str(path)]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path} is {message}; ") and "64 x 256 x 128" in "".join(rest)
+    assert main([str(path), "--require-fp8"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f" is {message}, " in err and "take the file ending in gpu_after_optimizations.txt" in err
+
+
+def test_saved_programs_of_old_releases_are_judged_too(capsys):
+    for name, status in (("jax_0_4_32_bf16_scaled", 1), ("jax_0_4_14_ffi", 2)):  # the second before optimizations
+        assert main([str(ROOT / "tests" / "hlo" / f"{name}.txt"), "--require-fp8"]) == status
+    assert "XLA has not optimized yet" in capsys.readouterr().err
+
+
+def test_a_folder_of_saved_programs(dumps, capsys):
+    assert main([str(dumps)]) == 2
+    program, = dumps.glob("*gpu_after_optimizations.txt")
+    assert f"is a folder: give one of the programs in it, such as the largest: {program}.\n" in capsys.readouterr().err
 
 
 def test_saved_program_of_a_whole_process(tmp_path):
@@ -156,8 +257,11 @@ def test_saved_program_of_a_whole_process(tmp_path):
     assert main(["report", str(after), "--require-fp8"]) == 0
 
 
+_SAVED = "tests/hlo/jax_0_4_31_plain.txt"
+
+
 @pytest.mark.parametrize("arguments, message", [
-    (["{file}:plain", "--shapes", "bf16[64,128]"], "plain(x, w) cannot be called with the 1 arguments of --shapes: "),
+    (["{file}:plain", "--shapes", "bf16[64,128]"], "plain(x, w) cannot be called with the 1 argument of --shapes: "),
     (["{file}:plain"], "plain(x, w) cannot be called with the 0 arguments of --shapes: give"),
     (["{file}:plain", "--shapes", "bf16[64,128] bf16(128)"], "--shapes: 'bf16(128)' is no shape: write dtype[dims]"),
     (["{file}:plain", "--shapes", "bf16[64,-1]"], "--shapes: 'bf16[64,-1]' is no shape"),
@@ -165,6 +269,7 @@ def test_saved_program_of_a_whole_process(tmp_path):
     (["{file}:plain", "--shapes", "f8e9m9[64]"], "'f8e9m9' is no dtype"),
     (["{file}:plain", "--shapes", "f32[8,4] f32[8,4]"], "plain failed (TypeError: dot_general requires"),
     (["{file}:plain", "--shapes", "f32[8,4] f32[4,8]", "--target", "H10"], "unknown chip 'H10'; known are A100"),
+    (["{file}:plain", "--shapes", "f32[8,4]", "--target", "h100 "], "--target: unknown chip 'h100 '; known are"),
     (["{file}:plain", "--shapes", "f32[8]", "--args", "x"], "--shapes and --args both give the arguments"),
     (["{file}:layer", "--args", "no_tuple"], "no_tuple() returned a list: return a tuple"),
     (["{file}:layer", "--args", "broken"], "broken failed (RuntimeError: out of cheese): "),
@@ -175,7 +280,11 @@ def test_saved_program_of_a_whole_process(tmp_path):
     (["{folder}"], "is a folder: give a .py file"),
     (["{folder}/no/where.txt"], "there is no folder"),
     (["README.md"], "README.md is not one whole HLO module (line 1, column 1: expected HLO text"),
-    (["tests/hlo/jax_0_4_31_plain.txt", "--shapes", "f32[]"], "--shapes is for a function"),
+    ([_SAVED, "--shapes", "f32[]"], "--shapes is for a function"),
+    ([_SAVED, "--args", "f"], "--args is for a function, and 'tests/hlo/jax_0_4_31_plain.txt' is a saved program"),
+    ([_SAVED, "--target", "H100"], "a saved program, which is compiled already: leave it out, or give path/to"),
+    ([_SAVED, "--gemm", "cublaslt"], "--gemm is for a function"),
+    ([_SAVED, "--reasons"], "which says no more what XLA's rewriter was given: leave it out, or give path/to"),
 ])
 def test_mistakes_are_answered_in_one_sentence(file, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(ROOT)
@@ -183,6 +292,14 @@ def test_mistakes_are_answered_in_one_sentence(file, capsys, monkeypatch, argume
     out, err = capsys.readouterr()
     assert out == "" and message in err
     assert err.startswith("error: ") and err.endswith((".\n", "?\n")) and err.count("\n") == 1
+
+
+def test_local_without_a_gpu(file, capsys, monkeypatch):
+    monkeypatch.setattr(targets, "attached_gpu", lambda: None)
+    monkeypatch.setattr(aot, "gpu_available", lambda: False)
+    assert main([f"{file}:plain", "--shapes", "f32[8,4] f32[4,8]", "--target", "local"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith('error: --target: target "local" needs an NVIDIA GPU') and err.count("\n") == 1
 
 
 def test_truncated_dump(dumps, tmp_path, capsys):
