@@ -162,8 +162,8 @@ def _not_of_a_gpu(path: Path, module: HloModule) -> str:
 
 def _json(report: GemmReport, reasons: Sequence[Reason] | None) -> str:
     """One document; "reasons" is null where nobody asked for them."""
-    rows = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr} | {"is_fp8": row.is_fp8}
-            for row in report.rows]
+    rows = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr} | {
+        "path": row.path, "is_fp8": row.is_fp8} for row in report.rows]
     totals = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if f.name != "rows"}
     totals |= {name: getattr(report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")}
     return json.dumps({"rows": rows, "totals": totals,
@@ -219,17 +219,17 @@ exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Exit status: 0, or 1 where --require-fp8 does not hold, or 2 for what cannot be used."""
     parser = argparse.ArgumentParser(
-        "fp8-report", description="Judge the matmuls of a JAX program. For each: what it multiplies, in which type, who "
-        "runs it, what is left outside.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+        "fp8-report", description="Judge the matmuls of a JAX program. For each: what it multiplies, in which type, "
+        "who runs it, what is left outside.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", metavar="FILE.py:FUNCTION | DUMP.txt",
                         help="a function, compiled for --target, or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER")
     parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help=f"of the function's arguments: {_EXAMPLE}")
     parser.add_argument("--args", metavar="[FILE.py:]FUNCTION",
                         help="a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or pytrees")
     parser.add_argument("--target", help=f"{', '.join(TARGETS)}, or local, the attached GPU (default: H100)")
-    parser.add_argument("--gemm", choices=list(GEMM_OPTIONS), help="who may run the matmuls: NVIDIA's library (cublaslt, "
-                        "the default), kernels that XLA generates (triton), or who is faster, as XLA does unless told "
-                        "(auto: without a GPU to time them on, the first Triton kernel that compiles)")
+    parser.add_argument("--gemm", choices=list(GEMM_OPTIONS), help="who may run the matmuls: NVIDIA's library "
+                        "(cublaslt, the default), kernels that XLA generates (triton), or who is faster, as XLA does "
+                        "unless told (auto: without a GPU to time them on, the first Triton kernel that compiles)")
     parser.add_argument("--reasons", action="store_true", help="say why what was lost was lost, and the mend")
     parser.add_argument("--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8")
     parser.add_argument("--json", action="store_true", help="one JSON object: rows, totals, and reasons if asked for")

@@ -12,6 +12,9 @@ from helpers.printing import source_path
 FP8_CALL = "__cublas$lt$matmul$f8"
 DOTS = frozenset(("dot", "scaled-dot"))
 CONTROL = frozenset(("call", "while", "conditional", "async"))
+_NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
+    r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
+    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$")
 _HERE = str(Path(__file__).parent)
 _TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
@@ -70,8 +73,7 @@ class GemmRow:
         """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules, or of
         jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where there is none."""
         names = [re.sub(r"^(?:\w+\()+|\)+$", "", name) for name in self.op_name.split("/")[1:-1]
-                 if not re.match(r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_comp"
-                                 r"utation|eval_jaxpr|branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$", name)]
+                 if not _NO_LAYER.match(name)]
         names = [name for name in names if re.fullmatch(r"[\w.\-]+", name)]
         return "/".join(names) + " backward" * bool(names and "transpose(" in self.op_name)
 

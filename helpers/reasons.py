@@ -14,7 +14,8 @@ from helpers.hlo import HloModule, Instruction, parse_hlo_module
 from helpers.passes import dumped
 from helpers.report import GemmReport, Outside, gemms_and_outside, report_gemms
 from helpers.rewriter import (
-    COLLECTIVES, COMMUTES, FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand, reducer,
+    COLLECTIVES, COMMUTES, FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand,
+    reducer,
 )
 from helpers.rules import RULES
 from helpers.targets import Target
@@ -29,7 +30,8 @@ _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "m
 class Reason:
     """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
     call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
-    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, and M x N x K, and the layer.
+    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, M x N x K, and
+    the layer.
     `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see helpers.rules). `source` is the
     program's line."""
 
@@ -111,8 +113,8 @@ def _reads(row: GemmRow) -> tuple:
 
 
 def _work(row: GemmRow) -> tuple[list[int], int]:
-    """M and N, and K*batch, padded to what FP8 calls need: the same before and after XLA pads, exchanges the operands, or
-    splits K."""
+    """M and N, and K*batch, padded to what FP8 calls need: the same before and after XLA pads, exchanges the operands,
+    or splits K."""
     m, n, k = (-(-d // 16) * 16 for d in (row.m, row.n, row.k))
     return sorted((m, n)), k * row.batch
 
@@ -433,7 +435,8 @@ class _Matmul:
             return self.why("matrix in f32")
         amaxes = [step for step in result.steps if step.kind == "amax"]
         way = [step.value for step in group]
-        names = ["the function's result" if i.opcode == "tuple" else i.opcode for value, i in result.readers if value in way]
+        readers = [i for value, i in result.readers if value in way]
+        names = ["the function's result" if i.opcode == "tuple" else i.opcode for i in readers]
         if len(amaxes) > 1 or any(step.value is not base for step in amaxes):
             names.append("an amax of another value" if len(amaxes) == 1 else "several maxima")
         if names:

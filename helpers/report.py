@@ -280,8 +280,8 @@ class GemmReport:
 
     `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as they run where that
     is known and else once; `unread` names custom calls that are no matmuls to HLO: convolutions, hand-written kernels,
-    other libraries; what they multiply, if anything, is not counted. `note` says what the program was compiled for, or why
-    the rows are not a GPU's.
+    other libraries; what they multiply, if anything, is not counted. `note` says what the program was compiled for, or
+    why the rows are not a GPU's.
     """
 
     rows: tuple[GemmRow, ...]
@@ -461,7 +461,8 @@ def _not_a_gpus(x: Any) -> str:
     return "compiled for the CPU, which says nothing of a GPU: give the function" if platforms == {"cpu"} else ""
 
 
-def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] | None = None) -> Iterator[tuple[GemmRow, list[Outside]]]:
+def gemms_and_outside(
+        module: HloModule, ptx: Mapping[str, str] | None = None) -> Iterator[tuple[GemmRow, list[Outside]]]:
     """The rows of a module's report, each with the kernels left outside and what they do. `ptx` of kernels by name."""
     for name, times in executions(module).items():
         computation = module.computations[name]
@@ -480,8 +481,8 @@ def gemms_and_outside(module: HloModule, ptx: Mapping[str, str] | None = None) -
 
 def _multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     """The type that a Triton kernel's PTX multiplies. Kernels that are alike share one PTX, under the name of one."""
-    def computed(i: Instruction) -> str:
-        return re.sub(r"metadata=\{[^}]*\}", "", "\n".join(j.opcode + j.shape_text for j in fused(i))) + str(i.backend_config)
+    def computed(i: Instruction) -> tuple:
+        return [(j.opcode, j.shape_text) for j in fused(i)], i.backend_config
     texts = [ptx.get(re.sub(r"[.-]", "_", row.name))]
     if not texts[0]:
         alike = [i for i in row.instruction.computation.module
@@ -490,5 +491,8 @@ def _multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     mma = _MMA.search(texts[0]) if texts and texts[0] else None
     if not mma:
         return "unknown" if not texts or not texts[0] else row.math_dtype if "fma." not in texts[0] else "f32"
-    return _PTX_TYPES.get(mma[1], mma[1]) if mma[1] else {"f16": row.math_dtype if row.math_dtype in ("bf16", "f16") else
-                                                          "f16", "i8": "s8"}.get(mma[2], mma[2] or row.math_dtype)
+    if mma[1]:
+        return _PTX_TYPES.get(mma[1], mma[1])
+    if not mma[2]:  # kind::f8f6f4
+        return row.math_dtype
+    return {"f16": "bf16" if row.math_dtype == "bf16" else "f16", "i8": "s8"}.get(mma[2], mma[2])

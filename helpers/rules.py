@@ -196,8 +196,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "reshaped first": Rule(
         "output",
-        "the result is reshaped before it is converted, from [{before}] to [{after}], and the call's conversion must read "
-        "it directly",
+        "the result is reshaped before it is converted, from [{before}] to [{after}], and the call's conversion must "
+        "read it directly",
         "keep the shape of the dot's result up to the conversion: flatten the activations to [rows, K] in front of it",
         _CONVERT,
     ),
@@ -289,7 +289,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "split columns": Rule(
         "bias",
-        "the result's columns were split before a bias of several dimensions was added, and the call's bias is a vector",
+        "the result's columns were split before a bias of several dimensions was added; the call's is a vector",
         "add a vector, and split the columns after",
         "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
     ),
@@ -423,8 +423,8 @@ RULES: Mapping[str, Rule] = {
         "transpose",
         "the {side} operand's{name} contracting dimension is not its last in memory, which FP8 calls on {chip} need: a "
         "kernel transposes it to {shape}",
-        "store the {side} operand with K last ({stored}) and contract that dimension of it; where another matmul reads it "
-        "the other way round, as a gradient does, one of the two transposes",
+        "store the {side} operand with K last ({stored}) and contract that dimension of it; where another matmul reads "
+        "it the other way round, as a gradient does, one of the two transposes",
         "CreateF8CustomCall: before Blackwell, A row-major and B column-major",
     ),
     "result's layout": Rule(

@@ -216,6 +216,18 @@ def test_the_instruction_in_ptx_decides_where_asked():
     assert only(scaled_dot, *OPERANDS, verify_mma=True).math_dtype == "f8e4m3fn"
 
 
+def test_equal_kernels_share_their_ptx_and_blackwell_has_its_own_instruction():
+    def fn(a, b, c, d):
+        return jax.lax.dot(a, b.T, preferred_element_type=f32), jax.lax.dot(c, d.T, preferred_element_type=f32)
+
+    args = (S(512, 512),) * 4
+    rows = report_gemms(fn, *args, gemm="triton", verify_mma=True).rows
+    assert [row.math_dtype for row in rows] == ["f16", "f16"]  # XLA emits one kernel for both
+    row = only(lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), *args[:2], gemm="triton", verify_mma=True,
+               compiler_options=TILE, target="B200")  # fmt: skip
+    assert row.math_dtype == "f8e4m3fn"
+
+
 # Where they are -------------------------------------------------------------------------------------------------------
 
 
