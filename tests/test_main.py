@@ -129,7 +129,8 @@ def test_json(file, capsys):
     row, = answer["rows"]
     assert err == "" and answer["reasons"] == []
     assert (row["m"], row["n"], row["k"]) == (64, 256, 128) and row["lhs_dtype"] == row["math_dtype"] == "f8e4m3fn"
-    assert row["is_fp8"] and row["outside"] == [] and row["source"].startswith("layers_") and "instruction" not in row
+    assert row["is_fp8"] and row["path"] == "" and row["outside"] == [] and "instruction" not in row
+    assert row["source"].startswith("layers_")
     assert answer["totals"].items() >= {"kernels": 1, "flops": 2 * 64 * 256 * 128, "fp8_flops_share": 1.0}.items()
     assert main([f"{file}:scaled", "--shapes", SHAPES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == answer | {"reasons": None}
@@ -183,6 +184,16 @@ def test_triton_is_judged_by_its_instructions(file, capsys):
     assert main([f"{file}:bare", "--shapes", "f8e4m3fn[64,128] f8e4m3fn[256,128]", "--gemm", "triton",
                  "--require-fp8"]) == 1
     assert "with a tile of" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_sample_in_the_readme(tmp_path):
+    sample, = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (tmp_path / "my_file.py").write_text(
+        "import jax, jax.numpy as jnp\n\ndef my_layer(x, w, x_scale, w_scale):\n"
+        "    x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale\n"
+        "    return jax.nn.relu(x @ w.T).astype(jnp.bfloat16)\n")
+    assert command("my_file.py:my_layer", "--shapes", "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]", "--reasons",
+                   folder=tmp_path).stdout == sample
 
 
 def test_help(capsys):
@@ -300,6 +311,17 @@ def test_local_without_a_gpu(file, capsys, monkeypatch):
     assert main([f"{file}:plain", "--shapes", "f32[8,4] f32[4,8]", "--target", "local"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith('error: --target: target "local" needs an NVIDIA GPU') and err.count("\n") == 1
+
+
+def test_a_saved_triton_kernel_does_not_pass_by_its_dot(tmp_path, capsys):
+    compiled = aot_compile(lambda x, w: jnp.dot(x, w.T, preferred_element_type=jnp.float32),
+                           *parse_shapes("f8e4m3fn[64,128] f8e4m3fn[256,128]"), gemm="triton")
+    assert report_gemms(compiled).rows[0].is_fp8
+    (tmp_path / "step.txt").write_text(compiled.as_text())
+    assert main([str(tmp_path / "step.txt"), "--require-fp8"]) == 1
+    out = capsys.readouterr().out
+    assert "(only its PTX tells of a Triton kernel: give the function): gemm_fusion" in out
+    assert out.endswith("\n1 of 1 matmul not known to be in FP8\n")
 
 
 def test_truncated_dump(dumps, tmp_path, capsys):
