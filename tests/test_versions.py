@@ -89,5 +89,7 @@ def test_recorded_rows_on_the_oldest_jax(oldest):
 
 
 def test_helpers_on_the_other_python(other_python):
-    result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *HELPER_TESTS])
+    # Reasons compile a hundred programs and hold nothing of Python's own: the oldest JAX tries them.
+    tests = [path for path in HELPER_TESTS if not path.endswith("test_reasons.py")]
+    result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
     assert result.returncode == 0, result.stdout[-6000:]
