@@ -287,7 +287,7 @@ class Instruction(NamedTuple):
             location = module.file_locations.get(module.stack_frames[frame].get("file_location_id"), {})
             if file := module.file_names.get(location.get("file_name_id")):
                 found.append((file, location.get("line", 0)))
-            frame = module.stack_frames[frame].get("parent_frame_id")
+            frame = module.stack_frames[frame].get("parent_frame_id", 0) - module._parents_count_from_one
         return tuple(found)
 
     @property
@@ -364,6 +364,12 @@ class HloModule:
     function_names: dict[int, str] = field(default_factory=dict, repr=False)
     file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _parents_count_from_one(self) -> bool:
+        """XLA has printed the number of a frame's caller one too high (0.10 to 0.12): then outermost frames name
+        themselves."""
+        return any(frame.get("parent_frame_id") == number for number, frame in self.stack_frames.items())
 
     def __iter__(self) -> Iterator[Instruction]:
         return chain.from_iterable(self.computations.values())

@@ -228,6 +228,18 @@ def test_equal_kernels_share_their_ptx_and_blackwell_has_its_own_instruction():
     assert row.math_dtype == "f8e4m3fn"
 
 
+def layer(a, b, x, y):
+    return scaled_dot(a, b, x, y)
+
+
+def test_the_source_is_the_line_outside_of_the_package():
+    line = layer.__code__.co_firstlineno + 1
+    assert only(layer, *OPERANDS).source == f"tests/test_report.py:{line}"
+    frames = only(layer, *OPERANDS).instruction.frames
+    names = [file.rsplit("/", 1)[-1] for file, _ in frames]
+    assert names[:2] == ["recipes.py", "test_report.py"] and (frames[1][1] == line)
+
+
 # Where they are -------------------------------------------------------------------------------------------------------
 
 
