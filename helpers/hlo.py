@@ -480,6 +480,8 @@ def _read_header(module: HloModule, text: str) -> int:
               "FileLocations": module.file_locations, "StackFrames": module.stack_frames}
     while m := _TABLE.match(text, pos := _BLANK.match(text, end).end()):
         for number, string, fields in _TABLE_ROW.findall(m[2]):
+            if bool(string) != m[1].endswith("Names"):
+                raise HloParseError(text, pos, f"{m[1]} has a row {number} of another table's kind")
             tables[m[1]][int(number)] = _unescape(string) if string else {
                 key: int(value) for key, value in re.findall(r"(\w+)=(\d{1,18})\b", fields)}
         end = m.end()
