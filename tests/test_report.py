@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -402,27 +403,12 @@ def test_custom_calls_that_hide_what_they_do_are_named():
     assert report.unread == ("hand.1",) and "not looked into: hand.1" in str(report)
 
 
-ATTENTION = """\
-HloModule m
-
-ENTRY %main (q: bf16[2,256,8,64], k: bf16[2,128,8,64], v: bf16[2,128,8,32]) -> bf16[2,8,256,32] {
-  %q = bf16[2,256,8,64]{3,2,1,0} parameter(0)
-  %k = bf16[2,128,8,64]{3,2,1,0} parameter(1)
-  %v = bf16[2,128,8,32]{3,2,1,0} parameter(2)
-  %fmha = (bf16[2,8,256,32]{3,2,1,0}, u8[0]{0}) custom-call(%q, %k, %v), custom_call_target="__cudnn$fmhaSoftmax", \
-backend_config={"cudnn_fmha_backend_config":{"bmm1_dot_dimension_numbers":{"lhs_contracting_dimensions":["3"],\
-"rhs_contracting_dimensions":["3"],"lhs_batch_dimensions":["0","2"],"rhs_batch_dimensions":["0","2"]}}}
-  ROOT %out = bf16[2,8,256,32]{3,2,1,0} get-tuple-element(%fmha), index=0
-}
-"""
-
-
-def test_fused_attention_is_two_matmuls():
-    rows = report_gemms(ATTENTION).rows
-    assert [(r.m, r.n, r.k, r.batch, r.library, r.math_dtype) for r in rows] == [
-        (256, 128, 64, 16, "cudnn", "bf16"),
-        (256, 32, 128, 16, "cudnn", "bf16"),
-    ]
+def test_fused_attention_is_two_matmuls_forward_and_five_backward():
+    """q [256, 64], k and v [128, 64], 2 x 8 heads, as JAX lowers cuDNN's attention and its gradient."""
+    rows = report_gemms((Path(__file__).parent / "hlo" / "cudnn_attention.hlo").read_text()).rows
+    scores, values, gradients = (256, 128, 64), (256, 64, 128), (128, 64, 256)
+    assert [(r.m, r.n, r.k) for r in rows] == [scores, values, scores, gradients, scores, values, gradients]
+    assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", "bf16")}
 
 
 # Input ----------------------------------------------------------------------------------------------------------------
