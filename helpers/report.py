@@ -353,7 +353,9 @@ class GemmReport:
             for line in further:
                 text += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 6,
                                       break_long_words=False, break_on_hyphens=False)
-        return "\n".join([*text, *self._totals().split("\n")])
+        for line in self._totals().split("\n"):
+            text += textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        return "\n".join(text)
 
     __repr__ = __str__
 
