@@ -201,7 +201,7 @@ def _report(given: argparse.Namespace) -> int:
         print(f"\n{reasons}")
     if failed:
         unsure = "not known to be in FP8 (only its PTX tells of a Triton kernel: give the function)"
-        lines = [f"{unsure if row.is_fp8 else 'not in FP8'}: {row.name} [{row.m} x {row.n} x {row.k}]"
+        lines = [f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
                  f"{row.source and f' ({row.source})'}" for row in lost if not python]
         known = "known to be " * any(row.is_fp8 for row in lost)
         lines.append(f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not {known}in FP8"

@@ -59,7 +59,7 @@ def moved(instruction: Instruction) -> int:
 def kernel(instruction: Instruction) -> Kernel:
     """The kernel that an instruction launches."""
     gemms, written = matmuls(instruction), results(instruction)
-    shapes = [f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in written]
+    shapes = [s.brief for s in written]
     result = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
     return Kernel(instruction.name, _kind(instruction), result, moved(instruction),
                   sum(g.flops for g in gemms), gemms[0].math_dtype if gemms else None, instruction)

@@ -69,6 +69,11 @@ class GemmRow:
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
+    def title(self) -> str:
+        """The instruction's name and the sizes."""
+        return f"{self.name} [{self.m} x {self.n} x {self.k}]"
+
+    @property
     def path(self) -> str:
         """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules, or of
         jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where there is none."""
@@ -330,7 +335,7 @@ def _split_k(row: GemmRow) -> GemmRow:
     i, name = row.instruction, row.name
     if row.library != "triton" or row.batch == 1:
         return row
-    users = [u for u in i.computation if name in u.operands]
+    users = i.computation.users.get(name, ())
     inside = fused(users[0]) if len(users) == 1 else None
     if not inside:
         return row

@@ -90,11 +90,20 @@ class Shape:
         return sum(e.size for e in self.elements) if self.is_tuple else abs(prod(self.dims))
 
     @property
+    def bits(self) -> int:
+        """Of an element; 0 for tokens and opaque values."""
+        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number counts bits
+        return 8 if self.dtype == "pred" else int(width[0]) if width else 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take none."""
-        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number counts bits
-        bits = 8 if self.dtype == "pred" else int(width[0]) if width else 0
-        return sum(e.nbytes for e in self.elements) if self.is_tuple else (self.size * bits + 7) // 8
+        return sum(e.nbytes for e in self.elements) if self.is_tuple else (self.size * self.bits + 7) // 8
+
+    @property
+    def brief(self) -> str:
+        """An array's dtype and dims, without its layout: f8e4m3fn[256,512]."""
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
 
     def __str__(self) -> str:
         if self.is_tuple:
@@ -340,6 +349,15 @@ class Computation:
     @cached_property
     def _by_name(self) -> dict[str, Instruction]:
         return {i.name: i for i in self.instructions}
+
+    @cached_property
+    def users(self) -> dict[str, list["Instruction"]]:
+        """Who reads each instruction, by its name and in text order; what nobody reads is not in it."""
+        users = defaultdict(list)
+        for i in self.instructions:
+            for name in dict.fromkeys(i.operands):
+                users[name].append(i)
+        return dict(users)
 
     @cached_property
     def lines(self) -> list[str]:

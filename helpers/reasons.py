@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator
@@ -21,8 +20,7 @@ from helpers.rules import RULES
 from helpers.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-_LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "conversion": "output",
-         "output": "output"}
+_LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
 _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
 
 
@@ -31,9 +29,8 @@ class Reason:
     """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
     call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
     "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, M x N x K, and
-    the layer.
-    `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see helpers.rules). `source` is the
-    program's line."""
+    the layer. `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see helpers.rules).
+    `source` is the program's line."""
 
     matmul: str
     lost: str
@@ -89,11 +86,11 @@ def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", **optio
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     rows = list(gemms_and_outside(parse_hlo_module(compiled), ptx))
-    found, first = Reasons(), {}
+    chip, found, first = resolve(target), Reasons(), {}
     if not rows:
         found.empty = "There is no matmul."
     for (row, outside), dot in zip(rows, _pair([row for row, _ in rows], before)):
-        matmul = _Matmul(row, dot, written, resolve(target))
+        matmul = _Matmul(row, dot, written, chip)
         other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
             found.append(matmul.why("twice", other=other))
@@ -103,13 +100,9 @@ def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", **optio
 
 def _reads(row: GemmRow) -> tuple:
     """What a call multiplies: two calls that multiply the same are one matmul, run twice."""
-    names = []
-    for name in row.instruction.operands[:2]:
-        i = row.instruction.computation[name]
-        while i.opcode in ("bitcast", "copy") and i.operands:
-            i = i.computation[i.operands[0]]
-        names.append(i.name)
-    return row.instruction.computation.name, *names, row.m, row.n, row.k
+    i = row.instruction
+    names = [behind(i.computation[name], ("bitcast", "copy")).name for name in i.operands[:2]]
+    return i.computation.name, *names, row.m, row.n, row.k
 
 
 def _work(row: GemmRow) -> tuple[list[int], int]:
@@ -167,7 +160,7 @@ class _Matmul:
         texts = [text.format(**(known | fields)) for text in RULES[rule]]
         if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
             texts[3] += " (XLA's gemm_rewriter.cc)"
-        name = f"{row.name} [{row.m} x {row.n} x {row.k}]" + f" {row.path}" * bool(row.path)
+        name = row.title + f" {row.path}" * bool(row.path)
         return Reason(name, *texts, self.given.source or row.source)
 
     # Why it is not FP8 -----------------------------------------------------------------------------------------------
@@ -269,11 +262,10 @@ class _Matmul:
             side, call = "right", self.row.instruction
             if behind(operand(call, 0), ("bitcast", "reshape", "copy", "get-tuple-element")).name == kernel.name:
                 side = "left"
-            shape = f"{kernel.shape.dtype}[{','.join(map(str, kernel.shape.dims))}]"
             origin = behind(operand(kernel, 0), ("bitcast", "reshape", "copy", "get-tuple-element"))
             argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
-            return self.why("operand's layout", side=side, name=f" ({argument})" * bool(argument), shape=shape,
-                            stored="[M, K]" if side == "left" else "[N, K]")
+            return self.why("operand's layout", side=side, name=f" ({argument})" * bool(argument),
+                            shape=kernel.shape.brief, stored="[M, K]" if side == "left" else "[N, K]")
         if work == "pad":
             return self._padding()
         inside = {i.opcode for i in fused(kernel) or (kernel,)}

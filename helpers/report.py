@@ -13,18 +13,15 @@ import jax
 from helpers.aot import aot_compile
 from helpers.cost import launches, moved
 from helpers.gemms import GemmRow, executions, fused, fusion_kind, matmuls, results
-from helpers.hlo import Computation, HloModule, Instruction, Shape, parse_hlo_module
+from helpers.hlo import Computation, HloModule, Instruction, parse_hlo_module
 from helpers.passes import dumped
+from helpers.rewriter import POINTWISE, depends, is_zero, reducer
 
 _VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier".split())
 _MOVES = _VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast concatenate tuple".split())
 _SUPPLY = _MOVES | frozenset("parameter constant convert iota".split())
 _SCALING = frozenset("multiply divide".split())
 _SCALAR = _SUPPLY | _SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
-_POINTWISE = frozenset(
-    "tanh exponential exponential-minus-one log log-plus-one logistic erf negate sqrt rsqrt cbrt sine cosine power "
-    "compare select and or not maximum minimum clamp abs multiply divide add subtract sign floor ceil".split()
-)
 # The last two types of `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
 # Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say which.
 _MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
@@ -40,11 +37,6 @@ class Outside:
 
     instruction: Instruction
     work: tuple[str, ...]
-
-
-def _bits(shape: Shape) -> int:
-    width = re.search(r"\d+", shape.dtype)
-    return int(width[0]) if width else 8
 
 
 def _inside(i: Instruction) -> list[Instruction]:
@@ -84,7 +76,7 @@ def _before(i: Instruction, role: str) -> tuple[str, ...]:
         return ("bias",) if opcodes <= _SUPPLY | _SCALING and opcodes & (_SCALING | {"convert", "broadcast"}) else ()
     if opcodes <= _MOVES | {"parameter", "constant"} and (moved := _moving(work)):
         return (moved,)
-    if opcodes <= _SUPPLY | _POINTWISE and all(s.dtype[:2] != "f8" for s in results(i)) and _from_fp8(i):
+    if opcodes <= _SUPPLY | POINTWISE and all(s.dtype[:2] != "f8" for s in results(i)) and _from_fp8(i):
         return ("fp8",)
     return ()
 
@@ -93,11 +85,12 @@ def _from_fp8(i: Instruction, steps: int = 4) -> bool:
     """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
     if i.shape.dtype.startswith("f8") and i.shape.size > 1:
         return True
-    return steps > 0 and {j.opcode for j in _inside(i)} <= _SUPPLY | _POINTWISE and any(
+    return steps > 0 and {j.opcode for j in _inside(i)} <= _SUPPLY | POINTWISE and any(
         _from_fp8(i.computation[name], steps - 1) for name in i.operands)
 
 
-def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: str) -> tuple[tuple[str, ...], tuple]:
+def _after(i: Instruction, value: str, mark: str, around: "Neighbours",
+           gemm: Instruction) -> tuple[tuple[str, ...], tuple]:
     """What a kernel does with the result named `value`, empty where it must run anyway; and what then each of the
     kernel's own results is: the "value", "abs" of it, its "amax", or None."""
     computation = fused(i)
@@ -108,7 +101,15 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
     else:
         live[value] = mark
         inside = [i]
-    depends = lambda origin: around.reaches(gemm, origin, i)
+
+    def of_result(origin: Instruction) -> bool:
+        """Whether a value, in the kernel or around it, comes from the matmul."""
+        if origin.computation is not i.computation:
+            if origin.opcode != "parameter":
+                return False
+            origin = i.computation[i.operands[origin.parameter_number]]
+        return depends(origin, gemm)
+
     size = i.computation[value].shape.size
     work, moves, derived = [], [], set()  # derived: of scalars and vectors alone, whatever its shape
     for j in inside:
@@ -129,26 +130,25 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
         if j.opcode in _MOVES:
             moves.append(j)
         elif j.opcode == "convert":
-            narrower = _bits(j.shape) < _bits(j.computation[j.operands[0]].shape)
+            narrower = j.shape.bits < j.computation[j.operands[0]].shape.bits
             alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in inside)
             work += ["amax" if state == "amax" else "output"] if narrower or alone or state == "amax" else []
         elif j.opcode == "reduce":
-            reducer = j.computation.module.computations[j.called[0]].root.opcode
             # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
             positive = state != "value" or "epilogue" in work or j.shape.size == 1 or around.goes_on_to_a_scalar(i)
-            if reducer not in ("maximum", "minimum") or not positive:
+            if reducer(j) not in ("maximum", "minimum") or not positive:
                 return (), ()
             work.append("amax")
             live[j.name] = "amax"
         elif state == "amax" and j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs") and all(
-                depends(other) for other in others):
+                of_result(other) for other in others):
             work.append("amax")
-        elif state == "amax" or j.opcode not in _POINTWISE:
+        elif state == "amax" or j.opcode not in POINTWISE:
             return (), ()
         elif j.opcode == "abs":
             live[j.name] = "abs"
         else:
-            kind = _pointwise(j, others, depends, derived)
+            kind = _pointwise(j, others, of_result, derived)
             if not kind:
                 return (), ()
             work.append(kind)
@@ -160,7 +160,7 @@ def _after(i: Instruction, value: str, mark: str, around: "Neighbours", gemm: st
     return tuple(dict.fromkeys(work)), tuple(live.get(name) for name in made)
 
 
-def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Instruction], bool],
+def _pointwise(j: Instruction, others: list[Instruction], of_result: Callable[[Instruction], bool],
                derived: set[str]) -> str | None:
     """What one elementwise instruction on the result is part of; None where it needs another matrix's elements."""
     vector = constant = None
@@ -175,13 +175,12 @@ def _pointwise(j: Instruction, others: list[Instruction], depends: Callable[[Ins
             vector = True
         elif origin.shape.size == j.shape.size > 1 and j.opcode not in ("add", "subtract"):
             return None
-        if depends(origin):
+        if of_result(origin):
             return None
     if j.opcode in ("clamp", "minimum"):
         return "output"
     if j.opcode == "maximum":
-        zero = constant is not None and re.fullmatch(r"-?0(\.0*)?", constant.literal or "")
-        return "epilogue" if zero else "output"
+        return "epilogue" if is_zero(constant) else "output"
     if j.opcode in _SCALING and others:
         return "epilogue" if j.opcode == "divide" and j.operands[0] in {o.name for o in others} else "scale"
     if j.opcode in ("add", "subtract") and others and not (constant is not None and not vector):
@@ -193,10 +192,7 @@ class Neighbours:
     """Who uses what in one computation, and which values come from a matmul."""
 
     def __init__(self, computation: Computation, rows: list[GemmRow]):
-        self.computation, self.users = computation, {}
-        for i in computation:
-            for name in dict.fromkeys(i.operands):
-                self.users.setdefault(name, []).append(i)
+        self.computation, self.users = computation, computation.users
         self.multiplies = {row.name for row in rows}
 
     def outside(self, row: GemmRow) -> list[Outside]:
@@ -239,7 +235,7 @@ class Neighbours:
                         reached[user.name] = marks
                         todo.append(user.name)
                 elif reached[name][0] and launches(user) and _is_plain(user):
-                    work, made = _after(user, name, reached[name][0], self, row.name)
+                    work, made = _after(user, name, reached[name][0], self, row.instruction)
                     if work:
                         found.setdefault(user.name, Outside(user, work))
                         reached[user.name] = made
@@ -252,26 +248,11 @@ class Neighbours:
         return any(u.opcode != "tuple" and u.shape.size == 1 and any(j.opcode == "reduce" for j in _inside(u))
                    for u in users)
 
-    def reaches(self, start: str, origin: Instruction, kernel: Instruction) -> bool:
-        """Whether a value of this computation, or the parameter of a `kernel` in it, comes from `start`."""
-        if origin.computation is not self.computation:
-            if origin.opcode != "parameter":
-                return False
-            origin = self.computation[kernel.operands[origin.parameter_number]]
-        seen, todo = set(), [origin.name]
-        while todo:
-            name = todo.pop()
-            if name == start:
-                return True
-            if name not in seen:
-                seen.add(name)
-                todo.extend(self.computation[name].operands)
-        return False
-
 
 def _is_plain(i: Instruction) -> bool:
-    """A kernel that XLA generated for elementwise work, moves or reductions: no library call, no collective."""
-    return i.opcode in _POINTWISE | _SUPPLY | {"fusion", "reduce"} and not matmuls(i)
+    """A kernel, of those without a matmul, that XLA generated for elementwise work, moves or reductions: no library
+    call, no collective."""
+    return i.opcode in POINTWISE | _SUPPLY | {"fusion", "reduce"}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -293,12 +274,12 @@ class GemmReport:
     @property
     def flops(self) -> int:
         """2*M*N*K of all rows, as often as they run."""
-        return sum(row.flops * (1 if row.count is None else row.count) for row in self.rows)
+        return _flops(self.rows)
 
     @property
     def fp8_flops(self) -> int:
         """Those of `flops` that the hardware multiplies in an 8-bit float type."""
-        return sum(row.flops * (1 if row.count is None else row.count) for row in self.rows if row.is_fp8)
+        return _flops(self.fp8_rows)
 
     @property
     def fp8_flops_share(self) -> float:
@@ -397,6 +378,10 @@ def _bare(name: str) -> str:
     return re.sub(r"[.\d]+$", "", name)
 
 
+def _flops(rows: tuple[GemmRow, ...]) -> int:
+    return sum(row.flops * (1 if row.count is None else row.count) for row in rows)
+
+
 def _metric(x: float) -> str:
     if x >= 1e18:
         return f"{Decimal(x):.2e} "  # of nested loops: more than a float holds
@@ -440,7 +425,8 @@ def report_gemms(x: Any, *args: Any, verify_mma: bool = False, **options: Any) -
     module = parse_hlo_module(x)
     if not note and module.attributes.get("is_scheduled") != "true":
         note = "not optimized: these are the program's dots as written, not what a GPU runs"
-    unread, count, total = [], 0, 0
+    rows = tuple(row for row, _ in gemms_and_outside(module, ptx))
+    multiply, unread, count, total = {row.instruction for row in rows}, [], 0, 0
     for name, times in executions(module).items():
         times = 1 if times is None else times
         for i in module.computations[name]:
@@ -448,9 +434,8 @@ def report_gemms(x: Any, *args: Any, verify_mma: bool = False, **options: Any) -
                 count += times
                 total += moved(i) * times
                 target = i.custom_call_target or "__cub$"
-                if not target.startswith("__cub$") and not matmuls(i):
+                if not target.startswith("__cub$") and i not in multiply:
                     unread.append(i.name)
-    rows = tuple(row for row, _ in gemms_and_outside(module, ptx))
     if not verify_mma and any(row.library == "triton" and row.is_fp8 for row in rows):
         note += "; " * bool(note) + "of Triton's kernels, what the dot says: verify_mma=True reads the instruction"
     return GemmReport(rows, count, total, tuple(unread), note)

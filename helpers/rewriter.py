@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Collection
 
-from helpers.hlo import Computation, Instruction
+from helpers.hlo import Instruction
 
 FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
 # What may stand between dequantization and dot: MatchFp8Param.
@@ -12,10 +12,11 @@ COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select sl
 COLLECTIVES = ("all-", "collective", "reduce-scatter")
 _NAMES = ("bitcast", "reshape", "copy")
 _LAYOUT = frozenset(("transpose", *_NAMES))
-_ELEMENTWISE = frozenset(
+POINTWISE = frozenset(
     "tanh exponential exponential-minus-one log log-plus-one logistic erf negate sqrt rsqrt cbrt sine cosine power abs "
-    "compare select and or not maximum minimum clamp multiply divide add subtract sign floor ceil convert".split()
+    "compare select and or not maximum minimum clamp multiply divide add subtract sign floor ceil".split()
 )
+_ELEMENTWISE = POINTWISE | {"convert"}
 _FAR = _ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
 
 
@@ -46,19 +47,19 @@ def is_zero(i: Instruction | None) -> bool:
 
 class Operand:
     """An operand of a dot. `fp8` is the FP8 array that XLA finds behind it and `scale` what dequantizes it; `problem`
-    names the rule of helpers.rules that it breaks, with `fields` for it. Where XLA finds no FP8 array, `far` is one
-    further back and `blocked` the operation at which XLA stopped looking, if there are such.
+    names the rule of helpers.rules that it breaks, with `fields` for it. Where XLA finds no FP8 array and
+    there is one further back, `blocked` is the operation at which XLA stopped looking.
 
     Follows FindF8SubgraphRecursive and MatchFp8Param in XLA's gemm_rewriter.cc.
     """
 
     def __init__(self, i: Instruction, side: str):
         self.side, self.dtype = side, i.shape.dtype
-        self.fp8 = self.scale = self.blocked = self.far = self.problem = None
+        self.fp8 = self.scale = self.blocked = self.problem = None
         self.fields: dict[str, str] = {}
         path = _path(i, set())
         if path is None:
-            self.far, self.blocked = _search(i)
+            self.blocked = _search(i)
             return
         self.fp8 = path[0]
         if len(path) > 1:
@@ -72,8 +73,7 @@ class Operand:
             if factor.opcode == "broadcast":
                 self.scale, start = operand(factor, 0), 3
                 if self.scale.shape.dims:
-                    dims = ",".join(map(str, self.scale.shape.dims))
-                    self.problem, self.fields = "array of scales", {"scales": f"{self.scale.shape.dtype}[{dims}]"}
+                    self.problem, self.fields = "array of scales", {"scales": self.scale.shape.brief}
                     return
         for step, before in zip(path[start:], path[start - 1:]):
             if step.opcode not in COMMUTES or (step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype):
@@ -107,9 +107,9 @@ def _path(i: Instruction, seen: set[str]) -> list[Instruction] | None:
     return None
 
 
-def _search(i: Instruction) -> tuple[Instruction | None, Instruction | None]:
-    """An FP8 array that `i` is made of by moves, elementwise operations, collectives or a loop's constant inputs; and
-    the first operation on the way at which XLA's own search ends."""
+def _search(i: Instruction) -> Instruction | None:
+    """Where `i` is made of an FP8 array by moves, elementwise operations, collectives or a loop's constant inputs: the
+    first operation on the way at which XLA's own search ends."""
     seen, todo = set(), [(i, None)]
     while todo:
         i, stop = todo.pop(0)
@@ -117,7 +117,7 @@ def _search(i: Instruction) -> tuple[Instruction | None, Instruction | None]:
             continue
         seen.add((i.computation.name, i.name))
         if i.shape.dtype.startswith("f8") and i.shape.size > 1:
-            return i, stop
+            return stop
         if i.opcode == "get-tuple-element" and operand(i, 0).opcode == "parameter":
             if outer := _into_loop(i):
                 todo.append((outer[1], stop or outer[0]))
@@ -125,7 +125,7 @@ def _search(i: Instruction) -> tuple[Instruction | None, Instruction | None]:
             ends = len(i.operands) > 1 and i.opcode not in ("divide", "dynamic-slice", "pad", "multiply", "select")
             ends |= i.opcode.startswith(COLLECTIVES)
             todo += [(i.computation[name], stop or (i if ends else None)) for name in i.operands]
-    return None, None
+    return None
 
 
 def _into_loop(i: Instruction) -> tuple[Instruction, Instruction] | None:
@@ -156,10 +156,7 @@ class Result:
     `readers`, pairs of a value on the way and who reads it besides."""
 
     def __init__(self, dot: Instruction):
-        self._users: dict[str, list[Instruction]] = {}
-        for i in dot.computation:
-            for name in dict.fromkeys(i.operands):
-                self._users.setdefault(name, []).append(i)
+        self._users = dot.computation.users
         self.steps: list[Step] = []
         self.readers: list[tuple[Instruction, Instruction]] = []
         value: Instruction | None = dot

@@ -5,7 +5,6 @@ themselves, for tests that count their matmuls in another way. cuDNN's attention
 itself before it lowers it.
 """
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
