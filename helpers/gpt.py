@@ -42,15 +42,18 @@ class GPTLayer(nn.Module):
         norm = functools.partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
         dense = functools.partial(
             nn.Dense, dtype=self.dtype, dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None)
-        x = x.astype(self.dtype)
+        batch, sequence, _ = x.shape
+        # A row a token: XLA makes no FP8 output of a result that is reshaped before it is converted.
+        x = x.astype(self.dtype).reshape(batch * sequence, self.hidden)
 
         h = dense(3 * self.hidden, name="qkv")(norm(name="norm_1")(x))
-        q, k, v = jnp.split(h.reshape(*x.shape[:2], self.heads, -1), 3, axis=-1)
+        q, k, v = jnp.split(h.reshape(batch, sequence, self.heads, -1), 3, axis=-1)
         h = jax.nn.dot_product_attention(q, k, v, is_causal=self.causal, implementation=self.attention)
         x = x + dense(self.hidden, name="projection")(h.reshape(x.shape))
 
         h = nn.gelu(dense(4 * self.hidden, name="up")(norm(name="norm_2")(x)))
-        return x + dense(self.hidden, name="down")(h)
+        x = x + dense(self.hidden, name="down")(h)
+        return x.reshape(batch, sequence, self.hidden)
 
 
 @functools.partial(jax.jit, static_argnames=("layer", "optimizer"))

@@ -35,9 +35,9 @@ LONGEST = 10  # kernels that are recorded by name
 def fast_backward() -> Iterator[None]:
     """What Flax does not offer: gradients accumulated as fast as the forward pass. Flax asks for exact accumulation
     there, and cuBLASLt then adds up more slowly: this is to measure how much of a step that is."""
-    exact = fp8_ops.dot_general_transpose_lhs
+    exact, fast = fp8_ops.dot_general_transpose_lhs, jax.lax.Precision.DEFAULT
     with mock.patch.object(fp8_ops, "dot_general_transpose_lhs",
-                           lambda *args, precision, **options: exact(*args, precision=None, **options)):
+                           lambda *args, precision, **options: exact(*args, precision=fast, **options)):
         yield
 
 
