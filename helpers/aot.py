@@ -4,14 +4,18 @@ XLA's CUDA compiler needs a description of the chip, not the chip. JAX reaches i
 comes back is the same `jax.stages.Compiled` as on the GPU, with the same optimized HLO, except that it cannot be run.
 """
 
+import base64
 import ctypes.util
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,14 +64,15 @@ if not jax.config.jax_platforms and not gpu_available():
 
 
 @functools.lru_cache(maxsize=32)
-def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...]) -> jax.sharding.Mesh:
+def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: int = 0) -> jax.sharding.Mesh:
     from jax.experimental import topologies
 
     sizes = [size for _, size in mesh_shape]
+    proto = re.sub(r'(dnn_version: "\d+\.\d+)\.0', rf"\1.{cudnn_patch}", target.text_proto())
     describe = functools.partial(
         topologies.get_topology_desc,
         platform="cuda",
-        target_config=target.text_proto(),
+        target_config=re.sub(r"(dnn_version_info \{[^}]*)", rf"\1 patch: {cudnn_patch} ", proto),
         topology=f"1x1x{int(np.prod(sizes))}",
     )
     have_compiler = _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt")
@@ -111,6 +116,57 @@ def _check_tile(text: str) -> None:
         )
 
 
+# A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the hash of what a
+# choice is looked up by; an option keeps this one.
+_CHOICE = re.compile(
+    r'^results {\n  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*\n)*)  }\n  version: (\d+)\n}\n', re.M
+)
+_AS_TEXT = {"xla_gpu_use_new_autotune_cache_format": False} if jax.__version_info__ >= (0, 11) else {}
+
+
+def recording(path: str | os.PathLike) -> dict[str, Any]:
+    """Compiler options with which the attached GPU's compiler writes what it chose to `path`, for `autotune`.
+
+    For `target="local"`: where XLA has nothing to time, it writes no file. The file holds every choice that the process
+    has made with these options. Raises ValueError for a name that XLA would not fill with text.
+    """
+    if Path(path).suffix not in (".txt", ".textproto", ".pbtxt"):
+        raise ValueError(f"XLA writes text only to a name that ends in .txt, .textproto or .pbtxt; got {str(path)!r}.")
+    return {**_AS_TEXT, "xla_gpu_dump_autotune_results_to": os.path.abspath(path)}
+
+
+def _choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str, str]]:
+    """The recorded choices as files of a folder that XLA looks in, and the cuDNN patch release they are filed under.
+
+    Once found, a choice stays with XLA for the whole process, under the chip, cuDNN's version and the instructions. The
+    patch release is one that no cuDNN has, and no other text: so only the compiles that ask for a text see its choices.
+    """
+    text = str(autotune)
+    if "\n" not in text:
+        text = Path(text).read_text(encoding="utf-8", errors="replace")
+    choices, rest = _CHOICE.findall(text), re.sub("^#.*", "", _CHOICE.sub("", text), flags=re.M).strip()
+    if rest != "version: 3" or not choices:
+        raise ValueError(
+            f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. Record them with the options of "
+            "recording(path); each is then results { device hlo result version }, after a line 'version: 3'."
+        )
+    patch = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:5], 16)
+    (major, minor), bandwidth = target.compute_capability, target.memory_bandwidth / 1e9
+    chip = f"CUDA: {major}.{minor}, Cores: {target.sms}"
+    key = f"{chip}, GPU clock: {target.clock_ghz:g} GHz, Memory bandwidth: {bandwidth:.0f} GB/s, L2 cache: "
+    key += f"{target.l2_bytes / 2**20:g} MB, DNN version: {target.cudnn[0]}.{target.cudnn[1]}.{patch}"
+    files = {}
+    for device, hlo, result, version in choices:
+        # What tells chips apart. A driver gives slightly other clocks, bandwidths and caches than the data sheet.
+        theirs = re.match(r"(.*), GPU clock: .* Memory bandwidth: (\d+) GB/s", device)
+        if not theirs or theirs[1] != chip or not 0.8 < int(theirs[2]) / bandwidth < 1.25:
+            raise ValueError(f"autotune: recorded on {device!r}, and {target.name} is another chip: {key!r}.")
+        hlo = hlo.encode().decode("unicode_escape").encode("latin-1")
+        name = f"<key model='{key}', hlo='".encode() + hlo + f"', version={version}>".encode()
+        files[base64.urlsafe_b64encode(hashlib.sha256(name).digest()).decode().strip("=") + ".textproto"] = result
+    return patch, files
+
+
 def _shapes(args: Sequence[Any], in_specs: Any, mesh: jax.sharding.Mesh | None) -> tuple:
     """The arguments as ShapeDtypeStructs, placed on `mesh` where there is one."""
 
@@ -152,6 +208,7 @@ def aot_compile(
     mesh_shape: Mapping[str, int] | Sequence[int] | None = None,
     in_specs: Sequence[Any] | None = None,
     compiler_options: Mapping[str, Any] | None = None,
+    autotune: str | os.PathLike | None = None,
 ) -> jax.stages.Compiled:
     """Compile `fn(*args)` for `target`, whether or not such a chip is here.
 
@@ -162,6 +219,10 @@ def aot_compile(
     generates), or "auto" (XLA's default: it times both on the chip. With no chip to time on, it takes the first Triton
     tile that compiles, which is not what a GPU would choose). `compiler_options` are XLA debug options, merged over
     those of `gemm`.
+
+    `autotune` is what XLA chose on a GPU like `target`: the path of a file that `recording` had it write, or its text.
+    Then the program is the one that GPU chose. XLA reads only what the same JAX release wrote. A program with a kernel
+    that is not in there is a LookupError, unless the options set xla_gpu_require_complete_aot_autotune_results False.
 
     `mesh_shape` asks for a sharded program on that many compile-only devices: {"data": 4, "model": 2}, or (8,), whose
     axes are named "x", "y", "z". `in_specs` has a PartitionSpec for each argument (or for each of its leaves; None is
@@ -180,6 +241,7 @@ def aot_compile(
     if not callable(fn):
         raise TypeError(f"the first argument must be a function, got {fn!r}.")
     options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
+    patch, files = _choices(autotune, target) if autotune is not None and not local else (0, {})
     if options.get("xla_gpu_override_gemm_autotuner"):
         _check_tile(options["xla_gpu_override_gemm_autotuner"])
     if in_specs is not None and len(in_specs) != len(args):
@@ -189,13 +251,26 @@ def aot_compile(
     if local:
         if mesh_shape is not None:
             raise ValueError('a mesh_shape is for compile-only devices; name a chip, as in target="H100".')
+        if autotune is not None:
+            raise ValueError('the attached GPU chooses for itself: autotune is for a named chip, as in target="H100".')
         return jitted.lower(*_shapes(args, None, None)).compile(compiler_options=options)
-    mesh = _mesh(target, _axes(mesh_shape))
-    with jax.set_mesh(mesh):
+    mesh = _mesh(target, _axes(mesh_shape), patch)
+    with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as folder:
         lowered = jitted.lower(*_shapes(args, in_specs, mesh))
+        for name, result in files.items():
+            Path(folder, name).write_text(result)
+        if files:
+            options = {"xla_gpu_require_complete_aot_autotune_results": True, **_AS_TEXT, **options}
+            options["xla_gpu_per_fusion_autotune_cache_dir"] = folder
         try:
             return lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
+            if files and (kernel := re.search("No cached config found for HLO instr: (.*?), kind", str(error))):
+                raise LookupError(
+                    f"autotune: of the {len(files)} recorded choices XLA can use none for {kernel[1]}. It looks one up "
+                    "by its own release, the chip and the kernel's instructions: record this function with these "
+                    f"shapes and options on {target.device} with JAX {jax.__version__}."
+                ) from error
             for sign, note in _COMPILER_BUGS.items():
                 if sign in str(error):
                     error.add_note(note)

@@ -199,3 +199,28 @@ def test_run_gives_numbers():
     result = run(scaled_matmul, a, a, one, one, jnp.float32(3))
     assert result.dtype == e4m3
     np.testing.assert_array_equal(np.asarray(result, np.float32), 3 * np.eye(16, dtype=np.float32))
+
+
+def test_an_attached_gpu_takes_no_part(monkeypatch):
+    """JAX hands a compile-only compile to the client of a GPU that is there, to time candidates on it, if both have one
+    version of the platform. They have not: a described chip's is its name, a GPU's is CUDA's version.
+    """
+    from jax._src import xla_bridge
+
+    class Attached:
+        platform_version = "PJRT C API\ncuda 13000"
+        device_count = staticmethod(lambda: 1)
+
+        def compile(self, *args, **options):
+            raise AssertionError("compiled by the attached GPU's client")
+
+    find, asked = xla_bridge.get_backend, []
+    monkeypatch.setattr(xla_bridge, "get_backend", lambda platform=None: (
+        asked.append(platform) or Attached() if platform in ("gpu", "cuda") else find(platform)))
+    dot = lambda a, b: a @ b.T
+    assert "gemm_fusion" in aot_compile(dot, MATRIX, MATRIX, target="H200", gemm="auto").as_text()
+    assert asked, "JAX no longer looks for a GPU here"
+    if jax.__version_info__ >= (0, 11):
+        Attached.platform_version = TARGETS["H200"].device
+        with pytest.raises(AssertionError, match="attached GPU's client"):
+            aot_compile(dot, MATRIX, MATRIX, target="H200", gemm="auto", compiler_options={"xla_gpu_autotune_level": 3})
