@@ -13,11 +13,11 @@ ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
 BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
 FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
-.PHONY: help setup lab test check refresh site releases bench clean
+.PHONY: help setup lab test check refresh site releases bench gpu train-bench clean
 
 help:     ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | \
-	while read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
+	while read -r name what; do printf 'make %-11s %s\n' "$$name" "$$what"; done
 
 setup:    ## install everything into this checkout (the other targets do it too)
 	$(SETUP)
@@ -43,6 +43,12 @@ releases: setup ## record what each JAX release makes of the same programs (ARGS
 
 bench: setup    ## time the HLO parser beside XLA's own
 	$(PYTHON) tests/bench_hlo.py
+
+gpu: setup      ## run it all on the attached Hopper GPU and record what comes out (ARGS=--rehearse: on the CPU)
+	$(PYTHON) tests/gpu $(ARGS)
+
+train-bench: setup ## time a transformer layer on the attached Hopper GPU in f32, bf16 and bf16 + FP8, and record it
+	$(PYTHON) tests/gpu train $(ARGS)
 
 clean:    ## remove everything the other targets made
 	rm -rf .tools .venv .venv-* _build .pytest_cache

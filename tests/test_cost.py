@@ -4,8 +4,6 @@ import pytest
 
 from helpers import TARGETS, aot_compile, parse_hlo_module
 from helpers.cost import bytes_moved, fp8_calls, gemm_config, kernels, print_kernels, roofline_seconds
-from helpers.local import Comparison, compare_with_local, kernel_lines
-from helpers.targets import attached_gpu
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 M, N, K = 64, 128, 256
@@ -95,24 +93,3 @@ def test_print_kernels(capsys):
     assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "kernel", "320", "B"]
     print_kernels(aot_compile(lambda a: a.astype(f32), shape(1000, 1000)))
     assert capsys.readouterr().out.splitlines()[-1].endswith("5.00 MB")
-
-
-def test_two_compiles_agree_or_the_difference_shows():
-    args = shape(M, K), shape(N, K)
-    one, same = (kernel_lines(aot_compile(to_f32, *args, target=t)) for t in ("H100", "H200"))
-    other = kernel_lines(aot_compile(to_f32, *args, target="A100"))
-    assert one == same == ("__cublas$lt$matmul$f8 -> f32[64,128] epilogue=DEFAULT amax=False beta=0",)
-    assert Comparison("GPU", one, same).agree and "the same kernels" in str(Comparison("GPU", one, same))
-    differs = Comparison("GPU", one, other)
-    assert not differs.agree and all(line in str(differs) for line in (*one, *other))
-
-
-@pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
-def test_compare_with_local_needs_a_gpu():
-    with pytest.raises(KeyError, match="needs an NVIDIA GPU"):
-        compare_with_local(to_f32, shape(M, K), shape(N, K))
-
-
-@pytest.mark.skipif(attached_gpu() is None, reason="no GPU is attached")
-def test_the_attached_gpu_agrees():
-    assert compare_with_local(to_f32, shape(M, K), shape(N, K)).agree

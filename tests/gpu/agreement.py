@@ -1,0 +1,58 @@
+"""Does the compile without a GPU give what the attached GPU's own compile gives, and does the GPU run it?
+
+Every program twice: with cuBLASLt for the matmuls, and with XLA's default options, for which the GPU times the
+candidates and a machine without one takes the first that compiles.
+"""
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import releases
+from programs import arguments, chip, own_compile, programs, runnable
+from record import sentence
+
+from helpers import aot_compile
+from helpers.local import kernel_lines
+from helpers.report import report_gemms
+
+ASKED = ("library", "math_dtype", "epilogue", "amax", "out_dtype")
+
+
+def gemms(compiled: jax.stages.Compiled) -> list[dict[str, Any]]:
+    """A program's matmuls by the fields that are compared, in an order that is not the scheduler's."""
+    rows = [{field: getattr(row, field) for field in ASKED} | {"outside": len(row.outside), "tile": row.tile}
+            for row in report_gemms(compiled).rows]
+    return sorted(rows, key=str)
+
+
+def compare(program: releases.Program, gemm: str, rehearse: bool) -> dict[str, Any]:
+    """Compile one program both ways, compare, and run it. An error on either side is recorded as that side's."""
+    options = {"gemm": gemm, "compiler_options": program.options}
+    compiles = {"without_gpu": lambda: aot_compile(program.fn, *program.args, target=chip(rehearse), **options),
+                "on_gpu": lambda: own_compile(program.fn, *program.args, rehearse=rehearse, **options)}
+    result: dict[str, Any] = {"gemm": gemm}
+    for side, compile_it in compiles.items():
+        try:
+            compiled = compile_it()
+            result[side] = {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
+        except Exception as error:
+            result[side] = {"error": sentence(error)}
+    without, own = result["without_gpu"], result["on_gpu"]
+    result["agree"] = "gemms" in own and own["gemms"] == without.get("gemms")
+    result["same_kernels"] = "kernels" in own and own["kernels"] == without.get("kernels")
+    if "error" in own:
+        return result | {"ran": False, "refused": own["error"]}
+    try:
+        call = runnable(program.fn, compiled, rehearse)
+        jax.block_until_ready(call(*arguments(program.args, "random")))
+        return result | {"ran": True}
+    except Exception as error:
+        return result | {"ran": False, "refused": sentence(error)}
+
+
+def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+    """A case a program and choice of libraries: cuBLASLt's first, which are quick."""
+    found = programs(divide=16, every=5) if rehearse else programs()
+    return {f"{name} [{gemm}]": functools.partial(compare, program, gemm, rehearse) for gemm in ("cublaslt", "auto")
+            for name, program in found.items() if program.gemm == "cublaslt"}

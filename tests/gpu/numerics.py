@@ -1,0 +1,146 @@
+"""Are the numbers right? Each program runs on the GPU and, in float64, on the host, over the same inputs.
+
+The reference is the function itself, its jaxpr evaluated with every float a float64 and every rounding but those to FP8
+left out. Inputs are random, and adversarial: of the largest magnitude, subnormal, zero, with NaN and infinity. Each runs
+twice, with fast accumulation (XLA's default) and without it (precision HIGHEST).
+"""
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import releases
+from jax.extend import core
+from programs import FP8, KINDS, arguments, own_compile, programs, runnable
+from record import sentence
+
+# Largest relative error, ||got - reference|| / ||reference||, of a result that counts as right. A wrong scale, a lost
+# activation or bias gives over 1e-1; a sum of 1,024 products in 14 bits about 1e-3. An FP8 result is compared with the
+# reference rounded to FP8 as well: what is left are values that a small error pushed over to the next code, a tenth of
+# them in E4M3 where the function computes in bfloat16.
+RIGHT = {"float8_e4m3fn": 2.0**-5, "float8_e5m2": 2.0**-4, "bfloat16": 2.0**-7, "float16": 2.0**-7, "float32": 2.0**-7}
+ACCUMULATION = {"fast": None, "exact": "highest"}  # the name of a matmul precision
+DIVIDE = 4  # M and N of the programs by this: the host's float64 is slow
+
+
+def _is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def _convert(value: Any, dtype: Any) -> Any:
+    """A conversion in the reference: to FP8 as it rounds and overflows, to a wider float exact."""
+    if np.dtype(dtype) in FP8:
+        with np.errstate(all="ignore"):
+            return jnp.asarray(np.asarray(value, np.float64).astype(dtype).astype(np.float64))
+    return jnp.asarray(value, jnp.float64 if _is_float(dtype) else dtype)
+
+
+def _evaluate(jaxpr: core.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """A jaxpr's results with every float a float64."""
+    values: dict[Any, Any] = {}
+
+    def read(atom: Any) -> Any:
+        if not isinstance(atom, core.Literal):
+            return values[atom]
+        return _convert(atom.val, atom.aval.dtype) if _is_float(atom.aval.dtype) else atom.val
+
+    values.update(zip(jaxpr.jaxpr.constvars, [wide(c) for c in jaxpr.consts]))
+    values.update(zip(jaxpr.jaxpr.invars, args))
+    for equation in jaxpr.jaxpr.eqns:
+        inputs, params = [read(atom) for atom in equation.invars], dict(equation.params)
+        inner = params.get("jaxpr") or params.get("call_jaxpr")
+        if inner is not None:
+            outputs = _evaluate(inner, inputs)
+        elif equation.primitive.name == "convert_element_type":
+            outputs = [_convert(inputs[0], params["new_dtype"])]
+        elif equation.primitive.name == "reduce_precision":
+            outputs = inputs
+        else:
+            if equation.primitive.name == "dot_general":
+                params |= {"preferred_element_type": np.dtype(np.float64), "precision": None}
+            outputs = equation.primitive.bind(*inputs, **params)
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+            if equation.primitive.name == "dot_general":  # its own result may be narrower than its operands' products
+                outputs = [_convert(outputs[0], equation.outvars[0].aval.dtype)]
+        values.update(zip(equation.outvars, outputs))
+    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+
+
+def wide(array: Any) -> Any:
+    """An array as float64 where it is a float."""
+    return jnp.asarray(np.asarray(array).astype(np.float64)) if _is_float(np.asarray(array).dtype) else array
+
+
+def reference(fn: Callable, args: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """`fn(*args)` in float64 on the host: the leaves of its result. Raises whatever a primitive that has no float64
+    version does."""
+    jaxpr = jax.make_jaxpr(fn)(*args)
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        return [np.asarray(leaf) for leaf in _evaluate(jaxpr, [wide(arg) for arg in args])]
+
+
+def errors(got: Any, expected: np.ndarray) -> dict[str, Any]:
+    """How far a result is from its reference: the relative error, the largest error, and where NaN or an infinity stands
+    in one and not in the other. Those places, and those that are NaN or infinite in both, do not count in the errors."""
+    got_wide = np.asarray(got).astype(np.float64)
+    with np.errstate(all="ignore"):  # the reference as the type can hold it, infinities where it overflows
+        held = expected.astype(np.asarray(got).dtype).astype(np.float64)
+        expected = held if np.asarray(got).dtype in FP8 else np.where(np.isfinite(held), expected, held)
+    both = np.isfinite(got_wide) & np.isfinite(expected)
+    same_kind = (np.isnan(got_wide) & np.isnan(expected)) | (got_wide == expected) | both
+    gap, size = got_wide[both] - expected[both], expected[both]
+    norm = float(np.linalg.norm(size))
+    return {"dtype": str(np.asarray(got).dtype), "relative": float(np.linalg.norm(gap)) / (norm or 1.0),
+            "largest": float(np.abs(gap).max(initial=0.0)), "of": float(np.abs(size).max(initial=0.0)),
+            "not_equal": int(np.sum(gap != 0)), "elements": int(got_wide.size),
+            "other_kind": int(np.sum(~same_kind))}
+
+
+def is_right(error: dict[str, Any]) -> bool:
+    return error["other_kind"] == 0 and error["relative"] <= RIGHT[error["dtype"]]
+
+
+def judge(program: releases.Program, rehearse: bool) -> dict[str, Any]:
+    """Run one program over all kinds of inputs, with fast accumulation and without."""
+    calls: dict[str, Any] = {}
+    for name, precision in ACCUMULATION.items():
+        def fn(*args):  # a function of its own: what has been traced with another precision is not taken again
+            return program.fn(*args)
+
+        with jax.default_matmul_precision(precision):
+            try:
+                compiled = own_compile(fn, *program.args, rehearse=rehearse, gemm="cublaslt",
+                                       compiler_options=program.options)
+                calls[name] = runnable(fn, compiled, rehearse)
+            except Exception as error:
+                calls[name] = sentence(error)
+    found: dict[str, Any] = {}
+    for seed, kind in enumerate(KINDS):
+        args = arguments(program.args, kind, seed)
+        expected = reference(program.fn, args)
+        for name, call in calls.items():
+            try:
+                if isinstance(call, str):
+                    raise RuntimeError(call)
+                outputs = jax.tree.leaves(call(*args))
+                found.setdefault(kind, {})[name] = [errors(o, e) for o, e in zip(outputs, expected, strict=True)]
+            except RuntimeError as error:  # what the library refuses
+                found.setdefault(kind, {})[name] = sentence(error)
+    rows = {kind: [row for row in by_name.values() if not isinstance(row, str)] for kind, by_name in found.items()}
+    return {"inputs": found, "refused": len(KINDS) * len(calls) - sum(map(len, rows.values())),
+            "right": _all(is_right(error) for kind in KINDS[:-1] for row in rows[kind] for error in row),
+            "keeps_nan": _all(error["other_kind"] == 0 for row in rows[KINDS[-1]] for error in row)}
+
+
+def _all(answers: Iterable[bool]) -> bool | None:
+    """Whether all hold; None where nothing ran."""
+    return all(answers) if (answers := list(answers)) else None
+
+
+def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+    """A case a program, those left out that the reference does not evaluate: a loop, and block scaling."""
+    found = programs(divide=16, every=4) if rehearse else programs(DIVIDE)
+    return {name: functools.partial(judge, program, rehearse) for name, program in found.items()
+            if program.gemm == "cublaslt" and not ("loop" in name or "blocks" in name)}

@@ -1,0 +1,209 @@
+"""How fast: bf16 and FP8 in every form of the chapters, on cubes and on the shapes of two transformers.
+
+What is compared is timed side by side, in one case: a ratio of two figures of one case is of one run. Every FP8 result
+stays in the chip's reach (random operands of unit size), and no call finds its inputs in the cache.
+"""
+import dataclasses
+import functools
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from programs import own_compile, runnable
+from record import sentence
+
+from helpers import TARGETS, report_gemms
+from helpers.cost import bytes_moved, kernels, roofline_seconds
+from helpers.formats import amax_scale, quantize
+from helpers.local import Timing, device_times
+from helpers.recipes import scaled_dot, to_e4m3
+
+# Tokens by the matrices of Llama 2 (Touvron et al. 2023): hidden sizes 4096 and 8192, MLPs of 11008 and 28672, and in
+# the 70B model 8 heads of 128 for keys and for values. M is 8192 tokens, or few, as when text is generated.
+SHAPES = {
+    "8192": (8192, 8192, 8192), "4096": (4096, 4096, 4096), "16384": (16384, 16384, 16384), "2048": (2048, 2048, 2048),
+    "1024": (1024, 1024, 1024), "7B gate and up": (8192, 22016, 4096), "7B down": (8192, 4096, 11008),
+    "7B QKV": (8192, 12288, 4096), "7B out": (8192, 4096, 4096), "70B gate and up": (8192, 57344, 8192),
+    "70B down": (8192, 8192, 28672), "70B QKV": (8192, 10240, 8192), "7B down, 16 tokens": (16, 4096, 11008),
+    "7B down, 256 tokens": (256, 4096, 11008),
+}
+EVERYTHING = ("8192", "4096", "7B gate and up")  # the shapes at which every form is timed, not the main ones alone
+REHEARSAL = {"8192": (64, 96, 128), "4096": (32, 64, 64), "7B down, 16 tokens": (16, 32, 48)}
+BETWEEN = 200e6  # bytes of inputs to walk through before the first set comes again: four times Hopper's L2
+BF16, E4M3 = jnp.bfloat16, jnp.float8_e4m3fn
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A way to write a matmul: the function, the types and shapes of its arguments, and who runs it."""
+
+    fn: Callable
+    args: tuple[jax.ShapeDtypeStruct, ...]
+    gemm: str = "cublaslt"
+
+
+def dot(a: jax.Array, b: jax.Array, dtype: Any = BF16) -> jax.Array:
+    """a [M, K] times b [N, K], unscaled."""
+    return jax.lax.dot(a, b.T, preferred_element_type=dtype)
+
+
+def fused(act: Callable = lambda d: d, amax: bool = False) -> Callable:
+    """Scales, `act` and an FP8 result in the call; with `amax` the largest magnitude as well."""
+    def fn(a, b, a_scale, b_scale, d_scale, *bias):
+        d = scaled_dot(a, b, a_scale, b_scale)
+        d = act(d + bias[0].astype(d.dtype) if bias else d)
+        return (to_e4m3(d, d_scale), jnp.max(jnp.abs(d))) if amax else to_e4m3(d, d_scale)
+
+    return fn
+
+
+def unfused(act: Callable = lambda d: d, amax: bool = False) -> Callable:
+    """The work of `fused`, the matmul's bf16 result written to memory and read again."""
+    def fn(a, b, a_scale, b_scale, d_scale, *bias):
+        d = jax.lax.optimization_barrier(scaled_dot(a, b, a_scale, b_scale, BF16)).astype(jnp.float32)
+        d = act(d + bias[0].astype(d.dtype) if bias else d)
+        return (to_e4m3(d, d_scale), jnp.max(jnp.abs(d))) if amax else to_e4m3(d, d_scale)
+
+    return fn
+
+
+def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
+    """Every form at one shape, by the case in which they are timed side by side."""
+    def shape(*dims: int, dtype: Any = E4M3) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype)
+
+    a, b, s, bias = shape(m, k), shape(n, k), shape(dtype=jnp.float32), shape(n, dtype=BF16)
+    a16, b16 = shape(m, k, dtype=BF16), shape(n, k, dtype=BF16)
+    scaled, relu, gelu = (a, b, s, s, s), jax.nn.relu, jax.nn.gelu
+    bf16, plain = Form(dot, (a16, b16)), Form(fused(), scaled)
+
+    def half_scales(a, b, d_scale):
+        half = jnp.float32(0.5)
+        return to_e4m3(scaled_dot(a, b, half, half), d_scale)
+
+    def quantized(x, w, scale_of):
+        x_scale, w_scale = scale_of(x), scale_of(w)
+        return scaled_dot(quantize(x, x_scale), quantize(w, w_scale), x_scale, w_scale, BF16)
+
+    def exact(*args):
+        with jax.default_matmul_precision("highest"):
+            return fused()(*args)
+
+    main = {
+        "bf16": bf16, "FP8": Form(dot, (a, b)), "FP8 scaled": Form(functools.partial(scaled_dot, dtype=BF16), scaled[:4]),
+        "FP8 scaled, FP8 out": plain, "FP8 scaled, FP8 out, amax": Form(fused(amax=True), scaled),
+        "quantize A": Form(quantize, (a16, s)),
+        "quantize A by its amax": Form(lambda x: (quantize(x, amax_scale(x)), amax_scale(x)), (a16,)),
+        "FP8 from bf16": Form(lambda x, w, scale: quantized(x, w, lambda _: scale), (a16, b16, s)),
+        "FP8 from bf16 by amax": Form(lambda x, w: quantized(x, w, amax_scale), (a16, b16)),
+    }
+    added = {"relu": (relu,), "gelu": (gelu,), "bias": (lambda d: d,), "amax": (lambda d: d, True)}
+    cost: dict[str, Form] = {"bf16": bf16, "FP8 scaled, FP8 out": plain, "unfused: FP8 out": Form(unfused(), scaled)}
+    for name, how in added.items():
+        args = (*scaled, bias) if name == "bias" else scaled
+        cost |= {f"+ {name}": Form(fused(*how), args), f"unfused: + {name}": Form(unfused(*how), args)}
+    everything = Form(fused(gelu, True), (*scaled, bias))
+    cost |= {"+ bias + gelu + amax": everything,
+             "unfused: + bias + gelu + amax": Form(unfused(gelu, True), (*scaled, bias))}
+    by_all = {"bf16": bf16, "FP8 scaled": main["FP8 scaled"], "FP8 scaled, FP8 out": plain,
+              "FP8, scaled after": Form(lambda a, b, x, y: (dot(a, b, jnp.float32) * (x * y)).astype(BF16), scaled[:4])}
+    libraries = {f"{name} [{gemm}]": dataclasses.replace(form, gemm=gemm)
+                 for name, form in by_all.items() for gemm in ("cublaslt", "auto", "triton")}
+    details = {
+        "FP8 scaled, FP8 out": plain, "B stored [K, N]": Form(
+            lambda a, b, *scales: fused()(a, b.T, *scales), (a, shape(k, n), s, s, s)),
+        "no scales": Form(lambda a, b: to_e4m3(dot(a, b, jnp.float32), jnp.float32(1)), (a, b)),
+        "scales of 0.5, constants": Form(half_scales, (a, b, s)), "accumulated exactly": Form(exact, scaled),
+        "bf16 out": main["FP8 scaled"], "f32 out": Form(scaled_dot, scaled[:4]),
+    }
+    return {"main": main, "what is fused": cost, "libraries": libraries, "details": details}
+
+
+def inputs(args: tuple[jax.ShapeDtypeStruct, ...], seed: int) -> list[jax.Array]:
+    """Random arrays on the device: scalars in 0.5 to 1.5, the rest normally distributed."""
+    keys = jax.random.split(jax.random.key(seed), len(args))
+    return [jax.random.uniform(key, (), minval=0.5, maxval=1.5).astype(arg.dtype) if not arg.shape
+            else jax.random.normal(key, arg.shape, jnp.bfloat16).astype(arg.dtype) for key, arg in zip(keys, args)]
+
+
+def sets_of(size: int) -> int:
+    """How many sets of inputs of `size` bytes each a form walks through."""
+    return max(1, min(64, round(BETWEEN / size)))
+
+
+def walked(call: Callable, args: tuple[jax.ShapeDtypeStruct, ...], rehearse: bool) -> Callable[[], Any]:
+    """A function without arguments that calls `call` with one set of inputs after the other."""
+    count = 2 if rehearse else sets_of(sum(arg.size * arg.dtype.itemsize for arg in args))
+    sets = itertools.cycle([inputs(args, seed) for seed in range(count)])
+    return lambda: call(*next(sets))
+
+
+def torch_forms(m: int, n: int, k: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The same matmuls by torch, where it is installed and has the GPU."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    normal = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    wide = [(normal(m, k), normal(n, k)) for _ in range(sets_of(m * k + n * k))]
+    narrow = itertools.cycle([(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T) for a, b in wide])
+    wide = itertools.cycle([(a, b.T) for a, b in wide])
+    one = torch.tensor(0.75, device="cuda")
+
+    def scaled_mm(dtype, **options):
+        a, b = next(narrow)
+        return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=True, **options)
+
+    yield "torch bf16", lambda: torch.matmul(*next(wide))
+    yield "torch._scaled_mm", lambda: scaled_mm(torch.bfloat16)
+    yield "torch._scaled_mm, FP8 out", lambda: scaled_mm(torch.float8_e4m3fn, scale_result=one)
+
+
+def as_row(timing: Timing) -> dict[str, Any]:
+    return {"device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
+            "launches": sum(count for _, _, count in timing.kernels), "longest": [name for name, *_ in timing.kernels[:1]]}
+
+
+def time_forms(sizes: tuple[int, int, int], case: str, rehearse: bool) -> dict[str, Any]:
+    """Compile every form of a case, and time all of them side by side, with what the compiler made of each."""
+    rows, calls = {}, {}
+    for name, form in forms(*sizes)[case].items():
+        try:
+            compiled = own_compile(form.fn, *form.args, rehearse=rehearse, gemm=form.gemm)
+            rows[name] = {"kernels": len(kernels(compiled)), "bytes": bytes_moved(compiled),
+                          "gemms": [f"{row.library} {row.math_dtype} {row.epilogue} {row.tile} {row.precision}".strip()
+                                    for row in report_gemms(compiled).rows],
+                          "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
+            call = walked(runnable(form.fn, compiled, rehearse), form.args, rehearse)
+            jax.block_until_ready(call())
+            calls[name] = call
+        except Exception as error:
+            rows[name] = rows.get(name, {}) | {"error": sentence(error)}
+    if case == "main" and not rehearse:
+        for name, call in torch_forms(*sizes):
+            try:
+                call()
+                calls[name], rows[name] = call, {}
+            except Exception as error:
+                rows[name] = {"error": sentence(error)}
+    m, n, k = sizes
+    flops = 2 * m * n * k
+    repeats = 3 if rehearse else max(5, min(50, int(0.02 * 7e14 / flops)))  # about 20 ms of each form in a round
+    for name, timing in device_times(calls, repeats=repeats, rounds=2 if rehearse else 5).items():
+        rows[name] |= as_row(timing)
+    return {"shape": list(sizes), "flops": flops, "forms": rows}
+
+
+def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+    """A case a shape and group of forms: what the goals are about first."""
+    shapes = REHEARSAL if rehearse else SHAPES
+    wanted = [(name, "main") for name in shapes]
+    wanted[1:1] = [(EVERYTHING[0], group) for group in ("what is fused", "libraries", "details")]
+    wanted += [(name, group) for name in EVERYTHING[1:] if name in shapes for group in
+               ("what is fused", "libraries", "details")]
+    return {f"{name}: {group}": functools.partial(time_forms, shapes[name], group, rehearse) for name, group in wanted}
