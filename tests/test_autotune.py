@@ -169,6 +169,29 @@ def test_the_part_says_where_a_gpu_chose_otherwise(keys):
     assert not result["agree"] and result["without_gpu"]["gemms"][0]["library"] == "cublasLt"
 
 
+def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch):
+    """All but the GPU: in its place, a compile that writes two programs' choices as a driver's chip has them."""
+    def own_compile(fn, *args, rehearse, compiler_options, **options):
+        assert not rehearse
+        path = compiler_options["xla_gpu_dump_autotune_results_to"]
+        chosen = NAMES[:2] if fn is everything[NAMES[1]].fn else NAMES[:1]  # XLA writes all since the process started
+        text = autotune.by_hand([key for name in chosen for key in keys[name]]).replace("4800 GB/s, L2 cache: 50 MB, DNN version: 9.10.0",
+                                              "4917 GB/s, L2 cache: 60 MB, DNN version: 9.21.1")
+        assert "9.21.1" in text
+        Path(path).write_text(text)
+        return aot_compile(fn, *args, target="H200", autotune=text, **options)
+
+    everything = programs(4)
+    monkeypatch.setattr(autotune, "programs", lambda divide: everything)
+    monkeypatch.setattr(autotune, "own_compile", own_compile)
+    monkeypatch.setattr(autotune, "chip", lambda rehearse: TARGETS["H200"])
+    found = autotune.cases(rehearse=False)
+    first, second = found[NAMES[0]](), found[NAMES[1]]()
+    assert first["agree"] and second["agree"] and not first["hand_made"]
+    texts = [set(autotune.CHOICE.findall(case["choices"])) for case in (first, second)]
+    assert len(texts[0]) == len(keys[NAMES[0]]) and texts[1] and not texts[0] & texts[1]
+
+
 def test_the_part_rehearses():
     """What `make gpu` runs, with hand-made choices in place of the GPU's."""
     name, case = next(iter(autotune.cases(rehearse=True).items()))
