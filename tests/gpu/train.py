@@ -78,6 +78,7 @@ def build(layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool,
            "gemms": [f"{r.m}x{r.n}x{r.k} {r.library} {r.math_dtype} {r.epilogue} {r.precision} {r.tile}".strip()
                      for r in report.rows],
            "kernels": len(kernels(compiled)), "bytes": bytes_moved(compiled),
+           "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
            "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
     return row | ({"losses": losses} if training else {}), call
 
