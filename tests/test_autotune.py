@@ -175,8 +175,9 @@ def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch):
         assert not rehearse
         path = compiler_options["xla_gpu_dump_autotune_results_to"]
         chosen = NAMES[:2] if fn is everything[NAMES[1]].fn else NAMES[:1]  # XLA writes all since the process started
-        text = autotune.by_hand([key for name in chosen for key in keys[name]]).replace("4800 GB/s, L2 cache: 50 MB, DNN version: 9.10.0",
-                                              "4917 GB/s, L2 cache: 60 MB, DNN version: 9.21.1")
+        text = autotune.by_hand([key for name in chosen for key in keys[name]])
+        text = text.replace("4800 GB/s, L2 cache: 50 MB, DNN version: 9.10.0",
+                            "4917 GB/s, L2 cache: 60 MB, DNN version: 9.21.1")
         assert "9.21.1" in text
         Path(path).write_text(text)
         return aot_compile(fn, *args, target="H200", autotune=text, **options)
