@@ -117,7 +117,7 @@ def _check_tile(text: str) -> None:
 
 
 # A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the hash of what a
-# choice is looked up by; an option keeps this one.
+# choice is looked up by, and whose choices of cuBLASLt count for one CUDA version only; an option keeps this one.
 _CHOICE = re.compile(
     r'^results {\n  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*\n)*)  }\n  version: (\d+)\n}\n', re.M
 )
