@@ -89,6 +89,23 @@ def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
     chip = TARGETS[target] if isinstance(target, str) else target
     return sum(k.seconds(chip) for k in kernels(x))
 
+_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3fn": 1, "f8e5m2": 1}
+_QUANTIZED = {"given": 3, "amax": 5}  # for each bf16 value read and written; by its own amax, read once more
+
+
+def matmul_seconds(m: int, n: int, k: int, dtype: str, out_dtype: str, target: str | Target = "H100") -> float:
+    """Roofline time in seconds of [m, k] times [n, k], operands of HLO type `dtype` and a result of `out_dtype`.
+    Raises KeyError where the chip has no peak for `dtype`."""
+    chip = TARGETS[target] if isinstance(target, str) else target
+    traffic = _BYTES[dtype] * (m + n) * k + _BYTES[out_dtype] * m * n
+    return max(2 * m * n * k / chip.peak_flops[dtype], traffic / chip.memory_bandwidth)
+
+
+def quantize_seconds(values: int, scale: str, target: str | Target = "H100") -> float:
+    """Roofline time in seconds to turn so many bf16 values into FP8: by a "given" scale, or by their own "amax"."""
+    chip = TARGETS[target] if isinstance(target, str) else target
+    return _QUANTIZED[scale] * values / chip.memory_bandwidth
+
 
 def _size(n: int) -> str:
     return f"{n:,} B" if n < 1e6 else f"{n / 1e6:,.2f} MB"

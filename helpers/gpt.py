@@ -23,8 +23,8 @@ class GPTLayer(nn.Module):
     """[batch, sequence, hidden] to the same. Parameters are f32; `dtype` is what the layer computes in.
 
     `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of earlier steps: delayed
-    scaling. Attention stays in `dtype`. `attention` is who runs it, an `implementation` of jax.nn.dot_product_attention:
-    "xla" anywhere, or "cudnn", one fused kernel, on a GPU in bf16. Raises ValueError for sizes that do not fit.
+    scaling. Attention stays in `dtype`. `attention` is who runs it, the `implementation` of dot_product_attention in
+    jax.nn: "xla" anywhere, or "cudnn", one fused kernel, on a GPU in bf16. Raises ValueError for sizes that do not fit.
     """
 
     hidden: int = 4096

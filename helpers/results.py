@@ -33,6 +33,11 @@ class Record:
         return (f"{p['device']}, driver {p['driver']}, CUDA {p['cuda']}, cuBLAS {p['cublas']}, JAX {p['jax']}, "
                 f"commit {commit}: `{p['command']}`")
 
+    @property
+    def choices(self) -> str:
+        """Of a record of "autotune": all that XLA chose, for `aot_compile(..., gemm="auto", autotune=...)`."""
+        return "version: 3\n" + "".join(case.get("choices", "") for case in self.cases.values())
+
 
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
     """What has been recorded of a part ("agreement", "numerics", "speed", "notebooks", "autotune" or "train"), a

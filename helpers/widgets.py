@@ -1,10 +1,12 @@
-"""The rounding panel: type a value and a scale, see the code, the rounding and the error. `formats.rounding` does the
-arithmetic; here is only what is typed and what is shown."""
+"""The panels: type a value and a scale and see the rounding; choose a matmul and a chip and see whether FP8 is faster.
+`formats.rounding` and `cost.matmul_seconds` do the arithmetic; here is only what is typed and what is shown."""
 from html import escape
 
 import ipywidgets
 
+from helpers.cost import matmul_seconds, quantize_seconds
 from helpers.formats import FORMATS, Rounding, rounding
+from helpers.targets import TARGETS
 
 
 def neighbours_svg(r: Rounding, width: int = 460) -> str:
@@ -57,3 +59,64 @@ def rounding_panel(value: str = "465", scale: str = "1", dtype: str = "float8_e4
         field.observe(update, names="value")
     update()
     return ipywidgets.VBox([ipywidgets.HBox(fields), shown])
+
+
+QUANTIZED = {"FP8 already": None, "bf16, scales known": "given", "bf16, scales by amax": "amax"}
+
+
+def speedup(m: int, n: int, k: int, chip: str, arriving: str, weights: str, out_dtype: str) -> tuple[float, float]:
+    """Roofline seconds in (bf16, FP8): `arriving` and `weights` say what is quantized first, A [m, k] and B [n, k]."""
+    eight = matmul_seconds(m, n, k, "f8e4m3fn", out_dtype, chip)
+    eight += sum(quantize_seconds(values, QUANTIZED[how], chip)
+                 for values, how in ((m * k, arriving), (n * k, weights)) if QUANTIZED[how])
+    return matmul_seconds(m, n, k, "bf16", "bf16", chip), eight
+
+
+def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 460, height: int = 190) -> str:
+    """Times faster than bf16 against M, in powers of two, with the chosen M marked."""
+    top = max(2.0, *ratios)
+
+    def x(i: float) -> float:
+        return 45 + (width - 70) * i / (len(rows) - 1)
+
+    def y(ratio: float) -> float:
+        return height - 35 - (height - 60) * ratio / top
+
+    line = " ".join(f"{x(i):.1f},{y(r):.1f}" for i, r in enumerate(ratios))
+    marks = "".join(f'<text x="{x(i):.1f}" y="{height - 18}" text-anchor="middle" fill="currentColor">{m}</text>'
+                    for i, m in enumerate(rows) if i % 3 == 0)
+    levels = "".join(f'<line x1="45" x2="{width - 25}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="currentColor" '
+                     f'stroke-opacity="{0.9 if v == 1 else 0.25}"/><text x="38" y="{y(v) + 4:.1f}" text-anchor="end" '
+                     f'fill="currentColor">{v}</text>' for v in (0, 1, 2))
+    at = rows.index(chosen)
+    words = f"{ratios[at]:.2f} times bf16 at {chosen} rows"
+    return (f'<svg width="{width}" height="{height}" role="img" aria-label="{words}" font-size="12" '
+            f'font-family="sans-serif">{levels}{marks}<polyline points="{line}" fill="none" stroke="#0072B2" '
+            f'stroke-width="2.5"/><circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
+            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text></svg>')
+
+
+def speedup_panel(chip: str = "H200", m: int = 4096, n: int = 4096, k: int = 4096) -> ipywidgets.VBox:
+    """A panel for a matmul's sizes, the chip, and what has to be quantized first: whether FP8 is faster than bf16, by
+    the roofline estimate. No time in it is measured."""
+    sizes = [2**i for i in range(4, 16)]
+    fields = [ipywidgets.SelectionSlider(options=sizes, value=value, description=name)
+              for name, value in (("M", m), ("N", n), ("K", k))]
+    chips = [name for name, target in TARGETS.items() if target.has_fp8]
+    fields += [ipywidgets.Dropdown(options=options, value=value, description=name) for name, options, value in (
+        ("chip", chips, chip), ("A arrives in", list(QUANTIZED), "bf16, scales known"),
+        ("B is stored in", list(QUANTIZED), "FP8 already"), ("result", ["bf16", "f8e4m3fn", "f32"], "bf16"))]
+    shown = ipywidgets.HTML()
+
+    def update(_=None) -> None:
+        rows, *rest = (field.value for field in fields)
+        times = [speedup(size, *rest) for size in sizes]
+        bf16, fp8 = times[sizes.index(rows)]
+        faster = f"FP8 is {bf16 / fp8:.2f} times as fast" if fp8 < bf16 else f"bf16 is {fp8 / bf16:.2f} times as fast"
+        shown.value = (f"<p>bf16 {bf16 * 1e6:,.1f} µs, FP8 {fp8 * 1e6:,.1f} µs: <b>{faster}</b> (estimated, without "
+                       f"launches)</p>{speedup_svg(rows, sizes, [two / one for two, one in times])}")
+
+    for field in fields:
+        field.observe(update, names="value")
+    update()
+    return ipywidgets.VBox([ipywidgets.HBox(fields[:3]), ipywidgets.HBox(fields[3:]), shown])

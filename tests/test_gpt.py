@@ -241,7 +241,7 @@ def bench(monkeypatch):
 
 @linux
 def test_rehearsal_of_the_bench(bench):
-    assert set(bench.cases(True)) == set(bench.cases(False))
+    assert set(bench.cases(True)) < set(bench.cases(False))
     case = bench.measure(True, "cublaslt", ("bf16", "bf16+fp8"), rehearse=True)
     rows = json.loads(json.dumps(case))["precisions"]
     for row in rows.values():

@@ -25,7 +25,7 @@ import programs  # noqa: E402
 import record  # noqa: E402
 import speed  # noqa: E402
 
-PARTS = tuple(p for p in ("agreement", "numerics", "speed", "autotune", "notebooks", "train") if (GPU / f"{p}.py").exists())
+PARTS = ("agreement", "numerics", "speed", "autotune", "notebooks", "train")
 needs_compiler = pytest.mark.skipif(sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only")
 
 
@@ -142,7 +142,7 @@ def test_a_commit_is_named_and_a_copy_without_git_must_say_it(tmp_path, monkeypa
 
 
 def test_messages_name_no_path():
-    assert record.clean("at /home/me/x.py:3, see https://x.org/a/b") == "at <path>:3, see https://x.org/a/b"
+    assert record.clean("at /home/user/x.py:3, see https://x.org/a/b") == "at <path>:3, see https://x.org/a/b"
 
 
 # The float64 reference ------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ def errors_of(fn, wrong, kind: str = "random") -> list[dict]:
 
 def test_the_reference_is_the_function_in_float64():
     a, b = (np.random.default_rng(seed).normal(size=(24, 40)).astype(jnp.float8_e4m3fn) for seed in (0, 1))
-    fn = lambda a, b: jax.nn.gelu(jax.lax.dot(a, b.T, preferred_element_type=jnp.bfloat16)) * 3
+    fn = lambda a, b: jax.nn.gelu(jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)) * 3
     d = a.astype(np.float64) @ b.astype(np.float64).T
     expected = 1.5 * d * (1 + np.tanh(np.sqrt(2 / np.pi) * (d + 0.044715 * d**3)))
     (value,) = numerics.reference(fn, [a, b])
     assert value.dtype == np.float64
-    np.testing.assert_allclose(value, expected, rtol=3e-3, atol=1e-6)  # gelu's constants are bfloat16's
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-9)  # gelu's constants are float32's
     (rounded,) = numerics.reference(lambda x: x.astype(jnp.float8_e4m3fn), [np.float32([1.07, 464, 465, 1e-9])])
     np.testing.assert_array_equal(rounded, [1.125, 448, np.nan, 0])  # to nearest, and NaN beyond the range
 

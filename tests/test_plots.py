@@ -18,6 +18,8 @@ FIGURES = {
     "snr": lambda: plots.plot_snr([0.5, 1, 2], {"E4M3FN": [1.0, 30.0, -np.inf]}, {"amax": 1.0}),
     "roofline": lambda: plots.plot_roofline(
         {"fused": (1e12, 1e9, 1e-3), "naive": (1e12, 1e10, 4e-3)}, {"FP8": 2e15}, 3e12),
+    "speedup": lambda: plots.plot_speedup([16, 64, 256], {"FP8 already": [1.9, 2, 2], "by amax": [0.4, 1, 1.5]},
+                                          {"FP8 already": [(64, 1.7)], "by amax": []}),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
     "lattice": lambda: plots.plot_lattice(LATTICE, [("f32", "to E4M3"), ("bf16", "to E4M3")],
                                           [("no bias", "relu"), ("bias", "relu"), ("bias", "silu")],

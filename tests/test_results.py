@@ -55,7 +55,7 @@ def test_the_schema_refuses_a_provenance_that_says_too_little_or_too_much(change
 
 @pytest.mark.parametrize("case", [
     {"passed": True}, {"passed": False, "code_cells": 3, "seconds": 1.0, "took": 2.0},
-    {"passed": True, "code_cells": 3, "seconds": 0, "took": 2.0}, {"error": "FileNotFoundError: /home/me/file"},
+    {"passed": True, "code_cells": 3, "seconds": 0, "took": 2.0}, {"error": "FileNotFoundError: /home/user/file"},
 ])
 def test_the_schema_refuses_a_case_that_is_not_whole(case):
     assert problems(record(cases={"01": case}))
