@@ -37,8 +37,8 @@ class GPTLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if x.ndim != 3 or x.shape[2] != self.hidden or self.hidden % self.heads:
-            raise ValueError(f"a layer of {self.hidden} in {self.heads} heads takes [batch, sequence, {self.hidden}], and "
-                             f"its heads must divide {self.hidden}; got {list(x.shape)}. Give hidden= and heads=.")
+            raise ValueError(f"a layer of {self.hidden} in {self.heads} heads takes [batch, sequence, {self.hidden}], "
+                             f"and its heads must divide {self.hidden}; got {list(x.shape)}. Give hidden= and heads=.")
         norm = functools.partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
         dense = functools.partial(
             nn.Dense, dtype=self.dtype, dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None)

@@ -177,7 +177,7 @@ def plot_roofline(points: Mapping[str, tuple[float, float, float]], peak_flops: 
 
 def plot_speedup(m: Sequence[int], curves: Mapping[str, Sequence[float]],
                  points: Mapping[str, Sequence[tuple[float, float]]] | None = None, title: str = "") -> Picture:
-    """How many times faster than bf16, against the rows `m`: estimated, a line a curve; measured, `points` (m, ratio)."""
+    """How many times faster than bf16, against the rows `m`: a line for each estimate, `points` (m, ratio) measured."""
     points = {name: found for name, found in (points or {}).items() if found}
     figure, axes = _axes(9, 4, "Time in bf16 over time in FP8 against M: " + "; ".join(
         f"{name}, {curve[0]:.2f} at {m[0]} rows and {curve[-1]:.2f} at {m[-1]}" for name, curve in curves.items())

@@ -55,7 +55,7 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
             record = Record(data["part"], data["provenance"], data["cases"])
             assert record.part == part and record.source
         except (ValueError, KeyError, TypeError, AssertionError) as error:
-            raise ValueError(f"{path} is not a record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one") from error
+            raise ValueError(f"{path} is no record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one") from error
         found.append(record)
     return tuple(found)
 

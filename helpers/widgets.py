@@ -93,7 +93,8 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
     return (f'<svg width="{width}" height="{height}" role="img" aria-label="{words}" font-size="12" '
             f'font-family="sans-serif">{levels}{marks}<polyline points="{line}" fill="none" stroke="#0072B2" '
             f'stroke-width="2.5"/><circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
-            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text></svg>')
+            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text>'
+            "</svg>")
 
 
 def speedup_panel(chip: str = "H200", m: int = 4096, n: int = 4096, k: int = 4096) -> ipywidgets.VBox:

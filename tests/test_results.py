@@ -106,7 +106,7 @@ def test_a_file_that_is_no_record_is_named_with_the_command_that_writes_one(tmp_
     monkeypatch.delenv("FP8_RESULTS", raising=False)
     (tmp_path / "h200").mkdir()
     (tmp_path / "h200" / "notebooks.json").write_text(text)
-    with pytest.raises(ValueError, match=r"notebooks.json is not a record of 'notebooks'.*`make gpu`"):
+    with pytest.raises(ValueError, match=r"notebooks.json is no record of 'notebooks'.*`make gpu`"):
         load("notebooks", tmp_path)
 
 

@@ -188,8 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     if options.measure:
         return measure(run_of(parts[0]), options.measure)
-    passed_on = [word for word, given in (("--rehearse", options.rehearse), (f"--commit={options.commit}", options.commit),
-                                          (f"--results={options.results}", options.results)) if given]
+    given = {"--rehearse": options.rehearse, f"--commit={options.commit}": options.commit,
+             f"--results={options.results}": options.results}
+    passed_on = [word for word, value in given.items() if value]
     start, left = time.time(), 0
     for number, part in enumerate(parts):
         run = run_of(part)

@@ -1,8 +1,8 @@
 """Are the numbers right? Each program runs on the GPU and, in float64, on the host, over the same inputs.
 
 The reference is the function itself, its jaxpr evaluated with every float a float64 and every rounding but those to FP8
-left out. Inputs are random, and adversarial: of the largest magnitude, subnormal, zero, with NaN and infinity. Each runs
-twice, with fast accumulation (XLA's default) and without it (precision HIGHEST).
+left out. Inputs are random, and adversarial: of the largest magnitude, subnormal, zero, with NaN and infinity. Each
+runs twice, with fast accumulation (XLA's default) and without it (precision HIGHEST).
 """
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -82,8 +82,8 @@ def reference(fn: Callable, args: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def errors(got: Any, expected: np.ndarray) -> dict[str, Any]:
-    """How far a result is from its reference: the relative error, the largest error, and where NaN or an infinity stands
-    in one and not in the other. Those places, and those that are NaN or infinite in both, do not count in the errors."""
+    """How far a result is from its reference: the relative error, the largest error, and in how many places NaN or an
+    infinity stands in one and not in the other. Places that are not finite on either side count in no error."""
     got_wide = np.asarray(got).astype(np.float64)
     with np.errstate(all="ignore"):  # the reference as the type can hold it, infinities where it overflows
         held = expected.astype(np.asarray(got).dtype).astype(np.float64)

@@ -93,7 +93,8 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
             return fused()(*args)
 
     main = {
-        "bf16": bf16, "FP8": Form(dot, (a, b)), "FP8 scaled": Form(functools.partial(scaled_dot, dtype=BF16), scaled[:4]),
+        "bf16": bf16, "FP8": Form(dot, (a, b)),
+        "FP8 scaled": Form(functools.partial(scaled_dot, dtype=BF16), scaled[:4]),
         "FP8 scaled, FP8 out": plain, "FP8 scaled, FP8 out, amax": Form(fused(amax=True), scaled),
         "quantize A": Form(quantize, (a16, s)),
         "quantize A by its amax": Form(lambda x: (quantize(x, amax_scale(x)), amax_scale(x)), (a16,)),
@@ -166,7 +167,8 @@ def torch_forms(m: int, n: int, k: int) -> Iterator[tuple[str, Callable[[], Any]
 
 def as_row(timing: Timing) -> dict[str, Any]:
     return {"device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
-            "launches": sum(count for _, _, count in timing.kernels), "longest": [name for name, *_ in timing.kernels[:1]]}
+            "launches": sum(count for *_, count in timing.kernels),
+            "longest": [name for name, *_ in timing.kernels[:1]]}
 
 
 def time_forms(sizes: tuple[int, int, int], case: str, rehearse: bool) -> dict[str, Any]:

@@ -113,7 +113,8 @@ def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bo
     for precision, timing in device_times(calls, repeats=3 if rehearse else 10, rounds=2 if rehearse else 5).items():
         rows[precision] |= {
             "device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
-            "launches": sum(count for *_, count in timing.kernels), "longest": [list(k) for k in timing.kernels[:LONGEST]]}
+            "launches": sum(count for *_, count in timing.kernels),
+            "longest": [list(kernel) for kernel in timing.kernels[:LONGEST]]}
     return {**sizes, "flops": model_flops(sizes, training), "precisions": rows}
 
 
