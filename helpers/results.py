@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from helpers.targets import TARGETS, Target
+
 COMMANDS = {"agreement": "make gpu", "numerics": "make gpu", "speed": "make gpu", "notebooks": "make gpu",
             "autotune": "make gpu", "train": "make train-bench"}
 
@@ -32,6 +34,12 @@ class Record:
         commit = p["commit"][:7] + " with changes" * p["changed"]
         return (f"{p['device']}, driver {p['driver']}, CUDA {p['cuda']}, cuBLAS {p['cublas']}, JAX {p['jax']}, "
                 f"commit {commit}: `{p['command']}`")
+
+    @property
+    def chip(self) -> Target | None:
+        """The GPU's model with its peak rates, None where it is none of `TARGETS` (a rehearsal)."""
+        words = self.provenance["device"].replace("-", " ").split()
+        return next((target for name, target in TARGETS.items() if name in words), None)
 
     @property
     def choices(self) -> str:

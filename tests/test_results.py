@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from helpers import TARGETS
-from helpers.results import COMMANDS, load, not_measured
+from helpers.results import COMMANDS, Record, load, not_measured
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text())
@@ -32,8 +32,7 @@ def record(part: str = "notebooks", cases: dict | None = None, **changed) -> dic
 
 def faster_than_the_chip(data: dict) -> list[str]:
     """Forms whose time is shorter than the FLOPs or the bytes take at the chip's peak: no call can be."""
-    words = data["provenance"]["device"].split()
-    (chip,) = [target for name, target in TARGETS.items() if name in words]
+    chip = Record("speed", data["provenance"], data["cases"]).chip
     return [f"{case}: {name}" for case, row in data["cases"].items() for name, form in row.get("forms", {}).items()
             if form.get("device_seconds") and form.get("gemms")
             and form["device_seconds"] < 0.95 * row["flops"] / chip.peak_flops["f8e4m3fn"]]
@@ -88,6 +87,7 @@ def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):
     assert first.provenance["device"] == "NVIDIA H100" and second.cases["01"]["passed"]
     for fact in ("NVIDIA H200", "driver 580.1", "CUDA 13.0", "cuBLAS 13.1.0", "JAX 0.12.0", "0123456", "`make gpu`"):
         assert fact in second.source
+    assert (first.chip, second.chip) == (TARGETS["H100"], TARGETS["H200"])
     assert "with changes" not in first.source and "2026" not in first.source
     assert load("speed", tmp_path) == ()
     monkeypatch.setenv("FP8_RESULTS", str(tmp_path))
@@ -98,7 +98,8 @@ def test_a_rehearsal_says_that_it_is_one(tmp_path, monkeypatch):
     monkeypatch.delenv("FP8_RESULTS", raising=False)
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "notebooks.json").write_text(json.dumps(record(rehearsal=True, device="cpu")))
-    assert "REHEARSAL" in load("notebooks", tmp_path)[0].source
+    (rehearsal,) = load("notebooks", tmp_path)
+    assert "REHEARSAL" in rehearsal.source and rehearsal.chip is None
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps(record("speed")), '{"part": "notebooks", "cases": {}}'])
@@ -114,3 +115,13 @@ def test_parts_are_known_by_name():
     with pytest.raises(ValueError, match="parts are agreement, numerics"):
         load("agreements")
     assert "make train-bench" in not_measured("train") and "make gpu" in not_measured("speed")
+
+
+def test_choices_of_all_cases_are_one_text_for_xla():
+    cases = {"one": {"choices": "results {\n}\n"}, "two": {"choices": ""}, "failed": {"error": "no"}}
+    assert Record("autotune", provenance(), cases).choices == "version: 3\nresults {\n}\n"
+
+
+def test_the_readme_says_whether_anything_is_recorded():
+    readme = " ".join((FOLDER.parent.parent / "README.md").read_text().split())
+    assert ("Nothing has been recorded yet" in readme) == (not RECORDED)
