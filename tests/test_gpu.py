@@ -2,6 +2,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import outputs
 import pytest
 from test_results import problems
 
@@ -78,6 +80,18 @@ def test_every_form_was_timed(rehearsed):
     for name, case in read(rehearsed / "speed.json")["cases"].items():
         for form, row in case["forms"].items():
             assert "error" not in row and row["wall_seconds"] > 0, (name, form)
+
+
+@needs_compiler
+def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
+    monkeypatch.setenv("FP8_RESULTS", str(rehearsed.parent))
+    chapter = outputs.NOTEBOOKS / "09_performance.ipynb"
+    notebook, _, failure = outputs.fresh_run([chapter])[chapter.stem]
+    assert failure is None, failure
+    said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "REHEARSAL" in said and "Not measured" not in said
+    assert re.search(r"^FP8 scaled, FP8 out, amax .* µs .* µs", said, re.M)
+    assert re.search(r"training step in FP8, over bf16's: wanted at most 0.65; \d", said)
 
 
 @needs_compiler
