@@ -42,13 +42,7 @@ def _cupti() -> Any:
         return None
     from jax.experimental.mosaic.gpu import profiler
 
-    cupti = getattr(profiler.mosaic_gpu_lib, "_mosaic_gpu_ext", None)
-    try:
-        cupti._cupti_init()
-        cupti._cupti_get_timings(True)
-    except (AttributeError, RuntimeError):  # not in this jaxlib, no CUPTI here, or another profiler holds it
-        return None
-    return cupti
+    return getattr(profiler.mosaic_gpu_lib, "_mosaic_gpu_ext", None)
 
 
 def _wait(result: Any) -> None:
@@ -61,14 +55,18 @@ def _wait(result: Any) -> None:
 
 
 def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tuple[str, float]]:
-    """(name, seconds) of each kernel that `repeats` calls launched, in order."""
-    cupti._cupti_init()
+    """(name, seconds) of each kernel that `repeats` calls launched, in order; none where CUPTI does not record."""
+    try:
+        cupti._cupti_init()
+    except (AttributeError, RuntimeError):  # not in this jaxlib, no CUPTI here, or another profiler holds it
+        return []
     try:
         for _ in range(repeats):
             result = call()
         _wait(result)
     finally:
-        timings = cupti._cupti_get_timings(True)
+        # CUPTI stays in the process: where it has been detached once, it may record nothing ever after.
+        timings = cupti._cupti_get_timings(False)
     return [(name, milliseconds / 1e3) for name, milliseconds in timings or ()]
 
 

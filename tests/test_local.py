@@ -52,7 +52,7 @@ class Cupti:
         self.recording = True
 
     def _cupti_get_timings(self, finalize):
-        assert self.recording and finalize
+        assert self.recording and not finalize
         self.recording = False
         return next(self.launches)
 
