@@ -18,7 +18,8 @@ class Timing:
     """Medians over the calls of one function, in seconds.
 
     `device` is what its kernels took together by the GPU's own clock (CUPTI), gaps between them not counted; None
-    where that cannot be read, as on a CPU. `wall` is the host's time for a call among others sent one after the other.
+    where that cannot be read, as on a CPU. `wall` is the host's time for a call among others sent one after the other
+    (with CUPTI attached, though not recording).
     `low` and `high` are the quartiles of the one of the two that `seconds` is. `kernels` are (name, seconds, launches)
     of a call, the longest first.
     """
@@ -65,7 +66,7 @@ def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tup
             result = call()
         _wait(result)
     finally:
-        # CUPTI stays in the process: where it has been detached once, it may record nothing ever after.
+        # CUPTI is left attached (False): detached once, it may record nothing in this process ever after.
         timings = cupti._cupti_get_timings(False)
     return [(name, milliseconds / 1e3) for name, milliseconds in timings or ()]
 

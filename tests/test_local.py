@@ -105,6 +105,17 @@ def test_a_recording_ends_when_a_call_fails(monkeypatch):
     assert not cupti.recording
 
 
+def test_a_profiler_that_cannot_be_had_leaves_the_wall_clock(monkeypatch):
+    class Held(Cupti):
+        def _cupti_init(self):
+            raise RuntimeError("another subscriber is active")
+
+    for cupti in (Held([]), object()):  # held by another profiler; a jaxlib without the binding
+        monkeypatch.setattr(local, "_cupti", lambda cupti=cupti: cupti)
+        (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
+        assert timing.device is None and timing.wall > 0
+
+
 @pytest.mark.parametrize("wrong", [{"calls": {}}, {"repeats": 0}, {"rounds": 0}])
 def test_nothing_to_time_is_refused(wrong):
     with pytest.raises(ValueError, match="at least one repeat and round"):
