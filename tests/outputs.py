@@ -259,7 +259,8 @@ def machine_traces(output) -> list[tuple[str, str]]:
 def run_environment(scratch: Path) -> dict[str, str]:
     """The caller's environment without what changes outputs: settings of JAX, Python, terminals, matplotlib."""
     drop = ("JAX_", "XLA_", "TF_", "PYTEST_", "PYTHON", "MPL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
-    stay = ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_")  # where it runs, and how much of a GPU's memory it takes at once
+    # Where it runs, how much of a GPU's memory it takes at once, where packages are (`make` unsets it).
+    stay = ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_", "PYTHONPATH")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k.startswith(stay)}
     return kept | {"IPYTHONDIR": str(scratch / "ipython"), "JUPYTER_PREFER_ENV_PATH": "1",
                    # kept between runs: building the font cache takes seconds

@@ -29,6 +29,7 @@ for place in (ROOT, HERE.parent, HERE):  # helpers; releases and outputs of the 
 SHARES = {"agreement": 0.30, "numerics": 0.14, "speed": 0.32, "autotune": 0.06, "notebooks": 0.18, "train": 1.0}
 GPU_PARTS = [part for part in SHARES if part != "train"]
 GRACE = 60  # seconds that a case in progress at the end of its part's time may still take
+HANGS = 150  # seconds after which a case that is stopped for that counts as one that fails; sooner, it is left
 RESTART = 75  # exit status of a child whose GPU no longer answers after a case that failed
 CRASHES = 8  # cases that may take down their process before a part is given up
 # A working directory of memory for cuBLASLt and for torch beside JAX; and no traces of the machine in messages.
@@ -67,11 +68,11 @@ def measure(run: Run, deadline: float) -> int:
 
     done = recorded(run)
     everything = cases(run.part, run.provenance["rehearsal"])
-    done = {name: done[name] for name in everything if name in done}
+    done, parent = {name: done[name] for name in everything if name in done}, os.getppid()
     for name, case in everything.items():
         if name in done:
             continue
-        if time.time() > deadline:
+        if time.time() > deadline or os.getppid() != parent:  # nobody waits: the GPU may be another run's by now
             break
         run.path.parent.mkdir(parents=True, exist_ok=True)
         run.marker.write_text(name)
@@ -114,9 +115,11 @@ def supervise(run: Run, arguments: list[str], seconds: float) -> tuple[int, int]
     """Run a part in child processes until it is through, or out of time: (cases recorded, cases left)."""
     deadline = time.time() + seconds
     run.marker.unlink(missing_ok=True)
+    # The chapters import helpers, installed or not.
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     for _ in range(CRASHES):
         child = subprocess.Popen([sys.executable, HERE, run.part, "--measure", str(deadline), *arguments], cwd=ROOT,
-                                 env=os.environ | ENVIRONMENT, start_new_session=True)
+                                 env=os.environ | ENVIRONMENT | found, start_new_session=True)
         try:
             status = child.wait(timeout=max(1.0, deadline - time.time()) + GRACE)
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as stopped:
@@ -125,6 +128,9 @@ def supervise(run: Run, arguments: list[str], seconds: float) -> tuple[int, int]
             if isinstance(stopped, KeyboardInterrupt):
                 run.marker.unlink(missing_ok=True)  # the reader's doing, not the case's
                 raise
+            if run.marker.exists() and time.time() - run.marker.stat().st_mtime < HANGS:
+                run.marker.unlink()  # it began late: the next run's
+                break
             status = -signal.SIGKILL
         if status == 0:
             break

@@ -65,7 +65,8 @@ def versions() -> dict[str, str]:
         said = subprocess.run(ask, capture_output=True, text=True).stdout.splitlines()
     except OSError:
         said = []
-    driver, power, clock = said[0].split(",") if said else ("unknown",) * 3
+    answer = said[0].split(",") if said else []
+    driver, power, clock = answer if len(answer) == 3 else ("unknown",) * 3
     major, rest = divmod(cuda_versions.cublas_get_version(), 10000)  # 130400 is 13.4.0
     return {"driver": driver.strip(), "power_limit": power.strip(), "max_clock": clock.strip(),
             "cuda": dotted(cuda_versions.cuda_driver_get_version(), 1000, 10),
