@@ -204,8 +204,9 @@ def time_forms(sizes: tuple[int, int, int], case: str, rehearse: bool) -> dict[s
 def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
     """A case a shape and group of forms: what the goals are about first."""
     shapes = REHEARSAL if rehearse else SHAPES
-    wanted = [(name, "main") for name in shapes]
-    wanted[1:1] = [(EVERYTHING[0], group) for group in ("what is fused", "libraries", "details")]
+    first = EVERYTHING[0]
+    wanted = [(first, group) for group in ("main", "what is fused", "details")]
+    wanted += [(name, "main") for name in shapes if name != first] + [(first, "libraries")]  # which times many tiles
     wanted += [(name, group) for name in EVERYTHING[1:] if name in shapes for group in
-               ("what is fused", "libraries", "details")]
+               ("what is fused", "details", "libraries")]
     return {f"{name}: {group}": functools.partial(time_forms, shapes[name], group, rehearse) for name, group in wanted}
