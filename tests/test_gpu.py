@@ -133,6 +133,22 @@ def test_a_case_that_ends_its_process_is_recorded_and_the_rest_goes_on(tmp_path)
     assert not list((tmp_path / "out").glob("*/*.running"))
 
 
+def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
+    copy = tmp_path / "tests" / "gpu"
+    shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    main = (copy / "__main__.py").read_text()
+    (copy / "__main__.py").write_text(main.replace("GRACE = 60", "GRACE = 2"))
+    (copy / "speed.py").write_text(
+        "import time\n"
+        "def cases(rehearse):\n"
+        "    return {'one': lambda: {'n': 1}, 'long': lambda: time.sleep(60), 'last': lambda: {'n': 2}}\n")
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.15", script=copy,
+               PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+    assert made.returncode == 1 and "2 left" in made.stdout, made.stdout
+    assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
+    assert not list((tmp_path / "out").glob("*/*.running"))
+
+
 @pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
 def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path):
     refused = run("--results", tmp_path)

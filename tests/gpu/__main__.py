@@ -180,6 +180,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--minutes must be above 0, got {options.minutes:g}")
     if options.rehearse:
         os.environ["JAX_PLATFORMS"] = "cpu"
+    elif "cuda" in os.environ.get("JAX_PLATFORMS", ""):
+        del os.environ["JAX_PLATFORMS"]  # "cuda" alone would leave JAX no CPU, which the float64 reference runs on
     if why := refusal(options.rehearse):
         print(why, file=sys.stderr)
         return 2
