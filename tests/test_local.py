@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import aot_compile, local
+from helpers.cost import kernels
 from helpers.local import Comparison, Timing, compare_with_local, device_times, kernel_lines
+from helpers.recipes import scaled_dot, to_e4m3
 from helpers.targets import attached_gpu
 
 M, N, K = 64, 128, 256
@@ -134,3 +136,23 @@ def test_a_gpu_has_a_clock_of_its_own():
     compiled = aot_compile(to_f32, a, b, target="local")
     (timing,) = device_times({"dot": lambda: compiled(a, b)}).values()
     assert timing.device and timing.kernels and timing.kernels[0][2] == 1
+
+
+def in_a_row(a, b, scale):
+    """Eight matmuls, of which XLA makes one CUDA graph."""
+    for _ in range(8):
+        a = to_e4m3(scaled_dot(a, b, scale, scale), scale)
+    return a
+
+
+def test_eight_matmuls_are_eight_kernels():
+    args = shape(2048, 2048), shape(2048, 2048), shape(dtype=jnp.float32)
+    assert len(kernels(aot_compile(in_a_row, *args))) == 8
+
+
+@pytest.mark.skipif(attached_gpu() is None, reason="no GPU is attached")
+def test_the_kernels_of_a_cuda_graph_are_all_seen_time_after_time():
+    a, b, scale = jnp.ones((2048, 2048), jnp.float8_e4m3fn), jnp.ones((2048, 2048), jnp.float8_e4m3fn), jnp.float32(0.1)
+    compiled = aot_compile(in_a_row, a, b, scale, target="local")
+    seen = [device_times({"row": lambda: compiled(a, b, scale)})["row"] for _ in range(3)]
+    assert all(sum(launches for *_, launches in timing.kernels) >= 8 for timing in seen)
