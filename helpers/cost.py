@@ -89,6 +89,7 @@ def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
     chip = TARGETS[target] if isinstance(target, str) else target
     return sum(k.seconds(chip) for k in kernels(x))
 
+
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3fn": 1, "f8e5m2": 1}
 _QUANTIZED = {"given": 3, "amax": 5}  # for each bf16 value read and written; by its own amax, read once more
 
@@ -102,7 +103,10 @@ def matmul_seconds(m: int, n: int, k: int, dtype: str, out_dtype: str, target: s
 
 
 def quantize_seconds(values: int, scale: str, target: str | Target = "H100") -> float:
-    """Roofline time in seconds to turn so many bf16 values into FP8: by a "given" scale, or by their own "amax"."""
+    """Roofline time in seconds to turn so many bf16 values into FP8: by a "given" scale, or by their own "amax"; any
+    other word is a ValueError."""
+    if scale not in _QUANTIZED:
+        raise ValueError(f'the scale is "given", or made from the values\' "amax"; got {scale!r}')
     chip = TARGETS[target] if isinstance(target, str) else target
     return _QUANTIZED[scale] * values / chip.memory_bandwidth
 

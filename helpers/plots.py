@@ -179,18 +179,20 @@ def plot_speedup(m: Sequence[int], curves: Mapping[str, Sequence[float]],
                  points: Mapping[str, Sequence[tuple[float, float]]] | None = None, title: str = "") -> Picture:
     """How many times faster than bf16, against the rows `m`: a line for each estimate, `points` (m, ratio) measured."""
     points = {name: found for name, found in (points or {}).items() if found}
-    figure, axes = _axes(9, 4, "Time in bf16 over time in FP8 against M: " + "; ".join(
+    figure, axes = _axes(11, 4, "Time in bf16 over time in FP8 against M: " + "; ".join(
         f"{name}, {curve[0]:.2f} at {m[0]} rows and {curve[-1]:.2f} at {m[-1]}" for name, curve in curves.items())
         + (f"; measured: {', '.join(points)}" if points else "; nothing measured") + ".")
     for i, (name, curve) in enumerate(curves.items()):
         axes.plot(m, curve, STYLES[i % 4], color=PALETTE[i % 7], label=f"{name}, estimated", linewidth=1.8)
-    for i, (name, found) in enumerate(points.items()):
-        axes.plot(*zip(*found), marker="os^Dv"[i % 5], color=PALETTE[i % 7], linestyle="none", markersize=8,
-                  label=f"{name}, measured")
+    for i, name in enumerate(curves):  # a point has the colour of its curve
+        if name in points:
+            axes.plot(*zip(*points[name]), marker="os^Dv"[i % 5], color=PALETTE[i % 7], linestyle="none", markersize=8,
+                      label=f"{name}, measured")
     axes.axhline(1, color="#555555", linewidth=1)
     axes.set_xscale("log", base=2)
-    axes.set(ylim=(0, None), xlabel="M, rows of A", ylabel="times faster than bf16", title=title)
-    axes.legend(frameon=False, loc="lower right")
+    axes.set_xticks(m, [f"{rows:,}" for rows in m], fontsize=9)
+    axes.set(ylim=(0, None), xlabel="M, rows of A", ylabel="times as fast as bf16", title=title)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.targets import TARGETS, Target
+from helpers.targets import Target, model
 
 COMMANDS = {"agreement": "make gpu", "numerics": "make gpu", "speed": "make gpu", "notebooks": "make gpu",
             "autotune": "make gpu", "train": "make train-bench"}
@@ -38,8 +38,7 @@ class Record:
     @property
     def chip(self) -> Target | None:
         """The GPU's model with its peak rates, None where it is none of `TARGETS` (a rehearsal)."""
-        words = self.provenance["device"].replace("-", " ").split()
-        return next((target for name, target in TARGETS.items() if name in words), None)
+        return model(self.provenance["device"])
 
     @property
     def choices(self) -> str:
@@ -70,4 +69,4 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
 
 def not_measured(part: str) -> str:
     """What a chapter prints in place of a table that nobody has measured yet."""
-    return f"Not measured on a GPU yet. On a machine with an H100 or H200, `{COMMANDS[part]}` measures and records it."
+    return f"not measured yet (`{COMMANDS[part]}`)"

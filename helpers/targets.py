@@ -188,14 +188,20 @@ class _Targets(dict):
                 f"a chip to compile for without it: {', '.join(self)}."
             )
         device, capability = gpu
-        words = device.replace("-", " ").split()
-        match = [t for t in self.values() if t.name in words and t.compute_capability == capability]
-        if not match:
+        match = model(device)
+        if match is None or match.compute_capability != capability:
             raise UnknownTarget(
                 f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak "
                 f"rates are not recorded here; recorded are {', '.join(self)}."
             )
-        return dataclasses.replace(match[0], name="local", device=device)
+        return dataclasses.replace(match, name="local", device=device)
 
 
 TARGETS: Mapping[str, Target] = _Targets({chip.name: chip for chip in _CHIPS})
+
+
+def model(device: str) -> Target | None:
+    """The chip that a driver calls `device`, as in "NVIDIA H100 80GB HBM3"; None for one with other rates than are
+    recorded here, among them cards for PCIe."""
+    words = device.upper().replace("-", " ").split()
+    return None if {"PCIE", "NVL"} & set(words) else next((t for t in TARGETS.values() if t.name in words), None)

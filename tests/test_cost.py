@@ -3,7 +3,16 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import TARGETS, aot_compile, parse_hlo_module
-from helpers.cost import bytes_moved, fp8_calls, gemm_config, kernels, print_kernels, roofline_seconds
+from helpers.cost import (
+    bytes_moved,
+    fp8_calls,
+    gemm_config,
+    kernels,
+    matmul_seconds,
+    print_kernels,
+    quantize_seconds,
+    roofline_seconds,
+)
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 M, N, K = 64, 128, 256
@@ -15,6 +24,21 @@ def shape(*dims, dtype=e4m3):
 
 def to_f32(a, b):
     return jax.lax.dot(a, b.T, preferred_element_type=f32)
+
+
+def test_quantizing_reads_twice_for_an_amax():
+    given, amax = (quantize_seconds(10**9, scale, "H200") for scale in ("given", "amax"))
+    assert given == pytest.approx(3e9 / 4.8e12) and amax == pytest.approx(5e9 / 4.8e12)
+    with pytest.raises(ValueError, match="got 'static'"):
+        quantize_seconds(1, "static")
+
+
+@pytest.mark.parametrize("m, n, k, dtype, seconds", [
+    (8192, 8192, 8192, "f8e4m3fn", 2 * 8192**3 / 1978.9e12),
+    (16, 8192, 8192, "bf16", 2 * (8208 * 8192 + 16 * 8192) / 4.8e12),
+])
+def test_a_matmul_takes_the_longer_of_two_times(m, n, k, dtype, seconds):
+    assert matmul_seconds(m, n, k, dtype, "bf16", "H200") == pytest.approx(seconds)
 
 
 def test_one_call_counts_operands_results_and_flops_but_no_workspace():

@@ -120,8 +120,3 @@ def test_parts_are_known_by_name():
 def test_choices_of_all_cases_are_one_text_for_xla():
     cases = {"one": {"choices": "results {\n}\n"}, "two": {"choices": ""}, "failed": {"error": "no"}}
     assert Record("autotune", provenance(), cases).choices == "version: 3\nresults {\n}\n"
-
-
-def test_the_readme_says_whether_anything_is_recorded():
-    readme = " ".join((FOLDER.parent.parent / "README.md").read_text().split())
-    assert ("Nothing has been recorded yet" in readme) == (not RECORDED)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from helpers import TARGETS, Target
-from helpers.targets import UnknownTarget, attached_gpu
+from helpers.targets import UnknownTarget, attached_gpu, model
 
 CHIPS = ("A100", "L40S", "H100", "H200", "B200")
 
@@ -63,6 +63,15 @@ def test_an_unknown_chip_names_the_known_ones(name, near):
         TARGETS[name]
     assert all(chip in str(error.value) for chip in CHIPS)
     assert near is None or f"Did you mean {near!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("device, name", [
+    ("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"),
+    ("NVIDIA L40S", "L40S"),
+    ("NVIDIA H100 PCIe", None), ("NVIDIA H200 NVL", None), ("NVIDIA L40", None), ("cpu", None),
+])
+def test_a_model_is_known_by_the_name_its_driver_gives_it(device, name):
+    assert model(device) == (TARGETS[name] if name else None)
 
 
 @pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
