@@ -27,7 +27,7 @@ lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 90
 
 test: setup     ## run every test: helpers, chapters and their outputs, site, JupyterLab, oldest JAX
 	@# two files of tests at a time, by pytest-xdist: memory for more is not everywhere
-	$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup    ## re-run the chapters and compare their outputs with the committed ones (NB="01 03" for some)
 	$(PYTHON) tests/outputs.py check $(NB)

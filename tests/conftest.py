@@ -1,4 +1,4 @@
-"""What the tests in a real browser share: where it is, how it is started, and when its absence is a failure."""
+"""The order of the tests, and what those in a real browser share: where it is, and when its absence is a failure."""
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +10,13 @@ from playwright.sync_api import Browser, sync_playwright
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus")  # minutes each: they go first
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that of two processes none is left alone with one of them."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="module")  # not longer: while playwright runs, nothing else in this thread can use asyncio

@@ -171,6 +171,11 @@ def test_a_commit_is_named_and_a_copy_without_git_must_say_it(tmp_path, monkeypa
         record.commit(None)
 
 
+def test_what_json_has_not_got_is_null(tmp_path):
+    record.write(tmp_path / "x.json", "train", {}, {"step": {"losses": [1.0, float("nan")], "n": float("inf")}})
+    assert read(tmp_path / "x.json")["cases"] == {"step": {"losses": [1.0, None], "n": None}}
+
+
 def test_messages_name_no_path():
     assert record.clean("at /home/user/x.py:3, see https://x.org/a/b") == "at <path>:3, see https://x.org/a/b"
 

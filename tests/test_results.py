@@ -38,6 +38,13 @@ def faster_than_the_chip(data: dict) -> list[str]:
             and form["device_seconds"] < 0.95 * row["flops"] / chip.peak_flops["f8e4m3fn"]]
 
 
+def timed_without_all_kernels(data: dict) -> list[str]:
+    """Forms of which the GPU's clock saw fewer kernels than there are matmuls: their time is not the whole."""
+    return [f"{case}: {name}" for case, row in data["cases"].items()
+            for name, form in {**row.get("forms", {}), **row.get("precisions", {})}.items()
+            if form.get("device_seconds") and form["launches"] < len(form.get("gemms", "1"))]
+
+
 def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert problems(record()) == []
@@ -66,7 +73,7 @@ def test_recorded_results_are_measurements_that_can_be(path):
     assert problems(data) == []
     assert not data["provenance"]["rehearsal"], "a rehearsal on the CPU is not a result"
     assert data["part"] == path.stem
-    assert faster_than_the_chip(data) == []
+    assert faster_than_the_chip(data) == [] and timed_without_all_kernels(data) == []
 
 
 def test_an_impossible_time_is_found():
@@ -76,6 +83,9 @@ def test_an_impossible_time_is_found():
             "took": 1.0}
     data = record("speed", {"8192: main": case})
     assert problems(data) == [] and faster_than_the_chip(data) == ["8192: main: FP8"]
+    assert timed_without_all_kernels(data) == []
+    form["gemms"] = ["cublasLt", "cublasLt"]
+    assert timed_without_all_kernels(data) == ["8192: main: FP8"]
 
 
 def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):

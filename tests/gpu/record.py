@@ -2,6 +2,7 @@
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -106,10 +107,19 @@ def read(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def json_numbers(value: Any) -> Any:
+    """A case with null in place of NaN and infinity, which JSON has not got."""
+    if isinstance(value, dict):
+        return {key: json_numbers(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_numbers(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write(path: Path, part: str, provenance: Mapping[str, Any], cases: Mapping[str, Any]) -> None:
     """Write a record, a line a case, in one step: a run that is cut off leaves the file of before."""
     about = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in provenance.items())
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items())
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(json_numbers(case))}" for name, case in cases.items())
     text = (f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "provenance": {{\n{about}\n }},\n'
             f' "cases": {{\n{rows}\n }}\n}}\n')
     path.parent.mkdir(parents=True, exist_ok=True)
