@@ -169,7 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="measure again what is recorded")
     parser.add_argument("--minutes", type=float, default=8.0, help="how long the run may take (8)")
     parser.add_argument("--commit", help="the commit of a copy that has no .git")
-    parser.add_argument("--results", type=Path, help="write here instead of notebooks/results")
+    parser.add_argument("--results", type=lambda name: Path(name).resolve(), help="a folder for the models' folders "
+                        "instead of notebooks/results")
     parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)  # the child's deadline
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before JAX starts: this process uses the GPU too, to ask for its name

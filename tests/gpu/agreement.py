@@ -39,8 +39,9 @@ def compare(program: releases.Program, gemm: str, rehearse: bool) -> dict[str, A
         except Exception as error:
             result[side] = {"error": sentence(error)}
     without, own = result["without_gpu"], result["on_gpu"]
-    result["agree"] = "gemms" in own and own["gemms"] == without.get("gemms")
-    result["same_kernels"] = "kernels" in own and own["kernels"] == without.get("kernels")
+    # Two compilers that refuse a program in the same words agree.
+    result["agree"] = own.get("gemms", own.get("error")) == without.get("gemms", without.get("error"))
+    result["same_kernels"] = own.get("kernels", own.get("error")) == without.get("kernels", without.get("error"))
     if "error" in own:
         return result | {"ran": False, "refused": own["error"]}
     try:
