@@ -89,9 +89,9 @@ def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
     notebook, _, failure = outputs.fresh_run([chapter])[chapter.stem]
     assert failure is None, failure
     said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
-    assert "REHEARSAL" in said and "Not measured" not in said
+    assert "REHEARSAL" in said and "not measured yet: `" not in said
     assert re.search(r"^FP8 scaled, FP8 out, amax .* µs .* µs", said, re.M)
-    assert re.search(r"training step in FP8, over bf16's: wanted at most 0.65; \d", said)
+    assert re.search(r"training step in FP8, over bf16's, on cpu: wanted at most 0.65; \d", said)
 
 
 @needs_compiler
@@ -109,7 +109,7 @@ def test_a_second_run_measures_only_what_is_missing(rehearsed, tmp_path):
     before["provenance"]["jax"] = "0.1"  # another JAX's figures may not stand beside this one's
     path.write_text(json.dumps(before))
     out_of_time = run("speed", "--rehearse", "--results", tmp_path, "--minutes", "0.0001")
-    assert out_of_time.returncode == 1 and "8 left" in out_of_time.stdout or "9 left" in out_of_time.stdout
+    assert out_of_time.returncode == 1 and re.search("[89] left", out_of_time.stdout)
     assert "goes on with them" in out_of_time.stdout
 
 
@@ -147,6 +147,28 @@ def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
     assert made.returncode == 1 and "2 left" in made.stdout, made.stdout
     assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
     assert not list((tmp_path / "out").glob("*/*.running"))
+
+
+def test_threads_left_at_the_end_and_a_part_that_cannot_start_keep_no_other_part(tmp_path):
+    copy = tmp_path / "tests" / "gpu"
+    shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    main = (copy / "__main__.py").read_text()
+    (copy / "__main__.py").write_text(main.replace("GRACE = 60", "GRACE = 2"))
+    (copy / "speed.py").write_text(
+        "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "def one():\n"
+        "    ThreadPoolExecutor(1).submit(time.sleep, 60)\n"
+        "    return {'n': 1}\n"
+        "def cases(rehearse):\n"
+        "    return {'one': one, 'wait': lambda: time.sleep(20), 'last': lambda: {'n': 2}}\n")
+    (copy / "numerics.py").write_text("import a_package_that_is_not_here\n")
+    (copy / "agreement.py").write_text("def cases(rehearse):\n    return {'only': lambda: {'n': 3}}\n")
+    made = run("speed", "numerics", "agreement", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.5",
+               script=copy, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+    assert made.returncode == 1 and "did not start" not in made.stdout, made.stdout
+    assert "cannot start: No module named 'a_package_that_is_not_here'" in made.stdout
+    assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
+    assert list(read(tmp_path / "out" / "cpu" / "agreement.json")["cases"]) == ["only"]
 
 
 @pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")

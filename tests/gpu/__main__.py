@@ -4,8 +4,8 @@ Parts, each in processes of its own and with a result file of its own, notebooks
 agreement (does the compile without a GPU give what the GPU's own gives, and does the GPU run it), numerics (are the
 numbers right), speed, autotune (what XLA chose), notebooks (do the chapters run), train (a transformer layer).
 
-A run that is stopped, or runs out of its minutes, goes on where it stopped: cases recorded by the same code on the same
-machine are not measured again. A case that takes its process down is recorded as that, and the rest goes on.
+A run that is stopped, or runs out of its minutes, goes on where it stopped: cases recorded from the same commit on the
+same machine are not measured again (after an edit that is not committed, give --fresh). A case that takes its process down is recorded as that, and the rest goes on.
 """
 import argparse
 import dataclasses
@@ -114,6 +114,11 @@ def went_down(run: Run, status: int) -> None:
 def supervise(run: Run, arguments: list[str], seconds: float) -> tuple[int, int]:
     """Run a part in child processes until it is through, or out of time: (cases recorded, cases left)."""
     deadline = time.time() + seconds
+    try:
+        names = cases(run.part, run.provenance["rehearsal"])
+    except ImportError as error:  # the other parts may not need it
+        print(f"  cannot start: {error}", flush=True)
+        return len(recorded(run)), 1
     run.marker.unlink(missing_ok=True)
     # The chapters import helpers, installed or not.
     found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
@@ -128,8 +133,8 @@ def supervise(run: Run, arguments: list[str], seconds: float) -> tuple[int, int]
             if isinstance(stopped, KeyboardInterrupt):
                 run.marker.unlink(missing_ok=True)  # the reader's doing, not the case's
                 raise
-            if run.marker.exists() and time.time() - run.marker.stat().st_mtime < HANGS:
-                run.marker.unlink()  # it began late: the next run's
+            if not run.marker.exists() or time.time() - run.marker.stat().st_mtime < HANGS:
+                run.marker.unlink(missing_ok=True)  # it began late, or only its threads were left: the next run's
                 break
             status = -signal.SIGKILL
         if status == 0:
@@ -137,9 +142,9 @@ def supervise(run: Run, arguments: list[str], seconds: float) -> tuple[int, int]
         if status == RESTART:
             continue
         if not run.marker.exists():
-            raise SystemExit(f"{run.part} did not start: exit status {status}, see above")
+            print(f"{run.part} did not start: exit status {status}, see above", flush=True)
+            break
         went_down(run, status)
-    names = cases(run.part, run.provenance["rehearsal"])
     done = recorded(run)
     return len(done), len(set(names) - set(done))
 
@@ -167,7 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(SHARES)}; without: {', '.join(GPU_PARTS)}")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, small, into _build/rehearsal")
     parser.add_argument("--fresh", action="store_true", help="measure again what is recorded")
-    parser.add_argument("--minutes", type=float, default=8.0, help="how long the run may take (8)")
+    parser.add_argument("--minutes", type=float, default=7.0,
+                        help="how long to go on beginning cases (7); what is under way has one more")
     parser.add_argument("--commit", help="the commit of a copy that has no .git")
     parser.add_argument("--results", type=lambda name: Path(name).resolve(), help="a folder for the models' folders "
                         "instead of notebooks/results")

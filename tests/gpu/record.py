@@ -87,7 +87,7 @@ def provenance(command: str, given_commit: str | None, rehearse: bool) -> dict[s
     here = {"device": jax.devices()[0].device_kind, "rehearsal": rehearse, "jax": jax.__version__,
             "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
             "packages": packages, "date": str(datetime.datetime.now(datetime.UTC).date()), "commit": made_from,
-            "changed": changed, "command": command, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+            "changed": changed, "command": command, "xla_flags": clean(os.environ.get("XLA_FLAGS", ""))}
     nothing = {"driver": "none", "cuda": "none", "cublas": "none"}
     return here | (versions() if gpu_available() and not rehearse else nothing)
 

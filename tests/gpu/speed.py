@@ -138,7 +138,7 @@ def inputs(args: tuple[jax.ShapeDtypeStruct, ...], seed: int) -> list[jax.Array]
 
 def sets_of(size: int) -> int:
     """How many sets of inputs of `size` bytes each a form walks through."""
-    return max(1, min(64, round(BETWEEN / size)))
+    return max(1, min(256, round(BETWEEN / size)))
 
 
 def walked(call: Callable, args: tuple[jax.ShapeDtypeStruct, ...], rehearse: bool) -> Callable[[], Any]:
