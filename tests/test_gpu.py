@@ -1,4 +1,5 @@
 """What `make gpu` does, rehearsed on the CPU: every part goes all its way, and what it writes satisfies the schema."""
+import ast
 import importlib
 import json
 import os
@@ -287,3 +288,11 @@ def test_inputs_walk_through_more_than_the_cache():
     call = speed.walked(lambda x: float(x[0, 0]), (jax.ShapeDtypeStruct((4, 4), jnp.float32),), True)
     first, second, third = call(), call(), call()
     assert first == third != second
+
+
+def test_the_readme_and_the_chapter_name_the_shapes_that_are_timed():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"at {len(speed.SHAPES)} shapes" in readme and len(speed.EVERYTHING) == 3 and "at three of them" in readme
+    chapter = (ROOT / "notebooks" / "09_performance.md").read_text()
+    listed = ast.literal_eval(re.search(r"^SHAPES = (\{.*?^\})", chapter, re.M | re.S)[1])
+    assert listed == {name: sizes for name, sizes in speed.SHAPES.items() if not name.startswith("N = ")}

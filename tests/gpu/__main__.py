@@ -5,7 +5,8 @@ agreement (does the compile without a GPU give what the GPU's own gives, and doe
 numbers right), speed, autotune (what XLA chose), notebooks (do the chapters run), train (a transformer layer).
 
 A run that is stopped, or runs out of its minutes, goes on where it stopped: cases recorded from the same commit on the
-same machine are not measured again (after an edit that is not committed, give --fresh). A case that takes its process down is recorded as that, and the rest goes on.
+same machine are not measured again (after an edit that is not committed, give --fresh). A case that takes its process
+down is recorded as that, and the rest goes on.
 """
 import argparse
 import dataclasses
