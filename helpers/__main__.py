@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from helpers.aot import GEMM_OPTIONS, _require_gpu, resolve
+from helpers.aot import GEMM_OPTIONS, _require_gpu
 from helpers.hlo import HloModule, HloParseError, parse_hlo_module
 from helpers.reasons import Reason, why_not_fp8
 from helpers.report import GemmReport, report_gemms
-from helpers.targets import TARGETS
+from helpers.targets import TARGETS, resolve
 
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\][\s;,]*")

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from helpers.targets import TARGETS, Target, attached_gpu
+from helpers.targets import TARGETS, Target, attached_gpu, resolve
 
 GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cublaslt": {"xla_gpu_enable_triton_gemm": False},
@@ -68,11 +68,10 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: 
     from jax.experimental import topologies
 
     sizes = [size for _, size in mesh_shape]
-    proto = re.sub(r'(dnn_version: "\d+\.\d+)\.0', rf"\1.{cudnn_patch}", target.text_proto())
     describe = functools.partial(
         topologies.get_topology_desc,
         platform="cuda",
-        target_config=re.sub(r"(dnn_version_info \{[^}]*)", rf"\1 patch: {cudnn_patch} ", proto),
+        target_config=target.text_proto(cudnn_patch),
         topology=f"1x1x{int(np.prod(sizes))}",
     )
     have_compiler = _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt")
@@ -280,15 +279,6 @@ def aot_compile(
                 f"XLA made PTX for a kernel but found nothing to assemble it with: pip install {_ASSEMBLER}, or put a "
                 f"CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
             ) from error
-
-
-def resolve(target: str | Target) -> Target:
-    """The Target of a name. Raises KeyError for an unknown chip, TypeError for what is neither name nor Target."""
-    if isinstance(target, str):
-        return TARGETS[target]
-    if not isinstance(target, Target):
-        raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
-    return target
 
 
 def _require_gpu() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers.gemms import CONTROL, FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
 from helpers.hlo import Instruction, parse_hlo_module
-from helpers.targets import TARGETS, Target
+from helpers.targets import Target, resolve
 
 # Instructions that launch nothing: names, views, and the ends of what has been launched before.
 _FREE = frozenset(
@@ -86,7 +86,7 @@ def fp8_calls(x: Any) -> tuple[Instruction, ...]:
 def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
     """Estimated time on `target` in seconds: `kernels(x)` one after the other, each as long as its bytes at full
     bandwidth or its FLOPs at dense peak take, whichever is longer. Launches cost nothing here."""
-    chip = TARGETS[target] if isinstance(target, str) else target
+    chip = resolve(target)
     return sum(k.seconds(chip) for k in kernels(x))
 
 
@@ -97,7 +97,7 @@ _QUANTIZED = {"given": 3, "amax": 5}  # for each bf16 value read and written; by
 def matmul_seconds(m: int, n: int, k: int, dtype: str, out_dtype: str, target: str | Target = "H100") -> float:
     """Roofline time in seconds of [m, k] times [n, k], operands of HLO type `dtype` and a result of `out_dtype`.
     Raises KeyError where the chip has no peak for `dtype`."""
-    chip = TARGETS[target] if isinstance(target, str) else target
+    chip = resolve(target)
     traffic = _BYTES[dtype] * (m + n) * k + _BYTES[out_dtype] * m * n
     return max(2 * m * n * k / chip.peak_flops[dtype], traffic / chip.memory_bandwidth)
 
@@ -107,7 +107,7 @@ def quantize_seconds(values: int, scale: str, target: str | Target = "H100") -> 
     other word is a ValueError."""
     if scale not in _QUANTIZED:
         raise ValueError(f'the scale is "given", or made from the values\' "amax"; got {scale!r}')
-    chip = TARGETS[target] if isinstance(target, str) else target
+    chip = resolve(target)
     return _QUANTIZED[scale] * values / chip.memory_bandwidth
 
 

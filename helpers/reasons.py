@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from helpers.aot import resolve
 from helpers.gemms import GemmRow, executions, fused, matmuls
 from helpers.hlo import HloModule, Instruction, parse_hlo_module
 from helpers.passes import dumped
@@ -17,7 +16,7 @@ from helpers.rewriter import (
     reducer,
 )
 from helpers.rules import RULES
-from helpers.targets import Target
+from helpers.targets import Target, resolve
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}

@@ -80,8 +80,9 @@ class Target:
         """Whether the tensor cores multiply FP8: compute capability 8.9 (Ada) or newer."""
         return self.compute_capability >= (8, 9)
 
-    def text_proto(self) -> str:
-        """The description XLA compiles for: the fields that every JAX release from 0.10 to 0.12 can read."""
+    def text_proto(self, cudnn_patch: int = 0) -> str:
+        """The description XLA compiles for: the fields that every JAX release from 0.10 to 0.12 can read. It names
+        cuDNN's version with this patch release, under which XLA keeps what autotuning chose."""
         major, minor = self.compute_capability
         return f"""
 gpu_device_info {{
@@ -94,10 +95,10 @@ gpu_device_info {{
   device_memory_size: {self.memory_bytes}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536  registers_per_block_limit: 65536
-  dnn_version: "{self.cudnn[0]}.{self.cudnn[1]}.0"
+  dnn_version: "{self.cudnn[0]}.{self.cudnn[1]}.{cudnn_patch}"
 }}
 platform_name: "CUDA"
-dnn_version_info {{ major: {self.cudnn[0]} minor: {self.cudnn[1]} }}
+dnn_version_info {{ major: {self.cudnn[0]} minor: {self.cudnn[1]} patch: {cudnn_patch} }}
 runtime_version {{ major: {self.cuda_runtime[0]} minor: {self.cuda_runtime[1]} patch: 0 }}
 device_description_str: "{self.device}"
 """
@@ -205,3 +206,12 @@ def model(device: str) -> Target | None:
     recorded here, among them cards for PCIe."""
     words = device.upper().replace("-", " ").split()
     return None if {"PCIE", "NVL"} & set(words) else next((t for t in TARGETS.values() if t.name in words), None)
+
+
+def resolve(target: str | Target) -> Target:
+    """The Target of a name. Raises KeyError for an unknown chip, TypeError for what is neither name nor Target."""
+    if isinstance(target, str):
+        return TARGETS[target]
+    if not isinstance(target, Target):
+        raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
+    return target

@@ -258,8 +258,8 @@ def programs() -> dict[str, Program]:
 class OlderTarget(Target):
     """A chip as JAX 0.9 reads it: its description names cuDNN's version in the outer part alone."""
 
-    def text_proto(self) -> str:
-        return re.sub(r'\s+dnn_version: ".*?"', "", super().text_proto())
+    def text_proto(self, cudnn_patch: int = 0) -> str:
+        return re.sub(r'\s+dnn_version: ".*?"', "", super().text_proto(cudnn_patch))
 
 
 def chip(name: str) -> Target:

@@ -116,14 +116,23 @@ def test_a_second_run_measures_only_what_is_missing(rehearsed, tmp_path):
 
 # A part that fails ----------------------------------------------------------------------------------------------------
 
-def test_a_case_that_ends_its_process_is_recorded_and_the_rest_goes_on(tmp_path):
-    copy = tmp_path / "tests" / "gpu"
+def with_parts(folder: Path, **sources: str) -> Path:
+    """A copy of the runner whose cases have two seconds more when time is up, with other parts."""
+    copy = folder / "tests" / "gpu"
     shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "speed.py").write_text(
+    main = (copy / "__main__.py").read_text()
+    (copy / "__main__.py").write_text(main.replace("GRACE = 60", "GRACE = 2"))
+    for part, source in sources.items():
+        (copy / f"{part}.py").write_text(source)
+    return copy
+
+
+def test_a_case_that_ends_its_process_is_recorded_and_the_rest_goes_on(tmp_path):
+    copy = with_parts(tmp_path, speed=(
         "import os\n"
         "def refused(): raise RuntimeError('no algorithm in /somewhere/on/this/machine.cc')\n"
         "def cases(rehearse):\n"
-        "    return {'one': lambda: {'n': 1}, 'aborts': os.abort, 'refused': refused, 'last': lambda: {'n': 2}}\n")
+        "    return {'one': lambda: {'n': 1}, 'aborts': os.abort, 'refused': refused, 'last': lambda: {'n': 2}}\n"))
     made = run("speed", "--rehearse", "--results", tmp_path / "out", script=copy,
                PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
     assert made.returncode == 0, made.stdout
@@ -135,14 +144,10 @@ def test_a_case_that_ends_its_process_is_recorded_and_the_rest_goes_on(tmp_path)
 
 
 def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
-    copy = tmp_path / "tests" / "gpu"
-    shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    main = (copy / "__main__.py").read_text()
-    (copy / "__main__.py").write_text(main.replace("GRACE = 60", "GRACE = 2"))
-    (copy / "speed.py").write_text(
+    copy = with_parts(tmp_path, speed=(
         "import time\n"
         "def cases(rehearse):\n"
-        "    return {'one': lambda: {'n': 1}, 'long': lambda: time.sleep(60), 'last': lambda: {'n': 2}}\n")
+        "    return {'one': lambda: {'n': 1}, 'long': lambda: time.sleep(60), 'last': lambda: {'n': 2}}\n"))
     made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.15", script=copy,
                PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
     assert made.returncode == 1 and "2 left" in made.stdout, made.stdout
@@ -151,19 +156,15 @@ def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
 
 
 def test_threads_left_at_the_end_and_a_part_that_cannot_start_keep_no_other_part(tmp_path):
-    copy = tmp_path / "tests" / "gpu"
-    shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    main = (copy / "__main__.py").read_text()
-    (copy / "__main__.py").write_text(main.replace("GRACE = 60", "GRACE = 2"))
-    (copy / "speed.py").write_text(
+    threads = (
         "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "def one():\n"
         "    ThreadPoolExecutor(1).submit(time.sleep, 60)\n"
         "    return {'n': 1}\n"
         "def cases(rehearse):\n"
         "    return {'one': one, 'wait': lambda: time.sleep(20), 'last': lambda: {'n': 2}}\n")
-    (copy / "numerics.py").write_text("import a_package_that_is_not_here\n")
-    (copy / "agreement.py").write_text("def cases(rehearse):\n    return {'only': lambda: {'n': 3}}\n")
+    copy = with_parts(tmp_path, speed=threads, numerics="import a_package_that_is_not_here\n",
+                      agreement="def cases(rehearse):\n    return {'only': lambda: {'n': 3}}\n")
     made = run("speed", "numerics", "agreement", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.5",
                script=copy, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
     assert made.returncode == 1 and "did not start" not in made.stdout, made.stdout

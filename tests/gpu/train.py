@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax.linen import fp8_ops
 from programs import own_compile, runnable
 from record import sentence
+from speed import as_row
 
 from helpers import TARGETS, report_gemms
 from helpers.cost import bytes_moved, kernels, roofline_seconds
@@ -111,10 +112,7 @@ def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bo
     if not calls:
         raise RuntimeError(f"no precision ran: {rows}")
     for precision, timing in device_times(calls, repeats=3 if rehearse else 10, rounds=2 if rehearse else 5).items():
-        rows[precision] |= {
-            "device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
-            "launches": sum(count for *_, count in timing.kernels),
-            "longest": [list(kernel) for kernel in timing.kernels[:LONGEST]]}
+        rows[precision] |= as_row(timing) | {"longest": [list(kernel) for kernel in timing.kernels[:LONGEST]]}
     return {**sizes, "flops": model_flops(sizes, training), "precisions": rows}
 
 
