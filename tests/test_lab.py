@@ -26,8 +26,8 @@ def clone(tmp_path_factory) -> Path:
     clone = tmp_path_factory.mktemp("clone")
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "notebooks",
                              "pyproject.toml"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in set(listed.stdout.splitlines()):
-        (clone / name).parent.mkdir(exist_ok=True)
+    for name in sorted(set(listed.stdout.splitlines())):  # git names a file in conflict three times
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, clone / name)
     for twin in clone.glob("notebooks/*.md"):
         os.utime(twin, (time.time() - 3600,) * 2)
