@@ -1,9 +1,11 @@
 """The attached GPU: does it compile the program that is compiled without it, and how long does a call take on it?"""
 
+import contextlib
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +19,11 @@ from helpers.targets import TARGETS
 class Timing:
     """Medians over the calls of one function, in seconds.
 
-    `device` is what its kernels took together by the GPU's own clock (CUPTI), gaps between them not counted; None
-    where that cannot be read, as on a CPU. `wall` is the host's time for a call among others sent one after the other
-    (with CUPTI attached, though not recording).
-    `low` and `high` are the quartiles of the one of the two that `seconds` is. `kernels` are (name, seconds, launches)
-    of a call, the longest first.
+    `device` is the sum of its kernels' times by the GPU's own clock (CUPTI): gaps between kernels and copies by the
+    memory engines are not in it, and kernels that run side by side are in it one by one. None where that clock cannot
+    be read; `no_clock` says why. `wall` is the host's time for a call among others sent one after the other, taken
+    before CUPTI records anything. `low` and `high` are the quartiles of the one of the two that `seconds` is. `kernels`
+    are (name, seconds, launches) of a call, the longest first.
     """
 
     device: float | None
@@ -29,6 +31,7 @@ class Timing:
     low: float
     high: float
     kernels: tuple[tuple[str, float, float], ...] = ()
+    no_clock: str = ""
 
     @property
     def seconds(self) -> float:
@@ -36,14 +39,21 @@ class Timing:
         return self.wall if self.device is None else self.device
 
 
+class _NoClock(RuntimeError):
+    """Why the GPU's own clock cannot be read."""
+
+
 def _cupti() -> Any:
-    """JAX's binding of CUPTI, NVIDIA's profiling library, or None: what `jax.experimental.mosaic.gpu.profiler.measure`
-    stands on, which times functions of JAX alone."""
+    """JAX's binding of CUPTI, NVIDIA's profiling library: what `jax.experimental.mosaic.gpu.profiler.measure` stands
+    on, which times functions of JAX alone."""
     if not gpu_available():
-        return None
+        raise _NoClock("JAX has no GPU here")
     from jax.experimental.mosaic.gpu import profiler
 
-    return getattr(profiler.mosaic_gpu_lib, "_mosaic_gpu_ext", None)
+    extension = getattr(profiler.mosaic_gpu_lib, "_mosaic_gpu_ext", None)
+    if not hasattr(extension, "_cupti_init"):
+        raise _NoClock("this JAX has no binding of CUPTI")
+    return extension
 
 
 def _wait(result: Any) -> None:
@@ -51,70 +61,106 @@ def _wait(result: Any) -> None:
         if type(leaf).__module__.startswith("torch"):
             import torch
 
-            return torch.cuda.synchronize()
+            return torch.cuda.synchronize() if leaf.is_cuda else None
     jax.block_until_ready(result)
 
 
 def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tuple[str, float]]:
-    """(name, seconds) of each kernel that `repeats` calls launched, in order; none where CUPTI does not record."""
+    """(name, seconds) of each kernel that `repeats` calls launched, in order."""
     try:
         cupti._cupti_init()
-    except (AttributeError, RuntimeError):  # not in this jaxlib, no CUPTI here, or another profiler holds it
-        return []
+    except RuntimeError as error:  # CUPTI is not here, or another profiler holds it
+        raise _NoClock(str(error)) from error
+    failed = None
     try:
         for _ in range(repeats):
             result = call()
         _wait(result)
-    finally:
-        # CUPTI is left attached (False): detached once, it may record nothing in this process ever after.
+    except Exception as error:
+        failed = error
+    try:  # CUPTI is left attached (False): detached once, it may record nothing in this process ever after.
         timings = cupti._cupti_get_timings(False)
-    return [(name, milliseconds / 1e3) for name, milliseconds in timings or ()]
+    except RuntimeError as error:
+        raise failed or _NoClock(str(error)) from error
+    if failed or not timings:
+        raise failed or _NoClock("CUPTI recorded no kernel")
+    return [(name, milliseconds / 1e3) for name, milliseconds in timings]
 
 
-def device_times(calls: Mapping[str, Callable[[], Any]], repeats: int = 10, rounds: int = 3) -> dict[str, Timing]:
-    """Time functions without arguments side by side: `rounds` times, each in turn is called `repeats` times.
+def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
+    """In which order functions are timed, round by round: each round another begins, and none keeps its predecessor.
 
-    In turn, so that a clock that sinks as the chip warms up sinks for all alike. The functions are called twice before
-    anything is timed. They may return arrays of JAX or tensors of torch. A call that keeps reading the same arrays
-    measures the cache where they fit in it (50 MB on Hopper): let it walk through several sets. Raises ValueError for
-    no calls, or fewer than one repeat or round.
+    Williams's design (Australian Journal of Scientific Research 2, 1949): a kernel that leaves the chip warm, or its
+    memory busy, favours or harms a different one each time.
+    """
+    n = len(names)
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]
+    return [[names[(step + turn) % n] for step in zigzag] for turn in range(rounds)]
+
+
+def device_times(
+    calls: Mapping[str, Callable[[], Any]],
+    repeats: int = 10,
+    rounds: int = 3,
+    at_least: float = 0.0,
+    during: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> dict[str, Timing]:
+    """Time functions without arguments side by side: `rounds` times, each in turn is called `repeats` times, or so
+    often that this takes `at_least` seconds. First by the host's clock, all rounds of it; then by the GPU's own.
+
+    In turn, so that a clock that sinks as the chip warms up sinks for all alike, and in another order each round (see
+    `turns`). The functions are called twice before anything is timed. They may return arrays of JAX or tensors of
+    torch. A call that keeps reading the same arrays measures the cache where they fit in it (50 MB on Hopper): let it
+    walk through several sets. `during(name)` is entered while a function is timed. Raises ValueError for no calls, or
+    fewer than one repeat or round.
     """
     if not calls or repeats < 1 or rounds < 1:
         raise ValueError(f"give calls, and at least one repeat and round; got {len(calls)}, {repeats=}, {rounds=}")
-    cupti = _cupti()
-    for call in calls.values():
+    times = {}
+    for name, call in calls.items():
         _wait(call())
-        _wait(call())
+        times[name] = max(repeats, min(math.ceil(at_least / _wall(call, 5 if at_least else 1)), 2000))
     wall: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, list[float]] = {name: [] for name in calls}
     seen: dict[str, list[tuple[str, float]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            for _ in range(repeats):
-                result = call()
-            _wait(result)
-            wall[name].append((time.perf_counter() - start) / repeats)
-            del result
-            if cupti is not None:
-                times = _kernel_times(cupti, call, repeats)
-                seen[name] += times
-                each, rest = divmod(len(times), repeats)
-                if rest:  # a kernel now and then: only the mean is known
-                    device[name].append(sum(t for _, t in times) / repeats)
-                else:
-                    device[name] += [sum(t for _, t in times[i * each:(i + 1) * each]) for i in range(repeats) if each]
-    return {name: _timing(wall[name], device[name], seen[name], repeats * rounds) for name in calls}
+    orders, no_clock = turns(list(calls), rounds), ""
+    for name in (name for order in orders for name in order):
+        with during(name):
+            wall[name].append(_wall(calls[name], times[name]))
+    try:
+        cupti = _cupti()
+        for name in (name for order in orders for name in order):
+            with during(name):
+                found = _kernel_times(cupti, calls[name], times[name])
+            seen[name] += found
+            each, rest = divmod(len(found), times[name])
+            if rest:  # a kernel now and then: only the mean is known
+                device[name].append(sum(t for _, t in found) / times[name])
+            else:
+                device[name] += [sum(t for _, t in found[i * each : (i + 1) * each]) for i in range(times[name])]
+    except _NoClock as error:
+        device, seen, no_clock = dict.fromkeys(calls, []), dict.fromkeys(calls, []), str(error)
+    return {name: _timing(wall[name], device[name], seen[name], times[name] * rounds, no_clock) for name in calls}
 
 
-def _timing(wall: list[float], device: list[float], seen: list[tuple[str, float]], times: int) -> Timing:
+def _wall(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of one of `repeats` calls, by the host's clock."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        result = call()
+    _wait(result)
+    return max((time.perf_counter() - start) / repeats, 1e-9)
+
+
+def _timing(wall: list[float], device: list[float], seen: list[tuple], times: int, no_clock: str) -> Timing:
     clock = device or wall
     low, _, high = statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
     total: dict[str, list[float]] = {}
     for name, seconds in seen:
         total.setdefault(name, []).append(seconds)
     of_a_call = sorted(((name, sum(t) / times, len(t) / times) for name, t in total.items()), key=lambda k: -k[1])
-    return Timing(statistics.median(device) if device else None, statistics.median(wall), low, high, tuple(of_a_call))
+    middle = statistics.median(device) if device else None
+    return Timing(middle, statistics.median(wall), low, high, tuple(of_a_call), no_clock)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The attached GPU, where there is one: whether two compiles agree, and how calls are timed."""
+import contextlib
 import itertools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -59,15 +61,75 @@ class Cupti:
         return next(self.launches)
 
 
+def without_clock():
+    raise local._NoClock("no clock here")
+
+
 def test_functions_are_called_in_turn_after_two_calls_that_do_not_count(monkeypatch):
-    monkeypatch.setattr(local, "_cupti", lambda: None)
+    monkeypatch.setattr(local, "_cupti", without_clock)
     called = []
     times = device_times({name: lambda name=name: called.append(name) for name in "ab"}, repeats=3, rounds=2)
-    assert "".join(called) == "aabb" + "aaabbb" * 2
+    assert "".join(called) == "aabb" + "aaabbb" + "bbbaaa"
     assert set(times) == {"a", "b"}
     for timing in times.values():
         assert timing.device is None and timing.kernels == () and timing.seconds == timing.wall > 0
-        assert timing.low <= timing.high
+        assert timing.low <= timing.high and timing.no_clock == "no clock here"
+
+
+@pytest.mark.parametrize("count", range(1, 16))
+def test_everybody_begins_and_nobody_keeps_its_predecessor(count):
+    names = [f"form {i}" for i in range(count)]
+    orders = local.turns(names, count)
+    assert all(sorted(order) == sorted(names) for order in orders)
+    assert sorted(order[0] for order in orders) == sorted(names)
+    for few in range(2, min(count, 6) + 1):
+        followed = {name: [order[order.index(name) - 1] for order in local.turns(names, few) if order.index(name)]
+                    for name in names}
+        for before in followed.values():
+            assert count < 4 or max(map(before.count, before)) <= 2
+
+
+def test_the_hosts_clock_is_read_before_cupti_records(monkeypatch):
+    events = []
+
+    class Recorder(Cupti):
+        def _cupti_init(self):
+            super()._cupti_init()
+            events.append("record")
+
+    monkeypatch.setattr(local, "_cupti", lambda: Recorder([("gemm", 1.0), ("gemm", 1.0)]))
+    device_times({name: lambda name=name: events.append(name) for name in "ab"}, repeats=2, rounds=2)
+    first = events.index("record")
+    assert events[:first].count("a") == events[:first].count("b") == 2 + 2 * 2  # two to warm up, two rounds of two
+    assert events[first:].count("record") == 4
+
+
+def test_a_turn_lasts_as_long_as_is_asked(monkeypatch):
+    """On a clock that goes on by a millisecond with every call: a tenth of a second is a hundred of them."""
+    now, called = [0.0], []
+
+    def call():
+        now[0] += 1e-3
+        called.append("call")
+
+    monkeypatch.setattr(local, "_cupti", without_clock)
+    monkeypatch.setattr(local.time, "perf_counter", lambda: now[0])
+    (timing,) = device_times({"a": call}, repeats=3, rounds=2, at_least=0.1).values()
+    assert timing.wall == pytest.approx(1e-3) and len(called) == 1 + 5 + 2 * 100
+
+
+def test_what_is_timed_is_said_while_it_is(monkeypatch):
+    monkeypatch.setattr(local, "_cupti", lambda: Cupti([("gemm", 1.0)]))
+    said = []
+
+    @contextlib.contextmanager
+    def during(name):
+        said.append(f"<{name}")
+        yield
+        said.append(f"{name}>")
+
+    device_times({name: lambda name=name: said.append(name) for name in "ab"}, repeats=1, rounds=1, during=during)
+    assert "".join(said[4:]) == "<aaa><bbb>" * 2  # the host's clock, then CUPTI's
 
 
 def test_device_time_is_the_median_over_calls_of_what_their_kernels_took_together(monkeypatch):
@@ -87,19 +149,19 @@ def test_a_kernel_now_and_then_leaves_the_mean(monkeypatch):
     assert timing.device == pytest.approx(3.5e-3)
 
 
-def test_nothing_recorded_leaves_the_wall_clock(monkeypatch):
+def test_nothing_recorded_leaves_the_wall_clock_and_says_so(monkeypatch):
     monkeypatch.setattr(local, "_cupti", lambda: Cupti(None))
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
-    assert timing.device is None and timing.seconds == timing.wall
+    assert timing.device is None and timing.seconds == timing.wall and timing.no_clock == "CUPTI recorded no kernel"
 
 
 def test_a_recording_ends_when_a_call_fails(monkeypatch):
     cupti = Cupti([])
     monkeypatch.setattr(local, "_cupti", lambda: cupti)
-    calls = iter(range(5))
+    calls = itertools.count()
 
     def fails():
-        if next(calls) == 4:  # after the warm-up and the wall clock's two
+        if next(calls) >= 4:  # after the warm-up and the wall clock's two
             raise RuntimeError("refused")
 
     with pytest.raises(RuntimeError, match="refused"):
@@ -107,15 +169,31 @@ def test_a_recording_ends_when_a_call_fails(monkeypatch):
     assert not cupti.recording
 
 
-def test_a_profiler_that_cannot_be_had_leaves_the_wall_clock(monkeypatch):
+def test_a_profiler_that_cannot_be_had_leaves_the_wall_clock_and_says_why(monkeypatch):
     class Held(Cupti):
         def _cupti_init(self):
             raise RuntimeError("another subscriber is active")
 
-    for cupti in (Held([]), object()):  # held by another profiler; a jaxlib without the binding
-        monkeypatch.setattr(local, "_cupti", lambda cupti=cupti: cupti)
-        (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
-        assert timing.device is None and timing.wall > 0
+    monkeypatch.setattr(local, "_cupti", lambda: Held([]))
+    (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
+    assert timing.device is None and timing.wall > 0 and timing.no_clock == "another subscriber is active"
+
+
+def test_a_jaxlib_without_the_binding_is_said(monkeypatch):
+    from jax.experimental.mosaic.gpu import profiler
+
+    monkeypatch.setattr(local, "gpu_available", lambda: True)
+    monkeypatch.setattr(profiler, "mosaic_gpu_lib", None)
+    (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
+    assert timing.no_clock == "this JAX has no binding of CUPTI"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="JAX's CUDA plugin comes for Linux only")
+def test_this_jax_has_the_binding():
+    from jax.experimental.mosaic.gpu import profiler
+
+    assert hasattr(profiler.mosaic_gpu_lib._mosaic_gpu_ext, "_cupti_init")
+    assert hasattr(profiler.mosaic_gpu_lib._mosaic_gpu_ext, "_cupti_get_timings")
 
 
 @pytest.mark.parametrize("wrong", [{"calls": {}}, {"repeats": 0}, {"rounds": 0}])
@@ -128,6 +206,7 @@ def test_nothing_to_time_is_refused(wrong):
 def test_without_a_gpu_there_is_no_device_clock():
     (timing,) = device_times({"dot": lambda: jax.jit(to_f32)(jnp.ones((M, K)), jnp.ones((N, K)))}, rounds=1).values()
     assert isinstance(timing, Timing) and timing.device is None and timing.wall > 0
+    assert timing.no_clock == "JAX has no GPU here"
 
 
 @pytest.mark.skipif(attached_gpu() is None, reason="no GPU is attached")
