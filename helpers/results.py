@@ -1,6 +1,7 @@
 """Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write them.
 
-One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one.
+One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one. Beside it
+goals.json has what they are held against, for each chip.
 """
 
 import dataclasses
@@ -18,12 +19,17 @@ COMMANDS = {"agreement": "make gpu", "numerics": "make gpu", "speed": "make gpu"
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One part, measured on one GPU. `cases` has what was measured by the case's name; `provenance` where and with
-    what: device, driver, versions of CUDA, cuBLAS and JAX, date, commit, command."""
+    """One part, measured on one model of GPU. `cases` has what was measured by the case's name, each with the number
+    of its run; `runs` where and with what: device, driver, versions of CUDA, cuBLAS and JAX, date, commit, command."""
 
     part: str
-    provenance: Mapping[str, Any]
+    runs: tuple[Mapping[str, Any], ...]
     cases: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Of the newest run."""
+        return self.runs[-1]
 
     @property
     def source(self) -> str:
@@ -31,9 +37,11 @@ class Record:
         p = self.provenance
         if p["rehearsal"]:
             return f"REHEARSAL on {p['device']}, JAX {p['jax']}: these are not measurements of a GPU"
-        commit = p["commit"][:7] + " with changes" * p["changed"]
-        return (f"{p['device']}, driver {p['driver']}, CUDA {p['cuda']}, cuBLAS {p['cublas']}, JAX {p['jax']}, "
-                f"commit {commit}: `{p['command']}`")
+        changed = {True: " with changes", False: "", None: ", not compared"}
+        lines = dict.fromkeys(
+            f"driver {run['driver']}, CUDA {run['cuda']}, cuBLAS {run['cublas']}, JAX {run['jax']}, "
+            f"commit {run['commit'][:7]}{changed[run['changed']]}" for run in reversed(self.runs))
+        return f"{p['device']}, {'; some cases with '.join(lines)}: `{p['command']}`"
 
     @property
     def chip(self) -> Target | None:
@@ -59,9 +67,9 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
     for path in sorted(Path(os.environ.get("FP8_RESULTS") or folder).glob(f"*/{part}.json")):
         try:
             data = json.loads(path.read_text())
-            record = Record(data["part"], data["provenance"], data["cases"])
+            record = Record(data["part"], tuple(data["runs"]), data["cases"])
             assert record.part == part and record.source
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise ValueError(f"{path} is no record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one") from error
         found.append(record)
     return tuple(found)
@@ -70,3 +78,49 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
 def not_measured(part: str) -> str:
     """What a chapter prints in place of a table that nobody has measured yet."""
     return f"not measured yet (`{COMMANDS[part]}`)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What a ratio of two times of one case should be: `over` divided by `of` at `least`, or `of` divided by `over` at
+    `most`, for each chip by its name in `TARGETS`. `limit` is what the rooflines of the two programs allow."""
+
+    name: str
+    part: str
+    case: str
+    of: str
+    over: str
+    clock: str
+    limit: Mapping[str, float]
+    least: Mapping[str, float] | None = None
+    most: Mapping[str, float] | None = None
+
+    def ratio(self, record: Record) -> tuple[float, str] | None:
+        """Of the times recorded, and the clock: this goal's, or the host's where the other saw nothing. None where one
+        of the times is not recorded."""
+        case = record.cases.get(self.case, {})
+        rows = case.get("forms") or case.get("precisions") or {}
+        for clock in (self.clock, "wall_seconds"):
+            of, over = (rows.get(form, {}).get(clock) for form in (self.of, self.over))
+            if of and over:
+                return (over / of if self.least else of / over), clock
+        return None
+
+    def verdict(self, record: Record | None) -> str:
+        """The goal for a record's chip, and what was measured. (A chip without a goal of its own has an H200's.)"""
+        chip = record and record.chip
+        name = chip.name if chip and chip.name in self.limit else "H200"
+        wanted, ratio = (self.least or self.most)[name], record and self.ratio(record)
+        line = f"{self.name}, {name}: wanted at {'least' if self.least else 'most'} {wanted:g}"
+        line += f" (roofline: {self.limit[name]:.3g}); "
+        if ratio is None:
+            return line + "not measured"
+        reached = ratio[0] >= wanted if self.least else ratio[0] <= wanted
+        line += f"{ratio[0]:.3f}, {'reached' if reached else 'MISSED'}"
+        return line + (", by the host's clock" if ratio[1] != self.clock else "")
+
+
+def goals(part: str, case: str, folder: str | Path = "results") -> tuple[Goal, ...]:
+    """The goals about a case of a part, from goals.json."""
+    found = (Goal(**goal) for goal in json.loads(Path(folder, "goals.json").read_text())["goals"])
+    return tuple(goal for goal in found if (goal.part, goal.case) == (part, case))

@@ -1,12 +1,13 @@
 """Results recorded on GPUs: what is in notebooks/results is whole and possible, and bad files are refused."""
+import gzip
 import json
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from helpers import TARGETS
-from helpers.results import COMMANDS, Record, load, not_measured
+from helpers import TARGETS, parse_hlo_module, report_gemms
+from helpers.results import COMMANDS, Goal, Record, goals, load, not_measured
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text())
@@ -26,13 +27,13 @@ def provenance(**changed) -> dict:
 
 
 def record(part: str = "notebooks", cases: dict | None = None, **changed) -> dict:
-    cases = cases or {"01": {"passed": True, "code_cells": 3, "seconds": 1.5, "took": 2.0}}
-    return {"schema": 1, "part": part, "provenance": provenance(**changed), "cases": cases}
+    cases = cases or {"01": {"passed": True, "code_cells": 3, "seconds": 1.5, "took": 2.0, "run": 0}}
+    return {"schema": 2, "part": part, "runs": [provenance(**changed)], "cases": cases}
 
 
 def faster_than_the_chip(data: dict) -> list[str]:
     """Forms whose time is shorter than the FLOPs or the bytes take at the chip's peak: no call can be."""
-    chip = Record("speed", data["provenance"], data["cases"]).chip
+    chip = Record("speed", data["runs"], data["cases"]).chip
     return [f"{case}: {name}" for case, row in data["cases"].items() for name, form in row.get("forms", {}).items()
             if form.get("device_seconds") and form.get("gemms")
             and form["device_seconds"] < 0.95 * row["flops"] / chip.peak_flops["f8e4m3fn"]]
@@ -53,15 +54,17 @@ def test_the_schema_is_one():
 
 @pytest.mark.parametrize("changed, where", [
     ({"device": "cpu"}, "device"), ({"commit": "abc"}, "commit"), ({"date": "today"}, "date"),
-    ({"cublas": "none"}, "cublas"), ({"command": "by hand"}, "command"), ({"host": "mine"}, "provenance"),
+    ({"cublas": "none"}, "cublas"), ({"command": "by hand"}, "command"), ({"host": "mine"}, "runs"),
 ])
 def test_the_schema_refuses_a_provenance_that_says_too_little_or_too_much(changed, where):
     assert any(where in problem for problem in problems(record(**changed)))
 
 
 @pytest.mark.parametrize("case", [
-    {"passed": True}, {"passed": False, "code_cells": 3, "seconds": 1.0, "took": 2.0},
-    {"passed": True, "code_cells": 3, "seconds": 0, "took": 2.0}, {"error": "FileNotFoundError: /home/user/file"},
+    {"passed": True, "run": 0}, {"passed": False, "code_cells": 3, "seconds": 1.0, "took": 2.0, "run": 0},
+    {"passed": True, "code_cells": 3, "seconds": 0, "took": 2.0, "run": 0},
+    {"passed": True, "code_cells": 3, "seconds": 1.0, "took": 2.0},
+    {"error": "FileNotFoundError: /home/user/file", "run": 0}, {"error": "RuntimeError: no"},
 ])
 def test_the_schema_refuses_a_case_that_is_not_whole(case):
     assert problems(record(cases={"01": case}))
@@ -71,21 +74,47 @@ def test_the_schema_refuses_a_case_that_is_not_whole(case):
 def test_recorded_results_are_measurements_that_can_be(path):
     data = json.loads(path.read_text())
     assert problems(data) == []
-    assert not data["provenance"]["rehearsal"], "a rehearsal on the CPU is not a result"
+    assert not any(run["rehearsal"] for run in data["runs"]), "a rehearsal on the CPU is not a result"
+    assert len({run["device"] for run in data["runs"]}) == 1
+    assert {case["run"] for case in data["cases"].values()} == set(range(len(data["runs"])))
     assert data["part"] == path.stem
     assert faster_than_the_chip(data) == [] and timed_without_all_kernels(data) == []
 
 
+KEPT = sorted(FOLDER.glob("*/hlo.jsonl.gz"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_the_parser_reads_what_a_gpus_own_compiler_wrote(path):
+    for row in map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines()):
+        module = parse_hlo_module(row["hlo"])
+        assert module.entry.instructions and report_gemms(module) is not None, row["program"]
+
+
+def timed(seconds: float | None, **more) -> dict:
+    row = {"device_seconds": seconds, "wall_seconds": 1e-3, "quartiles": [1e-4, 1e-4], "launches": 1,
+           "longest": [["x", 1e-4, 1]], **more}
+    return row if seconds else row | {"no_clock": "CUPTI recorded no kernel"}
+
+
 def test_an_impossible_time_is_found():
-    form = {"device_seconds": 1e-4, "wall_seconds": 1e-4, "quartiles": [1e-4, 1e-4], "launches": 1, "longest": ["x"],
-            "gemms": ["cublasLt"]}
+    form = timed(1e-4, gemms=["cublasLt"])
     case = {"shape": [8192] * 3, "flops": 2 * 8192**3, "forms": {"FP8": form, "slow": form | {"device_seconds": 1e-3}},
-            "took": 1.0}
+            "took": 1.0, "run": 0}
     data = record("speed", {"8192: main": case})
     assert problems(data) == [] and faster_than_the_chip(data) == ["8192: main: FP8"]
     assert timed_without_all_kernels(data) == []
     form["gemms"] = ["cublasLt", "cublasLt"]
     assert timed_without_all_kernels(data) == ["8192: main: FP8"]
+    del form["launches"]
+    assert problems(data)
+
+
+def test_a_time_that_is_not_the_gpus_says_why():
+    case = {"shape": [8] * 3, "flops": 1024, "forms": {"FP8": timed(None)}, "took": 1.0, "run": 0}
+    assert problems(record("speed", {"x": case})) == []
+    del case["forms"]["FP8"]["no_clock"]
+    assert problems(record("speed", {"x": case}))
 
 
 def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):
@@ -99,6 +128,10 @@ def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):
         assert fact in second.source
     assert (first.chip, second.chip) == (TARGETS["H100"], TARGETS["H200"])
     assert "with changes" not in first.source and "2026" not in first.source
+    runs = [{"commit": "1" * 40, "changed": None}, {"changed": True}, {"changed": True, "date": "2027-01-01"}]
+    mixed = Record("notebooks", tuple(provenance(**run) for run in runs), {}).source
+    assert mixed.count("cuBLAS") == 2 and "0123456 with changes; some cases with driver 580.1" in mixed
+    assert "1111111, not compared" in mixed
     assert load("speed", tmp_path) == ()
     monkeypatch.setenv("FP8_RESULTS", str(tmp_path))
     assert len(load("notebooks", "elsewhere")) == 2
@@ -112,7 +145,8 @@ def test_a_rehearsal_says_that_it_is_one(tmp_path, monkeypatch):
     assert "REHEARSAL" in rehearsal.source and rehearsal.chip is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps(record("speed")), '{"part": "notebooks", "cases": {}}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps(record("speed")), '{"part": "notebooks", "cases": {}}',
+                                  '{"part": "notebooks", "runs": [], "cases": {}}'])
 def test_a_file_that_is_no_record_is_named_with_the_command_that_writes_one(tmp_path, monkeypatch, text):
     monkeypatch.delenv("FP8_RESULTS", raising=False)
     (tmp_path / "h200").mkdir()
@@ -129,4 +163,44 @@ def test_parts_are_known_by_name():
 
 def test_choices_of_all_cases_are_one_text_for_xla():
     cases = {"one": {"choices": "results {\n}\n"}, "two": {"choices": ""}, "failed": {"error": "no"}}
-    assert Record("autotune", provenance(), cases).choices == "version: 3\nresults {\n}\n"
+    assert Record("autotune", (provenance(),), cases).choices == "version: 3\nresults {\n}\n"
+
+
+# Goals ----------------------------------------------------------------------------------------------------------------
+
+GOALS = json.loads((FOLDER / "goals.json").read_text())["goals"]
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal["name"])
+def test_a_goal_has_a_figure_for_each_chip_within_its_reach(goal):
+    one = Goal(**goal)
+    wanted = one.least or one.most
+    assert (one.least is None) != (one.most is None) and set(wanted) == set(one.limit) == {"H100", "H200"}
+    for chip, value in wanted.items():
+        assert (0.85 * one.limit[chip] < value <= one.limit[chip] if one.least
+                else one.limit[chip] <= value < 1.15 * one.limit[chip])
+    assert one in goals(one.part, one.case, FOLDER) and not goals(one.part, "elsewhere", FOLDER)
+
+
+def test_a_goal_is_reached_or_missed_by_its_own_clock_or_says_which():
+    step = goals("train", "training step", FOLDER)[0]
+    cases = lambda fp8: {"training step": {"precisions": {
+        "bf16": {"wall_seconds": 1.0}, "bf16+fp8": {"wall_seconds": fp8}}}}
+    for device, most in (("NVIDIA H200", 0.65), ("NVIDIA H100 80GB HBM3", 0.69)):
+        for fp8, word in ((most - 0.001, "reached"), (most + 0.001, "MISSED")):
+            said = step.verdict(Record("train", (provenance(device=device),), cases(fp8)))
+            assert f"wanted at most {most}" in said and said.endswith(f"{fp8:.3f}, {word}")
+    assert step.verdict(None).endswith("not measured") and "H200" in step.verdict(None)
+    assert step.verdict(Record("train", (provenance(),), {"training step": {"error": "x"}})).endswith("not measured")
+    faster, *_ = goals("speed", "8192: main", FOLDER)
+    forms = {faster.of: timed(5e-4), faster.over: timed(1e-3)}
+    verdict = lambda: faster.verdict(Record("speed", (provenance(),), {"8192: main": {"forms": forms}}))
+    assert verdict().endswith("2.000, reached")
+    forms[faster.of] = timed(None)
+    assert verdict().endswith("1.000, MISSED, by the host's clock")
+
+
+def test_the_form_that_torch_is_compared_with_is_like_it():
+    like, as_is = (goal for goal in goals("speed", "8192: main", FOLDER) if "torch" in goal.name)
+    assert like.of == "FP8 scaled, FP8 out, untuned" and like.over == as_is.over == "torch._scaled_mm, FP8 out"
+    assert "amax" in as_is.of and "like for like" in like.name
