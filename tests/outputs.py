@@ -277,6 +277,7 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}",
              "--nbmake-kernel=python3", "--junitxml=result.xml", f"--rootdir={scratch}", "-p", "no:cacheprovider", "-q",
+             "--disable-plugin-autoload", "-p", "nbmake.pytest_plugin",  # whatever else the machine's pytest has
              *map(str, copies)],
             cwd=scratch, env=run_environment(scratch), stdin=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -169,7 +169,12 @@ def test_the_part_says_where_a_gpu_chose_otherwise(keys):
     assert not result["agree"] and result["without_gpu"]["gemms"][0]["library"] == "cublasLt"
 
 
-def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch):
+@pytest.fixture
+def case(tmp_path):
+    return autotune.Case(tmp_path / "autotune.json", "autotune", "case", tmp_path / "marker", {})
+
+
+def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch, case):
     """All but the GPU: in its place, a compile that writes two programs' choices as a driver's chip has them."""
     def own_compile(fn, *args, rehearse, compiler_options, **options):
         assert not rehearse
@@ -187,16 +192,25 @@ def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch):
     monkeypatch.setattr(autotune, "own_compile", own_compile)
     monkeypatch.setattr(autotune, "chip", lambda rehearse: TARGETS["H200"])
     found = autotune.cases(rehearse=False)
-    first, second = found[NAMES[0]](), found[NAMES[1]]()
+    first, second = (found[name](case=case) for name in NAMES[:2])
     assert first["agree"] and second["agree"] and not first["hand_made"]
     texts = [set(autotune.CHOICE.findall(case["choices"])) for case in (first, second)]
     assert len(texts[0]) == len(keys[NAMES[0]]) and texts[1] and not texts[0] & texts[1]
 
 
-def test_the_part_rehearses():
+def test_choices_are_kept_where_the_program_cannot_be_read(keys, monkeypatch, case):
+    def unreadable(compiled):
+        raise ValueError("a custom call nobody has seen")
+
+    monkeypatch.setattr(autotune, "gemms", unreadable)
+    result = next(iter(autotune.cases(rehearse=True).values()))(case=case)
+    assert result["choices"] and not result["agree"] and "nobody has seen" in result["on_gpu"]["error"]
+
+
+def test_the_part_rehearses(case):
     """What `make gpu` runs, with hand-made choices in place of the GPU's."""
-    name, case = next(iter(autotune.cases(rehearse=True).items()))
-    result = case()
+    name, choose = next(iter(autotune.cases(rehearse=True).items()))
+    result = choose(case=case)
     assert result["hand_made"] and result["agree"], result
     assert result["without_gpu"] == result["on_gpu"]
     assert result["without_gpu"]["gemms"] != result["untimed"]["gemms"]

@@ -1,22 +1,32 @@
 """Run the project on the attached Hopper GPU and record what came out: `make gpu`, `make train-bench`.
 
-Parts, each in processes of its own and with a result file of its own, notebooks/results/<model>/<part>.json:
-agreement (does the compile without a GPU give what the GPU's own gives, and does the GPU run it), numerics (are the
-numbers right), speed, autotune (what XLA chose), notebooks (do the chapters run), train (a transformer layer).
+Parts, each with a result file of its own, notebooks/results/<model>/<part>.json: agreement (does the compile without a
+GPU give what the GPU's own gives, and does the GPU run it), numerics (are the numbers right), speed, autotune (what XLA
+chose), notebooks (do the chapters run), train (a transformer layer). Beside them hlo.jsonl.gz, the programs as the
+GPU's compiler wrote them.
 
-A run that is stopped, or runs out of its minutes, goes on where it stopped: cases recorded from the same commit on the
-same machine are not measured again (after an edit that is not committed, give --fresh). A case that takes its process
-down is recorded as that, and the rest goes on.
+What is worth knowing first comes first, whichever part it is of: see AGENDA. A run that is stopped, at whatever second,
+or runs out of its minutes loses the case that was under way; the next one goes on with it: what the same commit has
+measured on such a machine is not measured again (after an edit that is not committed, give --fresh), what another has
+measured stays until it is. A case that takes its process down, or the GPU, is tried once more in a process of its own;
+after that, what did it is recorded as that, and the rest goes on.
 """
 import argparse
+import collections
+import contextlib
 import dataclasses
+import fnmatch
 import importlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,128 +36,212 @@ for place in (ROOT, HERE.parent, HERE):  # helpers; releases and outputs of the 
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
 
-# Of the run's minutes, how many each part may take. `make gpu` is the first five.
-SHARES = {"agreement": 0.30, "numerics": 0.14, "speed": 0.32, "autotune": 0.06, "notebooks": 0.18, "train": 1.0}
-GPU_PARTS = [part for part in SHARES if part != "train"]
-GRACE = 60  # seconds that a case in progress at the end of its part's time may still take
-HANGS = 150  # seconds after which a case that is stopped for that counts as one that fails; sooner, it is left
-RESTART = 75  # exit status of a child whose GPU no longer answers after a case that failed
-CRASHES = 8  # cases that may take down their process before a part is given up
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Cases of a part that come at the same time. `seconds` after the first has begun the next stage has its turn; what
+    is left comes again when all have had theirs.
+
+    `fresh` gives each case a process of its own: what has been recorded of a process before, or gone wrong in it, then
+    changes no time.
+    """
+
+    part: str
+    cases: str
+    seconds: float
+    fresh: bool = False
+
+
+AGENDA = (
+    Stage("speed", "2048: first call", 60, fresh=True),  # does anything run, is it right, and can it be timed?
+    Stage("agreement", "* [[]cublaslt]", 120),  # what is refused, and is it what was compiled without the GPU?
+    Stage("numerics", "sums*", 60),
+    Stage("speed", "8192: under load", 60, fresh=True),
+    Stage("speed", "8192: main", 90, fresh=True),  # the goals are about these three,
+    Stage("speed", "8192: what is fused", 90, fresh=True),
+    Stage("train", "training step", 240, fresh=True),
+    Stage("speed", "8192: details", 60, fresh=True),
+    Stage("numerics", "*", 150),
+    Stage("train", "forward", 120, fresh=True),
+    Stage("autotune", "*", 90),
+    Stage("notebooks", "*", 180),
+    Stage("speed", "*: main", 360, fresh=True),
+    Stage("agreement", "*", 240),
+    Stage("speed", "*", 180, fresh=True),
+    Stage("train", "*", 240, fresh=True),
+)
+PARTS = tuple(dict.fromkeys(stage.part for stage in AGENDA))
+GRACE = 50  # seconds that a case may go on after its stage's time; none begins in the last ones of a run
+RESTART = 75  # exit status of a child whose next case wants a process of its own
+CRASHES = 24  # failures of processes before a stage is given up
 # A working directory of memory for cuBLASLt and for torch beside JAX; and no traces of the machine in messages.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One part of one run: where its file is, and what the measurements come from."""
+    """One part of one run: where its file is, what the measurements come from, and a folder for what passes between
+    the processes."""
 
     part: str
     path: Path
     provenance: Mapping[str, Any]
+    scratch: Path
 
     @property
     def marker(self) -> Path:
-        """Holds the name of the case in progress: what took a process down."""
-        return self.path.with_suffix(".running")
+        """Says which case is in progress, and which form of it: what took a process down."""
+        return self.scratch / "under way.json"
+
+    @property
+    def orders(self) -> Path:
+        """What a child shall measure."""
+        return self.scratch / "orders.json"
+
+    @property
+    def began(self) -> Path:
+        """When the first case of a stage began."""
+        return self.scratch / "began.json"
 
 
-def cases(part: str, rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(part: str, rehearse: bool) -> dict[str, Callable[..., dict[str, Any]]]:
     return importlib.import_module(part).cases(rehearse)
 
 
 def recorded(run: Run) -> dict[str, Any]:
-    """Cases of before that may stay."""
+    """Cases that need not be measured again."""
     from record import read, same_run
 
-    old = read(run.path)
-    return dict(old["cases"]) if old and same_run(old["provenance"], run.provenance) else {}
+    data = read(run.path)
+    mine = [same_run(one, run.provenance) for one in data["runs"]]
+    return {name: case for name, case in data["cases"].items() if mine[case["run"]]}
 
 
-def measure(run: Run, deadline: float) -> int:
-    """Measure what is missing, and write the file after each case. Runs in a child process; the exit status."""
-    from record import sentence, write
+# In a child process ---------------------------------------------------------------------------------------------------
 
-    done = recorded(run)
-    everything = cases(run.part, run.provenance["rehearsal"])
-    done, parent = {name: done[name] for name in everything if name in done}, os.getppid()
-    for name, case in everything.items():
-        if name in done:
-            continue
-        if time.time() > deadline or os.getppid() != parent:  # nobody waits: the GPU may be another run's by now
+def measure(run: Run) -> int:
+    """Measure what the orders name, and add each case to the file. The exit status."""
+    from record import Case, GpuLost, add, answers, in_one_step, sentence
+
+    orders = json.loads(run.orders.read_text())
+    everything, parent = cases(run.part, run.provenance["rehearsal"]), os.getppid()
+    deadline = min(time.time() + orders["seconds"], orders["end"])
+    for number, name in enumerate(orders["cases"]):
+        if time.time() > deadline or os.getppid() != parent:  # nobody waits: the GPU may be another run's now
             break
-        run.path.parent.mkdir(parents=True, exist_ok=True)
-        run.marker.write_text(name)
+        if number and orders["fresh"]:
+            return RESTART
+        case = Case(run.path, run.part, name, run.marker, orders["avoid"].get(name, {}))
+        case.note()
+        if not run.began.exists():
+            in_one_step(run.began, json.dumps(time.time()).encode())
         start = time.perf_counter()
         try:
-            result = case()
+            result = everything[name](case=case)
+        except GpuLost as lost:
+            case.note(*lost.args)
+            return RESTART
         except Exception as error:  # what a GPU refuses is a result
             result = {"error": sentence(error)}
-        done[name] = result | {"took": round(time.perf_counter() - start, 3)}
-        write(run.path, run.part, run.provenance, done)
+            if not answers():
+                case.note(json.loads(run.marker.read_text())["form"], result["error"])
+                return RESTART
+        took = round(time.perf_counter() - start, 3)
+        add(run.path, run.part, run.provenance, name, {**result, "took": took})
         run.marker.unlink()
-        print(f"  {name}: {result.get('error') or 'done'} ({done[name]['took']:.1f} s)", flush=True)
-        if "error" in result and not answers():
-            return RESTART
+        print(f"  {name}: {outcome(result)} ({took:.1f} s)", flush=True)
     return 0
 
 
-def answers() -> bool:
-    """Whether the GPU still computes: after an illegal access, nothing does in this process."""
-    import jax
-
-    try:
-        return bool(jax.block_until_ready(jax.numpy.ones(8).sum() == 8))
-    except Exception:
-        return False
-
-
-def went_down(run: Run, status: int) -> None:
-    """Record the case that took its process down."""
-    from record import write
-
-    name = run.marker.read_text()
-    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    print(f"  {name}: ended its process with {how}", flush=True)
-    write(run.path, run.part, run.provenance, recorded(run) | {name: {"error": f"the process ended with {how}"}})
-    run.marker.unlink()
+def outcome(result: Mapping[str, Any]) -> str:
+    """A case's result in a few words."""
+    if "error" in result:
+        return f"FAILED: {result['error']}"
+    if result.get("refused") and isinstance(result["refused"], str):
+        return f"refused: {result['refused']}"
+    rows = {**result.get("forms", {}), **result.get("loads", {}), **result.get("precisions", {})}
+    failed = {form: row["error"] for form, row in rows.items() if "error" in row}
+    return "done" + "".join(f"\n    {form} FAILED: {error}" for form, error in failed.items())
 
 
-def supervise(run: Run, arguments: list[str], seconds: float) -> tuple[int, int]:
-    """Run a part in child processes until it is through, or out of time: (cases recorded, cases left)."""
-    deadline = time.time() + seconds
-    try:
-        names = cases(run.part, run.provenance["rehearsal"])
-    except ImportError as error:  # the other parts may not need it
-        print(f"  cannot start: {error}", flush=True)
-        return len(recorded(run)), 1
-    run.marker.unlink(missing_ok=True)
+# In the process that supervises ---------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def child(run: Run, arguments: list[str]) -> Iterator[tuple[subprocess.Popen, collections.deque[str]]]:
+    """A process that measures, and the last lines it says. What it says is passed on."""
     # The chapters import helpers, installed or not.
     found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    for _ in range(CRASHES):
-        child = subprocess.Popen([sys.executable, HERE, run.part, "--measure", str(deadline), *arguments], cwd=ROOT,
-                                 env=os.environ | ENVIRONMENT | found, start_new_session=True)
-        try:
-            status = child.wait(timeout=max(1.0, deadline - time.time()) + GRACE)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt) as stopped:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            if isinstance(stopped, KeyboardInterrupt):
-                run.marker.unlink(missing_ok=True)  # the reader's doing, not the case's
-                raise
-            if not run.marker.exists() or time.time() - run.marker.stat().st_mtime < HANGS:
-                run.marker.unlink(missing_ok=True)  # it began late, or only its threads were left: the next run's
-                break
-            status = -signal.SIGKILL
-        if status == 0:
+    process = subprocess.Popen([sys.executable, HERE, run.part, "--measure", str(run.scratch), *arguments], cwd=ROOT,
+                               env=os.environ | ENVIRONMENT | found, start_new_session=True, text=True,
+                               errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    last: collections.deque[str] = collections.deque(maxlen=20)
+
+    def pass_on() -> None:
+        for line in process.stdout:
+            last.append(line)
+            print(line, end="", flush=True)
+
+    reader = threading.Thread(target=pass_on, daemon=True)
+    reader.start()
+    try:
+        yield process, last
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # its own children as well: kernels of notebooks
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        reader.join(timeout=2)
+
+
+def spent(run: Run) -> float:
+    """Seconds since the first case of a stage began."""
+    return time.time() - json.loads(run.began.read_text()) if run.began.exists() else 0.0
+
+
+def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], end: float) -> None:
+    """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`."""
+    from record import add, clean
+
+    failures: collections.Counter[tuple[str, str]] = collections.Counter()
+    avoid: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    run.began.unlink(missing_ok=True)
+    while failures.total() < CRASHES and (seconds := stage.seconds - spent(run)) > 0 and time.time() < end - GRACE:
+        done = recorded(run)
+        if not (todo := [name for name in names if name not in done]):
             break
-        if status == RESTART:
-            continue
+        run.marker.unlink(missing_ok=True)
+        run.orders.write_text(json.dumps({"cases": todo, "fresh": stage.fresh, "seconds": seconds,
+                                          "end": end - GRACE, "avoid": avoid}))
+        with child(run, arguments) as (process, last):
+            status = None  # while it runs
+            while status is None and time.time() < end and spent(run) < stage.seconds + GRACE:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(timeout=0.2)
         if not run.marker.exists():
-            print(f"{run.part} did not start: exit status {status}, see above", flush=True)
-            break
-        went_down(run, status)
-    done = recorded(run)
-    return len(done), len(set(names) - set(done))
+            if status == RESTART:
+                continue
+            if status:
+                print(f"{run.part} did not start: exit status {status}, see above", flush=True)
+            break  # it is through, or out of time, or only its threads were left
+        doing = json.loads(run.marker.read_text())
+        if status is None:
+            took = time.time() - doing["since"]
+            if took < stage.seconds + GRACE - 2:
+                break  # it began late: its next turn has all of the stage's time
+            why = f"stopped after {took:.0f} s"
+        else:
+            by = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            why = doing["error"] or clean(f"the process ended with {by}: {' '.join(last)}".rstrip(": "))
+        what = f"{doing['case']}, {doing['form']}" if doing["form"] else doing["case"]
+        key = doing["case"], doing["form"]
+        failures[key] += 1
+        again = status is not None and failures[key] == 1
+        print(f"  {what}: {'again in a process of its own' if again else 'FAILED'}: {why}", flush=True)
+        if again:
+            continue
+        if doing["form"] and status is not None:
+            avoid[doing["case"]][doing["form"]] = why
+        else:
+            add(run.path, run.part, run.provenance, doing["case"], {"error": why})
 
 
 def refusal(rehearse: bool) -> str | None:
@@ -168,61 +262,119 @@ def refusal(rehearse: bool) -> str | None:
     return None
 
 
+def agenda(parts: list[str], rehearse: bool) -> tuple[list[tuple[Stage, list[str]]], int]:
+    """The stages of these parts with the names of their cases, each case once; and how many parts cannot start."""
+    names: dict[str, list[str]] = {}
+    for part in parts:
+        try:
+            names[part] = list(cases(part, rehearse))
+        except ImportError as error:  # the other parts may not need it
+            print(f"{part}: cannot start: {error}", flush=True)
+    stages = []
+    for stage in AGENDA:
+        mine = fnmatch.filter(names.get(stage.part, []), stage.cases)
+        names[stage.part] = [name for name in names.get(stage.part, []) if name not in mine]
+        stages.append((stage, mine))
+    return stages, len(set(parts) - {stage.part for stage, mine in stages if mine})
+
+
+def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float, after: Callable[[], None]) -> int:
+    """Measure what is left, stage by stage, again and again until nothing is or the time is over; `after` each stage
+    something may be done. The number of cases left."""
+    stages, broken = agenda(parts, rehearse)
+
+    def left(stage: Stage, names: list[str]) -> list[str]:
+        done = recorded(runs[stage.part])
+        return [name for name in names if name not in done]
+
+    before, missing = None, sum(len(left(*stage)) for stage in stages)
+    while missing and missing != before and time.time() < end - GRACE:
+        for stage, names in stages:
+            if (todo := left(stage, names)) and time.time() < end - GRACE:
+                print(f"{stage.part} ({len(todo)} cases):", flush=True)
+                supervise(runs[stage.part], todo, stage, ["--rehearse"] * rehearse, end)
+                after()
+        before, missing = missing, sum(len(left(*stage)) for stage in stages)
+    return missing + broken
+
+
+def carry_on(folder: Path, earlier: list[Path]) -> None:
+    """Take into this chip's folder what it has in others: records that were carried here, or kept by a run before."""
+    from record import HLO, merge, merge_hlo
+
+    for other in (one / folder.name for one in earlier):
+        if other.is_dir() and other.resolve() != folder.resolve():
+            for part in PARTS:
+                merge(folder / f"{part}.json", part, other / f"{part}.json")
+            merge_hlo(folder / HLO, other / HLO)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests/gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(SHARES)}; without: {', '.join(GPU_PARTS)}")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(sorted(PARTS))}; without: all of them")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, small, into _build/rehearsal")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is recorded")
-    parser.add_argument("--minutes", type=float, default=7.0,
-                        help="how long to go on beginning cases (7); what is under way has one more")
+    parser.add_argument("--fresh", action="store_true", help="forget what is recorded of these parts")
+    parser.add_argument("--minutes", type=float, default=9.0, help="the whole run is over after so many (9)")
     parser.add_argument("--commit", help="the commit of a copy that has no .git")
+    parser.add_argument("--tree", type=Path, help="a file with a commit's hash and what `git ls-tree -r` says of it: "
+                        "the copy is compared with that")
     parser.add_argument("--results", type=lambda name: Path(name).resolve(), help="a folder for the models' folders "
                         "instead of notebooks/results")
-    parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)  # the child's deadline
+    parser.add_argument("--earlier", type=Path, action="append", default=[], metavar="FOLDER",
+                        help="go on from the results in this folder as well; may be given several times, newest last")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy the results into this folder, too")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # a child's scratch folder
     options = parser.parse_args(arguments)
     os.environ.update(ENVIRONMENT)  # before JAX starts: this process uses the GPU too, to ask for its name
-    parts = options.parts or GPU_PARTS
-    if unknown := set(parts) - set(SHARES):
-        parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(SHARES)}")
-    if not options.minutes > 0:
-        parser.error(f"--minutes must be above 0, got {options.minutes:g}")
+    parts = options.parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(sorted(PARTS))}")
+    if not options.minutes * 60 > GRACE:
+        parser.error(f"--minutes must be above {GRACE / 60:.2g}, for a case to begin; got {options.minutes:g}")
     if options.rehearse:
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif "cuda" in os.environ.get("JAX_PLATFORMS", ""):
         del os.environ["JAX_PLATFORMS"]  # "cuda" alone would leave JAX no CPU, which the float64 reference runs on
+    start = time.time()
     if why := refusal(options.rehearse):
         print(why, file=sys.stderr)
         return 2
 
-    from record import folder, provenance
+    if options.measure:
+        about = json.loads((options.measure / "run.json").read_text())
+        return measure(Run(parts[0], Path(about["folder"], f"{parts[0]}.json"), about[parts[0]], options.measure))
+
+    from record import commit, folder, provenance
+    from summary import summary
 
     from helpers.results import COMMANDS
 
-    def run_of(part: str) -> Run:
-        about = provenance(COMMANDS[part], options.commit, options.rehearse)
-        return Run(part, folder(about, options.results) / f"{part}.json", about)
+    made_from = ("0" * 40, True) if options.rehearse and not (options.commit or options.tree) else commit(
+        options.commit, options.tree)
+    about = {part: provenance(COMMANDS[part], made_from, options.rehearse) for part in PARTS}
+    place = folder(about[PARTS[0]], options.results)
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "run.json").write_text(json.dumps(about | {"folder": str(place)}))
+        runs = {part: Run(part, place / f"{part}.json", about[part], Path(scratch)) for part in PARTS}
 
-    if options.measure:
-        return measure(run_of(parts[0]), options.measure)
-    given = {"--rehearse": options.rehearse, f"--commit={options.commit}": options.commit,
-             f"--results={options.results}": options.results}
-    passed_on = [word for word, value in given.items() if value]
-    start, left = time.time(), 0
-    for number, part in enumerate(parts):
-        run = run_of(part)
-        if options.fresh:
-            run.path.unlink(missing_ok=True)
-        print(f"{part}:", flush=True)
-        # What one part leaves of its time goes to those after it.
-        rest = options.minutes * 60 - (time.time() - start)
-        share = SHARES[part] / sum(SHARES[p] for p in parts[number:])
-        done, missing = supervise(run, passed_on, max(rest, 0) * share)
-        left += missing
-        print(f"  {done} cases in {run.path.relative_to(ROOT) if run.path.is_relative_to(ROOT) else run.path}"
-              + f", {missing} left" * bool(missing), flush=True)
-    if left:
-        print(f"{left} cases are left: the same command goes on with them.")
-    return int(bool(left))
+        def keep() -> None:
+            if options.keep and place.is_dir():
+                shutil.copytree(place, options.keep / place.name, dirs_exist_ok=True)
+
+        try:
+            carry_on(place, options.earlier)
+            if options.fresh:
+                for part in parts:
+                    runs[part].path.unlink(missing_ok=True)
+            missing = go_through(runs, parts, options.rehearse, start + options.minutes * 60, keep)
+        except ValueError as error:  # a file that is no record
+            print(error, file=sys.stderr)
+            return 2
+    print(summary(place))
+    shown = place.relative_to(ROOT) if place.is_relative_to(ROOT) else place
+    print(f"{time.time() - start:.0f} s; results are in {shown}" + f"; {missing} cases are left: the same command goes "
+          "on with them" * bool(missing))
+    return int(bool(missing))
 
 
 if __name__ == "__main__":

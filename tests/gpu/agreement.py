@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import releases
 from programs import arguments, chip, own_compile, programs, runnable
-from record import sentence
+from record import Case, GpuLost, answers, sentence
 
 from helpers import aot_compile
 from helpers.local import kernel_lines
@@ -26,33 +26,46 @@ def gemms(compiled: jax.stages.Compiled) -> list[dict[str, Any]]:
     return sorted(rows, key=str)
 
 
-def compare(program: releases.Program, gemm: str, rehearse: bool) -> dict[str, Any]:
-    """Compile one program both ways, compare, and run it. An error on either side is recorded as that side's."""
+def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) -> dict[str, Any]:
+    """Compile one program both ways, run it, and compare. An error on either side is recorded as that side's: a program
+    that runs has run, whether or not its text can be read."""
     options = {"gemm": gemm, "compiler_options": program.options}
     compiles = {"without_gpu": lambda: aot_compile(program.fn, *program.args, target=chip(rehearse), **options),
                 "on_gpu": lambda: own_compile(program.fn, *program.args, rehearse=rehearse, **options)}
-    result: dict[str, Any] = {"gemm": gemm}
+    result: dict[str, Any] = {"gemm": gemm, "ran": False}
     for side, compile_it in compiles.items():
         try:
             compiled = compile_it()
-            result[side] = {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
         except Exception as error:
             result[side] = {"error": sentence(error)}
+            continue
+        if side == "on_gpu":
+            result |= run(program, compiled, rehearse)
+            case.keep("", compiled)
+        try:
+            result[side] = {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
+        except Exception as error:
+            result[side] = {"error": f"compiled, and cannot be read: {sentence(error)}"}
     without, own = result["without_gpu"], result["on_gpu"]
     # Two compilers that refuse a program in the same words agree.
     result["agree"] = own.get("gemms", own.get("error")) == without.get("gemms", without.get("error"))
     result["same_kernels"] = own.get("kernels", own.get("error")) == without.get("kernels", without.get("error"))
-    if "error" in own:
-        return result | {"ran": False, "refused": own["error"]}
+    if not result["ran"]:
+        result.setdefault("refused", own.get("error"))
+    return result
+
+
+def run(program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
     try:
-        call = runnable(program.fn, compiled, rehearse)
-        jax.block_until_ready(call(*arguments(program.args, "random")))
-        return result | {"ran": True}
+        jax.block_until_ready(runnable(program.fn, compiled, rehearse)(*arguments(program.args, "random")))
+        return {"ran": True}
     except Exception as error:
-        return result | {"ran": False, "refused": sentence(error)}
+        if not answers():
+            raise GpuLost("", sentence(error)) from error
+        return {"ran": False, "refused": sentence(error)}
 
 
-def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     """A case a program and choice of libraries: cuBLASLt's first, which are quick."""
     found = programs(divide=16, every=5) if rehearse else programs()
     return {f"{name} [{gemm}]": functools.partial(compare, program, gemm, rehearse) for gemm in ("cublaslt", "auto")

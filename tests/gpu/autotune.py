@@ -22,7 +22,7 @@ if __name__ == "__main__":
 import releases
 from agreement import gemms
 from programs import chip, own_compile, programs
-from record import sentence
+from record import Case, sentence
 
 from helpers import Target, aot_compile
 from helpers.aot import recording
@@ -102,7 +102,10 @@ def recorded(program: releases.Program) -> tuple[jax.stages.Compiled, str]:
 
 
 def side(compiled: jax.stages.Compiled) -> dict[str, Any]:
-    return {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
+    try:
+        return {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
+    except Exception as error:  # the choices are worth keeping all the same
+        return {"error": f"compiled, and cannot be read: {sentence(error)}"}
 
 
 def travels(program: releases.Program, text: str, target: Target, own: jax.stages.Compiled) -> dict[str, Any]:
@@ -115,14 +118,14 @@ def travels(program: releases.Program, text: str, target: Target, own: jax.stage
             return {"error": sentence(error)}
 
     found = {"untimed": compile_without(None), "without_gpu": compile_without(text), "on_gpu": side(own)}
-    return found | {"agree": found["without_gpu"] == found["on_gpu"]}
+    return found | {"agree": found["without_gpu"] == found["on_gpu"] and "error" not in found["on_gpu"]}
 
 
-def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     names, divide = (CHOSEN[::3], 16) if rehearse else (CHOSEN, 1)
     everything, before = programs(divide), set()
 
-    def case(name: str) -> dict[str, Any]:
+    def choose(name: str, case: Case) -> dict[str, Any]:
         program, target = everything[name], chip(rehearse)
         if rehearse:  # the hand-made program stands in for the GPU's own
             text = by_hand(looked_up(names, divide)[name])
@@ -130,11 +133,12 @@ def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
                               compiler_options=program.options)
         else:
             own, text = recorded(program)
+        case.keep("", own)
         choices = [choice for choice in CHOICE.findall(text) if choice not in before]
         before.update(choices)
         return {"hand_made": rehearse, "choices": "".join(choices)} | travels(program, text, target, own)
 
-    return {name: functools.partial(case, name) for name in names}
+    return {name: functools.partial(choose, name) for name in names}
 
 
 def main(divide: str, *names: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import outputs
-from record import clean
+from record import Case, clean
 
 AT_ONCE = max(1, min(8, (os.cpu_count() or 2) // 2))
 
@@ -18,18 +18,18 @@ class Runs:
     def __init__(self, paths: list[Path]):
         self.paths, self.started = paths, dict[str, Future]()
 
-    def result(self, path: Path) -> dict[str, Any]:
+    def result(self, path: Path, case: Case) -> dict[str, Any]:
         if path.stem not in self.started:
             pool = ThreadPoolExecutor(AT_ONCE)
             for later in self.paths[self.paths.index(path):]:
                 self.started[later.stem] = pool.submit(outputs.fresh_run, [later])
         notebook, seconds, failure = self.started[path.stem].result()[path.stem]
         cells = sum(cell.cell_type == "code" for cell in notebook.cells)
-        said = {} if failure is None else {"failure": clean(failure.strip().splitlines()[-1])}
+        said = {} if failure is None else {"failure": clean(failure)}
         return {"passed": failure is None, "code_cells": cells, "seconds": round(seconds, 1), **said}
 
 
-def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     """A case a chapter; a rehearsal takes one."""
     paths = outputs.find(["01"] if rehearse else [], outputs.NOTEBOOKS)
     runs = Runs(paths)

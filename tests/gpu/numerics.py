@@ -2,7 +2,8 @@
 
 The reference is the function itself, its jaxpr evaluated with every float a float64 and every rounding but those to FP8
 left out. Inputs are random, and adversarial: of the largest magnitude, subnormal, zero, with NaN and infinity. Each
-runs twice, with fast accumulation (XLA's default) and without it (precision HIGHEST).
+runs twice, with fast accumulation (XLA's default) and without it (precision HIGHEST). And the sums themselves, with K
+up to 65,536: how many bits of a long sum are right?
 """
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -14,15 +15,20 @@ import numpy as np
 import releases
 from jax.extend import core
 from programs import FP8, KINDS, arguments, own_compile, programs, runnable
-from record import sentence
+from record import Case, GpuLost, answers, sentence
 
 # Largest relative error, ||got - reference|| / ||reference||, of a result that counts as right. A wrong scale, a lost
 # activation or bias gives over 1e-1; a sum of 1,024 products in 14 bits about 1e-3. An FP8 result is compared with the
 # reference rounded to FP8 as well: what is left are values that a small error pushed over to the next code, a tenth of
 # them in E4M3 where the function computes in bfloat16.
+# Those hold for K = 1,024. Fast sums lose bits as they grow longer, so it may be more for a larger K, up to LIMIT.
+LIMIT = 2.0**-4
 RIGHT = {"float8_e4m3fn": 2.0**-5, "float8_e5m2": 2.0**-4, "bfloat16": 2.0**-7, "float16": 2.0**-7, "float32": 2.0**-7}
 ACCUMULATION = {"fast": None, "exact": "highest"}  # the name of a matmul precision
 DIVIDE = 4  # M and N of the programs by this: the host's float64 is slow
+LONGER = (4096, 16384)  # K of these as well:
+AT_LENGTH = ("unscaled, f32 result", "scaled in f32", "scaled in bf16", "scales after the dot", "bias + relu + amax")
+SUMS = (1024, 4096, 16384, 65536)  # K of the sums, of M = N = 1,024 results
 
 
 def _is_float(dtype: Any) -> bool:
@@ -98,11 +104,15 @@ def errors(got: Any, expected: np.ndarray) -> dict[str, Any]:
             "other_kind": int(np.sum(~same_kind))}
 
 
-def is_right(error: dict[str, Any]) -> bool:
-    return error["other_kind"] == 0 and error["relative"] <= RIGHT[error["dtype"]]
+def is_right(error: dict[str, Any], k: int = 1024, fast: bool = True) -> bool:
+    """Whether a result is one that rounding explains, of sums of `k` products."""
+    most = RIGHT[error["dtype"]]
+    if fast:
+        most = max(most, min(most * k / 1024, LIMIT))
+    return error["other_kind"] == 0 and error["relative"] <= most
 
 
-def judge(program: releases.Program, rehearse: bool) -> dict[str, Any]:
+def judge(program: releases.Program, k: int, rehearse: bool, case: Case) -> dict[str, Any]:
     """Run one program over all kinds of inputs, with fast accumulation and without."""
     calls: dict[str, Any] = {}
     for name, precision in ACCUMULATION.items():
@@ -126,12 +136,34 @@ def judge(program: releases.Program, rehearse: bool) -> dict[str, Any]:
                     raise RuntimeError(call)
                 outputs = jax.tree.leaves(call(*args))
                 found.setdefault(kind, {})[name] = [errors(o, e) for o, e in zip(outputs, expected, strict=True)]
-            except RuntimeError as error:  # what the library refuses
-                found.setdefault(kind, {})[name] = sentence(error)
-    rows = {kind: [row for row in by_name.values() if not isinstance(row, str)] for kind, by_name in found.items()}
+            except Exception as error:  # what the library refuses
+                found.setdefault(kind, {})[name] = call if isinstance(call, str) else sentence(error)
+                if not answers():
+                    raise GpuLost("", sentence(error)) from error
+    rows = {kind: {name: row for name, row in by_name.items() if not isinstance(row, str)}
+            for kind, by_name in found.items()}
     return {"inputs": found, "refused": len(KINDS) * len(calls) - sum(map(len, rows.values())),
-            "right": _all(is_right(error) for kind in KINDS[:-1] for row in rows[kind] for error in row),
-            "keeps_nan": _all(error["other_kind"] == 0 for row in rows[KINDS[-1]] for error in row)}
+            "right": _all(is_right(error, k, name == "fast") for kind in KINDS[:-1]
+                          for name, row in rows[kind].items() for error in row),
+            "keeps_nan": _all(error["other_kind"] == 0 for row in rows[KINDS[-1]].values() for error in row)}
+
+
+def sums(k: int, size: int, rehearse: bool, case: Case) -> dict[str, Any]:
+    """Relative errors of [size, K] times [size, K] in E4M3, f32 results, against float64: with fast accumulation and
+    without, of operands of either sign and of positive ones, whose sums grow."""
+    found: dict[str, dict[str, float]] = {}
+    for what, sign in (("either sign", lambda x: x), ("positive", abs)):
+        rng = np.random.default_rng(k)
+        a, b = (sign(rng.normal(size=(size, k))).astype(jnp.float8_e4m3fn) for _ in range(2))
+        exact = a.astype(np.float64) @ b.astype(np.float64).T
+        for name, precision in ACCUMULATION.items():
+            def dot(a, b):
+                return jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
+
+            with jax.default_matmul_precision(precision):
+                call = runnable(dot, own_compile(dot, a, b, rehearse=rehearse), rehearse)
+            found.setdefault(what, {})[name] = errors(call(a, b), exact)["relative"]
+    return {"k": k, "sums": found}
 
 
 def _all(answers: Iterable[bool]) -> bool | None:
@@ -139,8 +171,18 @@ def _all(answers: Iterable[bool]) -> bool | None:
     return all(answers) if (answers := list(answers)) else None
 
 
-def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
-    """A case a program, those left out that the reference does not evaluate: a loop, and block scaling."""
-    found = programs(divide=16, every=4) if rehearse else programs(DIVIDE)
-    return {name: functools.partial(judge, program, rehearse) for name, program in found.items()
-            if program.gemm == "cublaslt" and not ("loop" in name or "blocks" in name)}
+def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
+    """The sums; then a case a program, without a loop and block scaling, which the reference does not evaluate."""
+    def of(k: int) -> dict[str, releases.Program]:
+        found = programs(divide=16, every=4, k=k) if rehearse else programs(DIVIDE, k=k)
+        return {name: program for name, program in found.items()
+                if program.gemm == "cublaslt" and not ("loop" in name or "blocks" in name)}
+
+    lengths, size = (SUMS[:2], 32) if rehearse else (SUMS, 1024)
+    made = {f"sums, K = {k}": functools.partial(sums, k, size, rehearse) for k in lengths}
+    made |= {name: functools.partial(judge, program, releases.K, rehearse)
+             for name, program in of(releases.K).items()}
+    for k in LONGER[:1] if rehearse else LONGER:
+        made |= {f"{name}, K = {k}": functools.partial(judge, program, k, rehearse)
+                 for name, program in of(k).items() if name in AT_LENGTH}
+    return made

@@ -1,24 +1,31 @@
 """How fast: bf16 and FP8 in every form of the chapters, on cubes and on the shapes of two transformers.
 
 What is compared is timed side by side, in one case: a ratio of two figures of one case is of one run. Every FP8 result
-stays in the chip's reach (random operands of unit size), and no call finds its inputs in the cache.
+stays in the chip's reach (random operands of unit size), and no call finds its inputs in the cache. A form runs and is
+timed first and is described afterwards: what cannot be read of its program costs no figure.
 """
+import contextlib
 import dataclasses
 import functools
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numerics
+import numpy as np
 from programs import own_compile, runnable
-from record import sentence
+from record import Case, described
+from watch import Watch
 
 from helpers import TARGETS, report_gemms
 from helpers.cost import bytes_moved, kernels, roofline_seconds
 from helpers.formats import amax_scale, quantize
-from helpers.local import Timing, device_times
+from helpers.local import Timing, _wait, device_times
 from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
 
 # Tokens by the matrices of Llama 2 (Touvron et al. 2023): hidden sizes 4096 and 8192, MLPs of 11008 and 28672, and in
@@ -45,6 +52,12 @@ class Form:
     fn: Callable
     args: tuple[jax.ShapeDtypeStruct, ...]
     gemm: str = "cublaslt"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def untuned(self) -> "Form":
+        """By the kernel that cuBLASLt proposes first, as torch takes it. XLA by itself times several."""
+        return dataclasses.replace(self, options={"xla_gpu_autotune_level": 0})
 
 
 def dot(a: jax.Array, b: jax.Array, dtype: Any = BF16) -> jax.Array:
@@ -107,6 +120,7 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
         "FP8 from bf16": Form(lambda x, w, scale: quantized(x, w, lambda _: scale), (a16, b16, s)),
         "FP8 from bf16 by amax": Form(lambda x, w: quantized(x, w, amax_scale), (a16, b16)),
     }
+    main |= {f"{name}, untuned": main[name].untuned for name in TORCH}
     added = {"relu": (relu,), "gelu": (gelu,), "bias": (lambda d: d,), "amax": (lambda d: d, True)}
     cost: dict[str, Form] = {"bf16": bf16, "FP8 scaled, FP8 out": plain, "unfused: FP8 out": Form(unfused(), scaled)}
     for name, how in added.items():
@@ -136,83 +150,207 @@ def inputs(args: tuple[jax.ShapeDtypeStruct, ...], seed: int) -> list[jax.Array]
             else jax.random.normal(key, arg.shape, jnp.bfloat16).astype(arg.dtype) for key, arg in zip(keys, args)]
 
 
+def zeros(args: tuple[jax.ShapeDtypeStruct, ...], seed: int) -> list[jax.Array]:
+    """The same with operands of zeros."""
+    return [jnp.zeros_like(array) if array.ndim else array for array in inputs(args, seed)]
+
+
 def sets_of(size: int) -> int:
     """How many sets of inputs of `size` bytes each a form walks through."""
     return max(1, min(256, round(BETWEEN / size)))
 
 
-def walked(call: Callable, args: tuple[jax.ShapeDtypeStruct, ...], rehearse: bool) -> Callable[[], Any]:
+def walked(call: Callable, args: tuple[jax.ShapeDtypeStruct, ...], rehearse: bool,
+           make: Callable = inputs) -> Callable[[], Any]:
     """A function without arguments that calls `call` with one set of inputs after the other."""
     count = 2 if rehearse else sets_of(sum(arg.size * arg.dtype.itemsize for arg in args))
-    sets = itertools.cycle([inputs(args, seed) for seed in range(count)])
+    sets = itertools.cycle([make(args, seed) for seed in range(count)])
     return lambda: call(*next(sets))
 
 
-def torch_forms(m: int, n: int, k: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+# torch's call, and the form of ours that does the same: no amax, by the kernel that cuBLASLt proposes first.
+TORCH = {"bf16": "torch bf16", "FP8 scaled": "torch._scaled_mm", "FP8 scaled, FP8 out": "torch._scaled_mm, FP8 out"}
+
+
+def torch_forms(m: int, n: int, k: int, rehearse: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The same matmuls by torch, where it is installed and has the GPU."""
     if importlib.util.find_spec("torch") is None:
         return
     import torch
 
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_available() or rehearse):
         return
-    normal = functools.partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    wide = [(normal(m, k), normal(n, k)) for _ in range(sets_of(m * k + n * k))]
+    normal = functools.partial(torch.randn, device="cpu" if rehearse else "cuda", dtype=torch.bfloat16)
+    wide = [(normal(m, k), normal(n, k)) for _ in range(2 if rehearse else sets_of(m * k + n * k))]
     narrow = itertools.cycle([(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T) for a, b in wide])
     wide = itertools.cycle([(a, b.T) for a, b in wide])
-    one = torch.tensor(0.75, device="cuda")
+    one = torch.tensor(0.75, device=normal(1).device)
 
     def scaled_mm(dtype, **options):
         a, b = next(narrow)
         return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=True, **options)
 
-    yield "torch bf16", lambda: torch.matmul(*next(wide))
-    yield "torch._scaled_mm", lambda: scaled_mm(torch.bfloat16)
-    yield "torch._scaled_mm, FP8 out", lambda: scaled_mm(torch.float8_e4m3fn, scale_result=one)
+    yield TORCH["bf16"], lambda: torch.matmul(*next(wide))
+    yield TORCH["FP8 scaled"], lambda: scaled_mm(torch.bfloat16)
+    yield TORCH["FP8 scaled, FP8 out"], lambda: scaled_mm(torch.float8_e4m3fn, scale_result=one)
 
 
 def as_row(timing: Timing) -> dict[str, Any]:
-    return {"device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
-            "launches": sum(count for *_, count in timing.kernels),
-            "longest": [name for name, *_ in timing.kernels[:1]]}
+    """What is recorded of a timing; of the kernels each with its seconds and launches in a call."""
+    row = {"device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
+           "launches": sum(count for *_, count in timing.kernels), "longest": list(map(list, timing.kernels))}
+    return row | ({"no_clock": timing.no_clock} if timing.no_clock else {})
 
 
-def time_forms(sizes: tuple[int, int, int], case: str, rehearse: bool) -> dict[str, Any]:
-    """Compile every form of a case, and time all of them side by side, with what the compiler made of each."""
-    rows, calls = {}, {}
-    for name, form in forms(*sizes)[case].items():
-        try:
-            compiled = own_compile(form.fn, *form.args, rehearse=rehearse, gemm=form.gemm)
-            rows[name] = {"kernels": len(kernels(compiled)), "bytes": bytes_moved(compiled),
-                          "gemms": [f"{row.library} {row.math_dtype} {row.epilogue} {row.tile} {row.precision}".strip()
-                                    for row in report_gemms(compiled).rows],
-                          "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
+def description(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
+    return {"kernels": len(kernels(compiled)), "bytes": bytes_moved(compiled),
+            "gemms": [f"{row.library} {row.math_dtype} {row.epilogue} {row.tile} {row.precision}".strip()
+                      for row in report_gemms(compiled).rows],
+            "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
+
+
+def compile_form(form: Form, rehearse: bool) -> jax.stages.Compiled:
+    return own_compile(form.fn, *form.args, rehearse=rehearse, gemm=form.gemm, compiler_options=form.options)
+
+
+def timed(rows: dict[str, Any], calls: Mapping[str, Callable[[], Any]], case: Case, rehearse: bool,
+          slices: float = 0.03) -> None:
+    """Add to each row what its call takes, and what the chip does meanwhile. Without a call there is nothing to add."""
+    if not calls:
+        return
+
+    @contextlib.contextmanager
+    def during(name):
+        with case.form(name), watch.during(name):
+            yield
+
+    few = {"repeats": 3, "rounds": 2} if rehearse else {"repeats": 5, "rounds": 6, "at_least": slices}
+    with Watch() as watch:
+        found = device_times(calls, during=during, **few)
+    for name, timing in found.items():
+        rows[name] |= as_row(timing)
+        if chip := watch.summary(name):
+            rows[name]["chip"] = chip
+
+
+def time_forms(sizes: tuple[int, int, int], group: str, rehearse: bool, case: Case) -> dict[str, Any]:
+    """Compile every form of a group, time all of them side by side, and then say what the compiler made of each."""
+    rows: dict[str, Any] = {}
+    calls, programs = {}, {}
+    for name, form in forms(*sizes)[group].items():
+        def start(form=form):
+            compiled = compile_form(form, rehearse)
             call = walked(runnable(form.fn, compiled, rehearse), form.args, rehearse)
             jax.block_until_ready(call())
-            calls[name] = call
-        except Exception as error:
-            rows[name] = rows.get(name, {}) | {"error": sentence(error)}
-    if case == "main" and not rehearse:
-        for name, call in torch_forms(*sizes):
-            try:
-                call()
-                calls[name], rows[name] = call, {}
-            except Exception as error:
-                rows[name] = {"error": sentence(error)}
-    m, n, k = sizes
-    flops = 2 * m * n * k
-    repeats = 3 if rehearse else max(5, min(50, int(0.02 * 7e14 / flops)))  # about 20 ms of each form in a round
-    for name, timing in device_times(calls, repeats=repeats, rounds=2 if rehearse else 5).items():
-        rows[name] |= as_row(timing)
+            return compiled, call
+
+        rows[name] = {}
+        if started := case.attempt(rows, name, start):
+            programs[name], calls[name] = started
+    if group == "main":
+        for name, call in torch_forms(*sizes, rehearse):
+            rows[name] = {}
+            case.attempt(rows, name, lambda call=call: _wait(call()))
+            if not rows[name]:
+                calls[name] = call
+    flops = 2 * sizes[0] * sizes[1] * sizes[2]
+    timed(rows, calls, case, rehearse, slices=0.1 if flops >= 1e12 else 0.03)  # 0.1 s of each from 8192 on, in a round
+    for name, compiled in programs.items():
+        rows[name] = described(rows[name], lambda: description(compiled, rehearse))
+        case.keep(name, compiled)
     return {"shape": list(sizes), "flops": flops, "forms": rows}
 
 
-def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
-    """A case a shape and group of forms: what the goals are about first."""
+def first_call(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[str, Any]:
+    """What everything else stands on: one call with all in it runs, its numbers are right, and CUPTI sees it. Beside it
+    the rate at which this chip copies memory."""
+    form = forms(*sizes)["what is fused"]["+ bias + gelu + amax"]
+    gigabyte = jax.ShapeDtypeStruct((2**12 if rehearse else 2**29,), BF16)
+    name, copy = "everything in one call", "a copy of 1 GiB"
+    rows: dict[str, Any] = {name: {}, copy: {}}
+    calls, programs = {}, {}
+
+    def right() -> dict[str, Any]:
+        programs[name] = compile_form(form, rehearse)
+        args = inputs(form.args, 0)
+        got = jax.tree.leaves(runnable(form.fn, programs[name], rehearse)(*args))
+        calls[name] = walked(runnable(form.fn, programs[name], rehearse), form.args, rehearse)
+        expected = numerics.reference(form.fn, [np.asarray(arg) for arg in args])
+        errors = [numerics.errors(*pair) for pair in zip(got, expected, strict=True)]
+        return {"errors": errors, "right": all(map(numerics.is_right, errors))}
+
+    def copied() -> None:
+        programs[copy] = own_compile(lambda x: -x, gigabyte, rehearse=rehearse)
+        calls[copy] = walked(runnable(lambda x: -x, programs[copy], rehearse), (gigabyte,), rehearse)
+        jax.block_until_ready(calls[copy]())
+
+    rows[name] |= case.attempt(rows, name, right) or {}
+    case.attempt(rows, copy, copied)
+    timed(rows, calls, case, rehearse)
+    for form_name, compiled in programs.items():
+        rows[form_name] = described(rows[form_name], lambda: description(compiled, rehearse))
+        case.keep(form_name, compiled)
+    return {"shape": list(sizes), "flops": 2 * sizes[0] * sizes[1] * sizes[2], "forms": rows}
+
+
+LOADED = ("bf16", "FP8 scaled, FP8 out, amax", "FP8 scaled, FP8 out, untuned")
+
+
+def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[str, Any]:
+    """How the rate sinks: of the first calls after a pause, and of those after a second and a half without one; with
+    random operands and with zeros, which draw less power. By the host's clock, of calls sent one after the other."""
+    rows: dict[str, Any] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in LOADED:
+        form = forms(*sizes)["main"][name]
+        compiled = case.attempt(rows, name, lambda form=form: compile_form(form, rehearse))
+        for what in ("random", "zeros") if compiled is not None else ():
+            make = inputs if what == "random" else zeros
+            calls[f"{name}, {what}"] = walked(runnable(form.fn, compiled, rehearse), form.args, rehearse, make)
+    calls |= {f"{name}, random": call for name, call in torch_forms(*sizes, rehearse)}
+    for name, call in calls.items():
+        rows[name] = {}
+        with Watch() as watch:
+            found = case.attempt(rows, name, lambda: held(call, watch, 0.05 if rehearse else 1.5))
+        if found:
+            rows[name] = found | {what: chip for what in ("burst", "sustained") if (chip := watch.summary(what))}
+    return {"shape": list(sizes), "flops": 2 * sizes[0] * sizes[1] * sizes[2], "loads": rows}
+
+
+def held(call: Callable[[], Any], watch: Watch, seconds: float) -> dict[str, float]:
+    """Seconds of a call: the median of the first batches, and of the last third of those without a pause."""
+    def batch(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            result = call()
+        _wait(result)
+        return (time.perf_counter() - start) / count
+
+    batch(1)
+    count = max(1, round(0.02 / batch(3)))  # 20 ms between two looks at the clock
+    time.sleep(seconds / 3)
+    with watch.during("burst"):
+        took = [batch(count), batch(count)]
+    stop, last = time.time() + seconds * 2 / 3, time.time() + seconds
+    while time.time() < stop:
+        took.append(batch(count))
+    late = []
+    with watch.during("sustained"):
+        while not late or time.time() < last:
+            late.append(batch(count))
+    return {"burst_seconds": statistics.median(took[:2]), "sustained_seconds": statistics.median(late)}
+
+
+FIRST, LOAD = "2048: first call", "8192: under load"
+
+
+def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
+    """A case a shape and group of forms, and two of their own."""
     shapes = REHEARSAL if rehearse else SHAPES
-    first = EVERYTHING[0]
-    wanted = [(first, group) for group in ("main", "what is fused", "details")]
-    wanted += [(name, "main") for name in shapes if name != first] + [(first, "libraries")]  # which times many tiles
-    wanted += [(name, group) for name in EVERYTHING[1:] if name in shapes for group in
-               ("what is fused", "details", "libraries")]
-    return {f"{name}: {group}": functools.partial(time_forms, shapes[name], group, rehearse) for name, group in wanted}
+    wanted = [(name, "main") for name in shapes]
+    wanted += [(name, group) for name in EVERYTHING if name in shapes
+               for group in ("what is fused", "details", "libraries")]
+    first, load = (shapes.get(name.split(":")[0], shapes["8192"]) for name in (FIRST, LOAD))
+    return {FIRST: functools.partial(first_call, first, rehearse),
+            LOAD: functools.partial(under_load, load, rehearse)} | {
+        f"{name}: {group}": functools.partial(time_forms, shapes[name], group, rehearse) for name, group in wanted}

@@ -2,7 +2,8 @@
 
 The precisions of a case are built first and then timed side by side, so a ratio of two of them is of one run. Each has
 trained a few steps before it is timed: what is multiplied has the scales of training, and that the loss falls is
-recorded beside the time. Going forward, as in training, parameters are f32 and converted in each call.
+recorded beside the time. Going forward, as in training, parameters are f32 and converted in each call. What the
+compiler made of a step is read after everything is timed.
 """
 import contextlib
 import functools
@@ -14,22 +15,22 @@ import jax
 import jax.numpy as jnp
 from flax.linen import fp8_ops
 from programs import own_compile, runnable
-from record import sentence
-from speed import as_row
+from record import Case, GpuLost, answers, described, sentence
+from speed import description, timed
 
-from helpers import TARGETS, report_gemms
-from helpers.cost import bytes_moved, kernels, roofline_seconds
+from helpers import report_gemms
 from helpers.gpt import GPTLayer, train_state, train_step
-from helpers.local import device_times
 
 # Those of Transformer Engine's quickstart and of the readme of fp8layers.
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
 REHEARSAL = {"hidden": 64, "heads": 4, "sequence": 32, "batch": 2}
-FAST = "bf16+fp8, fast backward"
-PRECISIONS = {"bf16": {"dtype": jnp.bfloat16}, "bf16+fp8": {"dtype": jnp.bfloat16, "fp8": True},
-              "f32": {"dtype": jnp.float32}, FAST: {"dtype": jnp.bfloat16, "fp8": True}}
+FAST, XLA = ", fast backward", ", XLA's attention"
+# By name: which layer it is; the layer is "bf16" or "bf16+fp8" with another backward pass, or another attention.
+LAYERS = {"bf16": {"dtype": jnp.bfloat16}, "bf16+fp8": {"dtype": jnp.bfloat16, "fp8": True},
+          "f32": {"dtype": jnp.float32}}
+FORWARD = ("bf16", "bf16+fp8", "f32", "bf16" + XLA, "bf16+fp8" + XLA)
+TRAINING = (*FORWARD[:2], *FORWARD[3:], "bf16+fp8" + FAST, "f32")
 STEPS = 20  # of training, whose losses are recorded
-LONGEST = 10  # kernels that are recorded by name
 
 
 @contextlib.contextmanager
@@ -50,8 +51,9 @@ def model_flops(sizes: dict[str, int], training: bool) -> int:
 
 
 def build(layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool,
-          rehearse: bool) -> tuple[dict[str, Any], Callable[[], jax.Array]]:
-    """What was compiled, and a function without arguments that runs it once. Raises whatever XLA and cuDNN raise."""
+          rehearse: bool) -> tuple[jax.stages.Compiled, Callable[[], jax.Array], list[float]]:
+    """The compiled pass, a function without arguments that runs it once, and the losses of the first steps. It has run.
+    Raises whatever XLA and cuDNN raise."""
     keys = jax.random.split(jax.random.key(0))
     dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
     x, target = (jax.random.normal(key, dims, jnp.bfloat16).astype(layer.dtype) for key in keys)
@@ -73,55 +75,65 @@ def build(layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool,
         compiled = own_compile(layer.apply, state.params, x, rehearse=rehearse, gemm=gemm)
         call = functools.partial(runnable(layer.apply, compiled, rehearse), state.params, x)
         jax.block_until_ready(call())
-    report = report_gemms(compiled)
-    row = {"attention": layer.attention, "fp8_matmuls": len(report.fp8_rows), "matmuls": len(report.rows),
-           "compiled_flops": report.flops, "fp8_flops_share": report.fp8_flops_share,
-           "gemms": [f"{r.m}x{r.n}x{r.k} {r.library} {r.math_dtype} {r.epilogue} {r.precision} {r.tile}".strip()
-                     for r in report.rows],
-           "kernels": len(kernels(compiled)), "bytes": bytes_moved(compiled),
-           "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
-           "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
-    return row | ({"losses": losses} if training else {}), call
+    return compiled, call, losses
 
 
-def build_best(precision: str, sizes: dict[str, int], gemm: str, training: bool,
-               rehearse: bool) -> tuple[dict[str, Any], Callable[[], jax.Array]]:
-    """With cuDNN's fused attention where it takes the layer, else with XLA's."""
-    fields = {"hidden": sizes["hidden"], "heads": sizes["heads"], **PRECISIONS[precision]}
+def build_best(precision: str, sizes: dict[str, int], gemm: str, training: bool, rehearse: bool,
+               case: Case) -> tuple[dict[str, Any], jax.stages.Compiled, Callable[[], jax.Array]]:
+    """With cuDNN's fused attention where it takes the layer, else with XLA's; with XLA's where the name says so."""
+    fields = {"hidden": sizes["hidden"], "heads": sizes["heads"], **LAYERS[precision.split(",")[0]]}
     row = {"dtype": jnp.dtype(fields["dtype"]).name, "fp8": fields.get("fp8", False), "gemm": gemm}
-    if row["dtype"] == "bfloat16":
+    for attention in ("cudnn", "xla") if row["dtype"] == "bfloat16" and not precision.endswith(XLA) else ("xla",):
+        form = f"{precision}, by cuDNN" if attention == "cudnn" else precision
         try:
-            built, call = build(GPTLayer(**fields, attention="cudnn"), sizes, gemm, training, rehearse)
-            return row | built, call
+            with case.form(form), fast_backward() if precision.endswith(FAST) else contextlib.nullcontext():
+                compiled, call, losses = build(GPTLayer(**fields, attention=attention), sizes, gemm, training, rehearse)
         except Exception as error:
+            if attention == "xla":
+                raise
+            if form not in case.avoid and not answers():
+                raise GpuLost(form, sentence(error)) from error
             row["cudnn_refused"] = sentence(error)
-    built, call = build(GPTLayer(**fields), sizes, gemm, training, rehearse)
-    return row | built, call
+            continue
+        return row | {"attention": attention} | ({"losses": losses} if training else {}), compiled, call
+    raise AssertionError("XLA's attention either runs or raises")
 
 
-def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bool) -> dict[str, Any]:
+def read(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
+    """What the compiler made of a pass."""
+    report = report_gemms(compiled)
+    return description(compiled, rehearse) | {
+        "fp8_matmuls": len(report.fp8_rows), "matmuls": len(report.rows), "compiled_flops": report.flops,
+        "fp8_flops_share": report.fp8_flops_share,
+        "gemms": [f"{r.m}x{r.n}x{r.k} {r.library} {r.math_dtype} {r.epilogue} {r.precision} {r.tile}".strip()
+                  for r in report.rows],
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes}
+
+
+def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bool, case: Case) -> dict[str, Any]:
     """One pass over the layer in each precision, timed side by side. What one of them raises, its row says."""
     sizes = REHEARSAL if rehearse else SIZES
-    rows, calls = {}, {}
+    rows: dict[str, Any] = {}
+    calls, programs = {}, {}
     for precision in precisions:
-        try:
-            with fast_backward() if precision == FAST else contextlib.nullcontext():
-                rows[precision], calls[precision] = build_best(precision, sizes, gemm, training, rehearse)
-        except Exception as error:
-            rows[precision] = {"error": sentence(error)}
-    if not calls:
-        raise RuntimeError(f"no precision ran: {rows}")
-    for precision, timing in device_times(calls, repeats=3 if rehearse else 10, rounds=2 if rehearse else 5).items():
-        rows[precision] |= as_row(timing) | {"longest": [list(kernel) for kernel in timing.kernels[:LONGEST]]}
+        rows[precision] = {}
+        built = case.attempt(rows, precision, lambda: build_best(precision, sizes, gemm, training, rehearse, case))
+        if built:
+            rows[precision], programs[precision], calls[precision] = built
+    timed(rows, calls, case, rehearse, slices=0.25)
+    for precision, compiled in programs.items():
+        rows[precision] = described(rows[precision], lambda: read(compiled, rehearse))
+        case.keep(precision, compiled)
     return {**sizes, "flops": model_flops(sizes, training), "precisions": rows}
 
 
-def cases(rehearse: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     """A training step and a forward pass with cuBLASLt's matmuls, then with those that XLA chooses by timing (of f32 it
     would have much to time, and no goal is about it; a rehearsal times nothing)."""
     one = functools.partial(functools.partial, measure, rehearse=rehearse)
-    by_cublaslt = {"training step": one(True, "cublaslt", tuple(PRECISIONS)),
-                   "forward": one(False, "cublaslt", ("bf16", "bf16+fp8", "f32"))}
-    return by_cublaslt if rehearse else by_cublaslt | {
+    if rehearse:
+        return {"training step": one(True, "cublaslt", TRAINING[:-1]), "forward": one(False, "cublaslt", FORWARD[:2])}
+    return {
+        "training step": one(True, "cublaslt", TRAINING), "forward": one(False, "cublaslt", FORWARD),
         "training step, autotuned": one(True, "auto", ("bf16", "bf16+fp8")),
         "forward, autotuned": one(False, "auto", ("bf16", "bf16+fp8"))}
