@@ -13,7 +13,10 @@ ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
 BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
 FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
-.PHONY: help setup lab test check refresh site releases bench gpu train-bench clean
+# A copy that was carried to a machine without a network has this, and no .venv: `make gpu` then runs with it.
+CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
+
+.PHONY: help setup lab test check refresh site releases bench gpu train-bench gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -45,11 +48,14 @@ releases: setup ## record what each JAX release makes of the same programs (ARGS
 bench: setup    ## time the HLO parser beside XLA's own
 	$(PYTHON) tests/bench_hlo.py
 
-gpu: setup      ## run it all on the attached Hopper GPU and record what comes out (ARGS=--rehearse: on the CPU)
-	$(PYTHON) tests/gpu $(ARGS)
+gpu: $(if $(CARRIED),,setup) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
+	$(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu) $(ARGS)
 
-train-bench: setup ## time a transformer layer on the attached Hopper GPU in f32, bf16 and bf16 + FP8, and record it
-	$(PYTHON) tests/gpu train $(ARGS)
+train-bench: $(if $(CARRIED),,setup) ## of that, time a transformer layer in f32, bf16 and bf16 + FP8
+	$(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu) train $(ARGS)
+
+gpu-bundle: setup ## write one folder with which a GPU machine without a network runs `make gpu`
+	$(PYTHON) tests/gpu/bundle.py $(ARGS)
 
 clean:    ## remove everything the other targets made
 	rm -rf .tools .venv .venv-* _build .pytest_cache

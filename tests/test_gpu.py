@@ -1,12 +1,15 @@
 """What `make gpu` does, rehearsed on the CPU: every part goes all its way, and what it writes satisfies the schema."""
 import ast
-import importlib
+import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -16,6 +19,7 @@ import outputs
 import pytest
 from test_results import problems
 
+from helpers import parse_hlo_module
 from helpers.cost import kernels
 from helpers.targets import attached_gpu
 
@@ -23,10 +27,19 @@ ROOT = Path(__file__).resolve().parent.parent
 GPU = ROOT / "tests" / "gpu"
 sys.path.insert(0, str(GPU))  # as `python tests/gpu` has it
 
+import agreement  # noqa: E402
+import bundle  # noqa: E402
 import numerics  # noqa: E402
 import programs  # noqa: E402
 import record  # noqa: E402
 import speed  # noqa: E402
+import summary  # noqa: E402
+import train  # noqa: E402
+import watch  # noqa: E402
+
+spec = importlib.util.spec_from_file_location("gpu_runner", GPU / "__main__.py")
+runner = sys.modules["gpu_runner"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(runner)
 
 PARTS = ("agreement", "numerics", "speed", "autotune", "notebooks", "train")
 needs_compiler = pytest.mark.skipif(sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only")
@@ -37,15 +50,26 @@ def run(*arguments: str, script: Path = GPU, **environment: str) -> subprocess.C
                           stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=os.environ | environment)
 
 
+@pytest.fixture
+def case(tmp_path) -> record.Case:
+    """A case under way, for what is called without the runner."""
+    return record.Case(tmp_path / "part.json", "part", "case", tmp_path / "marker.json", {})
+
+
 # The whole, rehearsed -------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory) -> Path:
-    """The folder with what a rehearsal of every part wrote."""
+def rehearsal(tmp_path_factory) -> tuple[Path, str]:
+    """The folder with what a rehearsal of every part wrote, and what it said."""
     folder = tmp_path_factory.mktemp("rehearsed")
-    made = run(*PARTS, "--rehearse", "--minutes", "20", "--results", folder)
+    made = run("--rehearse", "--minutes", "30", "--results", folder)
     assert made.returncode == 0, made.stdout
-    return folder / "cpu"
+    return folder / "cpu", made.stdout
+
+
+@pytest.fixture(scope="module")
+def rehearsed(rehearsal) -> Path:
+    return rehearsal[0]
 
 
 def read(path: Path) -> dict:
@@ -57,7 +81,56 @@ def read(path: Path) -> dict:
 def test_a_rehearsal_writes_what_the_schema_asks_for(rehearsed, part):
     data = read(rehearsed / f"{part}.json")
     assert problems(data) == []
-    assert data["provenance"]["rehearsal"] and set(data["cases"]) == set(importlib.import_module(part).cases(True))
+    (one,) = data["runs"]
+    assert one["rehearsal"] and set(data["cases"]) == set(importlib.import_module(part).cases(True))
+
+
+@needs_compiler
+def test_a_rehearsal_leaves_as_many_files_as_may_be_brought_back_from_a_lent_machine(rehearsed):
+    names = sorted(path.relative_to(rehearsed).as_posix() for path in rehearsed.parent.rglob("*") if path.is_file())
+    assert names == sorted([*(f"{part}.json" for part in PARTS), record.HLO]) and len(names) < 8  # and a log
+
+
+@needs_compiler
+def test_what_is_worth_knowing_first_comes_first(rehearsal):
+    _, said = rehearsal
+    order = ["2048: first call: done", "[cublaslt]: done", "sums, K = 1024: done", "8192: under load: done",
+             "8192: main: done", "8192: what is fused: done", "training step: done", "8192: details: done",
+             "scaled in f32: done", "forward: done", "01_fp8_formats: done", "4096: main: done", "[auto]: done"]
+    places = [said.index(one) for one in order]
+    assert places == sorted(places)
+    assert "## train: 2 cases" in said and "over bf16: bf16 1.000" in said  # the summary at the end
+
+
+@pytest.mark.parametrize("rehearse", [True, False])
+def test_every_case_has_its_stage(rehearse):
+    stages, broken = runner.agenda(list(PARTS), rehearse)
+    assert broken == 0 and all(names for stage, names in stages if not rehearse)
+    for part in PARTS:
+        listed = [name for stage, names in stages if stage.part == part for name in names]
+        assert sorted(listed) == sorted(importlib.import_module(part).cases(rehearse))
+    # What is timed has a process of its own: nothing has recorded there before, and nothing has gone wrong.
+    assert all(stage.fresh == (stage.part in ("speed", "train")) for stage in runner.AGENDA)
+
+
+def test_a_run_and_its_start_end_within_ten_minutes():
+    assert 9 * 60 + 30 <= 600 and runner.main.__module__ == "gpu_runner"
+    assert max(stage.seconds for stage in runner.AGENDA) + runner.GRACE < 9 * 60
+
+
+@needs_compiler
+def test_the_programs_are_kept_as_the_compiler_wrote_them(rehearsed):
+    kept = record.kept_hlo(rehearsed / record.HLO)
+    cases = {part: read(rehearsed / f"{part}.json")["cases"] for part in ("agreement", "speed", "train", "autotune")}
+    wanted = {f"{part} / {name}" for part in ("agreement", "autotune") for name in cases[part]}
+    wanted |= {f"speed / {name} / {form}" for name, case in cases["speed"].items() for form, row in
+               case.get("forms", {}).items() if "kernels" in row}
+    wanted |= {f"train / {name} / {form}" for name, case in cases["train"].items() for form in case["precisions"]}
+    assert set(kept) == wanted and len(kept) > 100
+    for key, text in kept.items():
+        assert not re.search(r'"/\w', text), key
+    step = parse_hlo_module(kept["train / training step / bf16+fp8"])
+    assert len(kernels(step)) == cases["train"]["training step"]["precisions"]["bf16+fp8"]["kernels"]
 
 
 @needs_compiler
@@ -72,15 +145,26 @@ def test_two_compiles_without_a_gpu_agree_and_run(rehearsed):
 @needs_compiler
 def test_the_cpu_is_right_on_every_kind_of_input(rehearsed):
     cases = read(rehearsed / "numerics.json")["cases"]
-    assert len(cases) > 15 and all(case["right"] for case in cases.values() if not case["refused"])
-    assert all(set(case["inputs"]) == set(programs.KINDS) for case in cases.values())
+    judged = {name: case for name, case in cases.items() if "inputs" in case}
+    assert len(judged) > 15 and all(case["right"] for case in judged.values() if not case["refused"])
+    assert all(set(case["inputs"]) == set(programs.KINDS) for case in judged.values())
+    assert any(name.endswith("K = 4096") for name in judged)
+    sums = [case for case in cases.values() if "sums" in case]
+    errors = [error for case in sums for row in case["sums"].values() for error in row.values()]
+    assert len(sums) == 2 and len(errors) == 8 and max(errors) < 1e-6
 
 
 @needs_compiler
 def test_every_form_was_timed(rehearsed):
-    for name, case in read(rehearsed / "speed.json")["cases"].items():
-        for form, row in case["forms"].items():
-            assert "error" not in row and row["wall_seconds"] > 0, (name, form)
+    cases = read(rehearsed / "speed.json")["cases"]
+    for name, case in cases.items():
+        for form, row in case.get("forms", {}).items():
+            assert "error" not in row and row["wall_seconds"] > 0 and row["no_clock"], (name, form)
+    assert cases["2048: first call"]["forms"]["everything in one call"]["right"] is True
+    loads = cases["8192: under load"]["loads"]
+    assert {name for name in loads if "torch" not in name} == {
+        f"{form}, {what}" for form in speed.LOADED for what in ("random", "zeros")}
+    assert all(row["burst_seconds"] > 0 and row["sustained_seconds"] > 0 for row in loads.values())
 
 
 @needs_compiler
@@ -92,85 +176,265 @@ def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
     said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "REHEARSAL" in said and "not measured yet: `" not in said
     assert re.search(r"^FP8 scaled, FP8 out, amax .* µs .* µs", said, re.M)
-    assert re.search(r"training step in FP8, over bf16's, on cpu: wanted at most 0.65; \d", said)
+    assert re.search(r"training step in FP8, over bf16's, H200: wanted at most 0.65 .*; \d", said)
+    assert "bf16+fp8, XLA's attention, over bf16, XLA's attention: " in said
+    assert re.search(r"K = 4096 +\de-\d|K = 4096 +\d\.\de-\d", said) and "FP8 scaled, FP8 out, amax, zeros" in said
 
 
 @needs_compiler
 def test_a_second_run_measures_only_what_is_missing(rehearsed, tmp_path):
     shutil.copytree(rehearsed, tmp_path / "cpu")
-    path = tmp_path / "cpu" / "speed.json"
+    path = tmp_path / "cpu" / "numerics.json"
     before = read(path)
     missing = list(before["cases"])[1]
     del before["cases"][missing]
     path.write_text(json.dumps(before))
-    again = run("speed", "--rehearse", "--results", tmp_path)
+    again = run("numerics", "--rehearse", "--results", tmp_path)
     after = read(path)
     assert again.returncode == 0 and again.stdout.count("done (") == 1 and f"{missing}: done" in again.stdout
     assert {name: case for name, case in after["cases"].items() if name != missing} == before["cases"]
-    before["provenance"]["jax"] = "0.1"  # another JAX's figures may not stand beside this one's
+    before["runs"][0]["jax"] = "0.1"  # what another JAX has measured is measured again, and stays until then
     path.write_text(json.dumps(before))
-    out_of_time = run("speed", "--rehearse", "--results", tmp_path, "--minutes", "0.0001")
-    assert out_of_time.returncode == 1 and re.search("[89] left", out_of_time.stdout)
-    assert "goes on with them" in out_of_time.stdout
+    out_of_time = run("numerics", "--rehearse", "--results", tmp_path, "--minutes", "0.84")  # GRACE, and no case more
+    assert out_of_time.returncode == 1 and re.search(r"\d+ cases are left", out_of_time.stdout), out_of_time.stdout
+    assert "goes on with them" in out_of_time.stdout and set(read(path)["cases"]) >= set(before["cases"])
+
+
+@needs_compiler
+def test_a_run_goes_on_from_what_was_carried(rehearsed, tmp_path):
+    data = read(rehearsed / "numerics.json")
+    names = list(data["cases"])
+    for folder, some in {"carried": names[:-1], "kept": names[:2]}.items():
+        for place in ("cpu", "h200"):  # another chip's stay where they are
+            (tmp_path / folder / place).mkdir(parents=True)
+            (tmp_path / folder / place / "numerics.json").write_text(
+                json.dumps({**data, "cases": {name: data["cases"][name] | {"took": len(folder)} for name in some}}))
+    made = run("numerics", "--rehearse", "--results", tmp_path / "out", "--earlier", tmp_path / "carried", "--earlier",
+               tmp_path / "kept", "--earlier", tmp_path / "nowhere", "--keep", tmp_path / "kept")
+    assert made.returncode == 0 and made.stdout.count("done (") == 1, made.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["cpu"]
+    cases = read(tmp_path / "out" / "cpu" / "numerics.json")["cases"]
+    assert {name: case["took"] for name, case in cases.items() if name != names[-1]} == {
+        name: len("kept" if name in names[:2] else "carried") for name in names[:-1]}
+    assert read(tmp_path / "kept" / "cpu" / "numerics.json")["cases"] == cases
 
 
 # A part that fails ----------------------------------------------------------------------------------------------------
 
-def with_parts(folder: Path, **sources: str) -> Path:
-    """A copy of the runner whose cases have two seconds more when time is up, with other parts."""
+def with_parts(folder: Path, grace: int = 2, seconds: int = 60, **sources: str) -> Path:
+    """A copy of the runner with other parts, in whose stages every case has its turn in the order it is given."""
     copy = folder / "tests" / "gpu"
     shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
     main = (copy / "__main__.py").read_text()
-    (copy / "__main__.py").write_text(main.replace("GRACE = 60", "GRACE = 2"))
+    stages = "".join(f"    Stage({part!r}, '*', {seconds}),\n" for part in sources)
+    main = re.sub(r"^AGENDA = \(.*?^\)", f"AGENDA = (\n{stages})", main, flags=re.M | re.S)
+    (copy / "__main__.py").write_text(re.sub(r"^GRACE = \d+", f"GRACE = {grace}", main, flags=re.M))
+    (copy / "summary.py").write_text("def summary(folder):\n    return 'summary'\n")
     for part, source in sources.items():
         (copy / f"{part}.py").write_text(source)
     return copy
 
 
-def test_a_case_that_ends_its_process_is_recorded_and_the_rest_goes_on(tmp_path):
+FOUND = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+
+
+def test_a_case_that_ends_its_process_is_tried_again_and_recorded_and_the_rest_goes_on(tmp_path):
     copy = with_parts(tmp_path, speed=(
-        "import os\n"
-        "def refused(): raise RuntimeError('no algorithm in /somewhere/on/this/machine.cc')\n"
+        "import os, sys\n"
+        "def refused(case): raise RuntimeError('no algorithm in /somewhere/on/this/machine.cc')\n"
+        "def aborts(case):\n"
+        "    print('Check failed: the reason', file=sys.stderr, flush=True)\n"
+        "    os.abort()\n"
         "def cases(rehearse):\n"
-        "    return {'one': lambda: {'n': 1}, 'aborts': os.abort, 'refused': refused, 'last': lambda: {'n': 2}}\n"))
-    made = run("speed", "--rehearse", "--results", tmp_path / "out", script=copy,
-               PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
-    assert made.returncode == 0, made.stdout
+        "    return {'one': lambda case: {'n': 1}, 'aborts': aborts, 'refused': refused,\n"
+        "            'last': lambda case: {'n': 2}}\n"))
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", script=copy, **FOUND)
+    assert made.returncode == 0 and made.stdout.count("Check failed") >= 2, made.stdout
     cases = read(tmp_path / "out" / "cpu" / "speed.json")["cases"]
     assert cases["one"]["n"] == 1 and cases["last"]["n"] == 2
-    assert cases["aborts"]["error"] == "the process ended with signal SIGABRT"
+    assert re.fullmatch("the process ended with signal SIGABRT: .*Check failed: the reason.*", cases["aborts"]["error"])
     assert cases["refused"]["error"] == "RuntimeError: no algorithm in <path>"
-    assert not list((tmp_path / "out").glob("*/*.running"))
+    assert sorted(path.name for path in (tmp_path / "out" / "cpu").iterdir()) == ["speed.json"]
+
+
+def test_a_gpu_that_is_lost_once_costs_nothing_and_twice_the_form_that_did_it(tmp_path):
+    copy = with_parts(tmp_path, speed=(
+        "from pathlib import Path\n"
+        "import record\n"
+        f"once = Path({str(tmp_path / 'once')!r})\n"
+        "def form(name):\n"
+        "    if name == 'bad' or name == 'unlucky' and not once.exists():\n"
+        "        once.touch()\n"
+        "        record.answers = lambda: False\n"
+        "        raise RuntimeError(f'CUDA_ERROR_ILLEGAL_ADDRESS in {name}')\n"
+        "    return {'n': name}\n"
+        "def measure(case):\n"
+        "    rows = {}\n"
+        "    for name in ('good', 'unlucky', 'bad', 'after it'):\n"
+        "        rows[name] = {}\n"
+        "        rows[name] = case.attempt(rows, name, lambda: form(name)) or rows[name]\n"
+        "    return {'forms': rows}\n"
+        "def cases(rehearse):\n"
+        "    return {'all': measure, 'next': lambda case: {'n': 2}}\n"))
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", script=copy, **FOUND)
+    assert made.returncode == 0 and made.stdout.count("again in a process of its own") == 2, made.stdout
+    cases = read(tmp_path / "out" / "cpu" / "speed.json")["cases"]
+    bad = "RuntimeError: RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS in bad"
+    assert cases["all"]["forms"] == {"good": {"n": "good"}, "unlucky": {"n": "unlucky"}, "bad": {"error": bad},
+                                     "after it": {"n": "after it"}}
+    assert cases["next"]["n"] == 2
 
 
 def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
     copy = with_parts(tmp_path, speed=(
         "import time\n"
         "def cases(rehearse):\n"
-        "    return {'one': lambda: {'n': 1}, 'long': lambda: time.sleep(60), 'last': lambda: {'n': 2}}\n"))
-    made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.15", script=copy,
-               PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
-    assert made.returncode == 1 and "2 left" in made.stdout, made.stdout
+        "    return {'one': lambda case: {'n': 1}, 'long': lambda case: time.sleep(600),\n"
+        "            'last': lambda case: {'n': 2}}\n"))
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.75", script=copy, **FOUND)
+    assert made.returncode == 1 and "2 cases are left" in made.stdout, made.stdout
     assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
-    assert not list((tmp_path / "out").glob("*/*.running"))
+
+
+def test_a_case_that_had_all_of_its_stages_time_has_failed_and_the_next_one_comes(tmp_path):
+    copy = with_parts(tmp_path, seconds=3, speed=(
+        "import time\n"
+        "def cases(rehearse):\n"
+        "    return {'hangs': lambda case: time.sleep(600), 'last': lambda case: {'n': 2}}\n"))
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "5", script=copy, **FOUND)
+    assert made.returncode == 0, made.stdout
+    cases = read(tmp_path / "out" / "cpu" / "speed.json")["cases"]
+    assert re.fullmatch(r"stopped after \d+ s", cases["hangs"]["error"]) and cases["last"]["n"] == 2
 
 
 def test_threads_left_at_the_end_and_a_part_that_cannot_start_keep_no_other_part(tmp_path):
     threads = (
         "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "def one():\n"
-        "    ThreadPoolExecutor(1).submit(time.sleep, 60)\n"
+        "def one(case):\n"
+        "    ThreadPoolExecutor(1).submit(time.sleep, 600)\n"
         "    return {'n': 1}\n"
         "def cases(rehearse):\n"
-        "    return {'one': one, 'wait': lambda: time.sleep(20), 'last': lambda: {'n': 2}}\n")
-    copy = with_parts(tmp_path, speed=threads, numerics="import a_package_that_is_not_here\n",
-                      agreement="def cases(rehearse):\n    return {'only': lambda: {'n': 3}}\n")
-    made = run("speed", "numerics", "agreement", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.5",
-               script=copy, PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}")
+        "    return {'one': one}\n")
+    copy = with_parts(tmp_path, seconds=8, speed=threads, numerics="import a_package_that_is_not_here\n",
+                      agreement="def cases(rehearse):\n    return {'only': lambda case: {'n': 3}}\n")
+    made = run("speed", "numerics", "agreement", "--rehearse", "--results", tmp_path / "out", script=copy, **FOUND)
     assert made.returncode == 1 and "did not start" not in made.stdout, made.stdout
-    assert "cannot start: No module named 'a_package_that_is_not_here'" in made.stdout
+    assert "numerics: cannot start: No module named 'a_package_that_is_not_here'" in made.stdout
     assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
     assert list(read(tmp_path / "out" / "cpu" / "agreement.json")["cases"]) == ["only"]
+
+
+def test_a_kill_at_any_second_loses_only_the_case_that_was_running(tmp_path):
+    """Killed, with all its processes, after each of its cases but the last: nothing measured is measured again."""
+    log = tmp_path / "measured"
+    copy = with_parts(tmp_path, speed=(
+        "import functools, time\n"
+        "class Program:\n"
+        "    def __init__(self, text): self.text = text\n"
+        "    def as_text(self): return self.text\n"
+        "def measure(name, case):\n"
+        f"    with open({str(log)!r}, 'a') as log: log.write(name + '\\n')\n"
+        "    case.keep('form', Program('HLO of ' + name))\n"
+        "    return {'n': name}\n"
+        "def cases(rehearse):\n"
+        "    return {f'case {i}': functools.partial(measure, f'case {i}') for i in range(5)}\n"))
+    place, arguments = tmp_path / "out" / "cpu", ["--rehearse", "--results", tmp_path / "out"]
+    for kills in range(1, 5):
+        process = subprocess.Popen([sys.executable, copy, *map(str, arguments)], env=os.environ | FOUND, cwd=ROOT,
+                                   start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while f"case {kills - 1}" not in (log.read_text() if log.exists() else ""):
+            assert process.poll() is None or log.exists(), process.stdout.read()
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)  # its child sees that nobody waits, and begins no other case
+        process.communicate()
+        if (place / "speed.json").exists():
+            assert all(case["n"] == name for name, case in record.read(place / "speed.json")["cases"].items())
+        record.kept_hlo(place / record.HLO)
+    made = run(*arguments, script=copy, **FOUND)
+    assert made.returncode == 0, made.stdout
+    names = [f"case {i}" for i in range(5)]
+    assert sorted(read(place / "speed.json")["cases"]) == names
+    assert record.kept_hlo(place / record.HLO) == {f"speed / {name} / form": f"HLO of {name}" for name in names}
+    measured = log.read_text().split("\n")[:-1]
+    assert all(measured.count(name) <= 2 for name in names) and len(measured) <= 5 + 4
+
+
+def test_a_file_that_is_no_record_is_refused_and_stays(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "speed.json").write_text('{"schema": 1}')
+    made = run("speed", "--rehearse", "--results", tmp_path)
+    assert made.returncode == 2 and "speed.json is no record" in made.stdout and "move it away" in made.stdout
+    assert (tmp_path / "cpu" / "speed.json").read_text() == '{"schema": 1}' and "Traceback" not in made.stdout
+
+
+# What cannot be described, and what is refused ------------------------------------------------------------------------
+
+def unreadable(*args, **options):
+    raise ValueError("a custom call nobody has seen")
+
+
+@needs_compiler
+def test_a_form_that_cannot_be_described_is_timed_and_right_all_the_same(case, monkeypatch):
+    monkeypatch.setattr(speed, "report_gemms", unreadable)
+    rows = speed.time_forms((32, 32, 32), "details", True, case)["forms"]
+    rows |= speed.first_call((32, 32, 32), True, case)["forms"]
+    assert rows["everything in one call"]["right"] and len(rows) == 9
+    for row in rows.values():
+        assert row["wall_seconds"] > 0 and "a custom call nobody has seen" in row["not_described"]
+        assert "error" not in row
+    assert set(record.kept_hlo(case.path.parent / record.HLO)) == {f"part / case / {name}" for name in rows}
+
+
+@needs_compiler
+def test_a_layer_that_cannot_be_described_is_timed_with_the_attention_that_ran(case, monkeypatch):
+    monkeypatch.setattr(train, "report_gemms", unreadable)
+    (row,) = train.measure(False, "cublaslt", ("bf16+fp8, XLA's attention",), True, case)["precisions"].values()
+    assert row["wall_seconds"] > 0 and row["attention"] == "xla" and "cudnn_refused" not in row
+    assert "a custom call nobody has seen" in row["not_described"]
+
+
+@needs_compiler
+def test_a_program_that_runs_has_run_whether_or_not_it_can_be_read(case, monkeypatch):
+    monkeypatch.setattr(agreement, "report_gemms", unreadable)
+    program = programs.programs(16)["scaled in f32"]
+    found = agreement.compare(program, "cublaslt", True, case)
+    assert found["ran"] and "refused" not in found and "cannot be read" in found["on_gpu"]["error"]
+    assert runner.outcome(found) == "done"
+
+
+def test_where_nothing_runs_the_reasons_are_said(case, monkeypatch):
+    def refuses(*args, **options):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(speed, "own_compile", refuses)
+    monkeypatch.setattr(speed, "torch_forms", lambda *args: ())
+    for made in (speed.time_forms((32, 32, 32), "main", True, case), speed.first_call((32, 32, 32), True, case)):
+        assert made["forms"] and all("NOT_SUPPORTED" in row["error"] for row in made["forms"].values())
+        assert "everything in one call FAILED" in runner.outcome(made) or "bf16 FAILED" in runner.outcome(made)
+    assert all("NOT_SUPPORTED" in row["error"] for row in speed.under_load((32,) * 3, True, case)["loads"].values())
+
+
+def test_cudnns_attention_that_takes_the_gpu_with_it_leaves_xlas(case, monkeypatch):
+    def build(layer, *args):
+        if layer.attention == "cudnn":
+            raise RuntimeError("an illegal memory access")
+        return "compiled", "call", []
+
+    monkeypatch.setattr(train, "build", build)
+    monkeypatch.setattr(train, "answers", lambda: False)
+    arguments = "bf16", train.REHEARSAL, "cublaslt", True, True
+    with pytest.raises(record.GpuLost) as lost:
+        train.build_best(*arguments, case)
+    assert lost.value.args[0] == "bf16, by cuDNN"
+    case.avoid = {lost.value.args[0]: lost.value.args[1]}
+    row, *_ = train.build_best(*arguments, case)
+    assert row["attention"] == "xla" and "an illegal memory access" in row["cudnn_refused"]
+
+
+def test_the_outcome_of_a_refused_program_says_so():
+    assert runner.outcome({"ran": False, "refused": "no algorithm"}) == "refused: no algorithm"
+    assert runner.outcome({"refused": 3, "right": None}) == "done"  # numerics counts them
+    assert runner.outcome({"error": "why"}) == "FAILED: why"
 
 
 @pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
@@ -181,7 +445,8 @@ def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (["speeds"], "parts are agreement"), (["--minutes", "0"], "above 0"), (["--rehearse", "--commit", "abc"], "40 hex"),
+    (["speeds"], "parts are agreement"), (["--minutes", "0.5"], "above 0.83"),
+    (["--rehearse", "--commit", "abc"], "40 hex"),
 ])
 def test_wrong_arguments_are_answered(wrong, said):
     answer = run(*wrong)
@@ -189,19 +454,159 @@ def test_wrong_arguments_are_answered(wrong, said):
 
 
 def test_a_commit_is_named_and_a_copy_without_git_must_say_it(tmp_path, monkeypatch):
-    assert record.commit("0123456789" * 4) == ("0123456789" * 4, False)
+    given = "0123456789" * 4
+    assert record.commit(given) == (given, None)  # nobody has looked whether the files are that commit's
     monkeypatch.setattr(record, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match="--commit"):
         record.commit(None)
 
 
+def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in ("helpers/one.py", "notebooks/two.md", "notebooks/two.ipynb", "tests/gpu/three.py", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\r\n")
+    git = ["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", "-c", "core.autocrlf=false"]
+    for words in (["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(bundle, "ROOT", tmp_path)
+    tree = tmp_path / "tree"
+    listed = bundle.tree()
+    tree.write_text(listed)
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    assert record.commit(None, tree) == (listed[:40], False)
+    (tmp_path / "README.md").write_text("no result depends on it")
+    (tmp_path / "notebooks/two.ipynb").write_text("nor on outputs")
+    assert record.commit(None, tree)[1] is False
+    for change in (lambda: (tmp_path / "helpers/one.py").write_text("changed"),
+                   lambda: (tmp_path / "helpers/one.py").unlink(),
+                   lambda: (tmp_path / "tests/gpu/new.py").write_text("new")):
+        change()
+        assert record.commit(None, tree)[1] is True
+        subprocess.run([*git, "reset", "-q", "--hard"], check=True)
+        subprocess.run([*git, "clean", "-qfd", "-e", "tree"], check=True)
+        assert record.commit(None, tree)[1] is False
+    with pytest.raises(SystemExit, match="commit these first"):
+        bundle.tree()  # the file `tree` itself is new
+
+
 def test_what_json_has_not_got_is_null(tmp_path):
-    record.write(tmp_path / "x.json", "train", {}, {"step": {"losses": [1.0, float("nan")], "n": float("inf")}})
-    assert read(tmp_path / "x.json")["cases"] == {"step": {"losses": [1.0, None], "n": None}}
+    record.write(tmp_path / "x.json", "train", [{}],
+                 {"step": {"losses": [1.0, float("nan")], "n": float("inf"), "run": 0}})
+    assert read(tmp_path / "x.json")["cases"] == {"step": {"losses": [1.0, None], "n": None, "run": 0}}
 
 
-def test_messages_name_no_path():
+def test_a_case_keeps_its_run(tmp_path):
+    path, newer = tmp_path / "x.json", tmp_path / "y.json"
+    record.add(path, "speed", {"commit": "a"}, "one", {"n": 1})
+    record.add(path, "speed", {"commit": "a"}, "two", {"n": 1})
+    record.add(path, "speed", {"commit": "b"}, "two", {"n": 2})
+    assert read(path)["runs"] == [{"commit": "a"}, {"commit": "b"}]
+    assert read(path)["cases"] == {"one": {"n": 1, "run": 0}, "two": {"n": 2, "run": 1}}
+    record.add(newer, "speed", {"commit": "b"}, "three", {"n": 3})
+    record.add(newer, "speed", {"commit": "c"}, "one", {"n": 3})
+    record.merge(path, "speed", newer)
+    assert read(path)["runs"] == [{"commit": "b"}, {"commit": "c"}]  # nothing of the first is left
+    assert read(path)["cases"] == {"one": {"n": 3, "run": 1}, "two": {"n": 2, "run": 0}, "three": {"n": 3, "run": 0}}
+
+
+def test_messages_name_no_path_and_keep_the_reason_at_their_end():
     assert record.clean("at /home/user/x.py:3, see https://x.org/a/b") == "at <path>:3, see https://x.org/a/b"
+    error = RuntimeError("INTERNAL: while lowering\n" + "%fusion = f32[8] " * 200 + "\nCUBLAS_STATUS_NOT_SUPPORTED")
+    said = record.sentence(error)
+    assert said.startswith("RuntimeError: INTERNAL: while lowering") and said.endswith("CUBLAS_STATUS_NOT_SUPPORTED")
+    assert len(said) < 850 and "\n" not in said
+
+
+# What the chip does meanwhile -----------------------------------------------------------------------------------------
+
+def test_samples_are_sorted_by_what_was_timed(tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/usr/bin/env bash\n"
+                   "while :; do echo \"$(date '+%Y/%m/%d %H:%M:%S.%3N'), 1755, 690.25, 61, 0x0000000000000004\"; "
+                   "echo '2026/01/02 cut'; sleep 0.02; done\n")
+    smi.chmod(0o755)
+    with watch.Watch((str(smi),)) as seen:
+        for name in ("one", "two"):
+            with seen.during(name):
+                time.sleep(0.5)
+    found = seen.summary("two")
+    assert found["samples"] >= 1 and found["clock_mhz"] == [1755, 1755, 1755] and found["power_w"] == [690.25, 690.25]
+    assert found["temperature_c"] == 61 and found["held_back_by"] == ["power cap"]
+    assert found["samples"] < len(seen.samples) and seen.summary("three") is None
+    assert seen.process.returncode is not None
+
+
+def test_without_nvidia_smi_there_is_no_summary():
+    with watch.Watch(("/no/such/nvidia-smi",)) as seen, seen.during("one"):
+        pass
+    assert seen.summary("one") is None
+    assert watch.sample("2026/11/21 21:17:17.123, [N/A], 1, 1, 0x0") is None
+
+
+# The folder to carry --------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory) -> Path:
+    """What `make gpu-bundle` writes of the files as they are here, for this Python and this machine."""
+    clone, place = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("carried") / "gpu-bundle"
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in filter(lambda name: (ROOT / name).is_file(), listed):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, clone / name)
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=clone, check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "ROOT", clone)
+        assert bundle.main(["--to", str(place), "--python", f"3.{sys.version_info.minor}", "--machine",
+                            platform.machine()]) == 0
+    return place
+
+
+@needs_compiler
+def test_the_folder_brings_what_runs_a_notebook(carried, tmp_path):
+    """Without the site-packages of this Python: all that is imported is the folder's."""
+    shutil.unpack_archive(carried / "packages.tar.gz", tmp_path, filter="data")
+    code = ("import IPython, ipykernel.kernelapp, ipywidgets, jsonschema, jupytext, nbclient, nbformat, nbmake; "
+            "import pytest, yaml, zmq, sys; assert all('site-packages' not in str(getattr(m, '__file__', '')) "
+            "for m in list(sys.modules.values()))")
+    made = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
+                          capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert not {"jax", "numpy", "flax", "jupyterlab"} & {path.name for path in tmp_path.iterdir()}
+    assert sum(path.stat().st_size for path in carried.rglob("*") if path.is_file()) < 25e6
+
+
+@needs_compiler
+def test_a_run_from_the_folder_records_its_commit_and_goes_on(carried, tmp_path):
+    def from_folder(*arguments: str) -> subprocess.CompletedProcess:
+        environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TMPDIR": str(tmp_path),
+                       "PYTHON": sys.executable}
+        return subprocess.run(["bash", carried / "run", *arguments], env=environment, cwd=tmp_path, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    made = from_folder("autotune", "--rehearse")
+    assert made.returncode == 0, made.stdout
+    data = read(carried / "results" / "cpu" / "autotune.json")
+    assert [(one["commit"], one["changed"]) for one in data["runs"]] == [((carried / "tree").read_text()[:40], False)]
+    shutil.rmtree(carried / "results")  # not brought back: the machine still has them
+    again = from_folder("autotune", "--rehearse", "--results", str(tmp_path / "out"))
+    assert again.returncode == 0 and "done (" not in again.stdout
+    assert read(tmp_path / "out" / "cpu" / "autotune.json") == data
+    assert not list((tmp_path / "out").glob("*/*.running"))
+
+
+def test_the_folder_says_what_it_is_made_for(carried, tmp_path):
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho 3.10 riscv64\n")
+    other.chmod(0o755)
+    made = subprocess.run(["bash", carried / "run"], env=os.environ | {"PYTHON": str(other)}, capture_output=True,
+                          text=True)
+    assert made.returncode == 2 and "is 3.10 riscv64" in made.stderr
+    assert "--python 3.10 --machine riscv64" in made.stderr
+    with pytest.raises(SystemExit):
+        bundle.main(["--to", str(ROOT / "img")])
 
 
 # The float64 reference ------------------------------------------------------------------------------------------------
@@ -281,6 +686,10 @@ def test_forms_are_what_their_names_say():
     assert "".join(rows["no scales"][0].scales) == "" and rows["B stored [K, N]"][0].outside
     assert {rows[name][0].out_dtype for name in ("bf16 out", "f32 out")} == {"bf16", "f32"}
     assert rows["FP8 from bf16 by amax"][0].is_fp8 and rows["quantize A"] == ()
+    # torch's like has no amax, and no kernel that XLA has chosen by timing.
+    like = forms["FP8 scaled, FP8 out, untuned"]
+    assert like.options == {"xla_gpu_autotune_level": 0} and not rows["FP8 scaled, FP8 out, untuned"][0].amax
+    assert {f"{name}, untuned" for name in speed.TORCH} <= forms.keys() and not forms["bf16"].options
 
 
 def test_inputs_walk_through_more_than_the_cache():
@@ -289,6 +698,12 @@ def test_inputs_walk_through_more_than_the_cache():
     call = speed.walked(lambda x: float(x[0, 0]), (jax.ShapeDtypeStruct((4, 4), jnp.float32),), True)
     first, second, third = call(), call(), call()
     assert first == third != second
+
+
+def test_a_long_sum_may_lose_more_bits_where_it_is_fast():
+    error = {"dtype": "float32", "relative": 2.0**-6, "other_kind": 0}
+    assert not numerics.is_right(error) and numerics.is_right(error, 4096) and not numerics.is_right(error, 4096, False)
+    assert not numerics.is_right(error | {"relative": 0.1}, 65536)  # a lost scale is wrong at any length
 
 
 def test_the_readme_and_the_chapter_name_the_shapes_that_are_timed():
