@@ -110,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     subprocess.run(["git", "archive", "--format=tar.gz", f"--output={place / 'project.tar.gz'}", "HEAD"], cwd=ROOT,
                    check=True)
     (place / "tree").write_text(known)
+    (place / ".gitignore").write_text("*\n")  # wherever in a checkout it is, it is no change to it
     (place / "run").write_text(RUN.format(python=options.python, machine=options.machine))
     for recorded in (ROOT / "notebooks" / "results").glob("*/*.*"):
         carried = place / "results" / recorded.parent.name / recorded.name
