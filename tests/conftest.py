@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 # Several processes of tests may share a GPU: none may take most of its memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+WAIT = 300_000  # milliseconds for a browser to start or a page to change: far more than a busy machine takes
 
 LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus")  # minutes each: they go first
 
@@ -26,6 +28,7 @@ def browser() -> Iterator[Browser]:
         message = "no chromium on PATH: install your distribution's package to run the browser tests"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=FLAGS)
+        expect.set_options(timeout=WAIT)
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=FLAGS, timeout=WAIT)
         yield browser
         browser.close()
