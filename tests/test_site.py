@@ -11,7 +11,7 @@ import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".site" / "build.py"
@@ -21,6 +21,7 @@ CHAPTERS = [
 ]  # fmt: skip
 HLO = "__cublas$lt$matmul$f8"
 NOWHERE = "http://127.0.0.1:9"
+LIMIT = 900  # seconds for a build, or a page: far more than it takes where the machine is busy
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -37,7 +38,7 @@ def run_build(*arguments: str, project: Path = ROOT, isolated: bool = False, **e
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOWHERE)
     return subprocess.run(
         [*unshare, sys.executable, str(BUILD), "--project", str(project), *arguments],
-        env=os.environ | proxies | environment, capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | proxies | environment, capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
 
 
@@ -197,6 +198,7 @@ def test_the_theme_is_used_where_it_is_at_hand(sound_project, tmp_path):
 def page(browser: Browser) -> Iterator[Page]:
     """A page on which any error, and any request that leaves the machine, fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(LIMIT * 1000)  # playwright counts in milliseconds
     page, wrong = context.new_page(), []
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda e: wrong.append(str(e)))
@@ -213,6 +215,13 @@ def open_page(page: Page, file: Path) -> None:
     page.evaluate("Promise.all([...document.images].map(i => i.decode().catch(() => 0)))")
 
 
+def follow(page: Page, link: Locator) -> None:
+    """Click a link, and wait until all of its page is there: a click returns before, and leaves requests that fail."""
+    address = link.evaluate("link => link.href")
+    link.click()
+    page.wait_for_url(address)
+
+
 def widths_of_pictures(page: Page) -> list[int]:
     return page.evaluate("[...document.images].map(i => i.naturalWidth)")
 
@@ -227,6 +236,7 @@ def boxes_of_math(page: Page) -> list[float]:
 
 def overflows(page: Page, width: int) -> bool:
     page.set_viewport_size({"width": width, "height": 800})
+    page.wait_for_function("width => innerWidth === width", arg=width)
     return page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
@@ -254,11 +264,11 @@ def test_a_page_shows_every_idiom(sound_site, page):
 
 def test_links_lead_to_pages_and_places(sound_site, page):
     open_page(page, sound_site / "index.html")
-    page.locator("article a", has_text="One").click()
-    page.locator("article a", has_text="Two").click()
+    follow(page, page.locator("article a", has_text="One"))
+    follow(page, page.locator("article a", has_text="Two"))
     assert page.url.endswith("/two/index.html#a-second-section")
     assert page.locator("#a-second-section").is_visible()
-    page.locator("a[rel=prev]").click()
+    follow(page, page.locator("a[rel=prev]"))
     assert page.locator("h1").inner_text() == "Every idiom"
     assert page.locator("nav.side a[aria-current=page]").inner_text() == "Every idiom"
 
