@@ -8,6 +8,7 @@ import base64
 import copy
 import dataclasses
 import difflib
+import functools
 import getpass
 import hashlib
 import importlib.metadata
@@ -256,6 +257,16 @@ def machine_traces(output) -> list[tuple[str, str]]:
 
 # Running --------------------------------------------------------------------------------------------------------------
 
+@functools.cache
+def matplotlib_folder() -> str:
+    """matplotlib's folder, kept between runs, with its cache of fonts. A cell in which that is built, and takes longer
+    than five seconds, writes to stderr that it does."""
+    folder = str(Path(sys.prefix) / "matplotlib-config")
+    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], capture_output=True, check=True,
+                   env=os.environ | {"MPLCONFIGDIR": folder})
+    return folder
+
+
 def run_environment(scratch: Path) -> dict[str, str]:
     """The caller's environment without what changes outputs: settings of JAX, Python, terminals, matplotlib."""
     drop = ("JAX_", "XLA_", "TF_", "PYTEST_", "PYTHON", "MPL", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
@@ -263,8 +274,7 @@ def run_environment(scratch: Path) -> dict[str, str]:
     stay = ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_", "PYTHONPATH")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k.startswith(stay)}
     return kept | {"IPYTHONDIR": str(scratch / "ipython"), "JUPYTER_PREFER_ENV_PATH": "1",
-                   # kept between runs: building the font cache takes seconds
-                   "MPLCONFIGDIR": str(Path(sys.prefix) / "matplotlib-config")}
+                   "MPLCONFIGDIR": matplotlib_folder()}
 
 
 def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
