@@ -476,7 +476,7 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
         names, opcodes, operands, shapes, arguments, repeat(computation), count())))
     for i in () if plain else instructions:
         if not known.issuperset(i.operands):
-            unknown = (set(i.operands) - known).pop()
+            unknown = next(name for name in i.operands if name not in known)
             raise i._error(f"operand {unknown} is not an instruction of computation {computation.name}")
     if len(known) < len(names) or roots.count("") < len(names) - 1:
         raise HloParseError(computation.module.text, computation._start,

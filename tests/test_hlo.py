@@ -230,6 +230,12 @@ def test_errors_say_where(name):
     assert (error.value.line, error.value.column) == (line, column) and isinstance(error.value, ValueError)
 
 
+def test_of_several_missing_operands_the_first_is_named():
+    text = "HloModule m\nENTRY %e {\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] custom-call(%p, %a, %b, %c, %d)\n}"
+    with pytest.raises(HloParseError, match="operand a is not an instruction"):
+        parse_hlo_module(text)
+
+
 def test_lazy_errors_say_where():
     module = parse_hlo_module("HloModule m\nENTRY %e {\n  %p = f32[] parameter(0), calls=%gone\n"
                               "  ROOT %q = f32[] negate(%p), backend_config={what?}, nothing\n}")
