@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from helpers import HloModule, aot_compile, parse_hlo_module
 from helpers.diff import diff_hlo
@@ -70,6 +71,7 @@ def test_no_pass_of_the_name():
 def test_again_and_with_a_cache_on_disk(tmp_path):
     old = {name: getattr(jax.config, name) for name in (
         "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}
+    compilation_cache.reset_cache()  # JAX opens one a process, and keeps it whatever the options say later
     f = jax.jit(relu_matmul)
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path))
@@ -83,6 +85,7 @@ def test_again_and_with_a_cache_on_disk(tmp_path):
     finally:
         for name, value in old.items():
             jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def test_threads_do_not_mix():
