@@ -4,6 +4,7 @@ import copy
 import importlib.metadata
 import io
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -310,7 +311,8 @@ def test_the_name_of_the_host_is_a_trace(monkeypatch):
 # Which half a refresh takes -------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def committed(pair) -> Path:
+def committed(pair, monkeypatch) -> Path:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # somebody's own settings may sign commits, or run hooks
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(pair.parent)]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *arguments], check=True)
