@@ -486,7 +486,7 @@ def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypa
         subprocess.run([*git, "reset", "-q", "--hard"], check=True)
         subprocess.run([*git, "clean", "-qfd", "-e", "tree"], check=True)
         assert record.commit(None, tree)[1] is False
-    with pytest.raises(SystemExit, match="commit these first"):
+    with pytest.raises(SystemExit, match="commit these, or stash them"):
         bundle.tree()  # the file `tree` itself is new
 
 

@@ -223,6 +223,8 @@ def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], en
                 print(f"{run.part} did not start: exit status {status}, see above", flush=True)
             break  # it is through, or out of time, or only its threads were left
         doing = json.loads(run.marker.read_text())
+        if doing["case"] in recorded(run):
+            continue  # it was recorded, and had just not been crossed out
         if status is None:
             took = time.time() - doing["since"]
             if took < stage.seconds + GRACE - 2:
