@@ -96,7 +96,8 @@ def test_what_is_worth_knowing_first_comes_first(rehearsal):
     _, said = rehearsal
     order = ["2048: first call: done", "[cublaslt]: done", "sums, K = 1024: done", "8192: under load: done",
              "8192: main: done", "8192: what is fused: done", "training step: done", "8192: details: done",
-             "scaled in f32: done", "forward: done", "01_fp8_formats: done", "4096: main: done", "[auto]: done"]
+             "scaled in f32: done", "forward: done", "01_fp8_formats: done", "4096: main: done", "8192: libraries: done",
+             "[auto]: done"]
     places = [said.index(one) for one in order]
     assert places == sorted(places)
     assert "## train: 2 cases" in said and "over bf16: bf16 1.000" in said  # the summary at the end
@@ -678,7 +679,7 @@ def test_fused_and_unfused_are_the_same_work_in_one_kernel_and_in_more():
 @needs_compiler
 def test_forms_are_what_their_names_say():
     groups = speed.forms(256, 512, 384)
-    forms = groups["main"] | groups["details"]
+    forms = speed.group_of((256, 512, 384), "main, untuned") | groups["details"]
     rows = {name: speed.report_gemms(programs.own_compile(form.fn, *form.args, rehearse=True)).rows
             for name, form in forms.items()}
     assert rows["accumulated in f32"][0].precision == "HIGHEST" != rows["FP8 scaled, FP8 out"][0].precision
@@ -708,7 +709,7 @@ def test_a_long_sum_may_lose_more_bits_where_it_is_fast():
 
 def test_the_readme_and_the_chapter_name_the_shapes_that_are_timed():
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"at {len(speed.SHAPES)} shapes" in readme and len(speed.EVERYTHING) == 3 and "at three of them" in readme
+    assert f"at {len(speed.SHAPES)} shapes" in readme and len(speed.FUSED) == 3 and "at three of them" in readme
     chapter = (ROOT / "notebooks" / "09_performance.md").read_text()
     listed = ast.literal_eval(re.search(r"^SHAPES = (\{.*?^\})", chapter, re.M | re.S)[1])
     assert listed == {name: sizes for name, sizes in speed.SHAPES.items() if not name.startswith("N = ")}

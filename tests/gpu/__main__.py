@@ -65,9 +65,9 @@ AGENDA = (
     Stage("train", "forward", 120, fresh=True),
     Stage("autotune", "*", 90),
     Stage("notebooks", "*", 180),
-    Stage("speed", "*: main", 360, fresh=True),
-    Stage("agreement", "*", 240),
+    Stage("speed", "*: main", 400, fresh=True),
     Stage("speed", "*", 180, fresh=True),
+    Stage("agreement", "*", 300),
     Stage("train", "*", 240, fresh=True),
 )
 PARTS = tuple(dict.fromkeys(stage.part for stage in AGENDA))

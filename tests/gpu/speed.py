@@ -39,7 +39,7 @@ SHAPES = {
     # Around the N from which on FP8 should pay where A has to be quantized first.
     **{f"N = {n}": (8192, n, 8192) for n in (256, 512, 1024, 2048)},
 }
-EVERYTHING = ("8192", "4096", "7B gate and up")  # the shapes at which every form is timed, not the main ones alone
+FUSED = ("8192", "4096", "7B gate and up")  # the shapes at which each epilogue is timed, and the same work unfused
 REHEARSAL = {"8192": (64, 96, 128), "4096": (32, 64, 64), "N = 512": (32, 16, 64)}
 BETWEEN = 200e6  # bytes of inputs to walk through before the first set comes again: Hopper's L2 holds 50 or 60 MB
 BF16, E4M3 = jnp.bfloat16, jnp.float8_e4m3fn
@@ -120,7 +120,6 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
         "FP8 from bf16": Form(lambda x, w, scale: quantized(x, w, lambda _: scale), (a16, b16, s)),
         "FP8 from bf16 by amax": Form(lambda x, w: quantized(x, w, amax_scale), (a16, b16)),
     }
-    main |= {f"{name}, untuned": main[name].untuned for name in TORCH}
     added = {"relu": (relu,), "gelu": (gelu,), "bias": (lambda d: d,), "amax": (lambda d: d, True)}
     cost: dict[str, Form] = {"bf16": bf16, "FP8 scaled, FP8 out": plain, "unfused: FP8 out": Form(unfused(), scaled)}
     for name, how in added.items():
@@ -233,11 +232,18 @@ def timed(rows: dict[str, Any], calls: Mapping[str, Callable[[], Any]], case: Ca
             rows[name]["chip"] = chip
 
 
+def group_of(sizes: tuple[int, int, int], group: str) -> dict[str, Form]:
+    """The forms of a group; "main, untuned" has those beside which torch's are like for like as well."""
+    name, _, more = group.partition(", ")
+    found = forms(*sizes)[name]
+    return found | ({f"{form}, {more}": found[form].untuned for form in TORCH} if more else {})
+
+
 def time_forms(sizes: tuple[int, int, int], group: str, rehearse: bool, case: Case) -> dict[str, Any]:
     """Compile every form of a group, time all of them side by side, and then say what the compiler made of each."""
     rows: dict[str, Any] = {}
     calls, programs = {}, {}
-    for name, form in forms(*sizes)[group].items():
+    for name, form in group_of(sizes, group).items():
         def start(form=form):
             compiled = compile_form(form, rehearse)
             call = walked(runnable(form.fn, compiled, rehearse), form.args, rehearse)
@@ -247,7 +253,7 @@ def time_forms(sizes: tuple[int, int, int], group: str, rehearse: bool, case: Ca
         rows[name] = {}
         if started := case.attempt(rows, name, start):
             programs[name], calls[name] = started
-    if group == "main":
+    if group.startswith("main"):
         for name, call in torch_forms(*sizes, rehearse):
             rows[name] = {}
             case.attempt(rows, name, lambda call=call: _wait(call()))
@@ -302,7 +308,7 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
     rows: dict[str, Any] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for name in LOADED:
-        form = forms(*sizes)["main"][name]
+        form = group_of(sizes, "main, untuned")[name]
         compiled = case.attempt(rows, name, lambda form=form: compile_form(form, rehearse))
         for what in ("random", "zeros") if compiled is not None else ():
             make = inputs if what == "random" else zeros
@@ -347,10 +353,10 @@ FIRST, LOAD = "2048: first call", "8192: under load"
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     """A case a shape and group of forms, and two of their own."""
     shapes = REHEARSAL if rehearse else SHAPES
-    wanted = [(name, "main") for name in shapes]
-    wanted += [(name, group) for name in EVERYTHING if name in shapes
-               for group in ("what is fused", "details", "libraries")]
+    wanted = {f"{name}: main": (name, "main, untuned" if name == FUSED[0] else "main") for name in shapes}
+    wanted |= {f"{name}: what is fused": (name, "what is fused") for name in FUSED if name in shapes}
+    wanted |= {f"{FUSED[0]}: {group}": (FUSED[0], group) for group in ("details", "libraries")}
     first, load = (shapes.get(name.split(":")[0], shapes["8192"]) for name in (FIRST, LOAD))
     return {FIRST: functools.partial(first_call, first, rehearse),
             LOAD: functools.partial(under_load, load, rehearse)} | {
-        f"{name}: {group}": functools.partial(time_forms, shapes[name], group, rehearse) for name, group in wanted}
+        case: functools.partial(time_forms, shapes[name], group, rehearse) for case, (name, group) in wanted.items()}
