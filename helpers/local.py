@@ -82,9 +82,9 @@ def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tup
         timings = cupti._cupti_get_timings(False)
     except RuntimeError as error:
         raise failed or _NoClock(str(error)) from error
-    if failed or not timings:
-        raise failed or _NoClock("CUPTI recorded no kernel")
-    return [(name, milliseconds / 1e3) for name, milliseconds in timings]
+    if failed:
+        raise failed
+    return [(name, milliseconds / 1e3) for name, milliseconds in timings or ()]
 
 
 def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
@@ -118,12 +118,13 @@ def device_times(
         raise ValueError(f"give calls, and at least one repeat and round; got {len(calls)}, {repeats=}, {rounds=}")
     times = {}
     for name, call in calls.items():
-        _wait(call())
-        times[name] = max(repeats, min(math.ceil(at_least / _wall(call, 5 if at_least else 1)), 2000))
+        with during(name):
+            _wait(call())
+            times[name] = max(repeats, min(math.ceil(at_least / _wall(call, 5 if at_least else 1)), 2000))
     wall: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, list[float]] = {name: [] for name in calls}
     seen: dict[str, list[tuple[str, float]]] = {name: [] for name in calls}
-    orders, no_clock = turns(list(calls), rounds), ""
+    orders, no_clock = turns(list(calls), rounds), "CUPTI recorded no kernel"
     for name in (name for order in orders for name in order):
         with during(name):
             wall[name].append(_wall(calls[name], times[name]))
@@ -137,7 +138,8 @@ def device_times(
             if rest:  # a kernel now and then: only the mean is known
                 device[name].append(sum(t for _, t in found) / times[name])
             else:
-                device[name] += [sum(t for _, t in found[i * each : (i + 1) * each]) for i in range(times[name])]
+                slices = [found[i : i + each] for i in range(0, len(found), each or 1)]
+                device[name] += [sum(t for _, t in one) for one in slices]
     except _NoClock as error:
         device, seen, no_clock = dict.fromkeys(calls, []), dict.fromkeys(calls, []), str(error)
     return {name: _timing(wall[name], device[name], seen[name], times[name] * rounds, no_clock) for name in calls}
@@ -159,7 +161,7 @@ def _timing(wall: list[float], device: list[float], seen: list[tuple], times: in
     for name, seconds in seen:
         total.setdefault(name, []).append(seconds)
     of_a_call = sorted(((name, sum(t) / times, len(t) / times) for name, t in total.items()), key=lambda k: -k[1])
-    middle = statistics.median(device) if device else None
+    middle, no_clock = statistics.median(device) if device else None, "" if device else no_clock
     return Timing(middle, statistics.median(wall), low, high, tuple(of_a_call), no_clock)
 
 

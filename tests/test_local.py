@@ -129,7 +129,7 @@ def test_what_is_timed_is_said_while_it_is(monkeypatch):
         said.append(f"{name}>")
 
     device_times({name: lambda name=name: said.append(name) for name in "ab"}, repeats=1, rounds=1, during=during)
-    assert "".join(said[4:]) == "<aaa><bbb>" * 2  # the host's clock, then CUPTI's
+    assert "".join(said) == "<aaaa><bbbb>" + "<aaa><bbb>" * 2  # to warm up, the host's clock, CUPTI's
 
 
 def test_device_time_is_the_median_over_calls_of_what_their_kernels_took_together(monkeypatch):
@@ -147,6 +147,12 @@ def test_a_kernel_now_and_then_leaves_the_mean(monkeypatch):
     monkeypatch.setattr(local, "_cupti", lambda: Cupti([("gemm", 3.0), ("gemm", 3.0), ("now and then", 1.0)]))
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
     assert timing.device == pytest.approx(3.5e-3)
+
+
+def test_a_recording_without_a_kernel_costs_that_recording_alone(monkeypatch):
+    monkeypatch.setattr(local, "_cupti", lambda: Cupti([("gemm", 3.0)], None, [("gemm", 4.0)], [("gemm", 5.0)]))
+    timings = device_times({"a": lambda: None, "b": lambda: None}, repeats=1, rounds=2)
+    assert all(timing.device and not timing.no_clock for timing in timings.values())
 
 
 def test_nothing_recorded_leaves_the_wall_clock_and_says_so(monkeypatch):
