@@ -87,7 +87,11 @@ def cuda_driver():
 
 
 def extras(driver):
-    """uv's arguments for the machine's driver: CUDA's libraries are several GB, for GPU machines only."""
+    """uv's arguments for the machine's driver: CUDA's libraries are several GB, for GPU machines only. With GPU=1 they
+    are installed without one, for a machine that shares these files, and then stay."""
+    libraries = ROOT / ".venv" / "lib"
+    if os.environ.get("GPU") == "1" or driver is None and any(libraries.glob("*/site-packages/nvidia_cublas-*")):
+        return ["--extra", "gpu"]
     if driver is None:
         return []
     if driver < (13, 0):

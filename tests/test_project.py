@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_matmul", "05_amax_matmul",
             "06_bias_matmul", "07_fusion_lab", "08_chips_and_releases", "09_performance"]
-HELPER_LINES = 4200
+HELPER_LINES = 4220
 CONTRIBUTING_LINES = 60
 
 
@@ -114,6 +114,18 @@ def test_cuda_libraries_are_installed_for_a_driver_that_can_use_them(capsys):
     assert setup.extras((13, 0)) == setup.extras((14, 1)) == ["--extra", "gpu"] and capsys.readouterr().out == ""
     assert setup.extras((12, 8)) == []
     assert "runs CUDA 12.8; the GPU packages need CUDA 13" in capsys.readouterr().out
+
+
+def test_cuda_libraries_can_be_installed_for_a_node_that_shares_the_files(monkeypatch, tmp_path):
+    setup = load_setup()
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setenv("GPU", "")
+    assert setup.extras(None) == []
+    monkeypatch.setenv("GPU", "1")
+    assert setup.extras(None) == ["--extra", "gpu"]
+    monkeypatch.delenv("GPU")
+    (tmp_path / ".venv" / "lib" / "python3.12" / "site-packages" / "nvidia_cublas-13.1.0.dist-info").mkdir(parents=True)
+    assert setup.extras(None) == ["--extra", "gpu"]  # another command does not take them away
 
 
 def test_a_damaged_download_is_refused(tmp_path, monkeypatch):
