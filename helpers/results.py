@@ -83,7 +83,7 @@ def not_measured(part: str) -> str:
 @dataclasses.dataclass(frozen=True)
 class Goal:
     """What a ratio of two times of one case should be: `over` divided by `of` at `least`, or `of` divided by `over` at
-    `most`, for each chip by its name in `TARGETS`. `limit` is what the rooflines of the two programs allow."""
+    `most`, for each chip by its name in `TARGETS`. `roofline` is the ratio of the two programs' rooflines."""
 
     name: str
     part: str
@@ -91,7 +91,7 @@ class Goal:
     of: str
     over: str
     clock: str
-    limit: Mapping[str, float]
+    roofline: Mapping[str, float]
     least: Mapping[str, float] | None = None
     most: Mapping[str, float] | None = None
 
@@ -107,20 +107,26 @@ class Goal:
         return None
 
     def verdict(self, record: Record | None) -> str:
-        """The goal for a record's chip, and what was measured. (A chip without a goal of its own has an H200's.)"""
-        chip = record and record.chip
-        name = chip.name if chip and chip.name in self.limit else "H200"
-        wanted, ratio = (self.least or self.most)[name], record and self.ratio(record)
-        line = f"{self.name}, {name}: wanted at {'least' if self.least else 'most'} {wanted:g}"
-        line += f" (roofline: {self.limit[name]:.3g}); "
-        if ratio is None:
+        """The goal for a record's chip, and what was measured; without a record that of each chip."""
+        wanted, chip = self.least or self.most, record and record.chip
+        names = [chip.name] if chip and chip.name in wanted else list(wanted)
+        said = ", ".join(f"{wanted[name]:g} on an {name} (roofline {self.roofline[name]:.3g})" for name in names)
+        line = f"{self.name}: wanted at {'least' if self.least else 'most'} {said}; "
+        if record is None or (found := self.ratio(record)) is None:
             return line + "not measured"
-        reached = ratio[0] >= wanted if self.least else ratio[0] <= wanted
-        line += f"{ratio[0]:.3f}, {'reached' if reached else 'MISSED'}"
-        return line + (", by the host's clock" if ratio[1] != self.clock else "")
+        ratio, clock = found
+        line += f"{ratio:.3f}, "
+        rows = record.cases[self.case].get("precisions", {})
+        if len({rows[form].get("attention") for form in (self.of, self.over) if form in rows}) > 1:
+            line += "of two kinds of attention, "
+        if len(names) == 1:
+            line += "reached" if (ratio >= wanted[names[0]] if self.least else ratio <= wanted[names[0]]) else "MISSED"
+        else:
+            line += f"on {record.provenance['device']}"
+        return line + (", by the host's clock" if clock != self.clock else "")
 
 
-def goals(part: str, case: str, folder: str | Path = "results") -> tuple[Goal, ...]:
-    """The goals about a case of a part, from goals.json."""
+def goals(part: str, case: str | None = None, folder: str | Path = "results") -> tuple[Goal, ...]:
+    """The goals about a part, or about one case of it, from goals.json."""
     found = (Goal(**goal) for goal in json.loads(Path(folder, "goals.json").read_text())["goals"])
-    return tuple(goal for goal in found if (goal.part, goal.case) == (part, case))
+    return tuple(goal for goal in found if goal.part == part and case in (None, goal.case))

@@ -26,8 +26,11 @@ def provenance(**changed) -> dict:
             "changed": False, "command": "make gpu", "xla_flags": ""} | changed
 
 
+WHEN = {"run": 0, "at": "2026-01-02T03:04:05+00:00"}
+
+
 def record(part: str = "notebooks", cases: dict | None = None, **changed) -> dict:
-    cases = cases or {"01": {"passed": True, "code_cells": 3, "seconds": 1.5, "took": 2.0, "run": 0}}
+    cases = cases or {"01": {"passed": True, "code_cells": 3, "seconds": 1.5, "took": 2.0} | WHEN}
     return {"schema": 2, "part": part, "runs": [provenance(**changed)], "cases": cases}
 
 
@@ -61,10 +64,10 @@ def test_the_schema_refuses_a_provenance_that_says_too_little_or_too_much(change
 
 
 @pytest.mark.parametrize("case", [
-    {"passed": True, "run": 0}, {"passed": False, "code_cells": 3, "seconds": 1.0, "took": 2.0, "run": 0},
-    {"passed": True, "code_cells": 3, "seconds": 0, "took": 2.0, "run": 0},
-    {"passed": True, "code_cells": 3, "seconds": 1.0, "took": 2.0},
-    {"error": "FileNotFoundError: /home/user/file", "run": 0}, {"error": "RuntimeError: no"},
+    {"passed": True} | WHEN, {"passed": False, "code_cells": 3, "seconds": 1.0, "took": 2.0} | WHEN,
+    {"passed": True, "code_cells": 3, "seconds": 0, "took": 2.0} | WHEN,
+    {"passed": True, "code_cells": 3, "seconds": 1.0, "took": 2.0, "run": 0},
+    {"error": "FileNotFoundError: /home/user/file"} | WHEN, {"error": "RuntimeError: no"},
 ])
 def test_the_schema_refuses_a_case_that_is_not_whole(case):
     assert problems(record(cases={"01": case}))
@@ -100,7 +103,7 @@ def timed(seconds: float | None, **more) -> dict:
 def test_an_impossible_time_is_found():
     form = timed(1e-4, gemms=["cublasLt"])
     case = {"shape": [8192] * 3, "flops": 2 * 8192**3, "forms": {"FP8": form, "slow": form | {"device_seconds": 1e-3}},
-            "took": 1.0, "run": 0}
+            "took": 1.0} | WHEN
     data = record("speed", {"8192: main": case})
     assert problems(data) == [] and faster_than_the_chip(data) == ["8192: main: FP8"]
     assert timed_without_all_kernels(data) == []
@@ -111,7 +114,7 @@ def test_an_impossible_time_is_found():
 
 
 def test_a_time_that_is_not_the_gpus_says_why():
-    case = {"shape": [8] * 3, "flops": 1024, "forms": {"FP8": timed(None)}, "took": 1.0, "run": 0}
+    case = {"shape": [8] * 3, "flops": 1024, "forms": {"FP8": timed(None)}, "took": 1.0} | WHEN
     assert problems(record("speed", {"x": case})) == []
     del case["forms"]["FP8"]["no_clock"]
     assert problems(record("speed", {"x": case}))
@@ -175,10 +178,10 @@ GOALS = json.loads((FOLDER / "goals.json").read_text())["goals"]
 def test_a_goal_has_a_figure_for_each_chip_within_its_reach(goal):
     one = Goal(**goal)
     wanted = one.least or one.most
-    assert (one.least is None) != (one.most is None) and set(wanted) == set(one.limit) == {"H100", "H200"}
+    assert (one.least is None) != (one.most is None) and set(wanted) == set(one.roofline) == {"H100", "H200"}
     for chip, value in wanted.items():
-        assert (0.85 * one.limit[chip] < value <= one.limit[chip] if one.least
-                else one.limit[chip] <= value < 1.15 * one.limit[chip])
+        share = one.roofline[chip]
+        assert 0.85 * share < value <= share if one.least else share <= value < 1.15 * share
     assert one in goals(one.part, one.case, FOLDER) and not goals(one.part, "elsewhere", FOLDER)
 
 
@@ -189,8 +192,14 @@ def test_a_goal_is_reached_or_missed_by_its_own_clock_or_says_which():
     for device, most in (("NVIDIA H200", 0.65), ("NVIDIA H100 80GB HBM3", 0.69)):
         for fp8, word in ((most - 0.001, "reached"), (most + 0.001, "MISSED")):
             said = step.verdict(Record("train", (provenance(device=device),), cases(fp8)))
-            assert f"wanted at most {most}" in said and said.endswith(f"{fp8:.3f}, {word}")
-    assert step.verdict(None).endswith("not measured") and "H200" in step.verdict(None)
+            assert f"wanted at most {most} on an" in said and said.endswith(f"{fp8:.3f}, {word}")
+    assert "0.69 on an H100 (roofline 0.679), 0.65 on an H200 (roofline 0.643); not measured" in step.verdict(None)
+    unlike = cases(0.1)
+    for form, attention in (("bf16", "cudnn"), ("bf16+fp8", "xla")):
+        unlike["training step"]["precisions"][form]["attention"] = attention
+    assert "of two kinds of attention" in step.verdict(Record("train", (provenance(),), unlike))
+    elsewhere = step.verdict(Record("train", (provenance(device="cpu"),), cases(0.1)))
+    assert elsewhere.endswith("0.100, on cpu")
     assert step.verdict(Record("train", (provenance(),), {"training step": {"error": "x"}})).endswith("not measured")
     faster, *_ = goals("speed", "8192: main", FOLDER)
     forms = {faster.of: timed(5e-4), faster.over: timed(1e-3)}
