@@ -14,6 +14,7 @@ after that, what did it is recorded as that, and the rest goes on.
 import argparse
 import collections
 import contextlib
+import ctypes
 import dataclasses
 import fnmatch
 import importlib
@@ -50,6 +51,7 @@ class Stage:
     cases: str
     seconds: float
     fresh: bool = False
+    case: float = 0  # what one case may take: with less time left, others that are shorter come before it
 
 
 AGENDA = (
@@ -59,21 +61,26 @@ AGENDA = (
     Stage("speed", "8192: under load", 60, fresh=True),
     Stage("speed", "8192: main", 90, fresh=True),  # the goals are about these three,
     Stage("speed", "8192: what is fused", 90, fresh=True),
-    Stage("train", "training step", 240, fresh=True),
+    Stage("train", "training step", 240, fresh=True, case=150),
     Stage("speed", "8192: details", 60, fresh=True),
     Stage("numerics", "*", 150),
-    Stage("train", "forward", 120, fresh=True),
+    Stage("train", "forward", 120, fresh=True, case=80),
+    Stage("speed", "7B down*: main", 90, fresh=True),  # points of chapter 09's pictures,
+    Stage("speed", "N = *: main", 120, fresh=True),  # and of its inequality
+    Stage("speed", "1024: main", 40, fresh=True),
     Stage("autotune", "*", 90),
     Stage("notebooks", "*", 180),
     Stage("speed", "*: main", 400, fresh=True),
     Stage("speed", "*", 180, fresh=True),
     Stage("agreement", "*", 300),
-    Stage("train", "*", 240, fresh=True),
+    Stage("train", "*", 240, fresh=True, case=120),
 )
 PARTS = tuple(dict.fromkeys(stage.part for stage in AGENDA))
+STARTS = 150  # seconds after which a child that has begun no case never will
 GRACE = 50  # seconds that a case may go on after its stage's time; none begins in the last ones of a run
 RESTART = 75  # exit status of a child whose next case wants a process of its own
 CRASHES = 24  # failures of processes before a stage is given up
+TOOLKITS = [Path("/usr/local/cuda"), Path("/opt/cuda")]  # where XLA looks by itself
 # A working directory of memory for cuBLASLt and for torch beside JAX; and no traces of the machine in messages.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -114,7 +121,8 @@ def recorded(run: Run) -> dict[str, Any]:
 
     data = read(run.path)
     mine = [same_run(one, run.provenance) for one in data["runs"]]
-    return {name: case for name, case in data["cases"].items() if mine[case["run"]]}
+    # A case that was stopped once may have found a cold machine: it has another try.
+    return {name: case for name, case in data["cases"].items() if mine[case["run"]] and case.get("stops") != 1}
 
 
 # In a child process ---------------------------------------------------------------------------------------------------
@@ -123,6 +131,8 @@ def measure(run: Run) -> int:
     """Measure what the orders name, and add each case to the file. The exit status."""
     from record import Case, GpuLost, add, answers, in_one_step, sentence
 
+    if sys.platform == "linux":  # a process that goes on after its supervisor shares the GPU with the next run's
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     orders = json.loads(run.orders.read_text())
     everything, parent = cases(run.part, run.provenance["rehearsal"]), os.getppid()
     deadline = min(time.time() + orders["seconds"], orders["end"])
@@ -188,8 +198,9 @@ def child(run: Run, arguments: list[str]) -> Iterator[tuple[subprocess.Popen, co
     finally:
         with contextlib.suppress(ProcessLookupError):  # its own children as well: kernels of notebooks
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        reader.join(timeout=2)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        reader.join(timeout=10)
 
 
 def spent(run: Run) -> float:
@@ -197,12 +208,13 @@ def spent(run: Run) -> float:
     return time.time() - json.loads(run.began.read_text()) if run.began.exists() else 0.0
 
 
-def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], end: float) -> None:
-    """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`."""
-    from record import add, clean
+def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], end: float,
+              avoid: dict[str, dict[str, str]]) -> None:
+    """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`. `avoid` says of forms
+    that have taken their processes down, by case and name, how; it grows."""
+    from record import add, clean, read
 
     failures: collections.Counter[tuple[str, str]] = collections.Counter()
-    avoid: dict[str, dict[str, str]] = collections.defaultdict(dict)
     run.began.unlink(missing_ok=True)
     while failures.total() < CRASHES and (seconds := stage.seconds - spent(run)) > 0 and time.time() < end - GRACE:
         done = recorded(run)
@@ -212,24 +224,27 @@ def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], en
         run.orders.write_text(json.dumps({"cases": todo, "fresh": stage.fresh, "seconds": seconds,
                                           "end": end - GRACE, "avoid": avoid}))
         with child(run, arguments) as (process, last):
-            status = None  # while it runs
-            while status is None and time.time() < end and spent(run) < stage.seconds + GRACE:
+            status, started = None, time.time()  # None while it runs
+            while status is None and time.time() < end and spent(run) < stage.seconds + GRACE and (
+                    run.marker.exists() or run.began.exists() or time.time() < started + STARTS):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = process.wait(timeout=0.2)
         if not run.marker.exists():
             if status == RESTART:
                 continue
-            if status:
-                print(f"{run.part} did not start: exit status {status}, see above", flush=True)
+            if status or not run.began.exists():
+                how = f"exit status {status}" if status else f"no case began in {time.time() - started:.0f} s"
+                print(f"{run.part} did not start: {how}, see above", flush=True)
             break  # it is through, or out of time, or only its threads were left
         doing = json.loads(run.marker.read_text())
         if doing["case"] in recorded(run):
             continue  # it was recorded, and had just not been crossed out
         if status is None:
             took = time.time() - doing["since"]
-            if took < stage.seconds + GRACE - 2:
-                break  # it began late: its next turn has all of the stage's time
-            why = f"stopped after {took:.0f} s"
+            if took < stage.seconds + GRACE - 2:  # it began late: its next turn has all of the stage's time
+                print(f"  {doing['case']}: cut off after {took:.0f} s, comes again", flush=True)
+                break
+            why = doing["error"] or f"stopped after {took:.0f} s"
         else:
             by = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
             why = doing["error"] or clean(f"the process ended with {by}: {' '.join(last)}".rstrip(": "))
@@ -240,32 +255,53 @@ def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], en
         print(f"  {what}: {'again in a process of its own' if again else 'FAILED'}: {why}", flush=True)
         if again:
             continue
-        if doing["form"] and status is not None:
-            avoid[doing["case"]][doing["form"]] = why
+        if doing["form"]:
+            avoid.setdefault(doing["case"], {})[doing["form"]] = why
         else:
-            add(run.path, run.part, run.provenance, doing["case"], {"error": why})
+            old = read(run.path)["cases"].get(doing["case"], {})
+            stops = {"stops": old.get("stops", 0) + 1} if status is None else {}
+            add(run.path, run.part, run.provenance, doing["case"], {"error": why, **stops})
+
+
+def libdevice() -> dict[str, str]:
+    """XLA's flag for where CUDA's device functions are, where it would not find them: beside the nvcc on PATH."""
+    where, flags = "nvvm/libdevice/libdevice.10.bc", os.environ.get("XLA_FLAGS", "")
+    at_hand = TOOLKITS + [Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")]
+    nvcc = shutil.which("nvcc")
+    if nvcc is None or "cuda_data_dir" in flags or any((place / where).exists() for place in at_hand):
+        return {}
+    toolkit = Path(nvcc).resolve().parent.parent
+    return {"XLA_FLAGS": f"{flags} --xla_gpu_cuda_data_dir={toolkit}".strip()} if (toolkit / where).exists() else {}
 
 
 def refusal(rehearse: bool) -> str | None:
     """Why this machine cannot be measured, or None."""
     from helpers import TARGETS, gpu_available
+    from helpers.targets import attached_gpu
 
     if rehearse:
         return None
-    instead = "ARGS=--rehearse goes through all of it on the CPU, small, and records nothing."
+    instead = "With --rehearse it goes through all of it on the CPU, small."
     if not gpu_available():
-        return f"This measures a GPU, and JAX finds none here that it can use. {instead}"
+        if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
+            why = "JAX_PLATFORMS keeps JAX from using one: unset it."
+        elif attached_gpu() is None:
+            why = ("no NVIDIA GPU with a driver for CUDA 13 (580 or newer) answers here. On a cluster: is this the "
+                   "node with the GPU?")
+        else:
+            why = f"this Python has no CUDA libraries for the {attached_gpu()[0]}: pip install 'jax[cuda13]'."
+        return f"This measures a GPU, and {why} {instead}"
     try:
         chip = TARGETS["local"]
     except KeyError as error:
         return f"{error} {instead}"
-    if chip.compute_capability != (9, 0):
-        return f"This is for Hopper (H100, H200), compute capability 9.0; attached is {chip.device}. {instead}"
+    if chip.compute_capability != (9, 0) or "MIG" in attached_gpu()[0]:
+        return f"This is for a whole H100 or H200 (SXM, capability 9.0); attached is {attached_gpu()[0]}. {instead}"
     return None
 
 
-def agenda(parts: list[str], rehearse: bool) -> tuple[list[tuple[Stage, list[str]]], int]:
-    """The stages of these parts with the names of their cases, each case once; and how many parts cannot start."""
+def agenda(parts: list[str], rehearse: bool) -> list[tuple[Stage, list[str]]]:
+    """The stages of these parts with the names of their cases, each case once."""
     names: dict[str, list[str]] = {}
     for part in parts:
         try:
@@ -277,60 +313,93 @@ def agenda(parts: list[str], rehearse: bool) -> tuple[list[tuple[Stage, list[str
         mine = fnmatch.filter(names.get(stage.part, []), stage.cases)
         names[stage.part] = [name for name in names.get(stage.part, []) if name not in mine]
         stages.append((stage, mine))
-    return stages, len(set(parts) - {stage.part for stage, mine in stages if mine})
+    return stages
 
 
-def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float, after: Callable[[], None]) -> int:
+def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float,
+               after: Callable[[], None]) -> tuple[int, int]:
     """Measure what is left, stage by stage, again and again until nothing is or the time is over; `after` each stage
-    something may be done. The number of cases left."""
-    stages, broken = agenda(parts, rehearse)
+    something may be done. How many cases are left, and how many parts cannot start."""
+    from record import read
+
+    stages = agenda(parts, rehearse)
+
+    avoid: dict[str, dict[str, dict[str, str]]] = collections.defaultdict(dict)
+    anybodys = True  # first what nobody has measured, then what another commit or driver has
 
     def left(stage: Stage, names: list[str]) -> list[str]:
-        done = recorded(runs[stage.part])
+        run = runs[stage.part]
+        done = {**(read(run.path)["cases"] if anybodys else {}), **recorded(run)}
         return [name for name in names if name not in done]
 
+    broken = len(set(parts) - {stage.part for stage, names in stages if names})
     before, missing = None, sum(len(left(*stage)) for stage in stages)
-    while missing and missing != before and time.time() < end - GRACE:
+    while time.time() < end - GRACE and (anybodys or missing and missing != before):
+        if not missing or missing == before:
+            anybodys = False
+        alone = sum(bool(left(*stage)) for stage in stages) == 1
         for stage, names in stages:
-            if (todo := left(stage, names)) and time.time() < end - GRACE:
+            if (todo := left(stage, names)) and time.time() < end - max(GRACE, 0 if alone else stage.case):
                 print(f"{stage.part} ({len(todo)} cases):", flush=True)
-                supervise(runs[stage.part], todo, stage, ["--rehearse"] * rehearse, end)
+                supervise(runs[stage.part], todo, stage, ["--rehearse"] * rehearse, end, avoid[stage.part])
                 after()
         before, missing = missing, sum(len(left(*stage)) for stage in stages)
-    return missing + broken
+    anybodys = False
+    return sum(len(left(*stage)) for stage in stages), broken
 
 
-def carry_on(folder: Path, earlier: list[Path]) -> None:
-    """Take into this chip's folder what it has in others: records that were carried here, or kept by a run before."""
-    from record import HLO, merge, merge_hlo
+def carry_on(folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str, Any]], parts: list[str]) -> None:
+    """Take into this chip's folder what others have of these parts: records that were carried here, or kept by a run
+    before. What cannot be read stays where it is. Raises ValueError for what the folder itself has and is no record."""
+    from record import HLO, merge, merge_hlo, read
 
+    for cut_off in folder.glob("*.new"):
+        cut_off.unlink()
+    for part in parts:
+        read(folder / f"{part}.json")
     for other in (one / folder.name for one in earlier):
         if other.is_dir() and other.resolve() != folder.resolve():
-            for part in PARTS:
-                merge(folder / f"{part}.json", part, other / f"{part}.json")
+            for part in parts:
+                try:
+                    merge(folder / f"{part}.json", part, other / f"{part}.json", about[part])
+                except (ValueError, OSError) as error:
+                    print(f"left out: {error}", flush=True)
             merge_hlo(folder / HLO, other / HLO)
 
 
+def keep_copy(folder: Path, to: Path) -> None:
+    """Copy a folder's files; a machine that cannot take them costs nothing but the copy."""
+    from record import in_one_step
+
+    try:
+        for path in folder.glob("*.*"):
+            in_one_step(to / path.name, path.read_bytes())
+    except OSError as error:
+        print(f"not kept in {to}: {error}", flush=True)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tests/gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(sorted(PARTS))}; without: all of them")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, small, into _build/rehearsal")
-    parser.add_argument("--fresh", action="store_true", help="forget what is recorded of these parts")
+    parser = argparse.ArgumentParser(
+        prog="tests/gpu", description=f"{__doc__.splitlines()[0]} Exit status: 0 all is recorded, 1 some is left, 2 it "
+        "cannot run here.")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; without: all of them, what is worth knowing "
+                        "first coming first")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, small; into _build/rehearsal, or into the "
+                        "folder rehearsal of a carried folder")
+    parser.add_argument("--fresh", action="store_true", help="delete what is recorded of these parts")
     parser.add_argument("--minutes", type=float, default=9.0, help="the whole run is over after so many (9)")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="where the models' folders are, instead of "
+                        "notebooks/results")
     parser.add_argument("--commit", help="the commit of a copy that has no .git")
-    parser.add_argument("--tree", type=Path, help="a file with a commit's hash and what `git ls-tree -r` says of it: "
-                        "the copy is compared with that")
-    parser.add_argument("--results", type=lambda name: Path(name).resolve(), help="a folder for the models' folders "
-                        "instead of notebooks/results")
-    parser.add_argument("--earlier", type=Path, action="append", default=[], metavar="FOLDER",
-                        help="go on from the results in this folder as well; may be given several times, newest last")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy the results into this folder, too")
+    carried = parser.add_argument_group("a carried folder", "what `make gpu-bundle` wrote gives these by itself")
+    carried.add_argument("--bundle", type=Path, metavar="FOLDER", help="the folder: its commit, its results so far")
+    carried.add_argument("--work", type=Path, metavar="FOLDER", help="keep the results here as well, for the next run")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # a child's scratch folder
     options = parser.parse_args(arguments)
-    os.environ.update(ENVIRONMENT)  # before JAX starts: this process uses the GPU too, to ask for its name
+    os.environ.update(ENVIRONMENT | libdevice())  # before JAX starts, which asks the GPU for its name
     parts = options.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(sorted(PARTS))}")
+        parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     if not options.minutes * 60 > GRACE:
         parser.error(f"--minutes must be above {GRACE / 60:.2g}, for a case to begin; got {options.minutes:g}")
     if options.rehearse:
@@ -341,7 +410,6 @@ def main(arguments: list[str] | None = None) -> int:
     if why := refusal(options.rehearse):
         print(why, file=sys.stderr)
         return 2
-
     if options.measure:
         about = json.loads((options.measure / "run.json").read_text())
         return measure(Run(parts[0], Path(about["folder"], f"{parts[0]}.json"), about[parts[0]], options.measure))
@@ -351,33 +419,49 @@ def main(arguments: list[str] | None = None) -> int:
 
     from helpers.results import COMMANDS
 
-    made_from = ("0" * 40, True) if options.rehearse and not (options.commit or options.tree) else commit(
-        options.commit, options.tree)
+    tree = options.bundle / "tree" if options.bundle else None
+    made_from = ("0" * 40, True) if options.rehearse and not (options.commit or tree) else commit(options.commit, tree)
     about = {part: provenance(COMMANDS[part], made_from, options.rehearse) for part in PARTS}
-    place = folder(about[PARTS[0]], options.results)
+    kind = "rehearsal" if options.rehearse else "results"
+    # What is carried, and what this machine still has of a run whose results have not come back.
+    earlier = [place / kind for place in (options.bundle, options.work) if place]
+    place = folder(about[PARTS[0]], (options.results or (earlier[0] if options.bundle else None)))
+    missing, broken = None, 0
     with tempfile.TemporaryDirectory() as scratch:
-        Path(scratch, "run.json").write_text(json.dumps(about | {"folder": str(place)}))
+        Path(scratch, "run.json").write_text(json.dumps(about | {"folder": str(place.resolve())}))
         runs = {part: Run(part, place / f"{part}.json", about[part], Path(scratch)) for part in PARTS}
 
         def keep() -> None:
-            if options.keep and place.is_dir():
-                shutil.copytree(place, options.keep / place.name, dirs_exist_ok=True)
+            if options.work:
+                keep_copy(place, options.work / kind / place.name)
 
         try:
-            carry_on(place, options.earlier)
             if options.fresh:
                 for part in parts:
                     runs[part].path.unlink(missing_ok=True)
-            missing = go_through(runs, parts, options.rehearse, start + options.minutes * 60, keep)
+            carry_on(place, earlier, about, [part for part in PARTS if part in parts and not options.fresh])
+            missing, broken = go_through(runs, parts, options.rehearse, start + options.minutes * 60, keep)
         except ValueError as error:  # a file that is no record
             print(error, file=sys.stderr)
             return 2
-    print(summary(place))
-    shown = place.relative_to(ROOT) if place.is_relative_to(ROOT) else place
-    print(f"{time.time() - start:.0f} s; results are in {shown}" + f"; {missing} cases are left: the same command goes "
-          "on with them" * bool(missing))
-    return int(bool(missing))
+        except KeyboardInterrupt:
+            print("\nstopped", flush=True)
+    print(summary(place, parts))
+    shown = place.resolve().relative_to(ROOT) if place.resolve().is_relative_to(ROOT) else place
+    print(f"{time.time() - start:.0f} s; results are in {shown}. " + (
+        "Nothing is left" + (f", but for {broken} part that cannot start, see above." if broken else ".")
+        if missing == 0 else "The same command goes on where this stopped" + (
+            f": {missing} cases are left (exit status 1)." if missing else ".")), flush=True)
+    return int(missing != 0 or broken > 0)
+
+
+def stop(*signal_and_frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, stop)  # as a batch system says that the time is up
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # what is left to take down may hang where the GPU is lost, and nothing of it is wanted

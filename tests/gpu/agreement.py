@@ -16,6 +16,7 @@ from helpers import aot_compile
 from helpers.local import kernel_lines
 from helpers.report import report_gemms
 
+UNREAD = "compiled, and cannot be read: "
 ASKED = ("library", "math_dtype", "epilogue", "amax", "out_dtype")
 
 
@@ -37,6 +38,8 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
         try:
             compiled = compile_it()
         except Exception as error:
+            if side == "on_gpu" and not answers():
+                raise GpuLost("", sentence(error)) from error
             result[side] = {"error": sentence(error)}
             continue
         if side == "on_gpu":
@@ -45,11 +48,12 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
         try:
             result[side] = {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
         except Exception as error:
-            result[side] = {"error": f"compiled, and cannot be read: {sentence(error)}"}
+            result[side] = {"error": f"{UNREAD}{sentence(error)}"}
     without, own = result["without_gpu"], result["on_gpu"]
-    # Two compilers that refuse a program in the same words agree.
-    result["agree"] = own.get("gemms", own.get("error")) == without.get("gemms", without.get("error"))
-    result["same_kernels"] = own.get("kernels", own.get("error")) == without.get("kernels", without.get("error"))
+    # Two compilers that refuse a program in the same words agree; of what cannot be read, nothing is known.
+    known = not any(one.get("error", "").startswith(UNREAD) for one in (own, without))
+    for answer, field in (("agree", "gemms"), ("same_kernels", "kernels")):
+        result[answer] = known and own.get(field, own.get("error")) == without.get(field, without.get("error"))
     if not result["ran"]:
         result.setdefault("refused", own.get("error"))
     return result

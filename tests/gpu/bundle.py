@@ -22,6 +22,7 @@ THERE = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "ml-dtypes", "
          "widgetsnbextension")
 RUN = """\
 #!/usr/bin/env bash
+[ -n "${{BASH_VERSION:-}}" ] || exec bash "$0" "$@"  # called as `sh run`
 # Measures the attached Hopper GPU: what `make gpu` does, without a network and without installing anything. Give it
 # the same options. Results go into the folder beside this file, or where --results says; the next run goes on there.
 set -euo pipefail
@@ -34,7 +35,9 @@ have=$("$python" -c "$ask") ||
 [ "$have" = "{python} {machine}" ] || stop "the packages in this folder are for Python {python} on {machine}, and" \\
     "$python is $have: name another, as in PYTHON=/path/to/python3, or make the folder again with" \\
     "make gpu-bundle ARGS=\\"--python ${{have% *}} --machine ${{have#* }}\\""
-"$python" -c 'import jax, flax' || stop "$python cannot import JAX and Flax: this folder does not bring them"
+"$python" -c 'import jax, flax, matplotlib' 2>/dev/null || stop "$python needs JAX for CUDA 13 (0.10.2 or newer)," \\
+    "Flax (0.12.8) and matplotlib, which this folder does not bring:" \\
+    "$("$python" -c 'import jax, flax, matplotlib' 2>&1 | tail -n 1)"
 work=${{TMPDIR:-/tmp}}/fp8-gpu-$(id -u)
 unpacked=$work/$(cat "$here/packages.tar.gz" "$here/project.tar.gz" | cksum | tr ' ' -)
 if [ ! -d "$unpacked" ]; then  # in one step: a run that is cut off here leaves nothing half done
@@ -47,9 +50,7 @@ fi
 export PYTHONUNBUFFERED=1 PYTHONPATH=$unpacked/packages${{PYTHONPATH:+:$PYTHONPATH}}
 # The home folder may be read-only.
 export MPLCONFIGDIR=$work/matplotlib IPYTHONDIR=$work/ipython JUPYTER_RUNTIME_DIR=$work/jupyter
-# What is carried, then what this machine still has of a run whose results have not come back: the newest counts.
-exec "$python" "$unpacked/project/tests/gpu" --tree "$here/tree" --results "$here/results" \\
-    --earlier "$here/results" --earlier "$work/results" --keep "$work/results" "$@"
+exec "$python" "$unpacked/project/tests/gpu" --bundle "$here" --work "$work" "$@"
 """
 
 
@@ -61,7 +62,7 @@ def tree() -> str:
     """The commit, and git's line for each file of it. SystemExit where the files differ from it."""
     try:
         if changed := git("status", "--porcelain"):
-            raise SystemExit(f"{changed}Results name the commit they were made from: commit these, or stash them.")
+            raise SystemExit(f"{changed}Results name the commit they were made from: commit these, or `git stash -u`.")
         return git("rev-parse", "HEAD") + git("ls-tree", "-r", "HEAD")
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"results name the commit they were made from, and this is no git checkout: {error}") from None
@@ -97,12 +98,13 @@ def packages(python: str, machine: str) -> bytes:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make gpu-bundle", description=__doc__.splitlines()[0])
     parser.add_argument("--to", type=Path, default=PLACE, help="the folder to write (_build/gpu-bundle)")
-    parser.add_argument("--python", default="3.12", help="the Python there (3.12)")
+    parser.add_argument("--python", default="3.12", choices=("3.12", "3.13"), help="the Python there (3.12)")
     parser.add_argument("--machine", default="x86_64", choices=("x86_64", "aarch64"), help="what `uname -m` prints "
                         "there (x86_64)")
     options = parser.parse_args(arguments)
     known = tree()
     place = options.to.resolve()
+    print("collecting the packages", flush=True)
     place.mkdir(parents=True, exist_ok=True)
     if not (place / "run").exists() and any(place.iterdir()):
         parser.error(f"{place} has other things in it: name a new folder")

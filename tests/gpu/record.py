@@ -16,6 +16,7 @@ import platform
 import re
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -190,18 +191,29 @@ def in_one_step(path: Path, content: bytes) -> None:
     new.replace(path)
 
 
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def add(path: Path, part: str, run: Mapping[str, Any], name: str, case: Mapping[str, Any]) -> None:
     """Write one more case of a run, in place of what another has measured of it."""
     old = read(path)
     runs = old["runs"]
     number = next((i for i, known in enumerate(runs) if known == run), len(runs))
-    write(path, part, [*runs, run], {**old["cases"], name: {**case, "run": number}})
+    write(path, part, [*runs, run], {**old["cases"], name: {**case, "run": number, "at": now()}})
 
 
-def merge(path: Path, part: str, newer: Path) -> None:
-    """Take into a record what another has, its cases in place of those of the same name."""
-    here, there = read(path), read(newer)
-    moved = {name: {**case, "run": case["run"] + len(here["runs"])} for name, case in there["cases"].items()}
+def merge(path: Path, part: str, other: Path, run: Mapping[str, Any]) -> None:
+    """Take into a record what another has. Of a case that both have, what counts is what is the same as `run`'s, and
+    then what is newer."""
+    here, there = read(path), read(other)
+
+    def weight(data: Mapping[str, Any], name: str) -> tuple[bool, str]:
+        case = data["cases"].get(name)
+        return (same_run(data["runs"][case["run"]], run), case["at"]) if case else (False, "")
+
+    moved = {name: {**case, "run": case["run"] + len(here["runs"])} for name, case in there["cases"].items()
+             if weight(there, name) > weight(here, name)}
     if moved:
         runs = here["runs"] + there["runs"]
         first = {i: next(j for j, run in enumerate(runs) if run == runs[i]) for i in range(len(runs))}
@@ -218,9 +230,13 @@ def keep_hlo(path: Path, key: str, compiled: Any) -> None:
 
 
 def kept_hlo(file: Path) -> dict[str, str]:
-    """The programs that a file holds, by part, case and form; of two of one name the last."""
-    lines = gzip.decompress(file.read_bytes()).decode().splitlines() if file.exists() else ()
-    return {row["program"]: row["hlo"] for row in map(json.loads, lines)}
+    """The programs that a file holds, by part, case and form; of two of one name the last. Of a file that is cut off or
+    damaged, those before that."""
+    programs: dict[str, str] = {}
+    with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error), gzip.open(file) as lines:
+        for row in map(json.loads, lines):
+            programs[row["program"]] = row["hlo"]
+    return programs
 
 
 def merge_hlo(file: Path, newer: Path) -> None:
@@ -245,7 +261,7 @@ class Case:
 
     def __init__(self, path: Path, part: str, name: str, marker: Path, avoid: Mapping[str, str]):
         self.path, self.part, self.name, self.marker, self.avoid = path, part, name, marker, avoid
-        self.since = time.time()
+        self.since, self.under_way = time.time(), ""
 
     @contextlib.contextmanager
     def form(self, form: str) -> Iterator[None]:
@@ -258,6 +274,7 @@ class Case:
         self.note()
 
     def note(self, form: str = "", error: str = "") -> None:
+        self.under_way = form
         said = {"case": self.name, "form": form, "error": error, "since": self.since}
         in_one_step(self.marker, json.dumps(said).encode())
 
@@ -269,10 +286,15 @@ class Case:
         except GpuLost:
             raise
         except Exception as error:
-            rows.setdefault(form, {})["error"] = sentence(error)
-            if form not in self.avoid and not answers():
-                raise GpuLost(form, sentence(error)) from error
+            self.failed(rows, form, error)
             return None
+
+    def failed(self, rows: dict[str, Any], form: str, error: Exception) -> None:
+        """Put an error into its form's row; raise GpuLost where the GPU is gone with it."""
+        rows.setdefault(form, {})["error"] = sentence(error)
+        if form not in self.avoid and not answers():
+            raise GpuLost(form, sentence(error)) from error
+        self.note()
 
     def keep(self, form: str, compiled: Any) -> None:
         """Keep a program's text; what cannot be had does not cost the case."""

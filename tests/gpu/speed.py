@@ -194,6 +194,12 @@ def torch_forms(m: int, n: int, k: int, rehearse: bool) -> Iterator[tuple[str, C
     yield TORCH["FP8 scaled, FP8 out"], lambda: scaled_mm(torch.float8_e4m3fn, scale_result=one)
 
 
+def torch_calls(rows: dict[str, Any], sizes: tuple[int, int, int], rehearse: bool,
+                case: Case) -> dict[str, Callable[[], Any]]:
+    """torch's forms; none, and the reason in a row, where it cannot be imported or has no memory."""
+    return case.attempt(rows, "torch", lambda: dict(torch_forms(*sizes, rehearse))) or {}
+
+
 def as_row(timing: Timing) -> dict[str, Any]:
     """What is recorded of a timing; of the kernels each with its seconds and launches in a call."""
     row = {"device_seconds": timing.device, "wall_seconds": timing.wall, "quartiles": [timing.low, timing.high],
@@ -208,24 +214,39 @@ def description(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]
             "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
 
 
+def whole(row: dict[str, Any]) -> dict[str, Any]:
+    """A row, without its time by the GPU's clock where that saw too few of the program's kernels: it is too short then.
+    (Copies are no kernels to it, and a call of a library may be several.)"""
+    if row.get("device_seconds") and row["launches"] < 0.9 * row.get("kernels", 0):
+        saw = f"CUPTI saw {row['launches']:g} of {row['kernels']} kernels, {row['device_seconds']:.3g} s"
+        return row | {"device_seconds": None, "no_clock": saw}
+    return row
+
+
 def compile_form(form: Form, rehearse: bool) -> jax.stages.Compiled:
     return own_compile(form.fn, *form.args, rehearse=rehearse, gemm=form.gemm, compiler_options=form.options)
 
 
 def timed(rows: dict[str, Any], calls: Mapping[str, Callable[[], Any]], case: Case, rehearse: bool,
-          slices: float = 0.03) -> None:
-    """Add to each row what its call takes, and what the chip does meanwhile. Without a call there is nothing to add."""
-    if not calls:
-        return
-
+          slices: float = 0.02, rounds: int = 4) -> None:
+    """Add to each row what its call takes, and what the chip does meanwhile. A call that fails now is left out, and the
+    others are timed without it."""
     @contextlib.contextmanager
     def during(name):
         with case.form(name), watch.during(name):
             yield
 
-    few = {"repeats": 3, "rounds": 2} if rehearse else {"repeats": 5, "rounds": 6, "at_least": slices}
-    with Watch() as watch:
-        found = device_times(calls, during=during, **few)
+    few = {"repeats": 3, "rounds": 2} if rehearse else {"repeats": 5, "rounds": rounds, "at_least": slices}
+    found: dict[str, Timing] = {}
+    while calls and not found:
+        try:
+            with Watch() as watch:
+                found = device_times(calls, during=during, **few)
+        except Exception as error:
+            if case.under_way not in calls:
+                raise
+            case.failed(rows, case.under_way, error)
+            calls = {name: call for name, call in calls.items() if "error" not in rows[name]}
     for name, timing in found.items():
         rows[name] |= as_row(timing)
         if chip := watch.summary(name):
@@ -254,15 +275,16 @@ def time_forms(sizes: tuple[int, int, int], group: str, rehearse: bool, case: Ca
         if started := case.attempt(rows, name, start):
             programs[name], calls[name] = started
     if group.startswith("main"):
-        for name, call in torch_forms(*sizes, rehearse):
+        for name, call in torch_calls(rows, sizes, rehearse, case).items():
             rows[name] = {}
             case.attempt(rows, name, lambda call=call: _wait(call()))
             if not rows[name]:
                 calls[name] = call
     flops = 2 * sizes[0] * sizes[1] * sizes[2]
-    timed(rows, calls, case, rehearse, slices=0.1 if flops >= 1e12 else 0.03)  # 0.1 s of each from 8192 on, in a round
+    # What goals are about is timed for longer: 0.1 s of each form in a round.
+    timed(rows, calls, case, rehearse, **({"slices": 0.1, "rounds": 6} if sizes == SHAPES["8192"] else {}))
     for name, compiled in programs.items():
-        rows[name] = described(rows[name], lambda: description(compiled, rehearse))
+        rows[name] = whole(described(rows[name], lambda: description(compiled, rehearse)))
         case.keep(name, compiled)
     return {"shape": list(sizes), "flops": flops, "forms": rows}
 
@@ -294,7 +316,7 @@ def first_call(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
     case.attempt(rows, copy, copied)
     timed(rows, calls, case, rehearse)
     for form_name, compiled in programs.items():
-        rows[form_name] = described(rows[form_name], lambda: description(compiled, rehearse))
+        rows[form_name] = whole(described(rows[form_name], lambda: description(compiled, rehearse)))
         case.keep(form_name, compiled)
     return {"shape": list(sizes), "flops": 2 * sizes[0] * sizes[1] * sizes[2], "forms": rows}
 
@@ -310,10 +332,11 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
     for name in LOADED:
         form = group_of(sizes, "main, untuned")[name]
         compiled = case.attempt(rows, name, lambda form=form: compile_form(form, rehearse))
-        for what in ("random", "zeros") if compiled is not None else ():
-            make = inputs if what == "random" else zeros
-            calls[f"{name}, {what}"] = walked(runnable(form.fn, compiled, rehearse), form.args, rehearse, make)
-    calls |= {f"{name}, random": call for name, call in torch_forms(*sizes, rehearse)}
+        for what, make in (("random", inputs), ("zeros", zeros)) if compiled is not None else ():
+            call = case.attempt(rows, f"{name}, {what}", lambda: walked(
+                runnable(form.fn, compiled, rehearse), form.args, rehearse, make))
+            calls |= {f"{name}, {what}": call} if call else {}
+    calls |= {f"{name}, random": call for name, call in torch_calls(rows, sizes, rehearse, case).items()}
     for name, call in calls.items():
         rows[name] = {}
         with Watch() as watch:

@@ -1,14 +1,23 @@
 """What the records of a chip say, in a screen: printed at the end of a run, for whoever must decide at once."""
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from record import read
+from record import RESULTS, read
+
+from helpers.results import Record, goals
 
 
-def summary(folder: Path) -> str:
-    """A few lines for each part that has a record in the folder."""
-    return "\n".join(line for path in sorted(folder.glob("*.json")) for line in of_part(path.stem, read(path)))
+def summary(folder: Path, parts: Sequence[str]) -> str:
+    """What goals are reached, and a few lines for each of the parts that has a record in the folder."""
+    records = {part: record for part in parts if (record := read(folder / f"{part}.json"))["cases"]}
+    lines = ["## goals"] if {"speed", "train"} & records.keys() else []
+    for part in ("speed", "train"):
+        if part in records and not records[part]["runs"][-1]["rehearsal"]:
+            one = Record(part, tuple(records[part]["runs"]), records[part]["cases"])
+            lines += [f"   {goal.verdict(one)}" for goal in goals(part, folder=RESULTS)]
+    lines += ["   a rehearsal reaches none"] if lines == ["## goals"] else []
+    return "\n".join([*lines, *(line for part, record in records.items() for line in of_part(part, record))])
 
 
 def of_part(part: str, record: Mapping[str, Any]) -> Iterator[str]:
@@ -42,7 +51,7 @@ def numerics(cases: Mapping[str, Any]) -> Iterator[str]:
     judged = {name: case for name, case in cases.items() if "inputs" in case}
     for name, case in cases.items():
         if "sums" in case:
-            yield f"   {name}: " + "; ".join(f"{what}: fast {e['fast']:.1e}, exact {e['exact']:.1e}"
+            yield f"   {name}: " + "; ".join(f"{what}: fast {e['fast']:.1e}, careful {e['careful']:.1e}"
                                              for what, e in case["sums"].items())
     if judged:
         yield (f"   wrong: {few([name for name, case in judged.items() if case['right'] is False])}; NaN elsewhere: "
@@ -54,16 +63,18 @@ def speed(cases: Mapping[str, Any]) -> Iterator[str]:
     for name, case in cases.items():
         for load, row in case.get("loads", {}).items():
             yield f"   {name}: {load}: " + (row["error"][:120] if "error" in row else (
-                f"{case['flops'] / row['burst_seconds'] / 1e12:.0f} TFLOP/s, then "
-                f"{case['flops'] / row['sustained_seconds'] / 1e12:.0f} {chip(row.get('sustained'))}"))
+                f"{case['flops'] / row['burst_seconds'] / 1e12:.4g} TFLOP/s, then "
+                f"{case['flops'] / row['sustained_seconds'] / 1e12:.4g} {chip(row.get('sustained'))}"))
         forms = {form: row for form, row in case.get("forms", {}).items() if "wall_seconds" in row}
         if forms:
             by_gpu = all(row["device_seconds"] for row in forms.values())
             clock = "device_seconds" if by_gpu else "wall_seconds"
             base = next(iter(forms.values()))[clock]
-            said = ", ".join(f"{form} {row[clock] * 1e6:.0f}us x{base / row[clock]:.2f}" for form, row in forms.items())
+            # All forms where goals are about them, the first few elsewhere: a screen is all that may come back.
+            some = list(forms.items())[:None if name.startswith("8192") else 5]
+            said = ", ".join(f"{form} {row[clock] * 1e6:.0f}us x{base / row[clock]:.2f}" for form, row in some)
             why = "" if by_gpu else f" BY THE HOST'S CLOCK ({next(iter(forms.values())).get('no_clock', '')[:80]})"
-            yield f"   {name}:{why} {said[:600 if name.startswith('8192') else 240]}"
+            yield f"   {name}:{why} {said}"
         bad = [form for form, row in case.get("forms", {}).items() if "error" in row or row.get("right") is False]
         if bad:
             yield f"      BAD: {few(bad)}"
@@ -80,11 +91,12 @@ def train(cases: Mapping[str, Any]) -> Iterator[str]:
             if form not in rows:
                 yield f"   {name}, {form}: FAILED {row.get('error', '')[-150:]}"
                 continue
-            losses = row.get("losses") or [None]
-            yield (f"   {name}, {form}: wall {row['wall_seconds'] * 1e3:.2f} ms, kernels "
-                   f"{(row['device_seconds'] or 0) * 1e3:.2f} ms in {row['launches']:.0f}, roofline "
+            losses = f"loss {row['losses'][0]} to {row['losses'][-1]}" if row.get("losses") else ""
+            clock = f"kernels {row['device_seconds'] * 1e3:.2f} ms in {row['launches']:.0f}" if row["device_seconds"] \
+                else row.get("no_clock", "")
+            yield (f"   {name}, {form}: wall {row['wall_seconds'] * 1e3:.2f} ms, {clock}, roofline "
                    f"{row.get('roofline_seconds', 0) * 1e3:.2f}, attention {row['attention']} "
-                   f"{row.get('cudnn_refused', '')[-90:]} loss {losses[0]} to {losses[-1]} {chip(row.get('chip'))}")
+                   f"{row.get('cudnn_refused', '')[-90:]} {losses} {chip(row.get('chip'))}")
         if "bf16" in rows:
             yield "      over bf16: " + ", ".join(f"{form} {row['wall_seconds'] / rows['bf16']['wall_seconds']:.3f}"
                                                   for form, row in rows.items())

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax.linen import fp8_ops
 from programs import own_compile, runnable
 from record import Case, GpuLost, answers, described, sentence
-from speed import description, timed
+from speed import description, timed, whole
 
 from helpers import report_gemms
 from helpers.gpt import GPTLayer, train_state, train_step
@@ -120,9 +120,9 @@ def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bo
         built = case.attempt(rows, precision, lambda: build_best(precision, sizes, gemm, training, rehearse, case))
         if built:
             rows[precision], programs[precision], calls[precision] = built
-    timed(rows, calls, case, rehearse, slices=0.25)
+    timed(rows, calls, case, rehearse, slices=0.25, rounds=6)
     for precision, compiled in programs.items():
-        rows[precision] = described(rows[precision], lambda: read(compiled, rehearse))
+        rows[precision] = whole(described(rows[precision], lambda: read(compiled, rehearse)))
         case.keep(precision, compiled)
     return {**sizes, "flops": model_flops(sizes, training), "precisions": rows}
 

@@ -22,19 +22,24 @@ REASONS = {0x1: "idle", 0x2: "application clocks", 0x4: "power cap", 0x8: "hardw
            0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake", 0x100: "display clocks"}
 
 
+# `timeout`: it must not outlive a process that is killed; in the same group, so that it is killed with it. `stdbuf`: a
+# line a sample, and none left behind when it is ended.
+COMMAND = ("timeout", "--foreground", "600", "stdbuf", "-oL", "nvidia-smi")
+
+
 class Watch:
     """Samples of the GPU while `with Watch() as watch:` lasts; `watch.during(name)` says what is timed meanwhile.
 
     On a machine without nvidia-smi there are no samples, and every summary is None.
     """
 
-    def __init__(self, command: tuple[str, ...] = ("timeout", "600", "nvidia-smi")):
+    def __init__(self, command: tuple[str, ...] = COMMAND):
         ask = f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", WHICH, f"--loop-ms={EVERY}"
         self.command, self.slices, self.samples = (*command, *ask), [], None
 
     def __enter__(self) -> "Watch":
         self.file = tempfile.TemporaryFile("w+")
-        try:  # `timeout`: it must not outlive a process that is killed
+        try:
             self.process = subprocess.Popen(self.command, stdout=self.file, stderr=subprocess.DEVNULL)
         except OSError:
             self.process = None
@@ -63,20 +68,29 @@ class Watch:
                   if other == name and start <= s[0] <= end]
         if not within:
             return None
-        _, clock, power, heat, reasons = zip(*within)
-        bits = 0
-        for some in reasons:
-            bits |= some
-        return {"samples": len(within), "clock_mhz": [min(clock), statistics.median(clock), max(clock)],
-                "power_w": [statistics.median(power), max(power)], "temperature_c": max(heat),
-                "held_back_by": [text for bit, text in REASONS.items() if bits & bit]}
+        clock, power, heat, reasons = ([one for one in column if one is not None] for column in list(zip(*within))[1:])
+        found: dict[str, Any] = {"samples": len(within)}
+        if clock:
+            found["clock_mhz"] = [min(clock), statistics.median(clock), max(clock)]
+        if power:
+            found["power_w"] = [statistics.median(power), max(power)]
+        if heat:
+            found["temperature_c"] = max(heat)
+        return found | {"held_back_by": [text for bit, text in REASONS.items() if any(some & bit for some in reasons)]}
 
 
-def sample(line: str) -> tuple[float, float, float, float, int] | None:
-    """(seconds since 1970, MHz, W, degrees, reasons) of a line of nvidia-smi's; None for one that lacks one of them."""
+def sample(line: str) -> tuple[float, float | None, float | None, float | None, int | None] | None:
+    """(seconds since 1970, MHz, W, degrees, reasons) of a line of nvidia-smi's, None in place of what this machine does
+    not tell; None for a line that is cut."""
+    def number(word: str, read=float):
+        try:
+            return read(word.strip())
+        except ValueError:
+            return None
+
     try:
-        when, clock, power, heat, reasons = (word.strip() for word in line.split(","))
-        moment = datetime.datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp()
-        return moment, float(clock), float(power), float(heat), int(reasons, 16)
+        when, clock, power, heat, reasons = line.split(",")
+        moment = datetime.datetime.strptime(when.strip(), "%Y/%m/%d %H:%M:%S.%f").timestamp()
     except ValueError:
         return None
+    return moment, number(clock), number(power), number(heat), number(reasons, lambda word: int(word, 16))
