@@ -5,6 +5,7 @@ SETUP = @for p in python3 /usr/bin/python3; do $$p -c '' 2>/dev/null && exec $$p
 	echo "No python3 found: install one (any version from 3.8 on)" >&2; exit 1
 # uv uses the machine's own certificates: company networks have theirs.
 export UV_SYSTEM_CERTS := 1
+export GPU
 # Kernels and tests run in .venv, whichever environment the shell has active.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
@@ -22,7 +23,7 @@ help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
 	while read -r name what; do printf 'make %-11s %s\n' "$$name" "$$what"; done
 
-setup:    ## install everything into this checkout (the other targets do it too)
+setup:    ## install everything into this checkout (the other targets do it too; GPU=1: with CUDA's libraries)
 	$(SETUP)
 
 lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 9000")
@@ -51,7 +52,7 @@ bench: setup    ## time the HLO parser beside XLA's own
 gpu: $(if $(CARRIED),,setup) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
 	$(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu) $(ARGS)
 
-train-bench: $(if $(CARRIED),,setup) ## of that, time a transformer layer in f32, bf16 and bf16 + FP8
+train-bench: $(if $(CARRIED),,setup) ## the transformer layer of `make gpu` alone
 	$(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu) train $(ARGS)
 
 gpu-bundle: setup ## write one folder with which a GPU machine without a network runs `make gpu`
