@@ -81,7 +81,10 @@ def speed(cases: Mapping[str, Any]) -> Iterator[str]:
 
 
 def chip(row: Mapping[str, Any] | None) -> str:
-    return f"({row['clock_mhz'][1]:.0f} MHz, {row['power_w'][0]:.0f} W, {few(row['held_back_by'])})" if row else ""
+    if not row:
+        return ""
+    clock, power = row.get("clock_mhz", [0, 0])[1], row.get("power_w", [0])[0]
+    return f"({clock:.0f} MHz, {power:.0f} W, {few(row['held_back_by'])})"
 
 
 def train(cases: Mapping[str, Any]) -> Iterator[str]:
