@@ -16,6 +16,8 @@ FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
 # A copy that was carried to a machine without a network has this, and no .venv: `make gpu` then runs with it.
 CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
+INSTALLED = $(if $(CARRIED),,setup)
+MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu)
 
 .PHONY: help setup lab test check refresh site releases bench gpu train-bench gpu-bundle clean
 
@@ -49,11 +51,11 @@ releases: setup ## record what each JAX release makes of the same programs (ARGS
 bench: setup    ## time the HLO parser beside XLA's own
 	$(PYTHON) tests/bench_hlo.py
 
-gpu: $(if $(CARRIED),,setup) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
-	$(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu) $(ARGS)
+gpu: $(INSTALLED) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
+	$(MEASURE) $(ARGS)
 
-train-bench: $(if $(CARRIED),,setup) ## the transformer layer of `make gpu` alone
-	$(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu) train $(ARGS)
+train-bench: $(INSTALLED) ## the transformer layer of `make gpu` alone
+	$(MEASURE) train $(ARGS)
 
 gpu-bundle: setup ## write one folder with which a GPU machine without a network runs `make gpu`
 	$(PYTHON) tests/gpu/bundle.py $(ARGS)

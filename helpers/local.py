@@ -56,7 +56,8 @@ def _cupti() -> Any:
     return extension
 
 
-def _wait(result: Any) -> None:
+def wait(result: Any) -> None:
+    """Return when arrays of JAX, or tensors of torch, have been computed."""
     for leaf in jax.tree.leaves(result):
         if type(leaf).__module__.startswith("torch"):
             import torch
@@ -75,7 +76,7 @@ def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tup
     try:
         for _ in range(repeats):
             result = call()
-        _wait(result)
+        wait(result)
     except Exception as error:
         failed = error
     try:  # CUPTI is left attached (False): detached once, it may record nothing in this process ever after.
@@ -119,18 +120,18 @@ def device_times(
     times = {}
     for name, call in calls.items():
         with during(name):
-            _wait(call())
-            times[name] = max(repeats, min(math.ceil(at_least / _wall(call, 5 if at_least else 1)), 2000))
+            wait(call())
+            times[name] = max(repeats, min(math.ceil(at_least / wall_seconds(call, 5 if at_least else 1)), 2000))
     wall: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, list[float]] = {name: [] for name in calls}
     seen: dict[str, list[tuple[str, float]]] = {name: [] for name in calls}
-    orders, no_clock = turns(list(calls), rounds), "CUPTI recorded no kernel"
-    for name in (name for order in orders for name in order):
+    in_turn, no_clock = [name for order in turns(list(calls), rounds) for name in order], "CUPTI recorded no kernel"
+    for name in in_turn:
         with during(name):
-            wall[name].append(_wall(calls[name], times[name]))
+            wall[name].append(wall_seconds(calls[name], times[name]))
     try:
         cupti = _cupti()
-        for name in (name for order in orders for name in order):
+        for name in in_turn:
             with during(name):
                 found = _kernel_times(cupti, calls[name], times[name])
             seen[name] += found
@@ -145,12 +146,12 @@ def device_times(
     return {name: _timing(wall[name], device[name], seen[name], times[name] * rounds, no_clock) for name in calls}
 
 
-def _wall(call: Callable[[], Any], repeats: int) -> float:
+def wall_seconds(call: Callable[[], Any], repeats: int) -> float:
     """Seconds of one of `repeats` calls, by the host's clock."""
     start = time.perf_counter()
     for _ in range(repeats):
         result = call()
-    _wait(result)
+    wait(result)
     return max((time.perf_counter() - start) / repeats, 1e-9)
 
 

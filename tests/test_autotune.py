@@ -202,7 +202,7 @@ def test_choices_are_kept_where_the_program_cannot_be_read(keys, monkeypatch, ca
     def unreadable(compiled):
         raise ValueError("a custom call nobody has seen")
 
-    monkeypatch.setattr(autotune, "gemms", unreadable)
+    monkeypatch.setattr("agreement.gemms", unreadable)
     result = next(iter(autotune.cases(rehearse=True).values()))(case=case)
     assert result["choices"] and not result["agree"] and "nobody has seen" in result["on_gpu"]["error"]
 

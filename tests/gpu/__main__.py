@@ -76,6 +76,7 @@ AGENDA = (
     Stage("train", "*", 240, fresh=True, case=120),
 )
 PARTS = tuple(dict.fromkeys(stage.part for stage in AGENDA))
+MINUTES = 9  # of a run: with its start, and what ends it, one of a batch system's ten
 STARTS = 150  # seconds after which a child that has begun no case never will
 GRACE = 50  # seconds that a case may go on after its stage's time; none begins in the last ones of a run
 RESTART = 75  # exit status of a child whose next case wants a process of its own
@@ -129,7 +130,7 @@ def recorded(run: Run) -> dict[str, Any]:
 
 def measure(run: Run) -> int:
     """Measure what the orders name, and add each case to the file. The exit status."""
-    from record import Case, GpuLost, add, answers, in_one_step, sentence
+    from record import Case, GpuLost, add, in_one_step
 
     if sys.platform == "linux":  # a process that goes on after its supervisor shares the GPU with the next run's
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -147,15 +148,15 @@ def measure(run: Run) -> int:
             in_one_step(run.began, json.dumps(time.time()).encode())
         start = time.perf_counter()
         try:
-            result = everything[name](case=case)
+            try:
+                result = everything[name](case=case)
+            except GpuLost:
+                raise
+            except Exception as error:
+                result = {"error": case.refused(error, case.under_way)}
         except GpuLost as lost:
             case.note(*lost.args)
             return RESTART
-        except Exception as error:  # what a GPU refuses is a result
-            result = {"error": sentence(error)}
-            if not answers():
-                case.note(json.loads(run.marker.read_text())["form"], result["error"])
-                return RESTART
         took = round(time.perf_counter() - start, 3)
         add(run.path, run.part, run.provenance, name, {**result, "took": took})
         run.marker.unlink()
@@ -177,11 +178,11 @@ def outcome(result: Mapping[str, Any]) -> str:
 # In the process that supervises ---------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def child(run: Run, arguments: list[str]) -> Iterator[tuple[subprocess.Popen, collections.deque[str]]]:
+def child(run: Run) -> Iterator[tuple[subprocess.Popen, collections.deque[str]]]:
     """A process that measures, and the last lines it says. What it says is passed on."""
     # The chapters import helpers, installed or not.
     found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    process = subprocess.Popen([sys.executable, HERE, run.part, "--measure", str(run.scratch), *arguments], cwd=ROOT,
+    process = subprocess.Popen([sys.executable, HERE, run.part, "--measure", str(run.scratch)], cwd=ROOT,
                                env=os.environ | ENVIRONMENT | found, start_new_session=True, text=True,
                                errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     last: collections.deque[str] = collections.deque(maxlen=20)
@@ -208,8 +209,7 @@ def spent(run: Run) -> float:
     return time.time() - json.loads(run.began.read_text()) if run.began.exists() else 0.0
 
 
-def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], end: float,
-              avoid: dict[str, dict[str, str]]) -> None:
+def supervise(run: Run, names: list[str], stage: Stage, end: float, avoid: dict[str, dict[str, str]]) -> None:
     """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`. `avoid` says of forms
     that have taken their processes down, by case and name, how; it grows."""
     from record import add, clean, read
@@ -223,7 +223,7 @@ def supervise(run: Run, names: list[str], stage: Stage, arguments: list[str], en
         run.marker.unlink(missing_ok=True)
         run.orders.write_text(json.dumps({"cases": todo, "fresh": stage.fresh, "seconds": seconds,
                                           "end": end - GRACE, "avoid": avoid}))
-        with child(run, arguments) as (process, last):
+        with child(run) as (process, last):
             status, started = None, time.time()  # None while it runs
             while status is None and time.time() < end and spent(run) < stage.seconds + GRACE and (
                     run.marker.exists() or run.began.exists() or time.time() < started + STARTS):
@@ -302,7 +302,7 @@ def refusal(rehearse: bool) -> str | None:
 
 def agenda(parts: list[str], rehearse: bool) -> list[tuple[Stage, list[str]]]:
     """The stages of these parts with the names of their cases, each case once."""
-    names: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = collections.defaultdict(list)
     for part in parts:
         try:
             names[part] = list(cases(part, rehearse))
@@ -310,8 +310,8 @@ def agenda(parts: list[str], rehearse: bool) -> list[tuple[Stage, list[str]]]:
             print(f"{part}: cannot start: {error}", flush=True)
     stages = []
     for stage in AGENDA:
-        mine = fnmatch.filter(names.get(stage.part, []), stage.cases)
-        names[stage.part] = [name for name in names.get(stage.part, []) if name not in mine]
+        mine = fnmatch.filter(names[stage.part], stage.cases)
+        names[stage.part] = [name for name in names[stage.part] if name not in mine]
         stages.append((stage, mine))
     return stages
 
@@ -323,29 +323,27 @@ def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: f
     from record import read
 
     stages = agenda(parts, rehearse)
-
     avoid: dict[str, dict[str, dict[str, str]]] = collections.defaultdict(dict)
-    anybodys = True  # first what nobody has measured, then what another commit or driver has
 
-    def left(stage: Stage, names: list[str]) -> list[str]:
-        run = runs[stage.part]
-        done = {**(read(run.path)["cases"] if anybodys else {}), **recorded(run)}
-        return [name for name in names if name not in done]
-
-    broken = len(set(parts) - {stage.part for stage, names in stages if names})
-    before, missing = None, sum(len(left(*stage)) for stage in stages)
-    while time.time() < end - GRACE and (anybodys or missing and missing != before):
-        if not missing or missing == before:
-            anybodys = False
-        alone = sum(bool(left(*stage)) for stage in stages) == 1
+    def left(anybodys: bool = False) -> list[tuple[Stage, list[str]]]:
+        """What nobody has measured, or what not this run has."""
+        found = []
         for stage, names in stages:
-            if (todo := left(stage, names)) and time.time() < end - max(GRACE, 0 if alone else stage.case):
-                print(f"{stage.part} ({len(todo)} cases):", flush=True)
-                supervise(runs[stage.part], todo, stage, ["--rehearse"] * rehearse, end, avoid[stage.part])
-                after()
-        before, missing = missing, sum(len(left(*stage)) for stage in stages)
-    anybodys = False
-    return sum(len(left(*stage)) for stage in stages), broken
+            done = read(runs[stage.part].path)["cases"] if anybodys else recorded(runs[stage.part])
+            found.append((stage, [name for name in names if name not in done]))
+        return [(stage, names) for stage, names in found if names]
+
+    for anybodys in (True, False):  # first what nobody has measured, then what another commit or driver has
+        before = None
+        while (todo := left(anybodys)) and todo != before and time.time() < end - GRACE:
+            before = todo
+            for stage, names in todo:
+                if time.time() < end - max(GRACE, stage.case if len(todo) > 1 else 0):
+                    print(f"{stage.part} ({len(names)} cases):", flush=True)
+                    supervise(runs[stage.part], names, stage, end, avoid[stage.part])
+                    after()
+    broken = set(parts) - {stage.part for stage, names in stages if names}
+    return sum(len(names) for _, names in left()), len(broken)
 
 
 def carry_on(folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str, Any]], parts: list[str]) -> None:
@@ -387,7 +385,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, small; into _build/rehearsal, or into the "
                         "folder rehearsal of a carried folder")
     parser.add_argument("--fresh", action="store_true", help="delete what is recorded of these parts")
-    parser.add_argument("--minutes", type=float, default=9.0, help="the whole run is over after so many (9)")
+    parser.add_argument("--minutes", type=float, default=MINUTES,
+                        help=f"the whole run is over after so many ({MINUTES})")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="where the models' folders are, instead of "
                         "notebooks/results")
     parser.add_argument("--commit", help="the commit of a copy that has no .git")
@@ -407,12 +406,12 @@ def main(arguments: list[str] | None = None) -> int:
     elif "cuda" in os.environ.get("JAX_PLATFORMS", ""):
         del os.environ["JAX_PLATFORMS"]  # "cuda" alone would leave JAX no CPU, which the float64 reference runs on
     start = time.time()
-    if why := refusal(options.rehearse):
-        print(why, file=sys.stderr)
-        return 2
     if options.measure:
         about = json.loads((options.measure / "run.json").read_text())
         return measure(Run(parts[0], Path(about["folder"], f"{parts[0]}.json"), about[parts[0]], options.measure))
+    if why := refusal(options.rehearse):
+        print(why, file=sys.stderr)
+        return 2
 
     from record import commit, folder, provenance
     from summary import summary
@@ -421,11 +420,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     tree = options.bundle / "tree" if options.bundle else None
     made_from = ("0" * 40, True) if options.rehearse and not (options.commit or tree) else commit(options.commit, tree)
-    about = {part: provenance(COMMANDS[part], made_from, options.rehearse) for part in PARTS}
+    here = provenance(made_from, options.rehearse)
+    about = {part: here | {"command": COMMANDS[part]} for part in PARTS}
     kind = "rehearsal" if options.rehearse else "results"
     # What is carried, and what this machine still has of a run whose results have not come back.
     earlier = [place / kind for place in (options.bundle, options.work) if place]
-    place = folder(about[PARTS[0]], (options.results or (earlier[0] if options.bundle else None)))
+    place = folder(here, options.results or (earlier[0] if options.bundle else None))
     missing, broken = None, 0
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "run.json").write_text(json.dumps(about | {"folder": str(place.resolve())}))

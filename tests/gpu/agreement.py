@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import releases
 from programs import arguments, chip, own_compile, programs, runnable
-from record import Case, GpuLost, answers, sentence
+from record import Case, sentence
 
 from helpers import aot_compile
 from helpers.local import kernel_lines
@@ -27,6 +27,14 @@ def gemms(compiled: jax.stages.Compiled) -> list[dict[str, Any]]:
     return sorted(rows, key=str)
 
 
+def side(compiled: jax.stages.Compiled) -> dict[str, Any]:
+    """What one compiler made of a program; that it cannot be read is said, and costs nothing else."""
+    try:
+        return {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
+    except Exception as error:
+        return {"error": f"{UNREAD}{sentence(error)}"}
+
+
 def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) -> dict[str, Any]:
     """Compile one program both ways, run it, and compare. An error on either side is recorded as that side's: a program
     that runs has run, whether or not its text can be read."""
@@ -34,21 +42,16 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
     compiles = {"without_gpu": lambda: aot_compile(program.fn, *program.args, target=chip(rehearse), **options),
                 "on_gpu": lambda: own_compile(program.fn, *program.args, rehearse=rehearse, **options)}
     result: dict[str, Any] = {"gemm": gemm, "ran": False}
-    for side, compile_it in compiles.items():
+    for where, compile_it in compiles.items():
         try:
             compiled = compile_it()
         except Exception as error:
-            if side == "on_gpu" and not answers():
-                raise GpuLost("", sentence(error)) from error
-            result[side] = {"error": sentence(error)}
+            result[where] = {"error": case.refused(error) if where == "on_gpu" else sentence(error)}
             continue
-        if side == "on_gpu":
-            result |= run(program, compiled, rehearse)
+        if where == "on_gpu":
+            result |= run(program, compiled, rehearse, case)
             case.keep("", compiled)
-        try:
-            result[side] = {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
-        except Exception as error:
-            result[side] = {"error": f"{UNREAD}{sentence(error)}"}
+        result[where] = side(compiled)
     without, own = result["without_gpu"], result["on_gpu"]
     # Two compilers that refuse a program in the same words agree; of what cannot be read, nothing is known.
     known = not any(one.get("error", "").startswith(UNREAD) for one in (own, without))
@@ -59,14 +62,12 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
     return result
 
 
-def run(program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
+def run(program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool, case: Case) -> dict[str, Any]:
     try:
         jax.block_until_ready(runnable(program.fn, compiled, rehearse)(*arguments(program.args, "random")))
         return {"ran": True}
     except Exception as error:
-        if not answers():
-            raise GpuLost("", sentence(error)) from error
-        return {"ran": False, "refused": sentence(error)}
+        return {"ran": False, "refused": case.refused(error)}
 
 
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:

@@ -20,13 +20,12 @@ if __name__ == "__main__":
     sys.path[:0] = map(str, (HERE.parent.parent, HERE.parent, HERE))
 
 import releases
-from agreement import gemms
+from agreement import side
 from programs import chip, own_compile, programs
 from record import Case, sentence
 
 from helpers import Target, aot_compile
 from helpers.aot import recording
-from helpers.local import kernel_lines
 
 CHOSEN = ("unscaled, f32 result", "scaled in f32", "scaled in bf16", "scales after the dot", "relu", "gelu tanh",
           "bf16 bias", "amax", "B stored [K, N]")
@@ -99,13 +98,6 @@ def recorded(program: releases.Program) -> tuple[jax.stages.Compiled, str]:
         own = own_compile(program.fn, *program.args, rehearse=False, gemm="auto",
                           compiler_options=options(program, recording(path)))
         return own, path.read_text()
-
-
-def side(compiled: jax.stages.Compiled) -> dict[str, Any]:
-    try:
-        return {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
-    except Exception as error:  # the choices are worth keeping all the same
-        return {"error": f"compiled, and cannot be read: {sentence(error)}"}
 
 
 def travels(program: releases.Program, text: str, target: Target, own: jax.stages.Compiled) -> dict[str, Any]:

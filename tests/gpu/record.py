@@ -62,8 +62,7 @@ def differs(listed: Iterable[str]) -> bool:
     """Whether a file under `LOOKED_AT` is not the one that `git ls-tree -r` lists, or is missing, or is not listed."""
     wanted = dict(reversed(line.split(" ", 2)[2].split("\t")) for line in listed)
     wanted = {name: blob for name, blob in wanted.items() if _counts(name)}
-    here = {path.relative_to(ROOT).as_posix() for folder in LOOKED_AT for path in (ROOT / folder).rglob("*")
-            if path.is_file() and "." + path.suffix[1:] in (".py", ".md")}
+    here = {path.relative_to(ROOT).as_posix() for folder in LOOKED_AT for path in (ROOT / folder).rglob("*.*")}
     here = {name for name in here if _counts(name)}
     return here != wanted.keys() or any(blob_id((ROOT / name).read_bytes()) != blob for name, blob in wanted.items())
 
@@ -120,9 +119,9 @@ def versions() -> dict[str, str]:
             "cublas": f"{major}.{rest // 100}.{rest % 100}"}
 
 
-def provenance(command: str, made_from: tuple[str, bool | None], rehearse: bool) -> dict[str, Any]:
-    """Everything a reader needs to judge a figure, or to make it again. No path, host or user. `made_from` is what
-    `commit` says."""
+def provenance(made_from: tuple[str, bool | None], rehearse: bool) -> dict[str, Any]:
+    """Everything a reader needs to judge a figure, or to make it again, but for the command, which is a part's own. No
+    path, host or user. `made_from` is what `commit` says."""
     packages = {}
     for name in ("jaxlib", "jax-cuda13-plugin", "flax", "torch", "nvidia-cublas", "nvidia-cudnn-cu13"):
         try:
@@ -132,7 +131,7 @@ def provenance(command: str, made_from: tuple[str, bool | None], rehearse: bool)
     here = {"device": jax.devices()[0].device_kind, "rehearsal": rehearse, "jax": jax.__version__,
             "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
             "packages": packages, "date": str(datetime.datetime.now(datetime.UTC).date()), "commit": made_from[0],
-            "changed": made_from[1], "command": command, "xla_flags": clean(os.environ.get("XLA_FLAGS", ""))}
+            "changed": made_from[1], "xla_flags": clean(os.environ.get("XLA_FLAGS", ""))}
     nothing = {"driver": "none", "cuda": "none", "cublas": "none"}
     return here | (versions() if gpu_available() and not rehearse else nothing)
 
@@ -172,13 +171,14 @@ def json_numbers(value: Any) -> Any:
 
 
 def write(path: Path, part: str, runs: list[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a record, a line a case, in one step: a run that is cut off leaves the file of before. Runs that have no
-    case any more are left out."""
-    used = sorted({case["run"] for case in cases.values()})
+    """Write a record, a line a case, in one step: a run that is cut off leaves the file of before. Equal runs become
+    one, and those that have no case any more are left out."""
+    first = [runs.index(run) for run in runs]
+    used = sorted({first[case["run"]] for case in cases.values()})
     about = ",\n".join("  {\n" + ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}"
                                             for key, value in runs[number].items()) + "\n  }" for number in used)
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(json_numbers({**case, 'run': used.index(case['run'])}))}"
-                      for name, case in cases.items())
+    numbered = {name: json_numbers({**case, "run": used.index(first[case["run"]])}) for name, case in cases.items()}
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in numbered.items())
     in_one_step(path, (f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "runs": [\n{about}\n ],\n'
                         f' "cases": {{\n{rows}\n }}\n}}\n').encode())
 
@@ -198,9 +198,8 @@ def now() -> str:
 def add(path: Path, part: str, run: Mapping[str, Any], name: str, case: Mapping[str, Any]) -> None:
     """Write one more case of a run, in place of what another has measured of it."""
     old = read(path)
-    runs = old["runs"]
-    number = next((i for i, known in enumerate(runs) if known == run), len(runs))
-    write(path, part, [*runs, run], {**old["cases"], name: {**case, "run": number, "at": now()}})
+    new = {**case, "run": len(old["runs"]), "at": now()}
+    write(path, part, [*old["runs"], run], {**old["cases"], name: new})
 
 
 def merge(path: Path, part: str, other: Path, run: Mapping[str, Any]) -> None:
@@ -215,18 +214,20 @@ def merge(path: Path, part: str, other: Path, run: Mapping[str, Any]) -> None:
     moved = {name: {**case, "run": case["run"] + len(here["runs"])} for name, case in there["cases"].items()
              if weight(there, name) > weight(here, name)}
     if moved:
-        runs = here["runs"] + there["runs"]
-        first = {i: next(j for j, run in enumerate(runs) if run == runs[i]) for i in range(len(runs))}
-        write(path, part, runs, {name: {**case, "run": first[case["run"]]}
-                                 for name, case in {**here["cases"], **moved}.items()})
+        write(path, part, here["runs"] + there["runs"], {**here["cases"], **moved})
 
 
 def keep_hlo(path: Path, key: str, compiled: Any) -> None:
     """Keep a program's HLO as the compiler wrote it, without paths, under the file of that name beside `path`: what the
     parser makes of a GPU's own programs can then be looked at anywhere."""
-    line = json.dumps({"program": key, "hlo": without_paths(compiled.as_text())}) + "\n"
     file = path.parent / HLO
-    in_one_step(file, (file.read_bytes() if file.exists() else b"") + gzip.compress(line.encode(), mtime=0))
+    new = _packed({key: without_paths(compiled.as_text())})
+    in_one_step(file, (file.read_bytes() if file.exists() else b"") + new)
+
+
+def _packed(programs: Mapping[str, str]) -> bytes:
+    lines = "".join(json.dumps({"program": key, "hlo": text}) + "\n" for key, text in programs.items())
+    return gzip.compress(lines.encode(), mtime=0)
 
 
 def kept_hlo(file: Path) -> dict[str, str]:
@@ -242,8 +243,7 @@ def kept_hlo(file: Path) -> dict[str, str]:
 def merge_hlo(file: Path, newer: Path) -> None:
     """Take into a file of programs what another has, each once."""
     if programs := kept_hlo(file) | kept_hlo(newer):
-        lines = "".join(json.dumps({"program": key, "hlo": text}) + "\n" for key, text in programs.items())
-        in_one_step(file, gzip.compress(lines.encode(), mtime=0))
+        in_one_step(file, _packed(programs))
 
 
 # A case under way -----------------------------------------------------------------------------------------------------
@@ -292,9 +292,14 @@ class Case:
     def failed(self, rows: dict[str, Any], form: str, error: Exception) -> None:
         """Put an error into its form's row; raise GpuLost where the GPU is gone with it."""
         rows.setdefault(form, {})["error"] = sentence(error)
+        self.refused(error, form)
+        self.note()
+
+    def refused(self, error: Exception, form: str = "") -> str:
+        """What a GPU refuses is a result: the error as one line. Raises GpuLost where the GPU is gone with it."""
         if form not in self.avoid and not answers():
             raise GpuLost(form, sentence(error)) from error
-        self.note()
+        return sentence(error)
 
     def keep(self, form: str, compiled: Any) -> None:
         """Keep a program's text; what cannot be had does not cost the case."""
@@ -308,11 +313,3 @@ def answers() -> bool:
         return bool(jax.block_until_ready(jax.numpy.ones(8).sum() == 8))
     except Exception:
         return False
-
-
-def described(row: dict[str, Any], describe: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """A row with what can be read from its program; or with why it cannot: that costs no figure."""
-    try:
-        return row | describe()
-    except Exception as error:
-        return row | {"not_described": sentence(error)}

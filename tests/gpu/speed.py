@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +20,13 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 from programs import own_compile, runnable
-from record import Case, described
+from record import Case, sentence
 from watch import Watch
 
 from helpers import TARGETS, report_gemms
 from helpers.cost import bytes_moved, kernels, roofline_seconds
 from helpers.formats import amax_scale, quantize
-from helpers.local import Timing, _wait, device_times
+from helpers.local import Timing, device_times, wait, wall_seconds
 from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
 
 # Tokens by the matrices of Llama 2 (Touvron et al. 2023): hidden sizes 4096 and 8192, MLPs of 11008 and 28672, and in
@@ -214,6 +215,18 @@ def description(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]
             "roofline_seconds": roofline_seconds(compiled, TARGETS["H200" if rehearse else "local"])}
 
 
+def describe(rows: dict[str, Any], programs: Mapping[str, jax.stages.Compiled], case: Case, rehearse: bool,
+             read: Callable[..., Mapping[str, Any]] = description) -> None:
+    """Add to each row what can be read from its program, or why that cannot: it costs no figure. Keep the programs."""
+    for name, compiled in programs.items():
+        try:
+            rows[name] |= read(compiled, rehearse)
+        except Exception as error:
+            rows[name]["not_described"] = sentence(error)
+        rows[name] = whole(rows[name])
+        case.keep(name, compiled)
+
+
 def whole(row: dict[str, Any]) -> dict[str, Any]:
     """A row, without its time by the GPU's clock where that saw too few of the program's kernels: it is too short then.
     (Copies are no kernels to it, and a call of a library may be several.)"""
@@ -277,16 +290,13 @@ def time_forms(sizes: tuple[int, int, int], group: str, rehearse: bool, case: Ca
     if group.startswith("main"):
         for name, call in torch_calls(rows, sizes, rehearse, case).items():
             rows[name] = {}
-            case.attempt(rows, name, lambda call=call: _wait(call()))
+            case.attempt(rows, name, lambda call=call: wait(call()))
             if not rows[name]:
                 calls[name] = call
-    flops = 2 * sizes[0] * sizes[1] * sizes[2]
     # What goals are about is timed for longer: 0.1 s of each form in a round.
     timed(rows, calls, case, rehearse, **({"slices": 0.1, "rounds": 6} if sizes == SHAPES["8192"] else {}))
-    for name, compiled in programs.items():
-        rows[name] = whole(described(rows[name], lambda: description(compiled, rehearse)))
-        case.keep(name, compiled)
-    return {"shape": list(sizes), "flops": flops, "forms": rows}
+    describe(rows, programs, case, rehearse)
+    return {"shape": list(sizes), "flops": 2 * math.prod(sizes), "forms": rows}
 
 
 def first_call(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[str, Any]:
@@ -300,9 +310,9 @@ def first_call(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
 
     def right() -> dict[str, Any]:
         programs[name] = compile_form(form, rehearse)
-        args = inputs(form.args, 0)
-        got = jax.tree.leaves(runnable(form.fn, programs[name], rehearse)(*args))
-        calls[name] = walked(runnable(form.fn, programs[name], rehearse), form.args, rehearse)
+        args, call = inputs(form.args, 0), runnable(form.fn, programs[name], rehearse)
+        got = jax.tree.leaves(call(*args))
+        calls[name] = walked(call, form.args, rehearse)
         expected = numerics.reference(form.fn, [np.asarray(arg) for arg in args])
         errors = [numerics.errors(*pair) for pair in zip(got, expected, strict=True)]
         return {"errors": errors, "right": all(map(numerics.is_right, errors))}
@@ -315,10 +325,8 @@ def first_call(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
     rows[name] |= case.attempt(rows, name, right) or {}
     case.attempt(rows, copy, copied)
     timed(rows, calls, case, rehearse)
-    for form_name, compiled in programs.items():
-        rows[form_name] = whole(described(rows[form_name], lambda: description(compiled, rehearse)))
-        case.keep(form_name, compiled)
-    return {"shape": list(sizes), "flops": 2 * sizes[0] * sizes[1] * sizes[2], "forms": rows}
+    describe(rows, programs, case, rehearse)
+    return {"shape": list(sizes), "flops": 2 * math.prod(sizes), "forms": rows}
 
 
 LOADED = ("bf16", "FP8 scaled, FP8 out, amax", "FP8 scaled, FP8 out, untuned")
@@ -343,31 +351,24 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
             found = case.attempt(rows, name, lambda: held(call, watch, 0.05 if rehearse else 1.5))
         if found:
             rows[name] = found | {what: chip for what in ("burst", "sustained") if (chip := watch.summary(what))}
-    return {"shape": list(sizes), "flops": 2 * sizes[0] * sizes[1] * sizes[2], "loads": rows}
+    return {"shape": list(sizes), "flops": 2 * math.prod(sizes), "loads": rows}
 
 
 def held(call: Callable[[], Any], watch: Watch, seconds: float) -> dict[str, float]:
     """Seconds of a call: the median of the first batches, and of the last third of those without a pause."""
-    def batch(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            result = call()
-        _wait(result)
-        return (time.perf_counter() - start) / count
-
-    batch(1)
-    count = max(1, round(0.02 / batch(3)))  # 20 ms between two looks at the clock
+    wait(call())
+    count = max(1, round(0.02 / wall_seconds(call, 3)))  # 20 ms between two looks at the clock
     time.sleep(seconds / 3)
     with watch.during("burst"):
-        took = [batch(count), batch(count)]
+        first = [wall_seconds(call, count), wall_seconds(call, count)]
     stop, last = time.time() + seconds * 2 / 3, time.time() + seconds
     while time.time() < stop:
-        took.append(batch(count))
+        wall_seconds(call, count)
     late = []
     with watch.during("sustained"):
         while not late or time.time() < last:
-            late.append(batch(count))
-    return {"burst_seconds": statistics.median(took[:2]), "sustained_seconds": statistics.median(late)}
+            late.append(wall_seconds(call, count))
+    return {"burst_seconds": statistics.median(first), "sustained_seconds": statistics.median(late)}
 
 
 FIRST, LOAD = "2048: first call", "8192: under load"

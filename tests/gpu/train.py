@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax.linen import fp8_ops
 from programs import own_compile, runnable
-from record import Case, GpuLost, answers, described, sentence
-from speed import description, timed, whole
+from record import Case
+from speed import describe, description, timed
 
 from helpers import report_gemms
 from helpers.gpt import GPTLayer, train_state, train_step
@@ -91,9 +91,7 @@ def build_best(precision: str, sizes: dict[str, int], gemm: str, training: bool,
         except Exception as error:
             if attention == "xla":
                 raise
-            if form not in case.avoid and not answers():
-                raise GpuLost(form, sentence(error)) from error
-            row["cudnn_refused"] = sentence(error)
+            row["cudnn_refused"] = case.refused(error, form)
             continue
         return row | {"attention": attention} | ({"losses": losses} if training else {}), compiled, call
     raise AssertionError("XLA's attention either runs or raises")
@@ -121,9 +119,7 @@ def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bo
         if built:
             rows[precision], programs[precision], calls[precision] = built
     timed(rows, calls, case, rehearse, slices=0.25, rounds=6)
-    for precision, compiled in programs.items():
-        rows[precision] = whole(described(rows[precision], lambda: read(compiled, rehearse)))
-        case.keep(precision, compiled)
+    describe(rows, programs, case, rehearse, read)
     return {**sizes, "flops": model_flops(sizes, training), "precisions": rows}
 
 
