@@ -1,7 +1,7 @@
 # One command each; needs git, make and python3. Everything is installed inside this checkout.
 PYTHON := .venv/bin/python
 # A pyenv python3 refuses to start where it lacks the version in .python-version: then take the system's own.
-SETUP = @for p in python3 /usr/bin/python3; do $$p -c '' 2>/dev/null && exec $$p .ci/setup.py; done; \
+SETUP = @for p in python3 /usr/bin/python3; do $$p -c '' 2>/dev/null && exec $$p tools/setup.py; done; \
 	echo "No python3 found: install one (any version from 3.8 on)" >&2; exit 1
 # uv uses the machine's own certificates: company networks have theirs.
 export UV_SYSTEM_CERTS := 1
@@ -17,7 +17,7 @@ FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 # A copy that was carried to a machine without a network has this, and no .venv: `make gpu` then runs with it.
 CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
 INSTALLED = $(if $(CARRIED),,setup)
-MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tests/gpu)
+MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
 
 .PHONY: help setup lab test check refresh site releases bench gpu train-bench gpu-bundle clean
 
@@ -36,20 +36,20 @@ test: setup     ## run every test: helpers, chapters and their outputs, site, Ju
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup    ## re-run the chapters and compare their outputs with the committed ones (NB="01 03" for some)
-	$(PYTHON) tests/outputs.py check $(NB)
+	$(PYTHON) tools/outputs.py check $(NB)
 
 refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"; FROM=md or ipynb)
-	$(PYTHON) tests/outputs.py refresh $(if $(FROM),--from $(FROM)) $(NB)
+	$(PYTHON) tools/outputs.py refresh $(if $(FROM),--from $(FROM)) $(NB)
 	$(PYTHON) tests/test_pictures.py
 
 site: setup     ## build the chapters as a web site in _build/
-	$(PYTHON) .site/build.py $(ARGS)
+	$(PYTHON) tools/site/build.py $(ARGS)
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
-	$(PYTHON) tests/releases.py $(ARGS)
+	$(PYTHON) tools/releases.py $(ARGS)
 
 bench: setup    ## time the HLO parser beside XLA's own
-	$(PYTHON) tests/bench_hlo.py
+	$(PYTHON) tools/bench_hlo.py
 
 gpu: $(INSTALLED) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
 	$(MEASURE) $(ARGS)
@@ -58,8 +58,8 @@ train-bench: $(INSTALLED) ## the transformer layer of `make gpu` alone
 	$(MEASURE) train $(ARGS)
 
 gpu-bundle: setup ## write one folder with which a GPU machine without a network runs `make gpu`
-	$(PYTHON) tests/gpu/bundle.py $(ARGS)
+	$(PYTHON) tools/gpu/bundle.py $(ARGS)
 
 clean:    ## remove everything the other targets made
 	rm -rf .tools .venv .venv-* _build .pytest_cache
-	find helpers notebooks tests .site -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	find fp8lens helpers notebooks tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

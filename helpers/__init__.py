@@ -1,13 +1,26 @@
-"""Compile, read and judge FP8 matmuls in JAX: for Hopper and its relatives, on any machine."""
+"""The course's own tools and pictures; and, so that a chapter need name one package, what `fp8lens` offers."""
 
-from helpers.aot import aot_compile, gpu_available, run
-from helpers.diff import diff_hlo
-from helpers.hlo import HloModule, HloParseError, parse_hlo_module
-from helpers.printing import format_hlo_module, print_hlo_module
-from helpers.passes import passes
-from helpers.reasons import assert_fp8_gemms, why_not_fp8
-from helpers.report import report_gemms
-from helpers.targets import TARGETS, Target
+from pathlib import Path
+
+from fp8lens import (
+    TARGETS,
+    HloModule,
+    HloParseError,
+    Target,
+    aot_compile,
+    assert_fp8_gemms,
+    diff_hlo,
+    format_hlo_module,
+    gpu_available,
+    parse_hlo_module,
+    passes,
+    print_hlo_module,
+    report_gemms,
+    run,
+    why_not_fp8,
+)
+from fp8lens.compile import choose_platform
+from fp8lens.gemms import NOT_THE_PROGRAM
 
 __all__ = [
     "TARGETS",
@@ -26,3 +39,6 @@ __all__ = [
     "run",
     "why_not_fp8",
 ]
+
+choose_platform()  # before a chapter's first array: without a GPU, JAX's start-up of CUDA would print a traceback
+NOT_THE_PROGRAM.append(str(Path(__file__).parent))  # a matmul's source is the chapter's line, not the recipes'

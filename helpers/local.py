@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from helpers.aot import aot_compile, gpu_available
-from helpers.cost import gemm_config, kernels
-from helpers.targets import TARGETS
+from fp8lens.compile import aot_compile, gpu_available
+from fp8lens.cost import gemm_config, kernels
+from fp8lens.targets import TARGETS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,7 @@ def kernel_lines(x: Any) -> tuple[str, ...]:
 def compare_with_local(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Comparison:
     """Compile `fn(*args)` for the attached GPU's model without using it, and on it, and compare the kernels.
 
-    Raises `helpers.targets.UnknownTarget` (a KeyError) where no GPU is attached, or one whose model is not recorded.
+    Raises `fp8lens.targets.UnknownTarget` (a KeyError) where no GPU is attached, or one whose model is not recorded.
     """
     local = TARGETS["local"]
     chip = dataclasses.replace(local, name=local.device)  # any name but "local" is a compile without the GPU

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.aot import aot_compile, run
-from helpers.cost import FP8_CALL, gemm_config, kernels
-from helpers.hlo import parse_hlo_module
+from fp8lens.compile import aot_compile, run
+from fp8lens.cost import FP8_CALL, gemm_config, kernels
+from fp8lens.hlo import parse_hlo_module
 
 
 def check(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.targets import Target, model
+from fp8lens.targets import Target, model
 
 COMMANDS = {"agreement": "make gpu", "numerics": "make gpu", "speed": "make gpu", "notebooks": "make gpu",
             "autotune": "make gpu", "train": "make train-bench"}

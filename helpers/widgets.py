@@ -4,9 +4,9 @@ from html import escape
 
 import ipywidgets
 
-from helpers.cost import matmul_seconds, quantize_seconds
+from fp8lens.cost import matmul_seconds, quantize_seconds
 from helpers.formats import FORMATS, Rounding, rounding
-from helpers.targets import TARGETS
+from fp8lens.targets import TARGETS
 
 
 def neighbours_svg(r: Rounding, width: int = 460) -> str:

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools" / "gpu"))
 
 import autotune
 from agreement import gemms
 from programs import programs
 
 from helpers import TARGETS, aot_compile
-from helpers.aot import recording
+from fp8lens.autotune import recording
 
 NAMES = ("unscaled, f32 result", "scaled in f32", "relu", "scaled in bf16")
 TILE = {"tile": "128x128x64", "library": "triton"}

@@ -5,12 +5,12 @@ import re
 import jax
 import pytest
 from corpus import PROGRAMS, corpus
-from test_hlo import assert_agrees, ours
+from test_hlo_parse import assert_agrees, ours
 
 from helpers import parse_hlo_module
-from helpers.cost import kernels
-from helpers.printing import format_hlo_module
-from helpers.report import report_gemms
+from fp8lens.cost import kernels
+from fp8lens.hlo.text import format_hlo_module
+from fp8lens.report import report_gemms
 
 CORPUS = corpus()
 LIBRARIES = {"cublasLt", "cublas", "triton", "cudnn", "kernel"}

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import TARGETS, aot_compile, parse_hlo_module
-from helpers.cost import (
+from fp8lens.cost import (
     bytes_moved,
     fp8_calls,
     gemm_config,

@@ -14,9 +14,9 @@ from flax.linen import fp8_ops
 from flax.traverse_util import flatten_dict
 
 from helpers import aot_compile, report_gemms
-from helpers.cost import roofline_seconds
+from fp8lens.cost import roofline_seconds
 from helpers.gpt import GPTLayer, train_state, train_step
-from helpers.report import GemmReport
+from fp8lens.report import GemmReport
 from helpers.results import goals
 
 f32, bf16 = jnp.float32, jnp.bfloat16
@@ -207,7 +207,7 @@ def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
     backward = [r for r in fp8 if r.path.endswith("backward")]
     assert len(backward) == 8 and all({r.lhs_dtype, r.rhs_dtype} == {"f8e4m3fn", "f8e5m2"} for r in backward)
     assert all(r.lhs_dtype == r.rhs_dtype == "f8e4m3fn" for r in fp8 if r not in backward)
-    # Flax asks for exact accumulation of gradients, which costs speed on Hopper: tests/gpu/train.py measures it.
+    # Flax asks for exact accumulation of gradients, which costs speed on Hopper: tools/gpu/train.py measures it.
     assert {r.precision for r in backward} == {"HIGHEST"}
     assert {r.library for r in report.rows if r not in fp8} == {"cudnn"}
     assert len(report.rows) - len(fp8) == 7 and report.fp8_flops_share > 0.9

@@ -20,12 +20,12 @@ import pytest
 from test_results import problems
 
 from helpers import parse_hlo_module
-from helpers.cost import kernels
-from helpers.targets import attached_gpu
+from fp8lens.cost import kernels
+from fp8lens.targets import attached_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
-GPU = ROOT / "tests" / "gpu"
-sys.path.insert(0, str(GPU))  # as `python tests/gpu` has it
+GPU = ROOT / "tools" / "gpu"
+sys.path.insert(0, str(GPU))  # as `python tools/gpu` has it
 
 import agreement  # noqa: E402
 import bundle  # noqa: E402
@@ -579,7 +579,7 @@ def test_a_commit_is_named_and_a_copy_without_git_must_say_it(tmp_path, monkeypa
 
 def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    for name in ("helpers/one.py", "notebooks/two.md", "notebooks/two.ipynb", "tests/gpu/three.py", "README.md"):
+    for name in ("helpers/one.py", "notebooks/two.md", "notebooks/two.ipynb", "tools/gpu/three.py", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name}\r\n")
     git = ["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", "-c", "core.autocrlf=false"]
@@ -596,7 +596,7 @@ def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypa
     assert record.commit(None, tree)[1] is False
     for change in (lambda: (tmp_path / "helpers/one.py").write_text("changed"),
                    lambda: (tmp_path / "helpers/one.py").unlink(),
-                   lambda: (tmp_path / "tests/gpu/new.py").write_text("new")):
+                   lambda: (tmp_path / "tools/gpu/new.py").write_text("new")):
         change()
         assert record.commit(None, tree)[1] is True
         subprocess.run([*git, "reset", "-q", "--hard"], check=True)

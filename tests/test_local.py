@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import aot_compile, local
-from helpers.cost import kernels
+from fp8lens.cost import kernels
 from helpers.local import Comparison, Timing, compare_with_local, device_times, kernel_lines
 from helpers.recipes import scaled_dot, to_e4m3
-from helpers.targets import attached_gpu
+from fp8lens.targets import attached_gpu
 
 M, N, K = 64, 128, 256
 

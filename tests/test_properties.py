@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_hlo import assert_agrees
+from test_hlo_parse import assert_agrees
 
 from helpers import HloParseError, aot_compile, parse_hlo_module
-from helpers.cost import bytes_moved, kernels
-from helpers.hlo import _attributes, parse_shape
-from helpers.printing import format_hlo_module
-from helpers.report import report_gemms
+from fp8lens.cost import bytes_moved, kernels
+from fp8lens.hlo.parse import parse_shape, read_attributes
+from fp8lens.hlo.text import format_hlo_module
+from fp8lens.report import report_gemms
 
 SCALE = int(os.environ.get("HYPOTHESIS_SCALE", 1))
 LAZY = ("shape", "attributes", "backend_config", "metadata", "frames", "custom_call_target", "called", "literal",
@@ -488,7 +488,7 @@ LARGE: dict[str, Callable[[int], str]] = {
 
 
 def peak_memory(text: str) -> int:
-    for cached in (_attributes, parse_shape):
+    for cached in (read_attributes, parse_shape):
         cached.cache_clear()
     tracemalloc.start()
     try:

@@ -16,11 +16,11 @@ import pytest
 
 from helpers import TARGETS, aot_compile, assert_fp8_gemms, parse_hlo_module, report_gemms, why_not_fp8
 from helpers.formats import dequantize
-from helpers.passes import dumped
-from helpers.reasons import Reason, _Matmul
+from fp8lens.stages import dumped
+from fp8lens.reasons import Reason, _Matmul
 from helpers.recipes import scaled_dot, to_e4m3
-from helpers.report import Outside
-from helpers.rules import RULES, Rule
+from fp8lens.report import Outside
+from fp8lens.rules import RULES, Rule
 
 e4m3, e5m2, f32, bf16, f16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16, jnp.float16
 M, N, K = 64, 128, 256
@@ -785,7 +785,7 @@ def test_what_is_outside_and_the_reasons_agree():
 
 LOG = """
 import sys
-sys.path[:0] = ["tests"]
+sys.path[:0] = ["tests", "tools"]
 from test_reasons import SUPPORTED, aot_compile
 for name, case in SUPPORTED.items():
     print(f"=== {name}", file=sys.stderr, flush=True)

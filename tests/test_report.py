@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
-from helpers.cost import kernels
+from fp8lens.cost import kernels
 from helpers.formats import dequantize
 from helpers.recipes import scaled_dot, to_e4m3
 

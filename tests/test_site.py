@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from playwright.sync_api import Browser, Locator, Page
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / ".site" / "build.py"
+BUILD = ROOT / "tools" / "site" / "build.py"
 CHAPTERS = [
     page["file"] for part in yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"] if "children" in part
     for page in part["children"]
@@ -167,7 +167,7 @@ def sound_site(sound_project: Path) -> Path:
     done = run_build(project=sound_project, API_URL=NOWHERE)
     assert done.returncode == 0, done.stderr
     assert "book-theme could not be downloaded" in done.stdout
-    assert "building with the local template in .site" in done.stdout
+    assert "building with the local template in tools/site" in done.stdout
     return sound_project / "_build" / "html"
 
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from helpers import TARGETS, Target
-from helpers.targets import UnknownTarget, attached_gpu, model
+from fp8lens.targets import UnknownTarget, attached_gpu, model
 
 CHIPS = ("A100", "L40S", "H100", "H200", "B200")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.targets import attached_gpu
+from fp8lens.targets import attached_gpu
 
 # The silu stays outside the GEMM call: a kernel of its own, which XLA must turn into machine code. The second program
 # is a Triton GEMM: all of it is such a kernel.

@@ -1,4 +1,4 @@
-"""The helpers and the chapters on the oldest JAX that pyproject.toml allows, the helpers on the other Python.
+"""The packages and the chapters on the oldest JAX that pyproject.toml allows, the packages on the other Python.
 
 Each has an environment of its own, kept between runs: .venv-oldest, with the lowest version of everything that
 pyproject.toml names, and .venv-py313, with the lock's.
@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BIN = "Scripts" if os.name == "nt" else "bin"
 UV = str(ROOT / ".tools" / BIN / "uv")
-HELPER_TESTS = [str(ROOT / "tests" / f"test_{module.stem}.py") for module in sorted((ROOT / "helpers").glob("*.py"))
-                if (ROOT / "tests" / f"test_{module.stem}.py").exists()]
-HELPER_TESTS.append(str(ROOT / "tests" / "test_properties.py"))
+MODULES = {"properties", *(path.stem for path in (ROOT / "helpers").glob("*.py")), *(
+    "_".join(path.relative_to(ROOT / "fp8lens").with_suffix("").parts) for path in (ROOT / "fp8lens").rglob("*.py"))}
+PACKAGE_TESTS = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if path.stem[5:] in MODULES]
 
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
@@ -55,7 +55,7 @@ def oldest() -> str:
     python = str(Path(".venv-oldest") / BIN / "python")
     return environment(".venv-oldest", "3.12", ["venv", "--quiet", "--python", "3.12", ".venv-oldest"],
                        ["pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", "-e", ".",
-                        "--group", "lab", "--group", "test"])
+                        "--group", "course", "--group", "lab", "--group", "test"])
 
 
 @pytest.fixture(scope="module")
@@ -70,26 +70,26 @@ def test_oldest_is_what_pyproject_names(oldest):
     assert "jax>=0.10.2" in (ROOT / "pyproject.toml").read_text()
 
 
-def test_helpers_on_the_oldest_jax(oldest):
-    result = run([oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *HELPER_TESTS])
+def test_packages_on_the_oldest_jax(oldest):
+    result = run([oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PACKAGE_TESTS])
     assert result.returncode == 0, result.stdout[-6000:]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the chapters compile for Hopper, which needs Linux")
 def test_chapters_on_the_oldest_jax(oldest):
-    result = run([oldest, "tests/outputs.py", "check"])
+    result = run([oldest, "tools/outputs.py", "check"])
     assert result.returncode == 0, result.stdout[-6000:]
     assert "no outputs were compared: " in result.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only")
 def test_recorded_rows_on_the_oldest_jax(oldest):
-    result = run([oldest, "tests/releases.py", "--check"])
+    result = run([oldest, "tools/releases.py", "--check"])
     assert result.returncode == 0, result.stdout[-6000:]
 
 
-def test_helpers_on_the_other_python(other_python):
+def test_packages_on_the_other_python(other_python):
     # These compile a hundred programs, or large ones, and hold nothing of Python's own: the oldest JAX tries them.
-    tests = [path for path in HELPER_TESTS if not path.endswith(("test_reasons.py", "test_gpt.py"))]
+    tests = [path for path in PACKAGE_TESTS if not path.endswith(("test_reasons.py", "test_gpt.py"))]
     result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
     assert result.returncode == 0, result.stdout[-6000:]

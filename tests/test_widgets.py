@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from helpers import aot_compile
-from helpers.cost import roofline_seconds
+from fp8lens.cost import roofline_seconds
 from helpers.formats import FORMATS, quantize, rounding
 from helpers.recipes import scaled_dot
 from helpers.widgets import neighbours_svg, rounding_panel, speedup, speedup_panel, speedup_svg

@@ -1,0 +1,36 @@
+"""Compile, read and judge FP8 matmuls in JAX: for Hopper and its relatives, on any machine.
+
+What reads HLO needs the standard library alone. What compiles needs JAX: those names load it when they are first used.
+"""
+
+import importlib
+
+_PLACES = {
+    "TARGETS": "targets",
+    "HloModule": "hlo",
+    "HloParseError": "hlo",
+    "Target": "targets",
+    "aot_compile": "compile",
+    "assert_fp8_gemms": "testing",
+    "diff_hlo": "hlo",
+    "format_hlo_module": "hlo",
+    "gpu_available": "compile",
+    "parse_hlo_module": "hlo",
+    "passes": "stages",
+    "print_hlo_module": "hlo",
+    "report_gemms": "report",
+    "run": "compile",
+    "why_not_fp8": "reasons",
+}
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str):
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,420 @@
+"""The matrix multiplications of a program, read from its HLO: what each multiplies, in which type, and who runs it."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fp8lens.hlo.parse import Computation, HloModule, HloParseError, Instruction, Shape
+from fp8lens.hlo.text import source_path
+
+FP8_CALL = "__cublas$lt$matmul$f8"
+DOTS = frozenset(("dot", "scaled-dot"))
+CONTROL = frozenset(("call", "while", "conditional", "async"))
+_NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
+    r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
+    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$")
+NOT_THE_PROGRAM = [str(Path(__file__).parent)]  # folders, beside installed packages, whose lines are nobody's program
+_TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
+_CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
+_MULTIPLY = DOTS | {"fusion", "custom-call"}
+_PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
+# cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
+_TF32 = frozenset(("DEFAULT", "HIGH"))
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmRow:
+    """One matrix multiplication, [m, k] x [k, n], `batch` times. Dtypes are named as in HLO: "f8e4m3fn", "bf16", ...
+
+    `lhs_dtype` and `rhs_dtype` are the operands' in memory; `math_dtype` is what the hardware multiplies: "tf32" where
+    f32 is rounded to it; of two FP8 types, the lhs's. `library` is "cublasLt", "cublas", "triton", "cudnn", or "kernel"
+    for a plain kernel of XLA's own. `epilogue` is cuBLASLt's name ("DEFAULT": none); of a kernel XLA generated, the
+    opcodes that follow the dot in it. `amax`: it also returns max(abs(result)). `beta`: factor of an added matrix.
+    `outside`: kernels on its operands' and its result's way that would not have to run, had the call taken their work.
+    `count`: how often it runs, None where a loop's trip count is not known; a branch counts as taken. `scales`: which
+    of "a", "b", "d" are multiplied in. `tile`: Triton's, as the program says it. M, N and K are those of the kernel,
+    padding included.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    lhs_dtype: str
+    rhs_dtype: str
+    math_dtype: str
+    library: str
+    epilogue: str
+    amax: bool
+    beta: float
+    out_dtype: str
+    outside: tuple[str, ...]
+    source: str
+    op_name: str
+    count: int | None
+    name: str
+    alpha: float = 1.0
+    scales: tuple[str, ...] = ()
+    precision: str = "DEFAULT"
+    algorithm: str = ""
+    tile: str = ""
+    outside_bytes: int = 0
+    instruction: Instruction | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def flops(self) -> int:
+        """2*M*N*K*batch, of one run."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def title(self) -> str:
+        """The instruction's name and the sizes."""
+        return f"{self.name} [{self.m} x {self.n} x {self.k}]"
+
+    @property
+    def path(self) -> str:
+        """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules, or of
+        jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where there is none."""
+        names = [re.sub(r"^(?:\w+\()+|\)+$", "", name) for name in self.op_name.split("/")[1:-1]
+                 if not _NO_LAYER.match(name)]
+        names = [name for name in names if re.fullmatch(r"[\w.\-]+", name)]
+        return "/".join(names) + " backward" * bool(names and "transpose(" in self.op_name)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the hardware multiplies 8-bit floats."""
+        return self.math_dtype.startswith("f8")
+
+
+def results(instruction: Instruction) -> tuple[Shape, ...]:
+    """The shapes an instruction writes, without the scratch space that cuBLAS and cuDNN take as a last result."""
+    shape = instruction.shape
+    if instruction.opcode.endswith("-start") and shape.is_tuple and len(shape.elements) > 1:
+        shape = shape.elements[1]  # (operands, results, context)
+    shapes = shape.elements if shape.is_tuple else (shape,)
+    scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn")) or (
+        instruction.opcode.startswith("fusion") and '"__custom_fusion"' in instruction.cmd)  # around a library's call
+    return shapes[:-1] if scratch and len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") else shapes
+
+
+def executions(module: HloModule) -> dict[str, int | None]:
+    """How often each computation that ENTRY reaches by calls, loops and branches runs; None where that is not known.
+
+    ENTRY comes first, a caller before what it calls. Raises HloParseError where a computation calls itself.
+    """
+    calls: dict[str, list[tuple[str, int | None]]] = {}
+    finished, stack = {}, [(module.entry, False)]
+    while stack:  # not by recursion: text may nest deeper than Python does
+        computation, done = stack.pop()
+        if done:
+            finished[computation.name] = True
+        elif computation.name not in calls:
+            calls[computation.name] = []
+            stack.append((computation, True))
+            for i in computation:
+                if i.opcode.removesuffix("-start") not in CONTROL:
+                    continue
+                trips = _TRIPS.search(i.cmd)
+                times = 1 if i.opcode != "while" else int(trips[1]) if trips else None
+                for name in i.called:
+                    calls[computation.name].append((name, times))
+                    if name in calls and name not in finished:
+                        raise i.error(f"computation {name} calls itself")
+                    stack.append((module.computations[name], False))
+    counts: dict[str, int | None] = {module.entry.name: 1}
+    for caller in reversed(finished):
+        for name, times in calls[caller]:
+            known = None not in (counts[caller], times, counts.get(name, 0))
+            counts[name] = counts.get(name, 0) + counts[caller] * times if known else None
+    return counts
+
+
+def fused(instruction: Instruction) -> Computation | None:
+    """What a fusion computes; None for any other instruction."""
+    if not instruction.opcode.startswith("fusion") or instruction.opcode == "fusion-done":
+        return None
+    name = _CALLS.search(instruction.cmd)
+    if not name or name[1] not in instruction.computation.module.computations:
+        raise instruction.error("this fusion calls no computation of the text")
+    return instruction.computation.module.computations[name[1]]
+
+
+def fusion_kind(instruction: Instruction) -> str:
+    """The backend's name of a fusion's kind, such as "__triton_gemm"; empty for kernels of XLA's own emitters."""
+    config = instruction.backend_config if instruction.opcode.startswith("fusion") else None
+    config = config.get("fusion_backend_config", {}) if isinstance(config, Mapping) else {}
+    return str(config.get("kind", "")) if isinstance(config, Mapping) else ""
+
+
+def gemm_config(call: Instruction) -> dict:
+    """The part of a cuBLASLt call's `backend_config` that describes the matmul: epilogue, alpha, beta, amax, ..."""
+    return call.backend_config["gemm_backend_config"]
+
+
+def source_line(instruction: Instruction) -> str:
+    """file:line of the program that wrote the instruction, outside of installed packages and of this one where there is
+    such a line; the path relative to the working directory, or the file's name alone."""
+    frames = [f for f in instruction.frames if not re.search(r"[/\\](site|dist)-packages[/\\]", f[0])
+              and not f[0].startswith(tuple(NOT_THE_PROGRAM))]
+    frames = frames or instruction.frames
+    return f"{source_path(frames[0][0])}:{frames[0][1]}" if frames else ""
+
+
+def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
+    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError
+    where it says that it multiplies, but not what."""
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode not in _MULTIPLY:
+        return ()
+    try:
+        if opcode in DOTS:
+            return (_dot(instruction, instruction, "kernel"),)
+        if opcode == "fusion":
+            return _in_fusion(instruction)
+        target = instruction.custom_call_target or ""
+        if target.startswith(("__cublas$lt$matmul", "__cublas$gemm")):
+            return (_cublas(instruction, target),)
+        if target in ("__cudnn$blockScaledDot", "__op$block_scaled_dot"):
+            return (_block_scaled(instruction, "cudnn" if "cudnn" in target else "kernel"),)
+        return _attention(instruction) if target.startswith("__cudnn$fmha") else ()
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, HloParseError):
+            raise
+        raise instruction.error(f"this says that it multiplies matrices, but not which ({error!r})") from error
+
+
+def _dims(text: str) -> list[int]:
+    return [int(d) for d in text.strip("{}").split(",") if d.strip()]
+
+
+def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int]:
+    """m, n, k, batch of two operands, from dimension numbers as backend_config and dot's attributes name them."""
+    def of(side: str, what: str) -> list[int]:
+        return [int(d) for d in numbers.get(f"{side}_{what}_dimensions", ())]
+    k = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "contracting"))
+    batch = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "batch"))
+    bound = {side: of(side, "contracting") + of(side, "batch") for side in ("lhs", "rhs")}
+    free = [math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound[side])
+            for side, shape in (("lhs", lhs), ("rhs", rhs))]
+    return free[0], free[1], k, batch
+
+
+def _math(lhs: str, out: str, precision: str, algorithm: str) -> str:
+    """The type the hardware multiplies operands of type `lhs` in."""
+    asked = re.match(r"ALG_DOT_(BF16|TF32|F16|F32|F64)_", algorithm)
+    if asked and lhs in ("f32", "f64"):
+        return asked[1].lower()
+    # XLA's GetBlasComputationType: xla/service/gpu/matmul_utils.cc (TF32 for f32 to f32, at DEFAULT and HIGH).
+    return {"f32": "tf32", "c64": "tf32"}.get(lhs, lhs) if precision in _TF32 and lhs == out else lhs
+
+
+def _row(i: Instruction, sizes: tuple[int, int, int, int], lhs: str, rhs: str, math_dtype: str, library: str, out: str,
+         origin: Instruction | None = None, **fields) -> GemmRow:
+    origin = origin or i
+    names = [m.op_name for m in (origin.metadata, i.metadata) if m and m.op_name]
+    fields = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
+    return GemmRow(*sizes, lhs, rhs, math_dtype, library, out_dtype=out, outside=(), count=1, name=i.name,
+                   source=source_line(origin) or source_line(i), op_name=names[0] if names else "",
+                   instruction=i, **fields)
+
+
+def _cublas(i: Instruction, target: str) -> GemmRow:
+    config, computation = gemm_config(i), i.computation
+    lhs, rhs, *others = (computation[name].shape for name in i.operands)
+    sizes = _sizes(lhs, rhs, config["dot_dimension_numbers"])
+    settings = config.get("precision_config", {})
+    precision = max(settings.get("operand_precision") or ["DEFAULT"], key=("DEFAULT", "HIGH", "HIGHEST").index)
+    algorithm = settings.get("algorithm", "ALG_UNSET").replace("ALG_UNSET", "")
+    out = results(i)[0].dtype
+    scales = ()
+    if target == FP8_CALL:  # scalars: A's and B's scale, then D's; where the program has none, the constant 1
+        scalars = [computation[name] for name in i.operands[2:] if computation[name].shape.size == 1]
+        named = zip("abd" if len(scalars) < 4 else "abcd", scalars)
+        scales = tuple(letter for letter, s in named if letter != "c" and s.literal not in ("1", "{1}"))
+    return _row(i, sizes, lhs.dtype, rhs.dtype, _math(lhs.dtype, out, precision, algorithm),
+                "cublasLt" if "$lt$" in target else "cublas", out, epilogue=str(config.get("epilogue", "DEFAULT")),
+                amax=bool(config.get("damax_output", False)), beta=float(config.get("beta", 0)),
+                alpha=float(config.get("alpha_real", 1)), scales=scales, precision=precision, algorithm=algorithm)
+
+
+def _dot_settings(dot: Instruction) -> tuple[str, str]:
+    """Precision and algorithm of a dot."""
+    precision = dot.attributes.get("operand_precision", "").strip("{}").upper().split(",")
+    precision = max((p.strip() or "DEFAULT" for p in precision), key=("DEFAULT", "HIGH", "HIGHEST").index)
+    algorithm = dot.attributes.get("algorithm", "")
+    return precision, f"ALG_{algorithm.upper()}" if algorithm.startswith("dot_") else ""
+
+
+def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> GemmRow:
+    """The row of a dot that the kernel `i` runs, `i` itself or inside it."""
+    numbers = {f"{side}_{what}_dimensions": _dims(dot.attributes.get(f"{side}_{what}_dims", "{}"))
+               for side in ("lhs", "rhs") for what in ("contracting", "batch")}
+    lhs, rhs = (dot.computation[name].shape for name in dot.operands[:2])
+    precision, algorithm = _dot_settings(dot)
+    tensor_cores = library != "kernel" or i is dot  # a dot of a program not yet compiled may still get them
+    math_dtype = _math(lhs.dtype, dot.shape.dtype, precision, algorithm) if tensor_cores else lhs.dtype
+    stored = [_stored(dot.computation, name) if dot is not i else dot.computation[name].shape.dtype
+              for name in dot.operands[:2]]
+    after = _following(dot) if dot is not i else []
+    return _row(i, _sizes(lhs, rhs, numbers), *stored, math_dtype, library, results(i)[0].dtype, dot, tile=tile,
+                epilogue="+".join(after) or "DEFAULT", precision=precision, algorithm=algorithm,
+                scales=("a", "b") if dot.opcode == "scaled-dot" else ())
+
+
+def _stored(computation: Computation, name: str) -> str:
+    """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its operand comes from."""
+    seen, stack, best = set(), [name], None
+    while stack:
+        i = computation[stack.pop()]
+        if i.name in seen:
+            continue
+        seen.add(i.name)
+        stack.extend(i.operands)
+        if i.opcode == "parameter" and i.shape.dtype != "pred" and (best is None or i.shape.size > best.size):
+            best = i.shape
+    return (best or computation[name].shape).dtype
+
+
+def _following(dot: Instruction) -> list[str]:
+    """Opcodes of what a kernel computes of its dot's result, in order, without what only names or moves it."""
+    live, found = {dot.name}, []
+    for i in dot.computation:
+        if live.intersection(i.operands):
+            live.add(i.name)
+            if i.opcode not in _PASS_ON and i.opcode not in ("tuple", "get-tuple-element"):
+                found.append(i.opcode)
+    return found
+
+
+def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
+    computation = fused(i)
+    opcodes = {j.opcode for j in computation}
+    if not opcodes & _MULTIPLY and not (  # as most fusions
+            "multiply" in opcodes and "dot_general" in computation.module.text[slice(*computation._body)]):
+        return ()
+    found, calls, todo, seen = [], [], [computation], set()
+    while todo:
+        inner = todo.pop()
+        if inner.name in seen:
+            continue
+        seen.add(inner.name)
+        for j in inner:
+            if j.opcode in DOTS:
+                found.append(j)
+            elif j.opcode == "fusion":
+                todo.append(fused(j))
+            elif j.opcode == "custom-call":  # a library's, which reads a slice of its operand, or writes one, in place
+                calls += matmuls(j)
+    if calls:
+        return tuple(dataclasses.replace(row, name=i.name, instruction=i) for row in calls)
+    if not found:
+        return _expanded(i, computation)
+    kind = fusion_kind(i)
+    library = "triton" if "triton" in kind else "cudnn" if "cudnn" in kind else "kernel"
+    tile = ""
+    if library == "triton":
+        settings = i.backend_config["fusion_backend_config"]
+        tile = _tile(settings, found[0])
+    return tuple(_split_k(_dot(i, dot, library, tile)) for dot in found)
+
+
+def _tile(settings: Mapping, dot: Instruction) -> str:
+    """Rows x columns x depth of the block of the result that one thread block computes."""
+    if gemm := settings.get("triton_gemm_config"):
+        return "x".join(str(gemm[key]) for key in ("block_m", "block_n", "block_k") if key in gemm)
+    blocks = settings.get("block_level_fusion_config", {}).get("output_tiles", [{}])[0].get("sizes", [])
+    depth = dot.backend_config if isinstance(dot.backend_config, Mapping) else {}
+    depth = depth.get("sizes", [])
+    return "x".join(str(b) for b in [*blocks[-2:], *depth[-1:]])
+
+
+def _split_k(row: GemmRow) -> GemmRow:
+    """A kernel may sum K in parts, as a batch that the next kernel adds up: then K is the whole."""
+    i, name = row.instruction, row.name
+    if row.library != "triton" or row.batch == 1:
+        return row
+    users = i.computation.users.get(name, ())
+    inside = fused(users[0]) if len(users) == 1 else None
+    if not inside:
+        return row
+    parameter = inside.parameters[users[0].operands.index(name)]
+    for reduce in inside:
+        if reduce.opcode == "reduce" and reduce.operands[0] == parameter.name and reduce.metadata and (
+                reduce.metadata.op_name == row.op_name):
+            parts = math.prod(i.shape.dims[d] for d in _dims(reduce.attributes.get("dimensions", "{}")))
+            if row.batch % parts == 0:
+                return dataclasses.replace(row, k=row.k * parts, batch=row.batch // parts)
+    return row
+
+
+def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
+    """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1."""
+    found = []
+    for product in computation:
+        if product.opcode != "multiply" or "dot_general" not in product.cmd:
+            continue
+        if not (product.metadata and (product.metadata.op_name or "").rpartition("/")[2].endswith("dot_general")):
+            continue
+        sides = [_spread(computation, name) for name in product.operands]
+        if not all(sides) and product.shape.size > 1:
+            continue
+        sums = [r for r in computation if r.opcode == "reduce" and _leads(computation, r.operands[0], product.name)]
+        summed = set(_dims(sums[0].attributes.get("dimensions", "{}"))) if sums else set()
+        sizes = dict(enumerate(product.shape.dims))
+        both = sides[0][1] & sides[1][1]
+        part = lambda dims: math.prod(sizes[d] for d in dims)
+        m, n = part(sides[0][1] - both), part(sides[1][1] - both)
+        found.append(_row(i, (m, n, part(both & summed), part(both - summed)), sides[0][0], sides[1][0],
+                          product.shape.dtype, "kernel", results(i)[0].dtype, product))
+    return tuple(found)
+
+
+def _leads(computation: Computation, name: str, start: str) -> bool:
+    while name != start:
+        i = computation[name]
+        if i.opcode not in ("convert", "copy"):
+            return False
+        name = i.operands[0]
+    return True
+
+
+def _spread(computation: Computation, name: str) -> tuple[str, set[int]]:
+    """The dtype in memory of a factor, and the dimensions along which it varies: not those it is broadcast over."""
+    i = computation[name]
+    varies = {d for d, size in enumerate(i.shape.dims) if size > 1}
+    while i.opcode in ("convert", "copy"):
+        i = computation[i.operands[0]]
+    if i.opcode == "broadcast":
+        varies &= set(_dims(i.attributes.get("dimensions", "{}")))
+    return _stored(computation, i.name), varies
+
+
+def _block_scaled(i: Instruction, library: str) -> GemmRow:
+    lhs, rhs = (i.computation[name].shape for name in i.operands[:2])
+    batched = len(lhs.dims) == 3
+    numbers = {f"{side}_{what}_dimensions": dims for side in ("lhs", "rhs")
+               for what, dims in (("contracting", [len(lhs.dims) - 1]), ("batch", [0] * batched))}
+    return _row(i, _sizes(lhs, rhs, numbers), lhs.dtype, rhs.dtype, lhs.dtype, library, results(i)[0].dtype,
+                scales=("a", "b"))
+
+
+def _attention(i: Instruction) -> tuple[GemmRow, ...]:
+    """cuDNN's fused attention: two matmuls forward; backward, the first again and two for each one's operands."""
+    config = i.backend_config["cudnn_fmha_backend_config"]
+    q, k, v = (i.computation[name].shape for name in i.operands[:3])
+    backward = "Backward" in i.custom_call_target
+    numbers = config["bmm1_grad_gemm2_dot_dimension_numbers" if backward else "bmm1_dot_dimension_numbers"]
+    if backward:  # of dQ = dS K: K's contracting dimension is its length
+        length = int(numbers["rhs_contracting_dimensions"][0])
+        batch = [int(d) for d in numbers["rhs_batch_dimensions"]]
+        (depth,) = set(range(len(k.dims))) - {length, *batch}
+        numbers = {f"{s}_{w}_dimensions": d for s in ("lhs", "rhs") for w, d in (("contracting", [depth]),
+                                                                                ("batch", batch))}
+    m, n, depth, batch = _sizes(q, k, numbers)
+    values = v.size // (batch * n)
+    sizes = [(m, n, depth), (m, values, n)]
+    if backward:
+        sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
+    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, q.dtype, "cudnn", results(i)[0].dtype) for s in sizes)

@@ -1,0 +1,596 @@
+"""A parser of XLA's HLO text, optimized or not, as JAX 0.4 to 0.12 prints it. Pure Python; imports no JAX.
+
+XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that it does not cover, or
+whose brackets or quotes do not balance, send their computation to a scanner that goes bracket by bracket and can say
+where the text goes wrong. What few readers ask of most instructions (shape, attributes, metadata, backend_config) stays
+text until it is read.
+"""
+
+import gc
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain, count, repeat
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple
+
+_NAME = r"[A-Za-z0-9_.\-]++"
+_NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
+_STRING = r'"(?:[^"\\\n]|\\.)*+"'
+_INSTRUCTIONS = re.compile(  # ROOT, name, shape, opcode, parameter's or constant's argument, operands
+    rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
+    rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
+    r"(?:,.*+|[ \t]*+)$", re.M)
+_HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
+_OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
+_OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*,\n)*?.*)\{{[ \t]*$", re.M)
+_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
+                    rf"((?:\n[ \t]*\d{{1,18}} (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
+_TABLE_ROW = re.compile(rf"(\d+) (?:({_STRING})|\{{(.*)\}})")
+_FIELD = re.compile(rf"([\w.\-]+)=({_STRING}|[^\s,}}]+)")
+_DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
+_SHAPE = re.compile(rf"([a-z]\w*)\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
+_END = re.compile(r"\n[ \t]*+\}")
+_ELEMENT = re.compile(rf"%({_NAME})#(\d{{1,9}})")
+_CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
+_BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+_TOKEN = re.compile(rf'{_STRING}|/\*.*?\*/|[][(){{}},"\n]|/\*|<[^][(){{}}<>="\n]*>', re.S)  # last: array<i64: 1, 2>
+_CLOSE = {"(": ")", "[": "]", "{": "}"}
+_INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
+CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations", "true_computation",
+          "false_computation", "select", "scatter")
+_MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
+
+
+class HloParseError(ValueError):
+    """Text that is not HLO, or not all of it. `line` and `column` count from 1."""
+
+    def __init__(self, text: str, pos: int, message: str):
+        found = text[pos:pos + 40].partition("\n")[0]
+        self.message = message + f', found "{found}"' * bool(found)
+        self.line, self.column = text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos)
+        super().__init__(f"line {self.line}, column {self.column}: {self.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Where an instruction comes from; source_file and source_line also where only a stack frame is given."""
+    op_type: str | None = None
+    op_name: str | None = None
+    source_file: str | None = None
+    source_line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array's dtype (as HLO names it) and dims, or "tuple" and its `elements`.
+
+    `layout` is the text between the braces after the dims ("1,0" is row-major), None where none is printed. The dim of
+    a dynamic dimension is its bound, -1 if it has none; `dynamic` holds the indices of those dimensions.
+    """
+    dtype: str
+    dims: tuple[int, ...] = ()
+    layout: str | None = None
+    elements: tuple["Shape", ...] = ()
+    dynamic: tuple[int, ...] = ()
+
+    @property
+    def is_tuple(self) -> bool:
+        return self.dtype == "tuple"
+
+    @property
+    def size(self) -> int:
+        """Number of array elements, over all elements of a tuple; a dimension without a bound counts as 1."""
+        return sum(e.size for e in self.elements) if self.is_tuple else abs(prod(self.dims))
+
+    @property
+    def bits(self) -> int:
+        """Of an element; 0 for tokens and opaque values."""
+        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number counts bits
+        return 8 if self.dtype == "pred" else int(width[0]) if width else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take none."""
+        return sum(e.nbytes for e in self.elements) if self.is_tuple else (self.size * self.bits + 7) // 8
+
+    @property
+    def brief(self) -> str:
+        """An array's dtype and dims, without its layout: f8e4m3fn[256,512]."""
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+    def __str__(self) -> str:
+        if self.is_tuple:
+            return f"({', '.join(map(str, self.elements))})"
+        dims = ",".join("?" if d < 0 else "<=" * (i in self.dynamic) + str(d) for i, d in enumerate(self.dims))
+        return f"{self.dtype}[{dims}]" + ("" if self.layout is None else f"{{{self.layout}}}")
+
+
+def _skip(text: str, pos: int, stop: str) -> int:
+    """Index of the first of the `stop` characters outside strings, comments and brackets, or the end of the text."""
+    opened = []
+    for m in _TOKEN.finditer(text, pos):
+        token = m[0]
+        if not opened and token in stop:
+            return m.start()
+        if token in _CLOSE:
+            opened.append(m.start())
+            if len(opened) > _MAX_DEPTH:
+                raise HloParseError(text, m.start(), f"brackets are nested more than {_MAX_DEPTH} deep")
+        elif token in ")]}" and (not opened or _CLOSE[text[opened.pop()]] != token):
+            raise HloParseError(text, m.start(), f"unbalanced {token}")
+        elif token in ('"', "/*"):
+            raise HloParseError(text, m.start(), "unterminated string or comment")
+    if opened:
+        raise HloParseError(text, opened[-1], "nothing closes this bracket")
+    return len(text)
+
+
+def _part(text: str, start: int, end: int, read):
+    """`read` a part of the text; where in the whole it fails."""
+    try:
+        return read(text[start:end])
+    except HloParseError as e:
+        raise HloParseError(text, start, e.message) from None
+
+
+def _line_end(text: str, pos: int) -> int:
+    """End of the line, or of the lines: one whose brackets are open, or that ends in a comma, goes on in the next."""
+    while (end := _skip(text, pos, "\n")) < len(text) and text[pos:end].rstrip().endswith(","):
+        pos = end + 1
+    return end
+
+
+def _split(text: str, pos: int = 0) -> Iterator[tuple[int, str]]:
+    """Position and text of each part between the commas that are outside brackets and strings."""
+    while pos < len(text):
+        end = _skip(text, pos, ",")
+        yield pos, text[pos:end]
+        pos = end + 1
+
+
+def _key_values(text: str, pos: int) -> Mapping[str, str]:
+    """`key=value, key={...}` as a mapping to raw texts."""
+    found = {}
+    for at, part in _split(text, pos):
+        key, equals, value = _COMMENT.sub("", part).strip().partition("=")
+        if not equals or not re.fullmatch(_NAME, key):
+            raise HloParseError(text, at, "expected key=value")
+        found[key] = value
+    return MappingProxyType(found)
+
+
+def _unescape(string: str, code: bytes = rb"[0-7]{3}", base: int = 8) -> str:
+    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two hexadecimal (\C3)."""
+    def byte(m: re.Match) -> bytes:
+        return bytes([int(m[1], base) & 255]) if m[1] else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
+    return re.sub(rb"\\(?:(" + code + rb")|(.))", byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
+
+
+@lru_cache(maxsize=4096)
+def parse_shape(text: str) -> Shape:
+    """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError if it is none."""
+    clean = _COMMENT.sub("", text).strip()
+    if clean[:1] == "(" and _skip(clean, 1, ")") == len(clean) - 1:
+        return Shape("tuple", elements=tuple(parse_shape(part) for _, part in _split(clean[1:-1])))
+    if not (m := _SHAPE.fullmatch(clean)):
+        raise HloParseError(text, 0, "expected a shape, such as f32[8,16]{1,0} or (f32[8], s32[])")
+    dims = m[2].replace(" ", "").split(",") if m[2].strip() else []
+    sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
+    return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
+
+
+def _mlir_value(text: str):
+    """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no counterpart stays text."""
+    text = text.strip()
+    parts = [part.strip() for _, part in _split(text[1:-1])] if text[:1] + text[-1:] in ("{}", "[]") else []
+    if text[:1] == "[":
+        return [_mlir_value(part) for part in parts]
+    if text[:1] == "{":
+        items = [re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", part, re.S) for part in parts]
+        return {m[1].strip('"'): True if m[2] is None else _mlir_value(m[2]) for m in items}
+    if re.fullmatch(_STRING, text):
+        return _unescape(text, rb"[0-9a-fA-F]{2}", 16)
+    if m := re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:\s*:\s*\w+)?", text):
+        return float(m[1]) if re.search(r"[.eE]", m[1]) else int(m[1])
+    return {"true": True, "false": False}.get(text, text)
+
+
+@lru_cache(maxsize=4096)
+def read_attributes(line: str) -> Mapping[str, str]:
+    return _key_values(line, _read_instruction(line, 0)[-1] + 1)
+
+
+class Instruction(NamedTuple):
+    """One instruction. What is not needed to walk the module is parsed when it is asked for.
+
+    A tuple, because C code makes those from columns several times faster than Python calls __init__.
+    """
+    name: str
+    opcode: str  # as printed; an asynchronous x may be `x-start` and `x-done`
+    operands: tuple[str, ...]
+    shape_text: str
+    argument: str  # of a parameter or a constant
+    computation: "Computation"
+    index: int
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __repr__(self) -> str:
+        return self.cmd
+
+    @property
+    def cmd(self) -> str:
+        """The whole instruction as printed."""
+        return self.computation.lines[self.index].strip()
+
+    @property
+    def is_root(self) -> bool:
+        return self is self.computation.root
+
+    def error(self, message: str) -> HloParseError:
+        module = self.computation.module
+        return HloParseError(module.text, module.text.find(self.cmd, self.computation._start), message)
+
+    def _read(self, read, text: str):
+        try:
+            return read(text)
+        except HloParseError as e:
+            raise self.error(e.message) from None
+
+    @property
+    def shape(self) -> Shape:
+        return self._read(parse_shape, self.shape_text)
+
+    @property
+    def attributes(self) -> Mapping[str, str]:
+        """What follows the operands, name to raw text; HloParseError where it is not a list of key=value."""
+        return self._read(read_attributes, self.cmd)
+
+    @property
+    def backend_config(self) -> dict | str | None:
+        """A dict where it is JSON or an MLIR dictionary (quoted, as JAX 0.4 did, or not), else text; None if absent."""
+        raw = self.attributes.get("backend_config")
+        text = _unescape(raw) if raw and raw[0] == '"' else raw
+        for read in (json.loads, _mlir_value) if text and text[0] == "{" else ():
+            try:
+                return read(text)
+            except (ValueError, TypeError, RecursionError):  # TypeError: what is no `key = value` did not match
+                continue
+        if raw and raw[0] == "{":
+            raise self.error("backend_config is neither JSON nor an MLIR dictionary")
+        return text
+
+    @property
+    def metadata(self) -> Metadata | None:
+        if "metadata" not in self.attributes:
+            return None
+        fields = {key: _unescape(value) if value[0] == '"' else value
+                  for key, value in _FIELD.findall(self.attributes["metadata"])}
+        module = self.computation.module
+        try:
+            frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
+            location = module.file_locations.get(frame.get("file_location_id"), {})
+            line = int(fields.get("source_line", location.get("line", 0))) or None
+        except ValueError:
+            raise self.error("stack_frame_id or source_line is not a number") from None
+        file = fields.get("source_file", module.file_names.get(location.get("file_name_id")))
+        return Metadata(fields.get("op_type"), fields.get("op_name"), file, line)
+
+    @property
+    def frames(self) -> tuple[tuple[str, int], ...]:
+        """(file, line) of the call stack that wrote the instruction, innermost first; as much of it as the text has."""
+        number = re.search(r"\bstack_frame_id=(\d{1,18})", self.attributes.get("metadata", ""))
+        if not number:
+            m = self.metadata
+            return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
+        module, found, frame, seen = self.computation.module, [], int(number[1]), set()
+        while frame in module.stack_frames and frame not in seen:
+            seen.add(frame)
+            location = module.file_locations.get(module.stack_frames[frame].get("file_location_id"), {})
+            if file := module.file_names.get(location.get("file_name_id")):
+                found.append((file, location.get("line", 0)))
+            frame = module.stack_frames[frame].get("parent_frame_id", 0) - module._parents_count_from_one
+        return tuple(found)
+
+    @property
+    def custom_call_target(self) -> str | None:
+        raw = self.attributes.get("custom_call_target") if self.opcode.startswith("custom-call") else None
+        return raw and _unescape(raw)
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations this instruction calls; HloParseError if the text has no such computation."""
+        names = [n for key in CALLS for n in re.findall(_NAME, self.attributes.get(key, ""))]
+        if missing := [n for n in names if n not in self.computation.module.computations]:
+            raise self.error(f"this calls {missing[0]}, and the text has no such computation")
+        return tuple(names)
+
+    @property
+    def literal(self) -> str | None:
+        """A constant's value as printed; XLA prints large ones as `{...}`."""
+        return self.argument.strip() if self.opcode == "constant" else None
+
+    @property
+    def parameter_number(self) -> int | None:
+        return int(self.argument) if self.opcode == "parameter" else None
+
+
+@dataclass(eq=False)
+class Computation:
+    """A computation, its instructions in text order (the schedule, where the module is scheduled)."""
+    name: str
+    is_entry: bool
+    signature: str = field(repr=False)  # "(parameters) -> shape", empty where XLA leaves it out
+    module: "HloModule" = field(repr=False)
+    _start: int = field(repr=False)
+    _body: tuple[int, int] = field(repr=False)
+    instructions: tuple[Instruction, ...] = field(default=(), repr=False)
+    root: Instruction | None = None
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions)
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def __getitem__(self, name: str) -> Instruction:
+        return self._by_name[name.removeprefix("%")]
+
+    def get(self, name: str, default=None) -> Instruction | None:
+        return self._by_name.get(name.removeprefix("%"), default)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Instruction]:
+        return {i.name: i for i in self.instructions}
+
+    @cached_property
+    def users(self) -> dict[str, list["Instruction"]]:
+        """Who reads each instruction, by its name and in text order; what nobody reads is not in it."""
+        users = defaultdict(list)
+        for i in self.instructions:
+            for name in dict.fromkeys(i.operands):
+                users[name].append(i)
+        return dict(users)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text of each instruction."""
+        return self.module.text[slice(*self._body)].split("\n")[1:]
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """By parameter number."""
+        return tuple(sorted((i for i in self if i.opcode == "parameter"), key=lambda i: i.parameter_number))
+
+
+@dataclass(eq=False)
+class HloModule:
+    """A parsed module. Iterating gives every instruction, computations and instructions in text order."""
+    text: str = field(repr=False)
+    name: str = ""
+    entry: Computation | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the HloModule line
+    computations: dict[str, Computation] = field(default_factory=dict, repr=False)
+    file_names: dict[int, str] = field(default_factory=dict, repr=False)
+    function_names: dict[int, str] = field(default_factory=dict, repr=False)
+    file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+    stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _parents_count_from_one(self) -> bool:
+        """XLA has printed the number of a frame's caller one too high (0.10 to 0.12): then outermost frames name
+        themselves."""
+        return any(frame.get("parent_frame_id") == number for number, frame in self.stack_frames.items())
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return chain.from_iterable(self.computations.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self.computations.values()))
+
+    def __getitem__(self, name: str) -> Instruction:
+        """An instruction by name; where computations share a name, ENTRY's is preferred, then the first."""
+        for computation in (self.entry, *self.computations.values()):
+            if found := computation.get(name):
+                return found
+        raise KeyError(f"no instruction {name!r} in module {self.name}")
+
+
+def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int]:
+    """ROOT or "", name, shape, opcode, text between the parentheses, and the index after them, of one instruction."""
+    head = _HEAD.match(text, pos)
+    if not head:
+        raise HloParseError(text, pos, "the text ends inside a computation: is it truncated?" if pos >= len(text) else
+                            'expected an instruction, "%name = shape opcode(operands)"')
+    end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
+    _part(text, head.start(3), end, parse_shape)
+    opcode = _OPCODE.match(text, end)
+    if not opcode:
+        raise HloParseError(text, end, f'expected "shape opcode(" after %{head[2]} =')
+    close = _skip(text, opcode.end(), ")")
+    if close == len(text):
+        raise HloParseError(text, opcode.end() - 1, "nothing closes this bracket")
+    return head[1] or "", head[2], text[head.start(3):end], opcode[1], text[opcode.end():close], close + 1
+
+
+def _scan(text: str, pos: int) -> tuple[list[str], list[tuple[str, ...]], int]:
+    """Lines, the rows _INSTRUCTIONS would find, and where the computation closes, for text that it does not cover."""
+    lines, rows = [], []
+    while not text.startswith("}", pos := _BLANK.match(text, pos).end()):
+        *row, argument, close = _read_instruction(text, pos)
+        end = _line_end(text, close)
+        if text[close:end].lstrip()[:1] not in ("", ","):
+            raise HloParseError(text, close, f'expected ", key=value" or the end of %{row[1]}')
+        if row[3] == "parameter" and not re.fullmatch(r"\d{1,9}", argument := _COMMENT.sub("", argument).strip()):
+            raise HloParseError(text, pos, "expected parameter(number)")
+        lines.append(text[pos:end])
+        rows.append((*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument))))
+        pos = end
+    return lines, rows, pos
+
+
+def _skeleton(text: str) -> list[bytes]:
+    """The brackets and quotes of each line, without escaped quotes: few different ones, so cheap to check."""
+    data = text.encode(errors="replace")
+    kept = data.translate(None, _INERT).replace(rb"\'", b"")  # nearly every escape in a module: op_name="p[\'w\']"
+    return (re.sub(rb"\\.", b"", data).translate(None, _INERT) if b"\\" in kept else kept).split(b"\n")
+
+
+def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
+    """Whether each line of a skeleton is balanced; `known` collects those that are."""
+    for line in () if known.issuperset(lines) else set(lines) - known:
+        try:
+            _skip(line.decode(), 0, "")
+        except HloParseError:
+            return False
+        known.add(line)
+    return True
+
+
+def _operands(text: str) -> tuple[str, ...]:
+    """Names of operands printed in any style: shapes before them, comments between them, with or without %."""
+    parts = [part for _, part in _split(_COMMENT.sub("", text)) if part.strip()]
+    return tuple(m[1] if (m := _OPERAND.fullmatch(part)) else part.strip() for part in parts)
+
+
+def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
+    """Turn rows into instructions; each name once, each operand defined here, one root."""
+    if not rows:
+        raise HloParseError(computation.module.text, computation._start, "this computation has no instructions")
+    roots, names, shapes, opcodes, arguments, texts = zip(*rows)
+    joined = "\n".join(texts)
+    joined = _COMMENT.sub("", joined) if "/" in joined else joined
+    operands = [tuple(t.split(", ")) if t else () for t in joined.replace("%", "").split("\n")]
+    known = frozenset(names)
+    plain = len(operands) == len(names) and known.issuperset(chain.from_iterable(operands))
+    if not plain:  # shapes before the names, or spaces where XLA prints none, or names that are not there
+        operands = [_operands(t) for t in texts]
+    computation.instructions = instructions = tuple(map(tuple.__new__, repeat(Instruction), zip(
+        names, opcodes, operands, shapes, arguments, repeat(computation), count())))
+    for i in () if plain else instructions:
+        if not known.issuperset(i.operands):
+            unknown = next(name for name in i.operands if name not in known)
+            raise i.error(f"operand {unknown} is not an instruction of computation {computation.name}")
+    if len(known) < len(names) or roots.count("") < len(names) - 1:
+        raise HloParseError(computation.module.text, computation._start,
+                            "this computation has two instructions of one name, or two ROOTs")
+    computation.root = instructions[-1 if roots[-1] or not any(roots) else roots.index(max(roots))]
+
+
+def _read_header(module: HloModule, text: str) -> int:
+    """Read the HloModule line and the tables after it; the index after them."""
+    pos = _BLANK.match(text).end()
+    m = re.compile(r"HloModule\s+([^\s,]+)").match(text, pos)
+    if not m:
+        other = re.search(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ", text[pos:pos + 10_000])
+        raise HloParseError(text, pos, "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or "
+                            "what it compiles to" if other else "expected HLO text, which starts with HloModule")
+    module.name, end = m[1], _line_end(text, m.end())
+    module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
+    tables = {"FileNames": module.file_names, "FunctionNames": module.function_names,
+              "FileLocations": module.file_locations, "StackFrames": module.stack_frames}
+    while m := _TABLE.match(text, pos := _BLANK.match(text, end).end()):
+        for number, string, fields in _TABLE_ROW.findall(m[2]):
+            if bool(string) != m[1].endswith("Names"):
+                raise HloParseError(text, pos, f"{m[1]} has a row {number} of another table's kind")
+            tables[m[1]][int(number)] = _unescape(string) if string else {
+                key: int(value) for key, value in re.findall(r"(\w+)=(\d{1,18})\b", fields)}
+        end = m.end()
+    return pos
+
+
+def _spell_out(text: str) -> str:
+    """A line for each element of a tuple that is used as `%x#0`, which dumps have for it since JAX 0.12."""
+    if "#" not in text or not _ELEMENT.search(text):
+        return text
+    bodies = []
+    for body in re.split(r"(?<=\n\})", text):
+        used, defined, lines = defaultdict(set), set(), []
+        for name, number in _ELEMENT.findall(body):
+            used[name].add(int(number))
+        for line in body.split("\n"):
+            lines.append(line)
+            head = _HEAD.match(line.lstrip()) if used else None
+            if not head or head[2] not in used:
+                continue
+            defined.add(name := head[2])
+            whole = _COMMENT.sub("", _read_instruction(line.lstrip(), 0)[2])
+            parts = [part.strip() for _, part in _split(whole[1:-1])] if whole[0] == "(" else []
+            for n in sorted(used[name]):
+                if n >= len(parts):
+                    raise HloParseError(text, text.find(line), f"{whole} has no element {n}, and %{name}#{n} is used")
+                lines.append(f"  %{name}.element{n} = {parts[n]} get-tuple-element(%{name}), index={n}")
+        bodies.append(_ELEMENT.sub(lambda m: f"%{m[1]}.element{m[2]}" if m[1] in defined else m[0], "\n".join(lines)))
+    spelled = "".join(bodies)
+    return spelled if spelled == text else _spell_out(spelled)  # again for elements of elements
+
+
+def _parse(text: str) -> HloModule:
+    text = _spell_out(text)
+    module, known, skeleton = HloModule(text), set(), _skeleton(text)
+    pos = _read_header(module, text)
+    number = counted = 0  # `number` lines end before index `counted`
+    while pos < len(text):
+        head = _COMPUTATION.match(text, pos)
+        if not head or head[2] in module.computations or (head[1] and module.entry):
+            raise HloParseError(text, pos, "a second computation of this name, or a second ENTRY" if head else
+                                'expected a computation, "%name (parameters) -> shape {", with all its lines')
+        start = head.end()
+        found, lines = _END.search(text, start), None
+        rows = _INSTRUCTIONS.findall(text, start, end := found.start()) if found else ()
+        number += text.count("\n", counted, start)
+        closing = number + len(rows) + 1  # of as many lines as rows, none was passed over
+        if rows and skeleton[closing][:1] == b"}" and _balanced(
+                [skeleton[number].removesuffix(b"{"), *skeleton[number + 1:closing]], known):
+            number, counted = number + len(rows), end
+        else:
+            counted = start
+            _part(text, *head.span(3), lambda signature: _skip(signature, 0, ""))
+            lines, rows, end = _scan(text, start)
+        computation = Computation(head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end))
+        if lines is not None:
+            computation.lines = lines
+        _fill(computation, rows)
+        module.computations[computation.name] = computation
+        if head[1]:
+            module.entry = computation
+        closing = _CLOSING.match(text, end)
+        if not closing:
+            raise HloParseError(text, end, "expected the } of a computation on a line of its own")
+        pos = _BLANK.match(text, closing.end()).end()
+    if not module.entry:
+        raise HloParseError(text, pos, "no ENTRY computation: is the text truncated?")
+    return module
+
+
+def parse_hlo_module(x) -> HloModule:
+    """Parse HLO text, a `jax.stages.Compiled` or a `jax.stages.Lowered`; a parsed module is returned as it is.
+
+    Raises TypeError for anything else, HloParseError (with line and column) for text that is not one whole HLO module.
+    An attribute's value that cannot be read raises HloParseError when it is asked for.
+    """
+    if isinstance(x, HloModule):
+        return x
+    text = x
+    if hasattr(x, "as_text") and not isinstance(x, type):
+        try:
+            text = x.as_text(dialect="hlo", debug_info=True)  # Lowered has dialects
+        except TypeError:
+            text = x.as_text()  # Compiled has one text
+    if not isinstance(text, str):
+        got = f"got {type(x).__name__}" + (f", whose as_text() gives {text!r}" if text is not x else "")
+        raise TypeError(f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns")
+    collecting = gc.isenabled()
+    gc.disable()  # a module is many small objects, none of them garbage: looking for some would double the time
+    try:
+        return _parse(text.replace("\r\n", "\n") if "\r" in text else text)
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,133 @@
+"""Readable HLO: what the program computes, without what differs between runs and machines."""
+
+import html
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+
+INDENT = " " * 6  # of an instruction's second line
+_WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
+# Attributes that say how the module was made or repeat what the line says already.
+MODULE_NOISE = {"is_scheduled", "frontend_attributes", "allow_spmd_sharding_propagation_to_parameters",
+                 "allow_spmd_sharding_propagation_to_output"}
+NOISE = {"metadata", "backend_config", "frontend_attributes", "operand_layout_constraints", "api_version",
+          "statistics", "origin"}
+SPLIT_AXIS = re.compile(r"devices=\[|=(?:[2-9]|\d\d)")  # a sharding over more than one device
+_LAYOUT = re.compile(r"(\w+\[([^\]]*)\])\{([\d,]*)\}")
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])+(?:, )?', re.S)
+_PAINT = re.compile(
+    rf'(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)'
+    r'|(?P<fp8>\bf[48]e\w+)|(?P<literal>(?<=\bconstant\()[^{}()]+)|(?P<opcode>(?<= )[a-z][a-z\d-]*(?=\())', re.M)
+# (ANSI code, CSS): colours of middle luminance, at least 4:1 against white and against a dark theme's #111.
+STYLES = {"target": ("1;35", "color:#bd4cc1;font-weight:bold"), "keyword": ("1", "font-weight:bold"),
+           "fp8": ("32", "color:#2e8540"), "literal": ("33", "color:#b06000"), "opcode": ("34", "color:#3f77d4")}
+
+
+def without_default_layout(text: str) -> str:
+    """Row-major goes without saying; any other layout stays, since a transpose may hide in it. Index comments go."""
+    def keep(m: re.Match) -> str:
+        row_major = ",".join(str(d) for d in reversed(range(m[2].count(",") + 1 if m[2] else 0)))
+        return m[1] if m[3] == row_major else m[0]
+    return _LAYOUT.sub(keep, re.sub(r"/\*index=\d+\*/", "", text))
+
+
+def wrap(text: str, indent: str) -> str:
+    """Break at the commas between operands, attributes or tuple elements, never in a string."""
+    lines = [""]
+    for piece in _PIECE.findall(re.sub(r",\n\s*", ", ", text)):  # what was printed wrapped is wrapped anew
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > _WIDTH:
+            lines.append(indent + piece.lstrip())
+        else:
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _json(value, indent: str) -> str:
+    """JSON, each dict or list on one line if it fits and on several if not."""
+    text = json.dumps(value, ensure_ascii=False)
+    if len(indent) + len(text) <= _WIDTH or not value or not isinstance(value, (dict, list)):
+        return text
+    inner, (opening, closing) = indent + "  ", "{}" if isinstance(value, dict) else "[]"
+    items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
+    rows = ",\n".join(inner + (f"{json.dumps(k)}: " if k is not None else "") + _json(v, inner) for k, v in items)
+    return f"{opening}\n{rows}\n{indent}{closing}"
+
+
+def source_path(file: str) -> str:
+    """From an installed package's name on; else relative to the working directory where it is below it; else the bare
+    file name; "cell" of a notebook's."""
+    if installed := re.search(r"[/\\](?:site|dist)-packages[/\\](.+)", file):
+        return installed[1].replace("\\", "/")
+    path = Path(file)
+    if path.parent.name.startswith("ipykernel_"):  # a folder of the kernel's process, a name that is a hash
+        return "cell"
+    return file if not path.is_absolute() else (
+        str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name)
+
+
+def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str:
+    inside = i.argument if i.opcode in ("constant", "parameter") else ", ".join(f"%{o}" for o in i.operands)
+    parts = [f"{'ROOT ' * i.is_root}%{i.name} = {without_default_layout(i.shape_text)} {i.opcode}({inside})"]
+    parts += [f"{key}={value}" for key, value in i.attributes.items() if key not in NOISE
+              and not (key == "sharding" and not SPLIT_AXIS.search(value))]
+    if metadata and (m := i.metadata):
+        fields = [f"op_name={json.dumps(m.op_name, ensure_ascii=False)}"] if m.op_name else []
+        fields += [f'source_file="{source_path(m.source_file)}" source_line={m.source_line}'] if m.source_file else []
+        parts += [f"metadata={{{' '.join(fields)}}}"] if fields else []
+    line = wrap("  " + ", ".join(parts), INDENT)
+    if not backend_cfg or i.backend_config is None:
+        return line
+    return f"{line},\n{INDENT}backend_config={_json(i.backend_config, INDENT)}"
+
+
+def _lines(module: HloModule, metadata: bool, backend_cfg: bool) -> Iterator[str]:
+    header = [f"{key}={value}" for key, value in module.attributes.items() if key not in MODULE_NOISE]
+    yield wrap(without_default_layout(", ".join([f"HloModule {module.name}", *header])), " " * 4)
+    for c in module.computations.values():
+        signature = " " + without_default_layout(c.signature) if c.signature else ""
+        yield "\n" + wrap(f"{'ENTRY ' * c.is_entry}%{c.name}{signature} {{", " " * 4)
+        for i in c:
+            yield format_instruction(i, metadata, backend_cfg)
+        yield "}"
+
+
+def format_hlo_module(x, metadata: bool = False, backend_cfg: bool = False) -> str:
+    """What `print_hlo_module` prints, as plain text. `parse_hlo_module` reads it again."""
+    return "\n".join(_lines(parse_hlo_module(x), metadata, backend_cfg)) + "\n"
+
+
+def paint(text: str, style: Callable[[str, tuple[str, str] | None], str]) -> str:
+    """Every part of `text` that has a style, and what lies between (style None), through `style(part, its style)`."""
+    parts, end = [], 0
+    for m in _PAINT.finditer(text):
+        parts += [style(text[end:m.start()], None), style(m[0], STYLES.get(m.lastgroup))]
+        end = m.end()
+    return "".join([*parts, style(text[end:], None)])
+
+
+def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=None) -> None:
+    """Print HLO, of anything `parse_hlo_module` takes, the way a reader wants it: the same text in every run, on every
+    machine. Left out: row-major layouts, shardings over one device, fingerprints, file tables.
+
+    metadata: show each instruction's op_name and the source line it comes from (the path relative, or left out).
+    backend_cfg: show backend_config, such as a cuBLASLt call's epilogue, as indented JSON.
+    file: where to write, plain unless it is a terminal; by default standard output, or the notebook's cell.
+    """
+    text = format_hlo_module(x, metadata, backend_cfg)
+    out = file or sys.stdout
+    if file is None and type(out).__module__.startswith("ipykernel"):
+        from IPython.display import display
+
+        # Both forms: notebooks and the site show the colours, diffs and text readers see text without escape codes.
+        body = paint(text, lambda part, style: html.escape(part, quote=False) if style is None else
+                      f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>')
+        display({"text/plain": text, "text/html": f'<pre style="line-height:1.35">{body}</pre>'}, raw=True)
+        return
+    colour = out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+    out.write(paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part) if colour else text)

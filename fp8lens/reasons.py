@@ -1,0 +1,461 @@
+"""Why a matmul is not one FP8 call, and what to change: XLA's own rules, checked on the program its rewriter saw."""
+
+import dataclasses
+import functools
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from fp8lens.gemms import GemmRow, executions, fused, matmuls
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.report import GemmReport, Outside, gemms_and_outside, report_gemms
+from fp8lens.steps import (
+    COLLECTIVES, COMMUTES, FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand,
+    reducer,
+)
+from fp8lens.rules import RULES
+from fp8lens.targets import Target, resolve
+
+_NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+_LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
+_NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
+    call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
+    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, M x N x K, and
+    the layer. `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see fp8lens.rules).
+    `source` is the program's line."""
+
+    matmul: str
+    lost: str
+    reason: str
+    mend: str
+    rule: str
+    source: str
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return _wrapped(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
+
+
+def _wrapped(headline: str, reason: Reason, *further: str) -> str:
+    lines = (headline, f"  mend: {reason.mend}", f"  rule: {reason.rule}", *further)
+    wrap = functools.partial(textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(part for line in lines for part in wrap(line, subsequent_indent=" " * 8))
+
+
+class Reasons(list[Reason]):
+    """A list that prints a paragraph for each reason, and for what several matmuls share, one."""
+
+    empty = "Every matmul is FP8, and nothing was left outside."
+
+    def __str__(self) -> str:
+        groups: dict[tuple, list[Reason]] = {}
+        for reason in self:
+            groups.setdefault((reason.lost, reason.reason, reason.mend), []).append(reason)
+        texts = []
+        for (lost, text, _), alike in groups.items():
+            if len(alike) == 1:
+                texts.append(str(alike[0]))
+                continue
+            places = [f"    {r.matmul}" + f" ({r.source})" * bool(r.source) for r in alike[:5]]
+            places += [f"    and {len(alike) - 5} more"] * (len(alike) > 5)
+            texts.append(_wrapped(f"{len(alike)} matmuls lost {lost}: {text}", alike[0], *places))
+        return "\n".join(texts) or self.empty
+
+    __repr__ = __str__
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", **options: Any) -> list[Reason]:
+    """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason and the mend.
+
+    Compiles `fn(*args)` once, as `aot_compile` does (arguments, options and errors are its), and compares what XLA's
+    rewriter was given with what became of it. An empty list: every matmul is FP8, and nothing was left outside. Where
+    no known rule explains what is seen, `reason` starts with "unknown".
+    """
+    from fp8lens.stages import dumped
+
+    compiled, stages, ptx = dumped(fn, *args, pattern="gemm-rewriter", target=target, **options)
+    seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
+    before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
+    rows = list(gemms_and_outside(parse_hlo_module(compiled), ptx))
+    chip, found, first = resolve(target), Reasons(), {}
+    if not rows:
+        found.empty = "There is no matmul."
+    for (row, outside), dot in zip(rows, _pair([row for row, _ in rows], before)):
+        matmul = _Matmul(row, dot, written, chip)
+        other = first.setdefault((_reads(row), id(dot)), row.name)
+        if other != row.name and row.library in ("cublasLt", "cublas"):
+            found.append(matmul.why("twice", other=other))
+        found += matmul.left_outside(outside) if row.is_fp8 else [matmul.not_fp8()]
+    return found
+
+
+def _reads(row: GemmRow) -> tuple:
+    """What a call multiplies: two calls that multiply the same are one matmul, run twice."""
+    i = row.instruction
+    names = [behind(i.computation[name], ("bitcast", "copy")).name for name in i.operands[:2]]
+    return i.computation.name, *names, row.m, row.n, row.k
+
+
+def _work(row: GemmRow) -> tuple[list[int], int]:
+    """M and N, and K*batch, padded to what FP8 calls need: the same before and after XLA pads, exchanges the operands,
+    or splits K."""
+    m, n, k = (-(-d // 16) * 16 for d in (row.m, row.n, row.k))
+    return sorted((m, n)), k * row.batch
+
+
+def _types(row: GemmRow) -> list[str]:
+    """The FP8 types that a call multiplies, or that XLA would find behind the operands of a dot."""
+    i = row.instruction
+    found = [side.fp8.shape.dtype for n in (0, 1) if (side := Operand(operand(i, n), "")).fp8 is not None] if (
+        i.opcode == "dot") else [t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")]
+    return sorted(found)
+
+
+def _pair(rows: list[GemmRow], before: HloModule) -> list[Instruction | None]:
+    """For each row, the dot it was before XLA rewrote it. Rows that are alike are paired in their order."""
+    dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
+    pairs: list[Instruction | None] = [None] * len(rows)
+    left = list(dots)
+    types = {id(d.instruction): _types(d) for d in dots}
+    alike = (lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d)
+             and _types(r) == types[id(d.instruction)],
+             lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d),
+             lambda r, d: _work(r) == _work(d) and _types(r) == types[id(d.instruction)],
+             lambda r, d: _work(r) == _work(d))
+    for same in alike:
+        for n, row in enumerate(rows):
+            match = next((d for d in left if pairs[n] is None and same(row, d)), None)
+            if match:
+                pairs[n] = match.instruction
+                left.remove(match)
+    for n, row in enumerate(rows):  # what XLA doubled has one dot for two rows
+        if pairs[n] is None:
+            pairs[n] = next((d.instruction for d in dots if _work(d) == _work(row)), None)
+    return pairs
+
+
+class _Matmul:
+    """One matmul: its `row` in the compiled program, the `dot` XLA's rewriter saw, and the program as `written`."""
+
+    def __init__(self, row: GemmRow, dot: Instruction | None, written: HloModule, chip: Target):
+        self.row, self.dot, self.written, self.chip = row, dot, written, chip
+        self.given = matmuls(dot)[0] if dot else row
+        self.sides = [Operand(operand(dot, n), side) for n, side in enumerate(("left", "right"))] if dot else []
+
+    def why(self, rule: str, **fields: Any) -> Reason:
+        """A rule's Reason, its {names} filled in."""
+        row = self.row
+        known = {"chip": self.chip.name, "library": row.library, "math": row.math_dtype, "epilogue": row.epilogue,
+                 "beta": f"{row.beta:g}", "out": row.out_dtype, "scales": " and ".join(row.scales) or "none"}
+        known |= {f"jax_{name}": f"jnp.{_NUMPY[dtype]}" for name, dtype in fields.items() if dtype in _NUMPY}
+        texts = [text.format(**(known | fields)) for text in RULES[rule]]
+        if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
+            texts[3] += " (XLA's gemm_rewriter.cc)"
+        name = row.title + f" {row.path}" * bool(row.path)
+        return Reason(name, *texts, self.given.source or row.source)
+
+    # Why it is not FP8 -----------------------------------------------------------------------------------------------
+
+    def not_fp8(self) -> Reason:
+        row = self.row
+        if self.chip.compute_capability < (8, 9):
+            return self.why("old chip", version=".".join(map(str, self.chip.compute_capability)))
+        if self.dot is None:
+            thin = [name for name in "MNK" if getattr(row, name.lower()) == 1]
+            if row.library != "kernel" or not thin:
+                return self.why("unknown, no dot", op_name=repr(row.op_name))
+            wide = [d for d in (row.lhs_dtype, row.rhs_dtype) if not d.startswith("f8")]
+            if wide:
+                which = "both operands are" if len(wide) == 2 else "an operand is"
+                return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
+            give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
+            return self.why("spelled out", thin=" and ".join(thin), wide=" and ".join(give[name] for name in thin))
+        if self._is_block_scaled():
+            return self.why("block scales")
+        if missing := [side for side in self.sides if side.fp8 is None]:
+            return self._not_quantized(missing)
+        if row.library == "triton":
+            says_fp8 = matmuls(row.instruction)[0].is_fp8
+            return self.why("Triton, tile" if says_fp8 else "Triton, dequantized", tile=row.tile)
+        for side in self.sides:
+            if side.problem:
+                fields = {"side": side.side, "allowed": ", ".join(sorted(COMMUTES))} | side.fields
+                return self.why(side.problem, **fields)
+        types = [side.fp8.shape.dtype for side in self.sides]
+        if types == ["f8e5m2"] * 2:
+            return self.why("both E5M2, bare" if self.sides[0].dtype == "f8e5m2" else "both E5M2")
+        if types == ["f8e4m3fn"] * 2 and self.dot.shape.dtype == "f8e5m2":
+            return self.why("E5M2 result")
+        if other := [t for t in types if t not in FP8_MAX]:
+            return self.why("other FP8 type", dtype=other[0])
+        if (out := self.dot.shape.dtype) not in ("bf16", "f16", "f32", *FP8_MAX):
+            return self.why("result type", dtype=out)
+        if row.library == "kernel" and row.m * row.n * row.k <= 1000:
+            return self.why("too small")
+        facts = f"operands {' and '.join(types)}, result {out}, run by {row.library} in {row.math_dtype}, "
+        return self.why("unknown, not FP8", facts=facts + f"precision {row.algorithm or row.precision}")
+
+    def _is_block_scaled(self) -> bool:
+        return self.dot.opcode == "scaled-dot" or any(
+            i.opcode == "custom-call" and i.custom_call_target == "__op$block_scaled_dot" and i.metadata
+            and self.row.op_name.endswith(i.metadata.op_name or "-") for i in self.written)
+
+    def _not_quantized(self, missing: list[Operand]) -> Reason:
+        one = missing[0]
+        if one.blocked is None:
+            which = "both operands are" if len(missing) == 2 else f"the {one.side} operand is"
+            return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(s.dtype for s in missing)))
+        opcode = one.blocked.opcode
+        rule = "gathered" if opcode.startswith(COLLECTIVES) else "operation between"
+        if opcode == "concatenate" and not any(i.opcode == "concatenate" for i in self.written):
+            rule = "merged"
+        elif opcode == "while":
+            rule = "before the loop"
+        return self.why(rule, side=one.side, opcode=opcode, dtype=one.dtype, allowed=", ".join(sorted(COMMUTES)))
+
+    # What stayed outside of an FP8 call ------------------------------------------------------------------------------
+
+    def left_outside(self, outside: list[Outside]) -> list[Reason]:
+        names = {o.instruction.name for o in outside}
+        after = [o for o in outside if self._reads_result(o.instruction, names)]
+        found = [self._on_an_operand(o.instruction, work) for o in outside if o not in after for work in o.work]
+        return list(dict.fromkeys(found + (self._after(after) if after else self._in_other_kernels())))
+
+    def _in_other_kernels(self) -> list[Reason]:
+        """What the call could have taken and did not, where a kernel does it that must run anyway."""
+        if self.dot is None:
+            return []
+        result = Result(self.dot)
+        left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
+        if not left or (left[0].other is not None and depends(left[0].other, self.dot)):
+            return []
+        to_fp8 = any(step.kind == "output" and step.at.shape.dtype in FP8_MAX for step in left)
+        if left[0].kind not in ("scale", "bias", "relu") and not (left[0].kind in ("clamp", "output") and to_fp8):
+            return []
+        reason = self._first_cause(left, result)
+        return [dataclasses.replace(reason, reason=reason.reason + "; it is done in a kernel that runs anyway")]
+
+    def _reads_result(self, i: Instruction, names: Collection[str]) -> bool:
+        """Whether a kernel reads the call's result, itself or through others of `names`."""
+        todo, seen = [i], set()
+        while todo:
+            i = todo.pop()
+            if i.name == self.row.name:
+                return True
+            if i.name not in seen:
+                seen.add(i.name)
+                todo += [o for o in (i.computation[name] for name in i.operands)
+                         if o.name in (*names, self.row.name) or o.opcode in ("bitcast", "get-tuple-element")]
+        return False
+
+    def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
+        if work == "transpose":
+            side, call = "right", self.row.instruction
+            if behind(operand(call, 0), ("bitcast", "reshape", "copy", "get-tuple-element")).name == kernel.name:
+                side = "left"
+            origin = behind(operand(kernel, 0), ("bitcast", "reshape", "copy", "get-tuple-element"))
+            argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
+            return self.why("operand's layout", side=side, name=f" ({argument})" * bool(argument),
+                            shape=kernel.shape.brief, stored="[M, K]" if side == "left" else "[N, K]")
+        if work == "pad":
+            return self._padding()
+        inside = {i.opcode for i in fused(kernel) or (kernel,)}
+        if work == "bias":
+            return self.why("split columns" if "broadcast" in inside and "multiply" not in inside else "prepared bias")
+        if work != "scale":
+            return self._unknown([work])
+        return self.why("division" if "divide" in inside else "product of scales" if "multiply" in inside else
+                        "scale not f32")
+
+    def _padding(self) -> Reason:
+        # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
+        written = [row for i in self.written for row in matmuls(i) if _work(row) == _work(self.given)]
+        given = written[0] if written else self.given
+        odd = [f"{name} = {size}" for name in "MNK" if (size := getattr(given, name.lower())) % 16]
+        return self.why("padding", sizes=" and ".join(odd)) if odd else self.why("own padding")
+
+    def _unknown(self, works: Collection[str]) -> Reason:
+        order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8")
+        return self.why("unknown, outside", lost=min(works, key=order.index), works=", ".join(dict.fromkeys(works)))
+
+    def _after(self, after: list[Outside]) -> list[Reason]:
+        works = [work for o in after for work in o.work]
+        if set(works) == {"transpose"}:
+            return [self.why("result's layout")]
+        if set(works) == {"pad"}:
+            return [self._padding()]
+        if self.dot is None:
+            return [self._unknown(works)]
+        result, found = Result(self.dot), []
+        left = list(self._unfused(result.steps))
+        main = [step for step in left if step.kind not in ("amax", "move")]
+        if main and set(works) - {"amax"}:
+            found.append(self._first_cause(main, result))
+        if amaxes := [step for step in left if step.kind == "amax"]:
+            found.append(self._amax(amaxes[0], main, result.steps))
+        elif "amax" in works:
+            found.append(self.why("amax in 16 bits" if self.row.amax else "amax of another"))
+        if not found and "pad" in works:
+            found.append(self._padding())
+        return found or [self._unknown(works)]
+
+    def _unfused(self, steps: list[Step]) -> Iterator[Step]:
+        """The steps that the call did not take, in order. Once one stays outside, what follows it does too."""
+        row, blocked = self.row, False
+        taken = {"bias": "BIAS" in row.epilogue, "matrix bias": row.beta != 0, "relu": "RELU" in row.epilogue,
+                 "activation": "GELU" in row.epilogue, "alpha": row.alpha != 1}
+        to_fp8 = row.out_dtype.startswith("f8") and not self.dot.shape.dtype.startswith("f8")
+        spare = [letter for letter, side in zip("ab", self.sides) if side.scale is None and letter in row.scales]
+        for step in steps:
+            if step.kind == "amax":
+                if not row.amax:
+                    yield step
+                continue
+            if step.kind == "move":
+                continue
+            if not blocked:
+                if step.kind == "scale" and to_fp8 and "d" in row.scales:
+                    continue
+                if step.kind == "scale" and spare:
+                    spare.pop()
+                    continue
+                if step.kind in ("clamp", "output") and (
+                        to_fp8 or (step.kind == "output" and row.out_dtype == step.at.shape.dtype)):
+                    continue
+                if taken.pop(step.kind, False):
+                    continue
+            blocked = True
+            yield step
+
+    def _first_cause(self, left: list[Step], result: Result) -> Reason:
+        """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
+        to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
+        if to_fp8 and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}:
+            return self._conversion(left[:to_fp8[0] + 1], result)
+        reason = self._cause(left, result)
+        rest = list(dict.fromkeys(_NOUNS.get(step.kind, step.kind) for step in left[1:]))
+        if not rest:
+            return reason
+        rest = " and ".join([", ".join(rest[:-1]), rest[-1]] if len(rest) > 1 else rest)
+        return dataclasses.replace(reason, reason=f"{reason.reason}; what follows, {rest}, stays outside with it")
+
+    def _cause(self, left: list[Step], result: Result) -> Reason:
+        first, row = left[0], self.row
+        following = left[1].kind if len(left) > 1 else ""
+        read_twice = any(value is first.value for value, _ in result.readers) or any(
+            s.kind == "amax" and s.value is first.value for s in result.steps)
+        dtype, to = first.value.shape.dtype, first.at.shape.dtype
+        ahead = result.steps[:result.steps.index(first)]
+        if any(step.kind == "move" and step.at.opcode == "transpose" for step in ahead):
+            noun = _NOUNS.get(first.kind, first.kind)
+            return self.why("moved first", step=noun, lost=_LOST.get(first.kind, noun))
+        match first.kind:
+            case "scale" | "alpha" if following in ("relu", "activation"):
+                return self.why("activation after scale", step=following)
+            case "scale" | "alpha" if following in ("bias", "matrix bias"):
+                return self.why("bias after scale")
+            case "scale" | "alpha" if row.epilogue != "DEFAULT":
+                return self.why("scale after epilogue")
+            case "scale" | "alpha":
+                return self.why("scale too many")
+            case "vector scale":
+                return self.why("vector scale")
+            case "relu" | "activation" if read_twice:
+                return self.why("activation and reader", step=first.kind)
+            case "relu":
+                return self.why("late relu")
+            case "activation" if first.at.opcode == "add" and first.value.name in first.at.operands:
+                return self.why("scalar added")
+            case "activation":
+                return self.why("other activation")
+            case "bias" | "matrix bias" if read_twice:
+                return self.why("bias and reader")
+            case "bias" | "matrix bias" if first.at.opcode == "subtract":
+                return self.why("subtracted", what="matrix" if first.kind == "matrix bias" else "vector")
+            case "matrix bias":
+                after_epilogue = row.epilogue != "DEFAULT" or row.beta
+                return self.why("matrix after epilogue" if after_epilogue else "other matrix", dtype=dtype)
+            case "bias":
+                return self._bias(first)
+            case "output":
+                return self.why("another type" if to in ("bf16", "f16", "f32") else "not a float", dtype=dtype, to=to)
+            case _:
+                return self.why("clamp alone", to=to)
+
+    def _bias(self, step: Step) -> Reason:
+        dtype = self.dot.shape.dtype
+        if step.other.shape.size == 1:
+            return self.why("scalar added")
+        if not along_columns(step.at.computation[next(n for n in step.at.operands if n != step.value.name)]):
+            return self.why("for each row")
+        if len(step.other.shape.dims) > 1:
+            return self.why("split columns")
+        bias, fits = step.other.shape.dtype, {"f16": "f16"}.get(dtype, "bf16")
+        if bias == "f32":  # XLA looks behind a conversion to float32 only
+            bias = behind(step.other).shape.dtype
+        if bias == fits:
+            return self.why("late bias")
+        rule = "bias of another type" if dtype == "f32" != bias else "bias in f32"
+        return self.why(rule, bias=bias, dtype=dtype, fits=fits)
+
+    def _conversion(self, group: list[Step], result: Result) -> Reason:
+        """Why scale, clamp and conversion to FP8 stayed outside."""
+        to, kinds, base = group[-1].at.shape.dtype, [step.kind for step in group], group[0].value
+        best = FP8_MAX[to]
+        fields = {"to": to, "clip": f"jnp.clip(d * d_scale, -{best}, {best}).astype(jnp.{_NUMPY[to]})"}
+        if "clamp" not in kinds:
+            return self.why("no clamp", **fields)
+        if kinds[-2] != "clamp":
+            return self.why("clamp early", **fields)
+        if (bounds := clamp_bounds(group[-2].at)) != [f"-{best}", best]:
+            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not constants", **fields)
+        given, read = self.dot.shape.dims, base.shape.dims
+        if given != read:
+            return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
+        if kinds.count("scale") + kinds.count("alpha") > 1:
+            return self.why("scaled twice")
+        if self.row.beta and operand(self.row.instruction, 2).shape.dtype == "f32":
+            return self.why("matrix in f32")
+        amaxes = [step for step in result.steps if step.kind == "amax"]
+        way = [step.value for step in group]
+        readers = [i for value, i in result.readers if value in way]
+        names = ["the function's result" if i.opcode == "tuple" else i.opcode for i in readers]
+        if len(amaxes) > 1 or any(step.value is not base for step in amaxes):
+            names.append("an amax of another value" if len(amaxes) == 1 else "several maxima")
+        if names:
+            return self.why("other readers", readers=", ".join(dict.fromkeys(names)), dtype=base.shape.dtype)
+        return self.why("amax beside it") if amaxes else self._unknown(["output"])
+
+    def _amax(self, step: Step, main: list[Step], steps: list[Step]) -> Reason:
+        """Why the call does not compute an amax."""
+        at = steps.index(step)
+        later = [s for s in steps[at:] if s.kind in ("relu", "activation", "bias", "matrix bias")]
+        if step.at.shape.size > 1:
+            return self.why("amax along")
+        if later:
+            return self.why("amax before", step=_NOUNS.get(later[0].kind, later[0].kind))
+        if any(s.kind in ("scale", "alpha", "clamp", "output") for s in steps[:at]):
+            return self.why("amax scaled")
+        way = [operand(step.at, 0)]
+        while way[-1].opcode in ("abs", "convert", "bitcast", "reshape", "opt-barrier"):
+            way.append(operand(way[-1], 0))
+        if any(i.opcode == "opt-barrier" for i in way):
+            return self.why("amax behind barrier")
+        positive = any(i.opcode == "abs" for i in way) or any(s.kind == "relu" for s in steps[:at])
+        converted = next((i for i in way if i.opcode == "convert"), None)
+        if converted is not None and converted.shape.dtype != step.value.shape.dtype:
+            return self.why("amax converted", to=converted.shape.dtype)
+        if reducer(step.at) == "minimum" or not positive:
+            return self.why("amax otherwise")
+        if not any(s.kind == "output" and s.at.shape.dtype in FP8_MAX for s in steps):
+            return self.why("amax without FP8")
+        return self.why("amax with it") if main else self._unknown(["amax"])

@@ -1,0 +1,462 @@
+"""The rules that keep a matmul from being one FP8 call: what is lost, why, the mend, and whose rule it is.
+
+Read from XLA's source (commit 01631ca of github.com/openxla/xla) and held to what its compiler does and logs by
+tests/test_reasons.py. Functions without a file are xla/service/gpu/transforms/gemm_rewriter.cc's; a sentence in double
+quotes is one that XLA logs there under TF_CPP_VMODULE=gemm_rewriter=1.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """`lost`, `reason`, `mend` and `rule` of a `fp8lens.reasons.Reason`; {names} are filled in from the program."""
+
+    lost: str
+    reason: str
+    mend: str
+    rule: str
+
+
+_LOG = "set TF_CPP_MIN_LOG_LEVEL=0 TF_CPP_VMODULE=gemm_rewriter=1 before Python starts, and read XLA's log"
+_TILE = "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
+_CONVERT = "HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's"
+_AMAX = "F8ConvertD: reduce(max, abs(result)) beside the conversion to FP8 becomes the call's"
+
+RULES: Mapping[str, Rule] = {
+    # It is not FP8 ---------------------------------------------------------------------------------------------------
+    "old chip": Rule(
+        "fp8",
+        "{chip} has compute capability {version}, and FP8 tensor cores begin at 8.9",
+        "compile for Ada, Hopper or later, such as target='H100'",
+        'CreateF8CustomCall: "FP8 Custom Calls require Ada, Hopper, or later architectures."',
+    ),
+    "not quantized": Rule(
+        "fp8",
+        "{which} {dtypes} in the program, not FP8",
+        "quantize to float8_e4m3fn with a scalar scale, and dequantize in front of the dot",
+        "MatchFp8Param: an FP8 array, converted, optionally times a scalar",
+    ),
+    "operation between": Rule(
+        "fp8",
+        "an operation stands between the {side} operand's dequantization and the dot: {opcode}",
+        "do it before quantizing, or to the dot's result; only {allowed} may stand there",
+        "FindF8SubgraphRecursive and MatchFp8Param",
+    ),
+    "changed between": Rule(
+        "fp8",
+        "the {side} operand is changed between its dequantization and the dot: {opcode}",
+        "do it before quantizing, or to the dot's result; only {allowed} may stand there",
+        'MatchFp8Param: "not rewritten into FP8 Custom Call"',
+    ),
+    "converted twice": Rule(
+        "fp8",
+        "the {side} operand is converted again, to {to}, between its dequantization and the dot",
+        "dequantize in {jax_to} at once",
+        'MatchFp8Param: "not rewritten into FP8 Custom Call"',
+    ),
+    "masked": Rule(
+        "fp8",
+        "the {side} operand is masked with something other than zero after its dequantization",
+        "mask with zeros, or mask before quantizing",
+        'MatchFp8Param: "Select requires a zero operand to be exchanged with dequantization."',
+    ),
+    "array of scales": Rule(
+        "fp8",
+        "the {side} operand is dequantized with the scales {scales}, and the call takes one scalar",
+        "dequantize with a scalar; scales along M or N, not K, can multiply the result instead (one more kernel, and "
+        "the matmul is FP8)",
+        'CreateF8CustomCall: "The scaling factors must be scalars."',
+    ),
+    "merged": Rule(
+        "fp8",
+        "XLA merged dots that share an operand, and joined their {side} operands after dequantizing",
+        "compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}, or, where they share "
+        "a scale, store the weights joined",
+        "XLA's dot_merger.cc; FindF8SubgraphRecursive does not look behind a concatenate",
+    ),
+    "before the loop": Rule(
+        "fp8",
+        "the {side} operand is dequantized before the loop, and comes into it as {dtype}",
+        "dequantize in the loop's body",
+        "FindF8SubgraphRecursive does not look outside of the loop's body",
+    ),
+    "gathered": Rule(
+        "fp8",
+        "the {side} operand is dequantized, then gathered over devices in {dtype} ({opcode})",
+        "gather the quantized array (jax.lax.with_sharding_constraint on it), then dequantize",
+        'MatchFp8Param: "not rewritten into FP8 Custom Call"',
+    ),
+    "both E5M2": Rule(
+        "fp8",
+        "both operands are E5M2, and cuBLASLt has no kernel for that",
+        "convert one of them to E4M3: E5M2 is for gradients, and a gradient meets activations or weights",
+        'CreateF8CustomCall: "The element type of one of the operands must be F8E4M3FN."',
+    ),
+    "both E5M2, bare": Rule(
+        "fp8",
+        "both operands are E5M2, and cuBLASLt has no kernel for that",
+        "convert one of them to E4M3: E5M2 is for gradients, and a gradient meets activations or weights",
+        "TypesAreSupportedByCublasLt: its table of operand types",
+    ),
+    "other FP8 type": Rule(
+        "fp8",
+        "{dtype} is not a type that cuBLASLt multiplies on NVIDIA GPUs",
+        "store the operand as float8_e4m3fn, or float8_e5m2 for one of the two",
+        'CreateF8CustomCall: "The input types must be F8E5M2 or F8E4M3FN"',
+    ),
+    "result type": Rule(
+        "fp8",
+        "the dot's result is {dtype}",
+        "dequantize in float32, bfloat16 or float16",
+        'CreateF8CustomCall: "Output type must be F8E4M3FN, F8E5M2, BF16, F16 or F32"',
+    ),
+    "E5M2 result": Rule(
+        "fp8",
+        "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result",
+        "ask for float8_e4m3fn, bfloat16 or float32 as preferred_element_type",
+        "TypesAreSupportedByCublasLt: its table of types",
+    ),
+    "too small": Rule(
+        "fp8",
+        "the matmul is too small for XLA to call a library for it",
+        "compile with compiler_options={{'xla_gpu_gemm_rewrite_size_threshold': 0}}",
+        "XLA's matmul_utils.cc, IsMatrixMultiplicationTooSmallForRewriting",
+    ),
+    "spelled out": Rule(
+        "fp8",
+        "{thin} is 1, and XLA writes such a product as multiplications and a sum",
+        "give {wide} (pad with zeros, slice the result): then it is a matmul",
+        "XLA's dot_strength_reduction.cc and gemv_rewriter.cc",
+    ),
+    "block scales": Rule(
+        "fp8",
+        "{chip} has no block-scaled matmul, and XLA writes one with {library} in {math}",
+        "compile for B200 or later, or use one scalar scale for each operand",
+        "XLA's block_scaling_rewriter.cc: cuDNN from compute capability 10.0 on",
+    ),
+    "Triton, dequantized": Rule(
+        "fp8",
+        "Triton multiplies what the dot multiplies, and the operands are dequantized to {math} first",
+        "multiply the FP8 arrays and scale the result, jax.lax.dot(a, b, preferred_element_type=jnp.float32) * "
+        "(a_scale * b_scale); or use gemm='cublaslt' (XLA_FLAGS=--xla_gpu_enable_triton_gemm=false)",
+        "XLA's Triton emitter keeps the dot's operand types; only the cuBLASLt rewriter moves a dequantization past it",
+    ),
+    "Triton, tile": Rule(
+        "fp8",
+        "the dot is of FP8 arrays, but with a tile of {tile} the kernel multiplies in {math}",
+        "use gemm='cublaslt', or force a tile of whole FP8 instructions: "
+        f"compiler_options={{{{'xla_gpu_override_gemm_autotuner': '{_TILE}'}}}}",
+        "the kernel's PTX: its mma instruction",
+    ),
+    "unknown, not FP8": Rule("fp8", "unknown: no rule known here keeps it from FP8 ({facts})", _LOG, "none found"),
+    "unknown, no dot": Rule(
+        "fp8",
+        "unknown: no dot that XLA's rewriter saw is this one (it runs by {library} in {math}, op_name {op_name})",
+        "look at the passes before it: print(fp8lens.passes(fn, *args))",
+        "none found",
+    ),
+    # It is FP8, and the conversion of its result stayed outside ------------------------------------------------------
+    "no clamp": Rule(
+        "output", "the result is converted to {to} without a clamp", "clamp to the format's range: {clip}", _CONVERT
+    ),
+    "clamp early": Rule(
+        "output", "the clamp comes before the scale, not between scale and conversion", "clamp last: {clip}", _CONVERT
+    ),
+    "clamp bounds": Rule(
+        "output",
+        "the clamp's bounds are {bounds}, not exactly the range of {to}",
+        "clamp to plus and minus jnp.finfo({jax_to}).max: {clip}",
+        _CONVERT,
+    ),
+    "scaled twice": Rule(
+        "output",
+        "the result is scaled twice before the conversion",
+        "multiply the two scales outside of the program",
+        _CONVERT,
+    ),
+    "matrix in f32": Rule(
+        "output",
+        "the matrix that is added is float32, and with an FP8 result it must have 16 bits",
+        "dequantize in bfloat16, and add the matrix in bfloat16",
+        'F8ConvertD: "conflicts with the existing fusion of the addition of a matrix bias with element type other than '
+        'BF16 or F16"',
+    ),
+    "other readers": Rule(
+        "output",
+        "the unconverted result is read elsewhere too ({readers}): it has to be written as {dtype}",
+        "read the converted result there; to compute it twice, put the operands through jax.lax.optimization_barrier",
+        "F8ConvertD: the only other reader may be one amax",
+    ),
+    "amax beside it": Rule(
+        "output",
+        "the amax beside the conversion is not one that the call computes, and so both read an unconverted result",
+        "take jnp.max(jnp.abs(d)) of the dot's result after its activation, of all elements",
+        "F8ConvertD: the only other reader may be one amax",
+    ),
+    "reshaped first": Rule(
+        "output",
+        "the result is reshaped before it is converted, from [{before}] to [{after}], and the call's conversion must "
+        "read it directly",
+        "keep the shape of the dot's result up to the conversion: flatten the activations to [rows, K] in front of it",
+        _CONVERT,
+    ),
+    "moved first": Rule(
+        "{lost}",
+        "the result is transposed before the {step}, and the call takes only what reads it directly",
+        "do it before transposing",
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
+    "another type": Rule(
+        "output",
+        "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
+        "dequantize in {jax_to}: then the dot's type is {to}",
+        "HandleConvert takes only conversions to FP8",
+    ),
+    "not a float": Rule(
+        "output",
+        "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 call writes",
+        "leave this kernel, or convert to a floating-point type",
+        "HandleConvert takes only conversions to FP8",
+    ),
+    # ... an activation -----------------------------------------------------------------------------------------------
+    "activation after scale": Rule(
+        "epilogue",
+        "the {step} is applied to a scaled result, and the call applies it before it scales",
+        "apply it to the dot's result and scale after: relu(x * s) is relu(x) * s for s > 0",
+        "HandleMaximum and HandleMultiply: the activation must read the call itself",
+    ),
+    "activation and reader": Rule(
+        "epilogue",
+        "the dot's result is read by the {step} and by something else as well",
+        "let everything read the activation's result, an amax too",
+        "FuseReluActivation and FuseGeluActivation: the activation must be the only reader",
+    ),
+    "late relu": Rule(
+        "epilogue",
+        "relu stands where the call cannot take it (its epilogue is {epilogue})",
+        "apply relu directly to the dot's result, or to that plus a bias vector",
+        "FuseReluActivation: epilogue DEFAULT or BIAS",
+    ),
+    "other activation": Rule(
+        "epilogue",
+        "cuBLASLt's epilogues are relu and gelu in its tanh form; this activation is another",
+        "use jax.nn.relu or jax.nn.gelu(approximate=True), or leave this kernel",
+        "HandleMaximum and HandleMultiply match relu and tanh-gelu only",
+    ),
+    "clamp alone": Rule(
+        "epilogue",
+        "the result is clamped, and not converted to FP8 right after it (it is {to})",
+        "convert to an FP8 type right after the clamp, or leave the clamp out",
+        _CONVERT,
+    ),
+    # ... something added ---------------------------------------------------------------------------------------------
+    "bias after scale": Rule(
+        "bias",
+        "what is added is added to a scaled result, and the call adds it before it scales",
+        "multiply the scale into an operand's, outside of the program, or add before it",
+        "HandleAdd",
+    ),
+    "bias and reader": Rule(
+        "bias",
+        "the dot's result is read by the addition and by something else as well",
+        "read the sum instead: a call has one result",
+        "HandleAdd: WithOneUser",
+    ),
+    "matrix after epilogue": Rule(
+        "bias",
+        "a matrix is added after another epilogue ({epilogue}, beta {beta})",
+        "add the matrix to the dot's result, before its activation",
+        "FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
+    ),
+    "other matrix": Rule(
+        "bias",
+        "the matrix that is added is not one that the call takes with a {dtype} result",
+        "pass it in the type of the dequantization, as it is",
+        "FuseMatrixBiasAdd",
+    ),
+    "subtracted": Rule(
+        "bias",
+        "a {what} is subtracted, or the result from it, and XLA takes only additions into the call",
+        "pass the {what}, or an operand's scale, negated, and add",
+        "HandleAdd",
+    ),
+    "scalar added": Rule(
+        "bias",
+        "a scalar is added to every element, and the call's bias is a vector",
+        "pass it as a bfloat16 vector with one element for each column",
+        "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+    ),
+    "split columns": Rule(
+        "bias",
+        "the result's columns were split before a bias of several dimensions was added; the call's is a vector",
+        "add a vector, and split the columns after",
+        "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+    ),
+    "for each row": Rule(
+        "bias",
+        "the vector that is added has one element for each row, and the call's bias one for each column",
+        "compute the transposed product (exchange the operands), where it is a bias for each column",
+        "FuseVectorBiasAdd: the bias runs along the minor dimension",
+    ),
+    "bias in f32": Rule(
+        "bias",
+        "the bias vector is {bias}, which FP8 calls do not take with a {dtype} dot",
+        "pass it as {jax_fits}, and convert it in the program to add it",
+        "FuseVectorBiasAdd: a float32 bias must be a conversion of a 16-bit one",
+    ),
+    "bias of another type": Rule(
+        "bias",
+        "the bias vector is {bias}, which FP8 calls do not take with a {dtype} dot",
+        "pass it as {jax_fits}, and convert it in the program to add it",
+        'FuseVectorBiasAdd: "Epilogue fusion of FP32 vector bias into FP8 GEMM is currently not supported."',
+    ),
+    "late bias": Rule(
+        "bias",
+        "the addition stands where the call cannot take it (its epilogue is {epilogue}, beta {beta})",
+        "add the bias directly to the dot's result, before activation, scale or an added matrix",
+        "FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
+    ),
+    "prepared bias": Rule(
+        "bias",
+        "the bias, or the matrix that is added, is converted or scaled by a kernel before the call reads it",
+        "pass it in the type of the dequantization (a vector: bfloat16, or float16 under float16), as it is, and "
+        "without a factor",
+        "FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
+    ),
+    # ... an amax -----------------------------------------------------------------------------------------------------
+    "amax in 16 bits": Rule(
+        "amax",
+        "the call returns the amax in float32, and a kernel converts it to the dequantization's type",
+        "convert the number, jnp.max(jnp.abs(d)).astype(jnp.float32), or dequantize in float32",
+        "F8AddDAmax: the call's amax is float32",
+    ),
+    "amax converted": Rule(
+        "amax",
+        "the result is converted to {to} before its amax is taken, and the call's amax is of the result as it is",
+        "convert the number, not the matrix: jnp.max(jnp.abs(d)).astype(jnp.float32)",
+        _AMAX,
+    ),
+    "amax along": Rule(
+        "amax",
+        "the maximum is taken along some dimensions, and the call's amax is of all elements",
+        "take the amax of the whole tensor: one scale for it",
+        _AMAX,
+    ),
+    "amax before": Rule(
+        "amax",
+        "the amax is of the value before the {step}; the call's is of what it writes",
+        "take the amax after the {step}",
+        _AMAX,
+    ),
+    "amax scaled": Rule(
+        "amax",
+        "the amax is of the scaled or clamped result, and the call's is of the result before its scale",
+        "take jnp.max(jnp.abs(d)) before multiplying by the scale",
+        _AMAX,
+    ),
+    "amax behind barrier": Rule(
+        "amax",
+        "an optimization_barrier stands between the result and its amax",
+        "scale with an amax of an earlier step, and leave the barrier out; an amax that scales the very result it is "
+        "taken of must stay outside",
+        _AMAX,
+    ),
+    "amax of another": Rule(
+        "amax",
+        "an amax is taken of a value that is neither the call's result nor written alone",
+        "take jnp.max(jnp.abs(d)) of the very value that is scaled and converted",
+        _AMAX,
+    ),
+    "amax otherwise": Rule(
+        "amax", "the maximum is not written as one of absolute values", "write jnp.max(jnp.abs(d))", _AMAX
+    ),
+    "amax without FP8": Rule(
+        "amax",
+        "the result is not converted to FP8, and the call has an amax only with an FP8 result",
+        "clamp and convert the result to FP8, or leave this kernel",
+        _AMAX,
+    ),
+    "amax with it": Rule(
+        "amax", "the conversion to FP8 stayed outside, and the amax with it", "mend the conversion first", _AMAX
+    ),
+    # ... a scale -----------------------------------------------------------------------------------------------------
+    "vector scale": Rule(
+        "scale",
+        "a scale for each row or column of the result is an operation of its own: the call's scales are scalars",
+        "use one scale for the whole tensor, or leave this kernel: it costs one pass over the result",
+        "F8ScaleD and F8ConvertD: ShapeUtil::IsScalar",
+    ),
+    "scale too many": Rule(
+        "scale",
+        "the result is scaled once more, and the call's scales are in use or do not fit ({scales} in use, epilogue "
+        "{epilogue}, result {out})",
+        "multiply the factor into one operand's scale, outside of the program",
+        "F8ScaleD: a factor of a result that is not FP8 becomes an operand's scale, if that is free",
+    ),
+    "division": Rule(
+        "scale",
+        "the program divides by a scale, and the call multiplies: a kernel computes the reciprocal",
+        "pass the reciprocal as an argument, and multiply by it",
+        "CreateF8CustomCall and InvertAndConvertScalar",
+    ),
+    "scale after epilogue": Rule(
+        "scale",
+        "the result is scaled after its epilogue ({epilogue}), which only an FP8 result's scale is",
+        "clamp and convert the result to FP8, or leave this kernel",
+        "F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
+    ),
+    "product of scales": Rule(
+        "scale",
+        "a scale of the call is a product of scalars, which a kernel computes",
+        "dequantize each operand with its own scale, or pass the product as an argument",
+        "F8ScaleD: one scalar of the program becomes one scale of the call",
+    ),
+    "scale not f32": Rule(
+        "scale",
+        "a scale is not float32, and a kernel converts it",
+        "pass scales as float32; convert them to the dequantization's type in the program, not before",
+        "CreateF8CustomCall and InvertAndConvertScalar: scales are float32",
+    ),
+    # ... a move ------------------------------------------------------------------------------------------------------
+    "operand's layout": Rule(
+        "transpose",
+        "the {side} operand's{name} contracting dimension is not its last in memory, which FP8 calls on {chip} need: a "
+        "kernel transposes it to {shape}",
+        "store the {side} operand with K last ({stored}) and contract that dimension of it; where another matmul reads "
+        "it the other way round, as a gradient does, one of the two transposes",
+        "CreateF8CustomCall: before Blackwell, A row-major and B column-major",
+    ),
+    "result's layout": Rule(
+        "transpose",
+        "the result is written, then transposed by a kernel",
+        "let the reader take it as it is, or leave this kernel",
+        "no call transposes its result",
+    ),
+    "padding": Rule(
+        "pad",
+        "{sizes} is not a multiple of 16, so kernels pad the operands",
+        "choose, or pad once in advance to, dimensions that are multiples of 16",
+        "PadOperandToMultipleOf16",
+    ),
+    "own padding": Rule(
+        "pad",
+        "the program itself pads an operand, or slices the result",
+        "keep the padded shape, or leave this kernel",
+        "no call pads or slices",
+    ),
+    # ... anything ----------------------------------------------------------------------------------------------------
+    "twice": Rule(
+        "duplicate",
+        "the same matrices are multiplied twice, here and in {other}: one result is read in two forms",
+        "derive both from one form: take the amax of the unscaled result, and multiply that number by the scale",
+        "HandleMultiply and HandleConvert: each rewrites its own copy of the call",
+    ),
+    "unknown, outside": Rule(
+        "{lost}",
+        "unknown: kernels do {works} outside of the call, and no rule known here says why (the call: epilogue "
+        "{epilogue}, scales {scales}, result {out})",
+        _LOG,
+        "none found",
+    ),
+}

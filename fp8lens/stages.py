@@ -1,0 +1,158 @@
+"""XLA's passes, one by one: the program between them, as XLA dumps it while it compiles."""
+
+import html
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fp8lens.compile import aot_compile
+from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+
+_FILE = re.compile(r"module_(\d+)\.(?:.+\.)?"
+                   r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
+_ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
+
+
+_DOTS = ("dot", "scaled-dot", "ragged-dot", "convolution")
+_CALL = re.compile("gemm|matmul|scaled_?dot", re.I)
+_MATMUL = rf" (?:{'|'.join(_DOTS)})\(|(?i:custom_call_target=\"[^\"]*(?:{_CALL.pattern})|gemm_fusion\S* = )"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The program between two passes: `after` has run, `before` is next ("" where XLA does not say), in `pipeline`."""
+    pipeline: str
+    after: str
+    before: str
+    text: str = field(repr=False)
+
+
+@contextmanager
+def _dumping(fn: Callable, args: tuple, pattern: str, options: Mapping[str, Any] | None,
+             **how) -> Iterator[tuple[jax.stages.Compiled, Path]]:
+    """`fn` compiled, and the folder that XLA dumped into, which goes when the block ends."""
+    if hasattr(fn, "as_text"):
+        raise TypeError(f"got a {type(fn).__name__}: give the function and its arguments, to compile it and look on.")
+    with tempfile.TemporaryDirectory(prefix="xla-") as folder:
+        dump = {
+            "xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": pattern,
+            "xla_dump_hlo_module_re": "",
+            # The PTX; and the folder's name, never the same twice. JAX's cache on disk ignores the options above, and
+            # would answer with a program that XLA compiled, and dumped, on another day.
+            "xla_dump_emitter_re": f"^ptx$|{Path(folder).name}",
+        }
+        yield aot_compile(fn, *args, compiler_options={**(options or {}), **dump}, **how), Path(folder)
+
+
+def _stages(folder: Path) -> Iterator[Stage]:
+    """Of the main module: others, of constants folded and of kernels tried, come after it and have higher numbers."""
+    files = [(int(m[1]), int(m[2] or -1), m) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))]
+    main = min((number for number, *_ in files), default=0)
+    for _, _, m in sorted(f for f in files if f[0] == main):
+        text = (folder / m[0]).read_text(encoding="utf-8")
+        yield Stage(m[3] or "", m[4] or "", m[5] or "", text)
+
+
+class Dump(NamedTuple):
+    """The compiled program; the program between passes, the first stage, without names, as XLA got it; and the PTX of
+    each kernel that XLA made, by the kernel's name: its instruction's, with "_" for "." (%gemm_fusion_dot.1 is
+    gemm_fusion_dot_1). A kernel of a library (cuBLASLt, cuDNN) has no PTX here."""
+    compiled: jax.stages.Compiled
+    stages: tuple[Stage, ...]
+    ptx: dict[str, str]
+
+
+def dumped(fn: Callable, *args: Any, pattern: str = "^$", compiler_options: Mapping[str, Any] | None = None,
+           **options: Any) -> Dump:
+    """Compile once, and keep what XLA writes of it: stages before and after each pass whose name `pattern` finds (none,
+    by default; with ".*" XLA leaves out passes that changed nothing). Arguments, further options and errors are
+    `aot_compile`'s.
+    """
+    with _dumping(fn, args, pattern, compiler_options, **options) as (compiled, folder):
+        texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("module_*.ptx"))]
+        return Dump(compiled, tuple(_stages(folder)), {name: text for text in texts for name in _ENTRY.findall(text)})
+
+
+@dataclass(frozen=True)
+class PassStep:
+    """One pass of XLA that changed a matmul, and the program on either side of it. Shows what it changed there."""
+    pipeline: str
+    name: str
+    before_text: str = field(repr=False)
+    after_text: str = field(repr=False)
+
+    @property
+    def before(self) -> HloModule:
+        return parse_hlo_module(self.before_text)  # parsed when asked for: a model's many steps would fill the memory
+
+    @property
+    def after(self) -> HloModule:
+        return parse_hlo_module(self.after_text)
+
+    @cached_property
+    def diff(self) -> HloDiff:
+        """All that the pass changed."""
+        return diff_hlo(self.before, self.after)
+
+    @property
+    def at_matmuls(self) -> HloDiff:
+        """What the pass changed at matmuls; where only their operands' shapes changed, all of it."""
+        return self.diff.around(_MATMUL) or self.diff
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}: {self.name}\n{self.at_matmuls}"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(f'{self.pipeline}: {self.name}')}</b></p>{self.at_matmuls._repr_html_()}"
+
+
+class Passes(tuple[PassStep, ...]):
+    """The passes that changed a matmul, in the order XLA ran them."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self)) or "no pass changed a matmul"
+
+    def _repr_html_(self) -> str:
+        return "".join(step._repr_html_() for step in self) or f"<p>{self}</p>"
+
+
+def _is_matmul(i: Instruction) -> bool:
+    return i.opcode in _DOTS or i.opcode.startswith("custom-call") and bool(_CALL.search(i.custom_call_target or ""))
+
+
+def _matmuls(module: HloModule) -> Counter:
+    """How often each matmul occurs: what it says, its operands' shapes, and the fusion that it is in."""
+    matmuls = [i for i in module if _is_matmul(i)]
+    inside = {i.computation.name for i in matmuls} - {module.entry.name}
+    fusions = {name: describe(i) for i in module if inside and i.opcode == "fusion"
+               for name in inside.intersection(i.called)}
+    return Counter((*describe(i), fusions.get(i.computation.name),
+                    *(i.computation[o].shape_text for o in i.operands)) for i in matmuls)
+
+
+def passes(fn: Callable, *args: Any, compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Passes:
+    """Compile once; the program before and after each of XLA's passes that changed a matmul.
+
+    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a
+    dot becomes a custom call, or moves into a fusion, or gets an epilogue) or the shapes, number or layout of its
+    operands. Between pipelines XLA works too: what it changes there is named pipeline-start.
+    """
+    steps, last, matmuls = [], None, Counter()
+    with _dumping(fn, args, ".*", compiler_options, **options) as (_, folder):
+        for stage in _stages(folder):
+            if last and stage.text == last.text:
+                continue
+            found = _matmuls(parse_hlo_module(stage.text))
+            if last and found != matmuls:
+                steps.append(PassStep(stage.pipeline, stage.after, last.text, stage.text))
+            last, matmuls = stage, found
+    return Passes(steps)

@@ -1,0 +1,283 @@
+"""What XLA's gemm rewriter sees around a dot: the FP8 array behind each operand, and what becomes of the result."""
+
+import dataclasses
+import re
+from collections.abc import Collection
+
+from fp8lens.hlo.parse import Instruction
+
+FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
+# What may stand between dequantization and dot: MatchFp8Param.
+COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split())
+COLLECTIVES = ("all-", "collective", "reduce-scatter")
+_NAMES = ("bitcast", "reshape", "copy")
+_LAYOUT = frozenset(("transpose", *_NAMES))
+POINTWISE = frozenset(
+    "tanh exponential exponential-minus-one log log-plus-one logistic erf negate sqrt rsqrt cbrt sine cosine power abs "
+    "compare select and or not maximum minimum clamp multiply divide add subtract sign floor ceil".split()
+)
+_ELEMENTWISE = POINTWISE | {"convert"}
+_FAR = _ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
+
+
+def operand(i: Instruction, index: int) -> Instruction:
+    return i.computation[i.operands[index]]
+
+
+def behind(i: Instruction, skip: Collection[str] = (*_NAMES, "convert")) -> Instruction:
+    """What an instruction names, moves or converts."""
+    while i.opcode in skip and i.operands:
+        i = operand(i, 0)
+    return i
+
+
+def broadcast_of(i: Instruction) -> Instruction | None:
+    """What is broadcast, behind moves and conversions; of several, combined elementwise, the largest; None where
+    something is not."""
+    i = behind(i)
+    if i.opcode in ("multiply", "add", "subtract", "divide"):
+        parts = [broadcast_of(operand(i, n)) for n in (0, 1)]
+        return None if None in parts else max(parts, key=lambda part: part.shape.size)
+    return operand(i, 0) if i.opcode == "broadcast" else None
+
+
+def is_zero(i: Instruction | None) -> bool:
+    return i is not None and i.opcode == "constant" and bool(re.fullmatch(r"-?0(\.0*)?", i.literal or ""))
+
+
+class Operand:
+    """An operand of a dot. `fp8` is the FP8 array that XLA finds behind it and `scale` what dequantizes it; `problem`
+    names the rule of fp8lens.rules that it breaks, with `fields` for it. Where XLA finds no FP8 array and
+    there is one further back, `blocked` is the operation at which XLA stopped looking.
+
+    Follows FindF8SubgraphRecursive and MatchFp8Param in XLA's gemm_rewriter.cc.
+    """
+
+    def __init__(self, i: Instruction, side: str):
+        self.side, self.dtype = side, i.shape.dtype
+        self.fp8 = self.scale = self.blocked = self.problem = None
+        self.fields: dict[str, str] = {}
+        path = _path(i, set())
+        if path is None:
+            self.blocked = _search(i)
+            return
+        self.fp8 = path[0]
+        if len(path) > 1:
+            self._match(path)
+
+    def _match(self, path: list[Instruction]) -> None:
+        start = 2  # the FP8 array and its conversion
+        if len(path) > 2 and path[2].opcode in ("multiply", "divide"):
+            other = next((n for n in path[2].operands if n != path[1].name), path[2].operands[-1])
+            factor = path[2].computation[other]
+            if factor.opcode == "broadcast":
+                self.scale, start = operand(factor, 0), 3
+                if self.scale.shape.dims:
+                    self.problem, self.fields = "array of scales", {"scales": self.scale.shape.brief}
+                    return
+        for step, before in zip(path[start:], path[start - 1:]):
+            if step.opcode not in COMMUTES or (step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype):
+                gathered = "gathered" if step.opcode.startswith(COLLECTIVES) else "changed between"
+                self.problem = "converted twice" if step.opcode == "convert" else gathered
+                self.fields = {"opcode": step.opcode, "to": step.shape.dtype, "dtype": step.shape.dtype}
+                return
+            if step.opcode == "select":
+                others = [step.computation[n] for n in step.operands[1:] if n != before.name]
+                if not others or not is_zero(broadcast_of(others[0]) or others[0]):
+                    self.problem = "masked"
+                    return
+
+
+def _path(i: Instruction, seen: set[str]) -> list[Instruction] | None:
+    """From the FP8 array to the operand, through what XLA looks behind; None where that ends without one."""
+    trail = []
+    while i.name not in seen:
+        seen.add(i.name)
+        if i.shape.dtype.startswith("f8"):
+            return [i, *reversed(trail)]
+        trail.append(i)
+        if i.opcode in ("multiply", "select"):
+            for name in i.operands[i.opcode == "select":][:2]:
+                if found := _path(i.computation[name], seen):
+                    return [*found, *reversed(trail)]
+            return None
+        if len(i.operands) != 1 and i.opcode not in ("divide", "dynamic-slice", "pad"):
+            return None
+        i = operand(i, 0)
+    return None
+
+
+def _search(i: Instruction) -> Instruction | None:
+    """Where `i` is made of an FP8 array by moves, elementwise operations, collectives or a loop's constant inputs: the
+    first operation on the way at which XLA's own search ends."""
+    seen, todo = set(), [(i, None)]
+    while todo:
+        i, stop = todo.pop(0)
+        if (i.computation.name, i.name) in seen:
+            continue
+        seen.add((i.computation.name, i.name))
+        if i.shape.dtype.startswith("f8") and i.shape.size > 1:
+            return stop
+        if i.opcode == "get-tuple-element" and operand(i, 0).opcode == "parameter":
+            if outer := _into_loop(i):
+                todo.append((outer[1], stop or outer[0]))
+        elif i.opcode in _FAR or i.opcode.startswith(COLLECTIVES):
+            ends = len(i.operands) > 1 and i.opcode not in ("divide", "dynamic-slice", "pad", "multiply", "select")
+            ends |= i.opcode.startswith(COLLECTIVES)
+            todo += [(i.computation[name], stop or (i if ends else None)) for name in i.operands]
+    return None
+
+
+def _into_loop(i: Instruction) -> tuple[Instruction, Instruction] | None:
+    """The loop, and what it was given, for an element of the tuple that a loop's body gets."""
+    index = re.search(r"\bindex=(\d+)", i.cmd)
+    for loop in i.computation.module:
+        if loop.opcode == "while" and index and i.computation.name in loop.called:
+            given = operand(loop, 0)
+            if given.opcode == "tuple":
+                return loop, operand(given, int(index[1]))
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One thing the program does with a dot's result: `kind` is "alpha" (a constant factor), "scale", "vector scale",
+    "bias", "matrix bias", "relu", "activation", "clamp", "output" (a conversion), "amax", "move" or "other"; `at` does
+    it to `value`; `other` is its second operand, behind broadcasts and conversions."""
+
+    kind: str
+    at: Instruction
+    value: Instruction
+    other: Instruction | None = None
+
+
+class Result:
+    """What the program does with a dot's result: `steps`, in order, up to where it is no longer this result alone; and
+    `readers`, pairs of a value on the way and who reads it besides."""
+
+    def __init__(self, dot: Instruction):
+        self._users = dot.computation.users
+        self.steps: list[Step] = []
+        self.readers: list[tuple[Instruction, Instruction]] = []
+        value: Instruction | None = dot
+        while value is not None:
+            value = self._advance(value)
+
+    def _of(self, i: Instruction) -> list[Instruction]:
+        return self._users.get(i.name, [])
+
+    def _advance(self, value: Instruction) -> Instruction | None:
+        """Add what is done with `value`; the value that comes of it, None at the end."""
+        follow = []
+        for user in self._of(value):
+            amax = self._amax(user)
+            if amax:
+                self.steps.append(Step("amax", amax, value))
+            else:
+                follow.append(user)
+        if not follow:
+            return None
+        at = follow[0]
+        if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
+            if end := self._joined(value):
+                self.steps.append(Step("activation", end, value))
+                return end
+            # A result that has several readers: of them, one may still do what the call could have done.
+            at = next((u for u in follow if u.opcode in _ELEMENTWISE and _step(u, value).kind != "other"), None)
+            self.readers += [(value, u) for u in follow if u is not at]
+            if at is None:
+                return None
+        elif at.opcode in _LAYOUT | {"slice"}:
+            self.steps += [Step("move", at, value)] if at.opcode not in ("bitcast", "reshape") else []
+            return at
+        step = _step(at, value)
+        if step.kind == "other":
+            return None
+        while step.kind == "activation" and len(self._of(at)) == 1:  # one activation may be several unary functions
+            after = self._of(at)[0]
+            if after.opcode not in _ELEMENTWISE or _step(after, at).kind != "activation":
+                break
+            at = after
+        self.steps.append(dataclasses.replace(step, at=at))
+        return at
+
+    def _amax(self, i: Instruction) -> Instruction | None:
+        """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
+        while i.opcode in ("abs", "convert", "bitcast", "reshape", "negate", "opt-barrier") and len(self._of(i)) == 1:
+            i = self._of(i)[0]
+        return i if i.opcode == "reduce" and i.called and reducer(i) in ("maximum", "minimum") else None
+
+    def _joined(self, value: Instruction) -> Instruction | None:
+        """Where the elementwise instructions that read `value` come together again: the end of an activation written
+        with several of them. None where they do not, or where another matrix comes in."""
+        inside, open_edges = {value.name}, len(self._of(value))
+        for i in value.computation.instructions[value.index + 1:]:
+            read = [name for name in dict.fromkeys(i.operands) if name in inside]
+            if not read:
+                continue
+            others = [value.computation[name] for name in i.operands if name not in inside]
+            if i.opcode not in _ELEMENTWISE | _LAYOUT or any(
+                    o.shape.size > 1 and broadcast_of(o) is None for o in others):
+                return None
+            inside.add(i.name)
+            open_edges += len(self._of(i)) - len(read)
+            if open_edges == len(self._of(i)):
+                return i
+        return None
+
+
+def depends(i: Instruction, on: Instruction) -> bool:
+    """Whether a value is computed from another of its computation."""
+    seen, todo = set(), [i.name]
+    while todo:
+        name = todo.pop()
+        if name == on.name:
+            return True
+        if name not in seen:
+            seen.add(name)
+            todo += i.computation[name].operands
+    return False
+
+
+def reducer(reduce: Instruction) -> str:
+    """The opcode by which a reduction combines two elements."""
+    root = reduce.computation.module.computations[reduce.called[0]].root
+    return root.opcode if root else ""
+
+
+def _step(at: Instruction, value: Instruction) -> Step:
+    """What one elementwise instruction does to `value`."""
+    others = [at.computation[name] for name in at.operands if name != value.name]
+    small = [broadcast_of(o) for o in others]
+    constant = bool(small) and small[0] is not None and small[0].opcode == "constant" and small[0].shape.size == 1
+    if at.opcode == "convert":
+        return Step("output", at, value)
+    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and constant):
+        return Step("relu" if at.opcode == "maximum" and is_zero(small[0]) else "clamp", at, value)
+    if len(others) == 1 and at.opcode in ("multiply", "divide", "add", "subtract"):
+        scaling = at.opcode in ("multiply", "divide")
+        if at.opcode == "divide" and at.operands[0] != value.name:
+            return Step("activation", at, value)
+        if small[0] is None:
+            return Step("other" if scaling else "matrix bias", at, value, others[0])
+        if scaling:
+            kind = "alpha" if constant else "scale" if small[0].shape.size == 1 else "vector scale"
+            return Step(kind, at, value, small[0])
+        return Step("activation" if constant else "bias", at, value, small[0])
+    unary = at.opcode in _ELEMENTWISE and all(o is not None for o in small)
+    return Step("activation" if unary else "other", at, value)
+
+
+def clamp_bounds(clamp: Instruction) -> list[str]:
+    """Lower and upper bound of a clamp between constants."""
+    if clamp.opcode != "clamp":
+        return []
+    ends = [broadcast_of(operand(clamp, n)) or operand(clamp, n) for n in (0, 2)]
+    return [end.literal or "" for end in ends if end.opcode == "constant"]
+
+
+def along_columns(added: Instruction) -> bool:
+    """Whether a broadcast vector has an element for each column (of the minor dimension)."""
+    i = behind(added)
+    dims = re.findall(r"\d+", i.attributes.get("dimensions", "")) if i.opcode == "broadcast" else []
+    return not dims or str(len(i.shape.dims) - 1) in dims

@@ -1,0 +1,63 @@
+"""Assertions for readers' own tests: that a function multiplies in FP8, and that nothing was left outside."""
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from fp8lens.reasons import Reason, why_not_fp8
+from fp8lens.report import GemmReport, report_gemms
+from fp8lens.targets import Target
+
+_WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
+
+
+def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flops_share: float | None = None,
+                     fused: bool | str | Collection[str] = (), target: str | Target = "H100",
+                     **options: Any) -> GemmReport:
+    """Assert that `fn(*args)` multiplies in FP8, compiled for `target` as by `aot_compile`, whose options it takes; for
+    your own tests.
+
+    `count`: that many of its matmuls are FP8, each counted once however often it runs. `min_flops_share`: at least this
+    part, 0 to 1, of its matmul FLOPs is. With neither, every matmul must be.
+    `fused`: True, and nothing may be left outside any FP8 matmul; or names of work, of which none may: "scale", "bias",
+    "epilogue", "amax", "output", "transpose", "pad" (and of the first four each must be there: some call has an amax);
+    or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue.
+
+    Returns the report. Raises AssertionError, whose message is the report and the reasons; ValueError for a name that
+    `fused` does not know; and what `aot_compile` raises.
+    """
+    wanted = [fused] if isinstance(fused, str) else _WORK if fused is True else list(fused or ())
+    epilogues = [name for name in wanted if name not in _WORK]
+    for name in epilogues:
+        if not re.fullmatch(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT", name.upper()):
+            raise ValueError(f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue, such as BIAS_RELU.")
+    if min_flops_share is not None and not 0 <= min_flops_share <= 1:
+        raise ValueError(f"min_flops_share must be from 0 to 1, such as 0.9 for 90%; got {min_flops_share!r}.")
+    report = report_gemms(fn, *args, target=target, verify_mma=True, **options)
+    rows, failures = report.fp8_rows, []
+    if count is not None and len(rows) != count:
+        failures.append(f"{len(rows)} matmuls are FP8, not {count}")
+    if min_flops_share is not None and report.fp8_flops_share < min_flops_share:
+        failures.append(f"{report.fp8_flops_share:.1%} of the FLOPs are FP8, less than {min_flops_share:.1%}")
+    if count is None and min_flops_share is None and len(rows) < max(1, len(report.rows)):
+        failures.append(f"{len(report.rows) - len(rows)} of {len(report.rows)} matmuls are not FP8"
+                        if report.rows else "the program has no matmul")
+    for name in epilogues:
+        if wrong := [row.epilogue for row in rows if row.epilogue != name.upper()]:
+            failures.append(f"an FP8 call has the epilogue {wrong[0]}, not {name.upper()}")
+    reasons: list[Reason] = []
+    if failures or wanted:
+        reasons = why_not_fp8(fn, *args, target=target, **options)
+    works = {w for w in wanted if w in _WORK}
+    failures += [f"{r.matmul} left outside: {r.lost}" for r in reasons if r.lost in works or (
+        fused is True and r.lost == "duplicate")]
+    there = {"scale": lambda r: r.scales or r.alpha != 1, "bias": lambda r: "BIAS" in r.epilogue or r.beta,
+             "epilogue": lambda r: r.epilogue != "DEFAULT", "amax": lambda r: r.amax}
+    if fused is not True:
+        missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
+        failures += [f"no FP8 call has fused: {w}" for w in missing]
+    if failures:
+        lines = [f"{getattr(fn, '__name__', 'the function')} compiled for {getattr(target, 'name', target)}:",
+                 *(f"  {f}" for f in failures), str(report), *([str(reasons)] if reasons else [])]
+        raise AssertionError("\n".join(lines))
+    return report

@@ -1,0 +1,449 @@
+"""What XLA makes of FP8 matmuls, JAX release by JAX release: `make releases` measures, `--check` compares.
+
+Each release gets an environment of its own, .venv-release-X. In each the same programs are compiled for chips that are
+not there, and what became of them goes into notebooks/results/releases.json, with where it comes from. Chapter 08 reads
+that file. A release that loses a fusion, or gains one, is a changed row.
+"""
+import argparse
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from helpers import TARGETS, Target
+from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
+from fp8lens.report import report_gemms
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "notebooks" / "results" / "releases.json"
+RELEASES = ("0.9.2", "0.10.2", "0.11.2")  # beside the lock's, and those that the data already has
+PYTHON = "3.12"  # the oldest that all of them run on: JAX 0.11 asks for it
+OF_JAX = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")  # a release is these four, in one version
+ASSEMBLER = ("nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-runtime")  # the lock's with every release
+BIN = "Scripts" if os.name == "nt" else "bin"
+UV = ROOT / ".tools" / BIN / "uv"
+MEND = "run `make releases`, look at what it says has changed, and commit notebooks/results/releases.json"
+
+# The programs ---------------------------------------------------------------------------------------------------------
+
+M, N, K = 2048, 4096, 1024
+e4m3, e5m2, f32, bf16, f16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16, jnp.float16
+
+
+def shape(*dims: int, dtype=e4m3) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+A, B, S = shape(M, K), shape(N, K), shape(dtype=f32)  # B is stored [N, K]: the layout that needs no transpose
+SCALED = (A, B, S, S, S)  # with A's scale, B's scale, and D's
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function, its arguments' shapes, and for which chip and by which library it is compiled."""
+    fn: Callable
+    args: tuple = SCALED
+    target: str = "H100"
+    gemm: str = "cublaslt"
+    options: Mapping[str, Any] | None = None
+
+
+def dot(a, b, dtype=f32):
+    """a [M, K] times b [N, K], unscaled."""
+    return jax.lax.dot(a, b.T, preferred_element_type=dtype)
+
+
+def scaled(act=lambda d: d, dtype=f32, out=e4m3, clamp=None):
+    """Dequantize in `dtype`, multiply, `act`, and quantize to `out` with its own bounds, or those of `clamp`."""
+    bound = float(jnp.finfo(out).max) if clamp is None else clamp
+
+    def fn(a, b, a_scale, b_scale, d_scale):
+        d = act(scaled_dot(a, b, a_scale, b_scale, dtype)) * d_scale.astype(dtype)
+        return jnp.clip(d, -bound, bound).astype(out)
+
+    return fn
+
+
+def wide(dtype, out):
+    """Dequantize in `dtype`, multiply, and return `out`."""
+    return lambda a, b, a_scale, b_scale: scaled_dot(a, b, a_scale, b_scale, dtype).astype(out)
+
+
+def biased(act=lambda d: d, dtype=f32):
+    """`scaled` with a bias, the last argument, in front of `act`."""
+    def fn(a, b, a_scale, b_scale, d_scale, bias):
+        return to_e4m3(act(scaled_dot(a, b, a_scale, b_scale, dtype) + bias.astype(dtype)), d_scale)
+
+    return fn
+
+
+def with_amax(act=lambda d: d, dtype=f32, of="activated"):
+    """`scaled`, and the largest magnitude: of the result before its scale, before `act`, or after the scale."""
+    def fn(a, b, a_scale, b_scale, d_scale):
+        d = scaled_dot(a, b, a_scale, b_scale, dtype)
+        y = act(d)
+        seen = {"activated": y, "before": d, "scaled": y * d_scale.astype(dtype)}[of]
+        return to_e4m3(y, d_scale), jnp.max(jnp.abs(seen)).astype(f32)
+
+    return fn
+
+
+def layer_and_gradients(x, w, g, x_scale, w_scale, g_scale):
+    """A linear layer and both its gradients, from FP8 as stored: x [M, K], w [N, K], g [M, N] in E5M2."""
+    y = scaled_dot(x, w, x_scale, w_scale, bf16)
+    return y, scaled_dot(g, w.T, g_scale, w_scale, bf16), scaled_dot(g.T, x.T, g_scale, x_scale, bf16)
+
+
+def layers_in_a_loop(x, w, x_scale, w_scale, d_scale):
+    """`len(w)` layers with relu by `lax.scan`: x [M, K], w [layers, K, K], each as [N, K]."""
+    def layer(x, w):
+        return to_e4m3(jax.nn.relu(scaled_dot(x, w, x_scale, w_scale)), d_scale), None
+
+    return jax.lax.scan(layer, x, w)[0]
+
+
+def block_scaled(a, b, a_scales, b_scales):
+    return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=f32)
+
+
+def programs() -> dict[str, Program]:
+    """Every program by name. A new one is one line here, then `make releases`."""
+    relu, gelu, silu = jax.nn.relu, jax.nn.gelu, jax.nn.silu
+    found: dict[str, Program] = {}
+    names = {f32: "f32", bf16: "bf16", f16: "f16", e4m3: "E4M3", e5m2: "E5M2"}
+
+    def add(name: str, fn: Callable, *args, **options) -> None:
+        assert name not in found, name
+        found[name] = Program(fn, args or SCALED, **options)
+
+    # One call, or as near as it gets: the pattern itself.
+    for out in (e4m3, f32, bf16):
+        add(f"unscaled, {names[out]} result", lambda a, b, out=out: dot(a, b, out), A, B)
+    add("unscaled E5M2 times E5M2", dot, shape(M, K, dtype=e5m2), shape(N, K, dtype=e5m2))
+    for dtype in (f32, bf16, f16):
+        add(f"scaled in {names[dtype]}", scaled(dtype=dtype))
+    for dtype, out in ((f32, f32), (bf16, bf16), (f16, f16), (f32, bf16), (bf16, f32)):
+        add(f"scaled in {names[dtype]}, {names[out]} result", wide(dtype, out), *SCALED[:4])
+    add("scaled in bf16, excess precision off", scaled(dtype=bf16), options={"xla_allow_excess_precision": False})
+    for left, right in ((e4m3, e4m3), (e4m3, e5m2), (e5m2, e4m3), (e5m2, e5m2)):
+        add(f"{names[left]} times {names[right]}, E5M2 result", scaled(out=e5m2), shape(M, K, dtype=left),
+            shape(N, K, dtype=right), S, S, S)
+    one = shape(1, dtype=f32)
+    add("scales of shape (1,)", scaled(), A, B, one, one, one)
+    add("clamp by max(min())", lambda a, b, x, y, z: jnp.maximum(jnp.minimum(
+        scaled_dot(a, b, x, y) * z, E4M3_MAX), -E4M3_MAX).astype(e4m3))
+    add("batch, bmk,bnk->bmn", lambda a, b: jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=f32),
+        shape(4, M, K), shape(4, N, K))
+    add("sequence, bsk,nk->bsn", lambda a, b: jnp.einsum("bsk,nk->bsn", a, b, preferred_element_type=f32),
+        shape(4, M, K), B)
+    add("vmap over matrices", jax.vmap(scaled(), (0, 0, None, None, None)), shape(4, M, K), shape(4, N, K), S, S, S)
+
+    # Activations.
+    for name, act in (("relu", relu), ("gelu tanh", gelu), ("gelu erf", lambda d: gelu(d, approximate=False)),
+                      ("silu", silu)):
+        add(name, scaled(act))
+    for dtype in (bf16, f16):
+        add(f"relu in {names[dtype]}", scaled(relu, dtype))
+        add(f"gelu tanh in {names[dtype]}", scaled(gelu, dtype))
+    add("relu after the output scale", lambda a, b, x, y, z: jnp.clip(
+        relu(scaled_dot(a, b, x, y) * z), -E4M3_MAX, E4M3_MAX).astype(e4m3))
+    add("relu, f32 result", lambda a, b, x, y: relu(scaled_dot(a, b, x, y)), *SCALED[:4])
+    add("relu(unscaled) times an argument", lambda a, b, s: relu(dot(a, b)) * s, A, B, S)
+    add("relu(unscaled) times 2", lambda a, b: relu(dot(a, b)) * 2, A, B)
+    add("relu(scaled) times 2", lambda a, b, x, y: relu(scaled_dot(a, b, x, y)) * 2, *SCALED[:4])
+    add("gelu(scaled) times 2", lambda a, b, x, y: gelu(scaled_dot(a, b, x, y)) * 2, *SCALED[:4])
+
+    # Bias.
+    for bias in (bf16, f16, f32):
+        add(f"{names[bias]} bias", biased(), *SCALED, shape(N, dtype=bias))
+    add("bf16 bias in bf16", biased(dtype=bf16), *SCALED, shape(N, dtype=bf16))
+    add("f16 bias in f16", biased(dtype=f16), *SCALED, shape(N, dtype=f16))
+    add("bias + relu", biased(relu), *SCALED, shape(N, dtype=bf16))
+    add("bias + gelu tanh", biased(gelu), *SCALED, shape(N, dtype=bf16))
+    add("bias for each row", biased(), *SCALED, shape(M, 1, dtype=bf16))
+    add("bias for each row, M = N", biased(), shape(N, K), B, S, S, S, shape(N, 1, dtype=bf16))
+    add("matrix bias, bf16 result", lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c, *SCALED[:4],
+        shape(M, N, dtype=bf16))
+
+    add("matrix bias in bf16", lambda a, b, x, y, z, c: to_e4m3(scaled_dot(a, b, x, y, bf16) + c, z), *SCALED,
+        shape(M, N, dtype=bf16))
+    add("bias + matrix bias, bf16 result", lambda a, b, x, y, v, c: scaled_dot(a, b, x, y, bf16) + v + c, *SCALED[:4],
+        shape(N, dtype=bf16), shape(M, N, dtype=bf16))
+
+    # amax.
+    add("amax", with_amax())
+    for dtype in (bf16, f16):
+        add(f"amax in {names[dtype]}", with_amax(dtype=dtype))
+    add("amax after relu", with_amax(relu))
+    add("amax after gelu tanh", with_amax(gelu))
+    add("amax before relu", with_amax(relu, of="before"))
+    add("amax after the output scale", with_amax(of="scaled"))
+    add("bias + relu + amax", lambda a, b, x, y, z, c: (lambda d: (to_e4m3(d, z), jnp.max(jnp.abs(d))))(
+        relu(scaled_dot(a, b, x, y) + c.astype(f32))), *SCALED, shape(N, dtype=bf16))
+
+    add("bias + gelu tanh + amax", lambda a, b, x, y, z, c: (lambda d: (to_e4m3(d, z), jnp.max(jnp.abs(d))))(
+        gelu(scaled_dot(a, b, x, y) + c.astype(f32))), *SCALED, shape(N, dtype=bf16))
+
+    # What XLA does not compile, each with the error in its row.
+    add("amax that scales the same result", lambda a, b, x, y: (lambda d: to_e4m3(
+        d, E4M3_MAX / jnp.max(jnp.abs(d))))(scaled_dot(a, b, x, y)), *SCALED[:4])
+    add("gelu tanh, its input as well", lambda a, b, x, y, z: (lambda d: (to_e4m3(gelu(d), z), d))(
+        scaled_dot(a, b, x, y)))
+
+    # What stays outside, and what loses FP8.
+    add("no clamp", lambda a, b, x, y, z: (scaled_dot(a, b, x, y) * z).astype(e4m3))
+    add("clamp to 447", scaled(clamp=447.0))
+    add("clamp before the output scale", lambda a, b, x, y, z: (
+        jnp.clip(scaled_dot(a, b, x, y), -E4M3_MAX, E4M3_MAX) * z).astype(e4m3))
+    add("divide by the scales", lambda a, b, x, y, z: jnp.clip(
+        dot(a.astype(f32) / x, b.astype(f32) / y) / z, -E4M3_MAX, E4M3_MAX).astype(e4m3))
+    add("scales after the dot", lambda a, b, x, y: dot(a, b) * (x * y), *SCALED[:4])
+    add("scale for each row of A", scaled(), A, B, shape(M, 1, dtype=f32), S, S)
+    add("scale for each row of A, after the dot", lambda a, b, x, y: dot(a, b) * (x * y), A, B,
+        shape(M, 1, dtype=f32), S)
+    add("abs between scale and dot", lambda a, b, x, y, z: to_e4m3(
+        dot(jnp.abs(a.astype(f32) * x), b.astype(f32) * y), z))
+    add("B stored [K, N]", lambda a, b: jax.lax.dot(a, b, preferred_element_type=f32), A, shape(K, N))
+    add("A stored [K, M], B [K, N]", lambda a, b: jax.lax.dot(a.T, b, preferred_element_type=f32), shape(K, M),
+        shape(K, N))
+    add("M = 17", dot, shape(17, K), B)
+    add("K = 72", dot, shape(M, 72), shape(N, 72))
+
+    # Precision and algorithm.
+    add("precision HIGHEST", lambda a, b: jax.lax.dot(
+        a, b.T, precision=jax.lax.Precision.HIGHEST, preferred_element_type=f32), A, B)
+    for preset in ("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM"):
+        add(f"algorithm {preset}", lambda a, b, preset=preset: jax.lax.dot(
+            a, b.T, precision=jax.lax.DotAlgorithmPreset[preset], preferred_element_type=f32), A, B)
+
+    # More than one matmul.
+    add("a layer and its gradients", layer_and_gradients, A, B, shape(M, N, dtype=e5m2), S, S, S)
+    add("8 layers in a loop", layers_in_a_loop, A, shape(8, K, K), S, S, S)
+
+    # The other way to run a matmul: the first tile that compiles, as there is no chip to time on.
+    add("Triton: scaled in f32", wide(f32, f32), *SCALED[:4], gemm="triton")
+    add("Triton: scaled in bf16", wide(bf16, bf16), *SCALED[:4], gemm="triton")
+    add("Triton: scales after the dot", lambda a, b, x, y: dot(a, b) * (x * y), *SCALED[:4], gemm="triton")
+    add("default options: scaled in f32", scaled(), gemm="auto")
+
+    # Other chips.
+    for chip in ("A100", "L40S", "B200"):
+        add(f"{chip}: scaled in f32", scaled(), target=chip)
+        add(f"{chip}: B stored [K, N]", lambda a, b: jax.lax.dot(a, b, preferred_element_type=f32), A, shape(K, N),
+            target=chip)
+    e8m0 = jnp.float8_e8m0fnu
+    for chip in ("H100", "B200"):
+        add(f"{chip}: blocks of 32 (MXFP8)".removeprefix("H100: "), block_scaled, shape(1, M, K), shape(1, N, K),
+            shape(1, M, K // 32, dtype=e8m0), shape(1, N, K // 32, dtype=e8m0), target=chip)
+    return found
+
+
+# What becomes of them -------------------------------------------------------------------------------------------------
+
+class OlderTarget(Target):
+    """A chip as JAX 0.9 reads it: its description names cuDNN's version in the outer part alone."""
+
+    def text_proto(self, cudnn_patch: int = 0) -> str:
+        return re.sub(r'\s+dnn_version: ".*?"', "", super().text_proto(cudnn_patch))
+
+
+def chip(name: str) -> Target:
+    """The chip of that name, as the installed JAX can read it."""
+    if by_number(jax.__version__) >= (0, 10):
+        return TARGETS[name]
+    return OlderTarget(**{field.name: getattr(TARGETS[name], field.name) for field in dataclasses.fields(Target)})
+
+
+def row(program: Program) -> dict[str, Any]:
+    """What the installed JAX makes of a program, as it stands in the data."""
+    made: dict[str, Any] = {"target": program.target, "gemm": program.gemm}
+    try:  # the type a Triton kernel multiplies stands in its PTX
+        report = report_gemms(program.fn, *program.args, target=chip(program.target), gemm=program.gemm,
+                              compiler_options=program.options, verify_mma=True)
+    except Exception as error:  # that a program does not compile is a finding; the first line names no path
+        said = str(error).strip().splitlines()[0].rstrip(";:")
+        said = re.sub(r" \(external/.*?\)| while visiting instruction .*", "", said)  # XLA's lines and names change
+        return made | {"error": f"{type(error).__name__}: {said}"}
+    gemms = [{"count": gemm.count, "library": gemm.library, "lhs_dtype": gemm.lhs_dtype, "rhs_dtype": gemm.rhs_dtype,
+              "math_dtype": gemm.math_dtype, "epilogue": gemm.epilogue, "amax": gemm.amax, "alpha": gemm.alpha,
+              "beta": gemm.beta, "scales": "".join(gemm.scales), "precision": gemm.precision,
+              "algorithm": gemm.algorithm, "tile": gemm.tile, "out_dtype": gemm.out_dtype,
+              "outside": len(gemm.outside)} for gemm in report.rows]
+    # The order in which independent matmuls run is the scheduler's affair.
+    return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
+
+
+def measured(date: datetime.date | None = None) -> dict[str, Any]:
+    """What the installed JAX makes of every program, and what it is that was asked."""
+    return {"date": str(date or datetime.datetime.now(datetime.UTC).date()), "command": "make releases",
+            "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
+            "packages": {name: importlib.metadata.version(name) for name in (*OF_JAX, *ASSEMBLER)},
+            "rows": {name: row(program) for name, program in programs().items()}}
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """A row as a line of text."""
+    if "error" in row:
+        return f"does not compile: {row['error']}"
+    return f"{row['kernels']} kernel{'s' * (row['kernels'] != 1)}: " + "; ".join(map(describe_gemm, row["gemms"]))
+
+
+def describe_gemm(gemm: Mapping[str, Any]) -> str:
+    """A matmul's fields, those left out that say what is usual (or that an older record has not got)."""
+    usual = {"count": 1, "alpha": 1, "beta": 0, "scales": "", "precision": "DEFAULT", "algorithm": "", "tile": ""}
+    said = [f"{key} {gemm[key]}" for key in usual if gemm.get(key, usual[key]) != usual[key]]
+    outside = f"({gemm['outside']} outside)" if gemm["outside"] else ""
+    words = [gemm["library"], gemm["math_dtype"], gemm["epilogue"], "amax" * gemm["amax"], *said, "->",
+             gemm["out_dtype"], outside]
+    return " ".join(filter(None, words))
+
+
+# The data -------------------------------------------------------------------------------------------------------------
+
+def by_number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def locked() -> dict[str, str]:
+    """Versions in the lock, by package."""
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    return {package["name"]: package["version"] for package in packages if "version" in package}
+
+
+def read() -> dict[str, Any]:
+    """The data: release to what was measured, oldest first."""
+    return json.loads(DATA.read_text())["releases"] if DATA.exists() else {}
+
+
+def write(releases: Mapping[str, Any]) -> None:
+    """Write the data, a line a row, so that a changed row is a changed line."""
+    text = []
+    for version in sorted(releases, key=by_number):
+        entry = dict(releases[version])
+        rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in entry.pop("rows").items())
+        provenance = ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
+        text.append(f'  {json.dumps(version)}: {{\n{provenance},\n   "rows": {{\n{rows}\n   }}\n  }}')
+    DATA.parent.mkdir(exist_ok=True)
+    about = "What each JAX release makes of the programs in tools/releases.py. Written by `make releases`, not by hand."
+    DATA.write_text(f'{{\n "about": {json.dumps(about)},\n "releases": {{\n' + ",\n".join(text) + "\n }\n}\n")
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(program, old, new) of each row that differs, as text. A program that one side lacks differs."""
+    found = []
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name):
+            sides = [describe(rows[name]) if name in rows else "no such program" for rows in (old, new)]
+            if sides[0] == sides[1]:  # in a field that the text leaves out
+                sides = [json.dumps(rows[name]) for rows in (old, new)]
+            found.append((name, *sides))
+    return found
+
+
+def check(recorded: Mapping[str, Any]) -> list[str]:
+    """Problems: each row of the data that is not what the installed JAX makes of the program now. Where the data lacks
+    the installed release, the newest in it stands in."""
+    version = jax.__version__
+    if not recorded:
+        return [f"notebooks/results/releases.json holds no release: {MEND}"]
+    against = version if version in recorded else max(recorded, key=by_number)
+    now = measured()["rows"]
+    return [f"{name}: {old} (recorded, JAX {against}), but {new} (now, JAX {version}): {MEND}"
+            for name, old, new in changes(recorded[against]["rows"], now)]
+
+
+# Making it ------------------------------------------------------------------------------------------------------------
+
+def environment(version: str) -> Path:
+    """The Python of a release's environment, made where it is missing or not of these packages."""
+    folder = ROOT / f".venv-release-{version}"
+    python = folder / BIN / "python"
+    packages = [*(f"{name}=={version}" for name in OF_JAX), *(f"{name}=={locked()[name]}" for name in ASSEMBLER)]
+    wanted = hashlib.sha256(repr((PYTHON, packages)).encode()).hexdigest()
+    stamp = folder / "made-from"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        # pyenv hides every other version than .python-version's
+        kept = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+        for command in (["venv", "--python", PYTHON, folder], ["pip", "install", "--python", python, *packages]):
+            made = subprocess.run([UV, *command, "--quiet"], cwd=ROOT, env=kept | {"PYENV_VERSION": PYTHON})
+            if made.returncode:
+                raise SystemExit(f"the environment of JAX {version} could not be made: see above; `make releases` "
+                                 f"goes on where it stopped")
+        stamp.write_text(wanted)
+    return python
+
+
+def measure(version: str) -> dict[str, Any]:
+    """`measured` by that release, in a process of its own."""
+    dropped = ("JAX_", "XLA_", "PYTHON", "VIRTUAL_ENV")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
+    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        run = subprocess.run([environment(version), __file__, "--measure", out], env=kept | quiet, cwd=ROOT)
+        if run.returncode:
+            raise SystemExit(f"JAX {version} could not measure: exit status {run.returncode}, see above")
+        return json.loads(out.read_text())
+
+
+def record(versions: list[str]) -> None:
+    """Measure these releases, write the data after each, and print what changed."""
+    for version in versions:
+        releases = read()
+        before, now = releases.get(version, {}), measure(version)
+        failed = sum("error" in row for row in now["rows"].values())
+        print(f"JAX {version}: {len(now['rows'])} programs, {failed} of which do not compile", flush=True)
+        if before and before | {"date": now["date"]} == now:
+            continue  # nothing new: the date stays that of the first time
+        for name, old, new in changes(before["rows"], now["rows"]) if before else ():
+            print(f"  {name}\n    was {old}\n    is  {new}")
+        write(releases | {version: now})
+
+
+def print_changes(releases: Mapping[str, Any]) -> None:
+    """Print what each release changed over the one before it."""
+    versions = list(releases)
+    for old, new in zip(versions, versions[1:]):
+        found = changes(releases[old]["rows"], releases[new]["rows"])
+        print(f"\nJAX {old} to {new}: {len(found)} of {len(releases[new]['rows'])} rows changed")
+        for name, before, after in found:
+            print(f"  {name}\n    {old:9} {before}\n    {new:9} {after}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("releases", nargs="*", help="JAX releases, such as 0.11.2; all without")
+    parser.add_argument("--check", action="store_true", help="compare the installed JAX with the data")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what this file runs in each environment
+    options = parser.parse_args(arguments)
+    if options.measure:
+        options.measure.write_text(json.dumps(measured()))
+        return 0
+    if options.check:
+        problems = check(read())
+        print("\n".join(problems) or f"what JAX {jax.__version__} compiles is what is recorded")
+        return int(bool(problems))
+    everything = {*RELEASES, locked()["jax"], *read()}
+    record(sorted(options.releases or everything, key=by_number))
+    print_changes(read())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
