@@ -180,7 +180,7 @@ def _report(given: argparse.Namespace) -> int:
         module, name = _load(Path(python[1])), python[2] or ""
         fn = _function(module, name)
         args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
-        report = _call(report_gemms, name, fn, *args, verify_mma=True, **how)
+        report = _call(report_gemms, name, fn, *args, **how)
     else:
         report, other = _saved(given)
         mend = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"

@@ -1,28 +1,24 @@
 """What a compiled program launches, and what that costs: kernels, bytes moved, FLOPs, and a roofline estimate.
 
 All of it is read from optimized HLO. The count is simple: every kernel reads each operand once, whole, from memory and
-writes its result once. A slice reads less, a cache serves some of it, kernels may overlap: estimates, not measurements.
+writes its result once; in a loop, as often as that runs. A slice reads less, a cache serves some of it, kernels may
+overlap: estimates, not measurements.
 """
 
 import dataclasses
 from typing import Any
 
-from fp8lens.gemms import CONTROL, FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
+from fp8lens.gemms import FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
 from fp8lens.hlo.parse import Instruction, parse_hlo_module
+from fp8lens.ops import FREE
 from fp8lens.targets import Target, resolve
-
-# Instructions that launch nothing: names, views, and the ends of what has been launched before.
-_FREE = frozenset(
-    "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier partition-id "
-    "replica-id".split()
-) | CONTROL
-
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """One launch. `kind` is a custom call's target, "triton", or an opcode ("fusion": a kernel XLA generated); `result`
     its shape (workspace left out); `bytes_moved` operands read plus results written; `flops` 2*M*N*K of the matmuls in
-    it, and `math_dtype` what the hardware multiplies there, None without a matmul."""
+    it, and `math_dtype` what the hardware multiplies there, None without a matmul. These are of one run; `count` is how
+    often the program runs it, None where a loop's trips are not known."""
 
     name: str
     kind: str
@@ -30,10 +26,16 @@ class Kernel:
     bytes_moved: int
     flops: int
     math_dtype: str | None
+    count: int | None
     instruction: Instruction = dataclasses.field(repr=False, compare=False)
 
+    @property
+    def runs(self) -> int:
+        """`count`, and 1 where that is not known."""
+        return 1 if self.count is None else self.count
+
     def seconds(self, target: Target) -> float:
-        """Roofline time on `target`: the longer of moving the bytes and doing the FLOPs. Raises KeyError where the
+        """Roofline time of one run on `target`: the longer of moving the bytes and doing the FLOPs. Raises KeyError where the
         chip has no peak for `math_dtype`."""
         compute = self.flops / target.peak_flops[self.math_dtype] if self.flops else 0.0
         return max(compute, self.bytes_moved / target.memory_bandwidth)
@@ -47,7 +49,7 @@ def _kind(instruction: Instruction) -> str:
 
 def launches(instruction: Instruction) -> bool:
     """Whether the instruction starts a kernel: the rest names, views, calls, or waits for the end of one."""
-    return not (instruction.opcode.removesuffix("-start") in _FREE or instruction.opcode.endswith(("-done", "-update")))
+    return not (instruction.opcode.removesuffix("-start") in FREE or instruction.opcode.endswith(("-done", "-update")))
 
 
 def moved(instruction: Instruction) -> int:
@@ -56,26 +58,27 @@ def moved(instruction: Instruction) -> int:
     return read + sum(shape.nbytes for shape in results(instruction))
 
 
-def kernel(instruction: Instruction) -> Kernel:
+def kernel(instruction: Instruction, count: int | None = 1) -> Kernel:
     """The kernel that an instruction launches."""
     gemms, written = matmuls(instruction), results(instruction)
     shapes = [s.brief for s in written]
     result = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
     return Kernel(instruction.name, _kind(instruction), result, moved(instruction),
-                  sum(g.flops for g in gemms), gemms[0].math_dtype if gemms else None, instruction)
+                  sum(g.flops for g in gemms), gemms[0].math_dtype if gemms else None, count, instruction)
 
 
 def kernels(x: Any) -> tuple[Kernel, ...]:
-    """What the program launches, in order: each instruction of ENTRY, then of the bodies it loops over or calls (each
-    body once, however often it runs), that is not free. `x` is anything `parse_hlo_module` takes.
+    """What the program launches, in order: each instruction of ENTRY, then of the bodies it loops over or calls, that is
+    not free. `x` is anything `parse_hlo_module` takes.
     """
     module = parse_hlo_module(x)
-    return tuple(kernel(i) for name in executions(module) for i in module.computations[name] if launches(i))
+    return tuple(kernel(i, count) for name, count in executions(module).items()
+                 for i in module.computations[name] if launches(i))
 
 
 def bytes_moved(x: Any) -> int:
-    """Bytes that `kernels(x)` read and write: each operand and result once, the body of a loop once."""
-    return sum(k.bytes_moved for k in kernels(x))
+    """Bytes that `kernels(x)` read and write, each operand and result once a run; loops of unknown length once."""
+    return sum(k.bytes_moved * k.runs for k in kernels(x))
 
 
 def fp8_calls(x: Any) -> tuple[Instruction, ...]:
@@ -85,9 +88,9 @@ def fp8_calls(x: Any) -> tuple[Instruction, ...]:
 
 def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
     """Estimated time on `target` in seconds: `kernels(x)` one after the other, each as long as its bytes at full
-    bandwidth or its FLOPs at dense peak take, whichever is longer. Launches cost nothing here."""
+    bandwidth or its FLOPs at dense peak take, whichever is longer, as often as it runs. Launches cost nothing here."""
     chip = resolve(target)
-    return sum(k.seconds(chip) for k in kernels(x))
+    return sum(k.seconds(chip) * k.runs for k in kernels(x))
 
 
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3fn": 1, "f8e5m2": 1}
@@ -118,9 +121,10 @@ def _size(n: int) -> str:
 def print_kernels(x: Any) -> None:
     """Print one line a kernel: what it is, what it writes, and the bytes it moves (1 MB is 1e6 bytes)."""
     launched = kernels(x)
-    rows = [(k.kind, k.name, k.result, _size(k.bytes_moved)) for k in launched]
-    total = _size(sum(k.bytes_moved for k in launched))
-    rows.append((f"{len(launched)} kernel{'s' * (len(launched) != 1)}", "", "", total))
+    times = lambda k: "" if k.count == 1 else f"{k.count or '?'} x "
+    rows = [(k.kind, k.name, k.result, times(k) + _size(k.bytes_moved)) for k in launched]
+    total, count = _size(sum(k.bytes_moved * k.runs for k in launched)), sum(k.runs for k in launched)
+    rows.append((f"{count} kernel{'s' * (count != 1)}", "", "", total))
     widths = [max(map(len, column)) for column in zip(*rows)]
     for kind, name, result, moved in rows:
         print(f"{kind:<{widths[0]}}  {name:<{widths[1]}}  {result:<{widths[2]}}  {moved:>{widths[3]}}")

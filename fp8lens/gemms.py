@@ -8,10 +8,9 @@ from pathlib import Path
 
 from fp8lens.hlo.parse import Computation, HloModule, HloParseError, Instruction, Shape
 from fp8lens.hlo.text import source_path
+from fp8lens.ops import CONTROL, DOTS
 
 FP8_CALL = "__cublas$lt$matmul$f8"
-DOTS = frozenset(("dot", "scaled-dot"))
-CONTROL = frozenset(("call", "while", "conditional", "async"))
 _NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
     r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
     r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$")
@@ -77,15 +76,24 @@ class GemmRow:
     def path(self) -> str:
         """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules, or of
         jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where there is none."""
-        names = [re.sub(r"^(?:\w+\()+|\)+$", "", name) for name in self.op_name.split("/")[1:-1]
-                 if not _NO_LAYER.match(name)]
-        names = [name for name in names if re.fullmatch(r"[\w.\-]+", name)]
-        return "/".join(names) + " backward" * bool(names and "transpose(" in self.op_name)
+        name = layer(self.op_name)
+        return f"{name} backward" if name and is_backward(self.op_name) else name
 
     @property
     def is_fp8(self) -> bool:
         """Whether the hardware multiplies 8-bit floats."""
         return self.math_dtype.startswith("f8")
+
+
+def layer(op_name: str) -> str:
+    """The names of Flax's modules, or of jax.named_scope, in an op_name."""
+    names = [re.sub(r"^(?:\w+\()+|\)+$", "", name) for name in op_name.split("/")[1:-1] if not _NO_LAYER.match(name)]
+    return "/".join(name for name in names if re.fullmatch(r"[\w.\-]+", name))
+
+
+def is_backward(op_name: str) -> bool:
+    """Whether JAX transposed what the instruction was made from, for a gradient."""
+    return "transpose(" in op_name
 
 
 def results(instruction: Instruction) -> tuple[Shape, ...]:

@@ -4,18 +4,20 @@ import dataclasses
 import functools
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
-from fp8lens.report import GemmReport, Outside, gemms_and_outside, report_gemms
+from fp8lens.ops import COLLECTIVES, COMMUTES
+from fp8lens.outside import Around, Outside
+from fp8lens.pairing import pair, work
 from fp8lens.steps import (
-    COLLECTIVES, COMMUTES, FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand,
+    FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand,
     reducer,
 )
 from fp8lens.rules import RULES
-from fp8lens.targets import Target, resolve
+from fp8lens.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
@@ -73,29 +75,38 @@ class Reasons(list[Reason]):
         printer.text(str(self))
 
 
-def why_not_fp8(fn: Callable, *args: Any, target: str | Target = "H100", **options: Any) -> list[Reason]:
+def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
     """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason and the mend.
 
-    Compiles `fn(*args)` once, as `aot_compile` does (arguments, options and errors are its), and compares what XLA's
-    rewriter was given with what became of it. An empty list: every matmul is FP8, and nothing was left outside. Where
-    no known rule explains what is seen, `reason` starts with "unknown".
-    """
-    from fp8lens.stages import dumped
+    Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was given: a function with
+    its arguments, compiled once, or an Inspection. Compares what the rewriter was given with what became of it. An
+    empty list: every matmul is FP8, and nothing was left outside. Where no known rule explains what is seen, `reason`
+    starts with "unknown".
 
-    compiled, stages, ptx = dumped(fn, *args, pattern="gemm-rewriter", target=target, **options)
+    Raises TypeError for a saved program, and what `inspect` raises.
+    """
+    from fp8lens.inspection import inspect
+
+    return inspect(fn, *args, **options).reasons
+
+
+def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around, stages: Sequence[Any],
+                 after: HloModule, chip: Target) -> Reasons:
+    """The reasons for a compiled module's rows, each with the kernels around it, from the stages of its compile."""
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
-    rows = list(gemms_and_outside(parse_hlo_module(compiled), ptx))
-    chip, found, first = resolve(target), Reasons(), {}
+    rows = [row for row, _ in found]
+    dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
+    reasons, first = Reasons(), {}
     if not rows:
-        found.empty = "There is no matmul."
-    for (row, outside), dot in zip(rows, _pair([row for row, _ in rows], before)):
-        matmul = _Matmul(row, dot, written, chip)
+        reasons.empty = "There is no matmul."
+    for (row, near), dot in zip(found, pair(after, rows, before, dots, _types)):
+        matmul = _Matmul(row, dot and dot.instruction, written, chip)
         other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
-            found.append(matmul.why("twice", other=other))
-        found += matmul.left_outside(outside) if row.is_fp8 else [matmul.not_fp8()]
-    return found
+            reasons.append(matmul.why("twice", other=other))
+        reasons += matmul.left_outside(near) if row.is_fp8 else [matmul.not_fp8()]
+    return reasons
 
 
 def _reads(row: GemmRow) -> tuple:
@@ -105,42 +116,12 @@ def _reads(row: GemmRow) -> tuple:
     return i.computation.name, *names, row.m, row.n, row.k
 
 
-def _work(row: GemmRow) -> tuple[list[int], int]:
-    """M and N, and K*batch, padded to what FP8 calls need: the same before and after XLA pads, exchanges the operands,
-    or splits K."""
-    m, n, k = (-(-d // 16) * 16 for d in (row.m, row.n, row.k))
-    return sorted((m, n)), k * row.batch
-
-
-def _types(row: GemmRow) -> list[str]:
+def _types(row: GemmRow) -> tuple[str, ...]:
     """The FP8 types that a call multiplies, or that XLA would find behind the operands of a dot."""
     i = row.instruction
     found = [side.fp8.shape.dtype for n in (0, 1) if (side := Operand(operand(i, n), "")).fp8 is not None] if (
         i.opcode == "dot") else [t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")]
-    return sorted(found)
-
-
-def _pair(rows: list[GemmRow], before: HloModule) -> list[Instruction | None]:
-    """For each row, the dot it was before XLA rewrote it. Rows that are alike are paired in their order."""
-    dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
-    pairs: list[Instruction | None] = [None] * len(rows)
-    left = list(dots)
-    types = {id(d.instruction): _types(d) for d in dots}
-    alike = (lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d)
-             and _types(r) == types[id(d.instruction)],
-             lambda r, d: r.op_name == d.op_name and r.source == d.source and _work(r) == _work(d),
-             lambda r, d: _work(r) == _work(d) and _types(r) == types[id(d.instruction)],
-             lambda r, d: _work(r) == _work(d))
-    for same in alike:
-        for n, row in enumerate(rows):
-            match = next((d for d in left if pairs[n] is None and same(row, d)), None)
-            if match:
-                pairs[n] = match.instruction
-                left.remove(match)
-    for n, row in enumerate(rows):  # what XLA doubled has one dot for two rows
-        if pairs[n] is None:
-            pairs[n] = next((d.instruction for d in dots if _work(d) == _work(row)), None)
-    return pairs
+    return tuple(sorted(found))
 
 
 class _Matmul:
@@ -205,7 +186,7 @@ class _Matmul:
         return self.why("unknown, not FP8", facts=facts + f"precision {row.algorithm or row.precision}")
 
     def _is_block_scaled(self) -> bool:
-        return self.dot.opcode == "scaled-dot" or any(
+        return self.dot.opcode == "scaled-dot" or "__op$block_scaled_dot" in self.written.text and any(
             i.opcode == "custom-call" and i.custom_call_target == "__op$block_scaled_dot" and i.metadata
             and self.row.op_name.endswith(i.metadata.op_name or "-") for i in self.written)
 
@@ -224,15 +205,18 @@ class _Matmul:
 
     # What stayed outside of an FP8 call ------------------------------------------------------------------------------
 
-    def left_outside(self, outside: list[Outside]) -> list[Reason]:
-        names = {o.instruction.name for o in outside}
-        after = [o for o in outside if self._reads_result(o.instruction, names)]
-        found = [self._on_an_operand(o.instruction, work) for o in outside if o not in after for work in o.work]
-        return list(dict.fromkeys(found + (self._after(after) if after else self._in_other_kernels())))
+    def left_outside(self, near: Sequence[Outside]) -> list[Reason]:
+        charged = [o for o in near if o.charged]
+        after = [o for o in charged if o.after]
+        found = [self._on_an_operand(o.instruction, work) for o in charged if not o.after for work in o.work]
+        found += self._after(after) if after else self._in_other_kernels(near)
+        found += [self.why("unknown kernel", kernel=o.instruction.name, opcode=o.unknown,
+                           does="reads the result" if o.after else "makes an operand") for o in near if o.unknown]
+        return list(dict.fromkeys(found))
 
-    def _in_other_kernels(self) -> list[Reason]:
+    def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""
-        if self.dot is None:
+        if self.dot is None or not any(o.after and o.own for o in near):
             return []
         result = Result(self.dot)
         left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
@@ -243,19 +227,6 @@ class _Matmul:
             return []
         reason = self._first_cause(left, result)
         return [dataclasses.replace(reason, reason=reason.reason + "; it is done in a kernel that runs anyway")]
-
-    def _reads_result(self, i: Instruction, names: Collection[str]) -> bool:
-        """Whether a kernel reads the call's result, itself or through others of `names`."""
-        todo, seen = [i], set()
-        while todo:
-            i = todo.pop()
-            if i.name == self.row.name:
-                return True
-            if i.name not in seen:
-                seen.add(i.name)
-                todo += [o for o in (i.computation[name] for name in i.operands)
-                         if o.name in (*names, self.row.name) or o.opcode in ("bitcast", "get-tuple-element")]
-        return False
 
     def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
         if work == "transpose":
@@ -278,7 +249,7 @@ class _Matmul:
 
     def _padding(self) -> Reason:
         # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
-        written = [row for i in self.written for row in matmuls(i) if _work(row) == _work(self.given)]
+        written = [row for i in self.written for row in matmuls(i) if work(row) == work(self.given)]
         given = written[0] if written else self.given
         odd = [f"{name} = {size}" for name in "MNK" if (size := getattr(given, name.lower())) % 16]
         return self.why("padding", sizes=" and ".join(odd)) if odd else self.why("own padding")

@@ -452,6 +452,12 @@ RULES: Mapping[str, Rule] = {
         "derive both from one form: take the amax of the unscaled result, and multiply that number by the scale",
         "HandleMultiply and HandleConvert: each rewrites its own copy of the call",
     ),
+    "unknown kernel": Rule(
+        "kernel",
+        "unknown: the kernel {kernel} {does}, and what it does there is not known here ({opcode})",
+        "look at it: print_hlo_module(aot_compile(fn, *args))",
+        "none found",
+    ),
     "unknown, outside": Rule(
         "{lost}",
         "unknown: kernels do {works} outside of the call, and no rule known here says why (the call: epilogue "

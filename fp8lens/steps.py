@@ -5,19 +5,11 @@ import re
 from collections.abc import Collection
 
 from fp8lens.hlo.parse import Instruction
+from fp8lens.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, LAYOUT
 
 FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
-# What may stand between dequantization and dot: MatchFp8Param.
-COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split())
-COLLECTIVES = ("all-", "collective", "reduce-scatter")
 _NAMES = ("bitcast", "reshape", "copy")
-_LAYOUT = frozenset(("transpose", *_NAMES))
-POINTWISE = frozenset(
-    "tanh exponential exponential-minus-one log log-plus-one logistic erf negate sqrt rsqrt cbrt sine cosine power abs "
-    "compare select and or not maximum minimum clamp multiply divide add subtract sign floor ceil".split()
-)
-_ELEMENTWISE = POINTWISE | {"convert"}
-_FAR = _ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
+_FAR = ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
 
 
 def operand(i: Instruction, index: int) -> Instruction:
@@ -183,11 +175,11 @@ class Result:
                 self.steps.append(Step("activation", end, value))
                 return end
             # A result that has several readers: of them, one may still do what the call could have done.
-            at = next((u for u in follow if u.opcode in _ELEMENTWISE and _step(u, value).kind != "other"), None)
+            at = next((u for u in follow if u.opcode in ELEMENTWISE and _step(u, value).kind != "other"), None)
             self.readers += [(value, u) for u in follow if u is not at]
             if at is None:
                 return None
-        elif at.opcode in _LAYOUT | {"slice"}:
+        elif at.opcode in LAYOUT | {"slice"}:
             self.steps += [Step("move", at, value)] if at.opcode not in ("bitcast", "reshape") else []
             return at
         step = _step(at, value)
@@ -195,7 +187,7 @@ class Result:
             return None
         while step.kind == "activation" and len(self._of(at)) == 1:  # one activation may be several unary functions
             after = self._of(at)[0]
-            if after.opcode not in _ELEMENTWISE or _step(after, at).kind != "activation":
+            if after.opcode not in ELEMENTWISE or _step(after, at).kind != "activation":
                 break
             at = after
         self.steps.append(dataclasses.replace(step, at=at))
@@ -216,7 +208,7 @@ class Result:
             if not read:
                 continue
             others = [value.computation[name] for name in i.operands if name not in inside]
-            if i.opcode not in _ELEMENTWISE | _LAYOUT or any(
+            if i.opcode not in ELEMENTWISE | LAYOUT or any(
                     o.shape.size > 1 and broadcast_of(o) is None for o in others):
                 return None
             inside.add(i.name)
@@ -264,7 +256,7 @@ def _step(at: Instruction, value: Instruction) -> Step:
             kind = "alpha" if constant else "scale" if small[0].shape.size == 1 else "vector scale"
             return Step(kind, at, value, small[0])
         return Step("activation" if constant else "bias", at, value, small[0])
-    unary = at.opcode in _ELEMENTWISE and all(o is not None for o in small)
+    unary = at.opcode in ELEMENTWISE and all(o is not None for o in small)
     return Step("activation" if unary else "other", at, value)
 
 

@@ -1,21 +1,19 @@
 """Assertions for readers' own tests: that a function multiplies in FP8, and that nothing was left outside."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-from fp8lens.reasons import Reason, why_not_fp8
-from fp8lens.report import GemmReport, report_gemms
-from fp8lens.targets import Target
+from fp8lens.inspection import inspect
+from fp8lens.report import GemmReport
 
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
 
 
-def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flops_share: float | None = None,
-                     fused: bool | str | Collection[str] = (), target: str | Target = "H100",
-                     **options: Any) -> GemmReport:
-    """Assert that `fn(*args)` multiplies in FP8, compiled for `target` as by `aot_compile`, whose options it takes; for
-    your own tests.
+def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_share: float | None = None,
+                     fused: bool | str | Collection[str] = (), **options: Any) -> GemmReport:
+    """Assert that a program multiplies in FP8; for your own tests. Takes a function, its arguments and options as
+    `inspect` takes them, or an Inspection.
 
     `count`: that many of its matmuls are FP8, each counted once however often it runs. `min_flops_share`: at least this
     part, 0 to 1, of its matmul FLOPs is. With neither, every matmul must be.
@@ -33,7 +31,8 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
             raise ValueError(f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue, such as BIAS_RELU.")
     if min_flops_share is not None and not 0 <= min_flops_share <= 1:
         raise ValueError(f"min_flops_share must be from 0 to 1, such as 0.9 for 90%; got {min_flops_share!r}.")
-    report = report_gemms(fn, *args, target=target, verify_mma=True, **options)
+    seen = inspect(fn, *args, **options)
+    report, reasons = seen.report, seen.reasons
     rows, failures = report.fp8_rows, []
     if count is not None and len(rows) != count:
         failures.append(f"{len(rows)} matmuls are FP8, not {count}")
@@ -45,9 +44,6 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
     for name in epilogues:
         if wrong := [row.epilogue for row in rows if row.epilogue != name.upper()]:
             failures.append(f"an FP8 call has the epilogue {wrong[0]}, not {name.upper()}")
-    reasons: list[Reason] = []
-    if failures or wanted:
-        reasons = why_not_fp8(fn, *args, target=target, **options)
     works = {w for w in wanted if w in _WORK}
     failures += [f"{r.matmul} left outside: {r.lost}" for r in reasons if r.lost in works or (
         fused is True and r.lost == "duplicate")]
@@ -57,7 +53,7 @@ def assert_fp8_gemms(fn: Callable, *args: Any, count: int | None = None, min_flo
         missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
         failures += [f"no FP8 call has fused: {w}" for w in missing]
     if failures:
-        lines = [f"{getattr(fn, '__name__', 'the function')} compiled for {getattr(target, 'name', target)}:",
+        lines = [f"{getattr(fn, '__name__', 'the program')}:",
                  *(f"  {f}" for f in failures), str(report), *([str(reasons)] if reasons else [])]
         raise AssertionError("\n".join(lines))
     return report

@@ -91,8 +91,8 @@ def test_rows_are_well_formed(name):
         assert row.math_dtype == "tf32" or DTYPE.fullmatch(row.math_dtype)
         assert row.is_fp8 <= any(d.startswith(("f8", "f4")) for d in (row.lhs_dtype, row.rhs_dtype))
         assert isinstance(row.outside, tuple) and len(set(row.outside)) == len(row.outside)
-        homes = [c for c in computations if row.name in (i.name for i in c)]
-        assert homes and all(any(c.get(kernel) for c in homes) for kernel in row.outside)
+        names = {i.name for c in computations for i in c}
+        assert row.name in names and names.issuperset(row.outside)  # a loop's result may be read after the loop
         assert row.name not in row.outside
         assert re.fullmatch(r"(?!/)[\w./\-]+\.py:\d+|", row.source) and isinstance(row.op_name, str)
     assert 0 <= report.fp8_flops_share <= 1 and report.fp8_flops <= report.flops

@@ -76,14 +76,22 @@ def test_a_triton_fusion_shows_the_type_its_dot_multiplies():
     assert not fp8_calls(program)
 
 
-def test_kernels_inside_loops_are_seen_once():
+def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
     def loop(a, b):
         body = lambda i, x: jnp.clip(to_f32(x, b), -448, 448).astype(e4m3)
         return jax.lax.fori_loop(0, 5, body, a)
 
     program = aot_compile(loop, shape(M, K), shape(K, K))
     assert len(fp8_calls(program)) == 1
-    assert sum(k.flops for k in kernels(program)) == 2 * M * K * K
+    (call,) = (k for k in kernels(program) if k.flops)
+    assert call.count == 5 and call.flops == 2 * M * K * K
+    assert bytes_moved(program) == sum(k.bytes_moved * k.runs for k in kernels(program)) > 5 * call.bytes_moved
+    once = roofline_seconds(aot_compile(lambda a, b: jnp.clip(to_f32(a, b), -448, 448).astype(e4m3), shape(M, K),
+                                        shape(K, K)))
+    assert roofline_seconds(program) > 5 * once
+    print_kernels(program)
+    out = capsys.readouterr().out.splitlines()
+    assert any(" 5 x " in line for line in out) and int(out[-1].split()[0]) == sum(k.runs for k in kernels(program))
 
 
 def test_a_matmul_that_is_no_matmul_has_no_flops():

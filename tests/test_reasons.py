@@ -19,7 +19,7 @@ from helpers.formats import dequantize
 from fp8lens.stages import dumped
 from fp8lens.reasons import Reason, _Matmul
 from helpers.recipes import scaled_dot, to_e4m3
-from fp8lens.report import Outside
+from fp8lens.outside import Outside
 from fp8lens.rules import RULES, Rule
 
 e4m3, e5m2, f32, bf16, f16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16, jnp.float16
@@ -722,7 +722,7 @@ def test_the_reason_is_given_and_its_mend_mends(name):
     args = case.mended_args if case.mended_args is not None else case.args
     left = why_not_fp8(case.mended, *args, **case.mended_options)
     assert {r.lost for r in left} <= set(case.leaves), "\n".join(map(str, left))
-    report = report_gemms(case.mended, *args, **case.mended_options, verify_mma=True)
+    report = report_gemms(case.mended, *args, **case.mended_options)
     assert report.fp8_flops_share == 1
 
 
@@ -736,7 +736,7 @@ def test_every_rule_is_tried():
         return any(rule.rule.split(":")[0] in r.rule for r in like)
 
     untried = {name for name, rule in RULES.items() if not explains(rule)}
-    assert untried <= {"unknown, not FP8", "unknown, no dot", "unknown, outside", "result type"}, untried
+    assert untried <= {"unknown, not FP8", "unknown, no dot", "unknown, outside", "unknown kernel", "result type"}, untried
 
 
 FINE = {
@@ -777,7 +777,7 @@ def test_no_reason_where_nothing_is_lost(name):
 
 def test_what_is_outside_and_the_reasons_agree():
     for name in SUPPORTED:
-        report = report_gemms(CASES[name].broken, *CASES[name].args, **CASES[name].options, verify_mma=True)
+        report = report_gemms(CASES[name].broken, *CASES[name].args, **CASES[name].options)
         clean = all(row.is_fp8 and not row.outside for row in report.rows) and len(report.rows) == 1
         elsewhere = any("in a kernel that runs anyway" in reason.reason for reason in reasons(name))
         assert (clean and not elsewhere) == (not reasons(name)), name
@@ -857,7 +857,7 @@ def test_what_several_matmuls_share_is_said_once():
 
 
 def test_reasons_need_the_function():
-    with pytest.raises(TypeError, match="got a Compiled: give the function and its arguments"):
+    with pytest.raises(TypeError, match="inspect the function and its arguments"):
         why_not_fp8(aot_compile(scaled_dot, *OPERANDS))
 
 

@@ -204,17 +204,17 @@ TILE = {
 }
 
 
-def test_the_instruction_in_ptx_decides_where_asked():
+def test_the_instruction_in_ptx_decides():
     def fn(a, b):
         return jax.lax.dot(a, b.T, preferred_element_type=f32)
 
     args = S(512, 512), S(512, 512)
-    assert only(fn, *args, gemm="triton").math_dtype == "f8e4m3fn"  # what the dot says
-    assert only(fn, *args, gemm="triton", verify_mma=True).math_dtype == "f16"
-    row = only(fn, *args, gemm="triton", compiler_options=TILE, verify_mma=True)
+    assert only(aot_compile(fn, *args, gemm="triton")).math_dtype == "f8e4m3fn"  # what the dot says
+    assert only(fn, *args, gemm="triton").math_dtype == "f16"
+    row = only(fn, *args, gemm="triton", compiler_options=TILE)
     assert row.math_dtype == "f8e4m3fn" and row.tile == "128x128x64"
-    assert only(scaled_dot, *OPERANDS, gemm="triton", verify_mma=True).math_dtype == "tf32"
-    assert only(scaled_dot, *OPERANDS, verify_mma=True).math_dtype == "f8e4m3fn"
+    assert only(scaled_dot, *OPERANDS, gemm="triton").math_dtype == "tf32"
+    assert only(scaled_dot, *OPERANDS).math_dtype == "f8e4m3fn"
 
 
 def test_equal_kernels_share_their_ptx_and_blackwell_has_its_own_instruction():
@@ -222,9 +222,9 @@ def test_equal_kernels_share_their_ptx_and_blackwell_has_its_own_instruction():
         return jax.lax.dot(a, b.T, preferred_element_type=f32), jax.lax.dot(c, d.T, preferred_element_type=f32)
 
     args = (S(512, 512),) * 4
-    rows = report_gemms(fn, *args, gemm="triton", verify_mma=True).rows
+    rows = report_gemms(fn, *args, gemm="triton").rows
     assert [row.math_dtype for row in rows] == ["f16", "f16"]  # XLA emits one kernel for both
-    row = only(lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), *args[:2], gemm="triton", verify_mma=True,
+    row = only(lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), *args[:2], gemm="triton",
                compiler_options=TILE, target="B200")  # fmt: skip
     assert row.math_dtype == "f8e4m3fn"
 
@@ -425,14 +425,10 @@ def test_takes_whatever_holds_a_program():
     "error, message, call",
     [
         (TypeError, "further arguments: only with a function", lambda: report_gemms("HloModule m", A)),
-        (
-            TypeError,
-            "verify_mma: only with a function",
-            lambda: report_gemms(aot_compile(scaled_dot, *OPERANDS), verify_mma=True),
-        ),
         (TypeError, "target: only with a function", lambda: report_gemms("HloModule m", target="H100")),
         (TypeError, "got int: give a function", lambda: report_gemms(7)),
         (HloParseError, "starts with HloModule", lambda: report_gemms("nothing")),
+        (FileNotFoundError, "no/such/file", lambda: report_gemms(Path("no/such/file"))),
         (KeyError, "H100", lambda: report_gemms(scaled_dot, *OPERANDS, target="H10")),
     ],
 )

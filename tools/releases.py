@@ -274,7 +274,7 @@ def row(program: Program) -> dict[str, Any]:
     made: dict[str, Any] = {"target": program.target, "gemm": program.gemm}
     try:  # the type a Triton kernel multiplies stands in its PTX
         report = report_gemms(program.fn, *program.args, target=chip(program.target), gemm=program.gemm,
-                              compiler_options=program.options, verify_mma=True)
+                              compiler_options=program.options)
     except Exception as error:  # that a program does not compile is a finding; the first line names no path
         said = str(error).strip().splitlines()[0].rstrip(";:")
         said = re.sub(r" \(external/.*?\)| while visiting instruction .*", "", said)  # XLA's lines and names change

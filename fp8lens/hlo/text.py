@@ -1,11 +1,13 @@
 """Readable HLO: what the program computes, without what differs between runs and machines."""
 
+import functools
 import html
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
@@ -59,16 +61,22 @@ def _json(value, indent: str) -> str:
     return f"{opening}\n{rows}\n{indent}{closing}"
 
 
+@functools.lru_cache(maxsize=1024)
+def _below(file: str, folder: str) -> str:
+    path = Path(file)
+    if not path.is_absolute():
+        return file
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
+
+
 def source_path(file: str) -> str:
     """From an installed package's name on; else relative to the working directory where it is below it; else the bare
     file name; "cell" of a notebook's."""
     if installed := re.search(r"[/\\](?:site|dist)-packages[/\\](.+)", file):
         return installed[1].replace("\\", "/")
-    path = Path(file)
-    if path.parent.name.startswith("ipykernel_"):  # a folder of the kernel's process, a name that is a hash
-        return "cell"
-    return file if not path.is_absolute() else (
-        str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name)
+    if "ipykernel_" in file and Path(file).parent.name.startswith("ipykernel_"):
+        return "cell"  # a folder of the kernel's process, a name that is a hash
+    return _below(file, os.getcwd())
 
 
 def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str:
@@ -131,3 +139,18 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
         return
     colour = out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
     out.write(paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part) if colour else text)
+
+
+def metric(x: float) -> str:
+    """A number in three digits, with a prefix for its unit."""
+    if x >= 1e18:
+        return f"{Decimal(x):.2e} "  # of nested loops: more than a float holds
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if x >= scale:
+            return f"{x / scale:.3g} {prefix}"
+    return f"{x:.3g} "
+
+
+def size(n: int) -> str:
+    """Bytes, readable: 1 kB is 1000."""
+    return f"{metric(n)}B"

@@ -1,0 +1,180 @@
+"""What is made of what: for each kernel, or each matmul, of a program, whose results it reads; through views, tuples,
+calls, branches and loops.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from fp8lens.gemms import CONTROL, executions, fused
+from fp8lens.hlo.parse import Computation, HloModule, Instruction
+
+# What a value is made of: the numbers of its makers; of a tuple, a set for each element.
+Makers = frozenset[int]
+Made = Makers | tuple["Made", ...]
+NOBODY: Makers = frozenset()
+
+
+class Maker(NamedTuple):
+    """Who made a value: an instruction's result (`element` of its tuple), or, without one, ENTRY's parameter."""
+
+    instruction: Instruction | None
+    element: int
+
+
+def flat(made: Made) -> Makers:
+    """All makers of a value's elements together."""
+    if isinstance(made, frozenset):
+        return made
+    found: set[int] = set()
+    todo = [made]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, frozenset):
+            found |= value
+        else:
+            todo += value
+    return frozenset(found)
+
+
+def merged(a: Made, b: Made) -> Made:
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return tuple(map(merged, a, b))
+    return flat(a) | flat(b)
+
+
+def element(made: Made, index: int) -> Made:
+    return made[index] if isinstance(made, tuple) and index < len(made) else flat(made)
+
+
+def _together(values: list[Made]) -> Makers:
+    if len(values) == 1:
+        return flat(values[0])
+    return NOBODY.union(*map(flat, values)) if values else NOBODY
+
+
+class Flow:
+    """The graph of a module's makers: those instructions that `is_maker` names, and ENTRY's parameters.
+
+    `makers` are numbered; `inputs` has for each of them, by instruction, and for each operand who made it; `results` who
+    made each of ENTRY's results. `passes_on` gives the operands of a maker, by index, whose makers count as the makers of
+    its result too.
+    """
+
+    def __init__(self, module: HloModule, is_maker: Callable[[Instruction], bool],
+                 passes_on: Callable[[Instruction], range] = lambda i: range(0)):
+        self.makers: list[Maker] = []
+        self.inputs: dict[Instruction, list[Makers]] = {}
+        self._first: dict[Instruction, int] = {}  # the number of a maker's first result
+        self._is_maker, self._passes_on, self._module = is_maker, passes_on, module
+        self._given: dict[str, list[Made]] = {}  # to each computation, for its parameters
+        self._returned: dict[str, Made] = {}
+        entry = module.entry
+        self._given[entry.name] = [self._add(None, number) for number in range(len(entry.parameters))]
+        order = [module.computations[name] for name in executions(module)]
+        dirty = {c.name for c in order}
+        while dirty:
+            for computation in order:
+                if computation.name in dirty:
+                    dirty.discard(computation.name)
+                    dirty |= self._run(computation)
+        returned = self._returned.get(entry.name, NOBODY)
+        self.results = [flat(r) for r in returned] if isinstance(returned, tuple) else [returned]
+
+    def _add(self, instruction: Instruction | None, element: int) -> Makers:
+        self.makers.append(Maker(instruction, element))
+        return frozenset((len(self.makers) - 1,))
+
+    def of(self, numbers: Makers) -> Iterator[Maker]:
+        """The makers that have these numbers."""
+        return (self.makers[number] for number in sorted(numbers))
+
+    def numbers(self, instruction: Instruction) -> range:
+        """The numbers of all results of a maker."""
+        first = self._first[instruction]
+        return range(first, first + max(1, len(instruction.shape.elements)))
+
+    def _own(self, i: Instruction) -> Made:
+        if i not in self._first:
+            self._first[i] = len(self.makers)
+            for number in range(max(1, len(i.shape.elements))):
+                self._add(i, number)
+        own = [frozenset((number,)) for number in self.numbers(i)]
+        return tuple(own) if i.shape.elements else own[0]
+
+    def _run(self, computation: Computation) -> set[str]:
+        """Follow one computation; the names of those that must be followed again."""
+        given, again = self._given.get(computation.name, []), set()
+        values: dict[str, Made] = {}
+        for i in computation.instructions:
+            values[i.name] = self._value(i, [values.get(name, NOBODY) for name in i.operands], given, again)
+        result = values[computation.root.name]
+        if result != self._returned.get(computation.name, NOBODY):
+            self._returned[computation.name] = result
+            again |= self._callers(computation.name)
+        return again
+
+    def _callers(self, name: str) -> set[str]:
+        if not hasattr(self, "_called_by"):
+            self._called_by: dict[str, set[str]] = {}
+            for caller in executions(self._module):
+                for i in self._module.computations[caller]:
+                    if i.opcode.removesuffix("-start") in CONTROL:
+                        for called in i.called:
+                            self._called_by.setdefault(called, set()).add(caller)
+        return self._called_by.get(name, set())
+
+    def _value(self, i: Instruction, operands: list[Made], given: list[Made], again: set[str]) -> Made:
+        opcode = i.opcode
+        if opcode == "parameter":
+            number = i.parameter_number
+            return given[number] if number < len(given) else NOBODY
+        if opcode == "tuple":
+            return tuple(operands)
+        if opcode == "get-tuple-element":
+            return element(operands[0], int(i.attributes.get("index", "0")))
+        if self._is_maker(i):
+            made = list(map(flat, operands))
+            known = self.inputs.get(i)
+            self.inputs[i] = [a | b for a, b in zip(known, made)] if known else made
+            own, more = self._own(i), _together([made[index] for index in self._passes_on(i)])
+            return own if not more else tuple(o | more for o in own) if isinstance(own, tuple) else own | more
+        if opcode.removesuffix("-start") in CONTROL:
+            return self._call(i, operands, again)
+        if i.opcode == "fusion" and i.shape.is_tuple:
+            return self._inside(fused(i), operands)
+        return _together(operands)
+
+    def _inside(self, computation: Computation, operands: list[Made]) -> Made:
+        values: dict[str, Made] = {}
+        for j in computation.instructions:
+            if j.opcode == "parameter":
+                number = j.parameter_number
+                values[j.name] = operands[number] if number < len(operands) else NOBODY
+            elif j.opcode == "tuple":
+                values[j.name] = tuple(values.get(name, NOBODY) for name in j.operands)
+            else:
+                values[j.name] = _together([values.get(name, NOBODY) for name in j.operands])
+        return values[computation.root.name]
+
+    def _call(self, i: Instruction, operands: list[Made], again: set[str]) -> Made:
+        called = i.called
+        if i.opcode == "conditional":
+            given = {name: [made] for name, made in zip(called, operands[1:])}
+        else:
+            given = dict.fromkeys(called, operands)
+        if i.opcode == "while":  # what the body returns, it gets the next time
+            body = i.attributes.get("body", "").lstrip("%")
+            around = merged(operands[0], self._returned[body]) if body in self._returned else operands[0]
+            given = dict.fromkeys(called, [around])
+        result: Made = NOBODY
+        for name, made in given.items():
+            before = self._given.get(name)
+            after = list(map(merged, before, made)) if before and len(before) == len(made) else made
+            if after != before:
+                self._given[name] = after
+                again.add(name)
+            if name in self._returned and not (i.opcode == "while" and name != i.attributes["body"].lstrip("%")):
+                result = merged(result, self._returned[name]) if result else self._returned[name]
+        if i.opcode == "while":
+            result = merged(given[called[0]][0], result) if result else given[called[0]][0]
+        return flat(result) if i.opcode.endswith("-start") else result

@@ -1,0 +1,122 @@
+"""One compile of a program, and all that can be asked of it."""
+
+import dataclasses
+import html
+import json
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fp8lens.gemms import GemmRow
+from fp8lens.hlo.parse import HloModule, parse_hlo_module
+from fp8lens.hlo.text import format_hlo_module
+from fp8lens.ledger import Ledger, make_ledger
+from fp8lens.outside import Around, Outside
+from fp8lens.reasons import Reasons, find_reasons
+from fp8lens.report import GemmReport, make_report, not_a_gpus, rows_and_outside
+from fp8lens.targets import Target, resolve
+
+
+class Inspection:
+    """A compiled program. Each answer is worked out when it is first asked for, and kept; the program is parsed once.
+
+    `compiled` is the `jax.stages.Compiled`, None of a saved program; `module` its optimized HLO, parsed.
+    """
+
+    def __init__(self, module: HloModule, note: str = "", compiled: Any = None, stages: tuple = (),
+                 ptx: dict[str, str] | None = None, chip: Target | None = None,
+                 again: Callable[[], Any] | None = None):
+        self.module, self.compiled, self.note = module, compiled, note
+        self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
+
+    @cached_property
+    def _rows(self) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
+        return rows_and_outside(self.module, self._ptx)
+
+    @cached_property
+    def report(self) -> GemmReport:
+        """What became of every matmul."""
+        rows = [row for row, _ in self._rows[0]]
+        return make_report(self.module, rows, self.ledger, self.note, self._ptx is not None)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Every kernel, in one line: what it does, for which matmul, and the bytes it moves."""
+        return make_ledger(self.module, *self._rows)
+
+    @cached_property
+    def reasons(self) -> Reasons:
+        """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it says no more what
+        XLA's rewriter was given."""
+        if not self._stages:
+            raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: inspect the "
+                            "function and its arguments.")
+        return find_reasons(*self._rows, self._stages, self.module, self._chip)
+
+    @property
+    def hlo(self) -> str:
+        """The optimized HLO, readable: what `print_hlo_module` prints."""
+        return format_hlo_module(self.module)
+
+    @cached_property
+    def passes(self) -> Any:
+        """What each of XLA's passes changed at a matmul. XLA writes all of them down only where asked, and then takes
+        up to twice as long: so this compiles once more. TypeError for a saved program."""
+        if not self._again:
+            raise TypeError("a saved or compiled program says no more by which passes it came about: inspect the "
+                            "function and its arguments.")
+        return self._again()
+
+    def json(self) -> str:
+        """Rows, totals and reasons as one JSON document; "reasons" is null for a saved program."""
+        rows = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr} | {
+            "path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
+        totals = {f.name: getattr(self.report, f.name) for f in dataclasses.fields(self.report) if f.name != "rows"}
+        totals |= {name: getattr(self.report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")}
+        reasons = [dataclasses.asdict(r) for r in self.reasons] if self._stages else None
+        return json.dumps({"rows": rows, "totals": totals, "reasons": reasons}, indent=1)
+
+    def __str__(self) -> str:
+        return f"{self.report}\n\n{self.reasons}" if self._stages else str(self.report)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self._stages else ""
+        return self.report._repr_html_() + reasons
+
+
+def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
+    """Compile once, ask many: an Inspection of a function, or of a program that was compiled before.
+
+    `x` is a function, with its arguments and options as `aot_compile` takes them (target="H100", gemm="cublaslt", ...);
+    or a `jax.stages.Compiled`, HLO text, the path of a file with HLO text, an HloModule; an Inspection is returned as
+    it is.
+
+    Raises TypeError for arguments or options without a function, FileNotFoundError for a path that leads nowhere,
+    HloParseError for text that is not HLO, and what `aot_compile` raises.
+    """
+    if isinstance(x, Inspection):
+        if args or options:
+            raise TypeError("an Inspection is compiled already: give arguments and options to inspect() alone.")
+        return x
+    if not callable(x) or hasattr(x, "as_text"):
+        if args or options:
+            what = next(iter(options), "further arguments")
+            raise TypeError(f"{what}: only with a function and its arguments, to compile it; got {type(x).__name__}.")
+        if not (isinstance(x, (str, os.PathLike, HloModule)) or hasattr(x, "as_text")):
+            raise TypeError(f"got {type(x).__name__}: give a function and its arguments, a Compiled, HLO text, or the "
+                            "path of a file with it.")
+        if isinstance(x, os.PathLike) or isinstance(x, str) and "\n" not in x and os.path.isfile(x):
+            return Inspection(parse_hlo_module(Path(x).read_text(encoding="utf-8", errors="replace")))
+        return Inspection(parse_hlo_module(x), not_a_gpus(x), x if hasattr(x, "as_text") else None)
+
+    from fp8lens.stages import dumped, passes
+
+    compiled, stages, ptx = dumped(x, *args, pattern="gemm-rewriter", **options)
+    chip = resolve(options.get("target", "H100"))
+    note = f"compiled for {chip.name}, gemm={options.get('gemm', 'cublaslt')!r}"
+    return Inspection(parse_hlo_module(compiled), note, compiled, stages, ptx, chip,
+                      lambda: passes(x, *args, **options))

@@ -1,0 +1,190 @@
+"""Where a program's kernels and bytes go: each kernel in exactly one line, by what it does for the matmuls."""
+
+import dataclasses
+import html
+from collections.abc import Iterator, Sequence
+
+from fp8lens.cost import Kernel, kernel, launches
+from fp8lens.gemms import GemmRow, executions, is_backward, layer, results, source_line
+from fp8lens.hlo.parse import HloModule, Instruction
+from fp8lens.hlo.text import size
+from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
+from fp8lens.outside import Around, Outside, inside, is_plain
+from fp8lens.steps import reducer
+
+# What a kernel does, in the order in which a ledger shows it.
+CLASSES = {
+    "matmul": "a matrix multiplication, with all that is fused into it",
+    "quantize": "makes FP8",
+    "scale": "amax and scales",
+    "dequantize": "widens FP8 in front of a matmul",
+    "move": "transposes, pads or copies",
+    "after": "works on a matmul's result: scale, bias, activation, conversion",
+    "collective": "between devices",
+    "unread": "not looked into: a library's or somebody's own kernel",
+    "rest": "everything else",
+}
+_ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
+_UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))  # work around a matmul that FP8 alone asks for
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done ("bias", "transpose", ...;
+    see GemmRow.outside); `charged` whether the kernel would then not run. `serves` names the matmuls whose operand it
+    makes, for whom it does it, or whose result it works on. `layer` is as GemmRow.path has it."""
+
+    kernel: Kernel
+    what: str
+    work: tuple[str, ...] = ()
+    charged: bool = False
+    serves: tuple[str, ...] = ()
+    layer: str = ""
+    backward: bool = False
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def runs(self) -> int:
+        """How often the kernel runs; 1 where that is not known."""
+        return self.kernel.runs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written in all runs."""
+        return self.kernel.bytes_moved * self.runs
+
+
+class Ledger(tuple[Line, ...]):
+    """Every kernel of a program, in the order of the program. Prints a line for each, the largest first."""
+
+    @property
+    def kernels(self) -> int:
+        """Launches, loops as often as they run."""
+        return sum(line.runs for line in self)
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(line.nbytes for line in self)
+
+    def of(self, *what: str) -> "Ledger":
+        """The lines of these classes."""
+        return Ledger(line for line in self if line.what in what)
+
+    @property
+    def for_fp8(self) -> "Ledger":
+        """What it costs to make FP8 and undo it, around the matmuls."""
+        return Ledger(line for line in self if line.what in ("quantize", "scale", "dequantize")
+                      or line.charged and (not _UNDOES.isdisjoint(line.work) or "f8e" in line.kernel.result))
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        order = list(CLASSES)
+        for line in sorted(self, key=lambda line: (order.index(line.what), -line.nbytes)):
+            does = ", ".join(line.work) if line.what in ("after", "move") and line.work else ""
+            serves = ", ".join(line.serves[:2]) + f" and {len(line.serves) - 2} more" * (len(line.serves) > 2)
+            yield (line.what, "?" if line.kernel.count is None else str(line.runs), size(line.nbytes),
+                   line.name, does, serves if line.what != "matmul" else "", line.source)
+
+    def totals(self) -> list[str]:
+        """A sentence for each class, and what FP8 costs."""
+        lines = []
+        for what in CLASSES:
+            if part := self.of(what):
+                lines.append(f"{what}: {_kernels(part)}")
+        return lines
+
+    def __str__(self) -> str:
+        header = ("", "runs", "bytes", "kernel", "work", "for", "source")
+        table = [header, *self._rows()]
+        shown = [c for c in range(len(header)) if any(row[c] not in ("", "1") for row in table[1:]) or c in (0, 2, 3)]
+        widths = [max(len(row[c]) for row in table) for c in range(len(header))]
+        while sum(widths[c] + 2 for c in shown) > 102 and shown[-1] > 3:
+            shown.pop()
+        lines = ["  ".join(f"{row[c]:>{widths[c]}}" if c in (1, 2) else f"{row[c]:<{widths[c]}}" for c in shown).rstrip()
+                 for row in table]
+        return "\n".join([*lines, f"{_kernels(self)} in all"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        style = "text-align:left;vertical-align:top"
+        cell = lambda text, tag: f'<{tag} style="{style}">{html.escape(text)}</{tag}>'
+        rows = ["<tr>" + "".join(cell(text, "th") for text in (
+            "", "runs", "bytes", "kernel", "work", "for", "source")) + "</tr>"]
+        rows += ["<tr>" + "".join(cell(text, "td") for text in row) + "</tr>" for row in self._rows()]
+        return f"<table>{''.join(rows)}</table><p>{_kernels(self)} in all</p>"
+
+
+def _kernels(lines: Sequence[Line]) -> str:
+    count = sum(line.runs for line in lines)
+    return f"{count} kernel{'s' * (count != 1)}, {size(sum(line.nbytes for line in lines))}"
+
+
+def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around) -> Ledger:
+    """The ledger of a module, from its rows, each with the kernels around it."""
+    near: dict[Instruction, list[tuple[GemmRow, Outside]]] = {}
+    rows: dict[Instruction, list[GemmRow]] = {}
+    for row, outside in found:
+        rows.setdefault(row.instruction, []).append(row)
+        for o in outside:
+            near.setdefault(o.instruction, []).append((row, o))
+    lines, classes = [], {}
+    for name, count in executions(module).items():
+        for i in module.computations[name]:
+            if launches(i):
+                mine = [(row, o) for row, o in near.get(i, ()) if o.work and row.is_fp8 or "fp8" in o.work]
+                work = tuple(dict.fromkeys(w for _, o in mine for w in o.work))
+                classes[i] = what = "matmul" if i in rows else _class(i, [o for _, o in mine])
+                serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
+                op_name = i.metadata.op_name or "" if i.metadata else ""
+                lines.append((Line(kernel(i, count), what, work, any(o.charged for _, o in mine), serves,
+                                   layer(op_name), is_backward(op_name), source_line(i)), i))
+    return Ledger(dataclasses.replace(line, serves=_served(i, classes, around)) if not line.serves else line
+                  for line, i in lines)
+
+
+def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> tuple[str, ...]:
+    """The matmuls that a kernel makes something for, through others that make FP8 and scales."""
+    if classes[i] not in _ON_THE_WAY:
+        return (i.name,) if classes[i] == "matmul" else ()
+    found, seen, todo = [], {i}, [i]
+    while todo:
+        for reader, _ in around.readers(todo.pop()):
+            if classes.get(reader) == "matmul":
+                found.append(reader.name)
+            elif classes.get(reader) in _ON_THE_WAY and reader not in seen:
+                seen.add(reader)
+                todo.append(reader)
+    return tuple(dict.fromkeys(found))
+
+
+def _class(i: Instruction, near: Sequence[Outside]) -> str:
+    opcode = i.opcode.removesuffix("-start")
+    if opcode.startswith(COLLECTIVES):
+        return "collective"
+    if not is_plain(i):
+        return "unread" if opcode in ("custom-call", "convolution", "fft", "cholesky", "triangular-solve", "scan") else (
+            "move" if opcode in ("copy", "slice", "dynamic-slice", "dynamic-update-slice") else "rest")
+    charged = [o for o in near if o.charged]
+    if any("fp8" in o.work for o in charged):
+        return "dequantize"
+    after = {work for o in charged if o.after for work in o.work}
+    if after and not after <= {"transpose", "pad", "amax"}:
+        return "after"
+    parts = inside(i)
+    opcodes = {j.opcode for j in parts}
+    if opcodes <= MOVES | SOURCES:
+        return "move"
+    written = results(i)
+    if any(s.dtype.startswith("f8") and s.size > 1 for s in written) and any(
+            j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in parts):
+        return "quantize"
+    maxima = [j for j in parts if j.opcode == "reduce" and j.called and reducer(j) in ("maximum", "minimum")]
+    scales = any(o.work == ("scale",) and not o.after or o.own == "computes a scale" for o in near)
+    if scales or after == {"amax"} or maxima and any(j.opcode == "abs" for j in parts) and all(
+            s.size == 1 for s in written):
+        return "scale"
+    return "move" if after else "rest"

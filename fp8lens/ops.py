@@ -1,0 +1,33 @@
+"""HLO's opcodes by what they do: each set stands here once."""
+
+CONTROL = frozenset("call while conditional async".split())  # what runs other computations
+DOTS = frozenset("dot scaled-dot".split())
+VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier optimization-barrier".split())  # names of what is there
+# Instructions that launch nothing: names, views, and the ends of what has been launched before.
+FREE = CONTROL | frozenset(
+    "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier optimization-barrier "
+    "partition-id replica-id".split()
+)
+COLLECTIVES = ("all-", "collective", "reduce-scatter", "ragged-all-to-all")  # how their opcodes begin
+# Elementwise: from the elements at one place of the operands, the element there of the result.
+POINTWISE = frozenset(
+    "abs add and atan2 cbrt ceil clamp clz compare complex cosine count-leading-zeros divide erf exponential "
+    "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or "
+    "popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left "
+    "shift-right-arithmetic shift-right-logical sign sine sqrt stochastic-convert subtract tan tanh xor "
+    "bitcast-convert acos acosh asin asinh atan atanh cosh sinh".split()
+)
+ELEMENTWISE = POINTWISE | {"convert"}
+SCALING = frozenset("multiply divide".split())
+# Without arithmetic: elements come to other places, or are repeated, or left out.
+MOVES = VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast concatenate reverse gather tuple".split())
+LAYOUT = frozenset("transpose bitcast reshape copy".split())
+SOURCES = frozenset("parameter constant iota".split())
+# What may stand between dequantization and dot: MatchFp8Param.
+COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split())
+# What a program does with a matrix that no matmul call could do in its place, beside reductions.
+OWN = frozenset(
+    "dynamic-update-slice scatter sort reduce-window select-and-scatter map rng rng-bit-generator "
+    "rng-get-and-update-state fft cholesky triangular-solve topk get-dimension-size set-dimension-size "
+    "custom-call dot convolution infeed outfeed send recv domain iota".split()
+)

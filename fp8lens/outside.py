@@ -1,0 +1,378 @@
+"""What the kernels around a matmul do that its call could have done, and what they must do in any case.
+
+A kernel that reads a matmul's result is followed from there, instruction by instruction, until something is done that
+no call could do: another matrix comes in, rows are summed, a part is cut out. A kernel that makes an operand is followed
+back from what it writes. What is not known here is called unknown.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+
+from fp8lens.cost import launches
+from fp8lens.flow import Flow
+from fp8lens.gemms import GemmRow, fused, results
+from fp8lens.hlo.parse import HloModule, Instruction
+from fp8lens.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES
+from fp8lens.steps import is_zero, reducer
+
+_SUPPLY = MOVES | SOURCES | {"convert"}
+_SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
+_KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+    """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8" (dequantizes an operand),
+    "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the result).
+    `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`: it reads
+    the result, and else it makes an operand."""
+
+    instruction: Instruction
+    work: tuple[str, ...] = ()
+    own: str = ""
+    unknown: str = ""
+    after: bool = False
+
+    @property
+    def charged(self) -> bool:
+        """Whether the kernel would not have to run, had the call done its work."""
+        return bool(self.work) and not self.own
+
+
+def inside(i: Instruction) -> tuple[Instruction, ...]:
+    """What a kernel computes, parameters included: the fused instructions, or the instruction alone."""
+    computation = fused(i)
+    return computation.instructions if computation else (i,)
+
+
+def changes_layout(i: Instruction) -> bool:
+    before = i.computation[i.operands[0]].shape
+    return i.opcode == "transpose" or (i.opcode == "copy" and i.shape.layout != before.layout)
+
+
+def moving(moves: Iterable[Instruction]) -> str | None:
+    """"transpose", or "pad" for what makes FP8 operands multiples of 16 long or undoes it; None for other moves."""
+    moves = list(moves)
+    for i in moves:
+        if i.opcode in ("transpose", "copy") and changes_layout(i):
+            return "transpose"
+    for i in moves:
+        if i.opcode in ("pad", "slice"):
+            small, large = i.shape.dims, i.computation[i.operands[0]].shape.dims
+            small, large = (large, small) if i.opcode == "pad" else (small, large)
+            if all(b in (a, -a % 16 + a) for a, b in zip(small, large)) and not re.search(
+                    r"\[[1-9]\d*:", i.attributes.get("slice", "")):
+                return "pad"
+    return None
+
+
+def is_plain(i: Instruction) -> bool:
+    """A kernel that XLA generated for elementwise work, moves or reductions: no library call, no collective."""
+    return i.opcode.removesuffix("-start") in ELEMENTWISE | MOVES | {"fusion", "reduce"}
+
+
+# Kernels that make an operand -----------------------------------------------------------------------------------------
+
+def _slice(i: Instruction, element: int) -> list[Instruction]:
+    """The instructions of a kernel from which one of its results is computed."""
+    computation = fused(i)
+    if not computation:
+        return [i]
+    root = computation.root
+    todo = [root.operands[element]] if root.opcode == "tuple" and element < len(root.operands) else [root.name]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += computation[name].operands
+    return [j for j in computation if j.name in seen]
+
+
+def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruction], bool]) -> Outside:
+    """What a kernel does that makes an operand; `role` is "matrix", "scale" or "bias"."""
+    part = _slice(i, element)
+    opcodes = {j.opcode for j in part}
+    if unknown := sorted(opcodes - _KNOWN):
+        return Outside(i, unknown=unknown[0])
+    shapes = results(i)
+    result = shapes[min(element, len(shapes) - 1)]
+    besides = "writes something else too" if len(shapes) > 1 else ""
+    work = [j for j in part if j.opcode not in SOURCES]
+    if role == "scale":
+        if result.size == 1 and opcodes <= _SCALAR and opcodes & (SCALING | {"convert"}):
+            return Outside(i, ("scale",), besides)
+        return Outside(i, own="computes a scale")
+    if role == "bias":
+        given = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes or not fused(i)
+        if given and opcodes & (SCALING | {"convert", "broadcast"}):
+            return Outside(i, ("bias",), besides)
+        return Outside(i, own="computes what is added")
+    only_moves = opcodes <= MOVES | SOURCES
+    if only_moves and (moved := moving(work)):
+        return Outside(i, (moved,), besides)
+    if opcodes <= _SUPPLY | POINTWISE and not result.dtype.startswith("f8") and from_fp8(i):
+        return Outside(i, ("fp8",), besides)
+    if only_moves:
+        return Outside(i, own="moves an operand")
+    return Outside(i, own="quantizes an operand" if result.dtype.startswith("f8") else "computes an operand")
+
+
+# Kernels that read a result -------------------------------------------------------------------------------------------
+
+class _Reading:
+    """What one kernel does with a matmul's result: `work`, and `own` for which it must run anyway. `made`: what each of
+    the kernel's own results then is, "value", "abs" of it, its "amax", or None for what is no longer this result."""
+
+    def __init__(self, i: Instruction, marks: Mapping[str, str], derived: set[str], size: int,
+                 to_scalar: Callable[[], bool]):
+        self.work: list[str] = []
+        self.moves: list[Instruction] = []
+        self.own = self.unknown = ""
+        self._size, self._to_scalar = size, to_scalar
+        computation = fused(i)
+        self._inside = inside(i)
+        given = [p.name for p in computation.parameters] if computation else i.operands
+        self._live = {name: marks[outer] for name, outer in zip(given, i.operands) if outer in marks}
+        # Of the result too, but no longer it alone: what no call computes.
+        self._derived = {name for name, outer in zip(given, i.operands) if outer in derived}
+        self._small: set[str] = set()  # made of scalars and vectors alone, whatever the shape
+        for j in self._inside:
+            if any(name in self._live for name in j.operands) and j.opcode != "parameter":
+                self._follow(j)
+                if j.name not in self._live:
+                    self._derived.add(j.name)
+            elif j.name not in self._live:
+                self._prepare(j)
+                if not self._derived.isdisjoint(j.operands):
+                    self._derived.add(j.name)
+        if not self.work and self.moves and not self.own:
+            moved = moving(self.moves)
+            self.work, self.own = ([moved], "") if moved else ([], "moves the result")
+        root = computation.root if computation else i
+        made = root.operands if root.opcode == "tuple" else (root.name,)
+        self.made = tuple(self._live.get(name) for name in made)
+
+    def _prepare(self, j: Instruction) -> None:
+        """What does not come from the result may prepare scales and biases; of a matrix's size, it is work of its own."""
+        of_small = j.opcode != "parameter" and bool(j.operands) and self._small.issuperset(j.operands)
+        small = 2 * j.shape.size <= self._size or self._size == 1
+        if j.opcode == "iota" or small or of_small:
+            self._small.add(j.name)
+            if small and j.opcode == "reduce" and not all(name in self._small for name in j.operands):
+                self.own = self.own or "reduces another matrix"
+        elif j.opcode not in _SUPPLY | {"tuple"}:
+            if j.opcode not in _KNOWN:
+                self.unknown = j.opcode
+            self.own = self.own or "computes another matrix too"
+
+    def _consume(self, what: str) -> None:
+        self.own = self.own or what
+
+    def _follow(self, j: Instruction) -> None:
+        """One instruction that reads the result, or what was made of it."""
+        sources = [self._live[name] for name in j.operands if name in self._live]
+        state = "amax" if "amax" in sources else "abs" if "abs" in sources else "value"
+        others = [j.computation[name] for name in j.operands if name not in self._live]
+        if j.opcode == "tuple":
+            return
+        if j.opcode in ("slice", "dynamic-slice") and moving([j]) != "pad":
+            return self._consume("takes a part of the result")
+        if j.opcode in ("concatenate", "gather", "reverse"):
+            return self._consume("joins or reorders the result")
+        if j.opcode == "broadcast" and state != "amax" and j.shape.size > j.computation[j.operands[0]].shape.size:
+            return self._consume("repeats the result")
+        if j.opcode == "reduce":
+            return self._reduce(j, state)
+        if j.opcode in MOVES:
+            self._live[j.name] = state
+            self.moves.append(j)
+        elif j.opcode == "convert":
+            self._live[j.name] = state
+            narrower = j.shape.bits < j.computation[j.operands[0]].shape.bits
+            alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
+            if state == "amax":
+                self.work.append("amax")
+            elif narrower or alone:
+                self.work.append("output")
+        elif state == "amax":
+            if j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs") and all(
+                    other.name in self._derived for other in others):
+                self.work.append("amax")
+                self._live[j.name] = state
+            else:
+                self._consume("computes with the amax")
+        elif j.opcode in POINTWISE:
+            if j.opcode == "abs":
+                self._live[j.name] = "abs"
+            elif work := self._pointwise(j, others):
+                self.work.append(work)
+                self._live[j.name] = state
+        elif j.opcode in OWN | {"fusion"}:
+            self._consume({"dynamic-update-slice": "stores the result in a larger array"}.get(
+                j.opcode, f"does {j.opcode}"))
+        else:
+            self.unknown = j.opcode
+
+    def _reduce(self, j: Instruction, state: str) -> None:
+        # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
+        positive = state != "value" or "epilogue" in self.work or j.shape.size == 1 or self._to_scalar()
+        if reducer(j) in ("maximum", "minimum") and positive and len(j.operands) == 2:
+            self.work.append("amax")
+            self._live[j.name] = "amax"
+        else:
+            self._consume("reduces the result")
+
+    def _pointwise(self, j: Instruction, others: list[Instruction]) -> str | None:
+        """What one elementwise instruction on the result is part of; None where it needs another matrix's elements."""
+        vector = constant = None
+        for other in others:
+            origin = other
+            while origin.opcode in ("convert", "bitcast", "reshape", "broadcast", "copy") and origin.operands:
+                if origin.opcode == "broadcast":
+                    vector = origin.computation[origin.operands[0]].shape.size > 1 or vector
+                origin = origin.computation[origin.operands[0]]
+            constant = origin if origin.opcode == "constant" else constant
+            small = other.name in self._small or 2 * origin.shape.size <= self._size
+            if small and origin.shape.size > 1:
+                vector = True
+            if other.name in self._derived:
+                return self._consume("combines the result with what was made of it")
+            if not small and origin.opcode != "constant" and j.opcode not in ("add", "subtract"):
+                return self._consume("combines the result with another matrix")
+        if j.opcode in ("clamp", "minimum"):
+            return "output"
+        if j.opcode == "maximum":
+            return "epilogue" if is_zero(constant) else "output"
+        if j.opcode in SCALING and others:
+            return "epilogue" if j.opcode == "divide" and j.operands[0] in {o.name for o in others} else "scale"
+        if j.opcode in ("add", "subtract") and others and not (constant is not None and not vector):
+            return "bias"
+        return "epilogue"
+
+
+# Around all matmuls of a program --------------------------------------------------------------------------------------
+
+class Around:
+    """Which kernels make the operands of a program's matmuls, and which read their results."""
+
+    def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
+        self.rows = tuple(rows)
+        self._multiply = {row.instruction for row in self.rows}
+        self._flow = Flow(module, launches)
+        self._found: dict[Instruction, tuple[Outside, ...]] = {}
+        self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
+        for kernel, inputs in self._flow.inputs.items():
+            for index, numbers in enumerate(inputs):
+                for number in numbers:
+                    self._readers[number].append((kernel, index))
+
+    def makers(self, kernel: Instruction, index: int) -> list[tuple[Instruction, int]]:
+        """Who made an operand: kernels, and which of their results; ENTRY's parameters are not among them."""
+        return [(m.instruction, m.element) for m in self._flow.of(self._flow.inputs[kernel][index])
+                if m.instruction is not None]
+
+    def readers(self, kernel: Instruction, element: int | None = None) -> list[tuple[Instruction, int]]:
+        """Who reads a kernel's result, and as which operand; of one element of a tuple, or of all."""
+        if kernel not in self._flow.inputs:
+            return []
+        numbers = self._flow.numbers(kernel)
+        return list(dict.fromkeys(r for n in (numbers if element is None else numbers[element:element + 1])
+                                  for r in self._readers.get(n, ())))
+
+    def descendants(self, kernel: Instruction) -> set[Instruction]:
+        """Kernels that compute with what this one has computed, directly or not."""
+        seen: set[Instruction] = set()
+        todo = [kernel]
+        while todo:
+            new = self._next[todo.pop()] - seen
+            seen |= new
+            todo += new
+        return seen
+
+    @cached_property
+    def _next(self) -> dict[Instruction, set[Instruction]]:
+        return {kernel: {reader for reader, _ in self.readers(kernel)} for kernel in self._flow.inputs}
+
+    def outside(self, row: GemmRow) -> tuple[Outside, ...]:
+        """The kernels that make a matmul's operands or read its result, and what they do; those behind them too, as far
+        as they do what the call could have done."""
+        call = row.instruction
+        if call not in self._found:
+            found: dict[Instruction, Outside] = {}
+            self._look_before(call, found)
+            self._look_after(row, found)
+            self._found[call] = tuple(found.values())
+        return self._found[call]
+
+    def _look_before(self, call: Instruction, found: dict[Instruction, Outside]) -> None:
+        todo = []
+        for index, name in enumerate(call.operands):
+            scalar = call.computation[name].shape.size == 1
+            matrix = index < 2 if call.opcode == "custom-call" else True
+            role = "scale" if scalar else "matrix" if matrix else "bias"
+            todo += [(maker, role) for maker in self.makers(call, index)]
+        while todo:
+            (i, element), role = todo.pop(0)
+            if i in found or i in self._multiply:
+                continue
+            if not is_plain(i):
+                found[i] = Outside(i, own="makes an operand")
+                continue
+            found[i] = _before(i, element, role, self._from_fp8)
+            if found[i].work:
+                todo += [(maker, role) for index in range(len(i.operands)) for maker in self.makers(i, index)]
+
+    def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
+        """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
+        if {j.opcode for j in inside(i)} <= _SUPPLY | POINTWISE:
+            for index, name in enumerate(i.operands):
+                shape = i.computation[name].shape
+                if shape.dtype.startswith("f8") and shape.size > 1 or steps and any(
+                        is_plain(maker) and self._from_fp8(maker, steps - 1) for maker, _ in self.makers(i, index)):
+                    return True
+        return False
+
+    def _look_after(self, row: GemmRow, found: dict[Instruction, Outside]) -> None:
+        call = row.instruction
+        size = max(shape.size for shape in results(call))
+        marks: dict[tuple[Instruction, int], str] = {(call, 0): "value"}
+        if row.amax:
+            marks[call, 1] = "amax"
+        todo = collections.deque(marks)
+        made_of_it = self.descendants(call)
+        while todo:
+            at = todo.popleft()
+            for kernel in dict.fromkeys(kernel for kernel, _ in self.readers(*at)):
+                if kernel in self._multiply or kernel in found and (found[kernel].after or found[kernel].work):
+                    continue
+                if not is_plain(kernel):
+                    found[kernel] = Outside(kernel, own="reads the result", after=True)
+                    continue
+                reading = self._read(kernel, marks, made_of_it, size)
+                found[kernel] = Outside(kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True)
+                for number, mark in enumerate(reading.made):
+                    if mark and reading.work:
+                        marks[kernel, number] = mark
+                        todo.append((kernel, number))
+
+    def _read(self, kernel: Instruction, marks: Mapping[tuple[Instruction, int], str], made_of_it: set[Instruction],
+              size: int) -> _Reading:
+        live, derived = {}, set()
+        for index, name in enumerate(kernel.operands):
+            makers = self.makers(kernel, index)
+            known = [marks[maker] for maker in makers if maker in marks]
+            if known:
+                live[name] = known[0]
+            elif any(maker in made_of_it for maker, _ in makers):
+                derived.add(name)
+
+        def to_scalar() -> bool:
+            """Whether other kernels reduce to one element what this one leaves."""
+            return any(r.opcode != "tuple" and r.shape.size == 1 and any(j.opcode == "reduce" for j in inside(r))
+                       for r, _ in self.readers(kernel))
+
+        return _Reading(kernel, live, derived, size, to_scalar)

@@ -1,0 +1,32 @@
+"""What a kernel that XLA generated multiplies, read from its PTX: the multiply instruction names the types."""
+
+import re
+from collections.abc import Mapping
+
+from fp8lens.gemms import GemmRow, fused, fusion_kind
+from fp8lens.hlo.parse import Instruction
+
+# The last two types of `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
+# Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say which.
+_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
+                  r"|\btcgen05\.mma\S*?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)")
+_PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
+
+
+def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
+    """The type that a Triton kernel's PTX multiplies. Kernels that are alike share one PTX, under the name of one."""
+    def computed(i: Instruction) -> tuple:
+        return [(j.opcode, j.shape_text) for j in fused(i)], i.backend_config
+    texts = [ptx.get(re.sub(r"[.-]", "_", row.name))]
+    if not texts[0]:
+        alike = [i for i in row.instruction.computation.module
+                 if i.opcode == "fusion" and "triton" in fusion_kind(i) and computed(i) == computed(row.instruction)]
+        texts = [ptx[name] for i in alike if (name := re.sub(r"[.-]", "_", i.name)) in ptx]
+    mma = _MMA.search(texts[0]) if texts and texts[0] else None
+    if not mma:
+        return "unknown" if not texts or not texts[0] else row.math_dtype if "fma." not in texts[0] else "f32"
+    if mma[1]:
+        return _PTX_TYPES.get(mma[1], mma[1])
+    if not mma[2]:  # kind::f8f6f4
+        return row.math_dtype
+    return {"f16": "bf16" if row.math_dtype == "bf16" else "f16", "i8": "s8"}.get(mma[2], mma[2])
