@@ -41,11 +41,8 @@ _MESH = re.compile(r"replica_groups=@?mesh[\[<](.*?)[\]>](?:, device_ids=\((.*?)
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 # `lost`, `reason`, `mend`, `rule`, as in fp8lens.rules; {names} are filled in by `why`.
-_EXCHANGED = (
-    "CollectiveQuantizer exchanges the two only where the collective has one reader, the scale is a scalar, and nothing "
-    "but bitcast, copy, reshape or slice stands between: no transpose, no other conversion (XLA's "
-    "collective_quantizer.cc)"
-)
+_EXCHANGED = ("CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but bitcast, copy, "
+              "reshape or slice stands between: no transpose, no other conversion{} (XLA's collective_quantizer.cc)")
 RULES: Mapping[str, Rule] = {
     "gathered wide": Rule(
         "wire",
@@ -53,7 +50,7 @@ RULES: Mapping[str, Rule] = {
         "quantized {would}",
         "quantize each device's part and send that: jax.lax.with_sharding_constraint on the quantized array, first as "
         "the part is sharded, then as the matmul reads it; in jax.shard_map, quantize in front of the collective",
-        _EXCHANGED,
+        _EXCHANGED.format("; and nothing else reads the wide array"),
     ),
     "dequantized, then gathered": Rule(
         "wire",
@@ -61,7 +58,7 @@ RULES: Mapping[str, Rule] = {
         "its dequantization {would}",
         "send the quantized array (jax.lax.with_sharding_constraint on it), then dequantize; and contract the "
         "dimension that it has (jax.lax.dot_general) in place of a transpose",
-        _EXCHANGED,
+        _EXCHANGED.format(""),
     ),
     "gathered wide, read wide": Rule(
         "wire",
@@ -69,7 +66,7 @@ RULES: Mapping[str, Rule] = {
         "{dtype} too",
         "quantize each device's part and send that ({would} for {sent}), where the other readers can read it, or their "
         "own part as it was; else leave it",
-        _EXCHANGED,
+        _EXCHANGED.format("; and nothing else reads the wide array"),
     ),
     "gathered twice": Rule(
         "wire",
@@ -163,7 +160,8 @@ def _iota(dims: list[int], order: list[int]) -> list[int]:
 
 def _devices(module: HloModule) -> tuple[int, int]:
     """Replicas, and partitions of each."""
-    return int(module.attributes.get("replica_count", 1)), int(module.attributes.get("num_partitions", 1))
+    replicas, partitions = (_numbers(module.attributes.get(key)) for key in ("replica_count", "num_partitions"))
+    return (replicas or [1])[0], (partitions or [1])[0]
 
 
 def groups(collective: Instruction) -> list[list[int]]:
@@ -340,9 +338,10 @@ class _Flow:
                     todo.append(following)
         return reached
 
-    def nearest(self, start: list[_Value], step: Callable, wanted: Callable) -> list[Instruction]:
+    def nearest(self, collective: Instruction, start: list[_Value], step: Callable,
+                wanted: Callable) -> list[Instruction]:
         """The kernels of the matmuls that are reached; through further collectives only where there is none before."""
-        for stop in (lambda i: is_matmul(i) or bool(kind(i)) and (i, 0) not in start, is_matmul):
+        for stop in (lambda i: is_matmul(i) or bool(kind(i)) and i is not collective, is_matmul):
             if found := [*dict.fromkeys(self.kernel(v[0]) for v in self.walk(start, step, stop) if wanted(v))]:
                 return found
         return []
@@ -446,14 +445,14 @@ def _collective(at: Instruction, i: Instruction, flow: _Flow, mesh_shape: Mappin
     sent = [i.computation[name] for name in (i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands)]
     size, axis = _axis(i, mesh_shape)
     reached = flow.walk([(i, n) for n in range(len(sent))], flow.after, is_matmul)
-    feeds = flow.nearest([(i, n) for n in range(len(sent))], flow.after, _reads_as_matrix)
-    fed_by = flow.nearest([(s, 0) for s in sent], flow.before, lambda value: is_matmul(value[0]))
+    feeds = flow.nearest(i, [(i, n) for n in range(len(sent))], flow.after, _reads_as_matrix)
+    fed_by = flow.nearest(i, [(s, 0) for s in sent], flow.before, lambda value: is_matmul(value[0]))
     problems, readers, transposed = [], [], []
     for n, s in enumerate(sent):
         if s.shape.dtype in _WIDE and s.shape.size > 1 and kind(i) not in _SUMS:
-            found = flow.sent_wide((i, n), s)
-            readers += found[1]
-            problems += found[:1] if found[0] else []
+            rule, others = flow.sent_wide((i, n), s)
+            problems += [rule] * bool(rule)
+            readers += others
         elif _is_fp8(s) and kind(i) == "all-gather":
             for value in flow.walk([(i, n)], flow.after, is_matmul):
                 if _reads_as_matrix(value) and _multiplies_fp8(flow.kernel(value[0])):

@@ -414,6 +414,19 @@ def test_a_scale_or_a_bias_is_not_what_a_matmul_multiplies():
     assert one.feeds == () and not one.problems
 
 
+def test_of_several_collectives_in_a_row_each_feeds_the_nearest_matmul():
+    """A windowed einsum, unrolled: what goes on to the next device has fed this one's matmul."""
+    permute = ("%{} = f8e4m3fn[64,64]{{1,0}} collective-permute(%{}), channel_id=1, "
+               "source_target_pairs={{{{0,1}},{{1,0}}}}")
+    first, second, third, back = collectives(module(
+        *PARAMETERS, permute.format("p1", "w"), fp8_call("%x", "%p1", "%a"), permute.format("p2", "p1"),
+        permute.format("p3", "p2"), fp8_call("%x", "%p3", "%b"),
+        "%y = bf16[64,512]{1,0} get-tuple-element(%b), index=0",
+        f"ROOT %s = bf16[64,512]{{1,0}} all-reduce(%y), {ALL}, to_apply=%add", computations=ADD))
+    assert [first.feeds, second.feeds, third.feeds] == [("a",), ("b",), ("b",)]  # the second reaches it by the third
+    assert back.fed_by == ("b",) and first.axis == "2 of 8"
+
+
 def test_a_loop_of_unknown_length_and_a_branch():
     body = ("%body {\n  %t = (bf16[64]{0}) parameter(0)\n  %g = bf16[64]{0} get-tuple-element(%t), index=0\n"
             f"  %r = bf16[64]{{0}} all-reduce(%g), {ALL}, to_apply=%add\n  ROOT %u = (bf16[64]{{0}}) tuple(%r)\n}}\n"
