@@ -12,6 +12,7 @@ _PLACES = {
     "Inspection": "inspection",
     "Target": "targets",
     "aot_compile": "compile",
+    "assert_fp8_collectives": "testing",
     "assert_fp8_gemms": "testing",
     "diff_hlo": "hlo",
     "format_hlo_module": "hlo",

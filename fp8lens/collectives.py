@@ -7,15 +7,17 @@ import itertools
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
 from fp8lens.cost import launches
-from fp8lens.gemms import CONTROL, DOTS, executions, fused, matmuls, source_line
+from fp8lens.gemms import executions, fused, matmuls, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape
-from fp8lens.rules import Rule
-from fp8lens.steps import FP8_MAX, POINTWISE, clamp_bounds
+from fp8lens.hlo.text import size as _size
+from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
+from fp8lens.rules import RULES, Rule
+from fp8lens.steps import FP8_MAX, clamp_bounds
 
 # Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests' doc/PERFORMANCE.md, which
 # takes the whole array for an all-gather's size. There, a broadcast's bytes are the root's.
@@ -32,67 +34,12 @@ KINDS = tuple(_SENT)
 _WIDE = ("bf16", "f16", "f32", "f64")
 _SUMS = ("all-reduce", "reduce-scatter")  # which add in the type that they send
 _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then gathered"}
-_MOVES = frozenset("bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
+_HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
                    "concatenate gather reverse broadcast".split())
-_ELEMENTWISE = POINTWISE | {"convert"}
 _CALLERS = CONTROL | {"fusion"}
 _INDEX = re.compile(r"\bindex=(\d+)")
 _MESH = re.compile(r"replica_groups=@?mesh[\[<](.*?)[\]>](?:, device_ids=\((.*?)\))? \{(.*?)\}")
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
-
-# `lost`, `reason`, `mend`, `rule`, as in fp8lens.rules; {names} are filled in by `why`.
-_EXCHANGED = ("CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but bitcast, copy, "
-              "reshape or slice stands between: no transpose, no other conversion{} (XLA's collective_quantizer.cc)")
-RULES: Mapping[str, Rule] = {
-    "gathered wide": Rule(
-        "wire",
-        "an array is sent as {dtype} ({kind} of {shapes}) and quantized after it: each device sends {sent}, and "
-        "quantized {would}",
-        "quantize each device's part and send that: jax.lax.with_sharding_constraint on the quantized array, first as "
-        "the part is sharded, then as the matmul reads it; in jax.shard_map, quantize in front of the collective",
-        _EXCHANGED.format("; and nothing else reads the wide array"),
-    ),
-    "dequantized, then gathered": Rule(
-        "wire",
-        "an FP8 array is dequantized, then sent as {dtype} ({kind} of {shapes}): each device sends {sent}, and before "
-        "its dequantization {would}",
-        "send the quantized array (jax.lax.with_sharding_constraint on it), then dequantize; and contract the "
-        "dimension that it has (jax.lax.dot_general) in place of a transpose",
-        _EXCHANGED.format(""),
-    ),
-    "gathered wide, read wide": Rule(
-        "wire",
-        "an array is sent as {dtype} ({kind} of {shapes}) and quantized after it for {feeds}, but {readers} read it as "
-        "{dtype} too",
-        "quantize each device's part and send that ({would} for {sent}), where the other readers can read it, or their "
-        "own part as it was; else leave it",
-        _EXCHANGED.format("; and nothing else reads the wide array"),
-    ),
-    "gathered twice": Rule(
-        "wire",
-        "the same array is gathered twice at once: {shapes} of each device",
-        "gather it once, where it is made: jax.lax.with_sharding_constraint on it, first as it is sharded, then as the "
-        "matmuls read it; a backward pass gets it saved",
-        "the partitioner gathers for each dot on its own; CSE leaves two channels apart, and the combiner sends both "
-        "(XLA's all_gather_combiner.cc)",
-    ),
-    "summed wide": Rule(
-        "wire",
-        "{kind} adds in {dtype}, and the sum is quantized after it, for {feeds}",
-        "leave it where others read the sum too: sums need the digits. Else scatter the sum "
-        "(jax.lax.with_sharding_constraint, jax.lax.psum_scatter), quantize the part, and gather that",
-        "an all-reduce sends what a reduce-scatter and an all-gather do (nccl-tests, doc/PERFORMANCE.md)",
-    ),
-    "transposed after gathering": Rule(
-        "transpose",
-        "an FP8 array is gathered ({shapes} of each device), then each device transposes all of it in {kernels}, for "
-        "{feeds}",
-        "store it with the contracting dimension last and shard the other one: then the call reads what is gathered. "
-        "Or shard a [K, N] array over N: then each device transposes its part. Where another matmul reads it the other "
-        "way round, as a gradient does, one transpose stays",
-        "CreateF8CustomCall: before Blackwell, A row-major and B column-major (XLA's gemm_rewriter.cc)",
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +204,7 @@ class _Flow:
             sources = frozenset().union(*(found.get(name, ()) for name in i.operands))
             if i.opcode == "broadcast" and computation[i.operands[0]].shape.size < i.shape.size or i.opcode == "iota":
                 sources = frozenset()
-            elif i.opcode not in _ELEMENTWISE | _MOVES:
+            elif i.opcode not in ELEMENTWISE | _HANDED_ON:
                 sources = frozenset((i.name,)) if i.opcode != "constant" and i.shape.size > 1 else frozenset()
             found[i.name] = sources
         return found
@@ -265,9 +212,9 @@ class _Flow:
     def _passes(self, i: Instruction, n: int) -> bool:
         """Whether the instruction hands on its operand n."""
         large = self._large(i.computation)
-        if i.opcode in _MOVES:
+        if i.opcode in _HANDED_ON:
             return n == 0 or i.opcode == "concatenate" or i.opcode == "dynamic-update-slice" and n == 1
-        return i.opcode in _ELEMENTWISE and len(large[i.name]) == 1 and bool(large[i.operands[n]])
+        return i.opcode in ELEMENTWISE and len(large[i.name]) == 1 and bool(large[i.operands[n]])
 
     def _called(self, i: Instruction, n: int) -> list[Instruction]:
         """The parameters that get operand n of a call, loop, branch or fusion."""
@@ -519,30 +466,10 @@ def why(collective: Collective) -> tuple[Rule, ...]:
     return tuple(Rule(*(text.format(**fields) for text in RULES[name])) for name in names)
 
 
-def assert_fp8_collectives(x: Any, *, kinds: Iterable[str] = ("all-gather",), min_bytes: int = 0,
-                           mesh_shape: Mapping[str, int] | None = None) -> "Collectives":
-    """Assert that each collective of those kinds that feeds an FP8 matmul, or sends what was FP8 before, sends FP8.
-
-    `x` and `mesh_shape` are what `collectives` takes; `min_bytes`: of those from which each device sends at least so
-    many bytes in one run. Returns the collectives. Raises AssertionError, whose message is their table, and the reason
-    and the mend of each that fails; ValueError for a kind that is none of KINDS.
-    """
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    if unknown := [name for name in kinds if name not in _SENT]:
-        raise ValueError(f"kinds has {unknown[0]!r}; it takes {', '.join(KINDS)}.")
-    found = collectives(x, mesh_shape)
-    failed = [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
-              and ({*c.problems} & _SENT_WIDE or c.kind in _SUMS and c.feeds_fp8)]
-    if not failed:
-        return found
-    lines = _wrap(f"{len(failed)} of {len(found)} collectives do not send FP8, and {', '.join(kinds)} should:", "  ")
-    lines.append(str(found))
-    for c in failed:
-        where = f" ({c.source})" if c.source else ""
-        for r in why(c):
-            for line in (f"{c.name}{where}: {r.reason}", f"  mend: {r.mend}", f"  rule: {r.rule}"):
-                lines += _wrap(line, " " * 8)
-    raise AssertionError("\n".join(lines))
+def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0) -> list[Collective]:
+    """Those of these kinds, and of so many bytes, that could have sent FP8 for an FP8 matmul, or what was FP8 before."""
+    return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
+            and ({*c.problems} & _SENT_WIDE or c.kind in _SUMS and c.feeds_fp8)]
 
 
 # As text --------------------------------------------------------------------------------------------------------------
@@ -550,13 +477,6 @@ def assert_fp8_collectives(x: Any, *, kinds: Iterable[str] = ("all-gather",), mi
 _WIDTH = 100  # columns
 _HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
 _TINT = "rgba(213,94,0,.28)"
-
-
-def _size(n: int) -> str:
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.3g} {prefix}B"
-    return f"{n} B"
 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:

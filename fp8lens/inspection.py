@@ -4,11 +4,12 @@ import dataclasses
 import html
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fp8lens.collectives import Collectives, collectives
 from fp8lens.gemms import GemmRow
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
@@ -27,9 +28,10 @@ class Inspection:
 
     def __init__(self, module: HloModule, note: str = "", compiled: Any = None, stages: tuple = (),
                  ptx: dict[str, str] | None = None, chip: Target | None = None,
-                 again: Callable[[], Any] | None = None):
+                 mesh_shape: Any = None, again: Callable[[], Any] | None = None):
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
+        self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
     @cached_property
     def _rows(self) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
@@ -53,7 +55,12 @@ class Inspection:
         if not self._stages:
             raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: inspect the "
                             "function and its arguments.")
-        return find_reasons(*self._rows, self._stages, self.module, self._chip)
+        return find_reasons(*self._rows, self._stages, self.module, self._chip, self.collectives)
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """What a sharded program sends between devices."""
+        return collectives(self.module, self._mesh_shape)
 
     @property
     def hlo(self) -> str:
@@ -118,5 +125,5 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     compiled, stages, ptx = dumped(x, *args, pattern="gemm-rewriter", **options)
     chip = resolve(options.get("target", "H100"))
     note = f"compiled for {chip.name}, gemm={options.get('gemm', 'cublaslt')!r}"
-    return Inspection(parse_hlo_module(compiled), note, compiled, stages, ptx, chip,
+    return Inspection(parse_hlo_module(compiled), note, compiled, stages, ptx, chip, options.get("mesh_shape"),
                       lambda: passes(x, *args, **options))

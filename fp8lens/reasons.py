@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from fp8lens.collectives import Collective, why
 from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.ops import COLLECTIVES, COMMUTES
@@ -16,7 +17,7 @@ from fp8lens.steps import (
     FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand,
     reducer,
 )
-from fp8lens.rules import RULES
+from fp8lens.rules import RULES, Rule
 from fp8lens.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -28,7 +29,8 @@ _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "m
 class Reason:
     """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
     call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
-    "pad", or "duplicate" (it runs twice). `matmul` is its instruction's name in the compiled program, M x N x K, and
+    "pad", "duplicate" (it runs twice), "wire" (it is sent between devices in a wide type), or "kernel" (nobody knows what
+    a kernel does there). `matmul` is its instruction's name in the compiled program, M x N x K, and
     the layer. `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see fp8lens.rules).
     `source` is the program's line."""
 
@@ -41,10 +43,11 @@ class Reason:
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
-        return _wrapped(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
+        return paragraph(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
 
 
-def _wrapped(headline: str, reason: Reason, *further: str) -> str:
+def paragraph(headline: str, reason: Reason | Rule, *further: str) -> str:
+    """A reason in lines of 100 columns."""
     lines = (headline, f"  mend: {reason.mend}", f"  rule: {reason.rule}", *further)
     wrap = functools.partial(textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False)
     return "\n".join(part for line in lines for part in wrap(line, subsequent_indent=" " * 8))
@@ -66,7 +69,7 @@ class Reasons(list[Reason]):
                 continue
             places = [f"    {r.matmul}" + f" ({r.source})" * bool(r.source) for r in alike[:5]]
             places += [f"    and {len(alike) - 5} more"] * (len(alike) > 5)
-            texts.append(_wrapped(f"{len(alike)} matmuls lost {lost}: {text}", alike[0], *places))
+            texts.append(paragraph(f"{len(alike)} matmuls lost {lost}: {text}", alike[0], *places))
         return "\n".join(texts) or self.empty
 
     __repr__ = __str__
@@ -91,8 +94,9 @@ def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
 
 
 def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around, stages: Sequence[Any],
-                 after: HloModule, chip: Target) -> Reasons:
-    """The reasons for a compiled module's rows, each with the kernels around it, from the stages of its compile."""
+                 after: HloModule, chip: Target, sent: Sequence[Collective]) -> Reasons:
+    """The reasons for a compiled module's rows, each with the kernels around it, and for its collectives, from the
+    stages of its compile."""
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     rows = [row for row, _ in found]
@@ -105,7 +109,14 @@ def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Aro
         other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
             reasons.append(matmul.why("twice", other=other))
+        gathered = {kernel for c in sent if row.name in c.feeds for kernel in c.transposed_by}  # a reason of their own
+        near = [o for o in near if o.instruction.name not in gathered]
         reasons += matmul.left_outside(near) if row.is_fp8 else [matmul.not_fp8()]
+    explained = {r.matmul.partition(" ")[0] for r in reasons if r.reason.endswith(")") and "gathered over" in r.reason}
+    for c in sent:
+        for problem, rule in zip(c.problems, why(c)):
+            if problem != "dequantized, then gathered" or explained.isdisjoint(c.feeds):
+                reasons.append(Reason(", ".join(c.feeds[:3]) or c.name, *rule, c.source))
     return reasons
 
 

@@ -23,6 +23,9 @@ _TILE = "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stag
 _CONVERT = "HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's"
 _AMAX = "F8ConvertD: reduce(max, abs(result)) beside the conversion to FP8 becomes the call's"
 
+_EXCHANGED = ("CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but bitcast, copy, "
+              "reshape or slice stands between: no transpose, no other conversion{} (XLA's collective_quantizer.cc)")
+
 RULES: Mapping[str, Rule] = {
     # It is not FP8 ---------------------------------------------------------------------------------------------------
     "old chip": Rule(
@@ -444,6 +447,55 @@ RULES: Mapping[str, Rule] = {
         "the program itself pads an operand, or slices the result",
         "keep the padded shape, or leave this kernel",
         "no call pads or slices",
+    ),
+    # ... a collective of a sharded program ----------------------------------------------------------------------------
+    "gathered wide": Rule(
+        "wire",
+        "an array is sent as {dtype} ({kind} of {shapes}) and quantized after it: each device sends {sent}, and "
+        "quantized {would}",
+        "quantize each device's part and send that: jax.lax.with_sharding_constraint on the quantized array, first as "
+        "the part is sharded, then as the matmul reads it; in jax.shard_map, quantize in front of the collective",
+        _EXCHANGED.format("; and nothing else reads the wide array"),
+    ),
+    "dequantized, then gathered": Rule(
+        "wire",
+        "an FP8 array is dequantized, then sent as {dtype} ({kind} of {shapes}): each device sends {sent}, and before "
+        "its dequantization {would}",
+        "send the quantized array (jax.lax.with_sharding_constraint on it), then dequantize; and contract the "
+        "dimension that it has (jax.lax.dot_general) in place of a transpose",
+        _EXCHANGED.format(""),
+    ),
+    "gathered wide, read wide": Rule(
+        "wire",
+        "an array is sent as {dtype} ({kind} of {shapes}) and quantized after it for {feeds}, but {readers} read it as "
+        "{dtype} too",
+        "quantize each device's part and send that ({would} for {sent}), where the other readers can read it, or their "
+        "own part as it was; else leave it",
+        _EXCHANGED.format("; and nothing else reads the wide array"),
+    ),
+    "gathered twice": Rule(
+        "wire",
+        "the same array is gathered twice at once: {shapes} of each device",
+        "gather it once, where it is made: jax.lax.with_sharding_constraint on it, first as it is sharded, then as the "
+        "matmuls read it; a backward pass gets it saved",
+        "the partitioner gathers for each dot on its own; CSE leaves two channels apart, and the combiner sends both "
+        "(XLA's all_gather_combiner.cc)",
+    ),
+    "summed wide": Rule(
+        "wire",
+        "{kind} adds in {dtype}, and the sum is quantized after it, for {feeds}",
+        "leave it where others read the sum too: sums need the digits. Else scatter the sum "
+        "(jax.lax.with_sharding_constraint, jax.lax.psum_scatter), quantize the part, and gather that",
+        "an all-reduce sends what a reduce-scatter and an all-gather do (nccl-tests, doc/PERFORMANCE.md)",
+    ),
+    "transposed after gathering": Rule(
+        "transpose",
+        "an FP8 array is gathered ({shapes} of each device), then each device transposes all of it in {kernels}, for "
+        "{feeds}",
+        "store it with the contracting dimension last and shard the other one: then the call reads what is gathered. "
+        "Or shard a [K, N] array over N: then each device transposes its part. Where another matmul reads it the other "
+        "way round, as a gradient does, one transpose stays",
+        "CreateF8CustomCall: before Blackwell, A row-major and B column-major (XLA's gemm_rewriter.cc)",
     ),
     # ... anything ----------------------------------------------------------------------------------------------------
     "twice": Rule(

@@ -1,10 +1,12 @@
 """Assertions for readers' own tests: that a function multiplies in FP8, and that nothing was left outside."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from fp8lens.collectives import KINDS, Collectives, collectives, sends_wide, why
 from fp8lens.inspection import inspect
+from fp8lens.reasons import paragraph
 from fp8lens.report import GemmReport
 
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
@@ -57,3 +59,30 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
                  *(f"  {f}" for f in failures), str(report), *([str(reasons)] if reasons else [])]
         raise AssertionError("\n".join(lines))
     return report
+
+
+def assert_fp8_collectives(fn: Any, *args: Any, kinds: str | Iterable[str] = ("all-gather",), min_bytes: int = 0,
+                           mesh_shape: Any = None, **options: Any) -> Collectives:
+    """Assert that each collective of those kinds that feeds an FP8 matmul, or sends what was FP8 before, sends FP8.
+
+    Takes what `inspect` takes; of a saved program, `mesh_shape` gives the names of the mesh's axes. `min_bytes`: of
+    those from which each device sends at least so many bytes in one run. Returns the collectives. Raises
+    AssertionError, whose message is their table, and the reason and the mend of each that fails; ValueError for a kind
+    that is none of KINDS, and what `inspect` raises.
+    """
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    if unknown := [name for name in kinds if name not in KINDS]:
+        raise ValueError(f"kinds has {unknown[0]!r}; it takes {', '.join(KINDS)}.")
+    if callable(fn) and not hasattr(fn, "as_text"):
+        found = inspect(fn, *args, mesh_shape=mesh_shape, **options).collectives
+    else:
+        seen = inspect(fn, *args, **options)
+        found = seen.collectives if mesh_shape is None else collectives(seen.module, mesh_shape)
+    failed = sends_wide(found, kinds, min_bytes)
+    if not failed:
+        return found
+    lines = [f"{len(failed)} of {len(found)} collectives do not send FP8, and {', '.join(kinds)} should:", str(found)]
+    for c in failed:
+        where = f" ({c.source})" if c.source else ""
+        lines += [paragraph(f"{c.name}{where}: {r.reason}", r) for r in why(c)]
+    raise AssertionError("\n".join(lines))

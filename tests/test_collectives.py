@@ -14,9 +14,10 @@ from corpus import PROGRAMS, corpus
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from fp8lens import aot_compile, parse_hlo_module
+from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
+from fp8lens.rules import RULES
 from fp8lens.collectives import (
-    KINDS, RULES, Collectives, assert_fp8_collectives, collectives, groups, transposed_after, why, wide,
+    KINDS, Collectives, collectives, groups, transposed_after, why, wide,
 )
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
