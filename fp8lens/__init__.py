@@ -15,6 +15,7 @@ _PLACES = {
     "diff_hlo": "hlo",
     "format_hlo_module": "hlo",
     "gpu_available": "compile",
+    "mesh": "compile",
     "parse_hlo_module": "hlo",
     "passes": "stages",
     "print_hlo_module": "hlo",
