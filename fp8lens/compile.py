@@ -160,6 +160,8 @@ def aot_compile(
     A mesh of your own, from `fp8lens.mesh`, needs no `mesh_shape`: it may be in the shardings of arguments, in
     `jax.set_mesh`, or inside `fn`. Then JAX alone says how an argument without a sharding is laid out.
 
+    JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is not here.
+
     Raises KeyError for an unknown chip, TypeError or ValueError for arguments, meshes or options that XLA cannot take,
     and RuntimeError where no CUDA compiler is installed, each naming the mend; and what `fn` raises.
     """
@@ -443,13 +445,30 @@ def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[s
 def _compile(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target | None = None,
              recorded: Mapping[str, str] = MappingProxyType({})) -> jax.stages.Compiled:
     """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in."""
-    with _explained(chip, recorded), tempfile.TemporaryDirectory() as folder:
+    with _explained(chip, recorded), _cache_left_alone() as never, tempfile.TemporaryDirectory() as folder:
         for name, result in recorded.items():
             Path(folder, name).write_text(result)
         if recorded:
             options = {"xla_gpu_require_complete_aot_autotune_results": True, **AS_TEXT, **options,
                        "xla_gpu_per_fusion_autotune_cache_dir": folder}
-        return lowered.compile(compiler_options=options)
+        return lowered.compile(compiler_options={**never, **options})
+
+
+@contextmanager
+def _cache_left_alone() -> Iterator[dict[str, Any]]:
+    """JAX's cache on disk would keep a program for a chip that is not here, and fail to read it the next time. Within,
+    nothing is written; with the options that this gives, nothing is found.
+
+    JAX asks only once whether its cache is on: turned off here and there, it stays on, or off, for the whole process.
+    The bound on what is kept counts for each compile, and by this name for this thread alone.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        yield {}
+        return
+    from jax._src import config
+
+    with config.persistent_cache_min_compile_time_secs(math.inf):
+        yield {"xla_dump_emitter_re": "^$"}  # part of what a program is looked up by, and nobody else's
 
 
 @contextmanager

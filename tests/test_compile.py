@@ -475,3 +475,57 @@ def test_haiku():
     for fn, rng in ((net.apply, None), (jax.jit(net.apply), jax.random.key(0))):
         assert sorted(parameters(aot_compile(fn, params, rng, X))) == [
             "f32[16,8]", "f32[16]", "f32[64,16]", "f32[64,64]", "f32[8]"]
+
+
+def with_cache(folder, program, argument):
+    told = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return subprocess.run([sys.executable, "-W", "error", "-c", program, argument], capture_output=True, text=True,
+                          env=os.environ | told)
+
+
+CACHED = """
+import os, sys, jax, jax.numpy as jnp
+from concurrent.futures import ThreadPoolExecutor
+from fp8lens import aot_compile
+from fp8lens.stages import dumped
+def ours(n):
+    x = jax.ShapeDtypeStruct((16 * n, 16 * n), jnp.float32)
+    return aot_compile(lambda x: x @ x, x), len(dumped(lambda x: x @ x, x, pattern="gemm").stages)
+def theirs():
+    jax.jit(lambda x: jnp.sin(x) @ x).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).compile()
+if sys.argv[1] == "first":
+    theirs()
+with ThreadPoolExecutor(2) as pool:
+    stages = [n for _, n in pool.map(ours, range(1, 4))]
+assert min(stages) > 3, stages
+theirs()
+print(len(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"])), jax.config.jax_persistent_cache_min_compile_time_secs,
+      jax.config.jax_enable_compilation_cache)
+"""
+
+
+@pytest.mark.parametrize("when", ["first", "last"])
+def test_jaxs_cache_on_disk_is_left_alone(tmp_path, when):
+    """Nothing of ours in it, nothing read, and what the process compiles for itself still goes there."""
+    for _ in range(2):
+        done = with_cache(tmp_path, CACHED, when)
+        assert done.stdout == "1 0.0 True\n", done.stderr
+
+
+def test_what_another_program_kept_is_not_read(tmp_path):
+    """JAX's own compile for a chip that is not here is kept, and cannot be read: that warns, and ours must not ask."""
+    program = """
+import sys, jax, jax.numpy as jnp
+from fp8lens import aot_compile, mesh
+f = jax.jit(lambda x: x @ x)
+x = jax.ShapeDtypeStruct((16, 16), jnp.float32,
+                         sharding=jax.sharding.NamedSharding(mesh("H100"), jax.sharding.PartitionSpec()))
+if sys.argv[1] == "jax":
+    f.lower(x).compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+else:
+    aot_compile(f, x)
+"""
+    results = [with_cache(tmp_path, program, who) for who in ("jax", "fp8lens", "jax")]
+    assert [done.returncode for done in results] == [0, 0, 1], results[1].stderr
+    assert "Error reading persistent compilation cache" in results[2].stderr
