@@ -18,6 +18,7 @@ _PLACES = {
     "format_hlo_module": "hlo",
     "gpu_available": "compile",
     "inspect": "inspection",
+    "mesh": "compile",
     "parse_hlo_module": "hlo",
     "passes": "stages",
     "print_hlo_module": "hlo",

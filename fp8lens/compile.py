@@ -8,17 +8,21 @@ import ctypes.util
 import functools
 import importlib
 import importlib.metadata
+import inspect
+import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from math import prod
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fp8lens.autotune import AS_TEXT, check_tile, choices
 from fp8lens.targets import TARGETS, Target, attached_gpu, resolve
@@ -67,7 +71,7 @@ def choose_platform() -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: int = 0) -> jax.sharding.Mesh:
+def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: int) -> Mesh:
     from jax.experimental import topologies
 
     choose_platform()
@@ -76,7 +80,7 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: 
         topologies.get_topology_desc,
         platform="cuda",
         target_config=target.text_proto(cudnn_patch),
-        topology=f"1x1x{prod(sizes)}",
+        topology=f"1x1x{math.prod(sizes)}",
     )
     have_compiler = _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt")
     try:
@@ -100,37 +104,19 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: 
     return topologies.make_mesh(topology, tuple(sizes), tuple(name for name, _ in mesh_shape))
 
 
-def _shapes(args: Sequence[Any], in_specs: Any, mesh: jax.sharding.Mesh | None) -> tuple:
-    """The arguments as ShapeDtypeStructs, placed on `mesh` where there is one."""
+def mesh(target: str | Target = "H100", shape: Mapping[str, int] | Sequence[int] | None = None) -> Mesh:
+    """A mesh of `target`s that are not here, for functions with a mesh or shardings of their own.
 
-    def convert(path, leaf, spec):
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise TypeError(
-                f"argument {path[0].idx}{jax.tree_util.keystr(path[1:])} is {leaf!r}, a {type(leaf).__name__}, which "
-                "is neither an array nor a jax.ShapeDtypeStruct. Give jnp.asarray(value, dtype) or "
-                "jax.ShapeDtypeStruct(shape, dtype); bind what is not traced with functools.partial."
-            )
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        own = getattr(leaf, "sharding", None)
-        if spec is None:
-            spec = own.spec if isinstance(own, NamedSharding) and own.mesh.axis_names else PartitionSpec()
-        unknown = {axis for axis in jax.tree.leaves(tuple(spec))} - set(mesh.axis_names) if mesh else ()
-        if unknown:
-            raise ValueError(
-                f"argument {path[0].idx} is sharded over {sorted(unknown)}, but the mesh has the axes "
-                f'{mesh.axis_names}; name them in mesh_shape, as in mesh_shape={{"data": 8}}.'
-            )
-        sharding = NamedSharding(mesh, spec) if mesh else None
-        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
+    `shape` is as `aot_compile`'s `mesh_shape`: {"data": 4, "model": 2}; without it, one device. The axes are Auto.
+    Asked again for the same, it is the same mesh. Use it where the real program has `jax.make_mesh`'s: in a
+    NamedSharding, in `jax.shard_map`, in `jax.set_mesh`. Nothing can be computed or stored on it.
 
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(args)
-    if in_specs is None:
-        specs = [None] * len(leaves)
-    else:
-        is_spec = lambda s: s is None or isinstance(s, PartitionSpec)
-        tree = jax.tree.map(lambda s, a: jax.tree.map(lambda _: s, a), tuple(in_specs), args, is_leaf=is_spec)
-        specs = jax.tree.leaves(tree, is_leaf=is_spec)
-    return jax.tree.unflatten(treedef, [convert(p, leaf, s) for (p, leaf), s in zip(leaves, specs, strict=True)])
+    Raises KeyError for an unknown chip, TypeError or ValueError for what is no target or shape, and RuntimeError where
+    no CUDA compiler is installed.
+    """
+    if getattr(target, "name", target) == "local":
+        raise ValueError('a mesh of the attached GPU is jax.make_mesh\'s; here name a chip, as in target="H100".')
+    return _mesh(resolve(target), _axes(shape), 0)
 
 
 def aot_compile(
@@ -142,11 +128,21 @@ def aot_compile(
     in_specs: Sequence[Any] | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     autotune: str | os.PathLike | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    **kwargs: Any,
 ) -> jax.stages.Compiled:
-    """Compile `fn(*args)` for `target`, whether or not such a chip is here.
+    """Compile `fn(*args, **kwargs)` for `target`, whether or not such a chip is here.
 
-    `args` are arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; only shapes and dtypes are read. `target` is a
-    name in `TARGETS`, a `Target`, or "local", the attached GPU: then the result can also be called.
+    `args` and `kwargs` are arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; only shapes and dtypes are read.
+    Those that `static_argnums` or `static_argnames` name, as for `jax.jit`, may be anything, and the program depends on
+    their values. An argument of `fn` with the name of an option here can be given by position or with
+    functools.partial. `target` is a name in `TARGETS`, a `Target`, or "local", the attached GPU: then the result can
+    also be called.
+
+    `fn` may be jitted: by `jax.jit`, `nnx.jit` or `eqx.filter_jit`. Then it has static arguments of its own, and what
+    is no array is given to it as it is. Arrays inside a callable that is a pytree, such as a module, are arguments of
+    the program. The result is always JAX's, without nnx's or Equinox's way of calling it.
 
     `gemm` is who may run the matmuls: "cublaslt" (NVIDIA's library, with the FP8 epilogues), "triton" (kernels XLA
     generates), or "auto" (XLA's default: it times both on the chip. With no chip to time on, it takes the first Triton
@@ -158,70 +154,276 @@ def aot_compile(
     that is not in there is a LookupError, unless the options set xla_gpu_require_complete_aot_autotune_results False.
 
     `mesh_shape` asks for a sharded program on that many compile-only devices: {"data": 4, "model": 2}, or (8,), whose
-    axes are named "x", "y", "z". `in_specs` has a PartitionSpec for each argument (or for each of its leaves; None is
+    axes are named "x", "y", "z". `in_specs` has a PartitionSpec for each of `args` (or for each of its leaves; None is
     replicated); without it, arguments keep the spec of their own NamedSharding.
 
-    Raises KeyError for an unknown chip, TypeError or ValueError for arguments or options XLA cannot take, and
-    RuntimeError where no CUDA compiler is installed, each naming the mend.
+    A mesh of your own, from `fp8lens.mesh`, needs no `mesh_shape`: it may be in the shardings of arguments, in
+    `jax.set_mesh`, or inside `fn`. Then JAX alone says how an argument without a sharding is laid out.
+
+    JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is not here.
+
+    Raises KeyError for an unknown chip, TypeError or ValueError for arguments, meshes or options that XLA cannot take,
+    and RuntimeError where no CUDA compiler is installed, each naming the mend; and what `fn` raises.
     """
-    local = getattr(target, "name", target) == "local"
-    if local:
-        require_gpu()
-    else:
-        target = resolve(target)
+    chip = _chip(target, mesh_shape, autotune)
+    options = _options(gemm, compiler_options)
+    call = _call(fn, args, kwargs, in_specs, static_argnums, static_argnames)
+    if chip is None:
+        return _compile(call.placed().lower(), options)
+    patch, files = choices(autotune, chip) if autotune is not None else (0, {})
+    lowered, doubt = _lower(call, chip, mesh_shape, patch)
+    compiled = _compile(lowered, options, chip, files)
+    if doubt:
+        _check_devices(compiled, chip, doubt)
+    return compiled
+
+
+def _chip(target: str | Target, mesh_shape: Any, autotune: Any) -> Target | None:
+    """None for the attached GPU, which need not be one whose rates are recorded here."""
+    if getattr(target, "name", target) != "local":
+        return resolve(target)
+    require_gpu()
+    if mesh_shape is not None:
+        raise ValueError('a mesh_shape is for compile-only devices; name a chip, as in target="H100".')
+    if autotune is not None:
+        raise ValueError('the attached GPU chooses for itself: autotune is for a named chip, as in target="H100".')
+    return None
+
+
+def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str, Any]:
     if gemm not in GEMM_OPTIONS:
         raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
-    if not callable(fn):
-        raise TypeError(f"the first argument must be a function, got {fn!r}.")
     options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
-    patch, files = choices(autotune, target) if autotune is not None and not local else (0, {})
     if options.get("xla_gpu_override_gemm_autotuner"):
         check_tile(options["xla_gpu_override_gemm_autotuner"])
+    return options
+
+
+# What to lower: a function that has `lower`, and its arguments.
+
+
+class _Call(NamedTuple):
+    """A jitted function and what to lower it with: `specs` has for each of `args` None, a PartitionSpec, or a tree of
+    them; `static` the positions and names of arguments that are left as they are."""
+    jitted: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    specs: tuple
+    static: frozenset = frozenset()
+
+    def placed(self, mesh: Mesh | None = None, everywhere: bool = False) -> "_Call":
+        """With shapes for arrays. What has a spec is placed on `mesh`; with `everywhere` the rest too, replicated."""
+        place = functools.partial(_placed, mesh=mesh, everywhere=everywhere)
+        if type(self.jitted).__module__.startswith("flax.") and self.specs == (None,) * len(self.specs):
+            from flax import nnx  # whose modules may share weights, which a map over them as pytrees would part
+
+            graph, state = nnx.split((self.args, self.kwargs))
+            args, kwargs = nnx.merge(graph, jax.tree.map(functools.partial(place, None, ""), state))
+        else:
+            args = tuple(a if at in self.static else _placed_tree(place, at, a, spec)
+                         for at, (a, spec) in enumerate(zip(self.args, self.specs, strict=True)))
+            kwargs = {name: a if name in self.static else _placed_tree(place, name, a, None)
+                      for name, a in self.kwargs.items()}
+        return self._replace(args=args, kwargs=kwargs)
+
+    def lower(self, mesh: Mesh | None = None) -> jax.stages.Lowered:
+        with jax.set_mesh(mesh) if mesh is not None else nullcontext():
+            lowered = self.jitted.lower(*self.args, **self.kwargs)
+        while not isinstance(lowered, jax.stages.Lowered):
+            lowered = lowered.lowered  # nnx.jit wraps it
+        return lowered
+
+
+def _call(
+    fn: Any, args: tuple, kwargs: dict[str, Any], in_specs: Sequence[Any] | None,
+    static_argnums: int | Sequence[int] | None, static_argnames: str | Iterable[str] | None,
+) -> _Call:  # fmt: skip
+    if not callable(fn):
+        raise TypeError(f"the first argument must be a function, got {fn!r}.")
     if in_specs is not None and len(in_specs) != len(args):
         raise ValueError(f"in_specs has {len(in_specs)} entries for {len(args)} arguments; give one for each.")
-
-    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
-    if local:
-        if mesh_shape is not None:
-            raise ValueError('a mesh_shape is for compile-only devices; name a chip, as in target="H100".')
-        if autotune is not None:
-            raise ValueError('the attached GPU chooses for itself: autotune is for a named chip, as in target="H100".')
-        return jitted.lower(*_shapes(args, None, None)).compile(compiler_options=options)
-    mesh = _mesh(target, _axes(mesh_shape), patch)
-    with jax.set_mesh(mesh), tempfile.TemporaryDirectory() as folder:
-        lowered = jitted.lower(*_shapes(args, in_specs, mesh))
-        for name, result in files.items():
-            Path(folder, name).write_text(result)
-        if files:
-            options = {"xla_gpu_require_complete_aot_autotune_results": True, **AS_TEXT, **options}
-            options["xla_gpu_per_fusion_autotune_cache_dir"] = folder
-        try:
-            return lowered.compile(compiler_options=options)
-        except jax.errors.JaxRuntimeError as error:
-            if files and (kernel := re.search("No cached config found for HLO instr: (.*?), kind", str(error))):
-                raise LookupError(
-                    f"autotune: of the {len(files)} recorded choices XLA can use none for {kernel[1]}. It looks one up "
-                    "by its own release, the chip and the kernel's instructions: record this function with these "
-                    f"shapes and options on {target.device} with JAX {jax.__version__}."
-                ) from error
-            for sign, note in _COMPILER_BUGS.items():
-                if sign in str(error):
-                    error.add_note(note)
-            if not any(sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")):
-                raise
-            raise RuntimeError(
-                f"XLA made PTX for a kernel but found nothing to assemble it with: pip install {_ASSEMBLER}, or put a "
-                f"CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
-            ) from error
+    fn, bound, kwargs = _unbound(fn, kwargs)
+    args, specs = (*bound, *args), (*(None for _ in bound), *(in_specs or (None for _ in args)))
+    static = _static(fn, len(args), static_argnums, static_argnames)
+    if hasattr(fn, "lower") and static:
+        raise TypeError("static_argnums, static_argnames: the function is jitted already; name its static arguments "
+                        "there, as in jax.jit(fn, static_argnums=1).")
+    if isinstance(fn, jax.stages.Wrapped):
+        return _Call(fn, args, kwargs, specs)
+    if not hasattr(fn, "lower"):
+        _check_arrays(args, kwargs, static)
+    if hasattr(fn, "lower") or any(map(_is_array, jax.tree.leaves(fn))):
+        return _opened(fn, args, kwargs, specs)
+    jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
+    return _Call(jitted, args, kwargs, specs, static)
 
 
-def require_gpu() -> None:
-    if not gpu_available():
-        TARGETS["local"]  # raises where no GPU is attached
-        raise RuntimeError(
-            f"a GPU is attached ({attached_gpu()[0]}), but JAX runs on the CPU here. Install CUDA's libraries with "
-            "pip install 'jax[cuda13]', unset JAX_PLATFORMS, and start Python again."
+def _unbound(fn: Any, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
+    """Of a jitted function that was bound, to an object or by functools.partial: the function, and what it is bound to.
+    What was bound would else be constants of the program; and a bound method's `lower` forgets its object."""
+    if inspect.ismethod(fn) and hasattr(fn.__func__, "lower"):
+        return fn.__func__, (fn.__self__,), kwargs
+    if isinstance(fn, functools.partial) and (inspect.ismethod(fn.func) or hasattr(fn.func, "lower")):
+        inner, bound, kwargs = _unbound(fn.func, {**fn.keywords, **kwargs})
+        if hasattr(inner, "lower"):
+            return inner, (*bound, *fn.args), kwargs
+    return fn, (), kwargs
+
+
+def _static(fn: Any, count: int, argnums: Any, argnames: Any) -> frozenset:
+    """Positions and names of static arguments. Each follows from the other, as in jax.jit."""
+    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums or ())
+    names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+    if not nums and not names:
+        return frozenset()
+    try:
+        known = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in (p.POSITIONAL_ONLY,
+                                                                                       p.POSITIONAL_OR_KEYWORD)]
+    except (TypeError, ValueError):  # a built-in has no signature
+        known = []
+    nums = {n + count if n < 0 else n for n in nums}
+    return frozenset({*nums, *names, *(known.index(name) for name in names if name in known),
+                      *(known[n] for n in nums if 0 <= n < len(known))})
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether it is traced by its shape and dtype. Not a type, such as np.float32, nor NumPy's scalars: those may be
+    static arguments of a jitted function, and where they are not JAX traces them too."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, (type, np.generic))
+
+
+def _check_arrays(args: tuple, kwargs: dict[str, Any], static: frozenset) -> None:
+    for name, argument in (*enumerate(args), *kwargs.items()):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(argument) if name not in static else ():
+            if not _is_array(leaf) and not isinstance(leaf, np.generic):
+                raise TypeError(
+                    f"argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, a {type(leaf).__name__}, which "
+                    "is neither an array nor a jax.ShapeDtypeStruct. Give jnp.asarray(value, dtype) or "
+                    "jax.ShapeDtypeStruct(shape, dtype); name what is not traced in static_argnums or static_argnames; "
+                    "of a module with functions in it, give eqx.filter_jit(fn)."
+                )
+
+
+def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> _Call:
+    """A function of the arrays alone that are in `fn` and its arguments; all else stays inside.
+
+    For a callable that is a pytree, whose weights jax.jit would make constants of the program. And for
+    `eqx.filter_jit`'s, whose own `lower` takes a ShapeDtypeStruct for a static argument, but here meets arrays.
+    """
+    leaves, tree = jax.tree.flatten((fn, args, kwargs))
+    arrays = {at: leaf for at, leaf in enumerate(leaves) if _is_array(leaf)}
+
+    def call(arrays):
+        fn, args, kwargs = jax.tree.unflatten(tree, [arrays.get(at, leaf) for at, leaf in enumerate(leaves)])
+        return [leaf for leaf in jax.tree.leaves(fn(*args, **kwargs)) if _is_array(leaf)]
+
+    name = getattr(fn, "__name__", None)  # no string where Equinox wraps a module
+    call.__name__ = name if isinstance(name, str) else type(fn).__name__
+    each = [*_specs(fn, None), *(s for a, spec in zip(args, specs) for s in _specs(a, spec)), *_specs(kwargs, None)]
+    given = {at: each[at] for at in arrays} if any(spec is not None for spec in each) else None
+    return _Call(jax.jit(call), (arrays,), {}, (given,))
+
+
+def _specs(argument: Any, specs: Any) -> list[PartitionSpec | None]:
+    """One for each leaf, from one, or a tree of them, for an argument."""
+    found: list[PartitionSpec | None] = []
+    jax.tree.map(lambda s, a: found.extend([s] * len(jax.tree.leaves(a))), specs, argument,
+                 is_leaf=lambda s: s is None or isinstance(s, PartitionSpec))
+    return found
+
+
+def _placed_tree(place: Callable, name: int | str, argument: Any, specs: Any) -> Any:
+    leaves, tree = jax.tree.flatten(argument)
+    return jax.tree.unflatten(
+        tree, [place(spec, name, leaf) for leaf, spec in zip(leaves, _specs(argument, specs), strict=True)])
+
+
+def _placed(spec: PartitionSpec | None, name: int | str, leaf: Any, mesh: Mesh | None, everywhere: bool) -> Any:
+    """An array as a ShapeDtypeStruct, on `mesh` where there is a spec for it; anything else as it is."""
+    if not _is_array(leaf):
+        return leaf
+    own = getattr(leaf, "sharding", None)
+    if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
+        spec = own.spec
+    if spec is None and everywhere:
+        spec = PartitionSpec()
+    placed = mesh is not None and spec is not None
+    unknown = {axis for axis in jax.tree.leaves(tuple(spec))} - set(mesh.axis_names) if placed else ()
+    if unknown:
+        raise ValueError(
+            f"argument {name} is sharded over {sorted(unknown)}, but the mesh has the axes "
+            f'{mesh.axis_names}; name them in mesh_shape, as in mesh_shape={{"data": 8}}.'
         )
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=NamedSharding(mesh, spec) if placed else None,
+                                weak_type=getattr(leaf, "weak_type", False))
+
+
+# Where: on a mesh of ours, or of the caller's. What JAX says of a function whose mesh or shardings are not ours:
+_MESHES = re.compile("mesh|device|sharding|memory kind", re.I)
+
+
+def _lower(
+    call: _Call, chip: Target, mesh_shape: Mapping[str, int] | Sequence[int] | None, patch: int
+) -> tuple[jax.stages.Lowered, ValueError | None]:
+    """`call` for `chip`; and, where it was lowered for a mesh that the function has in it, what JAX said before:
+    whether that mesh is of `chip` can only be read when it is compiled."""
+    theirs = _callers_mesh(call, chip) if mesh_shape is None else None
+    if theirs is not None:
+        if patch:
+            raise ValueError('autotune: recorded choices are for a mesh made here: mesh_shape, as in {"data": 8}.')
+        return call.placed(theirs).lower(theirs), None
+    ours = _mesh(chip, _axes(mesh_shape), patch)
+    placed = call.placed(ours, everywhere=True)
+    try:
+        return placed.lower(ours), None
+    except ValueError as error:
+        if patch or any(spec is not None for spec in call.specs) or not _MESHES.search(str(error)):
+            raise
+        again = _lowered_or_why_not(call, ours if mesh_shape is not None else None)
+        if isinstance(again, Exception):
+            if str(again) == str(error):
+                raise  # the function's own
+            raise ValueError(
+                f"the function needs another mesh than it is compiled for, {dict(ours.shape)} of {chip.name}. Give "
+                f'mesh_shape, as in {{"data": 8}}; a mesh of its own must be '
+                f'fp8lens.mesh({chip.name!r}, {{"data": 8}}). JAX said: {error}'
+            ) from error
+        return again, error
+
+
+def _lowered_or_why_not(call: _Call, mesh: Mesh | None) -> jax.stages.Lowered | Exception:
+    """Where only what the function says itself places anything."""
+    try:
+        return call.placed(mesh).lower(mesh)
+    except Exception as error:
+        return error
+
+
+def _callers_mesh(call: _Call, chip: Target) -> Mesh | None:
+    """The compile-only mesh that the arguments are on, or that jax.set_mesh has set."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((call.args, call.kwargs))]
+    for mesh in (*(s.mesh for s in shardings if isinstance(s, NamedSharding)), jax.sharding.get_mesh()):
+        device = mesh.devices.flat[0] if isinstance(mesh, Mesh) and mesh.size and mesh.axis_names else None
+        if device is not None and device.client.runtime_type == "compile_only_runtime":
+            if device.device_kind != chip.device:
+                raise _elsewhere(device.device_kind, chip, "")
+            return mesh
+    return None
+
+
+def _check_devices(compiled: jax.stages.Compiled, chip: Target, doubt: ValueError) -> None:
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    kinds = {device.device_kind for sharding in shardings for device in sharding.device_set}
+    if kinds - {chip.device}:
+        raise _elsewhere(", ".join(sorted(kinds)), chip, doubt) from doubt
+
+
+def _elsewhere(devices: str, chip: Target, said: Any) -> ValueError:
+    return ValueError(
+        f"a mesh or sharding is on {devices}, and the program is for {chip.name}: {chip.device}. Make the mesh with "
+        f'fp8lens.mesh({chip.name!r}, {{"data": 8}}), which needs no devices.' + f" JAX said: {said}" * bool(said)
+    )
 
 
 def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:
@@ -235,6 +437,70 @@ def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[s
             f"got {mesh_shape!r}."
         )
     return axes
+
+
+# From lowered to compiled. Nothing here reads the function or the mesh again.
+
+
+def _compile(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target | None = None,
+             recorded: Mapping[str, str] = MappingProxyType({})) -> jax.stages.Compiled:
+    """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in."""
+    with _explained(chip, recorded), _cache_left_alone() as never, tempfile.TemporaryDirectory() as folder:
+        for name, result in recorded.items():
+            Path(folder, name).write_text(result)
+        if recorded:
+            options = {"xla_gpu_require_complete_aot_autotune_results": True, **AS_TEXT, **options,
+                       "xla_gpu_per_fusion_autotune_cache_dir": folder}
+        return lowered.compile(compiler_options={**never, **options})
+
+
+@contextmanager
+def _cache_left_alone() -> Iterator[dict[str, Any]]:
+    """JAX's cache on disk would keep a program for a chip that is not here, and fail to read it the next time. Within,
+    nothing is written; with the options that this gives, nothing is found.
+
+    JAX asks only once whether its cache is on: turned off here and there, it stays on, or off, for the whole process.
+    The bound on what is kept counts for each compile, and by this name for this thread alone.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        yield {}
+        return
+    from jax._src import config
+
+    with config.persistent_cache_min_compile_time_secs(math.inf):
+        yield {"xla_dump_emitter_re": "^$"}  # part of what a program is looked up by, and nobody else's
+
+
+@contextmanager
+def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[None]:
+    """XLA's errors with what to do about them."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if recorded and (kernel := re.search("No cached config found for HLO instr: (.*?), kind", str(error))):
+            raise LookupError(
+                f"autotune: of the {len(recorded)} recorded choices XLA can use none for {kernel[1]}. It looks one up "
+                "by its own release, the chip and the kernel's instructions: record this function with these "
+                f"shapes and options on {chip.device} with JAX {jax.__version__}."
+            ) from error
+        for sign, note in _COMPILER_BUGS.items():
+            if sign in str(error):
+                error.add_note(note)
+        if not any(sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")):
+            raise
+        raise RuntimeError(
+            f"XLA made PTX for a kernel but found nothing to assemble it with: pip install {_ASSEMBLER}, or put a "
+            f"CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
+        ) from error
+
+
+def require_gpu() -> None:
+    if not gpu_available():
+        TARGETS["local"]  # raises where no GPU is attached
+        raise RuntimeError(
+            f"a GPU is attached ({attached_gpu()[0]}), but JAX runs on the CPU here. Install CUDA's libraries with "
+            "pip install 'jax[cuda13]', unset JAX_PLATFORMS, and start Python again."
+        )
 
 
 def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:

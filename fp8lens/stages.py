@@ -5,7 +5,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,23 +35,6 @@ class Stage:
     text: str = field(repr=False)
 
 
-@contextmanager
-def _dumping(fn: Callable, args: tuple, pattern: str, options: Mapping[str, Any] | None,
-             **how) -> Iterator[tuple[jax.stages.Compiled, Path]]:
-    """`fn` compiled, and the folder that XLA dumped into, which goes when the block ends."""
-    if hasattr(fn, "as_text"):
-        raise TypeError(f"got a {type(fn).__name__}: give the function and its arguments, to compile it and look on.")
-    with tempfile.TemporaryDirectory(prefix="xla-") as folder:
-        dump = {
-            "xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": pattern,
-            "xla_dump_hlo_module_re": "",
-            # The PTX; and the folder's name, never the same twice. JAX's cache on disk ignores the options above, and
-            # would answer with a program that XLA compiled, and dumped, on another day.
-            "xla_dump_emitter_re": f"^ptx$|{Path(folder).name}",
-        }
-        yield aot_compile(fn, *args, compiler_options={**(options or {}), **dump}, **how), Path(folder)
-
-
 def _stages(folder: Path) -> Iterator[Stage]:
     """Of the main module: others, of constants folded and of kernels tried, come after it and have higher numbers."""
     files = [(int(m[1]), int(m[2] or -1), m) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))]
@@ -73,13 +55,25 @@ class Dump(NamedTuple):
 
 def dumped(fn: Callable, *args: Any, pattern: str = "^$", compiler_options: Mapping[str, Any] | None = None,
            **options: Any) -> Dump:
-    """Compile once, and keep what XLA writes of it: stages before and after each pass whose name `pattern` finds (none,
-    by default; with ".*" XLA leaves out passes that changed nothing). Arguments, further options and errors are
-    `aot_compile`'s.
+    """Compile `fn(*args)` once, and keep what XLA writes of it: next to the compile it costs nothing, so compile here
+    whenever more than the program may be asked for.
+
+    `pattern` is a regular expression, of XLA's own kind (RE2): the stages are those before and after each pass whose
+    name it finds somewhere. "gemm-rewriter" finds cublas-gemm-rewriter and triton-gemm-rewriter; ".*" finds all, of
+    which XLA leaves out those that changed nothing; "^$", none: then the one stage is the program as XLA got it.
+
+    Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and TypeError for a program
+    that is compiled already. Nothing stays on disk.
     """
-    with _dumping(fn, args, pattern, compiler_options, **options) as (compiled, folder):
-        texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("module_*.ptx"))]
-        return Dump(compiled, tuple(_stages(folder)), {name: text for text in texts for name in _ENTRY.findall(text)})
+    if hasattr(fn, "as_text"):
+        raise TypeError(f"got a {type(fn).__name__}: give the function and its arguments, to compile it and look on.")
+    with tempfile.TemporaryDirectory(prefix="xla-") as folder:
+        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": pattern,
+                "xla_dump_hlo_module_re": "", "xla_dump_emitter_re": "^ptx$"}
+        compiled = aot_compile(fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options)
+        texts = [path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("module_*.ptx"))]
+        return Dump(compiled, tuple(_stages(Path(folder))),
+                    {name: text for text in texts for name in _ENTRY.findall(text)})
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,7 @@ def _matmuls(module: HloModule) -> Counter:
                     *(i.computation[o].shape_text for o in i.operands)) for i in matmuls)
 
 
-def passes(fn: Callable, *args: Any, compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Passes:
+def passes(fn: Callable, *args: Any, **options: Any) -> Passes:
     """Compile once; the program before and after each of XLA's passes that changed a matmul.
 
     Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a
@@ -147,12 +141,11 @@ def passes(fn: Callable, *args: Any, compiler_options: Mapping[str, Any] | None 
     operands. Between pipelines XLA works too: what it changes there is named pipeline-start.
     """
     steps, last, matmuls = [], None, Counter()
-    with _dumping(fn, args, ".*", compiler_options, **options) as (_, folder):
-        for stage in _stages(folder):
-            if last and stage.text == last.text:
-                continue
-            found = _matmuls(parse_hlo_module(stage.text))
-            if last and found != matmuls:
-                steps.append(PassStep(stage.pipeline, stage.after, last.text, stage.text))
-            last, matmuls = stage, found
+    for stage in dumped(fn, *args, pattern=".*", **options).stages:
+        if last and stage.text == last.text:
+            continue
+        found = _matmuls(parse_hlo_module(stage.text))
+        if last and found != matmuls:
+            steps.append(PassStep(stage.pipeline, stage.after, last.text, stage.text))
+        last, matmuls = stage, found
     return Passes(steps)

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -8,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fp8lens import TARGETS, aot_compile, compile, gpu_available, run
+from fp8lens import TARGETS, aot_compile, gpu_available, mesh, run
 
 e4m3 = jnp.float8_e4m3fn
 MATRIX, SCALAR = jax.ShapeDtypeStruct((64, 256), e4m3), jax.ShapeDtypeStruct((), jnp.float32)
@@ -136,6 +138,15 @@ def test_local_needs_a_gpu():
         aot_compile(scaled_matmul, *SCALED, target="local")
 
 
+def test_local_needs_no_recorded_rates(monkeypatch):
+    monkeypatch.setattr("fp8lens.compile.require_gpu", lambda: None)  # the CPU stands in for the GPU
+    one = jnp.ones(4)
+    compiled = aot_compile(lambda x, n, *, y: x * n + y, one, 3, y=one, static_argnums=1, target="local")
+    np.testing.assert_array_equal(compiled(one, y=one), 4)
+    with pytest.raises(ValueError, match="name a chip"):
+        aot_compile(jnp.sin, jnp.ones(4), mesh_shape=(2,), target="local")
+
+
 @pytest.mark.parametrize(
     "platform, words",
     [
@@ -220,8 +231,301 @@ def test_an_attached_gpu_takes_no_part(monkeypatch):
     dot = lambda a, b: a @ b.T
     assert "gemm_fusion" in aot_compile(dot, MATRIX, MATRIX, target="H200", gemm="auto").as_text()
     assert asked, "JAX no longer looks for a GPU here"
-    described = compile._mesh(TARGETS["H200"], (("x", 1),)).devices.flat[0].client.platform_version
+    described = mesh("H200").devices.flat[0].client.platform_version
     assert TARGETS["H200"].device in described and "cuda" not in described
     Attached.platform_version = described  # were it so, the GPU would take part
     with pytest.raises(AssertionError, match="attached GPU's client"):
         aot_compile(dot, MATRIX, MATRIX, target="H200", gemm="auto", compiler_options={"xla_gpu_autotune_level": 3})
+
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
+def parameters(compiled):
+    """Types of the program's parameters, in order."""
+    entry = next(line for line in compiled.as_text().splitlines() if line.startswith("ENTRY"))
+    return re.findall(r": (\w+\[[\d,]*\])", entry.split("->")[0])
+
+
+class Doubler:
+    @functools.partial(jax.jit, static_argnums=0)
+    def jitted(self, x):
+        return x * 2
+
+    def method(self, x):
+        return x * 2
+
+    __call__ = method
+
+
+def times(x, n):
+    assert isinstance(n, int)
+    return x * n
+
+
+WEIGHT = jnp.ones((64, 64))
+
+
+@pytest.mark.parametrize(
+    "expected, call",
+    [
+        (2, lambda: aot_compile(lambda x, *, y: x @ y, X, y=WEIGHT)),
+        (1, lambda: aot_compile(times, X, 2, static_argnums=1)),
+        (1, lambda: aot_compile(times, X, 2, static_argnums=(-1,))),
+        (1, lambda: aot_compile(times, X, n=2, static_argnums=1)),
+        (1, lambda: aot_compile(times, X, 2, static_argnames="n")),
+        (1, lambda: aot_compile(times, X, n=2, static_argnames=["n"])),
+        (1, lambda: aot_compile(jax.jit(times, static_argnums=1), X, 2)),
+        (1, lambda: aot_compile(jax.jit(jnp.astype, static_argnums=1), X, np.float16)),
+        (1, lambda: aot_compile(jax.jit(lambda x, n: x * n.item(), static_argnums=1), X, np.int64(3))),
+        (2, lambda: aot_compile(jax.jit(lambda x, n: x * n), X, 2.0)),
+        (1, lambda: aot_compile(jax.jit(lambda x: x * 2, donate_argnums=0), X)),
+        (1, lambda: aot_compile(functools.partial(times, n=2), X)),
+        (1, lambda: aot_compile(functools.partial(jax.jit(times, static_argnums=1), n=2), X)),
+        (2, lambda: aot_compile(functools.partial(jax.jit(jnp.matmul), WEIGHT), X)),
+        (2, lambda: aot_compile(jax.tree_util.Partial(jnp.matmul, WEIGHT), X)),
+        (1, lambda: aot_compile(Doubler().jitted, X)),
+        (1, lambda: aot_compile(functools.partial(Doubler().jitted), X)),
+        (1, lambda: aot_compile(Doubler().method, X)),
+        (1, lambda: aot_compile(Doubler(), X)),
+        (1, lambda: aot_compile(jax.vmap(jnp.sin), X)),
+        (1, lambda: aot_compile(jax.grad(lambda x: (x @ x).sum()), X)),
+        (1, lambda: aot_compile(lambda p: p["w"] * 2, {"w": X, "b": None})),
+        (1, lambda: aot_compile(lambda key: jax.random.normal(key, (3,)), jax.random.key(0))),
+        (0, lambda: aot_compile(lambda: jnp.arange(3))),
+    ],
+)  # fmt: skip
+def test_what_is_callable_compiles(expected, call):
+    compiled = call()
+    assert type(compiled) is jax.stages.Compiled and len(parameters(compiled)) == expected
+
+
+def test_donated_arguments_stay_donated():
+    assert "input_output_alias" in aot_compile(jax.jit(lambda x: x * 2, donate_argnums=0), X).as_text()
+
+
+def test_specs_count_the_arguments_that_are_given():
+    jitted = functools.partial(jax.jit(lambda n, x: x * n, static_argnums=0), 2)
+    assert parameters(aot_compile(jitted, X, mesh_shape=(8,), in_specs=(P("x"),))) == ["f32[8,64]"]
+    assert parameters(aot_compile(lambda n, x: x * n, 2, X, static_argnums=0, mesh_shape=(8,),
+                                  in_specs=(None, P("x")))) == ["f32[8,64]"]
+
+
+def test_a_functions_own_error_is_left_alone():
+    for error in (ValueError("my mesh of devices"), KeyError("my sharding"), TypeError("mine")):
+        calls = []
+
+        def fails(x, calls=calls, error=error):
+            calls.append(x)
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            aot_compile(fails, X)
+        assert caught.value is error and error.__cause__ is None and calls
+
+
+def on_mesh(devices):
+    """Functions that have the mesh in them, each in its own way: of X, sharded over "data"."""
+    sharding = NamedSharding(devices, P("data"))
+    return {
+        "shard_map": jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=devices, in_specs=P("data"), out_specs=P()),
+        "in_shardings": jax.jit(lambda x: x.sum(0), in_shardings=sharding),
+        "out_shardings": jax.jit(lambda x: x * 2, out_shardings=sharding),
+        "constraint": lambda x: jax.lax.with_sharding_constraint(x * 2, sharding),
+    }
+
+
+WAYS = ["shard_map", "in_shardings", "out_shardings", "constraint"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_may_have_a_mesh_of_its_own(way):
+    devices = mesh("H100", {"data": 8})
+    fn = on_mesh(devices)[way]
+    for argument in (X, WEIGHT, np.ones((64, 64), np.float32)):
+        compiled = aot_compile(fn, argument)
+        assert "num_partitions=8" in compiled.as_text() and parameters(compiled) == ["f32[8,64]"]
+    placed = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(devices, P("data")))
+    assert parameters(aot_compile(fn, placed)) == ["f32[8,64]"]
+    assert "num_partitions=8" in aot_compile(fn, X, mesh_shape={"data": 8}).as_text()
+    assert "num_partitions=8" in aot_compile(jax.jit(fn), X).as_text()
+
+
+def test_a_mesh_may_come_with_an_argument_or_from_set_mesh():
+    devices = mesh("B200", {"data": 4})
+    assert devices == mesh("B200", {"data": 4}) and devices.shape == {"data": 4}
+    placed = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(devices, P("data")))
+    assert parameters(aot_compile(jnp.matmul, placed, X, target="B200")) == ["f32[16,64]", "f32[64,64]"]
+    with jax.set_mesh(devices):
+        assert parameters(aot_compile(jax.jit(jnp.sin, in_shardings=P("data")), X, target="B200")) == ["f32[16,64]"]
+    sharded = aot_compile(jax.jit(jnp.sin, in_shardings=P("data")), X, mesh_shape={"data": 4})
+    assert parameters(sharded) == ["f32[16,64]"]
+
+
+def cpus():
+    return jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:1])
+
+
+def placed_on(devices):
+    return jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(devices, P("data")))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mesh_of_other_devices_is_answered_with_the_mend(way):
+    with pytest.raises(ValueError, match=r"on cpu, .* for H100: .* fp8lens\.mesh\('H100', {\"data\": 8}\)"):
+        aot_compile(on_mesh(cpus())[way], X)
+    with pytest.raises(ValueError, match=r"on NVIDIA H100.*, and .* for B200: .* fp8lens\.mesh\('B200'"):
+        aot_compile(on_mesh(mesh("H100", {"data": 8}))[way], X, target="B200")
+
+
+@pytest.mark.parametrize(
+    "error, words, call",
+    [
+        (ValueError, r"sharded over \['data'\]", lambda: aot_compile(jnp.sin, placed_on(cpus()))),
+        (ValueError, r"on NVIDIA H100.*fp8lens\.mesh\('B200'",
+         lambda: aot_compile(jnp.sin, placed_on(mesh("H100", {"data": 8})), target="B200")),
+        (ValueError, "Give mesh_shape, as in",
+         lambda: aot_compile(lambda x: jax.lax.with_sharding_constraint(x, P("data")), X)),
+        (ValueError, "jax.make_mesh", lambda: mesh("local")),
+        (KeyError, "Did you mean 'H100'", lambda: mesh("h100")),
+        (ValueError, "mesh_shape must be", lambda: mesh("H100", (0,))),
+        (TypeError, "argument y is 2.0, a float.* static_argnames", lambda: aot_compile(lambda x, *, y: x, X, y=2.0)),
+        (TypeError, "argument 1 is 2, a int.* static_argnums", lambda: aot_compile(times, X, 2, static_argnums=0)),
+        (TypeError, r"argument 0\['act'\] is .*filter_jit",
+         lambda: aot_compile(lambda p: p["w"], {"w": X, "act": abs})),
+        (TypeError, "jitted already", lambda: aot_compile(jax.jit(times), X, 2, static_argnums=1)),
+        (TypeError, "marked as static", lambda: aot_compile(jax.jit(lambda x, way: x), X, "up")),
+        (TypeError, "contracting dimensions", lambda: aot_compile(jnp.matmul, X, jnp.ones((3, 3)))),
+    ],
+)  # fmt: skip
+def test_bad_calls_are_answered_with_the_mend(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
+
+
+class Tied(nnx.Module):
+    """A function in it, two names for its weights, and a state."""
+
+    def __init__(self):
+        self.first = self.last = nnx.Linear(64, 64, use_bias=False, rngs=nnx.Rngs(0))
+        self.count = nnx.Variable(jnp.float32(0))
+        self.activation = jax.nn.relu
+
+    def __call__(self, x):
+        self.count[...] += 1
+        return self.last(self.activation(self.first(x)))
+
+    @nnx.jit
+    def jitted(self, x):
+        return self(x)
+
+
+def test_nnx():
+    layer, call = Tied(), nnx.jit(lambda layer, x: layer(x))
+    tied = ["f32[64,64]", "f32[64,64]", "f32[]"]
+    for compiled in (aot_compile(call, layer, X), aot_compile(layer.jitted, X),
+                     aot_compile(call, nnx.eval_shape(Tied), X)):
+        assert type(compiled) is jax.stages.Compiled
+        assert sorted(parameters(compiled)) == tied, "the weights, once; x; the state"
+        assert compiled.as_text().count('custom_call_target="__cublas$lt$matmul"') == 2
+    scaled = nnx.jit(lambda layer, x, n: layer(x) * n, static_argnums=2)
+    assert sorted(parameters(aot_compile(scaled, layer, X, 3))) == tied
+    sharded = aot_compile(call, layer, X, mesh_shape=(8,), in_specs=(None, P("x")))
+    assert "f32[8,64]" in parameters(sharded)
+    assert "f32[64,64]" in parameters(aot_compile(layer, X)), "as arguments, not as constants"
+    own = NamedSharding(mesh("H100", {"data": 8}), P("data"))
+    fn = nnx.jit(lambda layer, x: layer(jax.lax.with_sharding_constraint(x, own)))
+    assert "f32[8,64]" in parameters(aot_compile(fn, layer, X))
+
+
+def test_a_training_step_of_nnx_keeps_its_updates():
+    @nnx.jit
+    def step(layer, x):
+        loss, grads = nnx.value_and_grad(lambda layer: layer(x).sum())(layer)
+        nnx.update(layer, jax.tree.map(lambda w, g: w - g, nnx.state(layer, nnx.Param), grads))
+        return loss
+
+    assert aot_compile(step, Tied(), X).as_text().count('custom_call_target="__cublas$lt$matmul"') > 3
+
+
+def test_equinox():
+    eqx = pytest.importorskip("equinox")
+    layer = eqx.nn.MLP(64, 8, 16, 2, activation=jax.nn.relu, key=jax.random.key(0))
+    call = lambda layer, x: jax.vmap(layer)(x)
+    weights = ["f32[16,64]", "f32[16]", "f32[16,16]", "f32[16]", "f32[8,16]", "f32[8]"]
+    for fn in (eqx.filter_jit(call), eqx.filter_jit(eqx.filter_jit(call))):
+        for skeleton in (layer, eqx.filter_eval_shape(lambda: layer)):
+            compiled = aot_compile(fn, skeleton, X)
+            assert type(compiled) is jax.stages.Compiled and parameters(compiled) == [*weights, "f32[64,64]"]
+    for fn in (eqx.filter_vmap(layer), eqx.filter_jit(eqx.filter_vmap(layer))):
+        assert parameters(aot_compile(fn, X)) == [*weights, "f32[64,64]"], "not constants"
+    assert parameters(aot_compile(eqx.filter_jit(lambda layer, x, n: layer(x[0]) * n), layer, X, 2))[-1] == "f32[64,64]"
+    sharded = aot_compile(eqx.filter_jit(call), layer, X, mesh_shape=(8,), in_specs=(None, P("x")))
+    assert "f32[8,64]" in parameters(sharded)
+    with pytest.raises(TypeError, match="argument 0.activation is .* give eqx.filter_jit"):
+        aot_compile(call, layer, X)
+    with pytest.raises(TypeError, match="jitted already"):
+        aot_compile(eqx.filter_jit(call), layer, X, static_argnums=1)
+
+
+def test_haiku():
+    hk = pytest.importorskip("haiku")
+    net = hk.transform(lambda x: hk.nets.MLP([16, 8])(x))
+    params = jax.eval_shape(net.init, jax.random.key(0), X)
+    for fn, rng in ((net.apply, None), (jax.jit(net.apply), jax.random.key(0))):
+        assert sorted(parameters(aot_compile(fn, params, rng, X))) == [
+            "f32[16,8]", "f32[16]", "f32[64,16]", "f32[64,64]", "f32[8]"]
+
+
+def with_cache(folder, program, argument):
+    told = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(folder),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return subprocess.run([sys.executable, "-W", "error", "-c", program, argument], capture_output=True, text=True,
+                          env=os.environ | told)
+
+
+CACHED = """
+import os, sys, jax, jax.numpy as jnp
+from concurrent.futures import ThreadPoolExecutor
+from fp8lens import aot_compile
+from fp8lens.stages import dumped
+def ours(n):
+    x = jax.ShapeDtypeStruct((16 * n, 16 * n), jnp.float32)
+    return aot_compile(lambda x: x @ x, x), len(dumped(lambda x: x @ x, x, pattern="gemm").stages)
+def theirs():
+    jax.jit(lambda x: jnp.sin(x) @ x).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32)).compile()
+if sys.argv[1] == "first":
+    theirs()
+with ThreadPoolExecutor(2) as pool:
+    stages = [n for _, n in pool.map(ours, range(1, 4))]
+assert min(stages) > 3, stages
+theirs()
+print(len(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"])), jax.config.jax_persistent_cache_min_compile_time_secs,
+      jax.config.jax_enable_compilation_cache)
+"""
+
+
+@pytest.mark.parametrize("when", ["first", "last"])
+def test_jaxs_cache_on_disk_is_left_alone(tmp_path, when):
+    """Nothing of ours in it, nothing read, and what the process compiles for itself still goes there."""
+    for _ in range(2):
+        done = with_cache(tmp_path, CACHED, when)
+        assert done.stdout == "1 0.0 True\n", done.stderr
+
+
+def test_what_another_program_kept_is_not_read(tmp_path):
+    """JAX's own compile for a chip that is not here is kept, and cannot be read: that warns, and ours must not ask."""
+    program = """
+import sys, jax, jax.numpy as jnp
+from fp8lens import aot_compile, mesh
+f = jax.jit(lambda x: x @ x)
+x = jax.ShapeDtypeStruct((16, 16), jnp.float32,
+                         sharding=jax.sharding.NamedSharding(mesh("H100"), jax.sharding.PartitionSpec()))
+if sys.argv[1] == "jax":
+    f.lower(x).compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+else:
+    aot_compile(f, x)
+"""
+    results = [with_cache(tmp_path, program, who) for who in ("jax", "fp8lens", "jax")]
+    assert [done.returncode for done in results] == [0, 0, 1], results[1].stderr
+    assert "Error reading persistent compilation cache" in results[2].stderr

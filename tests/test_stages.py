@@ -82,10 +82,20 @@ def test_again_and_with_a_cache_on_disk(tmp_path):
             jax.clear_caches()
             counts += [len(dumped(f, *SHAPES, pattern="gemm")[1]), len(dumped(f, *SHAPES, pattern="gemm")[1])]
         assert len(set(counts)) == 1 and counts[0] > 3
+        assert not list(tmp_path.iterdir())
     finally:
         for name, value in old.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+def test_static_and_keyword_arguments_reach_the_function():
+    def f(x, *, power, scale):
+        return jnp.linalg.matrix_power(x, power) * scale
+    shapes = jax.ShapeDtypeStruct((64, 64), f32), jax.ShapeDtypeStruct((), f32)
+    _, (first,), _ = dumped(f, shapes[0], power=2, scale=shapes[1], static_argnames="power")
+    assert first.text.count(" dot(") == 1
+    assert len(passes(f, shapes[0], power=3, scale=shapes[1], static_argnames="power")) == 1
 
 
 def test_threads_do_not_mix():
