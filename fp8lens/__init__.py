@@ -28,7 +28,11 @@ __all__ = sorted(_PLACES)
 def __getattr__(name: str):
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
+    except ImportError as error:  # nothing else is imported that is not Python's own
+        raise ImportError(f"{__name__}.{name} needs JAX ({error}): pip install 'fp8lens[jax]'") from error
+    globals()[name] = value = getattr(module, name)
     return value
 
 
