@@ -22,9 +22,9 @@ _PLACES = {
     "parse_hlo_module": "hlo",
     "passes": "stages",
     "print_hlo_module": "hlo",
-    "report_gemms": "report",
+    "report_gemms": "inspection",
     "run": "compile",
-    "why_not_fp8": "reasons",
+    "why_not_fp8": "inspection",
 }
 __all__ = sorted(_PLACES)
 

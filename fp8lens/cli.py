@@ -1,53 +1,78 @@
-"""The command line: `fp8lens path/to/file.py:function --shapes "f8e4m3fn[256,512] f32[]"`."""
+"""The command line: `fp8lens path/to/file.py:function --shapes "f8e4m3fn[256,512] f32[]"`.
+
+Python alone reads a saved program: JAX, and what needs it, is imported where a function is given.
+"""
 
 import argparse
-import dataclasses
+import contextlib
 import difflib
 import importlib.util
-import inspect
-import json
+import inspect as signatures
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-
-from fp8lens.compile import GEMM_OPTIONS, require_gpu
+from fp8lens.gemms import NOT_THE_PROGRAM
 from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
-from fp8lens.reasons import Reason, why_not_fp8
-from fp8lens.report import GemmReport, report_gemms
+from fp8lens.hlo.text import source_path, visible
+from fp8lens.inspection import Inspection, inspect
 from fp8lens.targets import TARGETS, resolve
 
+if TYPE_CHECKING:
+    import jax
+
+GEMM = ("cublaslt", "triton", "auto")  # compile.GEMM_OPTIONS, without its JAX
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
 # What XLA's GPU compiler, and no other, writes: in the header, from JAX 0.4.31 on, and beside its kernels and calls.
 _OF_GPU = re.compile(r'fingerprint_before_lhs|"(?:operation_queue_id|fusion_backend_config|gemm_backend_config)"|"__cu')
-_LONG = {"pred": "bool", "bf16": "bfloat16"}  # the names in HLO that numpy spells otherwise than by the rule below
+# The names in HLO that numpy spells otherwise than by the rule in `_dtype`.
+_LONG = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
+_NOT_THEIRS = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")  # files of what is installed, and what is no file
+_LIBRARY = (str(Path(os.__file__).parent), *NOT_THE_PROGRAM)
 
 
 class _Mistake(Exception):
     """What the user gave cannot be used; the message is one sentence that names the mend."""
 
 
-def _dtype(name: str) -> jnp.dtype:
+def _dtype(name: str) -> Any:
     """f8e4m3fn, s32, u8, pred as HLO has them, or float8_e4m3fn, int32, uint8, bool as numpy does."""
+    import jax.numpy as jnp
+
     short = re.fullmatch(r"([fsiu])(\d+)(e\w+)?", name)
     kind = {"f": "float", "s": "int", "i": "int", "u": "uint"}
-    try:
-        return jnp.dtype(f"{kind[short[1]]}{short[2]}{'_' * bool(short[3])}{short[3] or ''}" if short
-                         else _LONG.get(name, name))
-    except TypeError:
-        raise _Mistake(f"{name!r} is no dtype: write it as HLO or numpy does, such as f8e4m3fn or float8_e4m3fn, "
-                       "bf16, f32, s32, pred.") from None
+    long = f"{kind[short[1]]}{short[2]}{'_' * bool(short[3])}{short[3] or ''}" if short else _LONG.get(name, name)
+    with contextlib.suppress(TypeError):
+        if jnp.dtype(long).name == long and (long == "bool" or jnp.issubdtype(long, jnp.number)):
+            return jnp.dtype(long)
+    raise _Mistake(f"{name!r} is no dtype: write it as HLO or numpy does, such as f8e4m3fn or float8_e4m3fn, "
+                   "bf16, f32, s32, pred.")
 
 
-def parse_shapes(text: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+def _notes(shapes: "tuple[jax.ShapeDtypeStruct, ...]") -> Iterator[str]:
+    """What somebody who wrote these dtypes may not have meant."""
+    import jax
+
+    for name, dtype in {shape.dtype.name: shape.dtype for shape in shapes}.items():
+        # Not an error: what XLA makes of such a format can be asked. But whoever writes f8e4m3 mostly means f8e4m3fn.
+        if re.match("float8_(e4m3|e5m2|e3m4)", name) and name not in ("float8_e4m3fn", "float8_e5m2"):
+            meant = "float8_e5m2" if "e5m2" in name else "float8_e4m3fn"
+            yield f"{name} is taken as written: it is another format than {meant}, which tensor cores multiply."
+        if (taken := jax.dtypes.canonicalize_dtype(dtype).name) != name:
+            yield f"JAX takes {name} as {taken} unless JAX_ENABLE_X64=1 is set."
+
+
+def parse_shapes(text: str) -> "tuple[jax.ShapeDtypeStruct, ...]":
     """The arguments that "f8e4m3fn[256,512] bf16[1024] f32[]" stands for."""
+    import jax
+
     shapes, pos = [], len(text) - len(text.lstrip())
     while pos < len(text):
         if not (m := _SHAPE.match(text, pos)):
@@ -61,6 +86,19 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     names = sorted(names)
     found = difflib.get_close_matches(name, names, cutoff=0.5) or names[:5]
     return f"; nearest: {', '.join(found)}" if found else ""
+
+
+@contextlib.contextmanager
+def _answered(kinds: Any, sentence: Callable[[Any], str]) -> Iterator[None]:
+    """Errors of these kinds are the user's to mend."""
+    try:
+        yield
+    except kinds as error:
+        raise _Mistake(sentence(error)) from error
+
+
+def _reading(path: Any) -> contextlib.AbstractContextManager:
+    return _answered(OSError, lambda error: f"{str(path)!r} cannot be read ({error.strerror}).")
 
 
 def _existing(path: Path) -> Path:
@@ -78,50 +116,85 @@ def _existing(path: Path) -> Path:
                    f"{_nearest(path.name, names)}.")
 
 
-def _one_line(error: BaseException) -> str:
-    """An error in one sentence: its first line, as its type may be what tells most."""
+def _told(error: BaseException) -> str:
+    """An error in one sentence: its type, which may tell most, the user's line, and its first line."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}".rstrip(".")
+    where = _line(error)
+    told = type(error).__name__ + f" at {where}" * bool(where)
+    return f"{told}: {text.splitlines()[0] if text else 'no message'}".rstrip(".")
+
+
+def _line(error: BaseException) -> str:
+    """file:line of the innermost call that is neither in an installed package nor in Python's library or this one."""
+    frames = traceback.walk_tb(error.__traceback__)
+    places = [(error.filename, error.lineno)] if isinstance(error, SyntaxError) and error.filename else [
+        (frame.f_code.co_filename, number) for frame, number in frames
+        if not _NOT_THEIRS.search(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_LIBRARY)]
+    return f"{source_path(places[-1][0])}:{places[-1][1]}" if places else ""
+
+
+@contextlib.contextmanager
+def _theirs(what: str, mend: str) -> Iterator[None]:
+    """The user's code runs: what it raises, be it SystemExit, is a mistake; what it prints is no part of the report."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _Mistake(f"{what} ({_told(error)}): {mend}.") from error
 
 
 def _load(path: Path) -> ModuleType:
     """The file, run as a module; what lies beside it can be imported, as when it is run itself, and what lies here."""
-    path = _existing(path).resolve()
+    with _reading(path):
+        path = _existing(path).resolve()
+    if path.suffix != ".py":
+        raise _Mistake(f"{path.name!r} is no .py file, which a function is in.")
     sys.path[:0] = [folder for folder in (str(path.parent), str(Path.cwd())) if folder not in sys.path]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    try:
+    with _theirs(f"{path.name} could not be imported", "it must run to its end when it is imported"):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise _Mistake(f"{path.name} could not be imported ({_one_line(error)}): run it alone to see where.") from error
     return module
 
 
 def _function(module: ModuleType, name: str) -> Callable:
     file = Path(module.__file__).name
     own = {n for n, value in vars(module).items() if callable(value) and not n.startswith("__")
-           and not inspect.isclass(value)}
-    if name not in own:
-        what = f"{file} has no function {name!r}" if name else f"name the function too, as in {file}:function"
-        raise _Mistake(f"{what}{_nearest(name, own)}.")
-    return getattr(module, name)
+           and not signatures.isclass(value)}
+    if name in own:
+        return getattr(module, name)
+    if not name:
+        what = f"name the function too, as in {file}:function"
+    elif name in vars(module):
+        value = vars(module)[name]
+        kind = "a class" if signatures.isclass(value) else f"of type {type(value).__name__}"
+        what = f"{name!r} in {file} is {kind}, not a function"
+    else:
+        what = f"{file} has no function {name!r}"
+    raise _Mistake(f"{what}{_nearest(name, own)}.")
 
 
 def _arguments(module: ModuleType, fn: Callable, name: str, shapes: str | None, factory: str | None) -> tuple:
     if factory is not None:
         file, _, maker = factory.rpartition(":")
-        args = _call(_function(_load(Path(file)) if file else module, maker), maker)
+        make = _function(_load(Path(file)) if file else module, maker)
+        with _theirs(f"{maker} failed", "mend it"):
+            args = make()
         if not isinstance(args, tuple):
             raise _Mistake(f"--args: {maker}() returned a {type(args).__name__}: return a tuple, {name}'s arguments.")
     else:
         args = parse_shapes(shapes or "")
+        for note in _notes(args):
+            print(f"note: --shapes: {note}", file=sys.stderr)
     try:
-        inspect.signature(fn).bind(*args)
+        signatures.signature(fn).bind(*args)
     except ValueError:  # no signature to read: JAX will say
         return args
     except TypeError:
-        parameters = inspect.signature(fn).parameters.values()
+        parameters = signatures.signature(fn).parameters.values()
         source = "--args" if factory is not None else "--shapes"
         raise _Mistake(f"{name}({', '.join(map(str, parameters))}) cannot be called with the {len(args)} "
                        f"argument{'s' * (len(args) != 1)} of {source}: give a shape for each, as in {_EXAMPLE}, or "
@@ -129,26 +202,27 @@ def _arguments(module: ModuleType, fn: Callable, name: str, shapes: str | None, 
     return args
 
 
-def _call(fn: Callable, name: str, *args: Any, **how: Any) -> Any:
-    try:
-        return fn(*args, **how)
-    except Exception as error:
-        raise _Mistake(f"{name} failed ({_one_line(error)}): mend it, or the shapes.") from error
-
-
-def _saved(given: argparse.Namespace) -> tuple[GemmReport, str]:
-    """The report of a saved program, and what the program is where it is not one that XLA compiled for a GPU."""
-    path = _existing(Path(given.what))
+def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
+    """A saved program, and what the program is where it is not one that XLA compiled for a GPU."""
+    file, _, name = given.what.rpartition(":")
+    if file and name.isidentifier() and not os.path.lexists(given.what):
+        raise _Mistake(f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
+                       f"{_nearest(Path(file).name, (p.name for p in Path(file).parent.glob('*.py')))}.")
     if unused := [name for name in ("shapes", "args", "target", "gemm", "reasons") if getattr(given, name)]:
         why = "says no more what XLA's rewriter was given" if unused[0] == "reasons" else "is compiled already"
         raise _Mistake(f"--{unused[0]} is for a function, and {given.what!r} is a saved program, which {why}: leave it "
                        "out, or give path/to/file.py:function.")
-    try:
-        module = parse_hlo_module(path.read_text(encoding="utf-8", errors="replace"))
-        return report_gemms(module), _not_of_a_gpu(path, module)
-    except HloParseError as error:
-        raise _Mistake(f"{given.what} is not one whole HLO module ({error}): give the text that XLA dumps, such as "
-                       f"module_0001.jit_f.sm_9.0a_{_DUMP}.") from error
+    with _reading(given.what):
+        data = _existing(path := Path(given.what)).read_bytes()
+    if not data.strip() or b"\0" in data:
+        raise _Mistake(f"{given.what!r} is {'no text' if data.strip() else 'empty'}: give the text that XLA dumps with "
+                       "--xla_dump_hlo_as_text.")
+    with _answered(HloParseError, lambda error: f"{given.what} is not one whole HLO module ({error}): give the text "
+                   f"that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."):
+        module = parse_hlo_module(data.decode("utf-8-sig", errors="replace"))
+        seen = inspect(module)
+        _ = seen.report  # what cannot be read is said here
+        return seen, _not_of_a_gpu(path, module)
 
 
 def _not_of_a_gpu(path: Path, module: HloModule) -> str:
@@ -157,54 +231,80 @@ def _not_of_a_gpu(path: Path, module: HloModule) -> str:
     return "" if path.name.endswith(_DUMP) or _OF_GPU.search(module.text) else "a program that XLA compiled for a CPU"
 
 
-def _json(report: GemmReport, reasons: Sequence[Reason] | None) -> str:
-    """One document; "reasons" is null where nobody asked for them."""
-    rows = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr} | {
-        "path": row.path, "is_fp8": row.is_fp8} for row in report.rows]
-    totals = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if f.name != "rows"}
-    totals |= {name: getattr(report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")}
-    return json.dumps({"rows": rows, "totals": totals,
-                       "reasons": None if reasons is None else [dataclasses.asdict(r) for r in reasons]}, indent=1)
+def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
+    """The function, compiled."""
+    jax = None
+    with contextlib.suppress(ImportError):
+        jax = importlib.util.find_spec("jax")  # to be imported by the file, which may first set what JAX reads
+    if not jax:
+        raise _Mistake("a function is compiled, which needs JAX: pip install 'fp8lens[jax]'.")
+    how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
+    with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
+        resolve(how["target"])
+        module = _load(Path(file))
+        if given.target == "local":
+            from fp8lens.compile import require_gpu
+
+            require_gpu()
+    fn = _function(module, name)
+    args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
+
+    with _theirs(f"{name} failed", "mend it, or the shapes"):
+        return inspect(fn, *args, **how)
 
 
 def _report(given: argparse.Namespace) -> int:
-    python = re.fullmatch(r"(.+\.py)(?::(.*))?", given.what)
+    python = re.fullmatch(r"(.+\.py)(?::(.*))?", given.what, re.S)
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
-    reasons = None
     if python:
-        how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
-        try:
-            require_gpu() if given.target == "local" else resolve(how["target"])
-        except (KeyError, RuntimeError) as error:
-            raise _Mistake(f"--target: {error}") from None
-        module, name = _load(Path(python[1])), python[2] or ""
-        fn = _function(module, name)
-        args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
-        report = _call(report_gemms, name, fn, *args, **how)
+        seen = _compiled(given, python[1], python[2] or "")
     else:
-        report, other = _saved(given)
+        seen, other = _saved(given)
         mend = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
         if other and given.require_fp8:
             raise _Mistake(f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {mend}.")
         if other:
-            print(f"{given.what} is {other}; to judge FP8, {mend}.\n", file=notes)
+            print(f"{visible(given.what)} is {other}; to judge FP8, {mend}.\n", file=notes)
+    report = seen.report
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a wider type.
     lost = [row for row in report.rows if not row.is_fp8 or (row.library == "triton" and not python)]
     failed = given.require_fp8 and (bool(lost) or not report.rows)
-    if python and (given.reasons or failed):
-        reasons = _call(why_not_fp8, name, fn, *args, **how)
-    print(_json(report, reasons) if given.json else report)
-    if reasons is not None and report.rows and not given.json:
-        print(f"\n{reasons}")
+    why = bool(python and (given.reasons or failed))
+    if given.json:
+        print(seen.json(reasons=why))
+    else:
+        parts = [report]
+        if given.ledger:
+            parts.append(seen.ledger)
+        if why and report.rows:
+            parts.append(seen.reasons)
+        print(visible("\n\n".join(map(str, parts)), keep="\n"))
     if failed:
         unsure = "not known to be in FP8 (only its PTX tells of a Triton kernel: give the function)"
-        lines = [f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
-                 f"{row.source and f' ({row.source})'}" for row in lost if not python]
+        lines = [visible(f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
+                         f"{row.source and f' ({row.source})'}") for row in lost if not python]
         known = "known to be " * any(row.is_fp8 for row in lost)
         lines.append(f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not {known}in FP8"
                      if lost else "there is no matmul in it")
         print("", *lines, sep="\n", file=notes)
     return int(failed)
+
+
+def _answer(given: argparse.Namespace) -> int:
+    """The report, or a sentence that says why there is none; an OSError is of writing either."""
+    try:
+        if given.shapes and given.args:
+            raise _Mistake("--shapes and --args both give the arguments: leave one out.")
+        return _report(given)
+    except (KeyboardInterrupt, OSError):
+        raise
+    except BaseException as error:
+        said = str(error) if isinstance(error, _Mistake) else (
+            f"fp8lens itself failed ({_told(error)}): please report this with what --debug adds.")
+        if given.debug:
+            print(visible(traceback.format_exc(), keep="\n"), file=sys.stderr)
+        print(f"error: {visible(said)}", file=sys.stderr)
+        return 2
 
 
 _EPILOG = """examples:
@@ -216,9 +316,13 @@ exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, 
 `python -m fp8lens` is the same command."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Exit status: 0, or 1 where --require-fp8 does not hold, or 2 for what cannot be used."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        super().error(visible(message))  # it repeats what was given
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
         "fp8lens", description="Judge the matmuls of a JAX program. For each: what it multiplies, in which type, "
         "who runs it, what is left outside.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", metavar="FILE.py:FUNCTION | DUMP.txt",
@@ -227,17 +331,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--args", metavar="[FILE.py:]FUNCTION",
                         help="a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or pytrees")
     parser.add_argument("--target", help=f"{', '.join(TARGETS)}, or local, the attached GPU (default: H100)")
-    parser.add_argument("--gemm", choices=list(GEMM_OPTIONS), help="who may run the matmuls: NVIDIA's library "
+    parser.add_argument("--gemm", choices=GEMM, help="who may run the matmuls: NVIDIA's library "
                         "(cublaslt, the default), kernels that XLA generates (triton), or who is faster, as XLA does "
                         "unless told (auto: without a GPU to time them on, the first Triton kernel that compiles)")
+    parser.add_argument("--ledger", action="store_true", help="list every kernel: what it does, for which matmul, and "
+                        "the bytes it moves")
     parser.add_argument("--reasons", action="store_true", help="say why what was lost was lost, and the mend")
     parser.add_argument("--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8")
     parser.add_argument("--json", action="store_true", help="one JSON object: rows, totals, and reasons if asked for")
-    given = parser.parse_args(argv)
+    parser.add_argument("--debug", action="store_true", help="before an error's sentence, Python's traceback")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Exit status: 0 with a report; 1 where --require-fp8 does not hold; 2 for what cannot be
+    used, and where this fails itself; as of a shell's other commands, 130 when interrupted and 141 where nobody reads
+    on."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
+    for stream in streams:
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal's encoding has not
     try:
-        if given.shapes and given.args:
-            raise _Mistake("--shapes and --args both give the arguments: leave one out.")
-        return _report(given)
-    except _Mistake as mistake:
-        print(f"error: {mistake}", file=sys.stderr)
-        return 2
+        try:
+            return _answer(_parser().parse_args(argv))
+        finally:
+            for stream in streams:
+                stream.flush()
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        unread = isinstance(error, BrokenPipeError)
+        if not unread:
+            with contextlib.suppress(OSError):
+                print(f"error: reading or writing failed ({error.strerror}).", file=sys.stderr, flush=True)
+        for stream in streams:  # else Python writes what is left when it ends, and fails again
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 141 if unread else 2

@@ -15,6 +15,7 @@ from fp8lens.cost import launches
 from fp8lens.gemms import executions, fused, matmuls, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape
 from fp8lens.hlo.text import size as _size
+from fp8lens.hlo.text import visible
 from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
 from fp8lens.rules import RULES, Rule
 from fp8lens.steps import FP8_MAX, clamp_bounds
@@ -467,7 +468,7 @@ def why(collective: Collective) -> tuple[Rule, ...]:
 
 
 def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0) -> list[Collective]:
-    """Those of these kinds, and of so many bytes, that could have sent FP8 for an FP8 matmul, or what was FP8 before."""
+    """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent what was FP8."""
     return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
             and ({*c.problems} & _SENT_WIDE or c.kind in _SUMS and c.feeds_fp8)]
 
@@ -508,8 +509,8 @@ class Collectives(tuple[Collective, ...]):
             total = c.bytes_sent * sum(1 if n is None else n for n in counts)
             beside = f"{len(c.overlaps)} kernel{'s' * (len(c.overlaps) != 1)}" if c.asynchronous else "sync"
             feeds = dict.fromkeys(name for other in same for name in other.feeds)
-            cells = ("?" if None in counts else str(sum(counts)), c.kind, _size(c.bytes_sent), c.dtype, c.axis, beside,
-                     next(iter(feeds), "") + f" +{len(feeds) - 1}" * (len(feeds) > 1), c.source)
+            cells = ("?" if None in counts else str(sum(counts)), c.kind, _size(c.bytes_sent), c.dtype, visible(c.axis), beside,
+                     next(iter(feeds), "") + f" +{len(feeds) - 1}" * (len(feeds) > 1), visible(c.source))
             rows.append((total, c, cells, [*c.problems]))
         return [row[1:] for row in sorted(rows, key=lambda row: -row[0])]
 

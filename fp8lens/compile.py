@@ -20,7 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
+try:
+    import jax
+except ModuleNotFoundError as error:
+    raise ImportError(f"compiling needs JAX ({error}): pip install 'fp8lens[jax]'") from error
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 

@@ -76,14 +76,20 @@ class Inspection:
                             "function and its arguments.")
         return self._again()
 
-    def json(self) -> str:
-        """Rows, totals and reasons as one JSON document; "reasons" is null for a saved program."""
-        rows = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.repr} | {
-            "path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
-        totals = {f.name: getattr(self.report, f.name) for f in dataclasses.fields(self.report) if f.name != "rows"}
-        totals |= {name: getattr(self.report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")}
-        reasons = [dataclasses.asdict(r) for r in self.reasons] if self._stages else None
-        return json.dumps({"rows": rows, "totals": totals, "reasons": reasons}, indent=1)
+    def json(self, reasons: bool = True) -> str:
+        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null where they are not
+        asked for, and for a saved program."""
+        rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
+        totals = _fields(self.report) | {name: getattr(self.report, name)
+                                         for name in ("flops", "fp8_flops", "fp8_flops_share")}
+        del totals["rows"]
+        ledger = [_fields(line) | {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
+                  for line in self.ledger]
+        for line in ledger:
+            del line["kernel"]
+        why = [dataclasses.asdict(r) for r in self.reasons] if reasons and self._stages else None
+        return json.dumps({"rows": rows, "totals": totals, "ledger": ledger,
+                           "collectives": list(map(_fields, self.collectives)), "reasons": why}, indent=1)
 
     def __str__(self) -> str:
         return f"{self.report}\n\n{self.reasons}" if self._stages else str(self.report)
@@ -93,6 +99,11 @@ class Inspection:
     def _repr_html_(self) -> str:
         reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self._stages else ""
         return self.report._repr_html_() + reasons
+
+
+def _fields(of: Any) -> dict[str, Any]:
+    """A dataclass's fields, without HLO's own objects."""
+    return {f.name: getattr(of, f.name) for f in dataclasses.fields(of) if f.repr}
 
 
 def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
@@ -127,3 +138,33 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     note = f"compiled for {chip.name}, gemm={options.get('gemm', 'cublaslt')!r}"
     return Inspection(parse_hlo_module(compiled), note, compiled, stages, ptx, chip, options.get("mesh_shape"),
                       lambda: passes(x, *args, **options))
+
+
+def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
+    """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a `GemmReport`.
+
+    Takes what `inspect` takes: a function, compiled as by `aot_compile`, whose `args` and `options` it takes (target,
+    gemm, mesh_shape, in_specs, compiler_options); a Compiled, an HloModule, HLO text, a file's path, an Inspection. Of
+    a Lowered or another module that is not optimized, the rows are its dots. Sharded, the rows are one device's.
+
+    A Triton kernel's `math_dtype` is read from the multiply instructions of the kernel's PTX where a function was
+    compiled; of a saved program, which has no PTX, it is what the kernel's dot says, and that may still run in a wider
+    type.
+
+    Raises TypeError for `args` without a function, HloParseError for text that is not HLO, and what `aot_compile`
+    raises.
+    """
+    return inspect(x, *args, **options).report
+
+
+def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
+    """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason and the mend.
+
+    Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was given: a function with
+    its arguments, compiled once, or an Inspection. Compares what the rewriter was given with what became of it. An
+    empty list: every matmul is FP8, and nothing was left outside. Where no known rule explains what is seen, `reason`
+    starts with "unknown".
+
+    Raises TypeError for a saved program, and what `inspect` raises.
+    """
+    return inspect(fn, *args, **options).reasons

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fp8lens.cost import Kernel, kernel, launches
 from fp8lens.gemms import GemmRow, executions, is_backward, layer, results, source_line
 from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.hlo.text import size
+from fp8lens.hlo.text import size, visible
 from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.outside import Around, Outside, inside, is_plain
 from fp8lens.steps import reducer
@@ -86,7 +86,7 @@ class Ledger(tuple[Line, ...]):
             does = ", ".join(line.work) if line.what in ("after", "move") and line.work else ""
             serves = ", ".join(line.serves[:2]) + f" and {len(line.serves) - 2} more" * (len(line.serves) > 2)
             yield (line.what, "?" if line.kernel.count is None else str(line.runs), size(line.nbytes),
-                   line.name, does, serves if line.what != "matmul" else "", line.source)
+                   line.name, does, serves if line.what != "matmul" else "", visible(line.source))
 
     def totals(self) -> list[str]:
         """A sentence for each class, and what FP8 costs."""

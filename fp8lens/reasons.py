@@ -10,6 +10,7 @@ from typing import Any
 from fp8lens.collectives import Collective, why
 from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.hlo.text import visible
 from fp8lens.ops import COLLECTIVES, COMMUTES
 from fp8lens.outside import Around, Outside
 from fp8lens.pairing import pair, work
@@ -50,7 +51,7 @@ def paragraph(headline: str, reason: Reason | Rule, *further: str) -> str:
     """A reason in lines of 100 columns."""
     lines = (headline, f"  mend: {reason.mend}", f"  rule: {reason.rule}", *further)
     wrap = functools.partial(textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(part for line in lines for part in wrap(line, subsequent_indent=" " * 8))
+    return "\n".join(part for line in map(visible, lines) for part in wrap(line, subsequent_indent=" " * 8))
 
 
 class Reasons(list[Reason]):
@@ -76,21 +77,6 @@ class Reasons(list[Reason]):
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
-
-
-def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
-    """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason and the mend.
-
-    Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was given: a function with
-    its arguments, compiled once, or an Inspection. Compares what the rewriter was given with what became of it. An
-    empty list: every matmul is FP8, and nothing was left outside. Where no known rule explains what is seen, `reason`
-    starts with "unknown".
-
-    Raises TypeError for a saved program, and what `inspect` raises.
-    """
-    from fp8lens.inspection import inspect
-
-    return inspect(fn, *args, **options).reasons
 
 
 def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around, stages: Sequence[Any],

@@ -10,7 +10,7 @@ from typing import Any
 from fp8lens.cost import moved
 from fp8lens.gemms import GemmRow, executions, matmuls
 from fp8lens.hlo.parse import HloModule
-from fp8lens.hlo.text import metric, size
+from fp8lens.hlo.text import metric, size, visible
 from fp8lens.ledger import Ledger
 from fp8lens.outside import Around, Outside
 from fp8lens.ptx import multiplied
@@ -137,8 +137,9 @@ def _cells(row: GemmRow) -> tuple[str, ...]:
     extras = [f"scales {''.join(row.scales)}"] * bool(row.scales) + [f"alpha {row.alpha:g}"] * (row.alpha != 1)
     extras += [f"beta {row.beta:g}"] * (row.beta != 0) + ["amax"] * row.amax
     extras += [f"precision {row.precision}"] * (row.precision != "DEFAULT") + [row.algorithm] * bool(row.algorithm)
-    return (f"{row.batch} of {shape}" if row.batch > 1 else shape, operands, row.math_dtype,
-            row.library + f" {row.tile}" * bool(row.tile), " ".join([row.epilogue, *extras]), row.out_dtype, row.source)
+    return tuple(map(visible, (
+        f"{row.batch} of {shape}" if row.batch > 1 else shape, operands, row.math_dtype,
+        row.library + f" {row.tile}" * bool(row.tile), " ".join([row.epilogue, *extras]), row.out_dtype, row.source)))
 
 
 def _bare(name: str) -> str:
@@ -147,25 +148,6 @@ def _bare(name: str) -> str:
 
 def _flops(rows: tuple[GemmRow, ...]) -> int:
     return sum(row.flops * (1 if row.count is None else row.count) for row in rows)
-
-
-def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
-    """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a `GemmReport`.
-
-    Takes what `inspect` takes: a function, compiled as by `aot_compile`, whose `args` and `options` it takes (target,
-    gemm, mesh_shape, in_specs, compiler_options); a Compiled, an HloModule, HLO text, a file's path, an Inspection. Of
-    a Lowered or another module that is not optimized, the rows are its dots. Sharded, the rows are one device's.
-
-    A Triton kernel's `math_dtype` is read from the multiply instructions of the kernel's PTX where a function was
-    compiled; of a saved program, which has no PTX, it is what the kernel's dot says, and that may still run in a wider
-    type.
-
-    Raises TypeError for `args` without a function, HloParseError for text that is not HLO, and what `aot_compile`
-    raises.
-    """
-    from fp8lens.inspection import inspect
-
-    return inspect(x, *args, **options).report
 
 
 def make_report(module: HloModule, rows: Sequence[GemmRow], ledger: Ledger, note: str,

@@ -10,9 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
-from fp8lens.compile import aot_compile
+from fp8lens.compile import aot_compile, jax
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 

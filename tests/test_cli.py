@@ -1,17 +1,21 @@
+import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import fp8lens.cli
 import fp8lens.compile
-from fp8lens import aot_compile, report_gemms, targets
+from fp8lens import aot_compile, parse_hlo_module, print_hlo_module, report_gemms, targets
 from fp8lens.cli import main, parse_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +51,18 @@ def no_tuple():
 
 def broken():
     raise RuntimeError("out of cheese\\nand crackers")
+
+def stops(x):
+    raise SystemExit(0)
+
+def interrupted(x):
+    raise KeyboardInterrupt
+
+class Model:
+    def __call__(self, x, w):
+        return x @ w
+
+model = Model()
 """
 SHAPES = "f8e4m3fn[64,128] float8_e4m3fn[256,128] f32[] float32[]"
 
@@ -58,6 +74,11 @@ def file(tmp_path) -> str:
     (tmp_path / f"{beside}.py").write_text("MAX = 448\n")
     (tmp_path / f"layers_{beside}.py").write_text(LAYERS.format(beside=beside))
     (tmp_path / "broken_import.py").write_text("import no_such_module_anywhere\n")
+    (tmp_path / "broken_syntax.py").write_text("def f():\n    return (\n")
+    (tmp_path / "exit.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "outcome.py").write_text("import pytest\n\npytest.skip('not here', allow_module_level=True)\n")
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "program.pb").write_bytes(b"\x0a\x05jit_f\0\1")
     return str(tmp_path / f"layers_{beside}.py")
 
 
@@ -278,18 +299,34 @@ _SAVED = "tests/hlo/jax_0_4_31_plain.txt"
     (["{file}:plain", "--shapes", "bf16[64,-1]"], "--shapes: 'bf16[64,-1]' is no shape"),
     (["{file}:plain", "--shapes", "bf17[64]"], "'bf17' is no dtype: write it as HLO or numpy does"),
     (["{file}:plain", "--shapes", "f8e9m9[64]"], "'f8e9m9' is no dtype"),
-    (["{file}:plain", "--shapes", "f32[8,4] f32[8,4]"], "plain failed (TypeError: dot_general requires"),
+    (["{file}:plain", "--shapes", "str[8,4]"], "'str' is no dtype"),
+    (["{file}:plain", "--shapes", "f32[8,4] f32[8,4]"], "plain failed (TypeError at {name}:11: dot_general requires "
+     "contracting dimensions to have the same shape, got (4,) and (8,)): mend it, or the shapes."),
+    (["{file}:MAX", "--shapes", "f32[8,4]"], "'MAX' in {name} is of type int, not a function; nearest: "),
+    (["{file}:Model", "--shapes", "f32[8,4]"], "'Model' in {name} is a class, not a function; nearest: model"),
+    (["{file}:jnp", "--shapes", "f32[8,4]"], "'jnp' in {name} is of type module, not a function; nearest: "),
+    (["{file}:stops", "--shapes", "f32[8,4]", "--require-fp8"], "stops failed (SystemExit at {name}:35: 0)"),
+    (["{file}:plain", "--args", "{folder}/exit.py:f", "--require-fp8"], "exit.py could not be imported (SystemEx"),
+    (["{file}:plain", "--args", "README.md:f"], "'README.md' is no .py file, which a function is in"),
     (["{file}:plain", "--shapes", "f32[8,4] f32[4,8]", "--target", "H10"], "unknown chip 'H10'; known are A100"),
     (["{file}:plain", "--shapes", "f32[8,4]", "--target", "h100 "], "--target: unknown chip 'h100 '; known are"),
     (["{file}:plain", "--shapes", "f32[8]", "--args", "x"], "--shapes and --args both give the arguments"),
     (["{file}:layer", "--args", "no_tuple"], "no_tuple() returned a list: return a tuple"),
-    (["{file}:layer", "--args", "broken"], "broken failed (RuntimeError: out of cheese): "),
+    (["{file}:layer", "--args", "broken"], "broken failed (RuntimeError at {name}:32: out of cheese): mend it."),
     (["{file}:layer", "--args", "layer_arg"], "has no function 'layer_arg'; nearest: layer_args"),
     (["{file}"], "name the function too"),
-    (["{folder}/broken_import.py:f"], "broken_import.py could not be imported (ModuleNotFoundError: No module named"),
+    (["{folder}/broken_import.py:f"], "(ModuleNotFoundError at broken_import.py:1: No module named 'no_such_mod"),
+    (["{folder}/broken_syntax.py:f"], "broken_syntax.py could not be imported (SyntaxError at broken_syntax.py:2: "),
+    (["{folder}/exit.py:f", "--require-fp8"], "exit.py could not be imported (SystemExit at exit.py:2: 0): it mu"),
+    (["{folder}/outcome.py:f", "--require-fp8"], "outcome.py could not be imported (Skipped at outcome.py:3: not "),
     (["{folder}/broken_imports.py:f"], "or a saved HLO text; nearest: broken_import.py"),
     (["{folder}"], "is a folder: give a .py file"),
     (["{folder}/no/where.txt"], "there is no folder"),
+    (["x" * 300], "cannot be read (File name too long)"),
+    (["{folder}/empty.txt"], "is empty: give the text that XLA dumps"),
+    (["{folder}/program.pb"], "is no text: give the text that XLA dumps"),
+    (["README.md:f"], "'README.md' is no .py file, which a function is in: give path/to/file.py:f"),
+    (["{folder}/broken_imports:f"], ".py file, which a function is in: give path/to/file.py:f; nearest: broken_imp"),
     (["README.md"], "README.md is not one whole HLO module (line 1, column 1: expected HLO text"),
     ([_SAVED, "--shapes", "f32[]"], "--shapes is for a function"),
     ([_SAVED, "--args", "f"], "--args is for a function, and 'tests/hlo/jax_0_4_31_plain.txt' is a saved program"),
@@ -301,7 +338,7 @@ def test_mistakes_are_answered_in_one_sentence(file, capsys, monkeypatch, argume
     monkeypatch.chdir(ROOT)
     assert main([*(a.format(file=file, folder=Path(file).parent) for a in arguments)]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and message in err
+    assert out == "" and message.replace("{name}", Path(file).name) in err
     assert err.startswith("error: ") and err.endswith((".\n", "?\n")) and err.count("\n") == 1
 
 
@@ -350,3 +387,233 @@ def test_shapes_in_every_spelling():
         spelled = {name, name.replace("float", "f").replace("_", "")} if name[0] == "f" else {name}
         assert {s.dtype.name for n in spelled for s in parse_shapes(f"{n}[1]")} == {name}
     assert all(isinstance(s, jax.ShapeDtypeStruct) for s in shapes)
+
+
+# What comes from a file -----------------------------------------------------------------------------------------------
+
+EVIL = "\x1b[2J\x9b31m\u202e\x7f\r\n\t\u2028"  # clears, colours, turns, deletes, goes back and begins a line
+CRAFTED = """HloModule m, is_scheduled=true, frontend_attributes={{fingerprint_before_lhs="0"}}
+
+ENTRY %e (x: f8e4m3fn[32,32], s: f32[]) -> (bf16[32,32], f32[32,32]) {{
+  %x = f8e4m3fn[32,32]{{1,0}} parameter(0)
+  %s = f32[] parameter(1)
+  %call = (bf16[32,32]{{1,0}}, s8[64]{{0}}) custom-call(%x, %x, %s, %s), custom_call_target="__cublas$lt$matmul$f8", \
+metadata={{op_name="jit(f)/{op}/dot_general" source_file="{file}" source_line=3}}, \
+backend_config={{"gemm_backend_config":{{"epilogue":{epilogue},"dot_dimension_numbers":{{"lhs_contracting_dimensions":\
+["1"],"rhs_contracting_dimensions":["1"]}}}}}}
+  %y = bf16[32,32]{{1,0}} get-tuple-element(%call), index=0
+  %d = f32[32,32]{{1,0}} dot(%y, %y), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, \
+metadata={{op_name="{op}" source_file="{file}" source_line=4}}
+  ROOT %t = (bf16[32,32]{{1,0}}, f32[32,32]{{1,0}}) tuple(%y, %d)
+}}
+""".replace("\\\n", "")
+
+
+def octal(text: str) -> str:
+    """As XLA prints a string that is not plain."""
+    return "".join(rf"\{byte:03o}" for byte in text.encode())
+
+
+@pytest.fixture(params=["octal", "as they are"])
+def crafted(tmp_path, request) -> Path:
+    evil = octal(EVIL) if request.param == "octal" else "".join(EVIL.split("\n"))
+    path = tmp_path / f"step{EVIL}.txt"
+    path.write_text(CRAFTED.format(op=f"a{evil}b", file=f"layer{evil}.py", epilogue=json.dumps(f"RELU{EVIL}")),
+                    newline="")
+    return path
+
+
+def is_plain(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def test_nothing_in_a_file_reaches_the_terminal_as_control(crafted, capsys):
+    assert main([str(crafted)]) == 0
+    text = capsys.readouterr().out
+    assert main([str(crafted), "--require-fp8"]) == 1
+    assert main([str(crafted), "--reasons"]) == 2
+    out, err = capsys.readouterr()
+    assert is_plain(text) and is_plain(out) and is_plain(err)
+    assert text.count(r"layer\x1b[2J\x9b31m\u202e\x7f") == 2 and r"RELU\x1b[2J\x9b31m\u202e\x7f\r\n\t" in text
+    assert out.startswith(text) and "not in FP8: d [32 x 32 x 32] (layer\\x1b[2J" in out and "step\\x1b[2J" in err
+    assert len(text.splitlines()) == len(text.replace(EVIL, "").splitlines()) == 6
+
+
+def test_a_crafted_name_of_a_file_is_shown_plainly(crafted, tmp_path, capsys):
+    crafted.write_bytes(crafted.read_bytes().replace(b"is_scheduled=true, ", b""))
+    assert main([str(crafted)]) == 0
+    out = capsys.readouterr().out
+    assert is_plain(out) and re.match(r"\S+step\\x1b\[2J\S+ is a program that XLA has not optimized yet; ", out)
+    (tmp_path / f"layers{EVIL}.py").write_text("def fn(x):\n    return x @ x\n")
+    assert main([str(tmp_path / f"layers{EVIL}.py:fn"), "--shapes", "bf16[32,32]", "--require-fp8"]) == 1
+    out, err = capsys.readouterr()
+    assert is_plain(out) and out.count(r"layers\x1b[2J") == 2 and "mend: " in out and err == ""
+
+
+def test_json_of_a_crafted_file_says_what_the_file_says(crafted, capsys):
+    assert main([str(crafted), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii() and is_plain(out)
+    assert json.loads(out)["rows"][0]["epilogue"] == f"RELU{EVIL}" and "\x1b" in json.loads(out)["rows"][1]["source"]
+
+
+def test_errors_show_a_crafted_file_s_text_plainly(tmp_path, capsys):
+    whole = CRAFTED.format(op="", file="", epilogue='""')
+    broken = [f"{EVIL}HloModule", whole.replace("%y = ", f"%y = {EVIL}"), f"{whole}{EVIL}}}",
+              whole.replace("%d = f32", f"%d = {EVIL}f32")]
+    for name in ("cut.txt", f"{EVIL}.txt"):
+        for text in broken:
+            (tmp_path / name).write_text(text)
+            assert main([str(tmp_path / name)]) == 2
+            out, err = capsys.readouterr()
+            assert out == "" and is_plain(err) and err.count("\n") == 1 and "\\x1b[2J" in err
+    for argv in ([f"no{EVIL}.txt"], [f"no{EVIL}.py:f"], [f"{EVIL}/a.txt"], [f"README.md:{EVIL}"], [str(tmp_path)]):
+        assert main(argv) == 2
+        assert is_plain(err := capsys.readouterr().err) and "\\x1b[2J" in err
+    with pytest.raises(SystemExit):
+        main(["a.txt", f"b{EVIL}.txt"])
+    assert is_plain(err := capsys.readouterr().err) and "b\\x1b[2J" in err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_printed_module_is_plain_on_a_terminal_and_whole_in_a_file(crafted, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    texts = []
+    for file in (Terminal(), io.StringIO()):
+        print_hlo_module(crafted.read_bytes().decode(), metadata=True, backend_cfg=True, file=file)
+        texts.append(file.getvalue())
+    assert is_plain(texts[0].replace("\t", "")) and r"\x9b31m\u202e\x7f" in texts[0] and not is_plain(texts[1])
+    files = [{i.metadata.source_file for i in parse_hlo_module(text) if i.metadata}
+             for text in (texts[1], crafted.read_bytes().decode())]
+    assert [name.replace("u001b", "\x1b") for name in files[0]] == list(files[1])  # JSON's escape, which HLO lacks
+
+
+def test_names_that_the_terminal_s_encoding_lacks(tmp_path):
+    (tmp_path / "schön\udcff.txt").write_text(CRAFTED.format(op="", file="größe.py", epilogue='"RELU"'))
+    done = subprocess.run([sys.executable, "-m", "fp8lens", tmp_path / "schön\udcff.txt", "--require-fp8"], cwd=ROOT,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "") and "gr\\xf6\\xdfe.py:3" in done.stdout
+
+
+# Dtypes ---------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype, meant", [("f8e4m3", "float8_e4m3fn"), ("float8_e4m3b11fnuz", "float8_e4m3fn"),
+                                          ("f8e3m4", "float8_e4m3fn"), ("f8e4m3fnuz", "float8_e4m3fn"),
+                                          ("f8e5m2fnuz", "float8_e5m2")])
+def test_a_dtype_beside_the_one_meant_is_noted(file, capsys, dtype, meant):
+    assert main([f"{file}:plain", "--shapes", f"{dtype}[64,128] {dtype}[128,256]", "--json"]) == 0
+    out, err = capsys.readouterr()
+    name = dtype.replace("f8", "float8_")
+    assert err == (f"note: --shapes: {name} is taken as written: it is another format than {meant}, which "
+                   "tensor cores multiply.\n")
+    assert not json.loads(out)["rows"][0]["is_fp8"]
+
+
+def test_dtypes_that_are_meant_are_not_noted(file, capsys):
+    for dtype in ("f8e4m3fn", "float8_e5m2", "bf16", "f32"):
+        assert main([f"{file}:plain", "--shapes", f"{dtype}[64,128] {dtype}[128,256]"]) == 0
+        assert capsys.readouterr().err == ""
+    assert main([f"{file}:plain", "--shapes", "f64[64,128] f32[128,256]"]) == 0
+    assert capsys.readouterr().err == "note: --shapes: JAX takes float64 as float32 unless JAX_ENABLE_X64=1 is set.\n"
+
+
+# How it ends ----------------------------------------------------------------------------------------------------------
+
+DUMP = ROOT / "tests" / "hlo" / "jax_0_4_32_bf16_scaled.txt"
+
+
+@pytest.mark.parametrize("arguments", [[DUMP], [DUMP, "--json"], [DUMP, "--require-fp8"], ["--help"], ["nothing.txt"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has pipes of another kind")
+def test_nobody_reads_on(arguments, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    both = arguments == ["nothing.txt"]
+    try:
+        done = subprocess.run([sys.executable, "-m", "fp8lens", *map(str, arguments)], cwd=ROOT, stdout=writing,
+                              stderr=writing if both else subprocess.PIPE, text=True,
+                              env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    finally:
+        os.close(writing)
+    assert not done.stderr
+    assert done.returncode == 128 + signal.SIGPIPE or done.returncode == 0 and arguments == ["--help"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "fp8lens", DUMP], cwd=ROOT, stdout=full, text=True,
+                              stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr == "error: reading or writing failed (No space left on device).\n"
+
+
+def test_interrupted(file, capsys):
+    Path(file).with_name("slow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    for argv in ([f"{Path(file).with_name('slow.py')}:f"], [f"{file}:interrupted", "--shapes", "f32[4]"],
+                 [f"{file}:plain", "--args", f"{Path(file).with_name('slow.py')}:f"]):
+        assert main([*argv, "--require-fp8"]) == 128 + signal.SIGINT
+        assert capsys.readouterr() == ("", "")
+
+
+def test_what_the_file_prints_is_no_part_of_the_report(file, capsys):
+    Path(file).write_text("print('at import')\ndef fn(x):\n    print('traced')\n    return x @ x\n")
+    assert main([f"{file}:fn", "--shapes", "f32[16,16]", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["rows"]) == 1 and err == "at import\ntraced\n"
+
+
+def test_a_file_may_set_what_jax_reads(file):
+    Path(file).write_text("import os\nos.environ['JAX_ENABLE_X64'] = '1'\ndef fn(x):\n    return x @ x\n")
+    done = command(f"{file}:fn", "--shapes", "f64[16,16]")
+    assert (done.returncode, done.stderr) == (0, "") and " f64 " in done.stdout
+
+
+def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
+    for fault in (ZeroDivisionError, SystemExit):
+        def fails(*_):
+            raise fault("oh \x1b")
+        monkeypatch.setattr(fp8lens.cli, "inspect", fails)
+        assert main([str(DUMP), "--require-fp8"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and re.fullmatch(rf"error: fp8lens itself failed \({fault.__name__} at \S+:\d+: oh \\x1b\): "
+                                          r"please report this with what --debug adds\.\n", err)
+        assert main([str(DUMP), "--debug"]) == 2
+        debug = capsys.readouterr().err
+        assert debug.startswith("Traceback") and debug.endswith(f"\n{err}") and is_plain(debug)
+
+
+def test_debug_shows_where_a_function_failed(file, capsys):
+    assert main([f"{file}:plain", "--shapes", "f32[8,4] f32[8,4]", "--debug"]) == 2
+    err = capsys.readouterr().err
+    assert "return x @ w" in err and err.endswith("mend it, or the shapes.\n")
+
+
+def test_python_alone_helps_and_reads_a_saved_program():
+    code = ("import sys\nfrom fp8lens.cli import main\ntry:\n    print(main(sys.argv[1:]))\n"
+            "except SystemExit as stopped:\n    print(stopped.code)\nfor name, module in sys.modules.items():\n"
+            "    print('loaded', name, getattr(module, '__file__', ''))")
+    for arguments, status in ((["--help"], 0), ([DUMP], 0), ([DUMP, "--require-fp8"], 1), ([DUMP, "--json"], 0),
+                              ([ROOT / "README.md"], 2), (["no.txt"], 2)):
+        done = command("-c", code, *map(str, arguments), program=(sys.executable,))
+        told, _, loaded = done.stdout.partition("\nloaded ")
+        assert told.rstrip().rpartition("\n")[2] == str(status) and done.stderr.count("\n") == (status == 2)
+        names = {line.split()[1].partition(".")[0] for line in f"loaded {loaded}".splitlines()}
+        assert "fp8lens" in names and not names & {"jax", "jaxlib", "numpy", "ml_dtypes"}
+        assert not [line for line in loaded.splitlines() if "-packages" in line and line.endswith(
+            tuple(EXTENSION_SUFFIXES))]
+
+
+def test_a_function_without_jax(file):
+    code = "import sys; sys.modules['jax'] = None; from fp8lens.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = command("-c", code, f"{file}:plain", "--shapes", "f32[4]", "--require-fp8", program=(sys.executable,))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: a function is compiled, which needs JAX: pip install 'fp8lens[jax]'.\n"
+
+
+def test_gemm_offers_what_compile_knows():
+    assert list(fp8lens.cli.GEMM) == list(fp8lens.compile.GEMM_OPTIONS)

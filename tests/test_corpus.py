@@ -10,7 +10,7 @@ from test_hlo_parse import assert_agrees, ours
 from helpers import parse_hlo_module
 from fp8lens.cost import kernels
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens.report import report_gemms
+from fp8lens import report_gemms
 
 CORPUS = corpus()
 LIBRARIES = {"cublasLt", "cublas", "triton", "cudnn", "kernel"}

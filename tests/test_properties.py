@@ -24,7 +24,7 @@ from helpers import HloParseError, aot_compile, parse_hlo_module
 from fp8lens.cost import bytes_moved, kernels
 from fp8lens.hlo.parse import parse_shape, read_attributes
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens.report import report_gemms
+from fp8lens import report_gemms
 
 SCALE = int(os.environ.get("HYPOTHESIS_SCALE", 1))
 LAZY = ("shape", "attributes", "backend_config", "metadata", "frames", "custom_call_target", "called", "literal",

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from helpers import TARGETS, Target
 from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
-from fp8lens.report import report_gemms
+from fp8lens import report_gemms
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "notebooks" / "results" / "releases.json"

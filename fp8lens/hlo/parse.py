@@ -6,6 +6,7 @@ where the text goes wrong. What few readers ask of most instructions (shape, att
 text until it is read.
 """
 
+import copyreg
 import gc
 import json
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, count, repeat
 from math import prod
+from operator import getitem
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -56,6 +58,9 @@ class HloParseError(ValueError):
         self.message = message + f', found "{found}"' * bool(found)
         self.line, self.column = text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos)
         super().__init__(f"line {self.line}, column {self.column}: {self.message}")
+
+    def __reduce__(self):  # to a process that cannot make one anew: the text stays here
+        return copyreg.__newobj__, (HloParseError, *self.args), self.__dict__
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +230,9 @@ class Instruction(NamedTuple):
     def __repr__(self) -> str:
         return self.cmd
 
+    def __reduce__(self):
+        return getitem, (self.computation, self.name)
+
     @property
     def cmd(self) -> str:
         """The whole instruction as printed."""
@@ -334,6 +342,9 @@ class Computation:
     instructions: tuple[Instruction, ...] = field(default=(), repr=False)
     root: Instruction | None = None
 
+    def __reduce__(self):
+        return _computation, (self.module, self.name)
+
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
 
@@ -383,6 +394,9 @@ class HloModule:
     file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
 
+    def __reduce__(self):  # the text says it all, and is read sooner than the objects
+        return parse_hlo_module, (self.text,)
+
     @cached_property
     def _parents_count_from_one(self) -> bool:
         """XLA has printed the number of a frame's caller one too high (0.10 to 0.12): then outermost frames name
@@ -401,6 +415,10 @@ class HloModule:
             if found := computation.get(name):
                 return found
         raise KeyError(f"no instruction {name!r} in module {self.name}")
+
+
+def _computation(module: HloModule, name: str) -> Computation:
+    return module.computations[name]
 
 
 def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int]:

@@ -31,6 +31,14 @@ STYLES = {"target": ("1;35", "color:#bd4cc1;font-weight:bold"), "keyword": ("1",
            "fp8": ("32", "color:#2e8540"), "literal": ("33", "color:#b06000"), "opcode": ("34", "color:#3f77d4")}
 
 
+def visible(text: str, keep: str = "") -> str:
+    r"""`text` with what a terminal would obey, or a reader not see, spelled out as \x1b or \u202e: control characters,
+    marks that turn the direction of writing, spaces of other widths; but not the characters in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def without_default_layout(text: str) -> str:
     """Row-major goes without saying; any other layout stays, since a transpose may hide in it. Index comments go."""
     def keep(m: re.Match) -> str:
@@ -86,7 +94,8 @@ def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str
               and not (key == "sharding" and not SPLIT_AXIS.search(value))]
     if metadata and (m := i.metadata):
         fields = [f"op_name={json.dumps(m.op_name, ensure_ascii=False)}"] if m.op_name else []
-        fields += [f'source_file="{source_path(m.source_file)}" source_line={m.source_line}'] if m.source_file else []
+        fields += [f"source_file={json.dumps(source_path(m.source_file), ensure_ascii=False)} "
+                   f"source_line={m.source_line}"] if m.source_file else []
         parts += [f"metadata={{{' '.join(fields)}}}"] if fields else []
     line = wrap("  " + ", ".join(parts), INDENT)
     if not backend_cfg or i.backend_config is None:
@@ -137,6 +146,8 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
                       f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>')
         display({"text/plain": text, "text/html": f'<pre style="line-height:1.35">{body}</pre>'}, raw=True)
         return
+    if out.isatty():
+        text = visible(text, keep="\n\t")  # the text may be anybody's
     colour = out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
     out.write(paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part) if colour else text)
 

@@ -14,7 +14,7 @@ from record import Case, sentence
 
 from helpers import aot_compile
 from helpers.local import kernel_lines
-from fp8lens.report import report_gemms
+from fp8lens import report_gemms
 
 UNREAD = "compiled, and cannot be read: "
 ASKED = ("library", "math_dtype", "epilogue", "amax", "out_dtype")
