@@ -509,7 +509,8 @@ class Collectives(tuple[Collective, ...]):
             total = c.bytes_sent * sum(1 if n is None else n for n in counts)
             beside = f"{len(c.overlaps)} kernel{'s' * (len(c.overlaps) != 1)}" if c.asynchronous else "sync"
             feeds = dict.fromkeys(name for other in same for name in other.feeds)
-            cells = ("?" if None in counts else str(sum(counts)), c.kind, _size(c.bytes_sent), c.dtype, visible(c.axis), beside,
+            cells = ("?" if None in counts else str(sum(counts)), c.kind, _size(c.bytes_sent), c.dtype, visible(c.axis),
+                     beside,
                      next(iter(feeds), "") + f" +{len(feeds) - 1}" * (len(feeds) > 1), visible(c.source))
             rows.append((total, c, cells, [*c.problems]))
         return [row[1:] for row in sorted(rows, key=lambda row: -row[0])]

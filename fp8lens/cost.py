@@ -35,8 +35,8 @@ class Kernel:
         return 1 if self.count is None else self.count
 
     def seconds(self, target: Target) -> float:
-        """Roofline time of one run on `target`: the longer of moving the bytes and doing the FLOPs. Raises KeyError where the
-        chip has no peak for `math_dtype`."""
+        """Roofline time of one run on `target`: the longer of moving the bytes and doing the FLOPs. Raises KeyError
+        where the chip has no peak for `math_dtype`."""
         compute = self.flops / target.peak_flops[self.math_dtype] if self.flops else 0.0
         return max(compute, self.bytes_moved / target.memory_bandwidth)
 
@@ -68,8 +68,8 @@ def kernel(instruction: Instruction, count: int | None = 1) -> Kernel:
 
 
 def kernels(x: Any) -> tuple[Kernel, ...]:
-    """What the program launches, in order: each instruction of ENTRY, then of the bodies it loops over or calls, that is
-    not free. `x` is anything `parse_hlo_module` takes.
+    """What the program launches, in order: each instruction of ENTRY, then of the bodies it loops over or calls, that
+    is not free. `x` is anything `parse_hlo_module` takes.
     """
     module = parse_hlo_module(x)
     return tuple(kernel(i, count) for name, count in executions(module).items()

@@ -33,6 +33,11 @@ class Inspection:
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was compiled here: of a saved program there are no reasons, no passes, and no PTX."""
+        return bool(self._stages)
+
     @cached_property
     def _rows(self) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
         return rows_and_outside(self.module, self._ptx)
@@ -52,10 +57,11 @@ class Inspection:
     def reasons(self) -> Reasons:
         """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it says no more what
         XLA's rewriter was given."""
-        if not self._stages:
+        if not self.is_ours:
             raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: inspect the "
                             "function and its arguments.")
-        return find_reasons(*self._rows, self._stages, self.module, self._chip, self.collectives)
+        return find_reasons(*self._rows, self._stages, self.module, self._chip, self.collectives,
+                            self.ledger.of("unread"), self._ptx)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -87,17 +93,17 @@ class Inspection:
                   for line in self.ledger]
         for line in ledger:
             del line["kernel"]
-        why = [dataclasses.asdict(r) for r in self.reasons] if reasons and self._stages else None
+        why = [dataclasses.asdict(r) for r in self.reasons] if reasons and self.is_ours else None
         return json.dumps({"rows": rows, "totals": totals, "ledger": ledger,
                            "collectives": list(map(_fields, self.collectives)), "reasons": why}, indent=1)
 
     def __str__(self) -> str:
-        return f"{self.report}\n\n{self.reasons}" if self._stages else str(self.report)
+        return f"{self.report}\n\n{self.reasons}" if self.is_ours else str(self.report)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self._stages else ""
+        reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self.is_ours else ""
         return self.report._repr_html_() + reasons
 
 

@@ -103,6 +103,8 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
     besides = "writes something else too" if len(shapes) > 1 else ""
     work = [j for j in part if j.opcode not in SOURCES]
     if role == "scale":
+        if opcodes & {"dynamic-slice", "slice", "gather"}:
+            besides = besides or "takes a scale from a stack"
         if result.size == 1 and opcodes <= _SCALAR and opcodes & (SCALING | {"convert"}):
             return Outside(i, ("scale",), besides)
         return Outside(i, own="computes a scale")

@@ -13,6 +13,12 @@ _MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?(e4m3|
 _PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
 
 
+def instructions(text: str) -> tuple[str, ...]:
+    """The types that the matrix instructions of a kernel's PTX multiply, as HLO names them; none where it has none."""
+    types = (m[1] or m[2] or "f8" for m in _MMA.finditer(text))
+    return tuple(dict.fromkeys({"i8": "s8", **_PTX_TYPES}.get(name, name) for name in types))
+
+
 def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     """The type that a Triton kernel's PTX multiplies. Kernels that are alike share one PTX, under the name of one."""
     def computed(i: Instruction) -> tuple:

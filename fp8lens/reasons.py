@@ -4,19 +4,20 @@ import dataclasses
 import functools
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8lens.collectives import Collective, why
 from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import visible
-from fp8lens.ops import COLLECTIVES, COMMUTES
-from fp8lens.outside import Around, Outside
+from fp8lens.ledger import Line
+from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, MOVES
+from fp8lens.outside import Around, Outside, inside
 from fp8lens.pairing import pair, work
+from fp8lens.ptx import instructions
 from fp8lens.steps import (
-    FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, operand,
-    reducer,
+    FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, is_tanh_gelu, operand, reducer,
 )
 from fp8lens.rules import RULES, Rule
 from fp8lens.targets import Target
@@ -80,15 +81,16 @@ class Reasons(list[Reason]):
 
 
 def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around, stages: Sequence[Any],
-                 after: HloModule, chip: Target, sent: Sequence[Collective]) -> Reasons:
-    """The reasons for a compiled module's rows, each with the kernels around it, and for its collectives, from the
-    stages of its compile."""
+                 after: HloModule, chip: Target, sent: Sequence[Collective], unread: Sequence[Line],
+                 ptx: Mapping[str, str]) -> Reasons:
+    """The reasons for a compiled module's rows, each with the kernels around it, for its collectives, and for kernels
+    that HLO does not tell of, from the stages and the PTX of its compile."""
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     rows = [row for row, _ in found]
     dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
     reasons, first = Reasons(), {}
-    if not rows:
+    if not rows and not unread:
         reasons.empty = "There is no matmul."
     for (row, near), dot in zip(found, pair(after, rows, before, dots, _types)):
         matmul = _Matmul(row, dot and dot.instruction, written, chip)
@@ -103,7 +105,28 @@ def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Aro
         for problem, rule in zip(c.problems, why(c)):
             if problem != "dequantized, then gathered" or explained.isdisjoint(c.feeds):
                 reasons.append(Reason(", ".join(c.feeds[:3]) or c.name, *rule, c.source))
+    for line in unread:
+        reasons += _unread(line, ptx)
     return reasons
+
+
+def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
+    """What is known of a kernel that is no instruction of HLO's: of Pallas's Triton kernels, what they multiply."""
+    i = line.kernel.instruction
+    target = i.custom_call_target or i.opcode
+    config = i.backend_config if isinstance(i.backend_config, Mapping) else {}
+    text = ptx.get(re.sub(r"[.-]", "_", str(config.get("name", "")))) if "triton" in target else None
+    rule, fields = "not looked into", {"target": target}
+    if text is not None:
+        types = instructions(text)
+        if not types and "fma." not in text or types and all(name.startswith("f8") for name in types):
+            return []
+        if types:
+            rule, fields = "a kernel's own matmul", {"types": " and ".join(n for n in types if not n.startswith("f8"))}
+    elif "convForward" in target or "convBackward" in target or i.opcode == "convolution":
+        rule, fields = "convolution", {"dtype": i.computation[i.operands[0]].shape.dtype}
+    layer = f" {line.layer}" * bool(line.layer)
+    return [Reason(line.name + layer, *(part.format(**fields) for part in RULES[rule]), line.source)]
 
 
 def _reads(row: GemmRow) -> tuple:
@@ -119,6 +142,19 @@ def _types(row: GemmRow) -> tuple[str, ...]:
     found = [side.fp8.shape.dtype for n in (0, 1) if (side := Operand(operand(i, n), "")).fp8 is not None] if (
         i.opcode == "dot") else [t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")]
     return tuple(sorted(found))
+
+
+def _is_constant(i: Instruction) -> bool:
+    """Whether a matrix is made of constants alone, but for scalars and vectors."""
+    seen, todo = set(), [i]
+    while todo:
+        i = todo.pop()
+        if i.opcode not in ELEMENTWISE | MOVES | {"constant", "iota"}:
+            return False
+        if i.name not in seen and not (i.opcode == "broadcast" and operand(i, 0).shape.size < i.shape.size):
+            seen.add(i.name)
+            todo += [i.computation[name] for name in i.operands]
+    return True
 
 
 class _Matmul:
@@ -161,6 +197,8 @@ class _Matmul:
             return self.why("block scales")
         if missing := [side for side in self.sides if side.fp8 is None]:
             return self._not_quantized(missing)
+        if self.given.algorithm and self.given.algorithm != "ALG_DOT_ANY_F8_ANY_F8_F32":
+            return self.why("algorithm", algorithm=self.given.algorithm.removeprefix("ALG_DOT_"))
         if row.library == "triton":
             says_fp8 = matmuls(row.instruction)[0].is_fp8
             return self.why("Triton, tile" if says_fp8 else "Triton, dequantized", tile=row.tile)
@@ -189,16 +227,23 @@ class _Matmul:
 
     def _not_quantized(self, missing: list[Operand]) -> Reason:
         one = missing[0]
+        if folded := next((side for side in missing if _is_constant(side.operand)), None):
+            return self.why("folded", side=folded.side, dtype=folded.dtype)
         if one.blocked is None:
             which = "both operands are" if len(missing) == 2 else f"the {one.side} operand is"
             return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(s.dtype for s in missing)))
         opcode = one.blocked.opcode
         rule = "gathered" if opcode.startswith(COLLECTIVES) else "operation between"
-        if opcode == "concatenate" and not any(i.opcode == "concatenate" for i in self.written):
+        if opcode == "concatenate" and not self._as_written:
             rule = "merged"
         elif opcode == "while":
             rule = "before the loop"
         return self.why(rule, side=one.side, opcode=opcode, dtype=one.dtype, allowed=", ".join(sorted(COMMUTES)))
+
+    @functools.cached_property
+    def _as_written(self) -> list[GemmRow]:
+        """The program's own matmuls of this one's size: XLA may have made it of others."""
+        return [row for i in self.written if i.opcode in DOTS for row in matmuls(i) if work(row) == work(self.given)]
 
     # What stayed outside of an FP8 call ------------------------------------------------------------------------------
 
@@ -213,7 +258,7 @@ class _Matmul:
 
     def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""
-        if self.dot is None or not any(o.after and o.own for o in near):
+        if self.dot is None or self.row.library != "cublasLt" or not any(o.after and o.own for o in near):
             return []
         result = Result(self.dot)
         left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
@@ -232,28 +277,37 @@ class _Matmul:
                 side = "left"
             origin = behind(operand(kernel, 0), ("bitcast", "reshape", "copy", "get-tuple-element"))
             argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
+            dims = re.findall(r"\d+", next((i.attributes["dimensions"] for i in inside(kernel) if i.opcode == "transpose"),
+                                           ""))
+            if self.row.batch > 1 and dims and dims[-1] == str(len(dims) - 1):  # what is last stays last
+                return self.why("batch inside", side=side, name=f" ({argument})" * bool(argument),
+                                shape=kernel.shape.brief)
             return self.why("operand's layout", side=side, name=f" ({argument})" * bool(argument),
                             shape=kernel.shape.brief, stored="[M, K]" if side == "left" else "[N, K]")
         if work == "pad":
             return self._padding()
-        inside = {i.opcode for i in fused(kernel) or (kernel,)}
+        opcodes = {i.opcode for i in inside(kernel)}
         if work == "bias":
-            return self.why("split columns" if "broadcast" in inside and "multiply" not in inside else "prepared bias")
+            return self.why("split columns" if "broadcast" in opcodes and "multiply" not in opcodes else "prepared bias")
         if work != "scale":
             return self._unknown([work])
-        return self.why("division" if "divide" in inside else "product of scales" if "multiply" in inside else
+        return self.why("division" if "divide" in opcodes else "product of scales" if "multiply" in opcodes else
                         "scale not f32")
 
     def _padding(self) -> Reason:
         # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
-        written = [row for i in self.written for row in matmuls(i) if work(row) == work(self.given)]
-        given = written[0] if written else self.given
+        given = self._as_written[0] if self._as_written else self.given
         odd = [f"{name} = {size}" for name in "MNK" if (size := getattr(given, name.lower())) % 16]
-        return self.why("padding", sizes=" and ".join(odd)) if odd else self.why("own padding")
+        if odd:
+            return self.why("padding", sizes=" and ".join(odd))
+        return self.why("own padding, of few" if 16 in (given.m, given.n) else "own padding")
 
     def _unknown(self, works: Collection[str]) -> Reason:
-        order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8")
-        return self.why("unknown, outside", lost=min(works, key=order.index), works=", ".join(dict.fromkeys(works)))
+        return self.why("unknown, outside", lost=self._most(works), works=", ".join(dict.fromkeys(works)))
+
+    @staticmethod
+    def _most(works: Collection[str]) -> str:
+        return min(works, key=("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8").index)
 
     def _after(self, after: list[Outside]) -> list[Reason]:
         works = [work for o in after for work in o.work]
@@ -263,6 +317,8 @@ class _Matmul:
             return [self._padding()]
         if self.dot is None:
             return [self._unknown(works)]
+        if self.row.library != "cublasLt":  # the rules below are of cuBLASLt's calls
+            return [self.why("outside of a kernel", lost=self._most(works), works=", ".join(dict.fromkeys(works)))]
         result, found = Result(self.dot), []
         left = list(self._unfused(result.steps))
         main = [step for step in left if step.kind not in ("amax", "move")]
@@ -333,11 +389,13 @@ class _Matmul:
                 return self.why("bias after scale")
             case "scale" | "alpha" if row.epilogue != "DEFAULT":
                 return self.why("scale after epilogue")
+            case "scale" | "alpha" if "scale" in (following, *(step.kind for step in ahead)):
+                return self.why("scales one by one")
             case "scale" | "alpha":
                 return self.why("scale too many")
             case "vector scale":
                 return self.why("vector scale")
-            case "relu" | "activation" if read_twice:
+            case "relu" | "activation" if read_twice and (first.kind == "relu" or is_tanh_gelu(first)):
                 return self.why("activation and reader", step=first.kind)
             case "relu":
                 return self.why("late relu")

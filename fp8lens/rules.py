@@ -40,6 +40,19 @@ RULES: Mapping[str, Rule] = {
         "quantize to float8_e4m3fn with a scalar scale, and dequantize in front of the dot",
         "MatchFp8Param: an FP8 array, converted, optionally times a scalar",
     ),
+    "folded": Rule(
+        "fp8",
+        "the {side} operand is a constant of the program, such as an array that the function closes over, and what can "
+        "be computed of it, its dequantization too, is computed in advance: it is {dtype}",
+        "pass the array as an argument, in FP8",
+        "XLA's constant folding: FindF8SubgraphRecursive finds no FP8 array behind the dot",
+    ),
+    "algorithm": Rule(
+        "fp8",
+        "the dot asks for the algorithm {algorithm}, in whose types it is then multiplied",
+        "leave the precision out, or ask for jax.lax.DotAlgorithmPreset.DEFAULT",
+        "XLA's gemm_rewriter.cc rewrites into FP8 only dots that ask for no algorithm",
+    ),
     "operation between": Rule(
         "fp8",
         "an operation stands between the {side} operand's dequantization and the dot: {opcode}",
@@ -390,6 +403,12 @@ RULES: Mapping[str, Rule] = {
         "use one scale for the whole tensor, or leave this kernel: it costs one pass over the result",
         "F8ScaleD and F8ConvertD: ShapeUtil::IsScalar",
     ),
+    "scales one by one": Rule(
+        "scale",
+        "the result is multiplied by several scalars, one after the other, and the call takes one of them",
+        "multiply the scalars first, d * (s * t), outside of the program or in it (then a kernel of one number does it)",
+        "F8ScaleD: one scalar of the program becomes one scale of the call",
+    ),
     "scale too many": Rule(
         "scale",
         "the result is scaled once more, and the call's scales are in use or do not fit ({scales} in use, epilogue "
@@ -430,6 +449,13 @@ RULES: Mapping[str, Rule] = {
         "it the other way round, as a gradient does, one of the two transposes",
         "CreateF8CustomCall: before Blackwell, A row-major and B column-major",
     ),
+    "batch inside": Rule(
+        "transpose",
+        "the {side} operand's{name} batch dimension is not in front of its rows in memory: a kernel transposes it to "
+        "{shape}",
+        "store it with the batch dimensions first, as [batch, heads, length, depth] for attention",
+        "a strided batch of the call is a row of whole matrices (XLA's matmul_utils.cc)",
+    ),
     "result's layout": Rule(
         "transpose",
         "the result is written, then transposed by a kernel",
@@ -441,6 +467,12 @@ RULES: Mapping[str, Rule] = {
         "{sizes} is not a multiple of 16, so kernels pad the operands",
         "choose, or pad once in advance to, dimensions that are multiples of 16",
         "PadOperandToMultipleOf16",
+    ),
+    "own padding, of few": Rule(
+        "pad",
+        "the program pads few rows or columns to 16, or slices them off the result, in kernels of their own",
+        "keep 16 rows together from the start, as a batch of requests is; else leave these kernels: they are small",
+        "no call pads or slices",
     ),
     "own padding": Rule(
         "pad",
@@ -503,6 +535,32 @@ RULES: Mapping[str, Rule] = {
         "the same matrices are multiplied twice, here and in {other}: one result is read in two forms",
         "derive both from one form: take the amax of the unscaled result, and multiply that number by the scale",
         "HandleMultiply and HandleConvert: each rewrites its own copy of the call",
+    ),
+    "outside of a kernel": Rule(
+        "{lost}",
+        "kernels do {works} on what the {library} kernel has written, and XLA did not fuse it into that",
+        "look at what stands between: print_hlo_module(aot_compile(fn, *args, gemm='{library}')); or use "
+        "gemm='cublaslt', whose rules are known here",
+        "XLA's Triton fusion of elementwise work behind a dot (gemm_fusion.cc)",
+    ),
+    # A kernel that is no instruction of HLO's ------------------------------------------------------------------------
+    "a kernel's own matmul": Rule(
+        "fp8",
+        "the kernel is somebody's own, written for Triton, and multiplies {types}",
+        "multiply FP8 in it (its dot's operands), or leave it to XLA",
+        "the kernel's PTX: its mma instruction",
+    ),
+    "convolution": Rule(
+        "fp8",
+        "a convolution runs in {dtype}, by cuDNN: XLA's FP8 rewriting of it is not looked into here",
+        "leave it, or write it as a matmul of patches",
+        "XLA's conv_rewriter.cc",
+    ),
+    "not looked into": Rule(
+        "kernel",
+        "unknown: what this kernel multiplies, if anything, HLO does not tell ({target})",
+        "ask its author; assert_fp8_gemms(..., count=...) asks for the other matmuls alone",
+        "none found",
     ),
     "unknown kernel": Rule(
         "kernel",

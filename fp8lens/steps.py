@@ -46,7 +46,7 @@ class Operand:
     """
 
     def __init__(self, i: Instruction, side: str):
-        self.side, self.dtype = side, i.shape.dtype
+        self.side, self.dtype, self.operand = side, i.shape.dtype, i
         self.fp8 = self.scale = self.blocked = self.problem = None
         self.fields: dict[str, str] = {}
         path = _path(i, set())
@@ -258,6 +258,19 @@ def _step(at: Instruction, value: Instruction) -> Step:
         return Step("activation" if constant else "bias", at, value, small[0])
     unary = at.opcode in ELEMENTWISE and all(o is not None for o in small)
     return Step("activation" if unary else "other", at, value)
+
+
+def is_tanh_gelu(step: Step) -> bool:
+    """Whether an activation has a tanh in it, and gelu's third power of what it is applied to."""
+    seen, todo = set(), [step.at]
+    while todo:
+        i = todo.pop()
+        if i.name not in seen and i is not step.value:
+            seen.add(i.name)
+            todo += [i.computation[name] for name in i.operands]
+    constants = [i.literal or "" for i in map(step.at.computation.get, seen) if i.opcode == "constant"]
+    return any(step.at.computation[name].opcode == "tanh" for name in seen) and any(
+        literal.startswith(("0.0447", "0.0446")) for literal in constants)
 
 
 def clamp_bounds(clamp: Instruction) -> list[str]:

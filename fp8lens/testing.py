@@ -13,15 +13,17 @@ _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
 
 
 def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_share: float | None = None,
-                     fused: bool | str | Collection[str] = (), **options: Any) -> GemmReport:
+                     fused: bool | str | Collection[str] = (), allow: str | Collection[str] = (),
+                     **options: Any) -> GemmReport:
     """Assert that a program multiplies in FP8; for your own tests. Takes a function, its arguments and options as
-    `inspect` takes them, or an Inspection.
+    `inspect` takes them, or an Inspection; of a saved program, whether it multiplies in FP8, and not what is `fused`.
 
     `count`: that many of its matmuls are FP8, each counted once however often it runs. `min_flops_share`: at least this
-    part, 0 to 1, of its matmul FLOPs is. With neither, every matmul must be.
+    part, 0 to 1, of its matmul FLOPs is. With neither, every matmul must be, and no kernel may multiply unseen.
     `fused`: True, and nothing may be left outside any FP8 matmul; or names of work, of which none may: "scale", "bias",
     "epilogue", "amax", "output", "transpose", "pad" (and of the first four each must be there: some call has an amax);
-    or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue.
+    or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue. `allow` names work that `fused`
+    does not ask about, for what a layer's user cannot change: ("transpose", "bias").
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons; ValueError for a name that
     `fused` does not know; and what `aot_compile` raises.
@@ -34,8 +36,11 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     if min_flops_share is not None and not 0 <= min_flops_share <= 1:
         raise ValueError(f"min_flops_share must be from 0 to 1, such as 0.9 for 90%; got {min_flops_share!r}.")
     seen = inspect(fn, *args, **options)
-    report, reasons = seen.report, seen.reasons
+    report, reasons = seen.report, seen.reasons if seen.is_ours or wanted else []
     rows, failures = report.fp8_rows, []
+    if not seen.is_ours:  # HLO does not have a Triton kernel's instructions
+        failures += [f"{row.title}: only its PTX tells what a Triton kernel multiplies: give the function"
+                     for row in rows if row.library == "triton"]
     if count is not None and len(rows) != count:
         failures.append(f"{len(rows)} matmuls are FP8, not {count}")
     if min_flops_share is not None and report.fp8_flops_share < min_flops_share:
@@ -43,12 +48,18 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     if count is None and min_flops_share is None and len(rows) < max(1, len(report.rows)):
         failures.append(f"{len(report.rows) - len(rows)} of {len(report.rows)} matmuls are not FP8"
                         if report.rows else "the program has no matmul")
+    if count is None and min_flops_share is None:
+        failures += [f"{r.matmul}: {r.reason}" for r in reasons if r.matmul.partition(" ")[0] in report.unread]
+        failures += [] if seen.is_ours else [f"{name}: not looked into" for name in report.unread]
     for name in epilogues:
         if wrong := [row.epilogue for row in rows if row.epilogue != name.upper()]:
             failures.append(f"an FP8 call has the epilogue {wrong[0]}, not {name.upper()}")
+    allowed = {allow} if isinstance(allow, str) else set(allow)
+    if unknown := sorted(allowed - {*_WORK, "duplicate", "kernel"}):
+        raise ValueError(f"allow has {unknown[0]!r}; it takes {', '.join(_WORK)}, duplicate, kernel.")
     works = {w for w in wanted if w in _WORK}
-    failures += [f"{r.matmul} left outside: {r.lost}" for r in reasons if r.lost in works or (
-        fused is True and r.lost == "duplicate")]
+    works |= {"duplicate", "kernel"} if fused is True else set()
+    failures += [f"{r.matmul} left outside: {r.lost}" for r in reasons if r.lost in works - allowed]
     there = {"scale": lambda r: r.scales or r.alpha != 1, "bias": lambda r: "BIAS" in r.epilogue or r.beta,
              "epilogue": lambda r: r.epilogue != "DEFAULT", "amax": lambda r: r.amax}
     if fused is not True:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from helpers import TARGETS, aot_compile, assert_fp8_gemms, parse_hlo_module, report_gemms, why_not_fp8
@@ -56,6 +57,11 @@ SHARDED = {"mesh_shape": (8,), "in_specs": (P("x"), P("x"), P(), P())}
 
 UNMERGED = {"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}}
 LAYER_NORM = lambda h: (h - h.mean(-1, keepdims=True)) * jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
+
+
+TILED = {"compiler_options": {"xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 "
+                              "num_ctas: 1 num_stages: 3"}}
+WEIGHTS = np.arange(N * K).reshape(N, K) % 7
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,22 @@ CASES = {
         "fp8",
         "left operand is converted again, to bf16",
         lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).astype(bf16), dequantize(b, y, f32).astype(bf16).T),
+        OPERANDS,
+        lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+    ),
+    "a closure's weights": Case(
+        "fp8",
+        "right operand is a constant of the program",
+        lambda a, x, y: scaled_dot(a, jnp.asarray(WEIGHTS, e4m3), x, y),
+        (A, s, s),
+        scaled_dot,
+        OPERANDS,
+    ),
+    "an algorithm": Case(
+        "fp8",
+        "asks for the algorithm BF16_BF16_F32",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, bf16), dequantize(b, y, bf16).T,
+                                       precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32, preferred_element_type=f32),
         OPERANDS,
         lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
     ),
@@ -359,6 +381,15 @@ CASES = {
         (*OPERANDS, C32, s),
         lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y, bf16) + c, z),
         (*OPERANDS, C16, s),
+    ),
+    "rounded": Case(
+        "epilogue", "this activation is another", lambda a, b, x, y: jnp.round(scaled_dot(a, b, x, y)), OPERANDS
+    ),
+    "silu, read beside it": Case(
+        "epilogue",
+        "this activation is another",
+        lambda a, b, x, y: (jax.nn.silu(d := scaled_dot(a, b, x, y)), d),
+        OPERANDS,
     ),
     # Activations
     "relu after the scale": Case(
@@ -662,7 +693,54 @@ CASES = {
         (*OPERANDS, s),
         lambda a, b, x, y, z: scaled_dot(a, b, x, z),
     ),
+    "guarded scale per row": Case(
+        "scale",
+        "for each row or column",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) * jnp.where(c == 0, 1, c),
+        (*OPERANDS, S(M, 1, dtype=bf16)),
+        scaled_dot,
+        OPERANDS,
+    ),
+    "guarded scale per row, FP8 out": Case(
+        "scale",
+        "for each row or column.*clamp and conversion",
+        lambda a, b, x, y, c: clip(scaled_dot(a, b, x, y) * jnp.maximum(c, 1e-6)).astype(e4m3),
+        (*OPERANDS, S(M, 1, dtype=bf16)),
+        lambda a, b, x, y: clip(scaled_dot(a, b, x, y)).astype(e4m3),
+        OPERANDS,
+    ),
+    "two scalars": Case(
+        "scale",
+        "several scalars, one after the other",
+        lambda a, b, x, y: jax.lax.dot(a, b.T, preferred_element_type=f32) * x * y,
+        OPERANDS,
+        lambda a, b, xy: jax.lax.dot(a, b.T, preferred_element_type=f32) * xy,
+        (A, B, s),
+    ),
     # Layout
+    "heads inside": Case(
+        "transpose",
+        r"the left operand's \(q\) batch dimension is not in front",
+        lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=f32),
+        (S(2, 64, 4, 64), S(2, 64, 4, 64)),
+        lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=f32),
+        (S(2, 4, 64, 64), S(2, 4, 64, 64)),
+    ),
+    "one row": Case(
+        "pad",
+        "pads few rows",
+        lambda a, b, x, y: scaled_dot(jnp.zeros((16, K), e4m3).at[0].set(a), b, x, y)[0],
+        (S(K), B, s, s),
+        scaled_dot,
+        (S(16, K), B, s, s),
+    ),
+    "left beside a Triton kernel": Case(
+        "scale",
+        "on what the triton kernel has written",
+        lambda a, b, c: jax.lax.dot(a, b.T, preferred_element_type=f32) * jnp.cumsum(c)[:, None],
+        (S(2048, 256), S(2048, 256), S(2048, dtype=f32)),
+        options={"gemm": "triton"} | TILED,
+    ),
     "right operand [K, N]": Case(
         "transpose",
         r"the right operand's \(b\) contracting dimension is not its last",
@@ -726,6 +804,7 @@ def test_the_reason_is_given_and_its_mend_mends(name):
     assert report.fp8_flops_share == 1
 
 
+KERNEL_RULES = {"a kernel's own matmul", "convolution", "not looked into"}
 COLLECTIVES_RULES = {name for name, rule in RULES.items() if rule.lost == "wire"} | {"transposed after gathering"}
 
 
@@ -738,7 +817,7 @@ def test_every_rule_is_tried():
         like = [r for r in said if re.match(text, r.reason) and rule.lost in (r.lost, "{lost}")]
         return any(rule.rule.split(":")[0] in r.rule for r in like)
 
-    untried = {name for name, rule in RULES.items() if not explains(rule)} - COLLECTIVES_RULES
+    untried = {name for name, rule in RULES.items() if not explains(rule)} - COLLECTIVES_RULES - KERNEL_RULES
     assert untried <= {"unknown, not FP8", "unknown, no dot", "unknown, outside", "unknown kernel", "result type"}, untried
 
 
@@ -862,6 +941,49 @@ def test_what_several_matmuls_share_is_said_once():
 def test_reasons_need_the_function():
     with pytest.raises(TypeError, match="inspect the function and its arguments"):
         why_not_fp8(aot_compile(scaled_dot, *OPERANDS))
+
+
+# Kernels that are no instructions of HLO's -----------------------------------------------------------------------------
+
+
+def by_hand(a, b, dtype):
+    """A Triton kernel that multiplies [M, K] by [N, K]."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def kernel(a, b, out):
+        out[...] = jnp.dot(a[...].astype(dtype), b[...].astype(dtype).T, preferred_element_type=f32)
+
+    m, n, k = a.shape[0], b.shape[0], a.shape[1]
+    return pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct((m, n), f32), grid=(m // 64, n // 64),
+        in_specs=[pl.BlockSpec((64, k), lambda i, j: (i, 0)), pl.BlockSpec((64, k), lambda i, j: (j, 0))],
+        out_specs=pl.BlockSpec((64, 64), lambda i, j: (i, j)), compiler_params=triton.CompilerParams(num_warps=4))(a, b)
+
+
+def test_a_kernel_by_hand_is_judged_by_its_instructions():
+    wide = lambda a, b, c, x, y: by_hand(scaled_dot(a, b, x, y, bf16), c, bf16)
+    args = (S(128, 128), S(128, 128), S(128, 128, dtype=bf16), s, s)
+    (reason,) = why_not_fp8(wide, *args)
+    assert reason.lost == "fp8" and "multiplies bf16" in reason.reason and "pallas_call" in reason.matmul
+    with pytest.raises(AssertionError, match="multiplies bf16"):
+        assert_fp8_gemms(wide, *args)
+    assert_fp8_gemms(wide, *args, count=1)
+    # FP8 arrays, and Triton's compiler multiplies them in a wider type all the same.
+    (reason,) = why_not_fp8(lambda a, b: by_hand(a, b, e4m3), *args[:2])
+    assert "multiplies f16" in reason.reason
+
+
+def test_what_is_not_looked_into_is_unknown():
+    fn = lambda a, b, x, y: jnp.linalg.cholesky(scaled_dot(a, b, x, y))
+    (reason,) = (r for r in why_not_fp8(fn, S(128, 256), S(128, 256), s, s) if r.lost == "kernel")
+    assert "cholesky" in reason.matmul and reason.reason.startswith("unknown: ")
+    with pytest.raises(AssertionError, match="unknown: what this kernel multiplies"):
+        assert_fp8_gemms(fn, S(128, 256), S(128, 256), s, s)
+    assert_fp8_gemms(fn, S(128, 256), S(128, 256), s, s, count=1)
+    convolved = lambda x, w: jax.lax.conv(x, w, (1, 1), "SAME")
+    found = why_not_fp8(convolved, S(1, 16, 32, 32, dtype=bf16), S(16, 16, 3, 3, dtype=bf16))
+    assert "a convolution runs in bf16" in str(found).replace("\n        ", " ")
 
 
 # assert_fp8_gemms -----------------------------------------------------------------------------------------------------
