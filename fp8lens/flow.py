@@ -71,12 +71,13 @@ class Flow:
         entry = module.entry
         self._given[entry.name] = [self._add(None, number) for number in range(len(entry.parameters))]
         order = [module.computations[name] for name in executions(module)]
-        dirty = {c.name for c in order}
+        run = {c.name for c in order}
+        dirty = set(run)
         while dirty:
             for computation in order:
                 if computation.name in dirty:
                     dirty.discard(computation.name)
-                    dirty |= self._run(computation)
+                    dirty |= self._run(computation) & run
         returned = self._returned.get(entry.name, NOBODY)
         self.results = [flat(r) for r in returned] if isinstance(returned, tuple) else [returned]
 
@@ -107,8 +108,9 @@ class Flow:
         values: dict[str, Made] = {}
         for i in computation.instructions:
             values[i.name] = self._value(i, [values.get(name, NOBODY) for name in i.operands], given, again)
-        result = values[computation.root.name]
-        if result != self._returned.get(computation.name, NOBODY):
+        known = self._returned.get(computation.name)
+        result = values[computation.root.name] if known is None else merged(known, values[computation.root.name])
+        if result != known:
             self._returned[computation.name] = result
             again |= self._callers(computation.name)
         return again

@@ -126,7 +126,10 @@ def executions(module: HloModule) -> dict[str, int | None]:
                     continue
                 trips = _TRIPS.search(i.cmd)
                 times = 1 if i.opcode != "while" else int(trips[1]) if trips else None
-                for name in i.called:
+                called = i.called
+                if i.opcode == "while" and trips:  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
+                    called = tuple(name for name in called if name != i.attributes.get("condition", "").lstrip("%"))
+                for name in called:
                     calls[computation.name].append((name, times))
                     if name in calls and name not in finished:
                         raise i.error(f"computation {name} calls itself")
@@ -421,7 +424,8 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
         numbers = {f"{s}_{w}_dimensions": d for s in ("lhs", "rhs") for w, d in (("contracting", [depth]),
                                                                                 ("batch", batch))}
     m, n, depth, batch = _sizes(q, k, numbers)
-    values = v.size // (batch * n)
+    shared = math.prod(k.dims[int(d)] for d in numbers["rhs_batch_dimensions"])  # several queries' heads may share one
+    values = v.size // (shared * n)
     sizes = [(m, n, depth), (m, values, n)]
     if backward:
         sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]

@@ -20,6 +20,7 @@ from fp8lens.steps import is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
+DEQUANTIZES = "dequantizes the result"
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 
@@ -193,8 +194,11 @@ class _Reading:
             self._live[j.name] = state
             self.moves.append(j)
         elif j.opcode == "convert":
+            before = j.computation[j.operands[0]].shape
+            if before.dtype.startswith("f8") and before.size > 1:
+                return self._consume(DEQUANTIZES)  # for whoever reads it next
             self._live[j.name] = state
-            narrower = j.shape.bits < j.computation[j.operands[0]].shape.bits
+            narrower = j.shape.bits < before.bits
             alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
             if state == "amax":
                 self.work.append("amax")

@@ -77,9 +77,10 @@ def pair(after: HloModule, rows: Sequence[GemmRow], before: HloModule, dots: Seq
     sides = [(_Side(module, some), [(row.op_name, row.source, work(row), types(row)) for row in some])
              for module, some in ((after, rows), (before, dots))]
     ways: list[tuple[Callable[[tuple], Hashable], int]] = [
-        (lambda known: known, ROUNDS), (lambda known: known, 1), (lambda known: known, 0),
-        (lambda known: known[2:], ROUNDS), (lambda known: known[:3], 0), (lambda known: known[2:], 0),
-        (lambda known: known[2], ROUNDS), (lambda known: known[2], 0)]
+        (lambda known: known, ROUNDS), (lambda known: known[2:], ROUNDS), (lambda known: known[2], ROUNDS),
+        (lambda known: known, 1), (lambda known: known[2:], 1), (lambda known: known[2], 1),
+        (lambda known: known, 0), (lambda known: known[:3], 0), (lambda known: known[2:], 0),
+        (lambda known: known[2], 0)]
     pairs: list[GemmRow | None] = [None] * len(rows)
     left = dict.fromkeys(range(len(dots)))
     for of, rounds in ways:

@@ -13,7 +13,7 @@ from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import visible
 from fp8lens.ledger import Line
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, MOVES
-from fp8lens.outside import Around, Outside, inside
+from fp8lens.outside import DEQUANTIZES, Around, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
 from fp8lens.steps import (
@@ -252,6 +252,9 @@ class _Matmul:
         after = [o for o in charged if o.after]
         found = [self._on_an_operand(o.instruction, work) for o in charged if not o.after for work in o.work]
         found += self._after(after) if after else self._in_other_kernels(near)
+        if self.dot is not None and self.dot.shape.dtype in FP8_MAX and any(
+                o.after and o.own == DEQUANTIZES for o in near):
+            found.append(self.why("result in FP8", to=self.dot.shape.dtype))
         found += [self.why("unknown kernel", kernel=o.instruction.name, opcode=o.unknown,
                            does="reads the result" if o.after else "makes an operand") for o in near if o.unknown]
         return list(dict.fromkeys(found))
@@ -383,6 +386,8 @@ class _Matmul:
             noun = _NOUNS.get(first.kind, first.kind)
             return self.why("moved first", step=noun, lost=_LOST.get(first.kind, noun))
         match first.kind:
+            case "scale" | "alpha" if following == "activation" and not is_tanh_gelu(left[1]):
+                return self.why("other activation")
             case "scale" | "alpha" if following in ("relu", "activation"):
                 return self.why("activation after scale", step=following)
             case "scale" | "alpha" if following in ("bias", "matrix bias"):
@@ -409,7 +414,7 @@ class _Matmul:
                 return self.why("subtracted", what="matrix" if first.kind == "matrix bias" else "vector")
             case "matrix bias":
                 after_epilogue = row.epilogue != "DEFAULT" or row.beta
-                return self.why("matrix after epilogue" if after_epilogue else "other matrix", dtype=dtype)
+                return self.why("matrix after epilogue") if after_epilogue else self._unknown(["bias"])
             case "bias":
                 return self._bias(first)
             case "output":
@@ -459,7 +464,10 @@ class _Matmul:
             names.append("an amax of another value" if len(amaxes) == 1 else "several maxima")
         if names:
             return self.why("other readers", readers=", ".join(dict.fromkeys(names)), dtype=base.shape.dtype)
-        return self.why("amax beside it") if amaxes else self._unknown(["output"])
+        if amaxes:
+            return self.why("amax beside it")
+        padded = [f"{name} = {size}" for name in "MN" if (size := getattr(self.given, name.lower())) % 16]
+        return self.why("cut first", sizes=" and ".join(padded)) if padded else self._unknown(["output"])
 
     def _amax(self, step: Step, main: list[Step], steps: list[Step]) -> Reason:
         """Why the call does not compute an amax."""

@@ -217,11 +217,24 @@ RULES: Mapping[str, Rule] = {
         "keep the shape of the dot's result up to the conversion: flatten the activations to [rows, K] in front of it",
         _CONVERT,
     ),
+    "cut first": Rule(
+        "output",
+        "{sizes} is not a multiple of 16: the call writes a padded result, and what is cut out of it is converted by the "
+        "kernel that cuts",
+        "choose, or pad once in advance to, dimensions that are multiples of 16",
+        "PadOperandToMultipleOf16: a slice then stands between the call and its conversion",
+    ),
     "moved first": Rule(
         "{lost}",
         "the result is transposed before the {step}, and the call takes only what reads it directly",
         "do it before transposing",
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
+    "result in FP8": Rule(
+        "output",
+        "the dot's own result is {to}, and a kernel widens it to go on computing with it",
+        "ask the dot for float32 or bfloat16 (preferred_element_type), and clamp and convert last",
+        "the call adds, activates and scales before it converts",
     ),
     "another type": Rule(
         "output",
@@ -284,12 +297,6 @@ RULES: Mapping[str, Rule] = {
         "a matrix is added after another epilogue ({epilogue}, beta {beta})",
         "add the matrix to the dot's result, before its activation",
         "FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
-    ),
-    "other matrix": Rule(
-        "bias",
-        "the matrix that is added is not one that the call takes with a {dtype} result",
-        "pass it in the type of the dequantization, as it is",
-        "FuseMatrixBiasAdd",
     ),
     "subtracted": Rule(
         "bias",

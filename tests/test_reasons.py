@@ -382,6 +382,14 @@ CASES = {
         lambda a, b, x, y, c, z: to_e4m3(scaled_dot(a, b, x, y, bf16) + c, z),
         (*OPERANDS, C16, s),
     ),
+    "converted behind a padded result": Case(
+        "output",
+        "N = 120 is not a multiple of 16: the call writes a padded result",
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+        (A, S(120, K), s, s, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+        (*OPERANDS, s),
+    ),
     "rounded": Case(
         "epilogue", "this activation is another", lambda a, b, x, y: jnp.round(scaled_dot(a, b, x, y)), OPERANDS
     ),
@@ -495,8 +503,8 @@ CASES = {
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
     ),
     "matrix in FP8": Case(
-        "bias",
-        "not one that the call takes",
+        "output",
+        "the dot's own result is f8e4m3fn",
         lambda a, b, c: jax.lax.dot(a, b.T) + c,
         (A, B, S(M, N)),
         lambda a, b, c: jax.lax.dot(a, b.T, preferred_element_type=bf16) + c,
@@ -844,6 +852,7 @@ FINE = {
     ),
     "softmax, which no call takes": (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
     "quantized on the way in": (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
+    "a norm in 16 bits": (lambda a, b, x, y: LAYER_NORM(relu(scaled_dot(a, b, x, y, bf16))), OPERANDS),
     "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
 }
 

@@ -411,6 +411,15 @@ def test_fused_attention_is_two_matmuls_forward_and_five_backward():
     assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", "bf16")}
 
 
+def test_attention_whose_heads_share_keys_and_values():
+    text = (Path(__file__).parent / "hlo" / "cudnn_attention.hlo").read_text()
+    text = text.replace("bf16[2,128,8,64]", "bf16[2,128,2,64]").replace("bf16[2,8,128,64]", "bf16[2,2,128,64]")
+    rows = report_gemms(text).rows
+    scores, values, gradients = (256, 128, 64), (256, 64, 128), (128, 64, 256)
+    assert [(r.m, r.n, r.k) for r in rows] == [scores, values, scores, gradients, scores, values, gradients]
+    assert {r.batch for r in rows} == {16}  # each of the 8 heads multiplies
+
+
 # Input ----------------------------------------------------------------------------------------------------------------
 
 
