@@ -77,8 +77,8 @@ class Ledger(tuple[Line, ...]):
     @property
     def for_fp8(self) -> "Ledger":
         """What it costs to make FP8 and undo it, around the matmuls."""
-        return Ledger(line for line in self if line.what in ("quantize", "scale", "dequantize")
-                      or line.charged and (not _UNDOES.isdisjoint(line.work) or "f8e" in line.kernel.result))
+        return Ledger(line for line in self if line.what in ("quantize", "scale", "dequantize") or line.charged and (
+            "f8e" in line.kernel.result or "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)))
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         order = list(CLASSES)

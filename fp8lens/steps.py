@@ -261,16 +261,19 @@ def _step(at: Instruction, value: Instruction) -> Step:
 
 
 def is_tanh_gelu(step: Step) -> bool:
-    """Whether an activation has a tanh in it, and gelu's third power of what it is applied to."""
-    seen, todo = set(), [step.at]
-    while todo:
-        i = todo.pop()
-        if i.name not in seen and i is not step.value:
-            seen.add(i.name)
-            todo += [i.computation[name] for name in i.operands]
-    constants = [i.literal or "" for i in map(step.at.computation.get, seen) if i.opcode == "constant"]
-    return any(step.at.computation[name].opcode == "tanh" for name in seen) and any(
-        literal.startswith(("0.0447", "0.0446")) for literal in constants)
+    """Whether an activation is gelu in its tanh form: what is computed elementwise from there on has a tanh in it, and
+    the factor of the third power."""
+    value, users = step.value, step.value.computation.users
+    seen, todo = {value.name}, [value]
+    while todo and len(seen) < 60:
+        for user in users.get(todo.pop(0).name, ()):
+            if user.opcode in ELEMENTWISE | {"bitcast", "reshape"} and user.name not in seen:
+                seen.add(user.name)
+                todo.append(user)
+    read = {name for of in seen for name in value.computation[of].operands}
+    constants = [behind(value.computation[name], (*_NAMES, "convert", "broadcast")).literal or "" for name in read]
+    return any(value.computation[name].opcode == "tanh" for name in seen) and any(
+        re.match(r"0\.044[67]", literal) for literal in constants)
 
 
 def clamp_bounds(clamp: Instruction) -> list[str]:

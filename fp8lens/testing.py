@@ -66,7 +66,7 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
         missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
         failures += [f"no FP8 call has fused: {w}" for w in missing]
     if failures:
-        lines = [f"{getattr(fn, '__name__', 'the program')}:",
+        lines = [f"{getattr(fn, '__name__', 'the program')} {seen.note}".strip() + ":",
                  *(f"  {f}" for f in failures), str(report), *([str(reasons)] if reasons else [])]
         raise AssertionError("\n".join(lines))
     return report
