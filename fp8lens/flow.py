@@ -55,9 +55,9 @@ def _together(values: list[Made]) -> Makers:
 class Flow:
     """The graph of a module's makers: those instructions that `is_maker` names, and ENTRY's parameters.
 
-    `makers` are numbered; `inputs` has for each of them, by instruction, and for each operand who made it; `results` who
-    made each of ENTRY's results. `passes_on` gives the operands of a maker, by index, whose makers count as the makers of
-    its result too.
+    `makers` are numbered; `inputs` has for each of them, by instruction, and for each operand who made it; `results`
+    who made each of ENTRY's results. `passes_on` gives the operands of a maker, by index, whose makers count as the
+    makers of its result too.
     """
 
     def __init__(self, module: HloModule, is_maker: Callable[[Instruction], bool],

@@ -27,12 +27,15 @@ CLASSES = {
 _ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
 _UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))  # work around a matmul that FP8 alone asks for
 
+_UNREAD = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
+_MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split())
+
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done ("bias", "transpose", ...;
-    see GemmRow.outside); `charged` whether the kernel would then not run. `serves` names the matmuls whose operand it
-    makes, for whom it does it, or whose result it works on. `layer` is as GemmRow.path has it."""
+    """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done ("bias", "transpose",
+    ...; see GemmRow.outside); `charged` whether the kernel would then not run. `serves` names the matmuls whose operand
+    it makes, for whom it does it, or whose result it works on. `layer` is as GemmRow.path has it."""
 
     kernel: Kernel
     what: str
@@ -103,8 +106,8 @@ class Ledger(tuple[Line, ...]):
         widths = [max(len(row[c]) for row in table) for c in range(len(header))]
         while sum(widths[c] + 2 for c in shown) > 102 and shown[-1] > 3:
             shown.pop()
-        lines = ["  ".join(f"{row[c]:>{widths[c]}}" if c in (1, 2) else f"{row[c]:<{widths[c]}}" for c in shown).rstrip()
-                 for row in table]
+        pad = lambda row, c: f"{row[c]:>{widths[c]}}" if c in (1, 2) else f"{row[c]:<{widths[c]}}"
+        lines = ["  ".join(pad(row, c) for c in shown).rstrip() for row in table]
         return "\n".join([*lines, f"{_kernels(self)} in all"])
 
     __repr__ = __str__
@@ -166,8 +169,10 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
     if opcode.startswith(COLLECTIVES):
         return "collective"
     if not is_plain(i):
-        return "unread" if opcode in ("custom-call", "convolution", "fft", "cholesky", "triangular-solve", "scan") else (
-            "move" if opcode in ("copy", "slice", "dynamic-slice", "dynamic-update-slice") else "rest")
+        if opcode in _MOVES_ALONE:
+            return "move"
+        sorts = (i.custom_call_target or "").startswith("__cub$")  # and sums up: CUB multiplies no matrices
+        return "unread" if opcode in _UNREAD and not sorts else "rest"
     charged = [o for o in near if o.charged]
     if any("fp8" in o.work for o in charged):
         return "dequantize"

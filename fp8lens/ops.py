@@ -2,7 +2,8 @@
 
 CONTROL = frozenset("call while conditional async".split())  # what runs other computations
 DOTS = frozenset("dot scaled-dot".split())
-VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier optimization-barrier".split())  # names of what is there
+# Other names of what is there.
+VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier optimization-barrier".split())
 # Instructions that launch nothing: names, views, and the ends of what has been launched before.
 FREE = CONTROL | frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier optimization-barrier "

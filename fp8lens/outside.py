@@ -1,8 +1,8 @@
 """What the kernels around a matmul do that its call could have done, and what they must do in any case.
 
 A kernel that reads a matmul's result is followed from there, instruction by instruction, until something is done that
-no call could do: another matrix comes in, rows are summed, a part is cut out. A kernel that makes an operand is followed
-back from what it writes. What is not known here is called unknown.
+no call could do: another matrix comes in, rows are summed, a part is cut out. A kernel that makes an operand is
+followed back from what it writes. What is not known here is called unknown.
 """
 
 import collections
@@ -26,9 +26,9 @@ _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
-    """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8" (dequantizes an operand),
-    "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the result).
-    `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`: it reads
+    """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8" (dequantizes an
+    operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the
+    result). `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`: it reads
     the result, and else it makes an operand."""
 
     instruction: Instruction
@@ -160,7 +160,8 @@ class _Reading:
         self.made = tuple(self._live.get(name) for name in made)
 
     def _prepare(self, j: Instruction) -> None:
-        """What does not come from the result may prepare scales and biases; of a matrix's size, it is work of its own."""
+        """What does not come from the result may prepare scales and biases; of a matrix's size, it is work of its
+        own."""
         of_small = j.opcode != "parameter" and bool(j.operands) and self._small.issuperset(j.operands)
         small = 2 * j.shape.size <= self._size or self._size == 1
         if j.opcode == "iota" or small or of_small:

@@ -31,8 +31,8 @@ _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "m
 class Reason:
     """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what stayed outside of the FP8
     call: "epilogue" (an activation), "bias", "amax", "output" (a conversion of the result), "scale", "transpose",
-    "pad", "duplicate" (it runs twice), "wire" (it is sent between devices in a wide type), or "kernel" (nobody knows what
-    a kernel does there). `matmul` is its instruction's name in the compiled program, M x N x K, and
+    "pad", "duplicate" (it runs twice), "wire" (it is sent between devices in a wide type), or "kernel" (nobody knows
+    what a kernel does there). `matmul` is its instruction's name in the compiled program, M x N x K, and
     the layer. `rule` says whose rule it is: a function of XLA, and in quotes what XLA logs (see fp8lens.rules).
     `source` is the program's line."""
 
@@ -280,8 +280,8 @@ class _Matmul:
                 side = "left"
             origin = behind(operand(kernel, 0), ("bitcast", "reshape", "copy", "get-tuple-element"))
             argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
-            dims = re.findall(r"\d+", next((i.attributes["dimensions"] for i in inside(kernel) if i.opcode == "transpose"),
-                                           ""))
+            moves = [i.attributes["dimensions"] for i in inside(kernel) if i.opcode == "transpose"]
+            dims = re.findall(r"\d+", moves[0]) if moves else []
             if self.row.batch > 1 and dims and dims[-1] == str(len(dims) - 1):  # what is last stays last
                 return self.why("batch inside", side=side, name=f" ({argument})" * bool(argument),
                                 shape=kernel.shape.brief)
@@ -291,7 +291,8 @@ class _Matmul:
             return self._padding()
         opcodes = {i.opcode for i in inside(kernel)}
         if work == "bias":
-            return self.why("split columns" if "broadcast" in opcodes and "multiply" not in opcodes else "prepared bias")
+            spread = "broadcast" in opcodes and "multiply" not in opcodes
+            return self.why("split columns" if spread else "prepared bias")
         if work != "scale":
             return self._unknown([work])
         return self.why("division" if "divide" in opcodes else "product of scales" if "multiply" in opcodes else

@@ -219,8 +219,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "cut first": Rule(
         "output",
-        "{sizes} is not a multiple of 16: the call writes a padded result, and what is cut out of it is converted by the "
-        "kernel that cuts",
+        "{sizes} is not a multiple of 16: the call writes a padded result, and what is cut out of it is converted by "
+        "the kernel that cuts",
         "choose, or pad once in advance to, dimensions that are multiples of 16",
         "PadOperandToMultipleOf16: a slice then stands between the call and its conversion",
     ),
@@ -413,7 +413,8 @@ RULES: Mapping[str, Rule] = {
     "scales one by one": Rule(
         "scale",
         "the result is multiplied by several scalars, one after the other, and the call takes one of them",
-        "multiply the scalars first, d * (s * t), outside of the program or in it (then a kernel of one number does it)",
+        "multiply the scalars first, d * (s * t), outside of the program or in it (then a kernel of one number does "
+        "it)",
         "F8ScaleD: one scalar of the program becomes one scale of the call",
     ),
     "scale too many": Rule(

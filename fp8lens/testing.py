@@ -22,8 +22,8 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     part, 0 to 1, of its matmul FLOPs is. With neither, every matmul must be, and no kernel may multiply unseen.
     `fused`: True, and nothing may be left outside any FP8 matmul; or names of work, of which none may: "scale", "bias",
     "epilogue", "amax", "output", "transpose", "pad" (and of the first four each must be there: some call has an amax);
-    or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue. `allow` names work that `fused`
-    does not ask about, for what a layer's user cannot change: ("transpose", "bias").
+    or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue. `allow` names work that
+    `fused` does not ask about, for what a layer's user cannot change: ("transpose", "bias").
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons; ValueError for a name that
     `fused` does not know; and what `aot_compile` raises.

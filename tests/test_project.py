@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_matmul", "05_amax_matmul",
             "06_bias_matmul", "07_fusion_lab", "08_chips_and_releases", "09_performance"]
-HELPER_LINES, LENS_LINES = 900, 4900
+HELPER_LINES, LENS_LINES = 900, 5000
 CONTRIBUTING_LINES = 60
 
 

@@ -826,7 +826,8 @@ def test_every_rule_is_tried():
         return any(rule.rule.split(":")[0] in r.rule for r in like)
 
     untried = {name for name, rule in RULES.items() if not explains(rule)} - COLLECTIVES_RULES - KERNEL_RULES
-    assert untried <= {"unknown, not FP8", "unknown, no dot", "unknown, outside", "unknown kernel", "result type"}, untried
+    unknown = {"unknown, not FP8", "unknown, no dot", "unknown, outside", "unknown kernel"}
+    assert untried <= unknown | {"result type"}, untried
 
 
 FINE = {
@@ -870,7 +871,8 @@ def test_what_is_outside_and_the_reasons_agree():
     for name in SUPPORTED:
         report = report_gemms(CASES[name].broken, *CASES[name].args, **CASES[name].options)
         clean = all(row.is_fp8 and not row.outside for row in report.rows) and len(report.rows) == 1
-        elsewhere = any("in a kernel that runs anyway" in reason.reason for reason in reasons(name))
+        said = " ".join(reason.reason for reason in reasons(name))
+        elsewhere = "in a kernel that runs anyway" in said or "the dot's own result is" in said
         assert (clean and not elsewhere) == (not reasons(name)), name
 
 
@@ -952,7 +954,7 @@ def test_reasons_need_the_function():
         why_not_fp8(aot_compile(scaled_dot, *OPERANDS))
 
 
-# Kernels that are no instructions of HLO's -----------------------------------------------------------------------------
+# Kernels that are no instructions of HLO's ----------------------------------------------------------------------------
 
 
 def by_hand(a, b, dtype):

@@ -472,3 +472,26 @@ def test_a_computation_that_calls_itself_is_refused():
         """)
     with pytest.raises(HloParseError, match="calls itself"):
         report_gemms(text)
+
+
+def test_allow_and_inspections_in_an_assertion():
+    from fp8lens import assert_fp8_gemms, inspect
+
+    fn = lambda a, b, x, y: scaled_dot(a, b.T, x, y)
+    seen = inspect(fn, A, S(K, N), s, s)
+    with pytest.raises(AssertionError, match="left outside: transpose"):
+        assert_fp8_gemms(seen, fused=True)
+    assert assert_fp8_gemms(seen, fused=True, allow="transpose") is seen.report
+    with pytest.raises(ValueError, match="allow has 'transposed'"):
+        assert_fp8_gemms(seen, allow=["transposed"])
+    assert inspect(seen) is seen and report_gemms(seen) is seen.report
+    with pytest.raises(TypeError, match="compiled already"):
+        inspect(seen, A)
+    saved = inspect(seen.compiled)
+    assert saved.report.rows and not saved.is_ours and '"reasons": null' in saved.json()
+    for ask in (lambda: saved.reasons, lambda: saved.passes):
+        with pytest.raises(TypeError, match="inspect the function and its arguments"):
+            ask()
+    assert_fp8_gemms(saved)
+    with pytest.raises(TypeError, match="inspect the function"):
+        assert_fp8_gemms(saved, fused=True)
