@@ -23,6 +23,7 @@ SCALING = frozenset("multiply divide".split())
 # Without arithmetic: elements come to other places, or are repeated, or left out.
 MOVES = VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast concatenate reverse gather tuple".split())
 LAYOUT = frozenset("transpose bitcast reshape copy".split())
+FP8_MULTIPLE = 16  # of which M, N and K of an FP8 call are: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc
 SOURCES = frozenset("parameter constant iota".split())
 # What may stand between dequantization and dot: MatchFp8Param.
 COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split())
@@ -32,3 +33,8 @@ OWN = frozenset(
     "rng-get-and-update-state fft cholesky triangular-solve topk get-dimension-size set-dimension-size "
     "custom-call dot convolution infeed outfeed send recv domain iota".split()
 )
+
+
+def padded(size: int) -> int:
+    """The next multiple that an FP8 call takes."""
+    return -(-size // FP8_MULTIPLE) * FP8_MULTIPLE

@@ -15,7 +15,7 @@ from fp8lens.cost import launches
 from fp8lens.flow import Flow
 from fp8lens.gemms import GemmRow, fused, results
 from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES
+from fp8lens.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.steps import is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
@@ -28,8 +28,8 @@ _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 class Outside:
     """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8" (dequantizes an
     operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the
-    result). `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`: it reads
-    the result, and else it makes an operand."""
+    result). `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`:
+    it reads the result, and else it makes an operand."""
 
     instruction: Instruction
     work: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def moving(moves: Iterable[Instruction]) -> str | None:
         if i.opcode in ("pad", "slice"):
             small, large = i.shape.dims, i.computation[i.operands[0]].shape.dims
             small, large = (large, small) if i.opcode == "pad" else (small, large)
-            if all(b in (a, -a % 16 + a) for a, b in zip(small, large)) and not re.search(
+            if all(b in (a, padded(a)) for a, b in zip(small, large)) and not re.search(
                     r"\[[1-9]\d*:", i.attributes.get("slice", "")):
                 return "pad"
     return None

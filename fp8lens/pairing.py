@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from fp8lens.flow import NOBODY, Flow
 from fp8lens.gemms import GemmRow, matmuls
 from fp8lens.hlo.parse import HloModule
-from fp8lens.ops import DOTS
+from fp8lens.ops import DOTS, padded
 
 ROUNDS = 3  # how many matmuls away what tells two apart may lie
 
@@ -14,7 +14,7 @@ ROUNDS = 3  # how many matmuls away what tells two apart may lie
 def work(row: GemmRow) -> tuple[tuple[int, ...], int]:
     """M and N, and K*batch, padded to what FP8 calls need: the same before and after XLA pads, exchanges the operands,
     or splits K."""
-    m, n, k = (-(-d // 16) * 16 for d in (row.m, row.n, row.k))
+    m, n, k = map(padded, (row.m, row.n, row.k))
     return tuple(sorted((m, n))), k * row.batch
 
 

@@ -12,7 +12,7 @@ from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import visible
 from fp8lens.ledger import Line
-from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, MOVES
+from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded
 from fp8lens.outside import DEQUANTIZES, Around, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
@@ -157,6 +157,11 @@ def _is_constant(i: Instruction) -> bool:
     return True
 
 
+def _odd(row: GemmRow, names: str) -> list[str]:
+    """The sizes that an FP8 call does not take as they are."""
+    return [f"{name} = {size}" for name in names if padded(size := getattr(row, name.lower())) != size]
+
+
 class _Matmul:
     """One matmul: its `row` in the compiled program, the `dot` XLA's rewriter saw, and the program as `written`."""
 
@@ -181,7 +186,7 @@ class _Matmul:
 
     def not_fp8(self) -> Reason:
         row = self.row
-        if self.chip.compute_capability < (8, 9):
+        if not self.chip.has_fp8:
             return self.why("old chip", version=".".join(map(str, self.chip.compute_capability)))
         if self.dot is None:
             thin = [name for name in "MNK" if getattr(row, name.lower()) == 1]
@@ -250,6 +255,10 @@ class _Matmul:
     def left_outside(self, near: Sequence[Outside]) -> list[Reason]:
         charged = [o for o in near if o.charged]
         after = [o for o in charged if o.after]
+        row = self.row
+        if (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e4m3fn", "f8e4m3fn", "f8e5m2") and (
+                row.library == "cublasLt"):
+            return [self.why("no such kernel")]
         found = [self._on_an_operand(o.instruction, work) for o in charged if not o.after for work in o.work]
         found += self._after(after) if after else self._in_other_kernels(near)
         if self.dot is not None and self.dot.shape.dtype in FP8_MAX and any(
@@ -301,10 +310,9 @@ class _Matmul:
     def _padding(self) -> Reason:
         # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
         given = self._as_written[0] if self._as_written else self.given
-        odd = [f"{name} = {size}" for name in "MNK" if (size := getattr(given, name.lower())) % 16]
-        if odd:
+        if odd := _odd(given, "MNK"):
             return self.why("padding", sizes=" and ".join(odd))
-        return self.why("own padding, of few" if 16 in (given.m, given.n) else "own padding")
+        return self.why("own padding, of few" if FP8_MULTIPLE in (given.m, given.n) else "own padding")
 
     def _unknown(self, works: Collection[str]) -> Reason:
         return self.why("unknown, outside", lost=self._most(works), works=", ".join(dict.fromkeys(works)))
@@ -467,8 +475,8 @@ class _Matmul:
             return self.why("other readers", readers=", ".join(dict.fromkeys(names)), dtype=base.shape.dtype)
         if amaxes:
             return self.why("amax beside it")
-        padded = [f"{name} = {size}" for name in "MN" if (size := getattr(self.given, name.lower())) % 16]
-        return self.why("cut first", sizes=" and ".join(padded)) if padded else self._unknown(["output"])
+        odd = _odd(self.given, "MN")
+        return self.why("cut first", sizes=" and ".join(odd)) if odd else self._unknown(["output"])
 
     def _amax(self, step: Step, main: list[Step], steps: list[Step]) -> Reason:
         """Why the call does not compute an amax."""

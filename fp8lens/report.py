@@ -22,8 +22,8 @@ class GemmReport:
     `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as they run where that
     is known and else once; `kernels_for_fp8` and `bytes_for_fp8` those that make FP8 and undo it around the FP8
     matmuls: the ledger has each. `unread` names custom calls that are no matmuls to HLO: convolutions, hand-written
-    kernels, other libraries; what they multiply, if anything, is not counted. `note` says what the program was compiled for, or
-    why the rows are not a GPU's.
+    kernels, other libraries; what they multiply, if anything, is not counted. `note` says what the program was compiled
+    for, or why the rows are not a GPU's.
     """
 
     rows: tuple[GemmRow, ...]

@@ -133,6 +133,13 @@ RULES: Mapping[str, Rule] = {
         "ask for float8_e4m3fn, bfloat16 or float32 as preferred_element_type",
         "TypesAreSupportedByCublasLt: its table of types",
     ),
+    "no such kernel": Rule(
+        "output",
+        "the call multiplies two E4M3 operands and writes E5M2, for which cuBLASLt has no kernel: XLA does not look, "
+        "and the GPU will refuse it",
+        "convert the result to float8_e4m3fn, or make one of the operands float8_e5m2",
+        "docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types (not measured here)",
+    ),
     "too small": Rule(
         "fp8",
         "the matmul is too small for XLA to call a library for it",

@@ -149,7 +149,8 @@ BIAS = functools.partial(lossy, loses="bias", also="bias scale output epilogue")
 ENDS = {
     "": Part(lambda h, dt: h),
     "E4M3": Part(lambda h, z, dt: to_e4m3(h, z)),
-    "E5M2": Part(lambda h, z, dt: clamped(h * z.astype(dt), 57344, e5m2)),
+    # Of two E4M3 operands, cuBLASLt has no such kernel.
+    "E5M2": Part(lambda h, z, dt: clamped(h * z.astype(dt), 57344, e5m2), also=("output",)),
     "E4M3, amax": Part(lambda h, z, dt: (to_e4m3(h, z), amax(h))),
     "E4M3, running amax": Part(lambda h, z, dt: (to_e4m3(h, z), jnp.maximum(z, amax(h)))),
     "halves": Part(lambda h, dt: tuple(jnp.split(h, 2, axis=-1))),

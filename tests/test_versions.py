@@ -54,8 +54,8 @@ def environment(name: str, python: str, *commands: list[str]) -> str:
 def oldest() -> str:
     python = str(Path(".venv-oldest") / BIN / "python")
     return environment(".venv-oldest", "3.12", ["venv", "--quiet", "--python", "3.12", ".venv-oldest"],
-                       ["pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", "-e", ".",
-                        "--group", "course", "--group", "lab", "--group", "test"])
+                       ["pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct",
+                        "-e", ".[jax]", "--group", "course", "--group", "lab", "--group", "test"])
 
 
 @pytest.fixture(scope="module")
