@@ -97,6 +97,8 @@ def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Aro
         other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
             reasons.append(matmul.why("twice", other=other))
+        if row.op_name.rpartition("/")[2].startswith("ragged_dot"):
+            reasons.append(matmul.why("ragged", m=row.m, n=row.n, k=row.k))
         gathered = {kernel for c in sent if row.name in c.feeds for kernel in c.transposed_by}  # a reason of their own
         near = [o for o in near if o.instruction.name not in gathered]
         reasons += matmul.left_outside(near) if row.is_fp8 else [matmul.not_fp8()]

@@ -84,6 +84,18 @@ RULES: Mapping[str, Rule] = {
         "the matmul is FP8)",
         'CreateF8CustomCall: "The scaling factors must be scalars."',
     ),
+    "stack converted": Rule(
+        "fp8",
+        "the {side} operands of several layers are converted together, and each is cut out before it is scaled",
+        "leave the loop over layers as it is (lax.scan's unroll=1), or pass each layer's array and scale by itself",
+        'MatchFp8Param: "not rewritten into FP8 Custom Call"',
+    ),
+    "ragged": Rule(
+        "duplicate",
+        "ragged_dot is compiled dense: each row meets every group, {m} x {n} x {k}, and what is not its own is zero",
+        "give each group as many rows (a capacity), and multiply batched; or leave it",
+        "XLA's ragged_dot_rewriter.cc",
+    ),
     "merged": Rule(
         "fp8",
         "XLA merged dots that share an operand, and joined their {side} operands after dequantizing",

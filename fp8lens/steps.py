@@ -9,6 +9,7 @@ from fp8lens.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, LAYOUT
 
 FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
 _NAMES = ("bitcast", "reshape", "copy")
+_CUTS = ("slice", "dynamic-slice")
 _FAR = ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
 
 
@@ -69,6 +70,10 @@ class Operand:
                     return
         for step, before in zip(path[start:], path[start - 1:]):
             if step.opcode not in COMMUTES or (step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype):
+                if step.opcode in ("multiply", "divide") and before.opcode in ("bitcast", "reshape", *_CUTS) and any(
+                        earlier.opcode in _CUTS for earlier in path[:path.index(step)]):
+                    self.problem = "stack converted"
+                    return
                 gathered = "gathered" if step.opcode.startswith(COLLECTIVES) else "changed between"
                 self.problem = "converted twice" if step.opcode == "convert" else gathered
                 self.fields = {"opcode": step.opcode, "to": step.shape.dtype, "dtype": step.shape.dtype}

@@ -51,6 +51,14 @@ def replicated(x):
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, P("x")), P())
 
 
+def layers(x, w, scales, unroll):
+    def layer(x, given):
+        w, scale = given
+        d = jax.lax.dot(dequantize(x, scale, bf16), dequantize(w, scale, bf16).T)
+        return clip(d * scale.astype(bf16)).astype(e4m3), None
+    return jax.lax.scan(layer, x, (w, scales), unroll=unroll)[0]
+
+
 P = jax.sharding.PartitionSpec
 SHARDED = {"mesh_shape": (8,), "in_specs": (P("x"), P("x"), P(), P())}
 
@@ -161,6 +169,19 @@ CASES = {
         lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).astype(bf16), dequantize(b, y, f32).astype(bf16).T),
         OPERANDS,
         lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
+    ),
+    "layers unrolled": Case(
+        "fp8",
+        "are converted together, and each is cut out",
+        functools.partial(layers, unroll=4),
+        (A, S(4, K, K), S(4, dtype=f32)),
+        functools.partial(layers, unroll=1),
+    ),
+    "experts": Case(
+        "duplicate",
+        "compiled dense: each row meets every group",
+        lambda a, b, g, x, y: jax.lax.ragged_dot(dequantize(a, x, bf16), dequantize(b, y, bf16), g),
+        (A, S(8, K, N), S(8, dtype=jnp.int32), s, s),
     ),
     "a closure's weights": Case(
         "fp8",
