@@ -48,8 +48,9 @@ site: setup     ## build the chapters as a web site in _build/
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) tools/releases.py $(ARGS)
 
-bench: setup    ## time the HLO parser beside XLA's own
+bench: setup    ## time the HLO parser beside XLA's own, and an inspection beside its compile
 	$(PYTHON) tools/bench_hlo.py
+	$(PYTHON) tools/bench_inspect.py
 
 gpu: $(INSTALLED) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
 	$(MEASURE) $(ARGS)
