@@ -566,9 +566,9 @@ RULES: Mapping[str, Rule] = {
     "outside of a kernel": Rule(
         "{lost}",
         "kernels do {works} on what the {library} kernel has written, and XLA did not fuse it into that",
-        "look at what stands between: print_hlo_module(aot_compile(fn, *args, gemm='{library}')); or use "
-        "gemm='cublaslt', whose rules are known here",
-        "XLA's Triton fusion of elementwise work behind a dot (gemm_fusion.cc)",
+        "look at what stands between, print(inspect(fn, *args).hlo); in Triton's place take gemm='cublaslt', whose "
+        "rules are known here",
+        "XLA fuses behind a dot what its Triton emitter can tile (gemm_fusion.cc), behind a library's kernel nothing",
     ),
     # A kernel that is no instruction of HLO's ------------------------------------------------------------------------
     "a kernel's own matmul": Rule(

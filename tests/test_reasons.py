@@ -830,7 +830,9 @@ def test_the_reason_is_given_and_its_mend_mends(name):
     assert right, "\n".join(map(str, found)) or "no reason at all"
     for reason in found:
         assert reason.lost in LOST and reason.mend and reason.rule and "unknown" not in reason.reason
-        assert re.fullmatch(r"[\w./]+\.py:\d+", reason.source) and not reason.source.startswith("/")
+        # JAX 0.10's XLA leaves a dot with an algorithm no metadata.
+        unnamed = name == "an algorithm" and not reason.source
+        assert unnamed or re.fullmatch(r"[\w./]+\.py:\d+", reason.source) and not reason.source.startswith("/")
         assert "\n" not in reason.reason
     if case.mended is None:
         return
