@@ -71,8 +71,8 @@ def tree() -> str:
 def requirements() -> str:
     """The locked packages that a GPU machine lacks: what runs and checks a notebook."""
     prune = [word for name in THERE for word in ("--prune", name)]
-    export = [UV, "export", "--quiet", "--locked", "--no-default-groups", "--group", "lab", "--no-emit-project",
-              "--no-hashes", *prune]
+    export = [UV, "export", "--quiet", "--locked", "--no-default-groups", "--group", "course", "--group", "lab",
+              "--no-emit-project", "--no-hashes", *prune]
     return subprocess.run(export, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
