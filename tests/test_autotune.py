@@ -4,16 +4,12 @@ No GPU chose anything here: the choices are made by hand, under the keys that XL
 """
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
+import autotune
 import jax
 import jax.numpy as jnp
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools" / "gpu"))
-
-import autotune
 from agreement import gemms
 from programs import programs
 

@@ -141,8 +141,8 @@ def test_what_runs_between_start_and_done_overlaps():
     start, done = ([n for n, line in enumerate(lines) if f" all-gather-{end}(" in line][0] for end in ("start", "done"))
     between = re.findall(r"%(\S+) = \S+ (?:fusion|custom-call)\(", "\n".join(lines[start:done]))
     assert one.asynchronous and between and one.overlaps == tuple(between)
-    (alone,) = found(fp8_dot)  # with nothing to run beside it: newer releases do not even start and end it
-    assert alone.overlaps == () and alone.asynchronous == (" all-gather-start(" in text(fp8_dot, (X, W, s, s)))
+    (alone,) = found(fp8_dot)  # nothing can run beside it: JAX 0.10 says so ("is_sync"), newer ones do not start it
+    assert not alone.asynchronous and alone.overlaps == ()
 
 
 def test_arrays_combined_in_one_collective():

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import train
 from flax.linen import fp8_ops
 from flax.traverse_util import flatten_dict
 
@@ -236,47 +237,38 @@ def test_f32_runs_on_the_tensor_cores(compiled):
 # What times it --------------------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def bench(monkeypatch):
-    for folder in ("", "gpu"):
-        monkeypatch.syspath_prepend(Path(__file__).parent / folder)
-    import train
-
-    return train
-
-
-@pytest.fixture
-def case(bench, tmp_path):
-    return bench.Case(tmp_path / "train.json", "train", "case", tmp_path / "marker", {})
+def case(tmp_path):
+    return train.Case(tmp_path / "train.json", "train", "case", tmp_path / "marker", {})
 
 
 @linux
-def test_rehearsal_of_the_bench(bench, case):
-    assert set(bench.cases(True)) < set(bench.cases(False))
+def test_rehearsal_of_the_bench(case):
+    assert set(train.cases(True)) < set(train.cases(False))
     wanted = ("bf16", "bf16+fp8", "bf16+fp8, XLA's attention")
-    assert set(wanted) < set(bench.TRAINING) and set(wanted) < set(bench.FORWARD)
-    made = bench.measure(True, "cublaslt", wanted, rehearse=True, case=case)
+    assert set(wanted) < set(train.TRAINING) and set(wanted) < set(train.FORWARD)
+    made = train.measure(True, "cublaslt", wanted, rehearse=True, case=case)
     rows = json.loads(json.dumps(made))["precisions"]
     for name, row in rows.items():
         assert row["wall_seconds"] > 0 and row["device_seconds"] is None, row.get("error")
         # Here cuDNN cannot be had, and the layer falls back to XLA's attention, which one row asks for.
         assert row["attention"] == "xla" and ("cuDNN not found" in row.get("cudnn_refused", "")) == ("XLA" not in name)
         assert row["compiled_flops"] == made["flops"] and row["matmuls"] == 18
-        assert len(row["losses"]) == bench.STEPS and row["losses"][-1] < 0.8 * row["losses"][0]
+        assert len(row["losses"]) == train.STEPS and row["losses"][-1] < 0.8 * row["losses"][0]
         assert row["losses"][-1] == pytest.approx(rows["bf16"]["losses"][-1], rel=0.02)
         assert row["fp8_matmuls"] == 12 * row["fp8"]
     assert rows["bf16+fp8"]["losses"] != rows["bf16"]["losses"]
 
 
-def test_what_no_precision_can_run_is_an_error_in_each(bench, case, monkeypatch):
+def test_what_no_precision_can_run_is_an_error_in_each(case, monkeypatch):
     def refuses(*args, **options):
         raise RuntimeError("out of memory\nat /some/where")
 
-    monkeypatch.setattr(bench, "own_compile", refuses)
-    rows = bench.measure(False, "cublaslt", ("bf16", "f32"), rehearse=True, case=case)["precisions"]
+    monkeypatch.setattr(train, "own_compile", refuses)
+    rows = train.measure(False, "cublaslt", ("bf16", "f32"), rehearse=True, case=case)["precisions"]
     assert {row["error"] for row in rows.values()} == {"RuntimeError: out of memory at <path>"}
 
 
-def test_the_fast_backward_pass_differs_in_its_accumulation_alone(bench):
+def test_the_fast_backward_pass_differs_in_its_accumulation_alone():
     def precisions() -> list[str]:
         layer = SMALL(fp8=True)
         state = jax.eval_shape(functools.partial(train_state, layer), batch(bf16)[0])
@@ -284,7 +276,7 @@ def test_the_fast_backward_pass_differs_in_its_accumulation_alone(bench):
         return re.findall(r"precision=(\w+|\(.*?\))", str(step))
 
     exact = precisions()
-    with bench.fast_backward():
+    with train.fast_backward():
         fast = precisions()
     assert sum("HIGHEST" in p for p in exact) == 8 and not any("HIGHEST" in p for p in fast)
     assert len(fast) == len(exact) and precisions() == exact

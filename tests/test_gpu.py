@@ -12,11 +12,19 @@ import sys
 import time
 from pathlib import Path
 
+import agreement
+import bundle
 import jax
 import jax.numpy as jnp
+import numerics
 import numpy as np
 import outputs
+import programs
 import pytest
+import record
+import speed
+import train
+import watch
 from test_results import problems
 
 from helpers import parse_hlo_module
@@ -25,16 +33,6 @@ from fp8lens.targets import attached_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = ROOT / "tools" / "gpu"
-sys.path.insert(0, str(GPU))  # as `python tools/gpu` has it
-
-import agreement  # noqa: E402
-import bundle  # noqa: E402
-import numerics  # noqa: E402
-import programs  # noqa: E402
-import record  # noqa: E402
-import speed  # noqa: E402
-import train  # noqa: E402
-import watch  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("gpu_runner", GPU / "__main__.py")
 runner = sys.modules["gpu_runner"] = importlib.util.module_from_spec(spec)
