@@ -40,6 +40,7 @@ _HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dyn
 _CALLERS = CONTROL | {"fusion"}
 _INDEX = re.compile(r"\bindex=(\d+)")
 _MESH = re.compile(r"replica_groups=@?mesh[\[<](.*?)[\]>](?:, device_ids=\((.*?)\))? \{(.*?)\}")
+_MOST = 1 << 20  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 
@@ -118,15 +119,19 @@ def groups(collective: Instruction) -> list[list[int]]:
     several replicas replica * partitions + partition. Raises HloParseError where that is not what the text has."""
     replicas, partitions = _devices(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
+    mesh, iota = _MESH.search(collective.cmd), _IOTA.fullmatch(text)
+    named = prod(_mesh(mesh[1]).values()) if mesh else prod(_numbers(iota[2])) if iota else 1
+    if max(named, replicas * partitions) > _MOST or iota and "0" in iota[1].split(","):
+        raise collective.error(f"unknown replica_groups, {text} of {replicas * partitions} devices")
     if pairs := collective.attributes.get("source_target_pairs"):
         joined: list[set[int]] = []
         for pair in itertools.batched(_numbers(pairs), 2):
             met = [g for g in joined if g & {*pair}]
             joined = [g for g in joined if g not in met] + [set(pair).union(*met)]
         return [sorted(g) for g in joined]
-    if mesh := _MESH.search(collective.cmd):
+    if mesh:
         return _mesh_groups(*mesh.groups())
-    if iota := _IOTA.fullmatch(text):
+    if iota:
         dims = _numbers(iota[2])
         return [list(g) for g in itertools.batched(_iota(dims, _numbers(iota[3]) or [*range(len(dims))]),
                                                    _numbers(iota[1])[-1])]
@@ -140,9 +145,13 @@ def groups(collective: Instruction) -> list[list[int]]:
     return found
 
 
+def _mesh(axes: str) -> dict[str, int]:
+    return {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", axes)}
+
+
 def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[int]]:
     """Groups of mesh['a'=2,'b'=4] {'b','a':(1)2}: along all of b, and the 2 of a that follow (1) before them."""
-    sizes = {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", axes)}
+    sizes = _mesh(axes)
     after = {name: prod([*sizes.values()][n + 1:]) for n, name in enumerate(sizes)}
     digits = []  # (stride, size)
     for name, before, size in re.findall(r"([A-Za-z_][\w.\-]*)'?(?::\((\d+)\)(\d+))?", chosen):
@@ -164,7 +173,7 @@ def _axis(collective: Instruction, mesh_shape: Mapping[str, int] | None) -> tupl
     together, total = groups(collective), prod(_devices(collective.computation.module))
     total = max(total, 1 + max(itertools.chain(*together), default=0))
     if mesh_shape is None and (own := _MESH.search(collective.cmd)) and not own[2]:
-        mesh_shape = {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", own[1])}
+        mesh_shape = _mesh(own[1])
         mesh_shape = None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
     size = max(map(len, together), default=1)
     if mesh_shape and size > 1:
@@ -175,7 +184,7 @@ def _axis(collective: Instruction, mesh_shape: Mapping[str, int] | None) -> tupl
                for g, names in zip(together, along)):
             return size, ", ".join(name for name in mesh_shape if name in along[0])
     steps = {b - a for g in together for a, b in itertools.pairwise(g)}
-    return size, f"{size} of {total}" + f", stride {min(steps)}" * (len(steps) == 1 and steps != {1})
+    return size, f"{size} of {total}" + (f", stride {min(steps)}" if len(steps) == 1 and steps != {1} else "")
 
 
 # Where values come from and go to -------------------------------------------------------------------------------------
@@ -272,8 +281,8 @@ class _Flow:
 
     def _results(self, i: Instruction) -> list[Computation]:
         """The computations whose roots are what an instruction gives."""
-        names = i.called if i.opcode != "while" else [i.attributes["body"].strip().removeprefix("%")]
-        return [i.computation.module.computations[name] for name in names]
+        return [i.computation.module.computations[name] for name in i.called
+                if i.opcode != "while" or name == i.callee("body")]
 
     def walk(self, start: Iterable[_Value], step: Callable, stop: Callable) -> dict[_Value, _Value | None]:
         """Every value that is reached, nearest first, with the one before it; nothing beyond where `stop` is true."""
@@ -440,7 +449,7 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
         for at in module.computations[name] if name not in wrapped else ():
             try:
                 found += [_collective(at, i, flow, mesh_shape, count) for i in _within(at)]
-            except (LookupError, TypeError, AttributeError) as error:
+            except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 raise at.error("the instructions around this collective contradict each other") from error
     return Collectives(found)
 

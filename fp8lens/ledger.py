@@ -187,7 +187,7 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
     if any(s.dtype.startswith("f8") and s.size > 1 for s in written) and any(
             j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in parts):
         return "quantize"
-    maxima = [j for j in parts if j.opcode == "reduce" and j.called and reducer(j) in ("maximum", "minimum")]
+    maxima = [j for j in parts if j.opcode == "reduce" and reducer(j) in ("maximum", "minimum")]
     scales = any(o.work == ("scale",) and not o.after or o.own == "computes a scale" for o in near)
     if scales or after == {"amax"} or maxima and any(j.opcode == "abs" for j in parts) and all(
             s.size == 1 for s in written):

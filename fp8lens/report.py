@@ -180,10 +180,7 @@ def rows_and_outside(
             for i in module.computations[name] for row in matmuls(i)]
     around, found = Around(module, rows), []
     for row in rows:
-        try:
-            near = around.outside(row)
-        except LookupError as error:
-            raise row.instruction.error("the instructions around this matmul contradict each other") from error
+        near = around.outside(row)
         charged = sorted((o.instruction for o in near if o.charged), key=lambda i: (-moved(i), i.index))
         math_dtype = multiplied(row, ptx) if ptx is not None and row.library == "triton" else row.math_dtype
         found.append((dataclasses.replace(

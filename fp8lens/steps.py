@@ -202,7 +202,7 @@ class Result:
         """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
         while i.opcode in ("abs", "convert", "bitcast", "reshape", "negate", "opt-barrier") and len(self._of(i)) == 1:
             i = self._of(i)[0]
-        return i if i.opcode == "reduce" and i.called and reducer(i) in ("maximum", "minimum") else None
+        return i if i.opcode == "reduce" and reducer(i) in ("maximum", "minimum") else None
 
     def _joined(self, value: Instruction) -> Instruction | None:
         """Where the elementwise instructions that read `value` come together again: the end of an activation written
@@ -237,9 +237,8 @@ def depends(i: Instruction, on: Instruction) -> bool:
 
 
 def reducer(reduce: Instruction) -> str:
-    """The opcode by which a reduction combines two elements."""
-    root = reduce.computation.module.computations[reduce.called[0]].root
-    return root.opcode if root else ""
+    """The opcode by which a reduction combines two elements; "" where the text has none."""
+    return reduce.computation.module.computations[reduce.called[0]].root.opcode if reduce.called else ""
 
 
 def _step(at: Instruction, value: Instruction) -> Step:

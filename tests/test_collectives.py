@@ -284,6 +284,7 @@ def test_groups_in_each_form(printed):
     ("mesh['a'=8] {'a':(1)2}", "2 of 8, stride 4"),  # a part of an axis
     ("{{0,1,2},{3,4,5}}", "3 of 8"),  # some devices stay out
     ("{{0,3},{1,2},{4,7},{5,6}}", "2 of 8"),
+    ("{{0},{1},{2},{3},{4},{5},{6},{7}}", "1 of 8"),
     ("mesh['axis_0'=8] {'axis_0'}", "8 of 8"),  # a name of XLA's own
     ("mesh['data'=2,'model'=4] {'data','model'}", "data, model"),
 ])  # fmt: skip
@@ -291,9 +292,11 @@ def test_an_axis_without_mesh_shape(printed, axis):
     assert collectives(gather(printed))[0].axis == axis
 
 
-def test_groups_that_are_not_understood_are_an_error():
-    with pytest.raises(ValueError, match="unknown replica_groups, <8>"):
-        collectives(gather("<8>"))
+@pytest.mark.parametrize("printed", [
+    "<8>", "[8,0]<=[8]", "[1,99999999999]<=[99999999999]", "mesh['a'=99999999999] {'a'}", "mesh['a'=8] {'a':(1)0}"])
+def test_groups_that_are_not_understood_are_an_error(printed):
+    with pytest.raises(ValueError, match="unknown replica_groups, |contradict each other"):
+        collectives(gather(printed))
 
 
 def test_groups_of_replicas_and_all_their_partitions():

@@ -320,6 +320,10 @@ class Instruction(NamedTuple):
             raise self.error(f"this calls {missing[0]}, and the text has no such computation")
         return tuple(names)
 
+    def callee(self, key: str) -> str:
+        """The name of the computation that it calls as its "body" or "condition"; "" where it calls none so."""
+        return self.attributes.get(key, "").strip().removeprefix("%")
+
     @property
     def literal(self) -> str | None:
         """A constant's value as printed; XLA prints large ones as `{...}`."""
