@@ -14,8 +14,8 @@ from typing import Any
 from fp8lens.cost import launches
 from fp8lens.gemms import executions, fused, matmuls, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape
+from fp8lens.hlo.text import LOST, columns, html_table, visible
 from fp8lens.hlo.text import size as _size
-from fp8lens.hlo.text import visible
 from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
 from fp8lens.rules import RULES, Rule
 from fp8lens.steps import FP8_MAX, clamp_bounds
@@ -454,17 +454,6 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     return Collectives(found)
 
 
-def wide(found: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Those that send a wide type of what FP8 would have told as well: it was FP8 before, or everybody who reads it
-    reads it quantized to FP8, its amax apart."""
-    return tuple(c for c in found if {*c.problems} & _SENT_WIDE - {"gathered wide, read wide"})
-
-
-def transposed_after(found: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Those that gather an FP8 array, all of which each device then transposes for an FP8 matmul."""
-    return tuple(c for c in found if c.transposed_by)
-
-
 def why(collective: Collective) -> tuple[Rule, ...]:
     """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that is quantized for an
     FP8 matmul, what could be sent in place of it."""
@@ -486,7 +475,6 @@ def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_
 
 _WIDTH = 100  # columns
 _HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
-_TINT = "rgba(213,94,0,.28)"
 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:
@@ -537,14 +525,14 @@ class Collectives(tuple[Collective, ...]):
             return "no collectives"
         rows = [(None, _HEADER, []), *self._rows()]
         shown = [n for n in range(len(_HEADER)) if n or any(cells[0] != "1" for _, cells, _ in rows[1:])]
-        widths = [max(len(cells[n]) for _, cells, _ in rows) for n in range(len(_HEADER))]
+        lines = columns([cells for _, cells, _ in rows], shown, (0, 2))
         for last in ("source", "feeds"):  # what does not fit has a line of its own
-            if sum(widths[n] + 2 for n in shown) - 2 > _WIDTH:
+            if max(map(len, lines)) > _WIDTH:
                 shown.remove(_HEADER.index(last))
+                lines = columns([cells for _, cells, _ in rows], shown, (0, 2))
         text = []
-        for c, cells, further in rows:
-            text.append("  ".join(f"{cells[n]:>{widths[n]}}" if n in (0, 2) else f"{cells[n]:<{widths[n]}}"
-                                  for n in shown).rstrip())
+        for line, (c, cells, further) in zip(lines, rows):
+            text.append(line)
             hidden = [f"{label} {cells[n]}" for n, label in enumerate((*_HEADER[:-1], "at"))
                       if c and n and n not in shown and cells[n]]
             for line in [", ".join(hidden)] * bool(hidden) + further:
@@ -554,11 +542,5 @@ class Collectives(tuple[Collective, ...]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        style = "text-align:left;vertical-align:top"
-        lines = ["<tr>" + "".join(f'<th style="{style}">{html.escape(text)}</th>' for text in _HEADER) + "</tr>"]
-        for _, cells, further in self._rows():
-            tint = f' style="background:{_TINT}"' * bool(further)
-            lines.append(f"<tr{tint}>" + "".join(f'<td style="{style}">{html.escape(c)}</td>' for c in cells) + "</tr>")
-            lines += [f'<tr><td style="{style};padding-left:3em" colspan="{len(_HEADER)}">{html.escape(line)}</td></tr>'
-                      for line in further]
-        return f"<table>{''.join(lines)}</table>" * bool(self) + f"<p>{html.escape(self._totals())}</p>"
+        rows = [(cells, LOST * bool(further), [(line, "") for line in further]) for _, cells, further in self._rows()]
+        return html_table(_HEADER, rows) * bool(self) + f"<p>{html.escape(self._totals())}</p>"

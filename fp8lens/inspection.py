@@ -60,7 +60,7 @@ class Inspection:
         if not self.is_ours:
             raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: inspect the "
                             "function and its arguments.")
-        return find_reasons(*self._rows, self._stages, self.module, self._chip, self.collectives,
+        return find_reasons(self._rows[0], self._stages, self.module, self._chip, self.collectives,
                             self.ledger.of("unread"), self._ptx)
 
     @cached_property

@@ -267,8 +267,7 @@ class Around:
     """Which kernels make the operands of a program's matmuls, and which read their results."""
 
     def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
-        self.rows = tuple(rows)
-        self._multiply = {row.instruction for row in self.rows}
+        self._multiply = {row.instruction for row in rows}
         self._flow = Flow(module, launches)
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
         self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)

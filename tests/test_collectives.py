@@ -16,9 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
 from fp8lens.rules import RULES
-from fp8lens.collectives import (
-    KINDS, Collectives, collectives, groups, transposed_after, why, wide,
-)
+from fp8lens.collectives import KINDS, Collectives, collectives, groups, why
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
 M, N, K = 1024, 512, 256
@@ -527,7 +525,7 @@ def test_sent_wide_and_the_mend(name):
     hlo, better = (text(fn, args, *specs) for fn, args, *specs in (case, mended))
     cs = collectives(hlo, EIGHT)
     (one,) = (c for c in cs if c.problems)
-    assert one.problems == (rule,) and wide(cs) == (() if "read wide" in rule else (one,))
+    assert one.problems == (rule,)
     (reason,) = why(one)
     assert reason.mend == RULES[rule].mend.format(would=size(one.bytes_sent // 2), sent=size(one.bytes_sent))
     assert one.dtype in reason.reason and not re.search(r"[{}]", "".join(reason))
@@ -575,7 +573,7 @@ def test_transposed_after_gathering(w_last, w_spec, transposes, of_all):
     hlo = text(fn, args, specs)
     assert len(re.findall(r" = f8e4m3fn\S+ fusion\(.*transpose", hlo)) == transposes
     cs = collectives(hlo, EIGHT)
-    assert [bool(c.transposed_by) for c in cs] == [of_all] and transposed_after(cs) == (cs if of_all else ())
+    assert [bool(c.transposed_by) for c in cs] == [of_all]
     if of_all:
         (kernel,) = cs[0].transposed_by
         assert cs[0].instruction.computation[kernel].shape.size == N * K

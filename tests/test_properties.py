@@ -88,7 +88,7 @@ def scaled(a, b, a_scale, b_scale, x):
 
 @pytest.fixture(scope="module")
 def real() -> list[str]:
-    """A few modules with a bit of everything: fusions, calls, a loop, tuples, collectives, tables of source lines."""
+    """A few modules with a bit of everything: fusions, calls, loops, tuples, collectives, tables of source lines."""
     f8, s = jax.ShapeDtypeStruct((32, 32), jnp.float8_e4m3fn), jax.ShapeDtypeStruct((), jnp.float32)
     args = f8, f8, s, s, jax.ShapeDtypeStruct((32, 32), jnp.float32)
     compiled = [aot_compile(scaled, *args, gemm=gemm).as_text() for gemm in ("cublaslt", "triton")]
@@ -166,7 +166,8 @@ VALUES = {
         "f32", "f8e5m2", "f8e4m3fn", "token", "opaque", "u4", "c128", "weird", "f8"],
     r"(?<= )[a-z][a-z\-]+(?=\()": [
         "dot", "fusion", "custom-call", "while", "call", "reduce", "broadcast", "tuple", "multiply", "copy", "constant",
-        "get-tuple-element", "all-gather", "dot-start", "fusion-start", "async-start", "conditional", "all-reduce-start"],
+        "get-tuple-element", "all-gather", "dot-start", "fusion-start", "async-start", "conditional",
+        "all-reduce-start"],
     r'"[^"\n]*"(?!:)': ['""', '"__cublas$lt$matmul$f8"', '"__cublas$gemm"', '"__cudnn$fmhaSoftmax"', '"\\\\303"',
                        '"__cudnn$blockScaledDot"', '"__op$block_scaled_dot"', '"__cudnn$fmhaSoftmaxBackward"'],
     r"(?<==)%[\w.\-]+": [], r"(?<=[( ])%[\w.\-]+(?=[,)])": [], r"\w+(?==)": ["to_apply", "body", "calls", "metadata"],
