@@ -126,7 +126,7 @@ def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outsi
         for i in filter(launches, module.computations[name]):
             mine = [(row, o) for row, o in near.get(i, ()) if o.work and row.is_fp8 or "fp8" in o.work]
             classes[i] = what = "matmul" if i in multiply else _class(i, [o for _, o in mine])
-            op_name = i.metadata.op_name or "" if i.metadata else ""
+            op_name = metadata.op_name or "" if (metadata := i.metadata) else ""
             lines.append(Line(
                 kernel(i, count), what, tuple(dict.fromkeys(w for _, o in mine for w in o.work)),
                 any(o.charged for _, o in mine), tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))),

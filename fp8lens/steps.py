@@ -238,7 +238,8 @@ def depends(i: Instruction, on: Instruction) -> bool:
 
 def reducer(reduce: Instruction) -> str:
     """The opcode by which a reduction combines two elements; "" where the text has none."""
-    return reduce.computation.module.computations[reduce.called[0]].root.opcode if reduce.called else ""
+    by = reduce.computation.module.computations.get(reduce.callee("to_apply"))
+    return by.root.opcode if by else ""
 
 
 def _step(at: Instruction, value: Instruction) -> Step:
