@@ -459,7 +459,7 @@ class _Matmul:
         if kinds[-2] != "clamp":
             return self.why("clamp early", **fields)
         if (bounds := clamp_bounds(group[-2].at)) != [f"-{best}", best]:
-            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not constants", **fields)
+            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
         given, read = self.dot.shape.dims, base.shape.dims
         if given != read:
             return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
