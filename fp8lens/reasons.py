@@ -199,7 +199,8 @@ class _Matmul:
                 which = "both operands are" if len(wide) == 2 else "an operand is"
                 return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
             give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
-            return self.why("spelled out", thin=" and ".join(thin), wide=" and ".join(give[name] for name in thin))
+            return self.why("spelled out", thin=" and ".join(thin) + (" are" if len(thin) > 1 else " is"),
+                            wide=" and ".join(give[name] for name in thin))
         if self._is_block_scaled():
             return self.why("block scales")
         if missing := [side for side in self.sides if side.fp8 is None]:

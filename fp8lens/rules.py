@@ -160,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "spelled out": Rule(
         "fp8",
-        "{thin} is 1, and XLA writes such a product as multiplications and a sum",
+        "{thin} 1, and XLA writes such a product as multiplications and a sum",
         "give {wide} (pad with zeros, slice the result): then it is a matmul",
         "XLA's dot_strength_reduction.cc and gemv_rewriter.cc",
     ),
