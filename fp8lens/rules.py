@@ -68,7 +68,7 @@ RULES: Mapping[str, Rule] = {
     "converted twice": Rule(
         "fp8",
         "the {side} operand is converted again, to {to}, between its dequantization and the dot",
-        "dequantize in {jax_to} at once",
+        "dequantize once, in the type that the dot is to return: float32, bfloat16 or float16",
         'MatchFp8Param: "not rewritten into FP8 Custom Call"',
     ),
     "masked": Rule(
