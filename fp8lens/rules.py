@@ -574,7 +574,7 @@ RULES: Mapping[str, Rule] = {
     "a kernel's own matmul": Rule(
         "fp8",
         "the kernel is somebody's own, written for Triton, and multiplies {types}",
-        "multiply FP8 in it (its dot's operands), or leave it to XLA",
+        "leave it to XLA; or, for B200 and later, give its dots FP8 operands: for Hopper JAX multiplies those in f16",
         "the kernel's PTX: its mma instruction",
     ),
     "convolution": Rule(
