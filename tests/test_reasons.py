@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import releases
 import test_collectives as sharded
 
 from helpers import TARGETS, aot_compile, assert_fp8_gemms, parse_hlo_module, report_gemms, why_not_fp8
@@ -1084,23 +1085,15 @@ FINE = {
         lambda a, b, x, y, z, h: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.maximum(h, jnp.max(jnp.abs(d)))),
         (*OPERANDS, s, s),
     ),
-    "nothing but the matmul": (lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), (A, B)),
-    "three scales": (lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z), (*OPERANDS, s)),
-    "amax": (lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z), (*OPERANDS, s)),
-    "everything": (
-        lambda a, b, x, y, z, c: with_amax(relu(scaled_dot(a, b, x, y) + c.astype(f32)), z),
-        (*OPERANDS, s, VECTOR),
-    ),
-    "batch": (jax.vmap(scaled_dot, (0, 0, None, None)), (S(4, M, K), S(4, N, K), s, s)),
-    "loop over layers": (
-        lambda x, w, s: jax.lax.scan(lambda c, w: (to_e4m3(scaled_dot(c, w, s, s), s), None), x, w)[0],
-        (S(M, K), S(5, K, K), s),
-    ),
     "softmax, which no call takes": (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
     "quantized on the way in": (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
     "a norm in 16 bits": (lambda a, b, x, y: LAYER_NORM(relu(scaled_dot(a, b, x, y, bf16))), OPERANDS),
     "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
 }
+for name in ("unscaled, f32 result", "scaled in f32", "amax", "bias + relu + amax", "vmap over matrices",
+             "8 layers in a loop"):
+    program = releases.programs()[name].of_size(M, N, K)
+    FINE[name] = program.fn, program.args
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -1251,7 +1244,7 @@ def test_assertion_passes_and_returns_the_report():
     assert_fp8_gemms(scaled_dot, *OPERANDS, count=1, min_flops_share=1, fused=True)
     assert_fp8_gemms(mixed, *MIXED, count=1)
     assert_fp8_gemms(mixed, *MIXED, min_flops_share=0.5, fused="scale")
-    fn, args = FINE["everything"]
+    fn, args = FINE["bias + relu + amax"]
     assert_fp8_gemms(fn, *args, fused=("bias", "epilogue", "amax", "output", "scale", "bias_relu"))
     assert_fp8_gemms(scaled_dot, *OPERANDS, target="B200")
 
