@@ -17,8 +17,8 @@ BIN = "Scripts" if os.name == "nt" else "bin"
 UV = str(ROOT / ".tools" / BIN / "uv")
 MODULES = {"properties", *(path.stem for path in (ROOT / "helpers").glob("*.py")), *(
     "_".join(path.relative_to(ROOT / "fp8lens").with_suffix("").parts) for path in (ROOT / "fp8lens").rglob("*.py"))}
-# These compile large programs for minutes, and what they hold the other files' tests try on the oldest JAX too.
-MODULES -= {"autotune", "ledger"}
+# It compiles large programs for minutes, and what it holds the other files' tests try on the oldest JAX too.
+MODULES -= {"autotune"}
 PACKAGE_TESTS = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if path.stem[5:] in MODULES]
 
 
