@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import releases
 import test_collectives as sharded
+from corpus import by_hand
 
 from helpers import TARGETS, aot_compile, assert_fp8_gemms, parse_hlo_module, report_gemms, why_not_fp8
 from helpers.formats import dequantize
@@ -76,21 +77,6 @@ LAYER_NORM = lambda h: (h - h.mean(-1, keepdims=True)) * jax.lax.rsqrt(h.var(-1,
 TILED = {"compiler_options": {"xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 "
                               "num_ctas: 1 num_stages: 3"}}
 WEIGHTS = np.arange(N * K).reshape(N, K) % 7
-
-
-def by_hand(a, b, dtype):
-    """A Triton kernel that multiplies [M, K] by [N, K]."""
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-
-    def kernel(a, b, out):
-        out[...] = jnp.dot(a[...].astype(dtype), b[...].astype(dtype).T, preferred_element_type=f32)
-
-    m, n, k = a.shape[0], b.shape[0], a.shape[1]
-    return pl.pallas_call(
-        kernel, out_shape=jax.ShapeDtypeStruct((m, n), f32), grid=(m // 64, n // 64),
-        in_specs=[pl.BlockSpec((64, k), lambda i, j: (i, 0)), pl.BlockSpec((64, k), lambda i, j: (j, 0))],
-        out_specs=pl.BlockSpec((64, 64), lambda i, j: (i, j)), compiler_params=triton.CompilerParams(num_warps=4))(a, b)
 
 
 def patches(x, w, x_scale, w_scale):
