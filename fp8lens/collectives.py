@@ -458,7 +458,7 @@ def why(collective: Collective) -> tuple[Rule, ...]:
     """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that is quantized for an
     FP8 matmul, what could be sent in place of it."""
     c, shapes = collective, [parse_shape(text) for text in collective.shapes]
-    names = [*c.problems, *["summed wide"] * (c.kind in _SUMS and c.feeds_fp8 and not c.is_fp8)]
+    names = [*c.problems, *["summed wide"] * (c.kind == "all-reduce" and c.feeds_fp8 and not c.is_fp8)]
     fields = {"dtype": c.dtype, "kind": c.kind, "shapes": _listed(c.shapes), "feeds": _listed(c.feeds),
               "readers": _listed(c.readers), "kernels": _listed(c.transposed_by), "sent": _size(c.bytes_sent),
               "would": _size(sum(_SENT[c.kind](shape.size, c.group_size) for shape in shapes))}
@@ -468,7 +468,7 @@ def why(collective: Collective) -> tuple[Rule, ...]:
 def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0) -> list[Collective]:
     """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent what was FP8."""
     return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
-            and ({*c.problems} & _SENT_WIDE or c.kind in _SUMS and c.feeds_fp8)]
+            and ({*c.problems} & _SENT_WIDE or c.kind == "all-reduce" and c.feeds_fp8)]
 
 
 # As text --------------------------------------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ class _Matmul:
                 which = "both operands are" if len(wide) == 2 else "an operand is"
                 return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
             give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
-            return self.why("spelled out", thin=" and ".join(thin), wide=" and ".join(give[name] for name in thin))
+            return self.why("spelled out", thin=" and ".join(thin) + (" are" if len(thin) > 1 else " is"),
+                            wide=" and ".join(give[name] for name in thin))
         if self._is_block_scaled():
             return self.why("block scales")
         if missing := [side for side in self.sides if side.fp8 is None]:
@@ -460,7 +461,7 @@ class _Matmul:
         if kinds[-2] != "clamp":
             return self.why("clamp early", **fields)
         if (bounds := clamp_bounds(group[-2].at)) != [f"-{best}", best]:
-            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not constants", **fields)
+            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
         given, read = self.dot.shape.dims, base.shape.dims
         if given != read:
             return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))

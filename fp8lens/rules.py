@@ -68,7 +68,7 @@ RULES: Mapping[str, Rule] = {
     "converted twice": Rule(
         "fp8",
         "the {side} operand is converted again, to {to}, between its dequantization and the dot",
-        "dequantize in {jax_to} at once",
+        "dequantize once, in the type that the dot is to return: float32, bfloat16 or float16",
         'MatchFp8Param: "not rewritten into FP8 Custom Call"',
     ),
     "masked": Rule(
@@ -160,7 +160,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "spelled out": Rule(
         "fp8",
-        "{thin} is 1, and XLA writes such a product as multiplications and a sum",
+        "{thin} 1, and XLA writes such a product as multiplications and a sum",
         "give {wide} (pad with zeros, slice the result): then it is a matmul",
         "XLA's dot_strength_reduction.cc and gemv_rewriter.cc",
     ),
@@ -574,7 +574,7 @@ RULES: Mapping[str, Rule] = {
     "a kernel's own matmul": Rule(
         "fp8",
         "the kernel is somebody's own, written for Triton, and multiplies {types}",
-        "multiply FP8 in it (its dot's operands), or leave it to XLA",
+        "leave it to XLA; or, for B200 and later, give its dots FP8 operands: for Hopper JAX multiplies those in f16",
         "the kernel's PTX: its mma instruction",
     ),
     "convolution": Rule(

@@ -246,10 +246,11 @@ def _step(at: Instruction, value: Instruction) -> Step:
     """What one elementwise instruction does to `value`."""
     others = [at.computation[name] for name in at.operands if name != value.name]
     small = [broadcast_of(o) for o in others]
-    constant = bool(small) and small[0] is not None and small[0].opcode == "constant" and small[0].shape.size == 1
+    scalar = bool(small) and small[0] is not None and small[0].shape.size == 1
+    constant = scalar and small[0].opcode == "constant"
     if at.opcode == "convert":
         return Step("output", at, value)
-    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and constant):
+    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and scalar):
         return Step("relu" if at.opcode == "maximum" and is_zero(small[0]) else "clamp", at, value)
     if len(others) == 1 and at.opcode in ("multiply", "divide", "add", "subtract"):
         scaling = at.opcode in ("multiply", "divide")

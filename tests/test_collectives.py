@@ -555,6 +555,8 @@ def test_a_sum_that_is_quantized_and_the_mend():
     scatter, gather = found(functools.partial(mlp, scattered=True), *MLP)
     assert (scatter.kind, gather.kind, gather.dtype) == ("reduce-scatter", "all-gather", "f8e4m3fn")
     assert scatter.bytes_sent + gather.bytes_sent == one.bytes_sent * 3 // 4
+    assert not why(scatter) and not why(gather)
+    assert_fp8_collectives(scatter.instruction.computation.module, kinds=KINDS)
 
 
 def sides(w_last, w_spec):
