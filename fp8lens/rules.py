@@ -276,8 +276,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "activation and reader": Rule(
         "epilogue",
-        "the dot's result is read by the {step} and by something else as well",
-        "let everything read the activation's result, an amax too",
+        "the input of the {step} is read by something else as well, as its gradient does, and a call has one result",
+        "use relu and let everything read its result, an amax too, and a gradient of your own (jax.custom_vjp) through "
+        "jax.lax.optimization_barrier; or leave this kernel: no FP8 call returns gelu's input beside its result",
         "FuseReluActivation and FuseGeluActivation: the activation must be the only reader",
     ),
     "late relu": Rule(
