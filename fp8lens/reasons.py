@@ -464,7 +464,9 @@ class _Matmul:
             return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
         given, read = self.dot.shape.dims, base.shape.dims
         if given != read:
-            return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
+            moved = next(step.value for step in result.steps if step.value.shape.dims != given)
+            turned = moved.opcode == "bitcast" and not moved.metadata and sorted(given) == sorted(read)
+            return self.why("turned first" if turned else "reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
         if kinds.count("scale") + kinds.count("alpha") > 1:
             return self.why("scaled twice")
         if self.row.beta and operand(self.row.instruction, 2).shape.dtype == "f32":

@@ -229,6 +229,13 @@ RULES: Mapping[str, Rule] = {
         "take jnp.max(jnp.abs(d)) of the dot's result after its activation, of all elements",
         "F8ConvertD: the only other reader may be one amax",
     ),
+    "turned first": Rule(
+        "output",
+        "XLA turns the result around before it is converted, from [{before}] to [{after}], for who reads it next, as a "
+        "collective over its last dimension does: the program has no such step",
+        "send the result over its rows: shard the first dimension; or leave this kernel",
+        _CONVERT,
+    ),
     "reshaped first": Rule(
         "output",
         "the result is reshaped before it is converted, from [{before}] to [{after}], and the call's conversion must "

@@ -69,8 +69,12 @@ def own_relu(x):
 own_relu.defvjp(lambda x: (y := relu(x), BARRIER(y)), lambda y, g: (jnp.where(y > 0, g, 0),))
 
 
+def along(x, *axes):
+    return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec(*axes))
+
+
 def replicated(x):
-    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, P("x")), P())
+    return along(along(x, "x"))
 
 
 def layers(x, w, scales, unroll):
@@ -432,6 +436,15 @@ CASES = {
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y) * x, z),
         (*OPERANDS, s),
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
+    "turned for a gather": Case(
+        "output",
+        r"XLA turns the result around before it is converted, from \[64,32\] to \[32,64\]",
+        lambda a, b, x, y: along(to_e4m3(relu(along(scaled_dot(a, b, x, y), None, "x")), x)),
+        OPERANDS,
+        lambda a, b, x, y: along(to_e4m3(relu(along(scaled_dot(a, along(b), x, y), "x")), x)),
+        options=SHARDED | {"mesh_shape": (4,)},
+        mended_options=SHARDED | {"mesh_shape": (4,)},
     ),
     "gelu of three dimensions": Case(
         "output",
