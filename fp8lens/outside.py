@@ -20,7 +20,7 @@ from fp8lens.steps import is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
-DEQUANTIZES = "dequantizes the result"
+DEQUANTIZES, QUANTIZES = "dequantizes the result", "quantizes an operand"
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 
@@ -121,7 +121,7 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
         return Outside(i, ("fp8",), besides)
     if only_moves:
         return Outside(i, own="moves an operand")
-    return Outside(i, own="quantizes an operand" if result.dtype.startswith("f8") else "computes an operand")
+    return Outside(i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand")
 
 
 # Kernels that read a result -------------------------------------------------------------------------------------------
@@ -269,6 +269,7 @@ class Around:
     def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
         self.rows = tuple(rows)
         self._multiply = {row.instruction for row in self.rows}
+        self._fp8 = {row.instruction for row in self.rows if row.is_fp8}
         self._flow = Flow(module, launches)
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
         self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
@@ -330,8 +331,18 @@ class Around:
                 found[i] = Outside(i, own="makes an operand")
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
+            if found[i].own == QUANTIZES:
+                for maker, _ in (m for index in range(len(i.operands)) for m in self.makers(i, index)):
+                    if self._transposes_for(maker, i):
+                        found[maker] = Outside(maker, ("transpose",))
             if found[i].work:
                 todo += [(maker, role) for index in range(len(i.operands)) for maker in self.makers(i, index)]
+
+    def _transposes_for(self, i: Instruction, quantizer: Instruction) -> bool:
+        """Whether a kernel only transposes, and converts, for another that then quantizes."""
+        return is_plain(i) and {j.opcode for j in inside(i)} <= _SUPPLY and moving(
+            j for j in inside(i) if j.opcode in MOVES) == "transpose" and i.shape.size > 1 and (
+            {reader for reader, _ in self.readers(i)} == {quantizer})
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
         """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
@@ -360,6 +371,9 @@ class Around:
                     found[kernel] = Outside(kernel, own="reads the result", after=True)
                     continue
                 reading = self._read(kernel, marks, made_of_it, size)
+                # What another call's operand must be laid out like, is charged to that one.
+                if reading.work == ["transpose"] and any(r in self._fp8 for r, _ in self.readers(kernel)):
+                    continue
                 found[kernel] = Outside(kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True)
                 for number, mark in enumerate(reading.made):
                     if mark and reading.work:
