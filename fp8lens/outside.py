@@ -20,7 +20,7 @@ from fp8lens.steps import is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
-DEQUANTIZES, QUANTIZES = "dequantizes the result", "quantizes an operand"
+DEQUANTIZES, QUANTIZES, MOVES_IT = "dequantizes the result", "quantizes an operand", "moves an operand"
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 
@@ -120,7 +120,7 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
     if opcodes <= _SUPPLY | POINTWISE and not result.dtype.startswith("f8") and from_fp8(i):
         return Outside(i, ("fp8",), besides)
     if only_moves:
-        return Outside(i, own="moves an operand")
+        return Outside(i, own=MOVES_IT)
     return Outside(i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand")
 
 
@@ -331,18 +331,18 @@ class Around:
                 found[i] = Outside(i, own="makes an operand")
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
-            if found[i].own == QUANTIZES:
+            if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
                 for maker, _ in (m for index in range(len(i.operands)) for m in self.makers(i, index)):
                     if self._transposes_for(maker, i):
                         found[maker] = Outside(maker, ("transpose",))
             if found[i].work:
                 todo += [(maker, role) for index in range(len(i.operands)) for maker in self.makers(i, index)]
 
-    def _transposes_for(self, i: Instruction, quantizer: Instruction) -> bool:
-        """Whether a kernel only transposes, and converts, for another that then quantizes."""
+    def _transposes_for(self, i: Instruction, reader: Instruction) -> bool:
+        """Whether a kernel only transposes, and converts, for another that then quantizes or joins."""
         return is_plain(i) and {j.opcode for j in inside(i)} <= _SUPPLY and moving(
             j for j in inside(i) if j.opcode in MOVES) == "transpose" and i.shape.size > 1 and (
-            {reader for reader, _ in self.readers(i)} == {quantizer})
+            {kernel for kernel, _ in self.readers(i)} == {reader})
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
         """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""

@@ -806,6 +806,14 @@ CASES = {
         jax.vmap(lambda b, a, x: jax.lax.dot(a, b.T, preferred_element_type=bf16) * x.astype(bf16), (None, 0, None)),
     ),
     # Layout
+    "transposed, then joined": Case(
+        "transpose",
+        r"operand's \(c\) contracting dimension is not its last",
+        lambda a, b, c: [jnp.einsum("mk,khd->mhd", a, w, preferred_element_type=f32) for w in (b, c)],
+        (A, S(K, 4, 32), S(K, 4, 32)),
+        lambda a, b, c: [jnp.einsum("mk,hdk->mhd", a, w, preferred_element_type=f32) for w in (b, c)],
+        (A, S(4, 32, K), S(4, 32, K)),
+    ),
     "transposed, then quantized": Case(
         "transpose",
         r"the left operand's \(a\) contracting dimension is not its last",
