@@ -12,6 +12,7 @@ from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import visible
 from fp8lens.ledger import Line
+from fp8lens.libraries import mend_there
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded
 from fp8lens.outside import DEQUANTIZES, Around, Outside, inside
 from fp8lens.pairing import pair, work
@@ -182,6 +183,7 @@ class _Matmul:
         texts = [text.format(**(known | fields)) for text in RULES[rule]]
         if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
             texts[3] += " (XLA's gemm_rewriter.cc)"
+        texts[2] += mend_there(rule, self.given.instruction)
         name = row.title + f" {row.path}" * bool(row.path)
         return Reason(name, *texts, self.given.source or row.source)
 
