@@ -368,7 +368,7 @@ program("keras: EinsumDense", keras_einsum, S(4, ROWS, WIDTH))(keras_model)
 program("keras: EinsumDense, trained", keras_einsum, S(4, ROWS, WIDTH), train=True)(keras_model)
 
 
-# Equinox and Haiku, with FP8 dots by hand -------------------------------------------------------------------------------
+# Equinox and Haiku, with FP8 dots by hand -----------------------------------------------------------------------------
 
 def quantize(x, scale, to=e4m3):
     bound = float(jnp.finfo(to).max)
