@@ -21,12 +21,11 @@ from fp8lens.gemms import NOT_THE_PROGRAM
 from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
 from fp8lens.hlo.text import source_path, visible
 from fp8lens.inspection import Inspection, inspect
-from fp8lens.targets import TARGETS, resolve
+from fp8lens.targets import GEMM_OPTIONS, TARGETS, resolve
 
 if TYPE_CHECKING:
     import jax
 
-GEMM = ("cublaslt", "triton", "auto")  # compile.GEMM_OPTIONS, without its JAX
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
@@ -331,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--args", metavar="[FILE.py:]FUNCTION",
                         help="a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or pytrees")
     parser.add_argument("--target", help=f"{', '.join(TARGETS)}, or local, the attached GPU (default: H100)")
-    parser.add_argument("--gemm", choices=GEMM, help="who may run the matmuls: NVIDIA's library "
+    parser.add_argument("--gemm", choices=GEMM_OPTIONS, help="who may run the matmuls: NVIDIA's library "
                         "(cublaslt, the default), kernels that XLA generates (triton), or who is faster, as XLA does "
                         "unless told (auto: without a GPU to time them on, the first Triton kernel that compiles)")
     parser.add_argument("--ledger", action="store_true", help="list every kernel: what it does, for which matmul, and "

@@ -14,8 +14,8 @@ from typing import Any
 from fp8lens.cost import launches
 from fp8lens.gemms import executions, fused, matmuls, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape
+from fp8lens.hlo.text import LOST, columns, html_table, visible
 from fp8lens.hlo.text import size as _size
-from fp8lens.hlo.text import visible
 from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
 from fp8lens.rules import RULES, Rule
 from fp8lens.steps import FP8_MAX, clamp_bounds
@@ -40,6 +40,7 @@ _HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dyn
 _CALLERS = CONTROL | {"fusion"}
 _INDEX = re.compile(r"\bindex=(\d+)")
 _MESH = re.compile(r"replica_groups=@?mesh[\[<](.*?)[\]>](?:, device_ids=\((.*?)\))? \{(.*?)\}")
+_MOST = 1 << 20  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 
@@ -118,15 +119,19 @@ def groups(collective: Instruction) -> list[list[int]]:
     several replicas replica * partitions + partition. Raises HloParseError where that is not what the text has."""
     replicas, partitions = _devices(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
+    mesh, iota = _MESH.search(collective.cmd), _IOTA.fullmatch(text)
+    named = prod(_mesh(mesh[1]).values()) if mesh else prod(_numbers(iota[2])) if iota else 1
+    if max(named, replicas * partitions) > _MOST or iota and "0" in iota[1].split(","):
+        raise collective.error(f"unknown replica_groups, {text} of {replicas * partitions} devices")
     if pairs := collective.attributes.get("source_target_pairs"):
         joined: list[set[int]] = []
         for pair in itertools.batched(_numbers(pairs), 2):
             met = [g for g in joined if g & {*pair}]
             joined = [g for g in joined if g not in met] + [set(pair).union(*met)]
         return [sorted(g) for g in joined]
-    if mesh := _MESH.search(collective.cmd):
+    if mesh:
         return _mesh_groups(*mesh.groups())
-    if iota := _IOTA.fullmatch(text):
+    if iota:
         dims = _numbers(iota[2])
         return [list(g) for g in itertools.batched(_iota(dims, _numbers(iota[3]) or [*range(len(dims))]),
                                                    _numbers(iota[1])[-1])]
@@ -140,9 +145,13 @@ def groups(collective: Instruction) -> list[list[int]]:
     return found
 
 
+def _mesh(axes: str) -> dict[str, int]:
+    return {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", axes)}
+
+
 def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[int]]:
     """Groups of mesh['a'=2,'b'=4] {'b','a':(1)2}: along all of b, and the 2 of a that follow (1) before them."""
-    sizes = {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", axes)}
+    sizes = _mesh(axes)
     after = {name: prod([*sizes.values()][n + 1:]) for n, name in enumerate(sizes)}
     digits = []  # (stride, size)
     for name, before, size in re.findall(r"([A-Za-z_][\w.\-]*)'?(?::\((\d+)\)(\d+))?", chosen):
@@ -164,7 +173,7 @@ def _axis(collective: Instruction, mesh_shape: Mapping[str, int] | None) -> tupl
     together, total = groups(collective), prod(_devices(collective.computation.module))
     total = max(total, 1 + max(itertools.chain(*together), default=0))
     if mesh_shape is None and (own := _MESH.search(collective.cmd)) and not own[2]:
-        mesh_shape = {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", own[1])}
+        mesh_shape = _mesh(own[1])
         mesh_shape = None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
     size = max(map(len, together), default=1)
     if mesh_shape and size > 1:
@@ -175,7 +184,7 @@ def _axis(collective: Instruction, mesh_shape: Mapping[str, int] | None) -> tupl
                for g, names in zip(together, along)):
             return size, ", ".join(name for name in mesh_shape if name in along[0])
     steps = {b - a for g in together for a, b in itertools.pairwise(g)}
-    return size, f"{size} of {total}" + f", stride {min(steps)}" * (len(steps) == 1 and steps != {1})
+    return size, f"{size} of {total}" + (f", stride {min(steps)}" if len(steps) == 1 and steps != {1} else "")
 
 
 # Where values come from and go to -------------------------------------------------------------------------------------
@@ -272,8 +281,8 @@ class _Flow:
 
     def _results(self, i: Instruction) -> list[Computation]:
         """The computations whose roots are what an instruction gives."""
-        names = i.called if i.opcode != "while" else [i.attributes["body"].strip().removeprefix("%")]
-        return [i.computation.module.computations[name] for name in names]
+        return [i.computation.module.computations[name] for name in i.called
+                if i.opcode != "while" or name == i.callee("body")]
 
     def walk(self, start: Iterable[_Value], step: Callable, stop: Callable) -> dict[_Value, _Value | None]:
         """Every value that is reached, nearest first, with the one before it; nothing beyond where `stop` is true."""
@@ -440,27 +449,16 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
         for at in module.computations[name] if name not in wrapped else ():
             try:
                 found += [_collective(at, i, flow, mesh_shape, count) for i in _within(at)]
-            except (LookupError, TypeError, AttributeError) as error:
+            except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 raise at.error("the instructions around this collective contradict each other") from error
     return Collectives(found)
-
-
-def wide(found: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Those that send a wide type of what FP8 would have told as well: it was FP8 before, or everybody who reads it
-    reads it quantized to FP8, its amax apart."""
-    return tuple(c for c in found if {*c.problems} & _SENT_WIDE - {"gathered wide, read wide"})
-
-
-def transposed_after(found: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Those that gather an FP8 array, all of which each device then transposes for an FP8 matmul."""
-    return tuple(c for c in found if c.transposed_by)
 
 
 def why(collective: Collective) -> tuple[Rule, ...]:
     """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that is quantized for an
     FP8 matmul, what could be sent in place of it."""
     c, shapes = collective, [parse_shape(text) for text in collective.shapes]
-    names = [*c.problems, *["summed wide"] * (c.kind in _SUMS and c.feeds_fp8 and not c.is_fp8)]
+    names = [*c.problems, *["summed wide"] * (c.kind == "all-reduce" and c.feeds_fp8 and not c.is_fp8)]
     fields = {"dtype": c.dtype, "kind": c.kind, "shapes": _listed(c.shapes), "feeds": _listed(c.feeds),
               "readers": _listed(c.readers), "kernels": _listed(c.transposed_by), "sent": _size(c.bytes_sent),
               "would": _size(sum(_SENT[c.kind](shape.size, c.group_size) for shape in shapes))}
@@ -470,14 +468,13 @@ def why(collective: Collective) -> tuple[Rule, ...]:
 def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0) -> list[Collective]:
     """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent what was FP8."""
     return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
-            and ({*c.problems} & _SENT_WIDE or c.kind in _SUMS and c.feeds_fp8)]
+            and ({*c.problems} & _SENT_WIDE or c.kind == "all-reduce" and c.feeds_fp8)]
 
 
 # As text --------------------------------------------------------------------------------------------------------------
 
 _WIDTH = 100  # columns
 _HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
-_TINT = "rgba(213,94,0,.28)"
 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:
@@ -528,14 +525,14 @@ class Collectives(tuple[Collective, ...]):
             return "no collectives"
         rows = [(None, _HEADER, []), *self._rows()]
         shown = [n for n in range(len(_HEADER)) if n or any(cells[0] != "1" for _, cells, _ in rows[1:])]
-        widths = [max(len(cells[n]) for _, cells, _ in rows) for n in range(len(_HEADER))]
+        lines = columns([cells for _, cells, _ in rows], shown, (0, 2))
         for last in ("source", "feeds"):  # what does not fit has a line of its own
-            if sum(widths[n] + 2 for n in shown) - 2 > _WIDTH:
+            if max(map(len, lines)) > _WIDTH:
                 shown.remove(_HEADER.index(last))
+                lines = columns([cells for _, cells, _ in rows], shown, (0, 2))
         text = []
-        for c, cells, further in rows:
-            text.append("  ".join(f"{cells[n]:>{widths[n]}}" if n in (0, 2) else f"{cells[n]:<{widths[n]}}"
-                                  for n in shown).rstrip())
+        for line, (c, cells, further) in zip(lines, rows):
+            text.append(line)
             hidden = [f"{label} {cells[n]}" for n, label in enumerate((*_HEADER[:-1], "at"))
                       if c and n and n not in shown and cells[n]]
             for line in [", ".join(hidden)] * bool(hidden) + further:
@@ -545,11 +542,5 @@ class Collectives(tuple[Collective, ...]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        style = "text-align:left;vertical-align:top"
-        lines = ["<tr>" + "".join(f'<th style="{style}">{html.escape(text)}</th>' for text in _HEADER) + "</tr>"]
-        for _, cells, further in self._rows():
-            tint = f' style="background:{_TINT}"' * bool(further)
-            lines.append(f"<tr{tint}>" + "".join(f'<td style="{style}">{html.escape(c)}</td>' for c in cells) + "</tr>")
-            lines += [f'<tr><td style="{style};padding-left:3em" colspan="{len(_HEADER)}">{html.escape(line)}</td></tr>'
-                      for line in further]
-        return f"<table>{''.join(lines)}</table>" * bool(self) + f"<p>{html.escape(self._totals())}</p>"
+        rows = [(cells, LOST * bool(further), [(line, "") for line in further]) for _, cells, further in self._rows()]
+        return html_table(_HEADER, rows) * bool(self) + f"<p>{html.escape(self._totals())}</p>"

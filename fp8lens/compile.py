@@ -28,13 +28,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fp8lens.autotune import AS_TEXT, check_tile, choices
-from fp8lens.targets import TARGETS, Target, attached_gpu, resolve
+from fp8lens.targets import GEMM_OPTIONS, TARGETS, Target, attached_gpu, resolve
 
-GEMM_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "cublaslt": {"xla_gpu_enable_triton_gemm": False},
-    "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
-    "auto": {},
-}
 # Errors of XLA's own making, and the way around them.
 _COMPILER_BUGS = {
     "A cycle is detected": "XLA fused an amax into the matmul whose own FP8 conversion waits for it. Put the result "

@@ -2,6 +2,8 @@
 calls, branches and loops.
 """
 
+import collections
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -65,12 +67,17 @@ class Flow:
         self.makers: list[Maker] = []
         self.inputs: dict[Instruction, list[Makers]] = {}
         self._first: dict[Instruction, int] = {}  # the number of a maker's first result
-        self._is_maker, self._passes_on, self._module = is_maker, passes_on, module
+        self._is_maker, self._passes_on = is_maker, passes_on
         self._given: dict[str, list[Made]] = {}  # to each computation, for its parameters
         self._returned: dict[str, Made] = {}
         entry = module.entry
         self._given[entry.name] = [self._add(None, number) for number in range(len(entry.parameters))]
         order = [module.computations[name] for name in executions(module)]
+        self._callers: dict[str, set[str]] = collections.defaultdict(set)
+        for computation in order:
+            for i in computation:
+                for called in i.called if i.opcode.removesuffix("-start") in CONTROL else ():
+                    self._callers[called].add(computation.name)
         run = {c.name for c in order}
         dirty = set(run)
         while dirty:
@@ -112,18 +119,8 @@ class Flow:
         result = values[computation.root.name] if known is None else merged(known, values[computation.root.name])
         if result != known:
             self._returned[computation.name] = result
-            again |= self._callers(computation.name)
+            again |= self._callers[computation.name]
         return again
-
-    def _callers(self, name: str) -> set[str]:
-        if not hasattr(self, "_called_by"):
-            self._called_by: dict[str, set[str]] = {}
-            for caller in executions(self._module):
-                for i in self._module.computations[caller]:
-                    if i.opcode.removesuffix("-start") in CONTROL:
-                        for called in i.called:
-                            self._called_by.setdefault(called, set()).add(caller)
-        return self._called_by.get(name, set())
 
     def _value(self, i: Instruction, operands: list[Made], given: list[Made], again: set[str]) -> Made:
         opcode = i.opcode
@@ -160,23 +157,18 @@ class Flow:
 
     def _call(self, i: Instruction, operands: list[Made], again: set[str]) -> Made:
         called = i.called
+        if i.opcode == "while":  # what the body returns, it gets the next time
+            body = self._returned.get(i.callee("body"))
+            operands = [made if body is None else merged(made, body) for made in operands[:1]]
+        given = dict.fromkeys(called, operands)
         if i.opcode == "conditional":
             given = {name: [made] for name, made in zip(called, operands[1:])}
-        else:
-            given = dict.fromkeys(called, operands)
-        if i.opcode == "while":  # what the body returns, it gets the next time
-            body = i.attributes.get("body", "").lstrip("%")
-            around = merged(operands[0], self._returned[body]) if body in self._returned else operands[0]
-            given = dict.fromkeys(called, [around])
-        result: Made = NOBODY
         for name, made in given.items():
             before = self._given.get(name)
             after = list(map(merged, before, made)) if before and len(before) == len(made) else made
             if after != before:
                 self._given[name] = after
                 again.add(name)
-            if name in self._returned and not (i.opcode == "while" and name != i.attributes["body"].lstrip("%")):
-                result = merged(result, self._returned[name]) if result else self._returned[name]
-        if i.opcode == "while":
-            result = merged(given[called[0]][0], result) if result else given[called[0]][0]
+        returned = operands if i.opcode == "while" else [self._returned[n] for n in given if n in self._returned]
+        result = functools.reduce(merged, returned) if returned else NOBODY
         return flat(result) if i.opcode.endswith("-start") else result

@@ -122,21 +122,24 @@ def executions(module: HloModule) -> dict[str, int | None]:
             calls[computation.name] = []
             stack.append((computation, True))
             for i in computation:
-                if i.opcode.removesuffix("-start") not in CONTROL:
+                opcode = i.opcode.removesuffix("-start")
+                if opcode not in CONTROL | {"fusion"}:
                     continue
-                trips = _TRIPS.search(i.cmd)
-                times = 1 if i.opcode != "while" else int(trips[1]) if trips else None
-                called = i.called
-                if i.opcode == "while" and trips:  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
-                    called = tuple(name for name in called if name != i.attributes.get("condition", "").lstrip("%"))
+                called, times = i.called if opcode in CONTROL else (fused(i).name,), 1
+                if opcode == "while" and (trips := _TRIPS.search(i.cmd)):
+                    times = int(trips[1])  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
+                    called = tuple(name for name in called if name != i.callee("condition"))
+                elif opcode == "while":
+                    times = None
                 for name in called:
-                    calls[computation.name].append((name, times))
                     if name in calls and name not in finished:
                         raise i.error(f"computation {name} calls itself")
                     stack.append((module.computations[name], False))
+                if opcode in CONTROL:  # a fusion is launched as a whole
+                    calls[computation.name] += [(name, times) for name in called]
     counts: dict[str, int | None] = {module.entry.name: 1}
     for caller in reversed(finished):
-        for name, times in calls[caller]:
+        for name, times in calls[caller] if caller in counts else ():
             known = None not in (counts[caller], times, counts.get(name, 0))
             counts[name] = counts.get(name, 0) + counts[caller] * times if known else None
     return counts

@@ -1,35 +1,23 @@
 """One compile of a program, and all that can be asked of it."""
 
-import contextlib
 import dataclasses
 import html
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fp8lens.collectives import Collectives, collectives
 from fp8lens.gemms import GemmRow
-from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.ledger import Ledger, make_ledger
 from fp8lens.outside import Around, Outside
 from fp8lens.reasons import Reasons, find_reasons
 from fp8lens.report import GemmReport, make_report, not_a_gpus, rows_and_outside
 from fp8lens.targets import Target, resolve
-
-
-@contextlib.contextmanager
-def _in_the_text(module: HloModule) -> Iterator[None]:
-    """An HloParseError where text that parses says what cannot be."""
-    try:
-        yield
-    except HloParseError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        raise module.entry.root.error(f"the text contradicts itself ({error!r})") from error
 
 
 class Inspection:
@@ -52,8 +40,7 @@ class Inspection:
 
     @cached_property
     def _rows(self) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
-        with _in_the_text(self.module):
-            return rows_and_outside(self.module, self._ptx)
+        return rows_and_outside(self.module, self._ptx)
 
     @cached_property
     def report(self) -> GemmReport:
@@ -64,8 +51,7 @@ class Inspection:
     @cached_property
     def ledger(self) -> Ledger:
         """Every kernel, in one line: what it does, for which matmul, and the bytes it moves."""
-        with _in_the_text(self.module):
-            return make_ledger(self.module, *self._rows)
+        return make_ledger(self.module, *self._rows)
 
     @cached_property
     def reasons(self) -> Reasons:
@@ -74,7 +60,7 @@ class Inspection:
         if not self.is_ours:
             raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: inspect the "
                             "function and its arguments.")
-        return find_reasons(*self._rows, self._stages, self.module, self._chip, self.collectives,
+        return find_reasons(self._rows[0], self._stages, self.module, self._chip, self.collectives,
                             self.ledger.of("unread"), self._ptx)
 
     @cached_property

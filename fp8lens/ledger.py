@@ -1,13 +1,12 @@
 """Where a program's kernels and bytes go: each kernel in exactly one line, by what it does for the matmuls."""
 
 import dataclasses
-import html
 from collections.abc import Iterator, Sequence
 
 from fp8lens.cost import Kernel, kernel, launches
 from fp8lens.gemms import GemmRow, executions, is_backward, layer, results, source_line
 from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.hlo.text import size, visible
+from fp8lens.hlo.text import columns, html_table, size, visible
 from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.outside import Around, Outside, inside, is_plain
 from fp8lens.steps import reducer
@@ -27,6 +26,7 @@ CLASSES = {
 _ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
 _UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))  # work around a matmul that FP8 alone asks for
 
+_HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
 _UNREAD = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
 _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split())
 
@@ -92,33 +92,21 @@ class Ledger(tuple[Line, ...]):
                    line.name, does, serves if line.what != "matmul" else "", visible(line.source))
 
     def totals(self) -> list[str]:
-        """A sentence for each class, and what FP8 costs."""
-        lines = []
-        for what in CLASSES:
-            if part := self.of(what):
-                lines.append(f"{what}: {_kernels(part)}")
-        return lines
+        """A sentence for each class."""
+        return [f"{what}: {_kernels(part)}" for what in CLASSES if (part := self.of(what))]
 
     def __str__(self) -> str:
-        header = ("", "runs", "bytes", "kernel", "work", "for", "source")
-        table = [header, *self._rows()]
-        shown = [c for c in range(len(header)) if any(row[c] not in ("", "1") for row in table[1:]) or c in (0, 2, 3)]
-        widths = [max(len(row[c]) for row in table) for c in range(len(header))]
-        while sum(widths[c] + 2 for c in shown) > 102 and shown[-1] > 3:
-            shown.pop()
-        pad = lambda row, c: f"{row[c]:>{widths[c]}}" if c in (1, 2) else f"{row[c]:<{widths[c]}}"
-        lines = ["  ".join(pad(row, c) for c in shown).rstrip() for row in table]
+        rows = [_HEADER, *self._rows()]
+        shown = [c for c in range(len(_HEADER)) if any(row[c] not in ("", "1") for row in rows[1:]) or c in (0, 2, 3)]
+        lines = columns(rows, shown, (1, 2))
+        while max(map(len, lines)) > 100 and shown[-1] > 3:
+            lines = columns(rows, shown := shown[:-1], (1, 2))
         return "\n".join([*lines, f"{_kernels(self)} in all"])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        style = "text-align:left;vertical-align:top"
-        cell = lambda text, tag: f'<{tag} style="{style}">{html.escape(text)}</{tag}>'
-        rows = ["<tr>" + "".join(cell(text, "th") for text in (
-            "", "runs", "bytes", "kernel", "work", "for", "source")) + "</tr>"]
-        rows += ["<tr>" + "".join(cell(text, "td") for text in row) + "</tr>" for row in self._rows()]
-        return f"<table>{''.join(rows)}</table><p>{_kernels(self)} in all</p>"
+        return html_table(_HEADER, ((row, "", ()) for row in self._rows())) + f"<p>{_kernels(self)} in all</p>"
 
 
 def _kernels(lines: Sequence[Line]) -> str:
@@ -129,24 +117,22 @@ def _kernels(lines: Sequence[Line]) -> str:
 def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around) -> Ledger:
     """The ledger of a module, from its rows, each with the kernels around it."""
     near: dict[Instruction, list[tuple[GemmRow, Outside]]] = {}
-    rows: dict[Instruction, list[GemmRow]] = {}
     for row, outside in found:
-        rows.setdefault(row.instruction, []).append(row)
         for o in outside:
             near.setdefault(o.instruction, []).append((row, o))
+    multiply = {row.instruction for row, _ in found}
     lines, classes = [], {}
     for name, count in executions(module).items():
-        for i in module.computations[name]:
-            if launches(i):
-                mine = [(row, o) for row, o in near.get(i, ()) if o.work and row.is_fp8 or "fp8" in o.work]
-                work = tuple(dict.fromkeys(w for _, o in mine for w in o.work))
-                classes[i] = what = "matmul" if i in rows else _class(i, [o for _, o in mine])
-                serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
-                op_name = i.metadata.op_name or "" if i.metadata else ""
-                lines.append((Line(kernel(i, count), what, work, any(o.charged for _, o in mine), serves,
-                                   layer(op_name), is_backward(op_name), source_line(i)), i))
-    return Ledger(dataclasses.replace(line, serves=_served(i, classes, around)) if not line.serves else line
-                  for line, i in lines)
+        for i in filter(launches, module.computations[name]):
+            mine = [(row, o) for row, o in near.get(i, ()) if o.work and row.is_fp8 or "fp8" in o.work]
+            classes[i] = what = "matmul" if i in multiply else _class(i, [o for _, o in mine])
+            op_name = metadata.op_name or "" if (metadata := i.metadata) else ""
+            lines.append(Line(
+                kernel(i, count), what, tuple(dict.fromkeys(w for _, o in mine for w in o.work)),
+                any(o.charged for _, o in mine), tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))),
+                layer(op_name), is_backward(op_name), source_line(i)))
+    return Ledger(line if line.serves else dataclasses.replace(
+        line, serves=_served(line.kernel.instruction, classes, around)) for line in lines)
 
 
 def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> tuple[str, ...]:
@@ -187,7 +173,7 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
     if any(s.dtype.startswith("f8") and s.size > 1 for s in written) and any(
             j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in parts):
         return "quantize"
-    maxima = [j for j in parts if j.opcode == "reduce" and j.called and reducer(j) in ("maximum", "minimum")]
+    maxima = [j for j in parts if j.opcode == "reduce" and reducer(j) in ("maximum", "minimum")]
     scales = any(o.work == ("scale",) and not o.after or o.own == "computes a scale" for o in near)
     if scales or after == {"amax"} or maxima and any(j.opcode == "abs" for j in parts) and all(
             s.size == 1 for s in written):

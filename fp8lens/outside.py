@@ -21,6 +21,7 @@ from fp8lens.steps import is_zero, reducer
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 DEQUANTIZES, QUANTIZES, MOVES_IT = "dequantizes the result", "quantizes an operand", "moves an operand"
+_FROM_FP8 = _SUPPLY | POINTWISE
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 
@@ -117,7 +118,7 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
     only_moves = opcodes <= MOVES | SOURCES
     if only_moves and (moved := moving(work)):
         return Outside(i, (moved,), besides)
-    if opcodes <= _SUPPLY | POINTWISE and not result.dtype.startswith("f8") and from_fp8(i):
+    if opcodes <= _FROM_FP8 and not result.dtype.startswith("f8") and from_fp8(i):
         return Outside(i, ("fp8",), besides)
     if only_moves:
         return Outside(i, own=MOVES_IT)
@@ -267,11 +268,12 @@ class Around:
     """Which kernels make the operands of a program's matmuls, and which read their results."""
 
     def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
-        self.rows = tuple(rows)
-        self._multiply = {row.instruction for row in self.rows}
-        self._fp8 = {row.instruction for row in self.rows if row.is_fp8}
+        rows = tuple(rows)
+        self._multiply = {row.instruction for row in rows}
+        self._fp8 = {row.instruction for row in rows if row.is_fp8}
         self._flow = Flow(module, launches)
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
+        self._of_fp8: dict[tuple[Instruction, int], bool] = {}
         self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
         for kernel, inputs in self._flow.inputs.items():
             for index, numbers in enumerate(inputs):
@@ -346,13 +348,13 @@ class Around:
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
         """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
-        if {j.opcode for j in inside(i)} <= _SUPPLY | POINTWISE:
-            for index, name in enumerate(i.operands):
-                shape = i.computation[name].shape
-                if shape.dtype.startswith("f8") and shape.size > 1 or steps and any(
-                        is_plain(maker) and self._from_fp8(maker, steps - 1) for maker, _ in self.makers(i, index)):
-                    return True
-        return False
+        known = self._of_fp8.get((i, steps))
+        if known is None:
+            known = self._of_fp8[i, steps] = all(j.opcode in _FROM_FP8 for j in inside(i)) and any(
+                (shape := i.computation[name].shape).dtype.startswith("f8") and shape.size > 1 or steps and any(
+                    is_plain(maker) and self._from_fp8(maker, steps - 1) for maker, _ in self.makers(i, index))
+                for index, name in enumerate(i.operands))
+        return known
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, Outside]) -> None:
         call = row.instruction

@@ -14,7 +14,7 @@ from fp8lens.hlo.text import visible
 from fp8lens.ledger import Line
 from fp8lens.libraries import mend_there
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded
-from fp8lens.outside import DEQUANTIZES, Around, Outside, inside
+from fp8lens.outside import DEQUANTIZES, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
 from fp8lens.steps import (
@@ -82,16 +82,15 @@ class Reasons(list[Reason]):
         printer.text(str(self))
 
 
-def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around, stages: Sequence[Any],
-                 after: HloModule, chip: Target, sent: Sequence[Collective], unread: Sequence[Line],
-                 ptx: Mapping[str, str]) -> Reasons:
+def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], stages: Sequence[Any], after: HloModule,
+                 chip: Target, sent: Sequence[Collective], unread: Sequence[Line], ptx: Mapping[str, str]) -> Reasons:
     """The reasons for a compiled module's rows, each with the kernels around it, for its collectives, and for kernels
     that HLO does not tell of, from the stages and the PTX of its compile."""
     seen = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
     before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
     rows = [row for row, _ in found]
     dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
-    reasons, first = Reasons(), {}
+    reasons, first, gathered_wide = Reasons(), {}, set()
     if not rows and not unread:
         reasons.empty = "There is no matmul."
     for (row, near), dot in zip(found, pair(after, rows, before, dots, _types)):
@@ -104,10 +103,10 @@ def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Aro
         gathered = {kernel for c in sent if row.name in c.feeds for kernel in c.transposed_by}  # a reason of their own
         near = [o for o in near if o.instruction.name not in gathered]
         reasons += matmul.left_outside(near) if row.is_fp8 else [matmul.not_fp8()]
-    explained = {r.matmul.partition(" ")[0] for r in reasons if r.reason.endswith(")") and "gathered over" in r.reason}
+        gathered_wide |= {row.name} if "gathered" in matmul.rules else set()
     for c in sent:
         for problem, rule in zip(c.problems, why(c)):
-            if problem != "dequantized, then gathered" or explained.isdisjoint(c.feeds):
+            if problem != "dequantized, then gathered" or gathered_wide.isdisjoint(c.feeds):
                 reasons.append(Reason(", ".join(c.feeds[:3]) or c.name, *rule, c.source))
     for line in unread:
         reasons += _unread(line, ptx)
@@ -171,12 +170,14 @@ class _Matmul:
 
     def __init__(self, row: GemmRow, dot: Instruction | None, written: HloModule, chip: Target):
         self.row, self.dot, self.written, self.chip = row, dot, written, chip
+        self.rules: list[str] = []  # the names of those that were given
         self.given = matmuls(dot)[0] if dot else row
         self.sides = [Operand(operand(dot, n), side) for n, side in enumerate(("left", "right"))] if dot else []
 
     def why(self, rule: str, **fields: Any) -> Reason:
         """A rule's Reason, its {names} filled in."""
         row = self.row
+        self.rules.append(rule)
         known = {"chip": self.chip.name, "library": row.library, "math": row.math_dtype, "epilogue": row.epilogue,
                  "beta": f"{row.beta:g}", "out": row.out_dtype, "scales": " and ".join(row.scales) or "none"}
         known |= {f"jax_{name}": f"jnp.{_NUMPY[dtype]}" for name, dtype in fields.items() if dtype in _NUMPY}
@@ -202,7 +203,8 @@ class _Matmul:
                 which = "both operands are" if len(wide) == 2 else "an operand is"
                 return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
             give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
-            return self.why("spelled out", thin=" and ".join(thin), wide=" and ".join(give[name] for name in thin))
+            return self.why("spelled out", thin=" and ".join(thin) + (" are" if len(thin) > 1 else " is"),
+                            wide=" and ".join(give[name] for name in thin))
         if self._is_block_scaled():
             return self.why("block scales")
         if missing := [side for side in self.sides if side.fp8 is None]:
@@ -467,7 +469,7 @@ class _Matmul:
         if kinds[-2] != "clamp":
             return self.why("clamp early", **fields)
         if (bounds := clamp_bounds(group[-2].at)) != [f"-{best}", best]:
-            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not constants", **fields)
+            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
         given, read = self.dot.shape.dims, base.shape.dims
         if given != read:
             return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))

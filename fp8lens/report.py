@@ -10,7 +10,7 @@ from typing import Any
 from fp8lens.cost import moved
 from fp8lens.gemms import GemmRow, executions, matmuls
 from fp8lens.hlo.parse import HloModule
-from fp8lens.hlo.text import metric, size, visible
+from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, visible
 from fp8lens.ledger import Ledger
 from fp8lens.outside import Around, Outside
 from fp8lens.ptx import multiplied
@@ -89,15 +89,14 @@ class GemmReport:
         lines = self._lines()
         table = [_HEADER, *(cells for _, cells, _ in lines)]
         shown = [c for c in range(len(_HEADER)) if c or any(row[0] != "1" for row in table[1:])]
-        widths = [max(len(row[c]) for row in table) for c in range(len(_HEADER))]
-        if sum(widths[c] + 2 for c in shown) - 2 > _WIDTH:
+        if max(map(len, texts := columns(table, shown, (0, 1)))) > _WIDTH:
             shown.remove(_SOURCE)
+            texts = columns(table, shown, (0, 1))
         text = []
-        for row, (_, _, further) in zip(table, [(None, (), []), *lines]) if lines else ():
-            text.append("  ".join(f"{row[c]:>{widths[c]}}" if c in (0, 1) else f"{row[c]:<{widths[c]}}"
-                                  for c in shown).rstrip())
-            if further and _SOURCE not in shown and row[_SOURCE] or row is not _HEADER and _SOURCE not in shown:
-                further = [f"at {row[_SOURCE]}", *further] if row[_SOURCE] else further
+        for one, row, (_, _, further) in zip(texts, table, [(None, (), []), *lines]) if lines else ():
+            text.append(one)
+            if row is not _HEADER and _SOURCE not in shown and row[_SOURCE]:
+                further = [f"at {row[_SOURCE]}", *further]
             for line in further:
                 text += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 6,
                                       break_long_words=False, break_on_hyphens=False)
@@ -108,24 +107,15 @@ class GemmReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        style = "text-align:left;vertical-align:top"
-        rows = ["<tr>" + "".join(f'<th style="{style}">{html.escape(text)}</th>' for text in _HEADER) + "</tr>"]
-        for row, cells, further in self._lines():
-            tint = f' style="background:{_LOST}"' if not row.is_fp8 else ""
-            texts = "".join(f'<td style="{style}">{html.escape(text)}</td>' for text in cells)
-            rows.append(f"<tr{tint}>{texts}</tr>")
-            for line in further:
-                tint = f";background:{_OUTSIDE}" if line.startswith("outside") else ""
-                rows.append(f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(_HEADER)}">'
-                            f"{html.escape(line)}</td></tr>")
+        rows = [(cells, "" if row.is_fp8 else LOST, [
+            (line, OUTSIDE if line.startswith("outside") else "") for line in further])
+            for row, cells, further in self._lines()]
         legend = "".join(f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> ' for colour, text, there in (
-            (_LOST, "not FP8", any(not row.is_fp8 for row in self.rows)),
-            (_OUTSIDE, "FP8, and work left outside", any(row.outside for row in self.rows))) if there)
-        table = f"<table>{''.join(rows)}</table>" if self.rows else ""
-        return f"{table}<p>{legend}{html.escape(self._totals())}</p>"
+            (LOST, "not FP8", any(not row.is_fp8 for row in self.rows)),
+            (OUTSIDE, "FP8, and work left outside", any(row.outside for row in self.rows))) if there)
+        return html_table(_HEADER, rows) * bool(rows) + f"<p>{legend}{html.escape(self._totals())}</p>"
 
 
-_LOST, _OUTSIDE = "rgba(213,94,0,.28)", "rgba(86,180,233,.22)"
 _WIDTH = 100  # columns
 _HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
 _SOURCE = _HEADER.index("source")
@@ -180,10 +170,7 @@ def rows_and_outside(
             for i in module.computations[name] for row in matmuls(i)]
     around, found = Around(module, rows), []
     for row in rows:
-        try:
-            near = around.outside(row)
-        except LookupError as error:
-            raise row.instruction.error("the instructions around this matmul contradict each other") from error
+        near = around.outside(row)
         charged = sorted((o.instruction for o in near if o.charged), key=lambda i: (-moved(i), i.index))
         math_dtype = multiplied(row, ptx) if ptx is not None and row.library == "triton" else row.math_dtype
         found.append((dataclasses.replace(

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 from fp8lens.compile import aot_compile, jax
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.ops import DOTS
 
 _FILE = re.compile(r"module_(\d+)\.(?:.+\.)?"
                    r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
 _ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
 
 
-_DOTS = ("dot", "scaled-dot", "ragged-dot", "convolution")
+_DOTS = {"ragged-dot", "convolution"} | DOTS
 _CALL = re.compile("gemm|matmul|scaled_?dot", re.I)
-_MATMUL = rf" (?:{'|'.join(_DOTS)})\(|(?i:custom_call_target=\"[^\"]*(?:{_CALL.pattern})|gemm_fusion\S* = )"
+_MATMUL = rf" (?:{'|'.join(sorted(_DOTS))})\(|(?i:custom_call_target=\"[^\"]*(?:{_CALL.pattern})|gemm_fusion\S* = )"
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class Result:
         """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
         while i.opcode in ("abs", "convert", "bitcast", "reshape", "negate", "opt-barrier") and len(self._of(i)) == 1:
             i = self._of(i)[0]
-        return i if i.opcode == "reduce" and i.called and reducer(i) in ("maximum", "minimum") else None
+        return i if i.opcode == "reduce" and reducer(i) in ("maximum", "minimum") else None
 
     def _joined(self, value: Instruction) -> Instruction | None:
         """Where the elementwise instructions that read `value` come together again: the end of an activation written
@@ -246,19 +246,20 @@ def depends(i: Instruction, on: Instruction) -> bool:
 
 
 def reducer(reduce: Instruction) -> str:
-    """The opcode by which a reduction combines two elements."""
-    root = reduce.computation.module.computations[reduce.called[0]].root
-    return root.opcode if root else ""
+    """The opcode by which a reduction combines two elements; "" where the text has none."""
+    by = reduce.computation.module.computations.get(reduce.callee("to_apply"))
+    return by.root.opcode if by else ""
 
 
 def _step(at: Instruction, value: Instruction) -> Step:
     """What one elementwise instruction does to `value`."""
     others = [at.computation[name] for name in at.operands if name != value.name]
     small = [broadcast_of(o) for o in others]
-    constant = bool(small) and small[0] is not None and small[0].opcode == "constant" and small[0].shape.size == 1
+    scalar = bool(small) and small[0] is not None and small[0].shape.size == 1
+    constant = scalar and small[0].opcode == "constant"
     if at.opcode == "convert":
         return Step("output", at, value)
-    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and constant):
+    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and scalar):
         return Step("relu" if at.opcode == "maximum" and is_zero(small[0]) else "clamp", at, value)
     if len(others) == 1 and at.opcode in ("multiply", "divide", "add", "subtract"):
         scaling = at.opcode in ("multiply", "divide")

@@ -11,6 +11,12 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+# Who may run the matmuls, as options of XLA's: NVIDIA's library alone, XLA's own kernels alone, or as XLA chooses.
+GEMM_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "cublaslt": {"xla_gpu_enable_triton_gemm": False},
+    "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
+    "auto": {},
+}
 _POSITIVE = (
     "sms memory_bandwidth clock_ghz memory_bytes l2_bytes shared_memory_per_sm shared_memory_optin threads_per_sm"
     " fpus_per_sm"

@@ -1,6 +1,7 @@
 """The order of the tests, and what those in a real browser share: where it is, and when its absence is a failure."""
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -8,13 +9,15 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 # Several processes of tests may share a GPU: none may take most of its memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts so what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 
 WAIT = 300_000  # milliseconds for a browser to start or a page to change: far more than a busy machine takes
 
-LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus", "test_ledger",
-           "test_collectives")  # minutes each: they go first
+# Minutes each: they go first.
+LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus", "test_collectives")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -265,20 +265,24 @@ def mxfp8_layer(x, w):
     return jax.grad(loss, (0, 1))(x, w)
 
 
-def pallas_matmul(a, b):
-    """A Triton kernel by hand, between two matmuls of XLA's."""
+def by_hand(a, b, dtype):
+    """A Triton kernel that multiplies [M, K] by [N, K]."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     def kernel(a, b, out):
-        out[...] = jnp.dot(a[...], b[...], preferred_element_type=f32)
+        out[...] = jnp.dot(a[...].astype(dtype), b[...].astype(dtype).T, preferred_element_type=f32)
 
-    product = pl.pallas_call(
-        kernel, out_shape=shape(a.shape[0], b.shape[1]), grid=(a.shape[0] // 64, b.shape[1] // 64),
-        in_specs=[pl.BlockSpec((64, a.shape[1]), lambda i, j: (i, 0)),
-                  pl.BlockSpec((b.shape[0], 64), lambda i, j: (0, j))],
-        out_specs=pl.BlockSpec((64, 64), lambda i, j: (i, j)), compiler_params=triton.CompilerParams(num_warps=4))
-    return product(a @ b[:, :a.shape[1]], b) @ b.T
+    m, n, k = a.shape[0], b.shape[0], a.shape[1]
+    return pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct((m, n), f32), grid=(m // 64, n // 64),
+        in_specs=[pl.BlockSpec((64, k), lambda i, j: (i, 0)), pl.BlockSpec((64, k), lambda i, j: (j, 0))],
+        out_specs=pl.BlockSpec((64, 64), lambda i, j: (i, j)), compiler_params=triton.CompilerParams(num_warps=4))(a, b)
+
+
+def pallas_matmul(a, b):
+    """A kernel by hand, between two matmuls of XLA's."""
+    return by_hand(a @ b[:, :a.shape[1]], b.T, f32) @ b.T
 
 
 # Several chips --------------------------------------------------------------------------------------------------------

@@ -613,7 +613,3 @@ def test_a_function_without_jax(file):
     done = command("-c", code, f"{file}:plain", "--shapes", "f32[4]", "--require-fp8", program=(sys.executable,))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: a function is compiled, which needs JAX: pip install 'fp8lens[jax]'.\n"
-
-
-def test_gemm_offers_what_compile_knows():
-    assert list(fp8lens.cli.GEMM) == list(fp8lens.compile.GEMM_OPTIONS)

@@ -1,4 +1,4 @@
-"""The parser, the printer, the cost and the report on programs that nobody made for them."""
+"""The parser, the printer, the cost, the report and the ledger on programs that nobody made for them."""
 import math
 import re
 
@@ -8,9 +8,10 @@ from corpus import PROGRAMS, corpus
 from test_hlo_parse import assert_agrees, ours
 
 from helpers import parse_hlo_module
-from fp8lens.cost import kernels
+from fp8lens.cost import bytes_moved, kernels
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens import report_gemms
+from fp8lens.ledger import CLASSES
+from fp8lens import inspect, report_gemms
 
 CORPUS = corpus()
 LIBRARIES = {"cublasLt", "cublas", "triton", "cudnn", "kernel"}
@@ -116,3 +117,19 @@ def test_kernels_are_instructions_that_move_bytes(name):
     launched = kernels(module)
     assert launched and all(k.instruction.computation.get(k.name) is k.instruction for k in launched)
     assert all(k.bytes_moved >= 0 and k.flops >= 0 and (k.math_dtype is None) == (not k.flops) for k in launched)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_ledgers_lines_add_up_to_the_program(name):
+    seen = inspect(CORPUS[name]())
+    ledger, one_by_one = seen.ledger, kernels(seen.module)
+    assert [line.kernel.instruction for line in ledger] == [k.instruction for k in one_by_one]
+    assert ledger.kernels == seen.report.kernels == sum(k.runs for k in one_by_one)
+    assert ledger.bytes_moved == seen.report.bytes_moved == bytes_moved(seen.module)
+    assert sum(ledger.of(what).kernels for what in CLASSES) == ledger.kernels
+    matmuls = {row.name for row in seen.report.rows}
+    assert {line.name for line in ledger.of("matmul")} == matmuls
+    assert all(matmuls.issuperset(line.serves) for line in ledger)
+    text = str(ledger)
+    assert max(map(len, text.splitlines())) <= 102 and len(text.splitlines()) == len(ledger) + 2
+    assert seen.ledger._repr_html_().count("<tr>") == len(ledger) + 1

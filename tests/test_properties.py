@@ -24,7 +24,7 @@ from helpers import HloParseError, aot_compile, parse_hlo_module
 from fp8lens.cost import bytes_moved, kernels
 from fp8lens.hlo.parse import parse_shape, read_attributes
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens import report_gemms
+from fp8lens import inspect, report_gemms
 
 SCALE = int(os.environ.get("HYPOTHESIS_SCALE", 1))
 LAZY = ("shape", "attributes", "backend_config", "metadata", "frames", "custom_call_target", "called", "literal",
@@ -77,6 +77,7 @@ def use_all_of(text: str) -> None:
     or_parse_error(kernels, module)
     if report := or_parse_error(report_gemms, module):
         assert str(report) and report._repr_html_() and 0 <= report.fp8_flops_share <= 1
+    or_parse_error(inspect(module).json)
 
 
 def scaled(a, b, a_scale, b_scale, x):
@@ -87,11 +88,18 @@ def scaled(a, b, a_scale, b_scale, x):
 
 @pytest.fixture(scope="module")
 def real() -> list[str]:
-    """A few modules with a bit of everything: fusions, calls, a loop, tuples, tables of source lines."""
+    """A few modules with a bit of everything: fusions, calls, loops, tuples, collectives, tables of source lines."""
     f8, s = jax.ShapeDtypeStruct((32, 32), jnp.float8_e4m3fn), jax.ShapeDtypeStruct((), jnp.float32)
     args = f8, f8, s, s, jax.ShapeDtypeStruct((32, 32), jnp.float32)
     compiled = [aot_compile(scaled, *args, gemm=gemm).as_text() for gemm in ("cublaslt", "triton")]
+    rows = jax.sharding.PartitionSpec("x")
+    compiled.append(aot_compile(sharded, f8, f8, s, mesh_shape=(4,), in_specs=(rows, rows, None)).as_text())
     return [*compiled, jax.jit(scaled).lower(*args).as_text(dialect="hlo"), *(path.read_text() for path in OLD)]
+
+
+def sharded(a, b, scale):
+    d = jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32) * scale
+    return jax.lax.fori_loop(0, 3, lambda _, d: jnp.tanh(d) - d.max(0), d), d.sum()
 
 
 SPLIT = re.compile(r"[\w.\-]+|\s+|.")
@@ -158,7 +166,8 @@ VALUES = {
         "f32", "f8e5m2", "f8e4m3fn", "token", "opaque", "u4", "c128", "weird", "f8"],
     r"(?<= )[a-z][a-z\-]+(?=\()": [
         "dot", "fusion", "custom-call", "while", "call", "reduce", "broadcast", "tuple", "multiply", "copy", "constant",
-        "get-tuple-element", "dot-start", "fusion-start", "async-start", "conditional", "all-reduce-start"],
+        "get-tuple-element", "all-gather", "dot-start", "fusion-start", "async-start", "conditional",
+        "all-reduce-start"],
     r'"[^"\n]*"(?!:)': ['""', '"__cublas$lt$matmul$f8"', '"__cublas$gemm"', '"__cudnn$fmhaSoftmax"', '"\\\\303"',
                        '"__cudnn$blockScaledDot"', '"__op$block_scaled_dot"', '"__cudnn$fmhaSoftmaxBackward"'],
     r"(?<==)%[\w.\-]+": [], r"(?<=[( ])%[\w.\-]+(?=[,)])": [], r"\w+(?==)": ["to_apply", "body", "calls", "metadata"],
@@ -455,7 +464,7 @@ def test_a_computation_that_calls_itself_is_no_endless_loop(kind, target):
     body = "  " + CALLS[kind].replace("%c{0}", f"%{target}").format()
     text = chain(3, CALLS[kind], body)
     use_all_of(text)
-    if kind in ("call", "while", "conditional"):
+    if kind in ("call", "while", "conditional", "fusion"):
         with pytest.raises(HloParseError, match="calls itself"):
             report_gemms(text)
 

@@ -13,12 +13,19 @@ import sys
 import jax
 import pytest
 
-from fp8lens import report_gemms, why_not_fp8
+from fp8lens import inspect
+from fp8lens.inspection import Inspection
 from random_programs import APART, OPERANDS, Layer, Module, Program, call, launched, program, smallest
 from test_corpus import written_flops
 
 SEEDS = range(300 if os.environ.get("NIGHTLY") == "1" else 40)
-compiled = functools.cache(lambda seed: program(seed).compile())
+
+
+def seen(asked: Program) -> Inspection:
+    return inspect(asked.fn, *asked.args, **asked.options)
+
+
+of_seed = functools.cache(lambda seed: seen(program(seed)))
 
 
 def layer_of(module: Module, name: str, asked: Program) -> int | None:
@@ -35,11 +42,11 @@ def layer_of(module: Module, name: str, asked: Program) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def complaints(asked: Program) -> list[str]:
+def complaints(asked: Program, inspected: Inspection) -> list[str]:
     """What is wrong with the reasons given for a program."""
-    module, wrong = Module(asked.compile()), []
+    module, wrong = Module(inspected.compiled.as_text()), []
     named: dict[int, set[str]] = {number: set() for number in asked.layers}
-    for reason in why_not_fp8(asked.fn, *asked.args, **asked.options):
+    for reason in inspected.reasons:
         name = reason.matmul.split(" ")[0]
         try:
             backward = "transpose(" in module.find(name)[1].rest
@@ -69,7 +76,7 @@ def complaints(asked: Program) -> list[str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_reasons_name_what_was_planted(seed):
     asked = program(seed)
-    wrong = complaints(asked)
+    wrong = complaints(asked, of_seed(seed))
     assert not wrong, f"{asked}\n" + "\n".join(wrong)
 
 
@@ -80,15 +87,16 @@ def test_no_flop_is_lost(seed):
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(
             (devices,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))):
         written = written_flops(jax.make_jaxpr(asked.fn)(*asked.args).jaxpr)
-    found = report_gemms(compiled(seed)).flops * devices
+    found = of_seed(seed).report.flops * devices
     # What a gradient reads in two forms, XLA may multiply twice.
     assert found >= written if asked.gradient else found == written + asked.more_flops * devices, str(asked)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_kernel_and_byte_is_counted(seed):
-    report = report_gemms(compiled(seed))
-    assert (report.kernels, report.bytes_moved) == launched(compiled(seed)), str(program(seed))
+    counted = launched(of_seed(seed).compiled.as_text())
+    for of in (of_seed(seed).report, of_seed(seed).ledger):
+        assert (of.kernels, of.bytes_moved) == counted, str(program(seed))
 
 
 @functools.cache
@@ -103,7 +111,7 @@ def alone(layer: Layer) -> tuple[set[tuple[str, ...]], int]:
 def test_the_oracle_is_right(seed):
     """A layer loses something where it is more than one FP8 call by itself; and its call is the same among others."""
     asked = program(seed)
-    module = Module(compiled(seed))
+    module = Module(of_seed(seed).compiled.as_text())
     calls: dict[int, set] = {number: set() for number in asked.layers}
     for line, *_ in module.kernels():
         if "__cublas" in line.rest and "transpose(" not in line.rest:
@@ -123,5 +131,5 @@ def test_the_oracle_is_right(seed):
 
 if __name__ == "__main__":
     for seed in map(int, sys.argv[1:]):
-        found = smallest(program(seed), lambda p: bool(complaints(p)))
-        print(found, *complaints(found), sep="\n", end="\n\n")
+        found = smallest(program(seed), lambda p: bool(complaints(p, seen(p))))
+        print(found, *complaints(found, seen(found)), sep="\n", end="\n\n")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from fp8lens import assert_fp8_gemms, inspect
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
 from fp8lens.cost import kernels
 from helpers.formats import dequantize
@@ -475,8 +476,6 @@ def test_a_computation_that_calls_itself_is_refused():
 
 
 def test_allow_and_inspections_in_an_assertion():
-    from fp8lens import assert_fp8_gemms, inspect
-
     fn = lambda a, b, x, y: scaled_dot(a, b.T, x, y)
     seen = inspect(fn, A, S(K, N), s, s)
     with pytest.raises(AssertionError, match="left outside: transpose"):

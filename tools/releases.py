@@ -62,19 +62,31 @@ class Program:
     gemm: str = "cublaslt"
     options: Mapping[str, Any] | None = None
 
+    def of_size(self, m: int, n: int, k: int) -> "Program":
+        """The same with these in the place of M, N and K."""
+        sizes = {M: m, N: n, K: k}
+        return dataclasses.replace(self, args=tuple(
+            shape(*(sizes.get(dim, dim) for dim in arg.shape), dtype=arg.dtype) for arg in self.args))
+
 
 def dot(a, b, dtype=f32):
     """a [M, K] times b [N, K], unscaled."""
     return jax.lax.dot(a, b.T, preferred_element_type=dtype)
 
 
-def scaled(act=lambda d: d, dtype=f32, out=e4m3, clamp=None):
-    """Dequantize in `dtype`, multiply, `act`, and quantize to `out` with its own bounds, or those of `clamp`."""
+def scaled(act=lambda d: d, dtype=f32, out=e4m3, clamp=None, amax=""):
+    """Dequantize in `dtype`, multiply, add a bias where there is one more argument, `act`, and quantize to `out` with
+    its own bounds, or those of `clamp`. With `amax` the largest magnitude as well: of the result "before" `act`,
+    "activated", or "scaled"."""
     bound = float(jnp.finfo(out).max) if clamp is None else clamp
 
-    def fn(a, b, a_scale, b_scale, d_scale):
-        d = act(scaled_dot(a, b, a_scale, b_scale, dtype)) * d_scale.astype(dtype)
-        return jnp.clip(d, -bound, bound).astype(out)
+    def fn(a, b, a_scale, b_scale, d_scale, *bias):
+        d = scaled_dot(a, b, a_scale, b_scale, dtype)
+        d = d + bias[0].astype(dtype) if bias else d
+        y = act(d)
+        z = y * d_scale.astype(dtype)
+        q = jnp.clip(z, -bound, bound).astype(out)
+        return (q, jnp.max(jnp.abs({"before": d, "activated": y, "scaled": z}[amax])).astype(f32)) if amax else q
 
     return fn
 
@@ -82,25 +94,6 @@ def scaled(act=lambda d: d, dtype=f32, out=e4m3, clamp=None):
 def wide(dtype, out):
     """Dequantize in `dtype`, multiply, and return `out`."""
     return lambda a, b, a_scale, b_scale: scaled_dot(a, b, a_scale, b_scale, dtype).astype(out)
-
-
-def biased(act=lambda d: d, dtype=f32):
-    """`scaled` with a bias, the last argument, in front of `act`."""
-    def fn(a, b, a_scale, b_scale, d_scale, bias):
-        return to_e4m3(act(scaled_dot(a, b, a_scale, b_scale, dtype) + bias.astype(dtype)), d_scale)
-
-    return fn
-
-
-def with_amax(act=lambda d: d, dtype=f32, of="activated"):
-    """`scaled`, and the largest magnitude: of the result before its scale, before `act`, or after the scale."""
-    def fn(a, b, a_scale, b_scale, d_scale):
-        d = scaled_dot(a, b, a_scale, b_scale, dtype)
-        y = act(d)
-        seen = {"activated": y, "before": d, "scaled": y * d_scale.astype(dtype)}[of]
-        return to_e4m3(y, d_scale), jnp.max(jnp.abs(seen)).astype(f32)
-
-    return fn
 
 
 def layer_and_gradients(x, w, g, x_scale, w_scale, g_scale):
@@ -170,13 +163,13 @@ def programs() -> dict[str, Program]:
 
     # Bias.
     for bias in (bf16, f16, f32):
-        add(f"{names[bias]} bias", biased(), *SCALED, shape(N, dtype=bias))
-    add("bf16 bias in bf16", biased(dtype=bf16), *SCALED, shape(N, dtype=bf16))
-    add("f16 bias in f16", biased(dtype=f16), *SCALED, shape(N, dtype=f16))
-    add("bias + relu", biased(relu), *SCALED, shape(N, dtype=bf16))
-    add("bias + gelu tanh", biased(gelu), *SCALED, shape(N, dtype=bf16))
-    add("bias for each row", biased(), *SCALED, shape(M, 1, dtype=bf16))
-    add("bias for each row, M = N", biased(), shape(N, K), B, S, S, S, shape(N, 1, dtype=bf16))
+        add(f"{names[bias]} bias", scaled(), *SCALED, shape(N, dtype=bias))
+    add("bf16 bias in bf16", scaled(dtype=bf16), *SCALED, shape(N, dtype=bf16))
+    add("f16 bias in f16", scaled(dtype=f16), *SCALED, shape(N, dtype=f16))
+    add("bias + relu", scaled(relu), *SCALED, shape(N, dtype=bf16))
+    add("bias + gelu tanh", scaled(gelu), *SCALED, shape(N, dtype=bf16))
+    add("bias for each row", scaled(), *SCALED, shape(M, 1, dtype=bf16))
+    add("bias for each row, M = N", scaled(), shape(N, K), B, S, S, S, shape(N, 1, dtype=bf16))
     add("matrix bias, bf16 result", lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c, *SCALED[:4],
         shape(M, N, dtype=bf16))
 
@@ -186,18 +179,15 @@ def programs() -> dict[str, Program]:
         shape(N, dtype=bf16), shape(M, N, dtype=bf16))
 
     # amax.
-    add("amax", with_amax())
+    add("amax", scaled(amax="activated"))
     for dtype in (bf16, f16):
-        add(f"amax in {names[dtype]}", with_amax(dtype=dtype))
-    add("amax after relu", with_amax(relu))
-    add("amax after gelu tanh", with_amax(gelu))
-    add("amax before relu", with_amax(relu, of="before"))
-    add("amax after the output scale", with_amax(of="scaled"))
-    add("bias + relu + amax", lambda a, b, x, y, z, c: (lambda d: (to_e4m3(d, z), jnp.max(jnp.abs(d))))(
-        relu(scaled_dot(a, b, x, y) + c.astype(f32))), *SCALED, shape(N, dtype=bf16))
-
-    add("bias + gelu tanh + amax", lambda a, b, x, y, z, c: (lambda d: (to_e4m3(d, z), jnp.max(jnp.abs(d))))(
-        gelu(scaled_dot(a, b, x, y) + c.astype(f32))), *SCALED, shape(N, dtype=bf16))
+        add(f"amax in {names[dtype]}", scaled(dtype=dtype, amax="activated"))
+    add("amax after relu", scaled(relu, amax="activated"))
+    add("amax after gelu tanh", scaled(gelu, amax="activated"))
+    add("amax before relu", scaled(relu, amax="before"))
+    add("amax after the output scale", scaled(amax="scaled"))
+    for name, act in (("relu", relu), ("gelu tanh", gelu)):
+        add(f"bias + {name} + amax", scaled(act, amax="activated"), *SCALED, shape(N, dtype=bf16))
 
     # What XLA does not compile, each with the error in its row.
     add("amax that scales the same result", lambda a, b, x, y: (lambda d: to_e4m3(

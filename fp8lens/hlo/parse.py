@@ -277,10 +277,9 @@ class Instruction(NamedTuple):
 
     @property
     def metadata(self) -> Metadata | None:
-        if "metadata" not in self.attributes:
+        if (text := self.attributes.get("metadata")) is None:
             return None
-        fields = {key: _unescape(value) if value[0] == '"' else value
-                  for key, value in _FIELD.findall(self.attributes["metadata"])}
+        fields = {key: _unescape(value) if value[0] == '"' else value for key, value in _FIELD.findall(text)}
         module = self.computation.module
         try:
             frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
@@ -315,10 +314,15 @@ class Instruction(NamedTuple):
     @property
     def called(self) -> tuple[str, ...]:
         """Names of the computations this instruction calls; HloParseError if the text has no such computation."""
-        names = [n for key in CALLS for n in re.findall(_NAME, self.attributes.get(key, ""))]
+        attributes = self.attributes
+        names = [n for key in CALLS if key in attributes for n in re.findall(_NAME, attributes[key])]
         if missing := [n for n in names if n not in self.computation.module.computations]:
             raise self.error(f"this calls {missing[0]}, and the text has no such computation")
         return tuple(names)
+
+    def callee(self, key: str) -> str:
+        """The name of the computation that it calls as its "body" or "to_apply"; "" where it calls none so."""
+        return self.attributes.get(key, "").strip().removeprefix("%")
 
     @property
     def literal(self) -> str | None:

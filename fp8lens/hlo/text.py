@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -165,3 +165,28 @@ def metric(x: float) -> str:
 def size(n: int) -> str:
     """Bytes, readable: 1 kB is 1000."""
     return f"{metric(n)}B"
+
+
+def columns(rows: Sequence[Sequence[str]], shown: Iterable[int], right: Collection[int]) -> list[str]:
+    """Rows of cells as lines of text: the columns `shown`, each as wide as its widest cell, those of `right` flush."""
+    widths = {c: max(len(row[c]) for row in rows) for c in shown}
+    return ["  ".join(f"{row[c]:>{width}}" if c in right else f"{row[c]:<{width}}"
+                      for c, width in widths.items()).rstrip() for row in rows]
+
+
+LOST, OUTSIDE = "rgba(213,94,0,.28)", "rgba(86,180,233,.22)"  # backgrounds, on white and on black
+
+
+def html_table(header: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[tuple[str, str]]]]) -> str:
+    """A table in HTML. Of each row: its cells, its background, and (line, background) for what stands below it."""
+    style = "text-align:left;vertical-align:top"
+    cells = lambda texts, tag: "".join(f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text in texts)
+    lines = [f"<tr>{cells(header, 'th')}</tr>"]
+    for texts, background, below in rows:
+        tint = f' style="background:{background}"' * bool(background)
+        lines.append(f"<tr{tint}>{cells(texts, 'td')}</tr>")
+        for line, background in below:
+            tint = f";background:{background}" * bool(background)
+            lines.append(f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(header)}">'
+                         f"{html.escape(line)}</td></tr>")
+    return f"<table>{''.join(lines)}</table>"

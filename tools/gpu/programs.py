@@ -34,12 +34,7 @@ def runnable(fn: Callable, compiled: jax.stages.Compiled, rehearse: bool) -> Cal
 
 def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, releases.Program]:
     """Every program for Hopper by name, or only `every` so many, its M and N divided, its K this one."""
-    sizes = {releases.M: releases.M // divide, releases.N: releases.N // divide, releases.K: k}
-
-    def smaller(arg: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(tuple(sizes.get(n, n) for n in arg.shape), arg.dtype)
-
-    return {name: dataclasses.replace(program, args=tuple(map(smaller, program.args)))
+    return {name: program.of_size(releases.M // divide, releases.N // divide, k)
             for name, program in list(releases.programs().items())[::every] if program.target == "H100"}
 
 

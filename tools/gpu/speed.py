@@ -21,6 +21,8 @@ import numerics
 import numpy as np
 from programs import own_compile, runnable
 from record import Case, sentence
+from releases import dot
+from releases import scaled as fused
 from watch import Watch
 
 from helpers import TARGETS, report_gemms
@@ -61,22 +63,7 @@ class Form:
         return dataclasses.replace(self, options={"xla_gpu_autotune_level": 0})
 
 
-def dot(a: jax.Array, b: jax.Array, dtype: Any = BF16) -> jax.Array:
-    """a [M, K] times b [N, K], unscaled."""
-    return jax.lax.dot(a, b.T, preferred_element_type=dtype)
-
-
-def fused(act: Callable = lambda d: d, amax: bool = False) -> Callable:
-    """Scales, `act` and an FP8 result in the call; with `amax` the largest magnitude as well."""
-    def fn(a, b, a_scale, b_scale, d_scale, *bias):
-        d = scaled_dot(a, b, a_scale, b_scale)
-        d = act(d + bias[0].astype(d.dtype) if bias else d)
-        return (to_e4m3(d, d_scale), jnp.max(jnp.abs(d))) if amax else to_e4m3(d, d_scale)
-
-    return fn
-
-
-def unfused(act: Callable = lambda d: d, amax: bool = False) -> Callable:
+def unfused(act: Callable = lambda d: d, amax: str = "") -> Callable:
     """The work of `fused`, the matmul's bf16 result written to memory and read again."""
     def fn(a, b, a_scale, b_scale, d_scale, *bias):
         d = jax.lax.optimization_barrier(scaled_dot(a, b, a_scale, b_scale, BF16)).astype(jnp.float32)
@@ -94,7 +81,8 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
     a, b, s, bias = shape(m, k), shape(n, k), shape(dtype=jnp.float32), shape(n, dtype=BF16)
     a16, b16 = shape(m, k, dtype=BF16), shape(n, k, dtype=BF16)
     scaled, relu, gelu = (a, b, s, s, s), jax.nn.relu, jax.nn.gelu
-    bf16, plain = Form(dot, (a16, b16)), Form(fused(), scaled)
+    to_bf16 = functools.partial(dot, dtype=BF16)
+    bf16, plain = Form(to_bf16, (a16, b16)), Form(fused(), scaled)
 
     def half_scales(a, b, d_scale):
         half = jnp.float32(0.5)
@@ -112,31 +100,31 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
             return fused()(*args)
 
     main = {
-        "bf16": bf16, "FP8": Form(dot, (a, b)),
+        "bf16": bf16, "FP8": Form(to_bf16, (a, b)),
         "FP8 scaled": Form(functools.partial(scaled_dot, dtype=BF16), scaled[:4]),
-        "FP8 scaled, FP8 out": plain, "FP8 scaled, FP8 out, amax": Form(fused(amax=True), scaled),
+        "FP8 scaled, FP8 out": plain, "FP8 scaled, FP8 out, amax": Form(fused(amax="activated"), scaled),
         "quantize A": Form(quantize, (a16, s)),
         "quantize A by its amax": Form(lambda x: (quantize(x, amax_scale(x)), amax_scale(x)), (a16,)),
         "FP8, A from bf16": Form(layer, (a16, b, s, s)),
         "FP8 from bf16": Form(lambda x, w, scale: quantized(x, w, lambda _: scale), (a16, b16, s)),
         "FP8 from bf16 by amax": Form(lambda x, w: quantized(x, w, amax_scale), (a16, b16)),
     }
-    added = {"relu": (relu,), "gelu": (gelu,), "bias": (lambda d: d,), "amax": (lambda d: d, True)}
+    added = {"relu": {"act": relu}, "gelu": {"act": gelu}, "bias": {}, "amax": {"amax": "activated"}}
     cost: dict[str, Form] = {"bf16": bf16, "FP8 scaled, FP8 out": plain, "unfused: FP8 out": Form(unfused(), scaled)}
     for name, how in added.items():
         args = (*scaled, bias) if name == "bias" else scaled
-        cost |= {f"+ {name}": Form(fused(*how), args), f"unfused: + {name}": Form(unfused(*how), args)}
-    everything = Form(fused(gelu, True), (*scaled, bias))
-    cost |= {"+ bias + gelu + amax": everything,
-             "unfused: + bias + gelu + amax": Form(unfused(gelu, True), (*scaled, bias))}
+        cost |= {f"+ {name}": Form(fused(**how), args), f"unfused: + {name}": Form(unfused(**how), args)}
+    everything = {"act": gelu, "amax": "activated"}
+    cost |= {"+ bias + gelu + amax": Form(fused(**everything), (*scaled, bias)),
+             "unfused: + bias + gelu + amax": Form(unfused(**everything), (*scaled, bias))}
     by_all = {"bf16": bf16, "FP8 scaled": main["FP8 scaled"], "FP8 scaled, FP8 out": plain,
-              "FP8, scaled after": Form(lambda a, b, x, y: (dot(a, b, jnp.float32) * (x * y)).astype(BF16), scaled[:4])}
+              "FP8, scaled after": Form(lambda a, b, x, y: (dot(a, b) * (x * y)).astype(BF16), scaled[:4])}
     libraries = {f"{name} [{gemm}]": dataclasses.replace(form, gemm=gemm)
                  for name, form in by_all.items() for gemm in ("cublaslt", "auto", "triton")}
     details = {
         "FP8 scaled, FP8 out": plain, "B stored [K, N]": Form(
             lambda a, b, *scales: fused()(a, b.T, *scales), (a, shape(k, n), s, s, s)),
-        "no scales": Form(lambda a, b: jnp.clip(dot(a, b, jnp.float32), -E4M3_MAX, E4M3_MAX).astype(E4M3), (a, b)),
+        "no scales": Form(lambda a, b: jnp.clip(dot(a, b), -E4M3_MAX, E4M3_MAX).astype(E4M3), (a, b)),
         "scales of 0.5, constants": Form(half_scales, (a, b, s)), "accumulated in f32": Form(carefully, scaled),
         "bf16 out": main["FP8 scaled"], "f32 out": Form(scaled_dot, scaled[:4]),
     }
