@@ -421,7 +421,7 @@ class _Matmul:
                 return self.why("scale too many")
             case "vector scale":
                 return self.why("vector scale")
-            case "relu" | "activation" if read_twice and (first.kind == "relu" or is_tanh_gelu(first)):
+            case "relu" | "activation" if read_twice:
                 return self.why("activation and reader", step=first.kind)
             case "relu":
                 return self.why("late relu")

@@ -185,6 +185,7 @@ class Result:
         at = follow[0]
         if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
             if end := self._joined(value):
+                self.readers += [(value, u) for u in self._beside(value, end)]
                 self.steps.append(Step("activation", end, value))
                 return end
             # A result that has several readers: of them, one may still do what the call could have done.
@@ -215,8 +216,9 @@ class Result:
 
     def _joined(self, value: Instruction) -> Instruction | None:
         """Where the elementwise instructions that read `value` come together again: the end of an activation written
-        with several of them. None where they do not, or where another matrix comes in."""
-        inside, open_edges = {value.name}, len(self._of(value))
+        with several of them. Where some never do, because a gradient reads the value too: the first place where two
+        come together from where a way leads on without the rest. None where there is none."""
+        inside, open_edges, joins, foreign = {value.name: value}, len(self._of(value)), set(), False
         for i in value.computation.instructions[value.index + 1:]:
             read = [name for name in dict.fromkeys(i.operands) if name in inside]
             if not read:
@@ -224,12 +226,32 @@ class Result:
             others = [value.computation[name] for name in i.operands if name not in inside]
             if i.opcode not in ELEMENTWISE | LAYOUT or any(
                     o.shape.size > 1 and broadcast_of(o) is None for o in others):
-                return None
-            inside.add(i.name)
+                foreign = True  # another matrix comes in, or more than elements is read
+                continue
+            inside[i.name] = i
+            joins |= {i.name} if len(read) > 1 else set()
             open_edges += len(self._of(i)) - len(read)
-            if open_edges == len(self._of(i)):
+            if open_edges == len(self._of(i)) and not foreign:
                 return i
-        return None
+        leads_on: set[str] = set()
+        for i in reversed(inside.values()):
+            if i.is_root or any(user.opcode not in ELEMENTWISE | LAYOUT or user.name in leads_on - joins
+                                for user in self._of(i)):
+                leads_on.add(i.name)
+        return next((i for name, i in inside.items() if name in joins & leads_on), None)
+
+    def _beside(self, value: Instruction, end: Instruction) -> list[Instruction]:
+        """Who reads `value`, or what is between it and `end`, and is not on the way there."""
+        ahead, todo, way = set(), [end], {value.name: value}
+        while todo:
+            i = todo.pop()
+            if i.index > value.index and i not in ahead:
+                ahead.add(i)
+                todo += [i.computation[name] for name in i.operands]
+        for i in sorted(ahead, key=lambda i: i.index):
+            if not way.keys().isdisjoint(i.operands):
+                way[i.name] = i
+        return [u for i in way.values() if i is not end for u in self._of(i) if u.name not in way]
 
 
 def depends(i: Instruction, on: Instruction) -> bool:

@@ -61,6 +61,21 @@ def delayed(x, history, scale):
     return clip(x / (1 / factor).astype(x.dtype)).astype(e4m3)
 
 
+def with_gradient(act, d, w, scale):
+    """An activation between two matmuls, and its gradient of the second one's result."""
+    y, pull = jax.vjp(act, d)
+    return pull(scaled_dot(to_e4m3(y, scale), w, scale, scale, y.dtype))
+
+
+@jax.custom_vjp
+def own_relu(x):
+    """Its gradient reads its result; that of jax.nn.relu reads its input, and XLA makes one of the other."""
+    return relu(x)
+
+
+own_relu.defvjp(lambda x: (y := relu(x), BARRIER(y)), lambda y, g: (jnp.where(y > 0, g, 0),))
+
+
 def replicated(x):
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, P("x")), P())
 
@@ -495,10 +510,18 @@ CASES = {
     ),
     "silu, read beside it": Case(
         "epilogue",
-        "this activation is another",
+        "input of the activation is read by something else",
         lambda a, b, x, y: (jax.nn.silu(d := scaled_dot(a, b, x, y)), d),
         OPERANDS,
     ),
+    **{f"{name} and its gradient": Case(
+        "epilogue",
+        "input of the activation is read by something else as well, as its gradient does, and a call has one result",
+        lambda a, b, x, y, c, w, act=act: with_gradient(act, scaled_dot(a, b, x, y, bf16) + c, w, x),
+        (*OPERANDS, S(N, dtype=bf16), S(N, N)),
+        lambda a, b, x, y, c, w: with_gradient(own_relu, scaled_dot(a, b, x, y, bf16) + c, w, x),
+        leaves=("output",),
+    ) for name, act in (("gelu", gelu), ("exact gelu", lambda d: gelu(d, approximate=False)), ("silu", jax.nn.silu))},
     # Activations
     "relu after the scale": Case(
         "epilogue",
@@ -552,7 +575,7 @@ CASES = {
     ),
     "relu read twice": Case(
         "epilogue",
-        "read by the relu and by something else",
+        "input of the relu is read by something else",
         lambda a, b, x, y: (relu(d := scaled_dot(a, b, x, y)), d),
         OPERANDS,
         lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
@@ -1090,7 +1113,7 @@ ONLY = {
     "gathered": {"side": {"right"}},  # of a left one XLA gathers the FP8 array
     "moved first": {"step": {"activation", "bias", "scale"}},  # XLA moves the others in front of a transpose
     "activation after scale": {"step": {"relu", "activation"}},
-    "activation and reader": {"step": {"relu"}},  # with gelu XLA's own compile fails
+    "activation and reader": {"step": {"relu", "activation"}},
     "amax before": {"step": {"relu", "activation", "bias"}},
 }
 FORMS = (
