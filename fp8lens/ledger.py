@@ -178,4 +178,4 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
     if scales or after == {"amax"} or maxima and any(j.opcode == "abs" for j in parts) and all(
             s.size == 1 for s in written):
         return "scale"
-    return "move" if after else "rest"
+    return "move" if after or any("transpose" in o.work for o in charged) else "rest"

@@ -20,7 +20,7 @@ from fp8lens.steps import is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
-DEQUANTIZES = "dequantizes the result"
+DEQUANTIZES, QUANTIZES, MOVES_IT = "dequantizes the result", "quantizes an operand", "moves an operand"
 _FROM_FP8 = _SUPPLY | POINTWISE
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
@@ -121,8 +121,8 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
     if opcodes <= _FROM_FP8 and not result.dtype.startswith("f8") and from_fp8(i):
         return Outside(i, ("fp8",), besides)
     if only_moves:
-        return Outside(i, own="moves an operand")
-    return Outside(i, own="quantizes an operand" if result.dtype.startswith("f8") else "computes an operand")
+        return Outside(i, own=MOVES_IT)
+    return Outside(i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand")
 
 
 # Kernels that read a result -------------------------------------------------------------------------------------------
@@ -268,7 +268,9 @@ class Around:
     """Which kernels make the operands of a program's matmuls, and which read their results."""
 
     def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
+        rows = tuple(rows)
         self._multiply = {row.instruction for row in rows}
+        self._fp8 = {row.instruction for row in rows if row.is_fp8}
         self._flow = Flow(module, launches)
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
         self._of_fp8: dict[tuple[Instruction, int], bool] = {}
@@ -331,8 +333,18 @@ class Around:
                 found[i] = Outside(i, own="makes an operand")
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
+            if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
+                for maker, _ in (m for index in range(len(i.operands)) for m in self.makers(i, index)):
+                    if self._transposes_for(maker, i):
+                        found[maker] = Outside(maker, ("transpose",))
             if found[i].work:
                 todo += [(maker, role) for index in range(len(i.operands)) for maker in self.makers(i, index)]
+
+    def _transposes_for(self, i: Instruction, reader: Instruction) -> bool:
+        """Whether a kernel only transposes, and converts, for another that then quantizes or joins."""
+        return is_plain(i) and {j.opcode for j in inside(i)} <= _SUPPLY and moving(
+            j for j in inside(i) if j.opcode in MOVES) == "transpose" and i.shape.size > 1 and (
+            {kernel for kernel, _ in self.readers(i)} == {reader})
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
         """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
@@ -361,6 +373,9 @@ class Around:
                     found[kernel] = Outside(kernel, own="reads the result", after=True)
                     continue
                 reading = self._read(kernel, marks, made_of_it, size)
+                # What another call's operand must be laid out like, is charged to that one.
+                if reading.work == ["transpose"] and any(r in self._fp8 for r, _ in self.readers(kernel)):
+                    continue
                 found[kernel] = Outside(kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True)
                 for number, mark in enumerate(reading.made):
                     if mark and reading.work:

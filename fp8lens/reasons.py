@@ -12,12 +12,14 @@ from fp8lens.gemms import GemmRow, executions, fused, matmuls
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import visible
 from fp8lens.ledger import Line
+from fp8lens.libraries import mend_there
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded
 from fp8lens.outside import DEQUANTIZES, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
 from fp8lens.steps import (
-    FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, is_tanh_gelu, operand, reducer,
+    FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, is_tanh_gelu, is_transpose,
+    operand, reducer,
 )
 from fp8lens.rules import RULES, Rule
 from fp8lens.targets import Target
@@ -182,6 +184,7 @@ class _Matmul:
         texts = [text.format(**(known | fields)) for text in RULES[rule]]
         if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
             texts[3] += " (XLA's gemm_rewriter.cc)"
+        texts[2] += mend_there(rule, self.given.instruction)
         name = row.title + f" {row.path}" * bool(row.path)
         return Reason(name, *texts, self.given.source or row.source)
 
@@ -288,10 +291,11 @@ class _Matmul:
 
     def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
         if work == "transpose":
-            side, call = "right", self.row.instruction
-            if behind(operand(call, 0), ("bitcast", "reshape", "copy", "get-tuple-element")).name == kernel.name:
-                side = "left"
-            origin = behind(operand(kernel, 0), ("bitcast", "reshape", "copy", "get-tuple-element"))
+            names = ("bitcast", "reshape", "copy", "get-tuple-element")
+            left = behind(operand(self.row.instruction, 0), names)  # or a kernel that quantizes what is transposed
+            made_of = [behind(operand(left, n), names).name for n in range(len(left.operands))]
+            side = "left" if kernel.name in (left.name, *made_of) else "right"
+            origin = behind(operand(kernel, 0), names)
             argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
             moves = [i.attributes["dimensions"] for i in inside(kernel) if i.opcode == "transpose"]
             dims = re.findall(r"\d+", moves[0]) if moves else []
@@ -338,12 +342,13 @@ class _Matmul:
         result, found = Result(self.dot), []
         left = list(self._unfused(result.steps))
         main = [step for step in left if step.kind not in ("amax", "move")]
-        if main and set(works) - {"amax"}:
+        if main and set(works) - {"amax", "transpose", "pad"}:
             found.append(self._first_cause(main, result))
         if amaxes := [step for step in left if step.kind == "amax"]:
             found.append(self._amax(amaxes[0], main, result.steps))
         elif "amax" in works:
             found.append(self.why("amax in 16 bits" if self.row.amax else "amax of another"))
+        found += [self.why("result's layout")] * ("transpose" in works)
         if not found and "pad" in works:
             found.append(self._padding())
         return found or [self._unknown(works)]
@@ -378,7 +383,11 @@ class _Matmul:
 
     def _first_cause(self, left: list[Step], result: Result) -> Reason:
         """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
+        ahead = result.steps[:result.steps.index(left[0])]
         to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
+        if any(step.kind == "move" and is_transpose(step.at) for step in ahead):
+            noun = _NOUNS.get(left[0].kind, left[0].kind)
+            return self.why("moved first", step=noun, lost=_LOST.get(left[0].kind, noun))
         if to_fp8 and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}:
             return self._conversion(left[:to_fp8[0] + 1], result)
         reason = self._cause(left, result)
@@ -395,10 +404,9 @@ class _Matmul:
             s.kind == "amax" and s.value is first.value for s in result.steps)
         dtype, to = first.value.shape.dtype, first.at.shape.dtype
         ahead = result.steps[:result.steps.index(first)]
-        if any(step.kind == "move" and step.at.opcode == "transpose" for step in ahead):
-            noun = _NOUNS.get(first.kind, first.kind)
-            return self.why("moved first", step=noun, lost=_LOST.get(first.kind, noun))
         match first.kind:
+            case "scale" if "scale" in (step.kind for step in ahead):
+                return self.why("scales one by one")
             case "scale" | "alpha" if following == "activation" and not is_tanh_gelu(left[1]):
                 return self.why("other activation")
             case "scale" | "alpha" if following in ("relu", "activation"):
@@ -492,7 +500,9 @@ class _Matmul:
             return self.why("amax along")
         if later:
             return self.why("amax before", step=_NOUNS.get(later[0].kind, later[0].kind))
-        if any(s.kind in ("scale", "alpha", "clamp", "output") for s in steps[:at]):
+        # A factor that became an operand's scale stands before all that the call computes.
+        outside = steps if self.row.out_dtype.startswith("f8") else main
+        if any(s.kind in ("scale", "alpha", "clamp", "output") and s in outside for s in steps[:at]):
             return self.why("amax scaled")
         way = [operand(step.at, 0)]
         while way[-1].opcode in ("abs", "convert", "bitcast", "reshape", "opt-barrier"):

@@ -104,10 +104,8 @@ RULES: Mapping[str, Rule] = {
         "XLA's dot_merger.cc; FindF8SubgraphRecursive does not look behind a concatenate",
     ),
     "before the loop": Rule(
-        "fp8",
-        "the {side} operand is dequantized before the loop, and comes into it as {dtype}",
-        "dequantize in the loop's body",
-        "FindF8SubgraphRecursive does not look outside of the loop's body",
+        "fp8", "the {side} operand is dequantized before the loop, and comes into it as {dtype}",
+        "dequantize in the loop's body", "FindF8SubgraphRecursive does not look outside of the loop's body",
     ),
     "gathered": Rule(
         "fp8",
@@ -199,16 +197,12 @@ RULES: Mapping[str, Rule] = {
         "output", "the clamp comes before the scale, not between scale and conversion", "clamp last: {clip}", _CONVERT
     ),
     "clamp bounds": Rule(
-        "output",
-        "the clamp's bounds are {bounds}, not exactly the range of {to}",
-        "clamp to plus and minus jnp.finfo({jax_to}).max: {clip}",
-        _CONVERT,
+        "output", "the clamp's bounds are {bounds}, not exactly the range of {to}",
+        "clamp to plus and minus jnp.finfo({jax_to}).max: {clip}", _CONVERT,
     ),
     "scaled twice": Rule(
-        "output",
-        "the result is scaled twice before the conversion",
-        "multiply the two scales outside of the program",
-        _CONVERT,
+        "output", "the result is scaled twice before the conversion",
+        "multiply the two scales outside of the program", _CONVERT,
     ),
     "matrix in f32": Rule(
         "output",
@@ -253,7 +247,7 @@ RULES: Mapping[str, Rule] = {
     "moved first": Rule(
         "{lost}",
         "the result is transposed before the {step}, and the call takes only what reads it directly",
-        "do it before transposing",
+        "do it before transposing; or exchange the operands, which gives the transposed product",
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
     ),
     "result in FP8": Rule(
@@ -263,22 +257,19 @@ RULES: Mapping[str, Rule] = {
         "the call adds, activates and scales before it converts",
     ),
     "another type": Rule(
-        "output",
-        "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
-        "dequantize in {jax_to}: then the dot's type is {to}",
-        "HandleConvert takes only conversions to FP8",
+        "output", "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
+        "dequantize in {jax_to}: then the dot's type is {to}", "HandleConvert takes only conversions to FP8",
     ),
     "not a float": Rule(
-        "output",
-        "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 call writes",
-        "leave this kernel, or convert to a floating-point type",
-        "HandleConvert takes only conversions to FP8",
+        "output", "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 call writes",
+        "leave this kernel, or convert to a floating-point type", "HandleConvert takes only conversions to FP8",
     ),
     # ... an activation -----------------------------------------------------------------------------------------------
     "activation after scale": Rule(
         "epilogue",
         "the {step} is applied to a scaled result, and the call applies it before it scales",
-        "apply it to the dot's result and scale after: relu(x * s) is relu(x) * s for s > 0",
+        "multiply the scale into an operand's, outside of the program; or scale after relu: relu(x * s) is "
+        "relu(x) * s for s > 0",
         "HandleMaximum and HandleMultiply: the activation must read the call itself",
     ),
     "activation and reader": Rule(
@@ -301,23 +292,17 @@ RULES: Mapping[str, Rule] = {
         "HandleMaximum and HandleMultiply match relu and tanh-gelu only",
     ),
     "clamp alone": Rule(
-        "epilogue",
-        "the result is clamped, and not converted to FP8 right after it (it is {to})",
-        "convert to an FP8 type right after the clamp, or leave the clamp out",
-        _CONVERT,
+        "epilogue", "the result is clamped, and not converted to FP8 right after it (it is {to})",
+        "convert to an FP8 type right after the clamp, or leave the clamp out", _CONVERT,
     ),
     # ... something added ---------------------------------------------------------------------------------------------
     "bias after scale": Rule(
-        "bias",
-        "what is added is added to a scaled result, and the call adds it before it scales",
-        "multiply the scale into an operand's, outside of the program, or add before it",
-        "HandleAdd",
+        "bias", "what is added is added to a scaled result, and the call adds it before it scales",
+        "multiply the scale into an operand's, outside of the program, or add before it", "HandleAdd",
     ),
     "bias and reader": Rule(
-        "bias",
-        "the dot's result is read by the addition and by something else as well",
-        "read the sum instead: a call has one result",
-        "HandleAdd: WithOneUser",
+        "bias", "the dot's result is read by the addition and by something else as well",
+        "read the sum instead: a call has one result", "HandleAdd: WithOneUser",
     ),
     "matrix after epilogue": Rule(
         "bias",
@@ -326,10 +311,8 @@ RULES: Mapping[str, Rule] = {
         "FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
     ),
     "subtracted": Rule(
-        "bias",
-        "a {what} is subtracted, or the result from it, and XLA takes only additions into the call",
-        "pass the {what}, or an operand's scale, negated, and add",
-        "HandleAdd",
+        "bias", "a {what} is subtracted, or the result from it, and XLA takes only additions into the call",
+        "pass the {what}, or an operand's scale, negated, and add", "HandleAdd",
     ),
     "scalar added": Rule(
         "bias",
@@ -388,22 +371,16 @@ RULES: Mapping[str, Rule] = {
         _AMAX,
     ),
     "amax along": Rule(
-        "amax",
-        "the maximum is taken along some dimensions, and the call's amax is of all elements",
-        "take the amax of the whole tensor: one scale for it",
-        _AMAX,
+        "amax", "the maximum is taken along some dimensions, and the call's amax is of all elements",
+        "take the amax of the whole tensor: one scale for it", _AMAX,
     ),
     "amax before": Rule(
-        "amax",
-        "the amax is of the value before the {step}; the call's is of what it writes",
-        "take the amax after the {step}",
-        _AMAX,
+        "amax", "the amax is of the value before the {step}; the call's is of what it writes",
+        "take the amax after the {step}", _AMAX,
     ),
     "amax scaled": Rule(
-        "amax",
-        "the amax is of the scaled or clamped result, and the call's is of the result before its scale",
-        "take jnp.max(jnp.abs(d)) before multiplying by the scale",
-        _AMAX,
+        "amax", "the amax is of the scaled or clamped result, and the call's is of the result before its scale",
+        "take jnp.max(jnp.abs(d)) before multiplying by the scale", _AMAX,
     ),
     "amax behind barrier": Rule(
         "amax",
@@ -413,19 +390,15 @@ RULES: Mapping[str, Rule] = {
         _AMAX,
     ),
     "amax of another": Rule(
-        "amax",
-        "an amax is taken of a value that is neither the call's result nor written alone",
-        "take jnp.max(jnp.abs(d)) of the very value that is scaled and converted",
-        _AMAX,
+        "amax", "an amax is taken of a value that is neither the call's result nor written alone",
+        "take jnp.max(jnp.abs(d)) of the very value that is scaled and converted", _AMAX,
     ),
     "amax otherwise": Rule(
         "amax", "the maximum is not written as one of absolute values", "write jnp.max(jnp.abs(d))", _AMAX
     ),
     "amax without FP8": Rule(
-        "amax",
-        "the result is not converted to FP8, and the call has an amax only with an FP8 result",
-        "clamp and convert the result to FP8, or leave this kernel",
-        _AMAX,
+        "amax", "the result is not converted to FP8, and the call has an amax only with an FP8 result",
+        "clamp and convert the result to FP8, or leave this kernel", _AMAX,
     ),
     "amax with it": Rule(
         "amax", "the conversion to FP8 stayed outside, and the amax with it", "mend the conversion first", _AMAX
@@ -452,10 +425,8 @@ RULES: Mapping[str, Rule] = {
         "F8ScaleD: a factor of a result that is not FP8 becomes an operand's scale, if that is free",
     ),
     "division": Rule(
-        "scale",
-        "the program divides by a scale, and the call multiplies: a kernel computes the reciprocal",
-        "pass the reciprocal as an argument, and multiply by it",
-        "CreateF8CustomCall and InvertAndConvertScalar",
+        "scale", "the program divides by a scale, and the call multiplies: a kernel computes the reciprocal",
+        "pass the reciprocal as an argument, and multiply by it", "CreateF8CustomCall and InvertAndConvertScalar",
     ),
     "scale after epilogue": Rule(
         "scale",
@@ -492,16 +463,12 @@ RULES: Mapping[str, Rule] = {
         "a strided batch of the call is a row of whole matrices (XLA's matmul_utils.cc)",
     ),
     "result's layout": Rule(
-        "transpose",
-        "the result is written, then transposed by a kernel",
-        "let the reader take it as it is, or leave this kernel",
-        "no call transposes its result",
+        "transpose", "the result is written, then transposed by a kernel",
+        "let the reader take it as it is, or leave this kernel", "no call transposes its result",
     ),
     "padding": Rule(
-        "pad",
-        "{sizes} is not a multiple of 16, so kernels pad the operands",
-        "choose, or pad once in advance to, dimensions that are multiples of 16",
-        "PadOperandToMultipleOf16",
+        "pad", "{sizes} is not a multiple of 16, so kernels pad the operands",
+        "choose, or pad once in advance to, dimensions that are multiples of 16", "PadOperandToMultipleOf16",
     ),
     "own padding, of few": Rule(
         "pad",
@@ -510,10 +477,8 @@ RULES: Mapping[str, Rule] = {
         "no call pads or slices",
     ),
     "own padding": Rule(
-        "pad",
-        "the program itself pads an operand, or slices the result",
-        "keep the padded shape, or leave this kernel",
-        "no call pads or slices",
+        "pad", "the program itself pads an operand, or slices the result",
+        "keep the padded shape, or leave this kernel", "no call pads or slices",
     ),
     # ... a collective of a sharded program ----------------------------------------------------------------------------
     "gathered wide": Rule(
@@ -586,22 +551,16 @@ RULES: Mapping[str, Rule] = {
         "the kernel's PTX: its mma instruction",
     ),
     "convolution": Rule(
-        "fp8",
-        "a convolution runs in {dtype}, by cuDNN: XLA's FP8 rewriting of it is not looked into here",
-        "leave it, or write it as a matmul of patches",
-        "XLA's conv_rewriter.cc",
+        "fp8", "a convolution runs in {dtype}, by cuDNN: XLA's FP8 rewriting of it is not looked into here",
+        "leave it, or write it as a matmul of patches", "XLA's conv_rewriter.cc",
     ),
     "not looked into": Rule(
-        "kernel",
-        "unknown: what this kernel multiplies, if anything, HLO does not tell ({target})",
-        "ask its author; assert_fp8_gemms(..., count=...) asks for the other matmuls alone",
-        "none found",
+        "kernel", "unknown: what this kernel multiplies, if anything, HLO does not tell ({target})",
+        "ask its author; assert_fp8_gemms(..., count=...) asks for the other matmuls alone", "none found",
     ),
     "unknown kernel": Rule(
-        "kernel",
-        "unknown: the kernel {kernel} {does}, and what it does there is not known here ({opcode})",
-        "look at it: print_hlo_module(aot_compile(fn, *args))",
-        "none found",
+        "kernel", "unknown: the kernel {kernel} {does}, and what it does there is not known here ({opcode})",
+        "look at it: print_hlo_module(aot_compile(fn, *args))", "none found",
     ),
     "unknown, outside": Rule(
         "{lost}",

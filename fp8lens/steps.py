@@ -34,6 +34,14 @@ def broadcast_of(i: Instruction) -> Instruction | None:
     return operand(i, 0) if i.opcode == "broadcast" else None
 
 
+def is_transpose(i: Instruction) -> bool:
+    """Whether dimensions change their order, by a kernel or in name alone: what is laid out by columns, called rows."""
+    before = i.computation[i.operands[0]].shape
+    rows = [",".join(map(str, reversed(range(len(s.dims))))) for s in (before, i.shape)]
+    return i.opcode == "transpose" or i.opcode == "bitcast" and (
+        (before.layout or rows[0]) != rows[0]) != ((i.shape.layout or rows[1]) != rows[1])
+
+
 def is_zero(i: Instruction | None) -> bool:
     return i is not None and i.opcode == "constant" and bool(re.fullmatch(r"-?0(\.0*)?", i.literal or ""))
 
@@ -186,7 +194,8 @@ class Result:
             if at is None:
                 return None
         elif at.opcode in LAYOUT | {"slice"}:
-            self.steps += [Step("move", at, value)] if at.opcode not in ("bitcast", "reshape") else []
+            named = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
+            self.steps += [] if named else [Step("move", at, value)]
             return at
         step = _step(at, value)
         if step.kind == "other" or step.kind == "output" and value.shape.dtype.startswith("f8"):
@@ -309,7 +318,8 @@ def clamp_bounds(clamp: Instruction) -> list[str]:
     if clamp.opcode != "clamp":
         return []
     ends = [broadcast_of(operand(clamp, n)) or operand(clamp, n) for n in (0, 2)]
-    return [end.literal or "" for end in ends if end.opcode == "constant"]
+    # XLA prints a bfloat16 with four digits.
+    return [(end.literal or "").replace("5.734e+04", FP8_MAX["f8e5m2"]) for end in ends if end.opcode == "constant"]
 
 
 def along_columns(added: Instruction) -> bool:

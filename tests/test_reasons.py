@@ -54,6 +54,13 @@ def with_amax(d, scale, amax_of=None):
     return to_e4m3(d, scale), jnp.max(jnp.abs(d if amax_of is None else amax_of))
 
 
+def delayed(x, history, scale):
+    """Quantized as by flax.linen.fp8_ops: by the largest amax of earlier steps, where there is one."""
+    amax = jnp.max(history)
+    factor = jnp.where(jnp.isfinite(amax), jnp.where(amax > 0, 448 / amax, 1 / scale), 1 / scale)
+    return clip(x / (1 / factor).astype(x.dtype)).astype(e4m3)
+
+
 def with_gradient(act, d, w, scale):
     """An activation between two matmuls, and its gradient of the second one's result."""
     y, pull = jax.vjp(act, d)
@@ -875,7 +882,59 @@ CASES = {
         lambda a, b, xy: jax.lax.dot(a, b.T, preferred_element_type=f32) * xy,
         (A, B, s),
     ),
+    "amax of a scaled product, read elsewhere": Case(
+        "amax",
+        "conversion to FP8 stayed outside, and the amax with it",
+        lambda a, b, x, z: (*with_amax(d := jax.lax.dot(a, b.T, preferred_element_type=f32) * x, z), d),
+        (A, B, s, s),
+        lambda a, b, x, z: with_amax(jax.lax.dot(a, b.T, preferred_element_type=f32) * x, z),
+    ),
+    "E5M2 in 16 bits, read elsewhere": Case(
+        "output",
+        "read elsewhere too",
+        lambda a, b, x, y, z: (clip((d := scaled_dot(a, b, x, y, bf16)) * z.astype(bf16), 57344).astype(e5m2), d),
+        (S(M, K, dtype=e5m2), B, s, s, s),
+        lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y, bf16) * z.astype(bf16), 57344).astype(e5m2),
+    ),
+    "two scalars, then gelu": Case(
+        "scale",
+        "several scalars, one after the other.*follows, activation",
+        lambda a, b, x, y: gelu(jax.lax.dot(a, b.T, preferred_element_type=f32) * x * y),
+        OPERANDS,
+        lambda a, b, x, y: gelu(jax.lax.dot(a, b.T, preferred_element_type=f32) * (x * y)),
+        leaves=("scale",),
+    ),
+    "two scalars, then a bias": Case(
+        "scale",
+        "several scalars, one after the other.*follows, bias",
+        lambda a, b, x, y, c: jax.lax.dot(a, b.T, preferred_element_type=f32) * x * y + c.astype(f32),
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
+    ),
+    "a product by columns": Case(
+        "scale",
+        "transposed before the scale",
+        jax.vmap(lambda b, a, x: (jax.lax.dot(b, a, preferred_element_type=f32) * x).astype(bf16), (None, 0, None)),
+        (B, A, s),
+        jax.vmap(lambda b, a, x: jax.lax.dot(a, b.T, preferred_element_type=bf16) * x.astype(bf16), (None, 0, None)),
+    ),
     # Layout
+    "transposed, then joined": Case(
+        "transpose",
+        r"operand's \(c\) contracting dimension is not its last",
+        lambda a, b, c: [jnp.einsum("mk,khd->mhd", a, w, preferred_element_type=f32) for w in (b, c)],
+        (A, S(K, 4, 32), S(K, 4, 32)),
+        lambda a, b, c: [jnp.einsum("mk,hdk->mhd", a, w, preferred_element_type=f32) for w in (b, c)],
+        (A, S(4, 32, K), S(4, 32, K)),
+    ),
+    "transposed, then quantized": Case(
+        "transpose",
+        r"the left operand's \(a\) contracting dimension is not its last",
+        lambda a, b, h, x: jax.lax.dot(delayed(a.astype(bf16), h, x).T, b.T, preferred_element_type=f32),
+        (S(K, M, dtype=f32), B, S(1024, dtype=f32), s),
+        lambda a, b, h, x: jax.lax.dot(delayed(a.astype(bf16), h, x), b.T, preferred_element_type=f32),
+        (S(M, K, dtype=f32), B, S(1024, dtype=f32), s),
+    ),
     "heads inside": Case(
         "transpose",
         r"the left operand's \(q\) batch dimension is not in front",
@@ -1065,7 +1124,7 @@ WORDS = {
 }
 ONLY = {
     "gathered": {"side": {"right"}},  # of a left one XLA gathers the FP8 array
-    "moved first": {"step": {"activation", "bias"}},  # XLA moves the others in front of a transpose
+    "moved first": {"step": {"activation", "bias", "scale"}},  # XLA moves the others in front of a transpose
     "activation after scale": {"step": {"relu", "activation"}},
     "activation and reader": {"step": {"relu", "activation"}},
     "amax before": {"step": {"relu", "activation", "bias"}},
@@ -1209,6 +1268,16 @@ def test_what_several_matmuls_share_is_said_once():
     found = why_not_fp8(fn, S(M, K, dtype=e5m2), [S(64 * n, K, dtype=e5m2) for n in range(1, 8)], s, s, **UNMERGED)
     assert len(found) == 7 and str(found).count("both operands are E5M2") == 1
     assert "7 matmuls lost fp8" in str(found) and "and 2 more" in str(found)
+
+
+def test_a_transpose_is_charged_to_the_matmul_that_reads_it():
+    def fn(a, b, c, x):
+        return scaled_dot(to_e4m3(scaled_dot(a, b, x, x), x).T, c, x, x)
+
+    first, second = report_gemms(fn, A, B, S(96, M), s).rows
+    assert not first.outside and len(second.outside) == 1
+    (reason,) = why_not_fp8(fn, A, B, S(96, M), s)
+    assert reason.matmul.startswith(second.name) and "the left operand's contracting dimension" in reason.reason
 
 
 def test_reasons_need_the_function():
