@@ -385,10 +385,14 @@ class _Matmul:
         """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
         ahead = result.steps[:result.steps.index(left[0])]
         to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
-        if any(step.kind == "move" and is_transpose(step.at) for step in ahead):
-            noun = _NOUNS.get(left[0].kind, left[0].kind)
-            return self.why("moved first", step=noun, lost=_LOST.get(left[0].kind, noun))
-        if to_fp8 and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}:
+        converts = bool(to_fp8) and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}
+        if moved := next((step.at for step in ahead if step.kind == "move" and is_transpose(step.at)), None):
+            noun = "conversion" if converts else _NOUNS.get(left[0].kind, left[0].kind)
+            lost = "output" if converts else _LOST.get(left[0].kind, noun)
+            by_xla = not moved.metadata and any(
+                i.opcode.startswith(COLLECTIVES) and depends(i, moved) for i in moved.computation)
+            return self.why("turned first" if by_xla else "moved first", step=noun, lost=lost)
+        if converts:
             return self._conversion(left[:to_fp8[0] + 1], result)
         reason = self._cause(left, result)
         rest = list(dict.fromkeys(_NOUNS.get(step.kind, step.kind) for step in left[1:]))
@@ -472,9 +476,7 @@ class _Matmul:
             return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
         given, read = self.dot.shape.dims, base.shape.dims
         if given != read:
-            moved = next(step.value for step in result.steps if step.value.shape.dims != given)
-            turned = moved.opcode == "bitcast" and not moved.metadata and sorted(given) == sorted(read)
-            return self.why("turned first" if turned else "reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
+            return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
         if kinds.count("scale") + kinds.count("alpha") > 1:
             return self.why("scaled twice")
         if self.row.beta and operand(self.row.instruction, 2).shape.dtype == "f32":

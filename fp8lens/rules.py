@@ -104,8 +104,10 @@ RULES: Mapping[str, Rule] = {
         "XLA's dot_merger.cc; FindF8SubgraphRecursive does not look behind a concatenate",
     ),
     "before the loop": Rule(
-        "fp8", "the {side} operand is dequantized before the loop, and comes into it as {dtype}",
-        "dequantize in the loop's body", "FindF8SubgraphRecursive does not look outside of the loop's body",
+        "fp8",
+        "the {side} operand is dequantized before the loop, and comes into it as {dtype}",
+        "dequantize in the loop's body",
+        "FindF8SubgraphRecursive does not look outside of the loop's body",
     ),
     "gathered": Rule(
         "fp8",
@@ -182,7 +184,10 @@ RULES: Mapping[str, Rule] = {
         f"compiler_options={{{{'xla_gpu_override_gemm_autotuner': '{_TILE}'}}}}",
         "the kernel's PTX: its mma instruction",
     ),
-    "unknown, not FP8": Rule("fp8", "unknown: no rule known here keeps it from FP8 ({facts})", _LOG, "none found"),
+    "unknown, not FP8": Rule("fp8",
+        "unknown: no rule known here keeps it from FP8 ({facts})",
+        _LOG,
+        "none found"),
     "unknown, no dot": Rule(
         "fp8",
         "unknown: no dot that XLA's rewriter saw is this one (it runs by {library} in {math}, op_name {op_name})",
@@ -191,18 +196,28 @@ RULES: Mapping[str, Rule] = {
     ),
     # It is FP8, and the conversion of its result stayed outside ------------------------------------------------------
     "no clamp": Rule(
-        "output", "the result is converted to {to} without a clamp", "clamp to the format's range: {clip}", _CONVERT
+        "output",
+        "the result is converted to {to} without a clamp",
+        "clamp to the format's range: {clip}",
+        _CONVERT
     ),
     "clamp early": Rule(
-        "output", "the clamp comes before the scale, not between scale and conversion", "clamp last: {clip}", _CONVERT
+        "output",
+        "the clamp comes before the scale, not between scale and conversion",
+        "clamp last: {clip}",
+        _CONVERT
     ),
     "clamp bounds": Rule(
-        "output", "the clamp's bounds are {bounds}, not exactly the range of {to}",
-        "clamp to plus and minus jnp.finfo({jax_to}).max: {clip}", _CONVERT,
+        "output",
+        "the clamp's bounds are {bounds}, not exactly the range of {to}",
+        "clamp to plus and minus jnp.finfo({jax_to}).max: {clip}",
+        _CONVERT,
     ),
     "scaled twice": Rule(
-        "output", "the result is scaled twice before the conversion",
-        "multiply the two scales outside of the program", _CONVERT,
+        "output",
+        "the result is scaled twice before the conversion",
+        "multiply the two scales outside of the program",
+        _CONVERT,
     ),
     "matrix in f32": Rule(
         "output",
@@ -223,13 +238,6 @@ RULES: Mapping[str, Rule] = {
         "take jnp.max(jnp.abs(d)) of the dot's result after its activation, of all elements",
         "F8ConvertD: the only other reader may be one amax",
     ),
-    "turned first": Rule(
-        "output",
-        "XLA turns the result around before it is converted, from [{before}] to [{after}], for who reads it next, as a "
-        "collective over its last dimension does: the program has no such step",
-        "send the result over its rows: shard the first dimension; or leave this kernel",
-        _CONVERT,
-    ),
     "reshaped first": Rule(
         "output",
         "the result is reshaped before it is converted, from [{before}] to [{after}], and the call's conversion must "
@@ -244,6 +252,13 @@ RULES: Mapping[str, Rule] = {
         "choose, or pad once in advance to, dimensions that are multiples of 16",
         "PadOperandToMultipleOf16: a slice then stands between the call and its conversion",
     ),
+    "turned first": Rule(
+        "{lost}",
+        "XLA turns the result around before the {step}, for a collective that sends it over its last dimension: the "
+        "program has no such step",
+        "send the result over its rows: shard the first dimension; or leave this kernel",
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
     "moved first": Rule(
         "{lost}",
         "the result is transposed before the {step}, and the call takes only what reads it directly",
@@ -257,12 +272,16 @@ RULES: Mapping[str, Rule] = {
         "the call adds, activates and scales before it converts",
     ),
     "another type": Rule(
-        "output", "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
-        "dequantize in {jax_to}: then the dot's type is {to}", "HandleConvert takes only conversions to FP8",
+        "output",
+        "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
+        "dequantize in {jax_to}: then the dot's type is {to}",
+        "HandleConvert takes only conversions to FP8",
     ),
     "not a float": Rule(
-        "output", "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 call writes",
-        "leave this kernel, or convert to a floating-point type", "HandleConvert takes only conversions to FP8",
+        "output",
+        "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 call writes",
+        "leave this kernel, or convert to a floating-point type",
+        "HandleConvert takes only conversions to FP8",
     ),
     # ... an activation -----------------------------------------------------------------------------------------------
     "activation after scale": Rule(
@@ -292,17 +311,23 @@ RULES: Mapping[str, Rule] = {
         "HandleMaximum and HandleMultiply match relu and tanh-gelu only",
     ),
     "clamp alone": Rule(
-        "epilogue", "the result is clamped, and not converted to FP8 right after it (it is {to})",
-        "convert to an FP8 type right after the clamp, or leave the clamp out", _CONVERT,
+        "epilogue",
+        "the result is clamped, and not converted to FP8 right after it (it is {to})",
+        "convert to an FP8 type right after the clamp, or leave the clamp out",
+        _CONVERT,
     ),
     # ... something added ---------------------------------------------------------------------------------------------
     "bias after scale": Rule(
-        "bias", "what is added is added to a scaled result, and the call adds it before it scales",
-        "multiply the scale into an operand's, outside of the program, or add before it", "HandleAdd",
+        "bias",
+        "what is added is added to a scaled result, and the call adds it before it scales",
+        "multiply the scale into an operand's, outside of the program, or add before it",
+        "HandleAdd",
     ),
     "bias and reader": Rule(
-        "bias", "the dot's result is read by the addition and by something else as well",
-        "read the sum instead: a call has one result", "HandleAdd: WithOneUser",
+        "bias",
+        "the dot's result is read by the addition and by something else as well",
+        "read the sum instead: a call has one result",
+        "HandleAdd: WithOneUser",
     ),
     "matrix after epilogue": Rule(
         "bias",
@@ -311,8 +336,10 @@ RULES: Mapping[str, Rule] = {
         "FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
     ),
     "subtracted": Rule(
-        "bias", "a {what} is subtracted, or the result from it, and XLA takes only additions into the call",
-        "pass the {what}, or an operand's scale, negated, and add", "HandleAdd",
+        "bias",
+        "a {what} is subtracted, or the result from it, and XLA takes only additions into the call",
+        "pass the {what}, or an operand's scale, negated, and add",
+        "HandleAdd",
     ),
     "scalar added": Rule(
         "bias",
@@ -371,16 +398,22 @@ RULES: Mapping[str, Rule] = {
         _AMAX,
     ),
     "amax along": Rule(
-        "amax", "the maximum is taken along some dimensions, and the call's amax is of all elements",
-        "take the amax of the whole tensor: one scale for it", _AMAX,
+        "amax",
+        "the maximum is taken along some dimensions, and the call's amax is of all elements",
+        "take the amax of the whole tensor: one scale for it",
+        _AMAX,
     ),
     "amax before": Rule(
-        "amax", "the amax is of the value before the {step}; the call's is of what it writes",
-        "take the amax after the {step}", _AMAX,
+        "amax",
+        "the amax is of the value before the {step}; the call's is of what it writes",
+        "take the amax after the {step}",
+        _AMAX,
     ),
     "amax scaled": Rule(
-        "amax", "the amax is of the scaled or clamped result, and the call's is of the result before its scale",
-        "take jnp.max(jnp.abs(d)) before multiplying by the scale", _AMAX,
+        "amax",
+        "the amax is of the scaled or clamped result, and the call's is of the result before its scale",
+        "take jnp.max(jnp.abs(d)) before multiplying by the scale",
+        _AMAX,
     ),
     "amax behind barrier": Rule(
         "amax",
@@ -390,18 +423,28 @@ RULES: Mapping[str, Rule] = {
         _AMAX,
     ),
     "amax of another": Rule(
-        "amax", "an amax is taken of a value that is neither the call's result nor written alone",
-        "take jnp.max(jnp.abs(d)) of the very value that is scaled and converted", _AMAX,
+        "amax",
+        "an amax is taken of a value that is neither the call's result nor written alone",
+        "take jnp.max(jnp.abs(d)) of the very value that is scaled and converted",
+        _AMAX,
     ),
     "amax otherwise": Rule(
-        "amax", "the maximum is not written as one of absolute values", "write jnp.max(jnp.abs(d))", _AMAX
+        "amax",
+        "the maximum is not written as one of absolute values",
+        "write jnp.max(jnp.abs(d))",
+        _AMAX
     ),
     "amax without FP8": Rule(
-        "amax", "the result is not converted to FP8, and the call has an amax only with an FP8 result",
-        "clamp and convert the result to FP8, or leave this kernel", _AMAX,
+        "amax",
+        "the result is not converted to FP8, and the call has an amax only with an FP8 result",
+        "clamp and convert the result to FP8, or leave this kernel",
+        _AMAX,
     ),
     "amax with it": Rule(
-        "amax", "the conversion to FP8 stayed outside, and the amax with it", "mend the conversion first", _AMAX
+        "amax",
+        "the conversion to FP8 stayed outside, and the amax with it",
+        "mend the conversion first",
+        _AMAX
     ),
     # ... a scale -----------------------------------------------------------------------------------------------------
     "vector scale": Rule(
@@ -425,8 +468,10 @@ RULES: Mapping[str, Rule] = {
         "F8ScaleD: a factor of a result that is not FP8 becomes an operand's scale, if that is free",
     ),
     "division": Rule(
-        "scale", "the program divides by a scale, and the call multiplies: a kernel computes the reciprocal",
-        "pass the reciprocal as an argument, and multiply by it", "CreateF8CustomCall and InvertAndConvertScalar",
+        "scale",
+        "the program divides by a scale, and the call multiplies: a kernel computes the reciprocal",
+        "pass the reciprocal as an argument, and multiply by it",
+        "CreateF8CustomCall and InvertAndConvertScalar",
     ),
     "scale after epilogue": Rule(
         "scale",
@@ -463,12 +508,16 @@ RULES: Mapping[str, Rule] = {
         "a strided batch of the call is a row of whole matrices (XLA's matmul_utils.cc)",
     ),
     "result's layout": Rule(
-        "transpose", "the result is written, then transposed by a kernel",
-        "let the reader take it as it is, or leave this kernel", "no call transposes its result",
+        "transpose",
+        "the result is written, then transposed by a kernel",
+        "let the reader take it as it is, or leave this kernel",
+        "no call transposes its result",
     ),
     "padding": Rule(
-        "pad", "{sizes} is not a multiple of 16, so kernels pad the operands",
-        "choose, or pad once in advance to, dimensions that are multiples of 16", "PadOperandToMultipleOf16",
+        "pad",
+        "{sizes} is not a multiple of 16, so kernels pad the operands",
+        "choose, or pad once in advance to, dimensions that are multiples of 16",
+        "PadOperandToMultipleOf16",
     ),
     "own padding, of few": Rule(
         "pad",
@@ -477,8 +526,10 @@ RULES: Mapping[str, Rule] = {
         "no call pads or slices",
     ),
     "own padding": Rule(
-        "pad", "the program itself pads an operand, or slices the result",
-        "keep the padded shape, or leave this kernel", "no call pads or slices",
+        "pad",
+        "the program itself pads an operand, or slices the result",
+        "keep the padded shape, or leave this kernel",
+        "no call pads or slices",
     ),
     # ... a collective of a sharded program ----------------------------------------------------------------------------
     "gathered wide": Rule(
@@ -551,16 +602,22 @@ RULES: Mapping[str, Rule] = {
         "the kernel's PTX: its mma instruction",
     ),
     "convolution": Rule(
-        "fp8", "a convolution runs in {dtype}, by cuDNN: XLA's FP8 rewriting of it is not looked into here",
-        "leave it, or write it as a matmul of patches", "XLA's conv_rewriter.cc",
+        "fp8",
+        "a convolution runs in {dtype}, by cuDNN: XLA's FP8 rewriting of it is not looked into here",
+        "leave it, or write it as a matmul of patches",
+        "XLA's conv_rewriter.cc",
     ),
     "not looked into": Rule(
-        "kernel", "unknown: what this kernel multiplies, if anything, HLO does not tell ({target})",
-        "ask its author; assert_fp8_gemms(..., count=...) asks for the other matmuls alone", "none found",
+        "kernel",
+        "unknown: what this kernel multiplies, if anything, HLO does not tell ({target})",
+        "ask its author; assert_fp8_gemms(..., count=...) asks for the other matmuls alone",
+        "none found",
     ),
     "unknown kernel": Rule(
-        "kernel", "unknown: the kernel {kernel} {does}, and what it does there is not known here ({opcode})",
-        "look at it: print_hlo_module(aot_compile(fn, *args))", "none found",
+        "kernel",
+        "unknown: the kernel {kernel} {does}, and what it does there is not known here ({opcode})",
+        "look at it: print_hlo_module(aot_compile(fn, *args))",
+        "none found",
     ),
     "unknown, outside": Rule(
         "{lost}",

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_matmul", "05_amax_matmul",
             "06_bias_matmul", "07_fusion_lab", "08_chips_and_releases", "09_performance"]
-HELPER_LINES, LENS_LINES = 900, 5000
+HELPER_LINES, LENS_LINES = 900, 4500
+TABLES = {"rules.py", "libraries.py"}  # texts to look up, whose lines nobody has to hold in the head
 CONTRIBUTING_LINES = 60
 
 
@@ -206,7 +207,8 @@ def lines_of_code(path: Path) -> int:
 
 @pytest.mark.parametrize(("package", "limit"), [("helpers", HELPER_LINES), ("fp8lens", LENS_LINES)])
 def test_packages_stay_small(package, limit):
-    lines = {str(path): lines_of_code(path) for path in tracked(f"{package}/*.py", f"{package}/**/*.py")}
+    lines = {str(path): lines_of_code(path) for path in tracked(f"{package}/*.py", f"{package}/**/*.py")
+             if path.name not in TABLES}
     assert sum(lines.values()) <= limit, lines
 
 
