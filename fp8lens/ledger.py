@@ -124,15 +124,20 @@ def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outsi
     lines, classes = [], {}
     for name, count in executions(module).items():
         for i in filter(launches, module.computations[name]):
-            mine = [(row, o) for row, o in near.get(i, ()) if o.work and row.is_fp8 or "fp8" in o.work]
-            classes[i] = what = "matmul" if i in multiply else _class(i, [o for _, o in mine])
+            mine = [(row, o) for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
+            classes[i] = "matmul" if i in multiply else _class(i, [o for _, o in mine])
             op_name = metadata.op_name or "" if (metadata := i.metadata) else ""
             lines.append(Line(
-                kernel(i, count), what, tuple(dict.fromkeys(w for _, o in mine for w in o.work)),
+                kernel(i, count), "", tuple(dict.fromkeys(w for _, o in mine for w in o.work)),
                 any(o.charged for _, o in mine), tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))),
                 layer(op_name), is_backward(op_name), source_line(i)))
-    return Ledger(line if line.serves else dataclasses.replace(
-        line, serves=_served(line.kernel.instruction, classes, around)) for line in lines)
+    for i in reversed(classes):  # one number, for nobody but who makes FP8 of it, or a scale: of an amax's history
+        if classes[i] == "rest" and is_plain(i) and all(s.size == 1 for s in results(i)):
+            readers = {classes.get(reader) for reader, _ in around.readers(i)}
+            classes[i] = "scale" if readers and readers <= {"quantize", "scale"} else "rest"
+    return Ledger(dataclasses.replace(
+        line, what=classes[i := line.kernel.instruction], serves=line.serves or _served(i, classes, around))
+        for line in lines)
 
 
 def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> tuple[str, ...]:

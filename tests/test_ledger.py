@@ -22,6 +22,8 @@ A, B, s = S(64, 256), S(128, 256), S(dtype=f32)
 @pytest.mark.parametrize("what, work, fn, args", [
     ("quantize", (), lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(64, 256, dtype=bf16), B, s, s)),
     ("scale", (), lambda a, b, x, y: scaled_dot(a, b, x * y, y), (A, B, s, s)),
+    ("scale", (), lambda a, b, history, y: scaled_dot(to_e4m3(a, 448 / jnp.max(history)), b, y, y),
+     (S(64, 256, dtype=bf16), B, S(1024, dtype=f32), s)),
     ("dequantize", ("fp8",), lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x + 1, (b.astype(f32) * y).T),
      (A, B, s, s)),
     ("move", ("transpose",), lambda a, b, x, y: scaled_dot(a, b.T, x, y), (A, S(256, 128), s, s)),
@@ -34,7 +36,7 @@ def test_each_class_is_told_by_what_the_kernel_does(what, work, fn, args):
     found = [line for line in seen.ledger.of(what) if set(work) <= set(line.work)]
     assert found, str(seen.ledger)
     if what not in ("rest", "unread"):
-        assert all(line.serves for line in found), str(seen.ledger)
+        assert all(line.serves for line in found) and not seen.ledger.of("rest"), str(seen.ledger)
     document = json.loads(seen.json())
     assert [line["what"] for line in document["ledger"]] == [line.what for line in seen.ledger]
 
