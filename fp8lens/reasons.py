@@ -114,18 +114,19 @@ def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], stages: Seq
 
 
 def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
-    """What is known of a kernel that is no instruction of HLO's: of Pallas's Triton kernels, what they multiply."""
+    """What is known of a kernel that is no instruction of HLO's: of Pallas's kernels, what they multiply."""
     i = line.kernel.instruction
     target = i.custom_call_target or i.opcode
-    config = i.backend_config if isinstance(i.backend_config, Mapping) else {}
-    text = ptx.get(re.sub(r"[.-]", "_", str(config.get("name", "")))) if "triton" in target else None
+    config = i.backend_config if isinstance(i.backend_config, Mapping) and "triton" in target else {}
+    text = ptx.get(re.sub(r"[.-]", "_", str(config.get("name", ""))), "")
+    # Mosaic GPU hands XLA MLIR's bytecode, which has each multiply instruction in words.
+    types = instructions(i.cmd if target.startswith("mosaic_gpu") else text)
     rule, fields = "not looked into", {"target": target}
-    if text is not None:
-        types = instructions(text)
-        if not types and "fma." not in text or types and all(name.startswith("f8") for name in types):
-            return []
-        if types:
-            rule, fields = "a kernel's own matmul", {"types": " and ".join(n for n in types if not n.startswith("f8"))}
+    if types and all(name.startswith("f8") for name in types) or text and not types and "fma." not in text:
+        return []
+    if types:
+        rule = "a Triton kernel's matmul" if text else "a Mosaic kernel's matmul"
+        fields = {"types": " and ".join(n for n in types if not n.startswith("f8"))}
     elif "convForward" in target or "convBackward" in target or i.opcode == "convolution":
         rule, fields = "convolution", {"dtype": i.computation[i.operands[0]].shape.dtype}
     layer = f" {line.layer}" * bool(line.layer)

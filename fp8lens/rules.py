@@ -595,7 +595,13 @@ RULES: Mapping[str, Rule] = {
         "XLA fuses behind a dot what its Triton emitter can tile (gemm_fusion.cc), behind a library's kernel nothing",
     ),
     # A kernel that is no instruction of HLO's ------------------------------------------------------------------------
-    "a kernel's own matmul": Rule(
+    "a Mosaic kernel's matmul": Rule(
+        "fp8",
+        "the kernel is somebody's own, written in Mosaic GPU, and multiplies {types}",
+        "give its plgpu.wgmma FP8 arrays, the right one [N, K] and transposed in the call; or leave it to XLA",
+        "the kernel's MLIR: its wgmma, mma or tcgen05.mma instruction",
+    ),
+    "a Triton kernel's matmul": Rule(
         "fp8",
         "the kernel is somebody's own, written for Triton, and multiplies {types}",
         "leave it to XLA; or, for B200 and later, give its dots FP8 operands: for Hopper JAX multiplies those in f16",

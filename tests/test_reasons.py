@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import releases
 import test_collectives as sharded
-from corpus import by_hand
+from corpus import by_hand, by_warpgroup
 
 from helpers import TARGETS, aot_compile, assert_fp8_gemms, parse_hlo_module, report_gemms, why_not_fp8
 from helpers.formats import dequantize
@@ -28,6 +28,7 @@ from fp8lens.inspection import Inspection
 from fp8lens.stages import dumped
 from fp8lens.reasons import Reasons, _Matmul
 from helpers.recipes import scaled_dot, to_e4m3
+from fp8lens.ptx import instructions
 from fp8lens.rules import RULES, Rule
 
 e4m3, e5m2, f32, bf16, f16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16, jnp.float16
@@ -1010,6 +1011,10 @@ CASES = {
     "a kernel of FP8 arrays by hand": Case(
         "fp8", "multiplies f16", lambda a, b: by_hand(a, b, e4m3), (S(M, M),) * 2, scaled_dot, OPERANDS
     ),
+    "a kernel by warpgroup": Case(
+        "fp8", "in Mosaic GPU, and multiplies bf16", by_warpgroup, (S(M, 128, dtype=bf16), S(128, N, dtype=bf16)),
+        scaled_dot, OPERANDS,
+    ),
     "convolution": Case(
         "fp8",
         "a convolution runs in bf16",
@@ -1299,6 +1304,25 @@ def test_a_kernel_by_hand_is_judged_by_its_instructions():
     assert_fp8_gemms(wide, count=1)
     # On a B200 Triton's compiler multiplies FP8 arrays as they are.
     assert not why_not_fp8(CASES["a kernel of FP8 arrays by hand"].broken, S(M, M), S(M, M), target="B200")
+    # And Mosaic GPU multiplies them so on Hopper.
+    assert not why_not_fp8(by_warpgroup, S(M, 128), S(N, 128))
+    assert not why_not_fp8(by_warpgroup, S(M, 128, dtype=e5m2), S(N, 128, dtype=e5m2))
+
+
+@pytest.mark.parametrize("instruction, types", [
+    ("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e5m2", ("f8e4m3fn",)),
+    ("wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 {%0}, %1;", ("f8e4m3fn",)),  # a sum in float16
+    ("wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16", ("f16",)),
+    ("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", ("tf32",)),
+    ("mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32", ("f8e5m2",)),
+    ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", ("f16",)),
+    ("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32", ("s8",)),
+    ("tcgen05.mma.cta_group::1.kind::f8f6f4 [%0]", ("f8",)),
+    ("tcgen05.mma.cta_group::2.kind::f16 [%0]; wgmma.fence.sync.aligned", ("f16",)),
+    ("fma.rn.f32 %f1, %f2, %f3, %f4;", ()),
+])
+def test_instructions_name_what_they_multiply(instruction, types):
+    assert instructions(f"\t{instruction} ") == types
 
 
 def test_what_is_not_looked_into_is_unknown():
