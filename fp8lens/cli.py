@@ -236,7 +236,7 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     with contextlib.suppress(ImportError):
         jax = importlib.util.find_spec("jax")  # to be imported by the file, which may first set what JAX reads
     if not jax:
-        raise _Mistake("a function is compiled, which needs JAX: pip install 'fp8lens[jax]'.")
+        raise _Mistake("a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'.")
     how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
     with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
         resolve(how["target"])
@@ -267,7 +267,10 @@ def _report(given: argparse.Namespace) -> int:
     report = seen.report
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a wider type.
     lost = [row for row in report.rows if not row.is_fp8 or (row.library == "triton" and not python)]
-    failed = given.require_fp8 and (bool(lost) or not report.rows)
+    # A kernel that was not looked into may multiply too.
+    unread = report.unread if given.require_fp8 and not python else [] if not given.require_fp8 else [
+        r.matmul for r in seen.reasons if r.matmul.partition(" ")[0] in report.unread]
+    failed = given.require_fp8 and (bool(lost or unread) or not report.rows)
     why = bool(python and (given.reasons or failed))
     if given.json:
         print(seen.json(reasons=why))
@@ -282,9 +285,10 @@ def _report(given: argparse.Namespace) -> int:
         unsure = "not known to be in FP8 (only its PTX tells of a Triton kernel: give the function)"
         lines = [visible(f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
                          f"{row.source and f' ({row.source})'}") for row in lost if not python]
+        lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
         known = "known to be " * any(row.is_fp8 for row in lost)
         lines.append(f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not {known}in FP8"
-                     if lost else "there is no matmul in it")
+                     if lost else "not every kernel was looked into" if unread else "there is no matmul in it")
         print("", *lines, sep="\n", file=notes)
     return int(failed)
 

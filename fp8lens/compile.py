@@ -5,6 +5,7 @@ comes back is the same `jax.stages.Compiled` as on the GPU, with the same optimi
 """
 
 import ctypes.util
+import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 try:
     import jax
 except ModuleNotFoundError as error:
-    raise ImportError(f"compiling needs JAX ({error}): pip install 'fp8lens[jax]'") from error
+    raise ImportError(f"compiling needs JAX ({error}): pip install 'path/to/the/checkout[jax]'") from error
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -226,7 +227,13 @@ class _Call(NamedTuple):
 
     def lower(self, mesh: Mesh | None = None) -> jax.stages.Lowered:
         with jax.set_mesh(mesh) if mesh is not None else nullcontext():
-            lowered = self.jitted.lower(*self.args, **self.kwargs)
+            try:
+                lowered = self.jitted.lower(*self.args, **self.kwargs)
+            except RuntimeError as error:
+                if "Unknown backend: 'gpu'" in str(error):
+                    error.add_note("The function calls Python back (jax.debug.print, jax.pure_callback, io_callback), "
+                                   "for which JAX asks for a GPU: leave that out to compile without one.")
+                raise
         while not isinstance(lowered, jax.stages.Lowered):
             lowered = lowered.lowered  # nnx.jit wraps it
         return lowered
@@ -294,8 +301,11 @@ def _check_arrays(args: tuple, kwargs: dict[str, Any], static: frozenset) -> Non
     for name, argument in (*enumerate(args), *kwargs.items()):
         for path, leaf in jax.tree_util.tree_leaves_with_path(argument) if name not in static else ():
             if not _is_array(leaf) and not isinstance(leaf, np.generic):
+                options = [*inspect.signature(aot_compile).parameters, "fused", "allow", "count", "min_flops_share"]
+                close = difflib.get_close_matches(name, options, 1) if isinstance(name, str) else []
+                meant = f"did you mean the option {close[0]}? The " if close else ""
                 raise TypeError(
-                    f"argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, a {type(leaf).__name__}, which "
+                    f"{meant}argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, a {type(leaf).__name__}, which "
                     "is neither an array nor a jax.ShapeDtypeStruct. Give jnp.asarray(value, dtype) or "
                     "jax.ShapeDtypeStruct(shape, dtype); name what is not traced in static_argnums or static_argnames; "
                     "of a module with functions in it, give eqx.filter_jit(fn)."

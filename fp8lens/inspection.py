@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +136,8 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
                             "path of a file with it.")
         if isinstance(x, os.PathLike) or isinstance(x, str) and "\n" not in x and os.path.isfile(x):
             return Inspection(parse_hlo_module(Path(x).read_text(encoding="utf-8", errors="replace")))
+        if isinstance(x, str) and "\n" not in x and re.search(r"\.\w+$|[/\\]", x) and " " not in x:
+            raise FileNotFoundError(f"there is no file {x!r}: give a path from here to a file with HLO text.")
         return Inspection(parse_hlo_module(x), not_a_gpus(x), x if hasattr(x, "as_text") else None)
 
     from fp8lens.stages import dumped, passes

@@ -1,6 +1,7 @@
 """Where a program's kernels and bytes go: each kernel in exactly one line, by what it does for the matmuls."""
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from fp8lens.cost import Kernel, kernel, launches
@@ -74,7 +75,9 @@ class Ledger(tuple[Line, ...]):
         return sum(line.nbytes for line in self)
 
     def of(self, *what: str) -> "Ledger":
-        """The lines of these classes."""
+        """The lines of these classes. ValueError for a name that is none of CLASSES."""
+        if unknown := [name for name in what if name not in CLASSES]:
+            raise ValueError(f"no class {unknown[0]!r}: one of {', '.join(CLASSES)}.")
         return Ledger(line for line in self if line.what in what)
 
     @property
@@ -86,10 +89,10 @@ class Ledger(tuple[Line, ...]):
     def _rows(self) -> Iterator[tuple[str, ...]]:
         order = list(CLASSES)
         for line in sorted(self, key=lambda line: (order.index(line.what), -line.nbytes)):
-            does = ", ".join(line.work) if line.what in ("after", "move") and line.work else ""
             serves = ", ".join(line.serves[:2]) + f" and {len(line.serves) - 2} more" * (len(line.serves) > 2)
             yield (line.what, "?" if line.kernel.count is None else str(line.runs), size(line.nbytes),
-                   line.name, does, serves if line.what != "matmul" else "", visible(line.source))
+                   line.name, *((", ".join(line.work), serves) if line.what != "matmul" else ("", "")),
+                   visible(line.source))
 
     def totals(self) -> list[str]:
         """A sentence for each class."""
@@ -99,9 +102,17 @@ class Ledger(tuple[Line, ...]):
         rows = [_HEADER, *self._rows()]
         shown = [c for c in range(len(_HEADER)) if any(row[c] not in ("", "1") for row in rows[1:]) or c in (0, 2, 3)]
         lines = columns(rows, shown, (1, 2))
+        below = []  # the columns that do not fit: on lines of their own
         while max(map(len, lines)) > 100 and shown[-1] > 3:
+            below.insert(0, shown[-1])
             lines = columns(rows, shown := shown[:-1], (1, 2))
-        return "\n".join([*lines, f"{_kernels(self)} in all"])
+        text = lines[:1]
+        for line, row in zip(lines[1:], rows[1:]):
+            more = " ".join(f"{_HEADER[c]} {row[c]}" if _HEADER[c] != "source" else f"at {row[c]}"
+                            for c in below if row[c])
+            text += [line, *textwrap.wrap(more, 100, initial_indent=" " * 6, subsequent_indent=" " * 6,
+                                          break_long_words=False, break_on_hyphens=False)]
+        return "\n".join([*text, f"{_kernels(self)} in all"])
 
     __repr__ = __str__
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from fp8lens.cost import launches
 from fp8lens.flow import Flow
-from fp8lens.gemms import GemmRow, fused, results
+from fp8lens.gemms import GemmRow, fused, fusion_kind, results
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.steps import is_zero, reducer
@@ -21,6 +21,7 @@ from fp8lens.steps import is_zero, reducer
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 DEQUANTIZES, QUANTIZES, MOVES_IT = "dequantizes the result", "quantizes an operand", "moves an operand"
+ADDS = "adds up the parts of K"
 _FROM_FP8 = _SUPPLY | POINTWISE
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
@@ -132,11 +133,12 @@ class _Reading:
     the kernel's own results then is, "value", "abs" of it, its "amax", or None for what is no longer this result."""
 
     def __init__(self, i: Instruction, marks: Mapping[str, str], derived: set[str], size: int,
-                 to_scalar: Callable[[], bool]):
+                 parts: int, to_scalar: Callable[[], bool]):
         self.work: list[str] = []
         self.moves: list[Instruction] = []
         self.own = self.unknown = ""
-        self._size, self._to_scalar = size, to_scalar
+        self._is_relu = False
+        self._size, self._parts, self._to_scalar = size, parts, to_scalar
         computation = fused(i)
         self._inside = inside(i)
         given = [p.name for p in computation.parameters] if computation else i.operands
@@ -227,7 +229,11 @@ class _Reading:
 
     def _reduce(self, j: Instruction, state: str) -> None:
         # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
-        positive = state != "value" or "epilogue" in self.work or j.shape.size == 1 or self._to_scalar()
+        if j.shape.size == self._size // self._parts < self._size and reducer(j) == "add" and state == "value":
+            self._consume(ADDS)
+            self._live[j.name] = state
+            return
+        positive = state != "value" or self._is_relu or j.shape.size == 1 or self._to_scalar()
         if reducer(j) in ("maximum", "minimum") and positive and len(j.operands) == 2:
             self.work.append("amax")
             self._live[j.name] = "amax"
@@ -251,15 +257,23 @@ class _Reading:
                 return self._consume("combines the result with what was made of it")
             if not small and origin.opcode != "constant" and j.opcode not in ("add", "subtract"):
                 return self._consume("combines the result with another matrix")
+        if j.opcode == "select" and j.operands[0] not in self._live:
+            return self._consume("masks the result")
         if j.opcode in ("clamp", "minimum"):
             return "output"
         if j.opcode == "maximum":
-            return "epilogue" if is_zero(constant) else "output"
+            self._is_relu = is_zero(constant)
+            return "epilogue" if self._is_relu else "output"
         if j.opcode in SCALING and others:
             return "epilogue" if j.opcode == "divide" and j.operands[0] in {o.name for o in others} else "scale"
         if j.opcode in ("add", "subtract") and others and not (constant is not None and not vector):
             return "bias"
         return "epilogue"
+
+
+def _before_in_turn(maker: Instruction, reader: Instruction) -> bool:
+    """Whether what a kernel reads is made before it, and not by the turn before of the loop that both are in."""
+    return maker.computation is not reader.computation or maker.index < reader.index
 
 
 # Around all matmuls of a program --------------------------------------------------------------------------------------
@@ -294,11 +308,12 @@ class Around:
                                   for r in self._readers.get(n, ())))
 
     def descendants(self, kernel: Instruction) -> set[Instruction]:
-        """Kernels that compute with what this one has computed, directly or not."""
+        """Kernels that compute with what this one has computed, directly or not, in the same turn of a loop."""
         seen: set[Instruction] = set()
         todo = [kernel]
         while todo:
-            new = self._next[todo.pop()] - seen
+            at = todo.pop()
+            new = {reader for reader in self._next[at] if reader not in seen and _before_in_turn(at, reader)}
             seen |= new
             todo += new
         return seen
@@ -333,6 +348,8 @@ class Around:
                 found[i] = Outside(i, own="makes an operand")
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
+            if found[i].work == ("scale",) and any(self.makers(i, n) for n in range(len(i.operands))):
+                found[i] = Outside(i, own="computes a scale")  # of what the program computes, as an amax
             if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
                 for maker, _ in (m for index in range(len(i.operands)) for m in self.makers(i, index)):
                     if self._transposes_for(maker, i):
@@ -359,6 +376,7 @@ class Around:
     def _look_after(self, row: GemmRow, found: dict[Instruction, Outside]) -> None:
         call = row.instruction
         size = max(shape.size for shape in results(call))
+        parts = max(1, size // max(1, row.batch * row.m * row.n)) if row.library == "triton" else 1
         marks: dict[tuple[Instruction, int], str] = {(call, 0): "value"}
         if row.amax:
             marks[call, 1] = "amax"
@@ -367,12 +385,16 @@ class Around:
         while todo:
             at = todo.popleft()
             for kernel in dict.fromkeys(kernel for kernel, _ in self.readers(*at)):
-                if kernel in self._multiply or kernel in found and (found[kernel].after or found[kernel].work):
+                if kernel in found and (found[kernel].after or found[kernel].work):
+                    continue
+                if kernel in self._multiply:
+                    if fused(kernel) and not fusion_kind(kernel):  # its own code, which may do more than multiply
+                        found[kernel] = Outside(kernel, own="multiplies the result", after=True)
                     continue
                 if not is_plain(kernel):
                     found[kernel] = Outside(kernel, own="reads the result", after=True)
                     continue
-                reading = self._read(kernel, marks, made_of_it, size)
+                reading = self._read(kernel, marks, made_of_it, size, parts)
                 # What another call's operand must be laid out like, is charged to that one.
                 if reading.work == ["transpose"] and any(r in self._fp8 for r, _ in self.readers(kernel)):
                     continue
@@ -383,14 +405,14 @@ class Around:
                         todo.append((kernel, number))
 
     def _read(self, kernel: Instruction, marks: Mapping[tuple[Instruction, int], str], made_of_it: set[Instruction],
-              size: int) -> _Reading:
+              size: int, parts: int) -> _Reading:
         live, derived = {}, set()
         for index, name in enumerate(kernel.operands):
             makers = self.makers(kernel, index)
             known = [marks[maker] for maker in makers if maker in marks]
             if known:
                 live[name] = known[0]
-            elif any(maker in made_of_it for maker, _ in makers):
+            elif any(maker in made_of_it and _before_in_turn(maker, kernel) for maker, _ in makers):
                 derived.add(name)
 
         def to_scalar() -> bool:
@@ -398,4 +420,4 @@ class Around:
             return any(r.opcode != "tuple" and r.shape.size == 1 and any(j.opcode == "reduce" for j in inside(r))
                        for r, _ in self.readers(kernel))
 
-        return _Reading(kernel, live, derived, size, to_scalar)
+        return _Reading(kernel, live, derived, size, parts, to_scalar)

@@ -14,18 +14,19 @@ from fp8lens.hlo.text import visible
 from fp8lens.ledger import Line
 from fp8lens.libraries import mend_there
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded
-from fp8lens.outside import DEQUANTIZES, Outside, inside
+from fp8lens.outside import ADDS, DEQUANTIZES, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
 from fp8lens.steps import (
-    FP8_MAX, Operand, Result, Step, along_columns, behind, clamp_bounds, depends, is_tanh_gelu, is_transpose,
-    operand, reducer,
+    FP8_MAX, Operand, Result, Step, along_columns, behind, broadcast_of, clamp_bounds, depends, is_tanh_gelu,
+    is_transpose, operand, reducer,
 )
 from fp8lens.rules import RULES, Rule
 from fp8lens.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
+_ANYWAY = "; it is done in a kernel that runs anyway"
 _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
 
 
@@ -127,7 +128,8 @@ def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     if types:
         rule = "a Triton kernel's matmul" if text else "a Mosaic kernel's matmul"
         fields = {"types": " and ".join(n for n in types if not n.startswith("f8"))}
-    elif "convForward" in target or "convBackward" in target or i.opcode == "convolution":
+    elif ("convForward" in target or "convBackward" in target or i.opcode == "convolution") and (
+            not i.computation[i.operands[0]].shape.dtype.startswith("f8")):
         rule, fields = "convolution", {"dtype": i.computation[i.operands[0]].shape.dtype}
     layer = f" {line.layer}" * bool(line.layer)
     return [Reason(line.name + layer, *(part.format(**fields) for part in RULES[rule]), line.source)]
@@ -146,6 +148,13 @@ def _types(row: GemmRow) -> tuple[str, ...]:
     found = [side.fp8.shape.dtype for n in (0, 1) if (side := Operand(operand(i, n), "")).fp8 is not None] if (
         i.opcode == "dot") else [t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")]
     return tuple(sorted(found))
+
+
+def _apart(step: Step) -> str:
+    """What a move does to a result beside laying it out anew: how the reason says it; "" where nothing."""
+    if step.kind == "move" and step.at.opcode in ("slice", "dynamic-slice"):
+        return "cut into parts" * (len(step.value.computation.users.get(step.value.name, ())) > 1)
+    return {"concatenate": "joined with others", "reverse": "reversed"}.get(step.at.opcode, "") * (step.kind == "move")
 
 
 def _is_constant(i: Instruction) -> bool:
@@ -200,7 +209,8 @@ class _Matmul:
             if row.library != "kernel" or not thin:
                 return self.why("unknown, no dot", op_name=repr(row.op_name))
             wide = [d for d in (row.lhs_dtype, row.rhs_dtype) if not d.startswith("f8")]
-            if wide:
+            if wide and not any(all(Operand(operand(d.instruction, n), "").fp8 for n in (0, 1))
+                                for d in self._as_written if d.instruction.opcode == "dot"):
                 which = "both operands are" if len(wide) == 2 else "an operand is"
                 return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
             give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
@@ -241,6 +251,9 @@ class _Matmul:
     def _not_quantized(self, missing: list[Operand]) -> Reason:
         one = missing[0]
         if folded := next((side for side in missing if _is_constant(side.operand)), None):
+            number = broadcast_of(folded.operand)
+            if number is not None and number.shape.size == 1:
+                return self.why("one number", side=folded.side)
             return self.why("folded", side=folded.side, dtype=folded.dtype)
         if one.blocked is None:
             which = "both operands are" if len(missing) == 2 else f"the {one.side} operand is"
@@ -268,7 +281,9 @@ class _Matmul:
                 row.library == "cublasLt"):
             return [self.why("no such kernel")]
         found = [self._on_an_operand(o.instruction, work) for o in charged if not o.after for work in o.work]
-        found += self._after(after) if after else self._in_other_kernels(near)
+        found += self._after(after) if after else []
+        if {work for o in after for work in o.work} <= {"amax", "transpose", "pad"}:
+            found += self._in_other_kernels(near)
         if self.dot is not None and self.dot.shape.dtype in FP8_MAX and any(
                 o.after and o.own == DEQUANTIZES for o in near):
             found.append(self.why("result in FP8", to=self.dot.shape.dtype))
@@ -278,17 +293,24 @@ class _Matmul:
 
     def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""
-        if self.dot is None or self.row.library != "cublasLt" or not any(o.after and o.own for o in near):
+        anyway = [o for o in near if o.after and o.own]
+        if works := [work for o in anyway if o.own == ADDS for work in o.work]:
+            reason = self.why("outside of a kernel", lost=self._most(works), works=", ".join(dict.fromkeys(works)))
+            return [dataclasses.replace(reason, reason=reason.reason + _ANYWAY)]
+        if self.dot is None or self.row.library != "cublasLt" or not anyway or self.dot.shape.dtype in FP8_MAX:
             return []
         result = Result(self.dot)
         left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
-        if not left or (left[0].other is not None and depends(left[0].other, self.dot)):
-            return []
-        to_fp8 = any(step.kind == "output" and step.at.shape.dtype in FP8_MAX for step in left)
-        if left[0].kind not in ("scale", "bias", "relu") and not (left[0].kind in ("clamp", "output") and to_fp8):
+        if not any(self._could_be(step) for step in left):
             return []
         reason = self._first_cause(left, result)
-        return [dataclasses.replace(reason, reason=reason.reason + "; it is done in a kernel that runs anyway")]
+        return [dataclasses.replace(reason, reason=reason.reason + _ANYWAY)]
+
+    def _could_be(self, step: Step) -> bool:
+        """Whether some call could have done a step, which a conversion between wide types or another activation is
+        not."""
+        return step.kind in ("scale", "bias", "matrix bias", "relu") or step.kind == "output" and (
+            step.at.shape.dtype in FP8_MAX) or step.kind == "activation" and is_tanh_gelu(step)
 
     def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
         if work == "transpose":
@@ -387,12 +409,15 @@ class _Matmul:
         ahead = result.steps[:result.steps.index(left[0])]
         to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
         converts = bool(to_fp8) and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}
+        noun = "conversion" if converts else _NOUNS.get(left[0].kind, left[0].kind)
+        lost = "output" if converts else _LOST.get(left[0].kind, noun)
         if moved := next((step.at for step in ahead if step.kind == "move" and is_transpose(step.at)), None):
-            noun = "conversion" if converts else _NOUNS.get(left[0].kind, left[0].kind)
-            lost = "output" if converts else _LOST.get(left[0].kind, noun)
-            by_xla = not moved.metadata and any(
+            name = moved.metadata.op_name or "" if moved.metadata else ""
+            by_xla = not name.endswith(("transpose", "reshape")) and any(
                 i.opcode.startswith(COLLECTIVES) and depends(i, moved) for i in moved.computation)
             return self.why("turned first" if by_xla else "moved first", step=noun, lost=lost)
+        if how := next(filter(None, (_apart(step) for step in ahead)), ""):
+            return self.why("joined first", step=noun, lost=lost, how=how)
         if converts:
             return self._conversion(left[:to_fp8[0] + 1], result)
         reason = self._cause(left, result)

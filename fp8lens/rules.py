@@ -40,6 +40,13 @@ RULES: Mapping[str, Rule] = {
         "quantize to float8_e4m3fn with a scalar scale, and dequantize in front of the dot",
         "MatchFp8Param: an FP8 array, converted, optionally times a scalar",
     ),
+    "one number": Rule(
+        "fp8",
+        "the {side} operand is one number in all places, as the incoming gradient of a plain sum is, and XLA computes "
+        "its dequantization in advance",
+        "multiply by what varies: of a loss such as jnp.sum(y * g) with g an argument, or by jax.vjp",
+        "XLA's constant folding: FindF8SubgraphRecursive finds no FP8 array behind the dot",
+    ),
     "folded": Rule(
         "fp8",
         "the {side} operand is a constant of the program, such as an array that the function closes over, and what can "
@@ -259,6 +266,13 @@ RULES: Mapping[str, Rule] = {
         "send the result over its rows: shard the first dimension; or leave this kernel",
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
     ),
+    "joined first": Rule(
+        "{lost}",
+        "the result is {how} before the {step}, and the call takes only what reads it directly",
+        "do it to the dot's own result, before it is {how}; where the program does and XLA exchanges the two, put "
+        "jax.lax.optimization_barrier between them",
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
     "moved first": Rule(
         "{lost}",
         "the result is transposed before the {step}, and the call takes only what reads it directly",
@@ -280,7 +294,7 @@ RULES: Mapping[str, Rule] = {
     "not a float": Rule(
         "output",
         "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 call writes",
-        "leave this kernel, or convert to a floating-point type",
+        "leave this kernel, or convert to float32, bfloat16, float16 or FP8",
         "HandleConvert takes only conversions to FP8",
     ),
     # ... an activation -----------------------------------------------------------------------------------------------

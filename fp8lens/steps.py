@@ -161,7 +161,7 @@ class Result:
     `readers`, pairs of a value on the way and who reads it besides."""
 
     def __init__(self, dot: Instruction):
-        self._users = dot.computation.users
+        self._users, self._dot = dot.computation.users, dot
         self.steps: list[Step] = []
         self.readers: list[tuple[Instruction, Instruction]] = []
         value: Instruction | None = dot
@@ -183,21 +183,27 @@ class Result:
         if not follow:
             return None
         at = follow[0]
+        if len(follow) > 1 and all(user.opcode in _CUTS for user in follow):  # parts, treated alike
+            self.steps.append(Step("move", at, value))
+            return at
         if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
             if end := self._joined(value):
                 self.readers += [(value, u) for u in self._beside(value, end)]
                 self.steps.append(Step("activation", end, value))
                 return end
             # A result that has several readers: of them, one may still do what the call could have done.
-            at = next((u for u in follow if u.opcode in ELEMENTWISE and _step(u, value).kind != "other"), None)
+            at = next((u for u in follow if u.opcode in ELEMENTWISE and _step(u, value).kind != "other"
+                       and not all(reader.opcode == "reduce" for reader in self._of(u))), None)
             self.readers += [(value, u) for u in follow if u is not at]
             if at is None:
                 return None
-        elif at.opcode in LAYOUT | {"slice"}:
+        elif at.opcode in LAYOUT | {"slice", "concatenate", "reverse"}:
             named = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
             self.steps += [] if named else [Step("move", at, value)]
             return at
         step = _step(at, value)
+        if step.other is not None and step.other.shape.size > 1 and depends(step.other, self._dot):
+            return None  # as softmax subtracts its maximum
         if step.kind == "other" or step.kind == "output" and value.shape.dtype.startswith("f8"):
             return None  # what is FP8 already, and dequantized, is the next one's operand
         while step.kind == "activation" and len(self._of(at)) == 1:  # one activation may be several unary functions
@@ -210,9 +216,15 @@ class Result:
 
     def _amax(self, i: Instruction) -> Instruction | None:
         """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
+        way = []
         while i.opcode in ("abs", "convert", "bitcast", "reshape", "negate", "opt-barrier") and len(self._of(i)) == 1:
+            way.append(i.opcode)
             i = self._of(i)[0]
-        return i if i.opcode == "reduce" and reducer(i) in ("maximum", "minimum") else None
+        if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
+            return None
+        # Along some dimensions softmax takes a maximum too.
+        return i if i.shape.size == 1 or "abs" in way or self.steps and self.steps[-1].kind == "relu" or any(
+            user.opcode == "reduce" for user in self._of(i)) else None
 
     def _joined(self, value: Instruction) -> Instruction | None:
         """Where the elementwise instructions that read `value` come together again: the end of an activation written

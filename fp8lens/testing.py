@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from fp8lens.collectives import KINDS, Collectives, collectives, sends_wide, why
+from fp8lens.hlo.text import visible
 from fp8lens.inspection import inspect
 from fp8lens.reasons import paragraph
 from fp8lens.report import GemmReport
@@ -38,6 +39,8 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     seen = inspect(fn, *args, **options)
     report, reasons = seen.report, seen.reasons if seen.is_ours or wanted else []
     rows, failures = report.fp8_rows, []
+    if report.note.startswith("not optimized"):
+        failures.append("what XLA makes of it is not known yet: give the function, or its compiled program")
     if not seen.is_ours:  # HLO does not have a Triton kernel's instructions
         failures += [f"{row.title}: only its PTX tells what a Triton kernel multiplies: give the function"
                      for row in rows if row.library == "triton"]
@@ -66,7 +69,7 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
         missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
         failures += [f"no FP8 call has fused: {w}" for w in missing]
     if failures:
-        lines = [f"{getattr(fn, '__name__', 'the program')} {seen.note}".strip() + ":",
+        lines = [visible(f"{getattr(fn, '__name__', 'the program')} {seen.note}".strip()) + ":",
                  *(f"  {f}" for f in failures), str(report), *([str(reasons)] if reasons else [])]
         raise AssertionError("\n".join(lines))
     return report

@@ -612,4 +612,4 @@ def test_a_function_without_jax(file):
     code = "import sys; sys.modules['jax'] = None; from fp8lens.cli import main; sys.exit(main(sys.argv[1:]))"
     done = command("-c", code, f"{file}:plain", "--shapes", "f32[4]", "--require-fp8", program=(sys.executable,))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: a function is compiled, which needs JAX: pip install 'fp8lens[jax]'.\n"
+    assert done.stderr == "error: a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'.\n"

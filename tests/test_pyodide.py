@@ -98,7 +98,7 @@ def test_pyodide_says_what_python_says(pyodide, tmp_path):
     assert (there.stderr, here.stderr) == ("on emscripten\n", f"on {sys.platform}\n")
     assert there.stdout == here.stdout
     for told in ("32 x 128 x 64  bf16", "-448", "-240", " --json gives 0", " --require-fp8 gives 1",
-                 "README.md gives 2", "pip install 'fp8lens[jax]'"):
+                 "README.md gives 2", "pip install 'path/to/the/checkout[jax]'"):
         assert told in there.stdout
     assert json.loads(there.stdout.partition("gives 0\n")[2].partition("\nfp8lens ")[0])["totals"]["kernels"] == 3
 

@@ -62,6 +62,16 @@ def delayed(x, history, scale):
     return clip(x / (1 / factor).astype(x.dtype)).astype(e4m3)
 
 
+RMS_NORM = lambda h: h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5)
+
+
+def in_a_loop(after, weights, x, scale, dtype=bf16):
+    """Layers over stacked weights, each quantizing what the one before has carried on."""
+    def layer(x, w):
+        return after(scaled_dot(to_e4m3(x, scale), w, scale, scale, dtype), x), None
+    return jax.lax.scan(layer, x, weights)[0]
+
+
 def with_gradient(act, d, w, scale):
     """An activation between two matmuls, and its gradient of the second one's result."""
     y, pull = jax.vjp(act, d)
@@ -1003,6 +1013,94 @@ CASES = {
     "K not a multiple of 16": Case(
         "pad", "K = 200 is not a multiple", scaled_dot, (S(M, 200), S(N, 200), s, s), scaled_dot, OPERANDS
     ),
+    # In loops, and in kernels that run anyway
+    "residual in a loop": Case(
+        "bias",
+        r"a matrix is added after another epilogue \(RELU",
+        lambda w, x, s: in_a_loop(lambda d, x: relu(d) + x, w, x, s),
+        (S(4, K, K), S(M, K, dtype=bf16), s),
+        lambda w, x, s: in_a_loop(lambda d, x: d + x, w, x, s),
+    ),
+    "silu and residual in a loop": Case(
+        "epilogue",
+        "this activation is another",
+        lambda w, x, s: in_a_loop(lambda d, x: jax.nn.silu(d) + x, w, x, s),
+        (S(4, K, K), S(M, K, dtype=bf16), s),
+    ),
+    "residual of another type in a loop": Case(
+        "output",
+        "the call writes the dot's type, bf16.*what follows, bias, stays",
+        lambda w, x, s: in_a_loop(lambda d, x: d.astype(f32) + x, w, x, s),
+        (S(4, K, K), S(M, K, dtype=f32), s),
+        lambda w, x, s: in_a_loop(lambda d, x: d + x, w, x, s, f32),
+    ),
+    "relu of another type, gated": Case(
+        "output",
+        "the call writes the dot's type, bf16.*what follows, relu, stays.*runs anyway",
+        lambda a, b, x, y, g: relu(scaled_dot(a, b, x, y, bf16).astype(f32)) * g,
+        (*OPERANDS, S(M, N, dtype=f32)),
+        lambda a, b, x, y, g: relu(scaled_dot(a, b, x, y)) * g,
+    ),
+    "residual of another type, normed": Case(
+        "output",
+        "the call writes the dot's type, bf16.*what follows, bias, stays.*runs anyway",
+        lambda a, b, x, y, c: RMS_NORM(scaled_dot(a, b, x, y, bf16).astype(f32) + c),
+        (*OPERANDS, S(M, N, dtype=f32)),
+        lambda a, b, x, y, c: RMS_NORM(scaled_dot(a, b, x, y) + c),
+    ),
+    "relu, reversed": Case(
+        "epilogue",
+        "reversed before the relu",
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y))[::-1],
+        OPERANDS,
+        lambda a, b, x, y: BARRIER(relu(scaled_dot(a, b, x, y)))[::-1],
+    ),
+    "joined, then quantized": Case(
+        "output",
+        "joined with others before the conversion",
+        lambda a, b, c, x, y: to_e4m3(jnp.concatenate([scaled_dot(a, w, x, y) for w in (b, c)], 1), x),
+        (A, B, B, s, s),
+        lambda a, b, c, x, y: jnp.concatenate([to_e4m3(scaled_dot(a, w, x, y), x) for w in (b, c)], 1),
+        options=UNMERGED,
+        mended_options=UNMERGED,
+    ),
+    "cut, then quantized": Case(
+        "output",
+        "cut into parts before the conversion",
+        lambda a, b, x, y: [to_e4m3(d, x) for d in jnp.split(scaled_dot(a, b, x, y), 2, 1)],
+        OPERANDS,
+        lambda a, b, x, y: jnp.split(to_e4m3(scaled_dot(a, b, x, y), x), 2, 1),
+    ),
+    "bias in front of a product with a vector": Case(
+        "bias",
+        "the bias vector is f32.*runs anyway",
+        lambda a, b, x, y, c, v: relu(scaled_dot(a, b, x, y) + c) @ v,
+        (*OPERANDS, S(N, dtype=f32), S(N, dtype=f32)),
+    ),
+    "bounds beside an amax": Case(
+        "output",
+        "bounds are -400 and 400.*runs anyway",
+        lambda a, b, x, y, d, i: (jax.lax.dynamic_update_slice(
+            d, clip((r := scaled_dot(a, b, x, y)) * x, 400).astype(e4m3), (i, 0)), jnp.max(jnp.abs(r))),
+        (*OPERANDS, S(4 * M, N), S(dtype=jnp.int32)),
+        lambda a, b, x, y, d, i: (jax.lax.dynamic_update_slice(
+            d, to_e4m3((r := scaled_dot(a, b, x, y)), x), (i, 0)), jnp.max(jnp.abs(r))),
+    ),
+    "Triton's parts of K": Case(
+        "output",
+        "kernels do scale, bias, epilogue, output.*runs anyway",
+        lambda a, b, x, c: to_e4m3(relu(jax.lax.dot(a, b.T, preferred_element_type=f32) * x + c.astype(f32)), x),
+        (S(256, 512), S(384, 512), s, S(384, dtype=bf16)),
+        options=TILED | {"gemm": "triton"},
+    ),
+    "ones on the left": Case(
+        "fp8", "the left operand is one number", lambda b, x, y: scaled_dot(jnp.ones((M, K), e4m3), b, x, y),
+        (B, s, s), scaled_dot, OPERANDS,
+    ),
+    "ones on the right": Case(
+        "fp8", "the right operand is one number", lambda a, x, y: scaled_dot(a, jnp.ones((N, K), e4m3), x, y),
+        (A, s, s), scaled_dot, OPERANDS,
+    ),
     # Kernels that are no instructions of HLO's
     "a kernel by hand": Case(
         "fp8", "multiplies bf16", lambda a, b: by_hand(a, b, bf16), (S(M, M, dtype=bf16),) * 2, scaled_dot, OPERANDS
@@ -1042,7 +1140,7 @@ SENT = {rule: (case, after) for rule, case, after in reversed(sharded.WIDE.value
 }
 for name, (case, after) in SENT.items():
     (fn, args, options), (mend, mend_args, mend_options) = on_eight(*case), on_eight(*after)
-    beside = {"gathered twice": ("epilogue", "scale", "transpose"), "summed wide": ("output",)}.get(name, ())
+    beside = {"gathered twice": ("epilogue", "output", "scale", "transpose"), "summed wide": ("output",)}.get(name, ())
     CASES[name] = Case(RULES[name].lost, "", fn, args, mend, mend_args, options, mend_options, beside)
 
 
