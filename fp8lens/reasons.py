@@ -469,7 +469,9 @@ class _Matmul:
             case "bias":
                 return self._bias(first)
             case "output":
-                return self.why("another type" if to in ("bf16", "f16", "f32") else "not a float", dtype=dtype, to=to)
+                wider = f"; or, where only what comes in behind it is {to}, as a bias, pass that in {dtype}"
+                return self.why("another type" if to in ("bf16", "f16", "f32") else "not a float", dtype=dtype, to=to,
+                                wider=wider if to == "f32" else "")
             case _:
                 return self.why("clamp alone", to=to)
 

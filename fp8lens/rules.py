@@ -288,7 +288,7 @@ RULES: Mapping[str, Rule] = {
     "another type": Rule(
         "output",
         "the call writes the dot's type, {dtype}, and a kernel converts it to {to}",
-        "dequantize in {jax_to}: then the dot's type is {to}",
+        "dequantize in {jax_to}: then the dot's type is {to}{wider}",
         "HandleConvert takes only conversions to FP8",
     ),
     "not a float": Rule(
