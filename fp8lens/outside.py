@@ -348,8 +348,8 @@ class Around:
                 found[i] = Outside(i, own="makes an operand")
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
-            if found[i].work == ("scale",) and any(self.makers(i, n) for n in range(len(i.operands))):
-                found[i] = Outside(i, own="computes a scale")  # of what the program computes, as an amax
+            if found[i].work == ("scale",) and len(i.operands) == 1 and self.makers(i, 0):
+                found[i] = Outside(i, own="computes a scale")  # of one number that the program computes, as an amax
             if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
                 for maker, _ in (m for index in range(len(i.operands)) for m in self.makers(i, index)):
                     if self._transposes_for(maker, i):

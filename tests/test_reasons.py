@@ -1272,6 +1272,12 @@ FINE = {
     "softmax, which no call takes": (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
     "quantized on the way in": (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
     "a norm in 16 bits": (lambda a, b, x, y: LAYER_NORM(relu(scaled_dot(a, b, x, y, bf16))), OPERANDS),
+    "scaled by its own amax": (lambda a, b, y: scaled_dot(
+        to_e4m3(a, 448 / (m := jnp.max(jnp.abs(a)).astype(f32))), b, m / 448, y), (S(M, K, dtype=bf16), B, s)),
+    "a mask, as an argument or made in place": (
+        lambda a, b, c, x: jnp.where(c, jnp.where(jnp.tri(M, N, dtype=bool), scaled_dot(a, b, x, x), 0), -jnp.inf),
+        (A, B, S(M, N, dtype=jnp.bool_), s)),
+    "squares, summed": (lambda a, b, x, y: RMS_NORM(scaled_dot(a, b, x, y)), OPERANDS),
     "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
 }
 for name in ("unscaled, f32 result", "scaled in f32", "amax", "bias + relu + amax", "vmap over matrices",
