@@ -277,10 +277,10 @@ class _Matmul:
         charged = [o for o in near if o.charged]
         after = [o for o in charged if o.after]
         row = self.row
+        found = [self._on_an_operand(o.instruction, work) for o in charged if not o.after for work in o.work]
         if (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e4m3fn", "f8e4m3fn", "f8e5m2") and (
                 row.library == "cublasLt"):
-            return [self.why("no such kernel")]
-        found = [self._on_an_operand(o.instruction, work) for o in charged if not o.after for work in o.work]
+            return [*dict.fromkeys(found), self.why("no such kernel")]
         found += self._after(after) if after else []
         if {work for o in after for work in o.work} <= {"amax", "transpose", "pad"}:
             found += self._in_other_kernels(near)
