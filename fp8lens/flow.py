@@ -130,7 +130,7 @@ class Flow:
         if opcode == "tuple":
             return tuple(operands)
         if opcode == "get-tuple-element":
-            return element(operands[0], int(i.attributes.get("index", "0")))
+            return element(operands[0], i.element)
         if self._is_maker(i):
             made = list(map(flat, operands))
             known = self.inputs.get(i)

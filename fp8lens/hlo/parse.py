@@ -325,6 +325,14 @@ class Instruction(NamedTuple):
         return self.attributes.get(key, "").strip().removeprefix("%")
 
     @property
+    def element(self) -> int:
+        """Which element of its operand a get-tuple-element takes; HloParseError where the text does not say."""
+        number = self.attributes.get("index", "")
+        if not re.fullmatch(r"[0-9]{1,9}", number):
+            raise self.error("this takes an element without a number")
+        return int(number)
+
+    @property
     def literal(self) -> str | None:
         """A constant's value as printed; XLA prints large ones as `{...}`."""
         return self.argument.strip() if self.opcode == "constant" else None
