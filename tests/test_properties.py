@@ -204,7 +204,7 @@ AFTER_A_DOT = ("HloModule m\n\n%f {{\n  %a = f32[8,8] parameter(0)\n  %b = f32[]
     ("f32[8,8]", "reduce(%d, %z), dimensions={0}"),  # by no computation
     ("f32[8,8]", "reduce(%d, %z), dimensions={0}, to_apply=%e"), ("f32[8,8]", "fusion(%d, %z), kind=kLoop"),
     ("f32[8,8]", "get-tuple-element(%d)"), ("f32[8,8]", "get-tuple-element(%d), index=9"),
-    ("f32[8,8]", "get-tuple-element(%d), index=''"), ("token[]", "negate(%d)"),
+    ("f32[8,8]", "get-tuple-element(%d), index=''"), ("f32[8,8]", "negate(%r)"), ("token[]", "negate(%d)"),
     ("(f32[8,8], s8[8])", "negate(%d)"), ("()", "negate(%d)"), ("f32[?,8]", "negate(%d)"),
     ("f32[8,8]", "dot(%d, %z), lhs_contracting_dims={7}"), ("f32[8,8]", "dot(%d)"), ("f32[8,8]", "dot(%d, %z)")])
 def test_wrong_uses_of_a_matmul(dot, last):

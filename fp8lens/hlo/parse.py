@@ -508,6 +508,11 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
         if not known.issuperset(i.operands):
             unknown = next(name for name in i.operands if name not in known)
             raise i.error(f"operand {unknown} is not an instruction of computation {computation.name}")
+    places = dict(zip(names, count()))
+    for at, i in enumerate(instructions):
+        for name in i.operands:
+            if places[name] >= at:
+                raise i.error(f"operand {name} does not stand before it")
     if len(known) < len(names) or roots.count("") < len(names) - 1:
         raise HloParseError(computation.module.text, computation._start,
                             "this computation has two instructions of one name, or two ROOTs")
