@@ -268,8 +268,7 @@ def _report(given: argparse.Namespace) -> int:
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a wider type.
     lost = [row for row in report.rows if not row.is_fp8 or (row.library == "triton" and not python)]
     # A kernel that was not looked into may multiply too.
-    unread = report.unread if given.require_fp8 and not python else [] if not given.require_fp8 else [
-        r.matmul for r in seen.reasons if r.matmul.partition(" ")[0] in report.unread]
+    unread = [name for name, _ in seen.unknown] if given.require_fp8 else []
     failed = given.require_fp8 and (bool(lost or unread) or not report.rows)
     why = bool(python and (given.reasons or failed))
     if given.json:

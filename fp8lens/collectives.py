@@ -5,7 +5,6 @@ import dataclasses
 import html
 import itertools
 import re
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import prod
@@ -14,7 +13,7 @@ from typing import Any
 from fp8lens.cost import launches
 from fp8lens.gemms import executions, fused, matmuls, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape
-from fp8lens.hlo.text import LOST, columns, html_table, visible
+from fp8lens.hlo.text import LOST, columns, html_table, visible, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
 from fp8lens.rules import RULES, Rule
@@ -38,7 +37,6 @@ _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then ga
 _HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
                    "concatenate gather reverse broadcast".split())
 _CALLERS = CONTROL | {"fusion"}
-_INDEX = re.compile(r"\bindex=(\d+)")
 _MESH = re.compile(r"replica_groups=@?mesh[\[<](.*?)[\]>](?:, device_ids=\((.*?)\))? \{(.*?)\}")
 _MOST = 1 << 20  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
@@ -239,7 +237,7 @@ class _Flow:
         for user in i.computation.users.get(i.name, ()):
             for n in (n for n, name in enumerate(user.operands) if name == i.name):
                 if user.opcode == "get-tuple-element":
-                    yield from [(user, 0)] * (int(_INDEX.search(user.cmd)[1]) == k)
+                    yield from [(user, 0)] * (user.element == k)
                 elif user.opcode == "tuple":
                     yield user, n
                 elif user.opcode.endswith(("-done", "-update")) or user.opcode == "opt-barrier":
@@ -269,7 +267,7 @@ class _Flow:
                 yield caller.computation[caller.operands[n]], k
                 yield from ((c.root, k) for c in self._results(caller) if caller.opcode == "while")
         elif i.opcode == "get-tuple-element":
-            yield get(i.operands[0]), int(_INDEX.search(i.cmd)[1])
+            yield get(i.operands[0]), i.element
         elif i.opcode.removesuffix("-start") in _CALLERS:
             yield from ((c.root, k) for c in self._results(i))
         elif i.opcode.endswith(("-done", "-update")) or i.opcode == "opt-barrier":
@@ -454,11 +452,16 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     return Collectives(found)
 
 
+def _summed_wide(c: Collective) -> bool:
+    """Whether a sum that an FP8 matmul reads is sent whole in a wide type: what is scattered could not be less."""
+    return c.kind == "all-reduce" and c.feeds_fp8 and not c.is_fp8
+
+
 def why(collective: Collective) -> tuple[Rule, ...]:
     """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that is quantized for an
     FP8 matmul, what could be sent in place of it."""
     c, shapes = collective, [parse_shape(text) for text in collective.shapes]
-    names = [*c.problems, *["summed wide"] * (c.kind == "all-reduce" and c.feeds_fp8 and not c.is_fp8)]
+    names = [*c.problems, *["summed wide"] * _summed_wide(c)]
     fields = {"dtype": c.dtype, "kind": c.kind, "shapes": _listed(c.shapes), "feeds": _listed(c.feeds),
               "readers": _listed(c.readers), "kernels": _listed(c.transposed_by), "sent": _size(c.bytes_sent),
               "would": _size(sum(_SENT[c.kind](shape.size, c.group_size) for shape in shapes))}
@@ -468,22 +471,17 @@ def why(collective: Collective) -> tuple[Rule, ...]:
 def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0) -> list[Collective]:
     """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent what was FP8."""
     return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
-            and ({*c.problems} & _SENT_WIDE or c.kind == "all-reduce" and c.feeds_fp8)]
+            and ({*c.problems} & _SENT_WIDE or _summed_wide(c))]
 
 
 # As text --------------------------------------------------------------------------------------------------------------
 
-_WIDTH = 100  # columns
 _HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:
     names = list(names)
     return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
-
-
-def _wrap(line: str, indent: str) -> list[str]:
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 class Collectives(tuple[Collective, ...]):
@@ -525,19 +523,16 @@ class Collectives(tuple[Collective, ...]):
             return "no collectives"
         rows = [(None, _HEADER, []), *self._rows()]
         shown = [n for n in range(len(_HEADER)) if n or any(cells[0] != "1" for _, cells, _ in rows[1:])]
-        lines = columns([cells for _, cells, _ in rows], shown, (0, 2))
-        for last in ("source", "feeds"):  # what does not fit has a line of its own
-            if max(map(len, lines)) > _WIDTH:
-                shown.remove(_HEADER.index(last))
-                lines = columns([cells for _, cells, _ in rows], shown, (0, 2))
+        may_go = map(_HEADER.index, ("source", "feeds"))  # each to a line of its own
+        lines, left_out = columns([cells for _, cells, _ in rows], shown, (0, 2), may_go)
         text = []
         for line, (c, cells, further) in zip(lines, rows):
             text.append(line)
-            hidden = [f"{label} {cells[n]}" for n, label in enumerate((*_HEADER[:-1], "at"))
-                      if c and n and n not in shown and cells[n]]
+            hidden = [f"{'at' if _HEADER[n] == 'source' else _HEADER[n]} {cells[n]}"
+                      for n in left_out if c and cells[n]]
             for line in [", ".join(hidden)] * bool(hidden) + further:
-                text += [f"    {part}" for part in _wrap(line, "  ")]
-        return "\n".join([*text, *_wrap(self._totals(), "  ")])
+                text += [f"    {part}" for part in wrapped(line, 0, 2)]
+        return "\n".join([*text, *wrapped(self._totals(), 0, 2)])
 
     __repr__ = __str__
 

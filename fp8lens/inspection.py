@@ -70,6 +70,14 @@ class Inspection:
         return collectives(self.module, self._mesh_shape)
 
     @property
+    def unknown(self) -> list[tuple[str, str]]:
+        """(kernel, why) of those that HLO does not tell of, and that may multiply in another type than FP8."""
+        names = self.report.unread
+        if not self.is_ours:
+            return [(name, "not looked into") for name in names]
+        return [(r.matmul, r.reason) for r in self.reasons if r.matmul.partition(" ")[0] in names]
+
+    @property
     def hlo(self) -> str:
         """The optimized HLO, readable: what `print_hlo_module` prints."""
         return format_hlo_module(self.module)

@@ -1,13 +1,12 @@
 """Where a program's kernels and bytes go: each kernel in exactly one line, by what it does for the matmuls."""
 
 import dataclasses
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from fp8lens.cost import Kernel, kernel, launches
 from fp8lens.gemms import GemmRow, executions, is_backward, layer, results, source_line
 from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.hlo.text import columns, html_table, size, visible
+from fp8lens.hlo.text import columns, html_table, size, visible, wrapped
 from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.outside import Around, Outside, inside, is_plain
 from fp8lens.steps import reducer
@@ -101,17 +100,11 @@ class Ledger(tuple[Line, ...]):
     def __str__(self) -> str:
         rows = [_HEADER, *self._rows()]
         shown = [c for c in range(len(_HEADER)) if any(row[c] not in ("", "1") for row in rows[1:]) or c in (0, 2, 3)]
-        lines = columns(rows, shown, (1, 2))
-        below = []  # the columns that do not fit: on lines of their own
-        while max(map(len, lines)) > 100 and shown[-1] > 3:
-            below.insert(0, shown[-1])
-            lines = columns(rows, shown := shown[:-1], (1, 2))
+        lines, below = columns(rows, shown, (1, 2), range(len(_HEADER) - 1, 3, -1))
         text = lines[:1]
         for line, row in zip(lines[1:], rows[1:]):
-            more = " ".join(f"{_HEADER[c]} {row[c]}" if _HEADER[c] != "source" else f"at {row[c]}"
-                            for c in below if row[c])
-            text += [line, *textwrap.wrap(more, 100, initial_indent=" " * 6, subsequent_indent=" " * 6,
-                                          break_long_words=False, break_on_hyphens=False)]
+            more = (f"at {row[c]}" if _HEADER[c] == "source" else f"{_HEADER[c]} {row[c]}" for c in below if row[c])
+            text += [line, *wrapped(" ".join(more), 6, 6)]
         return "\n".join([*text, f"{_kernels(self)} in all"])
 
     __repr__ = __str__
@@ -132,23 +125,23 @@ def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outsi
         for o in outside:
             near.setdefault(o.instruction, []).append((row, o))
     multiply = {row.instruction for row, _ in found}
-    lines, classes = [], {}
-    for name, count in executions(module).items():
-        for i in filter(launches, module.computations[name]):
-            mine = [(row, o) for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
-            classes[i] = "matmul" if i in multiply else _class(i, [o for _, o in mine])
-            op_name = metadata.op_name or "" if (metadata := i.metadata) else ""
-            lines.append(Line(
-                kernel(i, count), "", tuple(dict.fromkeys(w for _, o in mine for w in o.work)),
-                any(o.charged for _, o in mine), tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))),
-                layer(op_name), is_backward(op_name), source_line(i)))
+    counts = {i: count for name, count in executions(module).items()
+              for i in filter(launches, module.computations[name])}
+    mine = {i: [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work] for i in counts}
+    classes = {i: "matmul" if i in multiply else _class(i, mine[i]) for i in counts}
     for i in reversed(classes):  # one number, for nobody but who makes FP8 of it, or a scale: of an amax's history
         if classes[i] == "rest" and is_plain(i) and all(s.size == 1 for s in results(i)):
             readers = {classes.get(reader) for reader, _ in around.readers(i)}
             classes[i] = "scale" if readers and readers <= {"quantize", "scale"} else "rest"
-    return Ledger(dataclasses.replace(
-        line, what=classes[i := line.kernel.instruction], serves=line.serves or _served(i, classes, around))
-        for line in lines)
+
+    def line(i: Instruction) -> Line:
+        op_name = metadata.op_name or "" if (metadata := i.metadata) else ""
+        return Line(kernel(i, counts[i]), classes[i], tuple(dict.fromkeys(w for o in mine[i] for w in o.work)),
+                    any(o.charged for o in mine[i]),
+                    tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))) or _served(i, classes, around),
+                    layer(op_name), is_backward(op_name), source_line(i))
+
+    return Ledger(map(line, counts))
 
 
 def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> tuple[str, ...]:

@@ -38,6 +38,6 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
 
 def mend_there(rule: str, i: Instruction) -> str:
     """What mends a rule in the library whose code wrote an instruction; empty where nothing is known to."""
-    files = "\n".join(file.replace("\\", "/") for file, _ in i.frames)
-    return next((f". In {library}: {mend}" for path, rules, library, mend in LIBRARIES
-                 if rule in rules.split("|") and re.search(path, files)), "")
+    known = [row for row in LIBRARIES if rule in row[1].split("|")]
+    files = "\n".join(file.replace("\\", "/") for file, _ in i.frames) if known else ""
+    return next((f". In {library}: {mend}" for path, _, library, mend in known if re.search(path, files)), "")

@@ -26,7 +26,6 @@ from fp8lens.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
-_ANYWAY = "; it is done in a kernel that runs anyway"
 _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
 
 
@@ -128,9 +127,9 @@ def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     if types:
         rule = "a Triton kernel's matmul" if text else "a Mosaic kernel's matmul"
         fields = {"types": " and ".join(n for n in types if not n.startswith("f8"))}
-    elif ("convForward" in target or "convBackward" in target or i.opcode == "convolution") and (
-            not i.computation[i.operands[0]].shape.dtype.startswith("f8")):
-        rule, fields = "convolution", {"dtype": i.computation[i.operands[0]].shape.dtype}
+    elif ("convForward" in target or "convBackward" in target or i.opcode == "convolution") and not (
+            dtype := operand(i, 0).shape.dtype).startswith("f8"):
+        rule, fields = "convolution", {"dtype": dtype}
     layer = f" {line.layer}" * bool(line.layer)
     return [Reason(line.name + layer, *(part.format(**fields) for part in RULES[rule]), line.source)]
 
@@ -148,6 +147,16 @@ def _types(row: GemmRow) -> tuple[str, ...]:
     found = [side.fp8.shape.dtype for n in (0, 1) if (side := Operand(operand(i, n), "")).fp8 is not None] if (
         i.opcode == "dot") else [t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")]
     return tuple(sorted(found))
+
+
+def _anyway(reason: Reason) -> Reason:
+    return dataclasses.replace(reason, reason=f"{reason.reason}; it is done in a kernel that runs anyway")
+
+
+def _could_be(step: Step) -> bool:
+    """Whether some call could have done a step: no conversion between wide types, no activation but relu and gelu."""
+    return step.kind in ("scale", "bias", "matrix bias", "relu") or step.kind == "output" and (
+        step.at.shape.dtype in FP8_MAX) or step.kind == "activation" and is_tanh_gelu(step)
 
 
 def _apart(step: Step) -> str:
@@ -271,6 +280,10 @@ class _Matmul:
         """The program's own matmuls of this one's size: XLA may have made it of others."""
         return [row for i in self.written if i.opcode in DOTS for row in matmuls(i) if work(row) == work(self.given)]
 
+    @functools.cached_property
+    def _result(self) -> Result:
+        return Result(self.dot)
+
     # What stayed outside of an FP8 call ------------------------------------------------------------------------------
 
     def left_outside(self, near: Sequence[Outside]) -> list[Reason]:
@@ -296,21 +309,14 @@ class _Matmul:
         anyway = [o for o in near if o.after and o.own]
         if works := [work for o in anyway if o.own == ADDS for work in o.work]:
             reason = self.why("outside of a kernel", lost=self._most(works), works=", ".join(dict.fromkeys(works)))
-            return [dataclasses.replace(reason, reason=reason.reason + _ANYWAY)]
+            return [_anyway(reason)]
         if self.dot is None or self.row.library != "cublasLt" or not anyway or self.dot.shape.dtype in FP8_MAX:
             return []
-        result = Result(self.dot)
+        result = self._result
         left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
-        if not any(self._could_be(step) for step in left):
+        if not any(map(_could_be, left)):
             return []
-        reason = self._first_cause(left, result)
-        return [dataclasses.replace(reason, reason=reason.reason + _ANYWAY)]
-
-    def _could_be(self, step: Step) -> bool:
-        """Whether some call could have done a step, which a conversion between wide types or another activation is
-        not."""
-        return step.kind in ("scale", "bias", "matrix bias", "relu") or step.kind == "output" and (
-            step.at.shape.dtype in FP8_MAX) or step.kind == "activation" and is_tanh_gelu(step)
+        return [_anyway(self._first_cause(left, result))]
 
     def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
         if work == "transpose":
@@ -362,7 +368,7 @@ class _Matmul:
             return [self._unknown(works)]
         if self.row.library != "cublasLt":  # the rules below are of cuBLASLt's calls
             return [self.why("outside of a kernel", lost=self._most(works), works=", ".join(dict.fromkeys(works)))]
-        result, found = Result(self.dot), []
+        result, found = self._result, []
         left = list(self._unfused(result.steps))
         main = [step for step in left if step.kind not in ("amax", "move")]
         if main and set(works) - {"amax", "transpose", "pad"}:

@@ -3,14 +3,13 @@
 import dataclasses
 import html
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fp8lens.cost import moved
 from fp8lens.gemms import GemmRow, executions, matmuls
 from fp8lens.hlo.parse import HloModule
-from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, visible
+from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, visible, wrapped
 from fp8lens.ledger import Ledger
 from fp8lens.outside import Around, Outside
 from fp8lens.ptx import multiplied
@@ -89,19 +88,16 @@ class GemmReport:
         lines = self._lines()
         table = [_HEADER, *(cells for _, cells, _ in lines)]
         shown = [c for c in range(len(_HEADER)) if c or any(row[0] != "1" for row in table[1:])]
-        if max(map(len, texts := columns(table, shown, (0, 1)))) > _WIDTH:
-            shown.remove(_SOURCE)
-            texts = columns(table, shown, (0, 1))
+        texts, left_out = columns(table, shown, (0, 1), [_SOURCE])
         text = []
         for one, row, (_, _, further) in zip(texts, table, [(None, (), []), *lines]) if lines else ():
             text.append(one)
-            if row is not _HEADER and _SOURCE not in shown and row[_SOURCE]:
+            if row is not _HEADER and left_out and row[_SOURCE]:
                 further = [f"at {row[_SOURCE]}", *further]
             for line in further:
-                text += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent=" " * 6,
-                                      break_long_words=False, break_on_hyphens=False)
+                text += wrapped(line, 4, 6)
         for line in self._totals().split("\n"):
-            text += textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+            text += wrapped(line, 0, 2)
         return "\n".join(text)
 
     __repr__ = __str__
@@ -116,7 +112,6 @@ class GemmReport:
         return html_table(_HEADER, rows) * bool(rows) + f"<p>{legend}{html.escape(self._totals())}</p>"
 
 
-_WIDTH = 100  # columns
 _HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
 _SOURCE = _HEADER.index("source")
 

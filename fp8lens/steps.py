@@ -254,29 +254,27 @@ class Result:
 
     def _beside(self, value: Instruction, end: Instruction) -> list[Instruction]:
         """Who reads `value`, or what is between it and `end`, and is not on the way there."""
-        ahead, todo, way = set(), [end], {value.name: value}
-        while todo:
-            i = todo.pop()
-            if i.index > value.index and i not in ahead:
-                ahead.add(i)
-                todo += [i.computation[name] for name in i.operands]
-        for i in sorted(ahead, key=lambda i: i.index):
+        way = {value.name: value}
+        for i in sorted(_since(value, end), key=lambda i: i.index):
             if not way.keys().isdisjoint(i.operands):
                 way[i.name] = i
         return [u for i in way.values() if i is not end for u in self._of(i) if u.name not in way]
 
 
-def depends(i: Instruction, on: Instruction) -> bool:
-    """Whether a value is computed from another of its computation."""
-    seen, todo = set(), [i.name]
+def _since(start: Instruction, end: Instruction) -> set[Instruction]:
+    """`end`, and what it is computed from, as far as that stands behind `start`."""
+    found, todo = set(), [end]
     while todo:
-        name = todo.pop()
-        if name == on.name:
-            return True
-        if name not in seen:
-            seen.add(name)
-            todo += i.computation[name].operands
-    return False
+        i = todo.pop()
+        if i.index > start.index and i not in found:
+            found.add(i)
+            todo += [i.computation[name] for name in i.operands]
+    return found
+
+
+def depends(i: Instruction, on: Instruction) -> bool:
+    """Whether a value is, or is computed from, another of its computation."""
+    return i is on or any(on.name in j.operands for j in _since(on, i))
 
 
 def reducer(reduce: Instruction) -> str:

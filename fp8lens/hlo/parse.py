@@ -504,14 +504,12 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
         operands = [_operands(t) for t in texts]
     computation.instructions = instructions = tuple(map(tuple.__new__, repeat(Instruction), zip(
         names, opcodes, operands, shapes, arguments, repeat(computation), count())))
-    for i in () if plain else instructions:
-        if not known.issuperset(i.operands):
-            unknown = next(name for name in i.operands if name not in known)
-            raise i.error(f"operand {unknown} is not an instruction of computation {computation.name}")
     places = dict(zip(names, count()))
-    for at, i in enumerate(instructions):
+    for i in instructions:
         for name in i.operands:
-            if places[name] >= at:
+            if name not in places:
+                raise i.error(f"operand {name} is not an instruction of computation {computation.name}")
+            if places[name] >= i.index:
                 raise i.error(f"operand {name} does not stand before it")
     if len(known) < len(names) or roots.count("") < len(names) - 1:
         raise HloParseError(computation.module.text, computation._start,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 
 INDENT = " " * 6  # of an instruction's second line
-_WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
+WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
 # Attributes that say how the module was made or repeat what the line says already.
 MODULE_NOISE = {"is_scheduled", "frontend_attributes", "allow_spmd_sharding_propagation_to_parameters",
                  "allow_spmd_sharding_propagation_to_output"}
@@ -51,7 +52,7 @@ def wrap(text: str, indent: str) -> str:
     """Break at the commas between operands, attributes or tuple elements, never in a string."""
     lines = [""]
     for piece in _PIECE.findall(re.sub(r",\n\s*", ", ", text)):  # what was printed wrapped is wrapped anew
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > _WIDTH:
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > WIDTH:
             lines.append(indent + piece.lstrip())
         else:
             lines[-1] += piece
@@ -61,7 +62,7 @@ def wrap(text: str, indent: str) -> str:
 def _json(value, indent: str) -> str:
     """JSON, each dict or list on one line if it fits and on several if not."""
     text = json.dumps(value, ensure_ascii=False)
-    if len(indent) + len(text) <= _WIDTH or not value or not isinstance(value, (dict, list)):
+    if len(indent) + len(text) <= WIDTH or not value or not isinstance(value, (dict, list)):
         return text
     inner, (opening, closing) = indent + "  ", "{}" if isinstance(value, dict) else "[]"
     items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
@@ -167,11 +168,25 @@ def size(n: int) -> str:
     return f"{metric(n)}B"
 
 
-def columns(rows: Sequence[Sequence[str]], shown: Iterable[int], right: Collection[int]) -> list[str]:
-    """Rows of cells as lines of text: the columns `shown`, each as wide as its widest cell, those of `right` flush."""
-    widths = {c: max(len(row[c]) for row in rows) for c in shown}
-    return ["  ".join(f"{row[c]:>{width}}" if c in right else f"{row[c]:<{width}}"
-                      for c, width in widths.items()).rstrip() for row in rows]
+def columns(rows: Sequence[Sequence[str]], shown: Iterable[int], right: Collection[int],
+            may_go: Iterable[int]) -> tuple[list[str], list[int]]:
+    """Rows of cells as lines of text, each column as wide as its widest cell, those of `right` flush; and the columns
+    that were left out of the `shown`: those of `may_go`, one after the other, while a line is too wide."""
+    left, gone = list(shown), []
+    widths = {c: max(len(row[c]) for row in rows) for c in left}
+    lines = lambda: ["  ".join(f"{row[c]:>{widths[c]}}" if c in right else f"{row[c]:<{widths[c]}}"
+                               for c in left).rstrip() for row in rows]
+    for c in may_go:
+        if c in left and max(map(len, lines())) > WIDTH:
+            left.remove(c)
+            gone.append(c)
+    return lines(), sorted(gone)
+
+
+def wrapped(line: str, first: int = 0, later: int = 0) -> list[str]:
+    """A sentence in lines that are not too wide, so far indented; no word is broken."""
+    return textwrap.wrap(line, WIDTH, initial_indent=" " * first, subsequent_indent=" " * later,
+                         break_long_words=False, break_on_hyphens=False)
 
 
 LOST, OUTSIDE = "rgba(213,94,0,.28)", "rgba(86,180,233,.22)"  # backgrounds, on white and on black
