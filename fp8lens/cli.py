@@ -21,7 +21,7 @@ from fp8lens.gemms import NOT_THE_PROGRAM
 from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
 from fp8lens.hlo.text import source_path, visible
 from fp8lens.inspection import Inspection, inspect
-from fp8lens.targets import GEMM_OPTIONS, TARGETS, resolve
+from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, resolve
 
 if TYPE_CHECKING:
     import jax
@@ -240,6 +240,8 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
     with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
         resolve(how["target"])
+        if attached_gpu() is None:  # else the file's first array prints a traceback of JAX's CUDA plugin
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
         module = _load(Path(file))
         if given.target == "local":
             from fp8lens.compile import require_gpu

@@ -479,7 +479,13 @@ class _Matmul:
                 return self.why("another type" if to in ("bf16", "f16", "f32") else "not a float", dtype=dtype, to=to,
                                 wider=wider if to == "f32" else "")
             case _:
-                return self.why("clamp alone", to=to)
+                return self._clamp(first)
+
+    def _clamp(self, step: Step) -> Reason:
+        """Why a clamp that is no part of a conversion to FP8 stayed outside."""
+        if (bounds := clamp_bounds(step.at)) and not float(bounds[0]):
+            return self.why("bounded relu", bounds=" and ".join(bounds))
+        return self.why("clamp alone", to=step.at.shape.dtype)
 
     def _bias(self, step: Step) -> Reason:
         dtype = self.dot.shape.dtype
@@ -506,8 +512,13 @@ class _Matmul:
             return self.why("no clamp", **fields)
         if kinds[-2] != "clamp":
             return self.why("clamp early", **fields)
-        if (bounds := clamp_bounds(group[-2].at)) != [f"-{best}", best]:
+        bounds = clamp_bounds(group[-2].at)
+        if bounds and not float(bounds[0]):
+            return self._clamp(group[-2])
+        if bounds != [f"-{best}", best]:
             return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
+        if kinds.count("clamp") > 1:
+            return self._clamp(group[kinds.index("clamp")])
         given, read = self.dot.shape.dims, base.shape.dims
         if given != read:
             return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))

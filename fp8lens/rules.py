@@ -254,8 +254,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "cut first": Rule(
         "output",
-        "{sizes} is not a multiple of 16: the call writes a padded result, and what is cut out of it is converted by "
-        "the kernel that cuts",
+        "an FP8 call takes multiples of 16, not {sizes}: it writes a padded result, and what is cut out of it is "
+        "converted by the kernel that cuts",
         "choose, or pad once in advance to, dimensions that are multiples of 16",
         "PadOperandToMultipleOf16: a slice then stands between the call and its conversion",
     ),
@@ -323,6 +323,12 @@ RULES: Mapping[str, Rule] = {
         "cuBLASLt's epilogues are relu and gelu in its tanh form; this activation is another",
         "use jax.nn.relu or jax.nn.gelu(approximate=True), or leave this kernel",
         "HandleMaximum and HandleMultiply match relu and tanh-gelu only",
+    ),
+    "bounded relu": Rule(
+        "epilogue",
+        "the result is clamped to {bounds}: a relu with an upper bound, and the call's relu has none",
+        "use jax.nn.relu, or leave this kernel: the only upper bound a call has is the range of an FP8 result",
+        "HandleMaximum matches relu only",
     ),
     "clamp alone": Rule(
         "epilogue",
@@ -529,7 +535,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "padding": Rule(
         "pad",
-        "{sizes} is not a multiple of 16, so kernels pad the operands",
+        "an FP8 call takes multiples of 16, not {sizes}, so kernels pad the operands",
         "choose, or pad once in advance to, dimensions that are multiples of 16",
         "PadOperandToMultipleOf16",
     ),

@@ -208,13 +208,11 @@ def test_triton_is_judged_by_its_instructions(file, capsys):
 
 
 def test_the_sample_in_the_readme(tmp_path):
-    sample, = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    (tmp_path / "my_file.py").write_text(
-        "import jax, jax.numpy as jnp\n\ndef my_layer(x, w, x_scale, w_scale):\n"
-        "    x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale\n"
-        "    return jax.nn.relu(x @ w.T).astype(jnp.bfloat16)\n")
-    assert command("my_file.py:my_layer", "--shapes", "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]", "--reasons",
-                   folder=tmp_path).stdout == sample
+    readme = (ROOT / "README.md").read_text()
+    layer, sample = re.search(r"If `layer.py` is\n\n```python\n(.*?)```.*?```text\n(.*?)```", readme, re.S).groups()
+    shapes, = re.findall(r'fp8lens layer.py:layer --shapes "(.*?)"', readme)
+    (tmp_path / "layer.py").write_text(layer)
+    assert command("layer.py:layer", "--shapes", shapes, "--reasons", folder=tmp_path).stdout == sample
 
 
 def test_help(capsys):

@@ -523,7 +523,7 @@ CASES = {
     ),
     "converted behind a padded result": Case(
         "output",
-        "N = 120 is not a multiple of 16: the call writes a padded result",
+        "an FP8 call takes multiples of 16, not N = 120: it writes a padded result",
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
         (A, S(120, K), s, s, s),
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
@@ -585,10 +585,24 @@ CASES = {
     ),
     "relu6": Case(
         "epilogue",
-        "clamped, and not converted",
+        "clamped to 0 and 6: a relu with an upper bound",
         lambda a, b, x, y: jax.nn.relu6(scaled_dot(a, b, x, y)),
         OPERANDS,
         lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
+    ),
+    "relu6 before the conversion": Case(
+        "epilogue",
+        "a relu with an upper bound",
+        lambda a, b, x, y, z: to_e4m3(jax.nn.relu6(scaled_dot(a, b, x, y)), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z),
+    ),
+    "hard tanh": Case(
+        "epilogue",
+        "clamped, and not converted",
+        lambda a, b, x, y: jnp.clip(scaled_dot(a, b, x, y), -1, 1),
+        OPERANDS,
+        scaled_dot,
     ),
     "relu after gelu": Case(
         "epilogue",
@@ -1005,13 +1019,13 @@ CASES = {
         "pad", "slices the result", lambda a, b, x, y: scaled_dot(a, b, x, y)[:50], OPERANDS, scaled_dot
     ),
     "M not a multiple of 16": Case(
-        "pad", "M = 50 is not a multiple", scaled_dot, (S(50, K), B, s, s), scaled_dot, OPERANDS
+        "pad", "multiples of 16, not M = 50", scaled_dot, (S(50, K), B, s, s), scaled_dot, OPERANDS
     ),
     "N not a multiple of 16": Case(
-        "pad", "N = 100 is not a multiple", scaled_dot, (A, S(100, K), s, s), scaled_dot, OPERANDS
+        "pad", "multiples of 16, not N = 100", scaled_dot, (A, S(100, K), s, s), scaled_dot, OPERANDS
     ),
     "K not a multiple of 16": Case(
-        "pad", "K = 200 is not a multiple", scaled_dot, (S(M, 200), S(N, 200), s, s), scaled_dot, OPERANDS
+        "pad", "multiples of 16, not K = 200", scaled_dot, (S(M, 200), S(N, 200), s, s), scaled_dot, OPERANDS
     ),
     # In loops, and in kernels that run anyway
     "residual in a loop": Case(
