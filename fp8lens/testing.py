@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable
+from numbers import Real
 from typing import Any
 
 from fp8lens.collectives import KINDS, Collectives, collectives, sends_wide, why
@@ -34,7 +35,7 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     for name in epilogues:
         if not re.fullmatch(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT", name.upper()):
             raise ValueError(f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue, such as BIAS_RELU.")
-    if min_flops_share is not None and not 0 <= min_flops_share <= 1:
+    if min_flops_share is not None and not (isinstance(min_flops_share, Real) and 0 <= min_flops_share <= 1):
         raise ValueError(f"min_flops_share must be from 0 to 1, such as 0.9 for 90%; got {min_flops_share!r}.")
     seen = inspect(fn, *args, **options)
     report, reasons = seen.report, seen.reasons if seen.is_ours or wanted else []
@@ -56,7 +57,7 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     for name in epilogues:
         if wrong := [row.epilogue for row in rows if row.epilogue != name.upper()]:
             failures.append(f"an FP8 call has the epilogue {wrong[0]}, not {name.upper()}")
-    allowed = {allow} if isinstance(allow, str) else set(allow)
+    allowed = {allow} if isinstance(allow, str) else set(allow or ())
     if unknown := sorted(allowed - {*_WORK, "duplicate", "kernel"}):
         raise ValueError(f"allow has {unknown[0]!r}; it takes {', '.join(_WORK)}, duplicate, kernel.")
     works = {w for w in wanted if w in _WORK}

@@ -166,6 +166,25 @@ def test_every_form_was_timed(rehearsed):
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", ["training step", "forward"])
+def test_the_layer_was_timed_in_each_precision(rehearsed, name):
+    case = read(rehearsed / "train.json")["cases"][name]
+    training, rows = name == "training step", case["precisions"]
+    assert set(train.cases(True)) < set(train.cases(False))
+    assert set(rows) < set(train.TRAINING if training else train.FORWARD) and {"bf16", "bf16+fp8"} <= set(rows)
+    for form, row in rows.items():
+        assert row["wall_seconds"] > 0 and row["device_seconds"] is None, row.get("error")
+        # Here cuDNN cannot be had, and the layer falls back to XLA's attention, which one row asks for.
+        assert row["attention"] == "xla" and ("cuDNN not found" in row.get("cudnn_refused", "")) == ("XLA" not in form)
+        assert row["compiled_flops"] == case["flops"] and row["matmuls"] == (18 if training else 6)
+        assert row["fp8_matmuls"] == (12 if training else 4) * row["fp8"]
+        if training:
+            assert len(row["losses"]) == train.STEPS and row["losses"][-1] < 0.8 * row["losses"][0]
+            assert row["losses"][-1] == pytest.approx(rows["bf16"]["losses"][-1], rel=0.02)
+    assert not training or rows["bf16+fp8"]["losses"] != rows["bf16"]["losses"]
+
+
+@needs_compiler
 def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
     monkeypatch.setenv("FP8_RESULTS", str(rehearsed.parent))
     chapter = outputs.NOTEBOOKS / "09_performance.ipynb"
@@ -299,7 +318,7 @@ def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
         "def cases(rehearse):\n"
         "    return {'one': lambda case: {'n': 1}, 'long': lambda case: time.sleep(600),\n"
         "            'last': lambda case: {'n': 2}}\n"))
-    made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.75", script=copy, **FOUND)
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "0.4", script=copy, **FOUND)
     assert made.returncode == 1 and "2 cases are left" in made.stdout, made.stdout
     assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
 

@@ -1512,3 +1512,7 @@ def test_assertion_fails_with_report_and_reasons(message, fn, args, options):
 def test_assertion_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="fused has 'softmax'; it takes scale, bias"):
         assert_fp8_gemms(scaled_dot, *OPERANDS, fused="softmax")
+    for share in ("0.9", 90, -0.1):
+        with pytest.raises(ValueError, match="min_flops_share must be from 0 to 1"):
+            assert_fp8_gemms(scaled_dot, *OPERANDS, min_flops_share=share)
+    assert_fp8_gemms(scaled_dot, *OPERANDS, fused=None, allow=None)
