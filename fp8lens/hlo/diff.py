@@ -12,14 +12,7 @@ from typing import Any
 
 from fp8lens.hlo.parse import CALLS, Computation, HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import (
-    INDENT,
-    MODULE_NOISE,
-    NOISE,
-    SPLIT_AXIS,
-    format_instruction,
-    paint,
-    without_default_layout,
-    wrap,
+    INDENT, MODULE_NOISE, NOISE, SPLIT_AXIS, coloured, format_instruction, without_default_layout, wrap,
 )
 
 # Attributes beside printing's that say when or as the how-many-th something runs, not what it computes.
@@ -192,11 +185,6 @@ def _marked(mark: str, text: str) -> str:
     return "\n".join(mark + line[1:] for line in text.split("\n"))
 
 
-def _html(text: str) -> str:
-    return paint(text, lambda part, style: html.escape(part, quote=False) if style is None else
-                  f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>')
-
-
 @dataclass(frozen=True)
 class Row:
     """An instruction on either side: the same text where they agree, None where a side has none. Without a text on
@@ -262,7 +250,7 @@ class HloDiff:
             for row in body:
                 cells = (("-", row.a), ("+", row.b)) if row.changed else ((" ", row.a or "  ..."),) * 2
                 rows.append('<tr style="background:none">' + "".join(
-                    f'<td style="{style}{_BACKGROUND[mark]}">{_html(mark + _LINE_BREAK.sub(" ", text)[1:])}</td>'
+                    f'<td style="{style}{_BACKGROUND[mark]}">{coloured(mark + _LINE_BREAK.sub(" ", text)[1:])}</td>'
                     if text else f'<td style="{style}none"></td>' for mark, text in cells) + "</tr>")
         return ('<table style="width:100%;table-layout:fixed;font-family:monospace;line-height:1.35">'
                 f"{''.join(rows)}</table>")

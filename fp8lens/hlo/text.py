@@ -129,6 +129,12 @@ def paint(text: str, style: Callable[[str, tuple[str, str] | None], str]) -> str
     return "".join([*parts, style(text[end:], None)])
 
 
+def coloured(text: str) -> str:
+    """HLO as HTML."""
+    return paint(text, lambda part, style: html.escape(part, quote=False) if style is None else
+                 f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>')
+
+
 def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=None) -> None:
     """Print HLO, of anything `parse_hlo_module` takes, the way a reader wants it: the same text in every run, on every
     machine. Left out: row-major layouts, shardings over one device, fingerprints, file tables.
@@ -143,9 +149,8 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
         from IPython.display import display
 
         # Both forms: notebooks and the site show the colours, diffs and text readers see text without escape codes.
-        body = paint(text, lambda part, style: html.escape(part, quote=False) if style is None else
-                      f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>')
-        display({"text/plain": text, "text/html": f'<pre style="line-height:1.35">{body}</pre>'}, raw=True)
+        body = f'<pre style="line-height:1.35">{coloured(text)}</pre>'
+        display({"text/plain": text, "text/html": body}, raw=True)
         return
     if out.isatty():
         text = visible(text, keep="\n\t")  # the text may be anybody's
