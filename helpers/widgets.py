@@ -9,6 +9,21 @@ from helpers.formats import FORMATS, Rounding, rounding
 from fp8lens.targets import TARGETS
 
 
+class Panel(ipywidgets.VBox):
+    """Rows of fields, and what they give below them. Where no kernel runs, as on a page, it is a picture of that."""
+
+    def __init__(self, rows: list[list[ipywidgets.Widget]], shown: ipywidgets.HTML):
+        super().__init__([*map(ipywidgets.HBox, rows), shown])
+        self._fields, self._shown = [field for row in rows for field in row], shown
+
+    def _repr_mimebundle_(self, **options) -> dict:
+        chosen = ", ".join(f"{field.description} {field.value}" for field in self._fields)
+        where = "A panel, as it opens. In JupyterLab its fields can be changed."
+        return super()._repr_mimebundle_(**options) | {
+            "text/plain": f"{where} {chosen}",
+            "text/html": f"<p><b>{escape(chosen)}</b></p>{self._shown.value}<p><em>{where}</em></p>"}
+
+
 def neighbours_svg(r: Rounding, width: int = 460) -> str:
     """The two representable neighbours and value / scale between them, drawn in the page's own text colour."""
     target, low, high = r.target, min(r.below, r.target), max(r.above, r.target)
@@ -43,7 +58,7 @@ def rounding_html(r: Rounding) -> str:
     return f"<table>{table}</table>{neighbours_svg(r)}{notes}"
 
 
-def rounding_panel(value: str = "465", scale: str = "1", dtype: str = "float8_e4m3fn") -> ipywidgets.VBox:
+def rounding_panel(value: str = "465", scale: str = "1", dtype: str = "float8_e4m3fn") -> Panel:
     """A panel with two text fields and a choice of format; unreadable input is answered with a sentence."""
     fields = (ipywidgets.Text(value, description="value"), ipywidgets.Text(scale, description="scale"),
               ipywidgets.Dropdown(options=list(FORMATS), value=dtype, description="format"))
@@ -58,7 +73,7 @@ def rounding_panel(value: str = "465", scale: str = "1", dtype: str = "float8_e4
     for field in fields:
         field.observe(update, names="value")
     update()
-    return ipywidgets.VBox([ipywidgets.HBox(fields), shown])
+    return Panel([fields], shown)
 
 
 QUANTIZED = {"FP8 already": None, "bf16, scales known": "given", "bf16, scales by amax": "amax"}
@@ -99,7 +114,7 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
             "</svg>")
 
 
-def speedup_panel(chip: str = "H200", m: int = 4096, n: int = 4096, k: int = 4096) -> ipywidgets.VBox:
+def speedup_panel(chip: str = "H200", m: int = 4096, n: int = 4096, k: int = 4096) -> Panel:
     """A panel for a matmul's sizes, the chip, and what has to be quantized first: whether FP8 is faster than bf16, by
     the roofline estimate. No time in it is measured."""
     sizes = [2**i for i in range(4, 16)]
@@ -122,4 +137,4 @@ def speedup_panel(chip: str = "H200", m: int = 4096, n: int = 4096, k: int = 409
     for field in fields:
         field.observe(update, names="value")
     update()
-    return ipywidgets.VBox([ipywidgets.HBox(fields[:3]), ipywidgets.HBox(fields[3:]), shown])
+    return Panel([fields[:3], fields[3:]], shown)

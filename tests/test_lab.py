@@ -71,6 +71,7 @@ def page(browser, address) -> Page:
     panel_of(page, f"{CHAPTER}.ipynb")  # opened by the address alone
     yield page
     if folder := os.environ.get("SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=Path(folder) / "lab.png")
     context.close()
 

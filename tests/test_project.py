@@ -18,7 +18,7 @@ CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_m
             "06_bias_matmul", "07_fusion_lab", "08_chips_and_releases", "09_performance"]
 HELPER_LINES, LENS_LINES = 900, 4500
 TABLES = {"rules.py", "libraries.py"}  # texts to look up, whose lines nobody has to hold in the head
-CONTRIBUTING_LINES = 80
+CONTRIBUTING_LINES = 90
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -185,13 +185,13 @@ def test_workflows_run_pinned_actions_and_what_ci_runs():
 # Chapters and text ----------------------------------------------------------------------------------------------------
 
 def test_chapters_are_pairs_and_all_in_the_site():
-    names = {path.relative_to(ROOT / "notebooks").as_posix() for path in tracked("notebooks/*")}
+    names = {path.relative_to(ROOT / "notebooks").as_posix() for path in tracked("notebooks/*")} - {"glossary.md"}
     assert {name for name in names if name.endswith((".ipynb", ".md"))} == {
         f"{path.stem}{end}" for path in outputs.find([], outputs.NOTEBOOKS) for end in (".ipynb", ".md")}
     assert CHAPTERS == [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
     toc = yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"]
     listed = [page["file"] for part in toc for page in part.get("children", [])]
-    assert listed == [f"notebooks/{name}.ipynb" for name in CHAPTERS]
+    assert listed == [*(f"notebooks/{name}.ipynb" for name in CHAPTERS), "notebooks/glossary.md", "CONTRIBUTING.md"]
 
 
 def lines_of_code(path: Path) -> int:

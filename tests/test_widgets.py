@@ -55,6 +55,17 @@ def test_picture_stays_inside_its_width_and_says_what_it_shows(value):
     assert "rounds to" in svg
 
 
+@pytest.mark.parametrize(("box", "chosen", "given"), [
+    (rounding_panel("465", "1"), "value 465, scale 1, format float8_e4m3fn", "0x7E"),
+    (speedup_panel("H200"), "M 4096, N 4096, K 4096, chip H200", "times as fast"),
+])
+def test_a_panel_without_a_kernel_is_a_picture_of_itself(box, chosen, given):
+    shown = box._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in shown and "VBox" not in shown["text/plain"]
+    assert chosen in shown["text/plain"] and chosen in shown["text/html"]
+    assert given in shown["text/html"] and "<svg" in shown["text/html"] and "In JupyterLab" in shown["text/html"]
+
+
 # Whether FP8 is faster ------------------------------------------------------------------------------------------------
 
 def test_speedup_panel_follows_what_is_chosen():

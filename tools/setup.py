@@ -1,6 +1,6 @@
 """Set up the project inside this checkout: uv in .tools/, every locked package in .venv/. Needs only a python3.
 
-`make` runs it before each target; on Windows run `py .ci\\setup.py` yourself. With everything in place it takes
+`make` runs it before each target; on Windows run `py tools\\setup.py` yourself. With everything in place it takes
 a fraction of a second. Written for any python3 from 3.8 on: it runs before the project's own Python is there.
 """
 import ctypes

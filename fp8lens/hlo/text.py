@@ -27,9 +27,11 @@ _PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^
 _PAINT = re.compile(
     rf'(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)'
     r'|(?P<fp8>\bf[48]e\w+)|(?P<literal>(?<=\bconstant\()[^{}()]+)|(?P<opcode>(?<= )[a-z][a-z\d-]*(?=\())', re.M)
-# (ANSI code, CSS): colours of middle luminance, at least 4:1 against white and against a dark theme's #111.
-STYLES = {"target": ("1;35", "color:#bd4cc1;font-weight:bold"), "keyword": ("1", "font-weight:bold"),
-           "fp8": ("32", "color:#2e8540"), "literal": ("33", "color:#b06000"), "opcode": ("34", "color:#3f77d4")}
+# (ANSI code, CSS). A page may set --hlo-... to inks for its own ground; else colours of a middle luminance, at least
+# 4.5:1 against white and 3.8:1 against a dark theme's #111.
+STYLES = {"target": ("1;35", "color:var(--hlo-target,#b544b9);font-weight:bold"), "keyword": ("1", "font-weight:bold"),
+          "fp8": ("32", "color:var(--hlo-fp8,#2e8540)"), "literal": ("33", "color:var(--hlo-literal,#ab5d00)"),
+          "opcode": ("34", "color:var(--hlo-opcode,#3a72d0)")}
 
 
 def visible(text: str, keep: str = "") -> str:
