@@ -119,12 +119,12 @@ def _size(n: int) -> str:
 
 
 def print_kernels(x: Any) -> None:
-    """Print one line a kernel: what it is, what it writes, and the bytes it moves (1 MB is 1e6 bytes)."""
+    """Print one line a kernel: the bytes it moves (1 MB is 1e6 bytes), what it is, and what it writes."""
     launched = kernels(x)
     times = lambda k: "" if k.count == 1 else f"{k.count or '?'} x "
-    rows = [(k.kind, k.name, k.result, times(k) + _size(k.bytes_moved)) for k in launched]
+    rows = [(times(k) + _size(k.bytes_moved), k.kind, k.name, k.result) for k in launched]
     total, count = _size(sum(k.bytes_moved * k.runs for k in launched)), sum(k.runs for k in launched)
-    rows.append((f"{count} kernel{'s' * (count != 1)}", "", "", total))
+    rows.append((total, f"{count} kernel{'s' * (count != 1)}", "", ""))
     widths = [max(map(len, column)) for column in zip(*rows)]
-    for kind, name, result, moved in rows:
-        print(f"{kind:<{widths[0]}}  {name:<{widths[1]}}  {result:<{widths[2]}}  {moved:>{widths[3]}}")
+    for moved, kind, name, result in rows:
+        print(f"{moved:>{widths[0]}}  {kind:<{widths[1]}}  {name:<{widths[2]}}  {result}".rstrip())

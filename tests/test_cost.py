@@ -91,7 +91,8 @@ def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
     assert roofline_seconds(program) > 5 * once
     print_kernels(program)
     out = capsys.readouterr().out.splitlines()
-    assert any(" 5 x " in line for line in out) and int(out[-1].split()[0]) == sum(k.runs for k in kernels(program))
+    assert any(line.lstrip().startswith("5 x ") for line in out)
+    assert out[-1].endswith(f"  {sum(k.runs for k in kernels(program))} kernels")
 
 
 def test_a_matmul_that_is_no_matmul_has_no_flops():
@@ -119,9 +120,9 @@ def test_config_and_text_input():
 def test_print_kernels(capsys):
     print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first.split()[0] == "__cublas$lt$matmul$f8" and second.split()[0] == "fusion"
-    assert last.split()[:2] == ["2", "kernels"] and last.endswith("131,080 B")
+    assert first.split()[2] == "__cublas$lt$matmul$f8" and second.split()[2] == "fusion"
+    assert last.split() == ["131,080", "B", "2", "kernels"]
     print_kernels(aot_compile(lambda a: a.astype(f32), shape(8, 8)))
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["1", "kernel", "320", "B"]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["320", "B", "1", "kernel"]
     print_kernels(aot_compile(lambda a: a.astype(f32), shape(1000, 1000)))
-    assert capsys.readouterr().out.splitlines()[-1].endswith("5.00 MB")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("5.00 MB")

@@ -49,7 +49,7 @@ copybutton_selector = "div.highlight:not(.cell_output *) > pre"
 # What is shown of a page where somebody shares a link to it
 ogp_site_url, ogp_enable_meta_description = SITE_URL, True
 ogp_social_cards = {"enable": bool(SITE_URL)}
-python_logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # which looks for weights that the cards' font lacks
+python_logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # it looks for weights that the font lacks
 sitemap_url_scheme, sitemap_excludes = "{link}", ["search.html"]
 
 SHOWN = {"text/html", "text/plain", "image/png", "image/svg+xml"}  # kinds of output that a page shows
