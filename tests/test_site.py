@@ -18,7 +18,7 @@ import nbformat
 import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,10 +76,26 @@ def shows(html: str) -> nbformat.NotebookNode:
 # What must fail the build: one page each, so that each is seen to be caught -------------------------------------------
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
+def pictures(*alts: str) -> nbformat.NotebookNode:
+    outputs = [new_output("display_data", {"image/svg+xml": SVG, "text/plain": "x"},
+                          metadata={"image/svg+xml": {"alt": alt}} if alt else {}) for alt in alts]
+    return new_notebook(metadata=METADATA, cells=[new_markdown_cell("# Page"), cell("f()", *outputs)])
+
+
+def draws(svg: str) -> nbformat.NotebookNode:
+    notebook = pictures("A box")
+    notebook.cells[1].outputs[0].data["image/svg+xml"] = SVG.replace("<rect", f"{svg}<rect", 1)
+    return notebook
+
+
+def says(*texts: str, **metadata) -> nbformat.NotebookNode:
+    return new_notebook(metadata=METADATA | metadata, cells=[new_markdown_cell("# T"), *map(new_markdown_cell, texts)])
+
+
 BROKEN = {
-    "toc.md": ("", "toc.md is not there"),
-    "role.md": ("{nosuchrole}`x`", 'Unknown interpreted text role "nosuchrole"'),
-    "directive.md": ("```{nosuchdirective}\nx\n```", "Unknown directive type: 'nosuchdirective'"),
+    "role.md": ("{nosuchrole}`x`", "which Jupyter does not show"),
+    "directive.md": ("```{include} dot.svg\n```", "which Jupyter does not show"),
+    "front.md": ("---\ntitle: T\n---\n# T", "front matter"),
     "reference.md": ("[](#nothing-here)", "nothing-here"),
     "section.md": ("[a section](dead.ipynb#no-such-section)", "no-such-section"),
     "file.md": ("[a chapter](07_unwritten.ipynb)", "07_unwritten.ipynb"),
@@ -87,34 +103,59 @@ BROKEN = {
     "table.md": ("| a |\n|---|\n| ![t](gone.png) |", "image file not readable: gone.png"),
     "alt.md": ("![](dot.svg)", "a picture without a description"),
     "tex.md": ("$$ \\frac{ $$", "TeX that cannot be read"),
+    "limits.md": ("$\\limits$", "TeX that cannot be read"),
     "level.md": ("#### Too deep", "Non-consecutive header level increase"),
-    "words.md": ("<script>alert(1)</script>", "raw HTML has <script>"),
-    "frame.md": ("Text <iframe src='x'></iframe> text", "raw HTML has <iframe>"),
-    "split.ipynb": (
-        new_notebook(metadata=METADATA, cells=[new_markdown_cell("# T\n\n<details>"), cell("1"),
-                                               new_markdown_cell("## S\n\n</details>")]),
-        "<details> is not closed"),
+    "words.md": ("<script>alert(1)</script>", "<script>, which is not among"),
+    "frame.md": ("Text <iframe src='x'></iframe> text", "<iframe>, which is not among"),
+    "comment.md": ("Text <!-- and what it hides", "'<!'"),
+    "folds.ipynb": (says("<details>", "## S\n\n</details>"), "<details>, which is not closed"),
+    "raw.ipynb": (new_notebook(metadata=METADATA, cells=[new_markdown_cell("# T"), new_raw_cell("x")]), "is raw"),
+    "role.ipynb": (says("As {ref}`x` says"), "which Jupyter does not show"),
+    "asked.ipynb": (says("> **Predict.** What?", "## And on"), "nothing answers the prediction"),
+    "open.ipynb": (says("> **Predict.** What?"), "nothing answers the last prediction"),
+    "json.ipynb": ("{not json", "not a notebook"),
     "dead.ipynb": (shows("<a href='gone.html'>x</a>"), "'gone.html' leads"),
-    "cdn.ipynb": (shows("<script src='https://example.org/x.js'></script>"), "raw HTML has <script>"),
-    "far.ipynb": (shows("<img alt='x' src='//example.org/x.png'>"), "loaded from elsewhere"),
-    "style.ipynb": (shows("<p style='background:url(http://example.org/x)'>x</p>"), "loaded from elsewhere"),
-    "sheet.ipynb": (shows("<style>@import 'x.css'</style>"), "a style that loads"),
-    "click.ipynb": (shows("<p onclick='f()'>x</p>"), "a script"),
-    "address.ipynb": (shows("<a href=' JavaScript:f()'>x</a>"), "a script"),
-    "open.ipynb": (shows("<div><p>x</p>"), "<div> is not closed"),
-    "closed.ipynb": (shows("x</div></section>"), "</div> closes nothing"),
-    "mime.ipynb": (
-        new_notebook(metadata=METADATA, cells=[new_markdown_cell("# T"), cell("f()", new_output(
-            "display_data", {"text/markdown": "x", "text/plain": "y"}))]),
-        "an output of type text/markdown"),
-}
+    "mime.ipynb": (new_notebook(metadata=METADATA, cells=[new_markdown_cell("# T"), cell("f()", new_output(
+        "display_data", {"text/markdown": "x", "text/plain": "y"}))]), "an output of type text/markdown"),
+    "nameless.ipynb": (pictures(""), "a picture without a description"),
+    "twins.ipynb": (pictures("One", "Two"), "has 2 pictures"),
+    "runs.ipynb": (draws("<script>f()</script>"), "<script> in a picture"),
+    "holds.ipynb": (draws("<foreignObject/>"), "<foreignObject> in a picture"),
+    "fetches.ipynb": (draws("<image href='http://example.org/x'/>"), "in a picture"),
+    "fills.ipynb": (draws("<g fill='url(http://example.org/x)'/>"), "in a picture"),
+} | {f"html{n}.ipynb": (shows(html), message) for n, (html, message) in enumerate({
+    "<script src='https://example.org/x.js'></script>": "<script>, which is not among",
+    "<img alt='x' src='//example.org/x.png'>": "loaded from elsewhere",
+    "<img src='data:image/png;base64,AA=='>": "<img> without a description",
+    "<img alt='x' srcset='//example.org/x.png 2x'>": "not among the attributes",
+    "<p style='background:url(http://example.org/x)'>x</p>": "loaded from elsewhere",
+    "<p style='background:URL(http://example.org/x)'>x</p>": "loaded from elsewhere",
+    "<p style='background:u\\72l(http://example.org/x)'>x</p>": "loaded from elsewhere",
+    "<p style='background:image-set(\"http://example.org/x\" 1x)'>x</p>": "loaded from elsewhere",
+    "<svg><rect fill='url(http://example.org/x)'/></svg>": "loaded from elsewhere",
+    "<svg><feImage href='http://example.org/x'/></svg>": "<feimage>, which is not among",
+    "<style>@import 'x.css'</style>": "a style that would load",
+    "<style>p { background: URL(x) }</style>": "a style that would load",
+    "<svg><style><img alt='x' src=x></style></svg>": "a style that would load",
+    "<p onclick='f()'>x</p>": "not among the attributes",
+    "<a href=' JavaScript:f()'>x</a>": "no address to go to",
+    "<a href='java&#10;script:f()'>x</a>": "no address to go to",
+    "<a href='data:text/html,x'>x</a>": "no address to go to",
+    "<!--> <script>f()</script> -->": "a comment or a declaration",
+    "<![CDATA[ x > <script>f()</script> ]]>": "a comment or a declaration",
+    "<!-- hides the rest": "a comment or a declaration",
+    "<plaintext>": "<plaintext>, which is not among",
+    "<form action='http://example.org'></form>": "<form>, which is not among",
+    "<div><p>x</p>": "<div>, which is not closed",
+    "x</div></section>": "</div>, which closes nothing",
+}.items())}
 
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "dot.svg").write_text(SVG)
-    pages = {name: text if not isinstance(text, str) or not text else f"# Page\n\n{text}\n"
+    pages = {name: f"# Page\n\n{text}\n" if isinstance(text, str) and text[0] not in "-{" or name == "role.md" else text
              for name, (text, _) in BROKEN.items()}
     done = run_build(write_project(folder, {"index.md": "# Index\n\nText.\n"} | pages))
     assert done.returncode == 1, done.stdout
@@ -128,9 +169,41 @@ def test_whatever_is_broken_is_listed_and_fails_the_build(broken, name):
     assert any(re.search(rf"\b{page}\b", line) for line in lines), broken
 
 
-def test_a_project_without_its_first_page_says_so(tmp_path):
-    done = run_build(write_project(tmp_path, {"start.md": "", "one.md": "# One"}))
-    assert done.returncode == 1 and "its first page, start.md, is not there" in done.stderr
+@pytest.mark.parametrize(("contents", "message"), [
+    ("project: {toc: [{file: start.md}]}", "start.md is not there"),
+    ("project: {toc: [{file: README.md}, {title: T, children: [{file: gone.md}]}]}", "gone.md is not there"),
+    ("project: {toc: [{file: docs/one.md}]}", "must be a .md file beside it"),
+    ("project: {toc: []}", "must have project: toc:"), ("project: {toc: [{url: x}]}", "must have project: toc:"),
+    ("project: [", "must have project: toc:"), (None, "must have project: toc:"),
+])
+def test_contents_that_are_wrong_are_said_to_be(tmp_path, contents, message):
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/one.md"):
+        (tmp_path / name).write_text("# One\n")
+    if contents is not None:
+        (tmp_path / "myst.yml").write_text(contents)
+    done = run_build(tmp_path)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_failed_build_leaves_the_site_that_was_there(tmp_path):
+    (tmp_path / "_build" / "html").mkdir(parents=True)
+    (tmp_path / "_build" / "html" / "index.html").write_text("what was there")
+    done = run_build(write_project(tmp_path, {"README.md": "# One\n\n[gone](gone.md)", "two.md": "# Two"}))
+    assert done.returncode == 1 and [path.name for path in (tmp_path / "_build").iterdir()] == ["html"]
+    assert (tmp_path / "_build" / "html" / "index.html").read_text() == "what was there"
+
+
+def test_metadata_has_no_say_in_what_is_run_or_shown(tmp_path):
+    notebook = new_notebook(
+        metadata=METADATA | {"mystnb": {"execution_mode": "force", "remove_code_outputs": True},
+                             "myst": {"html_meta": {"http-equiv=refresh": "0;url=http://example.org"}}},
+        cells=[new_markdown_cell("# T"), cell("open('ran', 'w')", new_output("stream", name="stdout", text="stored\n"),
+                                              mystnb={"remove_code_source": True})])
+    done = run_build(write_project(tmp_path, {"README.md": "# One", "two.ipynb": notebook}))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "_build" / "html" / "two.html").read_text()
+    assert not list(tmp_path.rglob("ran")) and "stored" in page and "ran" in page and "refresh" not in page
 
 
 # A sound project with everything that chapters may use ----------------------------------------------------------------
@@ -142,14 +215,14 @@ SOUND = new_notebook(
         new_markdown_cell(
             "# Every idiom\n\nThe lead paragraph, with `__cublas$lt$matmul$f8`, $E = m c^2$ and <kbd>Shift</kbd>.\n\n"
             "$$\\begin{aligned} y &= \\sum_k A_{ik} B_{jk} \\\\ &\\approx A B^T \\end{aligned}$$\n\n"
-            "- [x] done\n- [ ] to do\n\n| | |\n|:--|--:|\n| 1 | $x$ |\n\n"
+            "| | |\n|:--|--:|\n| 1 | $x$ |\n\n"
             "> **Note**\n> A callout.\n\n[Two](02_two.ipynb#A-second-section), [here](#Folds-and-cells),"
-            " [start](index.md).\n\n![A black box](dot.svg)\n\n> **Predict.** What comes out?\n"),
+            " [start](README.md).\n\n![A black box](dot.svg)\n\n> **Predict.** What comes out?\n"),
         cell("print('the answer')", new_output("stream", name="stdout", text="forty-two\n")),
         new_markdown_cell("## Folds and cells\n\n<details><summary>Hint</summary>\n\nIt is **448**.\n\n"
                           "```python\nx = 1\n```\n\n</details>"),
         cell("print(1)", new_output("stream", name="stdout", text="\x1b[1;31mbold red\x1b[0m <plain>\n")),
-        cell("pieces()", *(new_output("stream", name="stdout", text=t) for t in ("in pie", "ces\n"))),
+        cell("pieces()", *(new_output("stream", name="stdout", text=t) for t in ("10%\r in pie", "ces\n"))),
         cell("warn()", new_output("stream", name="stderr", text="careful\n")),
         cell("1/0", new_output("error", ename="E", evalue="division", traceback=["\x1b[31mZero\x1b[0m"])),
         cell(f"table({'x' * 300!r})", html_output("<table><tr><td>from html</td></tr></table>")),
@@ -258,7 +331,7 @@ def test_a_page_shows_every_idiom(sound, browser):
         for fold in ("Solution 1", "Show the code", "Hint", "Show the answer"):
             page.locator("summary", has_text=fold).last.click()
         assert all(page.get_by_text(text).last.is_visible() for text in hidden)
-        assert "never shown" not in page.content() and "VBox" not in page.content()
+        assert "10%" not in page.content() and "never shown" not in page.content() and "VBox" not in page.content()
         assert page.locator("meta[name=description]").get_attribute("content").startswith("The lead paragraph")
 
 
@@ -341,6 +414,8 @@ def test_a_chapter_reads_well(site, browser, chapter):
         assert page.locator("a.term[title]").count() and page.locator("button.copybtn").count()
         assert page.locator("a[download], a.btn-download-source-button").count()
         assert page.locator("img:not([alt]), img[alt='']").count() == 0, "every picture says what it shows"
+        asked = re.findall(r"^> \*\*Predict\.\*\*", (ROOT / chapter).with_suffix(".md").read_text(), re.M)
+        assert page.locator("summary", has_text="Show the answer").count() == len(asked) > 0
         if chapter == CHAPTERS[0]:
             assert boxes_of_math(page)
         else:

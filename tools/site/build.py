@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -51,8 +52,8 @@ class _Links(HTMLParser):
                     self.loads[value or ""] = None
             elif name == "href":
                 self.links[value or ""] = None
-            elif name == "style":
-                self.loads |= dict.fromkeys(re.findall(r"url\(['\"]?(.*?)['\"]?\)", value or ""))
+        if tag == "meta" and "http-equiv" in named and named["http-equiv"].lower() == "refresh":
+            self.loads[f"<meta> {named.get('content')}"] = None
 
 
 def _pages(out: Path) -> list[Path]:
@@ -79,35 +80,47 @@ def check_pages(out: Path) -> list[str]:
     return problems
 
 
-def _sources(project: Path, folder: Path) -> Path:
+def _sources(project: Path, folder: Path) -> None:
     """A copy of the project's files in which the first page of myst.yml is the index. They keep their times."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(project, folder, ignore=shutil.ignore_patterns(".*", "_*", "*.egg-info"))
-    toc = yaml.safe_load((folder / "myst.yml").read_text(encoding="utf-8"))["project"]["toc"]
-    first = folder / toc[0]["file"]
-    if not first.is_file():
-        raise BuildError(f"myst.yml: its first page, {toc[0]['file']}, is not there")
-    if first.name != "index.md":
-        first.rename(folder / "index.md")
-    return folder
+    try:
+        toc = yaml.safe_load((project / "myst.yml").read_text(encoding="utf-8"))["project"]["toc"]
+        first = Path(toc[0]["file"])
+        for entry in toc:
+            for page in [entry["file"]] if "file" in entry else [page["file"] for page in entry["children"]]:
+                if not (project / page).is_file():
+                    raise BuildError(f"myst.yml: {page} is not there")
+            "file" in entry or entry["title"]
+    except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
+        raise BuildError(f"{project}/myst.yml: it must have project: toc:, a list of pages (file: ...) and of parts "
+                         f"(title: ..., children: a list of pages). It gave {type(error).__name__}: {error}") from error
+    if first.parent != Path(".") or first.suffix != ".md" or first.name != "index.md" and (
+            project / "index.md").exists():
+        raise BuildError(f"myst.yml: its first page becomes index.html, and must be a .md file beside it, with no "
+                         f"other index.md: got {first}")
+    shutil.copytree(project, folder, ignore=shutil.ignore_patterns(".*", "_*", "*.egg-info"),
+                    ignore_dangling_symlinks=True)
+    (folder / first).rename(folder / "index.md")
 
 
 def build(project: Path) -> str:
-    """Build `project` into its _build/html. Returns what to tell the reader; raises BuildError."""
-    built = project / "_build"
-    out, doctrees = built / "html", built / "doctrees"
-    for stale in (out, doctrees):
-        shutil.rmtree(stale, ignore_errors=True)
-    source = _sources(project, built / "source")
-    arguments = ["-q", "-c", HERE, "-d", doctrees, "-b", "html", "-j", "auto", source, out]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        status = build_main([str(argument) for argument in arguments])
-    lines = [line.replace(f"{source}{os.sep}", "") for line in _COLOUR.sub("", said.getvalue()).splitlines()]
-    problems = [line for line in lines if line.strip()]
-    if not status:
-        problems += check_pages(out)
-    if problems or status:
-        raise BuildError("\n".join(problems) or f"Sphinx exited with {status}")
+    """Build `project` into its _build/html, which stays as it was where that fails. Returns what to tell the reader;
+    raises BuildError."""
+    built, out = project / "_build", project / "_build" / "html"
+    built.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built, prefix="site-") as scratch:
+        source, new = Path(scratch, "source"), Path(scratch, "html")
+        _sources(project, source)
+        said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+        arguments = ["-q", "-c", HERE, "-d", Path(scratch, "doctrees"), "-b", "html", "-j", "auto", source, new]
+        with contextlib.redirect_stderr(said):
+            status = build_main([str(argument) for argument in arguments])
+        text = _COLOUR.sub("", said.buffer.getvalue().decode()).replace(f"{source}{os.sep}", "")
+        problems = [line for line in text.splitlines() if line.strip()]
+        problems += [] if status else check_pages(new)
+        if problems or status:
+            raise BuildError("\n".join(dict.fromkeys(problems)) or f"Sphinx exited with {status}")
+        shutil.rmtree(out, ignore_errors=True)
+        new.rename(out)
     return f"{len(_pages(out))} pages in {out / 'index.html'}"
 
 

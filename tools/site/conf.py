@@ -6,9 +6,8 @@ The table of contents, the title and the description are myst.yml's.
 import logging as python_logging
 import os
 import re
-from html.parser import HTMLParser
+import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import nbformat
 import yaml
@@ -17,15 +16,18 @@ from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
-logger = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
-SITE_URL = os.environ.get("SITE_URL", "")  # where the site will stand
+sys.path.insert(0, str(HERE))
+import refused  # noqa: E402
+
+logger = logging.getLogger(__name__)
+SITE_URL = f"{url.rstrip('/')}/" if (url := os.environ.get("SITE_URL", "")) else ""  # where the site will stand
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL", "")
 
 language, root_doc = "en", "index"
 extensions = ["myst_nb", "sphinx_copybutton", "sphinxext.opengraph", *["sphinx_sitemap"] * bool(SITE_URL)]
 # Text
-myst_enable_extensions = ["dollarmath", "amsmath", "tasklist"]
+myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
 myst_heading_slug_func = "conf.jupyter_anchor"
 # Notebooks: shown as they are stored
@@ -55,7 +57,8 @@ sitemap_url_scheme, sitemap_excludes = "{link}", ["search.html"]
 SHOWN = {"text/html", "text/plain", "image/png", "image/svg+xml"}  # kinds of output that a page shows
 WIDGET = "application/vnd.jupyter.widget-view+json"
 GLOSSARY = "notebooks/glossary"
-_VOID = frozenset("area br col embed hr img input link meta source track wbr".split())
+# MyST's own words, which Jupyter shows as they are: no chapter is written for one engine.
+_DIRECTIVE = re.compile(r"^ {0,3}(?:`{3,}|~{3,}|:{3,})\{.*|\{[a-z][\w:-]*\}`.*?`", re.M)
 
 
 def jupyter_anchor(title: str) -> str:
@@ -83,124 +86,119 @@ def _read_contents(app, config) -> None:
 
 
 def _read_source(app, name: str, source: list[str]) -> None:
+    if source[0].startswith("{"):
+        source[0] = _prepared(source[0], name)
+        return
+    if source[0].startswith("---"):
+        logger.warning("%s: front matter, which Jupyter and GitHub show as text", name)
+    _check_words(source[0], name)
+    source[0] = _links_to_the_index(source[0])
     if name == root_doc:
         for entry in app.config.contents[1:]:
             pages = [Path(page["file"]).with_suffix("").as_posix() for page in entry.get("children", [entry])]
             caption = [f":caption: {entry['title']}"] if "children" in entry else []
             source[0] += "\n\n" + "\n".join(["```{toctree}", ":hidden:", *caption, "", *pages, "```"])
-    elif source[0].startswith("{"):
-        source[0] = _prepared(source[0], name)
+
+
+def _check_words(text: str, where: str) -> None:
+    text = re.sub(r"^(`{3,}|~{3,})[^`{\n]*\n.*?^\1", "", text, flags=re.M | re.S)  # blocks of code, then words of it
+    for found in _DIRECTIVE.findall(re.sub(r"(?<![`}])(`+)(?!`).*?(?<!`)\1(?!`)", "", text)):
+        logger.warning("%s: %s, which Jupyter does not show as MyST does", where, found)
+
+
+def _links_to_the_index(text: str) -> str:
+    """The README is the first page, whose name here is another."""
+    return re.sub(r"(\]\((?:\.\./)*)README\.md(?=[#)])", r"\1index.md", text)
 
 
 # Notebooks --------------------------------------------------------------------------------------------------------
 
 def _prepared(text: str, name: str) -> str:
-    """A notebook's text, with labels on its folds; what answers a prediction is behind a click."""
-    notebook = nbformat.reads(text, 4)
-    asked = False
+    """A notebook's text, with labels on its folds; what answers a prediction is behind a click. Nothing in its metadata
+    has a say in what is run or shown."""
+    try:
+        notebook = nbformat.reads(text, 4)
+    except Exception as error:  # whatever a damaged file makes it raise
+        logger.warning("%s: not a notebook (%s)", name, error)
+        return nbformat.writes(nbformat.v4.new_notebook())
+    for engine in ("mystnb", "myst"):
+        notebook.metadata.pop(engine, None)
+    notebook.metadata.setdefault("language_info", {"name": "python", "pygments_lexer": "ipython3"})
+    asked = 0
     for number, cell in enumerate(notebook.cells):
+        where = f"{name}: cell {number}"
+        cell.metadata.pop("mystnb", None)
         if cell.cell_type != "code":
-            asked = cell.source.rstrip().rpartition("\n\n")[2].startswith("> **Predict.**")
+            if cell.cell_type == "raw":
+                logger.warning("%s is raw, which a page does not show", where)
+            _check_words(cell.source, where)
+            if asked and re.search(r"^#", cell.source):
+                logger.warning("%s: nothing answers the prediction before it", where)
+            asked = len(re.findall(r"^> \*\*Predict\.\*\*", cell.source, re.M)) or asked
+            cell.source = _links_to_the_index(cell.source)
             continue
         tags = set(cell.metadata.get("tags", ()))
-        cell.outputs = _merged(cell.outputs)
-        for output in cell.outputs:
-            data = output.get("data", {})
-            data.pop(WIDGET, None)
-            for kind in data.keys() - SHOWN:
-                logger.warning("%s: cell %d has an output of type %s, which a page does not show", name, number, kind)
-            for kind in ("image/png", "image/svg+xml"):
-                if alt := output.get("metadata", {}).get(kind, {}).get("alt"):
-                    cell.metadata["mystnb"] = {"image": {"alt": alt}}
+        cell.outputs = _shown(cell.outputs, where, cell.metadata)
         first = cell.source.partition("\n")[0]
         label = "Show the code"
-        if asked and cell.outputs:
+        if asked and cell.outputs and not tags & {"remove-cell", "remove-output"}:
             tags = tags - {"hide-input", "hide-output"} | {"hide-cell" if "hide-input" in tags else "hide-output"}
-            label, asked = "Show the answer", False
+            label, asked = "Show the answer", 0
         elif "hide-output" in tags:
             label = "Show the output"
         elif first.startswith("# "):
-            label = first[2:].partition(":")[0]
+            label = first[2:].partition(":")[0].strip() or label
         if tags & {"hide-cell", "hide-input", "hide-output"}:
             cell.metadata |= {"tags": sorted(tags), "mystnb": cell.metadata.get("mystnb", {}) | {
                 "code_prompt_show": label, "code_prompt_hide": label.replace("Show", "Hide", 1)}}
+    if asked:
+        logger.warning("%s: nothing answers the last prediction", name)
     return nbformat.writes(notebook)
 
 
-def _merged(outputs: list) -> list:
-    """What one cell writes in pieces is one output, as in JupyterLab."""
-    merged = []
+def _shown(outputs: list, where: str, metadata: dict) -> list:
+    """The outputs as a page shows them. What a cell writes in pieces is one output, as in JupyterLab, and a line that
+    was written over is gone; a panel is what it gives for where no kernel runs. Of a picture, its description."""
+    shown, described = [], []
     for output in outputs:
-        if output.output_type == "stream" and merged and merged[-1].get("name") == output.name:
-            merged[-1].text += output.text
+        data = output.get("data", {})
+        if data.pop(WIDGET, None) is not None and not data.keys() - {"text/plain"}:
+            continue  # what is left names the panel's parts
+        for kind in data.keys() - SHOWN:
+            logger.warning("%s has an output of type %s, which a page does not show", where, kind)
+        if kind := next((kind for kind in ("image/png", "image/svg+xml") if kind in data), ""):
+            described.append(output.get("metadata", {}).get(kind, {}).get("alt"))
+        for what in refused.in_svg(data.get("image/svg+xml", "<svg/>")):
+            logger.warning("%s has %s", where, what)
+        if output.output_type == "stream" and shown and shown[-1].get("name") == output.name:
+            shown[-1].text += output.text
         else:
-            merged.append(output)
-    return merged
+            shown.append(output)
+    for output in shown:
+        if output.output_type == "stream":
+            output.text = re.sub(r"[^\n]*\r(?!\n)|\x1b\][^\x07]*\x07|\x1b\[[\d;?]*[A-Za-ln-z]", "", output.text)
+    if len(described) > 1:
+        logger.warning("%s has %d pictures: one to a cell, as their descriptions are kept by the cell", where,
+                       len(described))
+    elif described and described[0]:
+        metadata["mystnb"] = {"image": {"alt": described[0]}}
+    return shown
 
 
 # What a page may not hold -----------------------------------------------------------------------------------------
 
-class _Refused(HTMLParser):
-    """What raw HTML, of an output or between a chapter's words, has that no page of ours may have."""
-
-    def __init__(self, html: str, whole: bool):
-        super().__init__()
-        self.wrong, self.open = [], []
-        self.feed(html)
-        self.close()
-        if whole and self.open:
-            self.wrong.append(f"<{self.open[-1]}> is not closed")
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag not in _VOID:
-            self.open.append(tag)
-        if tag in ("script", "iframe", "object", "embed", "link", "meta", "base", "form"):
-            self.wrong.append(f"<{tag}>")
-        for name, value in attributes:
-            value = (value or "").strip()
-            if name.startswith("on") or re.match(r"(javascript|vbscript):", value, re.I):
-                self.wrong.append(f"{name}={value[:40]!r}, a script")
-            addresses = re.findall(r"url\(\s*['\"]?(.*?)['\"]?\s*\)|@import", value) if name == "style" else (
-                [value] if name in ("src", "srcset", "poster", "data", "background", "xlink:href")
-                or name == "href" and tag in ("image", "use") else [])
-            self.wrong += [f"{name}={address[:60]!r}, which would be loaded from elsewhere" for address in addresses
-                           if urlsplit(address).netloc or urlsplit(address).scheme not in ("", "data")]
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attributes)
-        if tag not in _VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-        elif tag not in _VOID:
-            self.wrong.append(f"</{tag}> closes {f'<{self.open[-1]}>' if self.open else 'nothing'}")
-
-    def handle_data(self, data: str) -> None:
-        if "style" in self.open and re.search(r"url\(|@import", data):
-            self.wrong.append("a style that loads from elsewhere")
-
-
 def _refuse(app, document: nodes.document) -> None:
-    """Raw HTML is looked at where it comes in. An output must close what it opens; words may stand between the tags of
-    a fold, as long as they do in one section of a page."""
+    """Raw HTML is looked at where it comes in: of an output by itself, of a text with what stands beside it."""
     for image in document.findall(nodes.image):
         if not image.get("alt"):
             logger.warning("a picture without a description: %s", image["uri"], location=image)
+    beside = {}
     for raw in document.findall(nodes.raw):
-        if raw["format"] != "html":
-            continue
-        output = any(isinstance(up, nodes.container) and up.get("nb_element") for up in _ancestors(raw))
-        for what in _Refused(raw.astext(), output).wrong:
-            if output or not re.match("</?[a-z]+>", what) or "clos" not in what:
-                logger.warning("raw HTML has %s", what, location=raw)
-    for parent in {id(raw.parent): raw.parent for raw in document.findall(nodes.raw)}.values():
-        together = "".join(child.astext() for child in parent.children
-                           if isinstance(child, nodes.raw) and child["format"] == "html")
-        for what in _Refused(together, True).wrong:
-            if "clos" in what:
-                logger.warning("raw HTML, with what stands beside it: %s", what, location=parent)
+        if raw["format"] == "html":
+            beside.setdefault(id(raw.parent), []).append(raw)
+    for parts in beside.values():
+        for what in refused.in_html("".join(raw.astext() for raw in parts)):
+            logger.warning("raw HTML has %s", what, location=parts[0])
 
 
 def _drop_empty_heads(app, document: nodes.document) -> None:
@@ -220,9 +218,13 @@ def _ancestors(node: nodes.Node):
 def _read_glossary(app, *_) -> None:
     """The glossary's words, as a pattern, and what each means."""
     file = Path(app.srcdir) / f"{GLOSSARY}.md"
-    entries = re.findall(r"^## (.+)\n+(.+?)(?=\n\n|\Z)", file.read_text(encoding="utf-8"), re.M) if file.is_file() else []
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    entries = re.findall(r"^## (.+)\n\n((?:.+\n?)+)", text, re.M)
+    if len(entries) < len(re.findall("^## ", text, re.M)):
+        logger.warning("%s: a word without a meaning", GLOSSARY)
     app.meanings = {}
     for title, text in entries:
+        text = " ".join(text.split())
         text = re.sub(r"\[(.+?)\]\(.*?\)|[`*]", r"\1", text)
         for word in title.split(", "):
             app.meanings[word.lower()] = (title, text)
@@ -258,10 +260,11 @@ def _link_glossary(app, document: nodes.document, name: str) -> None:
 
 def _math(self, node: nodes.Element, block: bool) -> None:
     try:
-        if (tex := node.astext()).count("{") != tex.count("}"):
+        braces = re.sub(r"\\.", "", tex := node.astext())
+        if braces.count("{") != braces.count("}"):
             raise MathError("a brace is missing")
         mathml = tex2mathml(tex, as_block=block)
-    except MathError as error:
+    except Exception as error:  # it raises whatever its reading of TeX runs into
         logger.warning("TeX that cannot be read: %s: %s", tex, error, location=node)
         mathml = ""
     self.body.append(f'<div class="formula" tabindex="0">{mathml}</div>' if block else mathml)
