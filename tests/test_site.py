@@ -222,7 +222,7 @@ SOUND = new_notebook(
         new_markdown_cell("## Folds and cells\n\n<details><summary>Hint</summary>\n\nIt is **448**.\n\n"
                           "```python\nx = 1\n```\n\n</details>"),
         cell("print(1)", new_output("stream", name="stdout", text="\x1b[1;31mbold red\x1b[0m <plain>\n")),
-        cell("pieces()", *(new_output("stream", name="stdout", text=t) for t in ("10%\r in pie", "ces\n"))),
+        cell("pieces()", *(new_output("stream", name="stdout", text=t) for t in ("7 of 9\r in pie", "ces\n"))),
         cell("warn()", new_output("stream", name="stderr", text="careful\n")),
         cell("1/0", new_output("error", ename="E", evalue="division", traceback=["\x1b[31mZero\x1b[0m"])),
         cell(f"table({'x' * 300!r})", html_output("<table><tr><td>from html</td></tr></table>")),
@@ -331,7 +331,7 @@ def test_a_page_shows_every_idiom(sound, browser):
         for fold in ("Solution 1", "Show the code", "Hint", "Show the answer"):
             page.locator("summary", has_text=fold).last.click()
         assert all(page.get_by_text(text).last.is_visible() for text in hidden)
-        assert "10%" not in page.content() and "never shown" not in page.content() and "VBox" not in page.content()
+        assert "7 of 9" not in page.content() and "never shown" not in page.content() and "VBox" not in page.content()
         assert page.locator("meta[name=description]").get_attribute("content").startswith("The lead paragraph")
 
 
