@@ -17,7 +17,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 WAIT = 300_000  # milliseconds for a browser to start or a page to change: far more than a busy machine takes
 
 # Minutes each: they go first.
-LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus", "test_collectives")
+LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus", "test_site",
+           "test_collectives")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
