@@ -38,7 +38,8 @@ def neighbours_svg(r: Rounding, width: int = 460) -> str:
                     f'<text x="{x(v):.1f}" y="70" text-anchor="middle" fill="currentColor">{v:.6g}</text>'
                     for v in sorted({r.below, r.above}))
     words = f"{target:.6g} rounds to {r.decoded:.6g}"
-    return (f'<svg width="{width}" height="78" role="img" aria-label="{words}" font-size="13" font-family="sans-serif">'
+    return (f'<svg width="{width}" viewBox="0 0 {width} 78" style="max-width:100%" role="img" aria-label="{words}" '
+            f'font-size="13" font-family="sans-serif">'
             f'<line x1="20" x2="{width - 20}" y1="42" y2="42" stroke="currentColor"/>{ticks}'
             f'<circle cx="{x(target):.1f}" cy="42" r="6" fill="#D55E00"/>'
             f'<text x="{x(target):.1f}" y="20" text-anchor="middle" fill="currentColor">{target:.6g}</text>'
@@ -106,8 +107,8 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
                      f'fill="currentColor">{v}</text>' for v in (0, 1, 2))
     at = rows.index(chosen)
     words = f"{ratios[at]:.2f} times bf16 at {chosen} rows"
-    return (f'<svg width="{width}" height="{height}" role="img" aria-label="{words}" font-size="12" '
-            f'font-family="sans-serif">{levels}{marks}<polyline points="{line}" fill="none" stroke="#0072B2" '
+    return (f'<svg width="{width}" viewBox="0 0 {width} {height}" style="max-width:100%" role="img" '
+            f'aria-label="{words}" font-size="12" font-family="sans-serif">{levels}{marks}<polyline points="{line}" fill="none" stroke="#0072B2" '
             f'stroke-width="2.5"/><circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
             f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text>'
             f'<text x="{width / 2}" y="12" text-anchor="middle" fill="currentColor">times as fast as bf16</text>'
