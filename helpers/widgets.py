@@ -109,7 +109,8 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
     words = f"{ratios[at]:.2f} times bf16 at {chosen} rows"
     return (f'<svg width="{width}" viewBox="0 0 {width} {height}" style="max-width:100%" role="img" '
             f'aria-label="{words}" font-size="12" font-family="sans-serif">{levels}{marks}'
-            f'<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2.5"/><circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
+            f'<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2.5"/>'
+            f'<circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
             f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text>'
             f'<text x="{width / 2}" y="12" text-anchor="middle" fill="currentColor">times as fast as bf16</text>'
             "</svg>")
