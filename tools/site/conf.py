@@ -50,7 +50,7 @@ html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}
 copybutton_selector = "div.highlight:not(.cell_output *) > pre"
 # What is shown of a page where somebody shares a link to it
 ogp_site_url, ogp_enable_meta_description = SITE_URL, True
-ogp_social_cards = {"enable": bool(SITE_URL)}
+ogp_social_cards = {"enable": bool(SITE_URL), "image_mini": "img/one_call.png"}
 python_logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # it looks for weights that the font lacks
 sitemap_url_scheme, sitemap_excludes = "{link}", ["search.html"]
 
