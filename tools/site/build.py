@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import io
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -22,8 +21,6 @@ import yaml
 from sphinx.cmd.build import build_main
 
 HERE = Path(__file__).resolve().parent
-# Sphinx colours what it writes to a terminal.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class BuildError(Exception):
@@ -85,11 +82,11 @@ def _sources(project: Path, folder: Path) -> None:
     try:
         toc = yaml.safe_load((project / "myst.yml").read_text(encoding="utf-8"))["project"]["toc"]
         first = Path(toc[0]["file"])
-        for entry in toc:
-            for page in [entry["file"]] if "file" in entry else [page["file"] for page in entry["children"]]:
-                if not (project / page).is_file():
-                    raise BuildError(f"myst.yml: {page} is not there")
-            "file" in entry or entry["title"]
+        parts = [entry for entry in toc if "file" not in entry]
+        pages = [page for part in parts if part["title"] for page in part["children"]]
+        for page in [*(entry for entry in toc if "file" in entry), *pages]:
+            if not (project / page["file"]).is_file():
+                raise BuildError(f"myst.yml: {page['file']} is not there")
     except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
         raise BuildError(f"{project}/myst.yml: it must have project: toc:, a list of pages (file: ...) and of parts "
                          f"(title: ..., children: a list of pages). It gave {type(error).__name__}: {error}") from error
@@ -111,10 +108,11 @@ def build(project: Path) -> str:
         source, new = Path(scratch, "source"), Path(scratch, "html")
         _sources(project, source)
         said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-        arguments = ["-q", "-c", HERE, "-d", Path(scratch, "doctrees"), "-b", "html", "-j", "auto", source, new]
+        arguments = ["-q", "--no-color", "-c", HERE, "-d", Path(scratch, "doctrees"), "-b", "html", "-j", "auto",
+                     source, new]
         with contextlib.redirect_stderr(said):
-            status = build_main([str(argument) for argument in arguments])
-        text = _COLOUR.sub("", said.buffer.getvalue().decode()).replace(f"{source}{os.sep}", "")
+            status = build_main(list(map(str, arguments)))
+        text = said.buffer.getvalue().decode().replace(f"{source}{os.sep}", "")
         problems = [line for line in text.splitlines() if line.strip()]
         problems += [] if status else check_pages(new)
         if problems or status:

@@ -1,7 +1,7 @@
 """Sphinx's configuration for the site, and what a page has that a notebook has not: labels on folds, answers behind a
-click, a line of its own for a panel, and the glossary's words where they are met first.
+click, and the glossary's words where they are met first.
 
-The table of contents, the title and the description are myst.yml's.
+The table of contents and the title are myst.yml's, whose form build.py has looked at.
 """
 import logging as python_logging
 import os
@@ -73,16 +73,10 @@ def _read_contents(app, config) -> None:
     config.project = config.html_title = config.ogp_site_name = contents["title"]
     config.author = config.copyright = ""
     config.contents = contents["toc"]
-    first, *rest = contents["toc"]
-    pages = [page["file"] for entry in rest for page in entry.get("children", [entry])]
+    pages = [page["file"] for entry in contents["toc"][1:] for page in entry.get("children", [entry])]
     config.include_patterns = ["index.md", *pages]
-    for page in pages:
-        if not (Path(app.srcdir) / page).is_file():
-            logger.warning("myst.yml: %s is not there", page)
     if (icon := Path(app.srcdir) / "img" / "favicon.svg").is_file():
         config.html_favicon = str(icon)
-    if contents.get("description"):
-        config.ogp_description = contents["description"]
 
 
 def _read_source(app, name: str, source: list[str]) -> None:
@@ -124,7 +118,7 @@ def _prepared(text: str, name: str) -> str:
     for engine in ("mystnb", "myst"):
         notebook.metadata.pop(engine, None)
     notebook.metadata.setdefault("language_info", {"name": "python", "pygments_lexer": "ipython3"})
-    asked = 0
+    asked = False
     for number, cell in enumerate(notebook.cells):
         where = f"{name}: cell {number}"
         cell.metadata.pop("mystnb", None)
@@ -134,7 +128,7 @@ def _prepared(text: str, name: str) -> str:
             _check_words(cell.source, where)
             if asked and re.search(r"^#", cell.source):
                 logger.warning("%s: nothing answers the prediction before it", where)
-            asked = len(re.findall(r"^> \*\*Predict\.\*\*", cell.source, re.M)) or asked
+            asked = asked or bool(re.search(r"^> \*\*Predict\.\*\*", cell.source, re.M))
             cell.source = _links_to_the_index(cell.source)
             continue
         tags = set(cell.metadata.get("tags", ()))
@@ -143,7 +137,7 @@ def _prepared(text: str, name: str) -> str:
         label = "Show the code"
         if asked and cell.outputs and not tags & {"remove-cell", "remove-output"}:
             tags = tags - {"hide-input", "hide-output"} | {"hide-cell" if "hide-input" in tags else "hide-output"}
-            label, asked = "Show the answer", 0
+            label, asked = "Show the answer", False
         elif "hide-output" in tags:
             label = "Show the output"
         elif first.startswith("# "):
