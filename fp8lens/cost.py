@@ -6,6 +6,8 @@ overlap: estimates, not measurements.
 """
 
 import dataclasses
+import html
+import sys
 from typing import Any
 
 from fp8lens.gemms import FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
@@ -118,13 +120,42 @@ def _size(n: int) -> str:
     return f"{n:,} B" if n < 1e6 else f"{n / 1e6:,.2f} MB"
 
 
+class _Table(tuple):
+    """Kernels as text, a line each; in a notebook as a table, in which the bytes are bars."""
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        times = lambda k: "" if k.count == 1 else f"{k.count or '?'} x "
+        total, count = sum(k.bytes_moved * k.runs for k in self), sum(k.runs for k in self)
+        return [*((times(k) + _size(k.bytes_moved), k.kind, k.name, k.result) for k in self),
+                (_size(total), f"{count} kernel{'s' * (count != 1)}", "", "")]
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return "\n".join("  ".join(f"{text:{side}{width}}" for text, side, width in zip(row, "><<<", widths)).rstrip()
+                         for row in rows)
+
+    def _repr_html_(self) -> str:
+        most = max((k.bytes_moved * k.runs for k in self), default=0) or 1
+        bars = [f'<div style="width:{8 * k.bytes_moved * k.runs / most:.2f}em;min-width:1px;height:.8em;'
+                f'background:{_BAR[k.flops > 0]}"></div>' for k in self]
+        cell = '<td style="text-align:left;white-space:nowrap">{}</td>'.format
+        lines = [f'<tr><td style="text-align:right;white-space:nowrap">{size}</td>'
+                 + "".join(map(cell, (bar, *map(html.escape, row)))) + "</tr>"
+                 for (size, *row), bar in zip(self._rows(), [*bars, ""])]
+        heads = "".join(f'<th style="text-align:left">{head}</th>' for head in ("bytes", "", "kernel", "name", "writes"))
+        return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"
+
+
+_BAR = ("#E69F00", "#0072B2")  # of a kernel, and of one that multiplies matrices
+
+
 def print_kernels(x: Any) -> None:
-    """Print one line a kernel: the bytes it moves (1 MB is 1e6 bytes), what it is, and what it writes."""
-    launched = kernels(x)
-    times = lambda k: "" if k.count == 1 else f"{k.count or '?'} x "
-    rows = [(times(k) + _size(k.bytes_moved), k.kind, k.name, k.result) for k in launched]
-    total, count = _size(sum(k.bytes_moved * k.runs for k in launched)), sum(k.runs for k in launched)
-    rows.append((total, f"{count} kernel{'s' * (count != 1)}", "", ""))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for moved, kind, name, result in rows:
-        print(f"{moved:>{widths[0]}}  {kind:<{widths[1]}}  {name:<{widths[2]}}  {result}".rstrip())
+    """Print one line a kernel: the bytes it moves at least (1 MB is 1e6 bytes; each operand read once, the result
+    written once), what it is, its name, and what it writes. In a notebook it is a table, with the bytes as bars."""
+    table = _Table(kernels(x))
+    notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(notebook, "kernel", None) is None:
+        print(table)
+    else:
+        sys.modules["IPython"].display.display(table)
