@@ -29,7 +29,9 @@ setup:    ## install everything into this checkout (the other targets do it too;
 	$(SETUP)
 
 lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 9000")
-	$(PYTHON) -m jupyterlab $(ROOT_FLAG) $(BROWSER_FLAG) --LabApp.default_url=$(FIRST_PAGE) $(ARGS)
+	@echo "Starting JupyterLab; stop it with Ctrl-C, twice"
+	@$(PYTHON) -m jupyterlab --config=tools/lab_config.py $(ROOT_FLAG) $(BROWSER_FLAG) \
+		--LabApp.default_url=$(FIRST_PAGE) $(ARGS)
 
 test: setup     ## run every test: helpers, chapters and their outputs, site, JupyterLab, oldest JAX
 	@# two files of tests at a time, by pytest-xdist: memory for more is not everywhere

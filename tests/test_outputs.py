@@ -47,7 +47,12 @@ plt.plot([1, 4, 2]);
 
 ```{code-cell} ipython3
 import ipywidgets
-ipywidgets.FloatSlider(value=3.0, description="scale")
+
+class Slider(ipywidgets.FloatSlider):
+    def _repr_mimebundle_(self, **options):
+        return super()._repr_mimebundle_(**options) | {"text/plain": "a slider", "text/html": f"<p>{self.value}</p>"}
+
+Slider(value=3.0, description="scale")
 ```
 
 ```{code-cell} ipython3
@@ -177,17 +182,12 @@ def drop_picture(notebook):
     del cell(notebook, "plt.plot").outputs[0].data["image/png"]
 
 
-def drop_widget(notebook):
-    del cell(notebook, "FloatSlider").outputs[0].data["application/vnd.jupyter.widget-view+json"]
+def drop_panel(notebook):
+    del cell(notebook, "Slider").outputs[0].data["text/html"]
 
 
-def drop_widget_state(notebook):
-    del notebook.metadata["widgets"]
-
-
-def move_widget(notebook):
-    state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
-    next(model for model in state.values() if "value" in model["state"])["state"]["value"] = 4.0
+def move_panel(notebook):
+    cell(notebook, "Slider").outputs[0].data["text/html"] = "<p>4.0</p>"
 
 
 def empty_output(notebook):
@@ -199,7 +199,7 @@ def drop_cell(notebook):
 
 
 @pytest.mark.parametrize("alter", [alter_text, alter_colour, alter_line_end, alter_one_pixel, crop_picture,
-                                   drop_picture, drop_widget, drop_widget_state, move_widget, empty_output, drop_cell])
+                                   drop_picture, drop_panel, move_panel, empty_output, drop_cell])
 def test_an_altered_output_is_caught(chapter, alter):
     fresh = nbformat.read(chapter, 4)
     assert outputs.compare(copy.deepcopy(fresh), fresh) == []
@@ -214,15 +214,13 @@ def test_what_differs_by_nature_is_let_through(chapter):
     cell(other, "perf_counter").outputs[0].data["text/plain"] = "1.0"  # volatile
     stream = other.cells[1].outputs.pop(0)  # the same text, arriving in two pieces
     other.cells[1].outputs[:0] = [nbformat.v4.new_output("stream", text=line) for line in stream.text.splitlines(True)]
-    model = next(iter(other.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]))
-    other = nbformat.reads(nbformat.writes(other).replace(model, "0123456789abcdef" * 2), 4)  # a widget's random id
     assert outputs.compare(other, fresh) == []
 
 
 @pytest.mark.parametrize("old, new", [
     ("custom-call", "custom-cal"),  # a source cell
     ("hide-input", "hide-output"),  # a tag
-    (":tags: [hide-input]\n\n", ""),
+    ("tags: [hide-input]\n", ""),
     ("# A chapter", "# The chapter"),  # prose
     ("# A chapter\n", "# A chapter\n\n```{code-cell} ipython3\n1\n```\n"),  # a cell in one half only
     ("another cell of text.", "another cell of text.\n\n+++\n\nAnd one more."),

@@ -38,6 +38,7 @@ NOTEBOOKS = ROOT / "notebooks"
 VOLATILE = "volatile-output"  # tag of a cell whose output may differ from run to run
 MAX_VOLATILE = 2  # a chapter
 CELL_SECONDS = 300  # longest a cell may run
+AT_ONCE = 2  # chapters: each has a kernel that compiles, and memory for more is not everywhere
 PIXEL_TOLERANCE = 8 / 255  # last-bit differences of plotted numbers move antialiased pixels by less than this
 METADATA = {  # all that a notebook records of where it was made: nothing of the machine
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -45,7 +46,9 @@ METADATA = {  # all that a notebook records of where it was made: nothing of the
                       "pygments_lexer": "ipython3"},
     "jupytext": {"formats": "ipynb,md:myst"},
 }
-CELL_METADATA = {"tags", "jupyter"}  # "jupyter" folds a cell's source away
+CELL_METADATA = {"tags", "jupyter"}  # "jupyter" folds away what the tags say, in JupyterLab
+FOLDS = {"outputs_hidden": {"hide-output", "hide-cell"}, "source_hidden": {"hide-input", "hide-cell"}}
+WIDGET = "application/vnd.jupyter.widget-view+json"  # of a panel, the HTML is kept: its model is gone with the kernel
 MACHINE = [
     ("an absolute path",
      re.compile(r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+")),
@@ -101,30 +104,6 @@ def cells_of(notebook) -> list[tuple]:
     return [(c.cell_type, c.source.rstrip(), tags(c), c.metadata.get("jupyter", {})) for c in notebook.cells]
 
 
-def canonical_widgets(notebook):
-    """A copy whose widget ids, random in each run, are numbered: as shown, each followed by the models it refers to."""
-    state = notebook.metadata.get("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
-    content = {model: json.dumps(value, sort_keys=True) for model, value in state.items()}
-    numbered: dict[str, str] = {}
-
-    def number(model: str) -> None:
-        if model not in numbered:
-            numbered[model] = f"{len(numbered):032x}"
-            for reference in re.findall(r"IPY_MODEL_(\w+)", content.get(model, "")):
-                number(reference)
-
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if view := output.get("data", {}).get("application/vnd.jupyter.widget-view+json"):
-                number(view["model_id"])
-    for model in sorted(content, key=lambda model: re.sub(r"IPY_MODEL_\w+", "", content[model])):
-        number(model)
-    if not numbered:
-        return copy.deepcopy(notebook)
-    ids = re.compile("|".join(map(re.escape, numbered)))
-    return nbformat.reads(ids.sub(lambda match: numbered[match[0]], nbformat.writes(notebook)), as_version=4)
-
-
 def joined(outputs) -> list:
     """Outputs with neighbouring pieces of one stream as one: where a stream is cut depends on timing."""
     result = []
@@ -147,6 +126,8 @@ def normal_outputs(outputs) -> list[tuple[str, object]]:
             result.append(("error", f"{output.ename}: {output.evalue}"))
         else:
             for mime, content in sorted(output.data.items()):
+                if mime == WIDGET:
+                    continue
                 if mime in ("image/png", "image/jpeg"):
                     content = imread(io.BytesIO(base64.b64decode(text_of(content))), mime.removeprefix("image/"))
                 elif mime.endswith("json"):
@@ -179,15 +160,11 @@ def compare(committed, fresh) -> list[str]:
     problems = []
     if len(committed.cells) != len(fresh.cells):
         return [f"{len(committed.cells)} cells committed, {len(fresh.cells)} in the fresh run"]
-    committed, fresh = canonical_widgets(committed), canonical_widgets(fresh)
     for number, (old, new) in enumerate(zip(committed.cells, fresh.cells), 1):
         if old.cell_type == "code" and VOLATILE not in tags(old):
             apart = difference(normal_outputs(old.outputs), normal_outputs(new.outputs))
             if apart:
                 problems.append(f"{describe(number, old)}: the output differs from a fresh run: {apart}")
-    widgets = [json.dumps(n.metadata.get("widgets", {}), sort_keys=True) for n in (committed, fresh)]
-    if widgets[0] != widgets[1]:
-        problems.append("the stored state of the widgets differs from a fresh run")
     return problems
 
 
@@ -220,7 +197,7 @@ def static_problems(notebook) -> list[str]:
     for key, value in METADATA.items():
         if {k: v for k, v in notebook.metadata.get(key, {}).items() if k != "text_representation"} != value:
             problems.append(f"metadata {key} is not {value}")
-    if extra := set(notebook.metadata) - {*METADATA, "widgets"}:
+    if extra := set(notebook.metadata) - {*METADATA}:
         problems.append(f"metadata {sorted(extra)} does not belong in a notebook")
     code = [(number, cell) for number, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
     for count, (number, cell) in enumerate(code, 1):
@@ -238,6 +215,9 @@ def static_problems(notebook) -> list[str]:
     for number, cell in enumerate(notebook.cells, 1):
         if extra := set(cell.metadata) - CELL_METADATA:
             problems.append(f"{describe(number, cell)}: metadata {sorted(extra)} does not belong in a cell")
+    if not problems and nbformat.writes(normalise(notebook)) != nbformat.writes(notebook):
+        problems.append("it is not as `make refresh` writes it, or JupyterLab would save it: a cell is folded that its "
+                        "tags do not fold, or the other way round, or a cell has another id")
     volatile = sum(VOLATILE in tags(cell) for _, cell in code)
     if volatile > MAX_VOLATILE:
         problems.append(f"{volatile} cells are tagged {VOLATILE}; at most {MAX_VOLATILE} may be")
@@ -288,6 +268,7 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
             [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}",
              "--nbmake-kernel=python3", "--junitxml=result.xml", f"--rootdir={scratch}", "-p", "no:cacheprovider", "-q",
              "--disable-plugin-autoload", "-p", "nbmake.pytest_plugin",  # whatever else the machine's pytest has
+             "-p", "xdist.plugin", "-n", str(min(AT_ONCE, len(copies))),
              *map(str, copies)],
             cwd=scratch, env=run_environment(scratch), stdin=subprocess.DEVNULL, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -355,19 +336,27 @@ def check(paths: list[Path]) -> Report:
             continue
         fresh, seconds, failed = results[name]
         report.lines.append(f"{name:24}{len(notebook.cells):4} cells {seconds:6.1f} s")
-        report.problems[name] += [f"when run: {problem}" for problem in stderr_problems(fresh)]
+        report.problems[name] += [f"when run: {problem}" for problem in run_problems(fresh)]
         if failed:
             report.problems[name].append(f"fails when run:\n{failed}")
         elif not report.not_compared:
             report.problems[name] += compare(notebook, fresh)
-    report.lines.append(f"{'together':24}{'':11}{sum(seconds for _, seconds, _ in results.values()):6.1f} s")
+    report.lines.append(f"{'together':24}{'':11}{sum(seconds for _, seconds, _ in results.values()):6.1f} s, "
+                        f"{AT_ONCE} at a time")
     return report
 
 
-def stderr_problems(fresh) -> list[str]:
-    return [f"{describe(number, cell)} writes to stderr: {text_of(output.text)[:200]}"
-            for number, cell in enumerate(fresh.cells, 1) for output in cell.get("outputs", [])
-            if output.get("name") == "stderr"]
+def run_problems(fresh) -> list[str]:
+    """Problems of a run that its outputs show: what went to stderr, a panel that is nothing without a kernel."""
+    problems = []
+    for number, cell in enumerate(fresh.cells, 1):
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":
+                problems.append(f"{describe(number, cell)} writes to stderr: {text_of(output.text)[:200]}")
+            if WIDGET in output.get("data", {}) and "text/html" not in output.data:
+                problems.append(f"{describe(number, cell)} shows a widget: where no kernel runs it needs text/html, as "
+                                f"helpers.widgets.Panel gives it")
+    return problems
 
 
 # Refreshing -----------------------------------------------------------------------------------------------------------
@@ -391,20 +380,35 @@ def committed_cells(path: Path) -> list[tuple] | None:
 
 
 def normalise(notebook):
-    """The notebook with nothing in it that a second run, or another machine, would write differently."""
-    notebook = canonical_widgets(notebook)
-    widgets = notebook.metadata.get("widgets")
-    notebook.metadata = nbformat.from_dict(copy.deepcopy(METADATA) | ({"widgets": widgets} if widgets else {}))
+    """A copy with nothing in it that a second run, another machine or JupyterLab would write differently. What is
+    folded away is what the tags say: JupyterLab unfolds what it runs."""
+    notebook = copy.deepcopy(notebook)
+    notebook.metadata = nbformat.from_dict(copy.deepcopy(METADATA))
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     seen: dict[str, int] = {}
+    count = 0
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in CELL_METADATA})
+        said = set(tags(cell))
+        folded = {key: True for key, by in FOLDS.items() if cell.cell_type == "code" and said & by}
+        cell.metadata = nbformat.from_dict({**({"jupyter": folded} if folded else {}),
+                                            **({"tags": tags(cell)} if said else {})})
         cell.source = cell.source.rstrip()
         if cell.cell_type == "code":
+            count += 1
+            cell.execution_count = cell.execution_count and count
             cell.outputs = joined(cell.outputs)
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
+                if "execution_count" in output:
+                    output.execution_count = count
         seen[cell.source] = seen.get(cell.source, 0) + 1
         cell.id = hashlib.sha256(f"{seen[cell.source]} {cell.source}".encode()).hexdigest()[:8]
     return notebook
+
+
+def twin_of(notebook) -> str:
+    """The .md of a normal notebook. It names no Jupytext version, so that an update of Jupytext changes no file."""
+    return re.sub(r"\n +jupytext_version: .*", "", jupytext.writes(notebook, fmt="md:myst"), count=1)
 
 
 def refresh(path: Path, side: str | None = None) -> bool:
@@ -413,16 +417,13 @@ def refresh(path: Path, side: str | None = None) -> bool:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    notebook.metadata.pop("widgets", None)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False,
                        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # nothing about how it talks to this process
                        resources={"metadata": {"path": str(path.parent)}}).execute(env=run_environment(Path(folder)))
     notebook = normalise(notebook)
-    # The .md names no Jupytext version, so that an update of Jupytext changes no file.
-    twin = re.sub(r"\n +jupytext_version: .*", "", jupytext.writes(notebook, fmt="md:myst"), count=1)
     changed = False
-    for half, text in ((path, nbformat.writes(notebook) + "\n"), (path.with_suffix(".md"), twin)):
+    for half, text in ((path, nbformat.writes(notebook) + "\n"), (path.with_suffix(".md"), twin_of(notebook))):
         if not half.exists() or half.read_text() != text:
             half.write_text(text)
             changed = True
@@ -433,7 +434,7 @@ def refresh(path: Path, side: str | None = None) -> bool:
 
 def find(names: list[str], folder: Path) -> list[Path]:
     """The chapters whose names begin with one of `names`; all of them for none."""
-    halves = (path for end in ("ipynb", "md") for path in folder.glob(f"[0-9]*_*.{end}"))
+    halves = (path for end in ("ipynb", "md") for path in folder.glob(f"[0-9A-Z]*_*.{end}"))
     chapters = sorted({path.with_suffix(".ipynb") for path in halves})
     for name in names:
         if not any(path.stem.startswith(name) for path in chapters):

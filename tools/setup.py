@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from pathlib import Path
 
@@ -121,9 +122,12 @@ def main():
     sync = [uv, "sync", "--locked"] + python + extras(cuda_driver())
     if subprocess.run(sync + ["--check", "--quiet"], cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL,
                       stderr=subprocess.DEVNULL).returncode:
-        code = subprocess.run(sync, cwd=str(ROOT), env=env).returncode
+        start = time.time()
+        print("Installing the locked packages into .venv/: about a minute and 2 GB, once", flush=True)
+        code = subprocess.run(sync + ["--quiet"], cwd=str(ROOT), env=env).returncode
         if code:
             return code
+        print("Installed in %d s" % (time.time() - start), flush=True)
     # Into .venv, where JupyterLab looks for defaults; a reader's own settings stay theirs.
     settings = ROOT / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
