@@ -222,9 +222,7 @@ class _Matmul:
                                 for d in self._as_written if d.instruction.opcode == "dot"):
                 which = "both operands are" if len(wide) == 2 else "an operand is"
                 return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(wide)))
-            give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
-            return self.why("spelled out", thin=" and ".join(thin) + (" are" if len(thin) > 1 else " is"),
-                            wide=" and ".join(give[name] for name in thin))
+            return self._thin("spelled out", thin)
         if self._is_block_scaled():
             return self.why("block scales")
         if missing := [side for side in self.sides if side.fp8 is None]:
@@ -247,10 +245,18 @@ class _Matmul:
             return self.why("other FP8 type", dtype=other[0])
         if (out := self.dot.shape.dtype) not in ("bf16", "f16", "f32", *FP8_MAX):
             return self.why("result type", dtype=out)
+        thin = [name for name in "MN" if getattr(row, name.lower()) == 1]
+        if thin and any(len(operand(self.dot, n).shape.dims) == 1 for n in (0, 1)):
+            return self._thin("vector", thin)
         if row.library == "kernel" and row.m * row.n * row.k <= 1000:
             return self.why("too small")
         facts = f"operands {' and '.join(types)}, result {out}, run by {row.library} in {row.math_dtype}, "
         return self.why("unknown, not FP8", facts=facts + f"precision {row.algorithm or row.precision}")
+
+    def _thin(self, rule: str, thin: list[str]) -> Reason:
+        give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns", "K": "K 16 elements"}
+        return self.why(rule, thin=" and ".join(thin) + (" are" if len(thin) > 1 else " is"),
+                        wide=" and ".join(give[name] for name in thin))
 
     def _is_block_scaled(self) -> bool:
         return self.dot.opcode == "scaled-dot" or "__op$block_scaled_dot" in self.written.text and any(

@@ -58,7 +58,7 @@ RULES: Mapping[str, Rule] = {
         "fp8",
         "the dot asks for the algorithm {algorithm}, in whose types it is then multiplied",
         "leave the precision out, or ask for jax.lax.DotAlgorithmPreset.DEFAULT",
-        "XLA's gemm_rewriter.cc rewrites into FP8 only dots that ask for no algorithm",
+        "XLA converts the operands to the algorithm's types, and its gemm_rewriter.cc finds no FP8 behind that",
     ),
     "operation between": Rule(
         "fp8",
@@ -170,6 +170,13 @@ RULES: Mapping[str, Rule] = {
         "{thin} 1, and XLA writes such a product as multiplications and a sum",
         "give {wide} (pad with zeros, slice the result): then it is a matmul",
         "XLA's dot_strength_reduction.cc and gemv_rewriter.cc",
+    ),
+    "vector": Rule(
+        "fp8",
+        "{thin} 1: XLA makes a vector of that operand, and its FP8 call takes matrices",
+        "give {wide} (pad with zeros, slice the result)",
+        'CreateF8CustomCall: "Inputs must have exactly one contracting and one non-contracting dimension." '
+        "(XLA's gemm_rewriter.cc)",
     ),
     "block scales": Rule(
         "fp8",

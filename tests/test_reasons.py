@@ -116,6 +116,10 @@ TILED = {"compiler_options": {"xla_gpu_override_gemm_autotuner": "block_m: 128 b
 WEIGHTS = np.arange(N * K).reshape(N, K) % 7
 
 
+def in_bf16(x, w, x_scale, w_scale):
+    return jax.lax.dot(dequantize(x, x_scale, bf16), dequantize(w, w_scale, bf16).T)
+
+
 def patches(x, w, x_scale, w_scale):
     """A 3 x 3 convolution of x [height, width, channels] as a matmul: w is [N, 9 * channels]."""
     rows, columns = x.shape[0] - 2, x.shape[1] - 2
@@ -369,6 +373,10 @@ CASES = {
         leaves=("scale",),
     ),
     "one row of A": Case("fp8", "M is 1", scaled_dot, (S(1, K), B, s, s), scaled_dot, (S(16, K), B, s, s)),
+    "one row of a large A": Case("fp8", "M is 1: XLA makes a vector", scaled_dot, (S(1, 4096), S(4096, 4096), s, s),
+                                 scaled_dot, (S(16, 4096), S(4096, 4096), s, s)),
+    "one row of a large B": Case("fp8", "N is 1: XLA makes a vector", in_bf16, (S(4096, 4096), S(1, 4096), s, s),
+                                 in_bf16, (S(4096, 4096), S(16, 4096), s, s)),
     "two vectors": Case(
         "fp8",
         "M and N are 1",
