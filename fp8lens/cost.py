@@ -137,14 +137,14 @@ class _Table(tuple):
 
     def _repr_html_(self) -> str:
         most = max((k.bytes_moved * k.runs for k in self), default=0) or 1
-        bars = [f'<div style="width:{8 * k.bytes_moved * k.runs / most:.2f}em;min-width:1px;height:.8em;'
+        bars = [f'<div style="width:{8 * k.bytes_moved * k.runs / most:.2f}em;min-width:1px;height:.4em;'
                 f'background:{_BAR[k.flops > 0]}"></div>' for k in self]
-        cell = '<td style="text-align:left;white-space:nowrap">{}</td>'.format
-        lines = [f'<tr><td style="text-align:right;white-space:nowrap">{size}</td>'
-                 + "".join(map(cell, (bar, *map(html.escape, row)))) + "</tr>"
+        cell = '<td style="text-align:left;vertical-align:top;white-space:nowrap">{}</td>'.format
+        code = lambda text: f"<code>{html.escape(text)}</code>" * bool(text)  # no TeX between two dollars
+        lines = ["".join(map(cell, (html.escape(size) + bar, *map(code, row))))
                  for (size, *row), bar in zip(self._rows(), [*bars, ""])]
-        heads = "".join(f'<th style="text-align:left">{head}</th>' for head in ("bytes", "", "kernel", "name", "writes"))
-        return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"
+        heads = "".join(map('<th style="text-align:left">{}</th>'.format, ("bytes", "kernel", "name", "writes")))
+        return "<table>\n" + "".join(f"<tr>{line}</tr>" for line in (heads, *lines)) + "</table>"
 
 
 _BAR = ("#E69F00", "#0072B2")  # of a kernel, and of one that multiplies matrices

@@ -108,8 +108,9 @@ class GemmReport:
             for row, cells, further in self._lines()]
         legend = "".join(f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> ' for colour, text, there in (
             (LOST, "not FP8", any(not row.is_fp8 for row in self.rows)),
-            (OUTSIDE, "FP8, and work left outside", any(row.outside for row in self.rows))) if there)
-        return html_table(_HEADER, rows) * bool(rows) + f"<p>{legend}{html.escape(self._totals())}</p>"
+            (OUTSIDE, "work left outside", any(row.outside for row in self.rows))) if there)
+        totals = html.escape(self._totals()).replace("\n", "<br>")
+        return html_table(_HEADER, rows) * bool(rows) + f"<p>{legend}{totals}</p>"
 
 
 _HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")

@@ -151,7 +151,7 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
         from IPython.display import display
 
         # Both forms: notebooks and the site show the colours, diffs and text readers see text without escape codes.
-        body = f'<pre style="line-height:1.35">{coloured(text)}</pre>'
+        body = f'<pre style="line-height:1.35">\n{coloured(text)}</pre>'
         display({"text/plain": text, "text/html": body}, raw=True)
         return
     if out.isatty():
@@ -202,7 +202,9 @@ LOST, OUTSIDE = "rgba(213,94,0,.28)", "rgba(86,180,233,.22)"  # backgrounds, on 
 def html_table(header: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[tuple[str, str]]]]) -> str:
     """A table in HTML. Of each row: its cells, its background, and (line, background) for what stands below it."""
     style = "text-align:left;vertical-align:top"
-    cells = lambda texts, tag: "".join(f'<{tag} style="{style}">{html.escape(text)}</{tag}>' for text in texts)
+    # Jupyter reads what stands between two dollars as TeX, but not in code.
+    shown = lambda text: f"<code>{html.escape(text)}</code>" if "$" in text else html.escape(text)
+    cells = lambda texts, tag: "".join(f'<{tag} style="{style}">{shown(text)}</{tag}>' for text in texts)
     lines = [f"<tr>{cells(header, 'th')}</tr>"]
     for texts, background, below in rows:
         tint = f' style="background:{background}"' * bool(background)
@@ -210,5 +212,5 @@ def html_table(header: Sequence[str], rows: Iterable[tuple[Sequence[str], str, S
         for line, background in below:
             tint = f";background:{background}" * bool(background)
             lines.append(f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(header)}">'
-                         f"{html.escape(line)}</td></tr>")
-    return f"<table>{''.join(lines)}</table>"
+                         f"{shown(line)}</td></tr>")
+    return f"<table>\n{''.join(lines)}</table>"  # folded, JupyterLab shows an output's first line: it says nothing
