@@ -1,9 +1,15 @@
+import importlib.util
+import re
 import sys
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from helpers import plots
 from helpers.formats import FORMATS
@@ -29,13 +35,24 @@ FIGURES = {
 }
 
 
+@pytest.fixture(scope="session")
+def refused():
+    """What the site lets into a page."""
+    file = Path(__file__).resolve().parent.parent / "tools" / "site" / "refused.py"
+    spec = importlib.util.spec_from_file_location("refused", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
     figure = FIGURES[name]()
     data, metadata = DisplayFormatter().format(figure)
     assert isinstance(figure, Figure) and data["image/png"][:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(figure.alt) > 40 and data["text/plain"] == metadata["image/png"]["alt"] == figure.alt
-    assert set(data) == {"image/png", "text/plain"}
+    assert set(data) == {"image/svg+xml", "image/png", "text/plain"}
+    assert metadata == dict.fromkeys(("image/svg+xml", "image/png"), {"alt": figure.alt})
+    assert len(figure.alt) > 40 and data["text/plain"] == figure.alt
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
     assert figure.get_facecolor() == (1, 1, 1, 1)
@@ -43,9 +60,48 @@ def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
         assert axes.get_xlabel()
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_svg_is_a_part_of_a_page(name, refused):
+    svg = FIGURES[name]().svg()
+    assert svg.startswith("<svg\n") and not refused.in_svg(svg) and not refused.in_html(svg)
+    assert "currentColor" in svg and plots.INK not in svg and len(svg) < 150_000
+    assert not re.search(r"\b20\d\d-|matplotlib|(?<![<\w])/(home|root|tmp|usr|work)/", svg)
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids)) and set(ids) == set(re.findall(r"#([\w-]+)\)|href=\"#([\w-]+)", svg) and ids)
+    root = ElementTree.fromstring(svg)
+    width, height, *box = (float(n) for n in (root.get("width"), root.get("height"), *root.get("viewBox").split()))
+    assert width / height == pytest.approx(box[2] / box[3], rel=0.01)
+    ground = [e for e in root.iter() if re.search("fill: (#fff|white)", e.get("style", "")) and
+              re.match(r"M 0 \S+ L \S+ \S+ L \S+ 0 ", e.get("d", ""))]
+    assert not ground, "the ground is the page's own"
+
+
 def test_same_figure_twice_gives_the_same_bytes():
-    first, second = (FIGURES["snr"]()._repr_mimebundle_()[0]["image/png"] for _ in range(2))
-    assert first == second and b"Software" not in first
+    for first, second in zip(*(FIGURES["snr"]()._repr_mimebundle_()[0].values() for _ in range(2))):
+        assert first == second
+    assert b"Software" not in FIGURES["snr"]()._repr_mimebundle_()[0]["image/png"]
+
+
+@pytest.mark.parametrize(("a", "b", "ratio"), [
+    ("black", "white", 21), ("white", "white", 1), ("#767676", "white", 4.54)])
+def test_contrast_is_wcags(a, b, ratio):
+    assert plots.contrast(a, b) == plots.contrast(b, a) == pytest.approx(ratio, abs=0.01)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_everybody_can_read_what_stands_on_a_colour(name):
+    figure = FIGURES[name]()
+    figure.draw_without_rendering()
+    patches = [patch for axes in figure.axes for patch in axes.patches]
+    extents = np.array([patch.get_window_extent().extents for patch in patches]).reshape(-1, 4)
+    for text in (text for text in figure.findobj(Text) if text.get_text().strip()):
+        x, y = text.get_window_extent().get_points().mean(axis=0)
+        under = np.flatnonzero((extents[:, 0] < x) & (x < extents[:, 2]) & (extents[:, 1] < y) & (y < extents[:, 3]))
+        if not len(under):
+            assert to_hex(text.get_color()) == plots.INK, f"{text}: the page's own ink"
+        else:
+            paper = text.get_bbox_patch() or patches[under[-1]]
+            assert plots.contrast(text.get_color(), paper.get_facecolor()) >= 4.5, text
 
 
 def test_code_map_writes_every_code_in_its_place():
@@ -77,9 +133,18 @@ def test_roofline_points_and_roofs():
 
 
 def test_bytes_are_stacked_in_launch_order():
-    axes = plots.plot_bytes({"many": [("a", 10_000_000), ("b", 1_000_000)], "one": [("c", 3_000_000)]}).axes[0]
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 10), (10, 1), (0, 3)]
-    assert [t.get_text().strip() for t in axes.texts] == ["a", "b", "11 MB", "c", "3 MB"]
+    figure = plots.plot_bytes({"many": [("a", 10_000_000), ("b", 100_000)], "one": [("c", 3_000_000)]})
+    axes = figure.axes[0]
+    assert [(bar.get_x(), round(bar.get_width(), 3)) for bar in axes.patches] == [(0, 10), (10, 0.1), (0, 3)]
+    assert [t.get_text() for t in axes.texts] == ["many: 10 MB in 2 kernels", "a", "one: 3 MB", "c"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["b"], "too narrow for its label"
+    assert figure.alt == "Megabytes moved. many: 10 MB in 2 kernels; one: 3 MB."
+
+
+def test_bytes_of_the_same_label_have_one_colour():
+    axes = plots.plot_bytes({"many": [(label, 10) for label in "abcdefgh"], "one": [("a", 10)]}).axes[0]
+    looks = {(patch.get_facecolor(), patch.get_hatch()) for patch in axes.patches[:8]}
+    assert len(looks) == 8 and axes.patches[0].get_facecolor() == axes.patches[8].get_facecolor()
 
 
 def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
@@ -94,3 +159,4 @@ def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
         papers = [patch.get_facecolor() for patch in axes.patches]
         kinds = [kind for line in grid for kind, _ in line]
         assert len(set(zip(kinds, papers))) == len(set(kinds)) == len(set(papers))
+        assert axes.xaxis.get_tick_params()["labeltop"] and not axes.xaxis.get_tick_params()["labelbottom"]

@@ -113,6 +113,8 @@ BROKEN = {
     "role.ipynb": (says("As {ref}`x` says"), "which Jupyter does not show"),
     "asked.ipynb": (says("> **Predict.** What?", "## And on"), "nothing answers the prediction"),
     "open.ipynb": (says("> **Predict.** What?"), "nothing answers the last prediction"),
+    "unfolded.ipynb": (new_notebook(cells=[new_markdown_cell("# T\n\n> **Predict.** What?"), new_code_cell(
+        "1", outputs=[new_output("stream", name="stdout", text="2")])]), "and is not folded: tag it hide-output"),
     "json.ipynb": ("{not json", "not a notebook"),
     "dead.ipynb": (shows("<a href='gone.html'>x</a>"), "'gone.html' leads"),
     "mime.ipynb": (new_notebook(metadata=METADATA, cells=[new_markdown_cell("# T"), cell("f()", new_output(
@@ -218,7 +220,7 @@ SOUND = new_notebook(
             "| | |\n|:--|--:|\n| 1 | $x$ |\n\n"
             "> **Note**\n> A callout.\n\n[Two](02_two.ipynb#A-second-section), [here](#Folds-and-cells),"
             " [start](README.md).\n\n![A black box](dot.svg)\n\n> **Predict.** What comes out?\n"),
-        cell("print('the answer')", new_output("stream", name="stdout", text="forty-two\n")),
+        cell("print('the answer')", new_output("stream", name="stdout", text="forty-two\n"), tags=["hide-output"]),
         new_markdown_cell("## Folds and cells\n\n<details><summary>Hint</summary>\n\nIt is **448**.\n\n"
                           "```python\nx = 1\n```\n\n</details>"),
         cell("print(1)", new_output("stream", name="stdout", text="\x1b[1;31mbold red\x1b[0m <plain>\n")),
@@ -319,7 +321,9 @@ def overflows(page: Page) -> bool:
 
 def test_a_page_shows_every_idiom(sound, browser):
     with opened(browser, sound + "01_one.html") as page:
-        assert widths_of_pictures(page) == [40, 40]
+        assert widths_of_pictures(page) == [40]
+        drawn = page.get_by_role("img", name="A box")
+        assert drawn.evaluate("svg => svg.tagName") == "svg" and drawn.bounding_box()["width"] == 40
         assert len(boxes_of_math(page)) == 3 and all(boxes_of_math(page))
         outputs = page.locator(".cell_output")
         for text in ("bold red", "<plain>", "in pieces", "careful", "Zero", "from html", "a panel", "kept"):
@@ -405,7 +409,7 @@ def test_everybody_can_read_a_page(site, browser, name, width, scheme):
 def test_a_chapter_reads_well(site, browser, chapter):
     with opened(browser, f"{site}{Path(chapter).with_suffix('.html')}") as page:
         title = page.locator("article h1").evaluate("h1 => h1.firstChild.textContent")
-        assert title.startswith(f"{Path(chapter).name[:2]} · ")
+        assert title.startswith(f"{Path(chapter).name.partition('_')[0]} · ")
         assert page.locator("nav.bd-links li.current > a").inner_text() == title
         assert page.locator("a.left-prev").count() == page.locator("a.right-next").count() == 1
         assert page.locator("meta[name=description]").get_attribute("content")
@@ -415,10 +419,11 @@ def test_a_chapter_reads_well(site, browser, chapter):
         assert page.locator("a[download], a.btn-download-source-button").count()
         assert page.locator("img:not([alt]), img[alt='']").count() == 0, "every picture says what it shows"
         asked = re.findall(r"^> \*\*Predict\.\*\*", (ROOT / chapter).with_suffix(".md").read_text(), re.M)
-        assert page.locator("summary", has_text="Show the answer").count() == len(asked) > 0
-        if chapter == CHAPTERS[0]:
+        assert page.locator("summary", has_text="Show the answer").count() == len(asked)
+        assert asked or not Path(chapter).name[0].isdigit()
+        if Path(chapter).stem in ("01_fp8_formats", "A_format_family"):
             assert boxes_of_math(page)
-        else:
+        elif not chapter.endswith("D_rules.ipynb"):  # tables
             calls = page.locator(".cell_output").filter(has_text=HLO)
             assert any(calls.nth(i).is_visible() for i in range(calls.count())), "the FP8 call is to be seen"
 
@@ -483,7 +488,7 @@ def test_pages_are_small_and_listed_for_search_engines(site):
 def test_mystmd_reads_every_page_without_a_warning(tmp_path):
     """With its theme, `myst build --html` needs a network; without, all but the drawing of pages."""
     project = tmp_path / "project"
-    shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "_*", "tests", "tools"))
+    shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "_*", "tests"))
     (project / "theme").mkdir()
     (project / "theme" / "template.yml").write_text("jtex: v1\nversion: 1.0.0\nbuild: {render: 'true'}\n")
     (project / "offline.yml").write_text("version: 1\nextends: [myst.yml]\nsite:\n  template: theme\n")

@@ -3,6 +3,7 @@ click, and the glossary's words where they are met first.
 
 The table of contents and the title are myst.yml's, whose form build.py has looked at.
 """
+import html
 import logging as python_logging
 import os
 import re
@@ -136,12 +137,15 @@ def _prepared(text: str, name: str) -> str:
         first = cell.source.partition("\n")[0]
         label = "Show the code"
         if asked and cell.outputs and not tags & {"remove-cell", "remove-output"}:
-            tags = tags - {"hide-input", "hide-output"} | {"hide-cell" if "hide-input" in tags else "hide-output"}
+            if not tags & {"hide-cell", "hide-output"}:
+                logger.warning("%s answers the prediction before it, and is not folded: tag it hide-output", where)
             label, asked = "Show the answer", False
         elif "hide-output" in tags:
             label = "Show the output"
         elif first.startswith("# "):
             label = first[2:].partition(":")[0].strip() or label
+        if {"hide-input", "hide-output"} <= tags:
+            tags = tags - {"hide-input", "hide-output"} | {"hide-cell"}  # one fold, not two
         if tags & {"hide-cell", "hide-input", "hide-output"}:
             cell.metadata |= {"tags": sorted(tags), "mystnb": cell.metadata.get("mystnb", {}) | {
                 "code_prompt_show": label, "code_prompt_hide": label.replace("Show", "Hide", 1)}}
@@ -160,10 +164,10 @@ def _shown(outputs: list, where: str, metadata: dict) -> list:
             continue  # what is left names the panel's parts
         for kind in data.keys() - SHOWN:
             logger.warning("%s has an output of type %s, which a page does not show", where, kind)
-        if kind := next((kind for kind in ("image/png", "image/svg+xml") if kind in data), ""):
+        if kind := next((kind for kind in ("image/svg+xml", "image/png") if kind in data), ""):
             described.append(output.get("metadata", {}).get(kind, {}).get("alt"))
-        for what in refused.in_svg(data.get("image/svg+xml", "<svg/>")):
-            logger.warning("%s has %s", where, what)
+        if kind == "image/svg+xml":
+            output.data = {"text/html": _inlined(data[kind], described[-1], where, len(described))}
         if output.output_type == "stream" and shown and shown[-1].get("name") == output.name:
             shown[-1].text += output.text
         else:
@@ -177,6 +181,19 @@ def _shown(outputs: list, where: str, metadata: dict) -> list:
     elif described and described[0]:
         metadata["mystnb"] = {"image": {"alt": described[0]}}
     return shown
+
+
+def _inlined(svg: str, alt: str | None, where: str, number: int) -> str:
+    """A picture as a part of the page, so that it has the page's ink, in the light and in the dark."""
+    for what in refused.in_svg(svg):
+        logger.warning("%s has %s", where, what)
+    if not alt:
+        logger.warning("%s: a picture without a description", where)
+    own = nodes.make_id(f"{where.rpartition(': ')[2]}-{number}-")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)  # no id twice on a page
+    least = re.search(r"min-width: (\d+)", svg)  # wider than a phone, it is scrolled: from a keyboard too
+    focus = ' tabindex="0"' if least and int(least[1]) > 350 else ""
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt or "")}"{focus}', 1)
 
 
 # What a page may not hold -----------------------------------------------------------------------------------------

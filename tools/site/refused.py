@@ -9,12 +9,13 @@ _VOID = frozenset("br col hr img wbr".split())
 _TAGS = _VOID | frozenset(
     "a abbr b blockquote caption code colgroup dd del details div dl dt em figcaption figure h2 h3 h4 h5 h6 i ins kbd "
     "li mark ol p pre q s samp small span strong style sub summary sup table tbody td tfoot th thead tr u ul var "
-    "svg circle defs desc ellipse g line path polygon polyline rect text title tspan".split())
+    "svg circle clippath defs desc ellipse g line path pattern polygon polyline rect text title tspan use".split())
 _ATTRIBUTES = frozenset(
     "align alt border class colspan dir height href id lang name open role rowspan scope scoped span src start style "
     "tabindex title type valign width xmlns viewbox preserveaspectratio d points x y x1 x2 y1 y2 dx dy cx cy r rx ry "
     "transform fill fill-opacity fill-rule stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap "
-    "stroke-linejoin opacity text-anchor dominant-baseline font-size font-family font-weight font-style".split())
+    "stroke-linejoin opacity clip-path patternunits text-anchor dominant-baseline font-size font-family font-weight "
+    "font-style".split())
 _FETCHES = re.compile(r"url\s*\((?!\s*['\"]?#)|image-set|image\s*\(|@|\\|expression", re.I)
 _UNCLEAR = re.compile(r"<[!?]|--!?>|\]\]>|</[^a-z]|<[^\s\w/>]*\x00", re.I)
 
@@ -46,7 +47,8 @@ class _Reader(HTMLParser):
             said = f"{name}={value[:60]!r}"
             if name not in _ATTRIBUTES and not re.fullmatch(r"(aria|data)-[a-z-]+", name):
                 self.wrong.append(f"{said}, which is not among the attributes of a page")
-            elif name == "href" and (tag != "a" or _address(value) not in ("", "http", "https", "mailto")):
+            elif name == "href" and not (tag == "use" and value.startswith("#")) and (
+                    tag != "a" or _address(value) not in ("", "http", "https", "mailto")):
                 self.wrong.append(f"{said}, which is no address to go to")
             elif name == "src" and (urlsplit(value).netloc or _address(value) not in ("", "data")):
                 self.wrong.append(f"{said}, which would be loaded from elsewhere")

@@ -1,0 +1,622 @@
+"""The graph a program is, and what of it became one kernel: a picture for the chapters.
+
+Drawn is the program that XLA's gemm rewriter was given: the reader's operations, by the names that JAX gave them. What
+became of each is not guessed. XLA keeps an instruction's name and metadata where it moves it into a kernel of its own.
+What the rewriter took away around a dot is in that dot's call as far as the call's configuration accounts for it, if
+the call then reads and writes what this part of the graph reads and writes. All else is drawn outside every box.
+"""
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import igraph
+import jax
+import matplotlib as mpl
+
+from fp8lens import inspect
+from fp8lens.cost import launches
+from fp8lens.flow import Flow
+from fp8lens.gemms import GemmRow, matmuls, results
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.hlo.text import size
+from fp8lens.inspection import Inspection
+from fp8lens.ledger import Line
+from fp8lens.ops import DOTS, ELEMENTWISE, MOVES, padded
+from fp8lens.outside import inside
+from fp8lens.pairing import pair
+from fp8lens.steps import behind, clamp_bounds, is_zero, operand
+from helpers.plots import INK, PALETTE, Picture, ink_on, text_width
+
+MOST = 40  # nodes that a picture can hold
+Where = dict[Instruction, list[Instruction]]  # an instruction of the given program, and the kernels that do it
+_VIEWS = frozenset("broadcast reshape bitcast copy get-tuple-element".split())  # not drawn: they name what is there
+_UNDRAWN = frozenset("parameter constant tuple iota".split())
+_ARITHMETIC = ("multiply", "divide", "add", "subtract")
+# What jax.nn.gelu is made of: it leaves its name in no operation, other functions do.
+_GELU = {"integer_pow": 2, "mul": 4, "add": 2, "tanh": 1}
+
+
+# What became of what ------------------------------------------------------------------------------------------------
+
+def _small(i: Instruction) -> bool:
+    """Whether an operation only converts a scalar or a vector: nothing to draw."""
+    return i.opcode == "convert" and len(i.shape.dims) < 2
+
+
+def _written(i: Instruction) -> tuple:
+    """Where in the program an instruction was written: the innermost place that its metadata names, to the column."""
+    module, number = i.computation.module, re.search(r"stack_frame_id=(\d+)", i.cmd)
+    frame = module.stack_frames.get(int(number[1]), {}) if number else {}
+    location = module.file_locations.get(frame.get("file_location_id"), {})
+    return i.frames[:1], *(location.get(key) for key in ("column", "end_line", "end_column"))
+
+
+def _in_kernels(given: HloModule, kernels: Iterable[Instruction]) -> Where:
+    """What XLA's own kernels do. Its copies of an instruction have the same metadata; and its name with one more
+    number, or else there must be nothing like it elsewhere."""
+    like = lambda i: (i.opcode, i.metadata and i.metadata.op_name, _written(i))
+    alike, found = collections.defaultdict(list), collections.defaultdict(list)
+    for i in given.entry:
+        if i.opcode not in _VIEWS | {"constant", "parameter"} and not _small(i):
+            alike[like(i)].append(i)
+    renamed = collections.defaultdict(list)
+    for kernel in kernels:
+        for part in inside(kernel):
+            some = [i for i in alike.get(like(part), ()) if i.shape.size == part.shape.size or i.opcode == "reduce"]
+            named = [i for i in some if f"{part.name}.".startswith(f"{i.name}.")]
+            if named or len(some) == 1:
+                found[max(named or some, key=lambda i: len(i.name))].append(kernel)
+            elif some:
+                renamed[like(part)].append(kernel)
+    for key, some in renamed.items():
+        left = [i for i in alike[key] if i not in found]
+        if len(left) == len(some) and len(set(some)) == 1:
+            found |= {i: some for i in left}
+    return {i: list(dict.fromkeys(some)) for i, some in found.items()}
+
+
+def _does(row: GemmRow, i: Instruction) -> bool:
+    """Whether a call's configuration accounts for an operation behind its dot."""
+    others = [behind(operand(i, n), (*_VIEWS, "convert")) for n in range(len(i.operands))]
+    if i.opcode in MOVES | {"convert"} or "GELU" in row.epilogue and i.opcode in ELEMENTWISE:
+        return i.opcode != "tuple"
+    if i.opcode in ("multiply", "divide"):
+        return bool(row.scales or row.alpha != 1) and any(other.shape.size == 1 for other in others)
+    if i.opcode in ("add", "subtract"):
+        return "BIAS" in row.epilogue or row.beta != 0
+    if i.opcode == "maximum" and any(map(is_zero, others)):
+        return "RELU" in row.epilogue
+    if i.opcode in ("clamp", "maximum", "minimum"):
+        return row.out_dtype.startswith("f8")
+    return i.opcode in ("abs", "reduce") and row.amax
+
+
+def _in_front(dot: Instruction, row: GemmRow) -> set[Instruction]:
+    """What of a program a call does in front of its dot: it widens and scales the FP8 arrays that it reads; no more."""
+    found, todo = set(), [operand(dot, n) for n in range(2)]
+    while todo:
+        i = todo.pop()
+        read = len(i.shape.dims) < 2 or i.shape.dtype in (row.lhs_dtype, row.rhs_dtype)
+        if i not in found and not read and i.opcode in MOVES | {"convert", "multiply", "divide"}:
+            found.add(i)
+            todo += [i.computation[name] for name in i.operands]
+    return found
+
+
+def _behind(dot: Instruction, row: GemmRow, some: set[Instruction]) -> set[Instruction]:
+    """The dot, and of some operations those behind it that the call's configuration accounts for."""
+    found = {dot}
+    for i in dot.computation.instructions[dot.index + 1:]:
+        if i in some and any(i.computation[name] in found for name in i.operands) and _does(row, i):
+            found.add(i)
+    return found
+
+
+def _attribute(inspection: Inspection, given: HloModule, made: HloModule) -> Where:
+    """Which kernels do what, of the program that the rewriter was `given`, and what it `made` of it."""
+    module = inspection.module
+    rows = [row for row in inspection.report.rows if row.instruction.opcode == "custom-call"]
+    calls = {row.instruction for row in rows}
+    where = _in_kernels(given, (i for i in module.entry if launches(i) and i not in calls))
+    names, elsewhere = {i.name for i in made}, set(where)
+    gone = {i for i in given.entry if i not in where and i.name not in names}
+    dots = [row for i in given.entry for row in matmuls(i)]
+    pairs = [(row, dot.instruction) for row, dot in zip(rows, pair(module, rows, given, dots, lambda row: ())) if dot]
+    fronts = [_in_front(dot, row) for row, dot in pairs]
+    ours, flow = calls | {kernel for kernels in where.values() for kernel in kernels}, Flow(module, launches)
+    for (row, dot), front in zip(pairs, fronts):
+        call = row.instruction
+        others = set().union(*(other for other, (_, of) in zip(fronts, pairs) if of is not dot))
+        for some in (gone, gone | elsewhere):  # a call may do what another kernel does once more
+            region = front | _behind(dot, row, some - others)
+            if _reads(region, where, _makers(flow, call, ours), module) and _writes(region, elsewhere, call):
+                break
+        else:
+            region = {dot}
+        for i in region:
+            where.setdefault(i, []).append(call)
+    return _between(given, where)
+
+
+def _makers(flow: Flow, call: Instruction, ours: set[Instruction]) -> set[Any]:
+    """The kernels, and numbers of parameters, that a call reads, through kernels that XLA added."""
+    found, seen, todo = set(), set(), [call]
+    while todo:
+        for maker in flow.of(frozenset().union(*flow.inputs[todo.pop()])):
+            if maker.instruction is None or maker.instruction in ours:
+                found.add(maker.element if maker.instruction is None else maker.instruction)
+            elif maker.instruction not in seen:
+                seen.add(maker.instruction)
+                todo.append(maker.instruction)
+    return found
+
+
+def _reads(region: set[Instruction], where: Where, makers: set[Any], module: HloModule) -> bool:
+    """Whether a part of the graph reads what a call reads, which may be given scales that it has no use for."""
+    found, todo = set(), [i.computation[name] for i in region for name in i.operands]
+    while todo:  # through views, and conversions of scales, that nobody does any more
+        i = todo.pop()
+        if i.opcode == "parameter":
+            found.add(i.parameter_number)
+        elif i not in region and i in where and i.opcode not in _VIEWS:
+            found.update(where[i])
+        elif i not in region:
+            todo += [i.computation[name] for name in i.operands]
+    scalars = {n for n, p in enumerate(module.entry.parameters) if p.shape.size == 1}
+    return found <= makers <= found | scalars
+
+
+def _writes(region: set[Instruction], elsewhere: set[Instruction], call: Instruction) -> bool:
+    """Whether what others read of a part of the graph is what the call writes, in type and size."""
+    users = next(iter(region)).computation.users
+    read = [i.shape for i in region - elsewhere if i.opcode != "broadcast" and (
+        i.is_root or any(user not in region for user in users.get(i.name, ())))]
+    kinds = lambda shapes: sorted((s.dtype, math.prod(map(padded, s.dims))) for s in shapes if s.size > 1)
+    return kinds(read) == kinds(results(call))
+
+
+def _between(given: HloModule, where: Where) -> Where:
+    """With what is computed from a kernel's work, and this kernel's work is computed from: it is in the kernel."""
+    after: dict[Instruction, set[Instruction]] = {}  # kernels whose work an unknown operation is computed from
+    before: dict[Instruction, set[Instruction]] = {}
+    unknown = [i for i in given.entry if i not in where]
+    for i in unknown:
+        read = [given.entry[name] for name in i.operands]
+        after[i] = set().union(*(set(where[j]) if j in where else after[j] for j in read))
+    for i in reversed(unknown):
+        users = given.entry.users.get(i.name, ())
+        before[i] = set().union(*(set(where[j]) if j in where else before[j] for j in users))
+    return where | {i: sorted(both, key=lambda kernel: kernel.index) for i in unknown
+                    if (both := after[i] & before[i]) and i.opcode not in _VIEWS}
+
+
+# The graph that is drawn --------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(eq=False)
+class Box:
+    """What became one call or kernel."""
+    kernel: Instruction
+    caption: tuple[str, ...]
+    colour: str
+    reads: dict[Any, set[int]] = dataclasses.field(default_factory=dict)  # numbers of parameters, results of boxes
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """`kind`: "parameter", "result", "dot", "operation", or "added", which is XLA's own. `box` is None where it is not
+    known which kernel does it, and for parameters and results."""
+    label: str
+    kind: str
+    box: Box | None = None
+    detail: str = ""
+    parts: tuple[Instruction, ...] = ()
+    reads: tuple[Instruction, ...] = ()  # scalars and vectors in its label
+
+
+@dataclasses.dataclass
+class Graph:
+    """Nodes, in the program's order; edges between them; boxes."""
+    nodes: list[Node]
+    edges: dict[tuple[Node, Node], None]
+    boxes: list[Box]
+
+    @property
+    def lost(self) -> list[Node]:
+        """What is not attributed to a kernel."""
+        return [n for n in self.nodes if n.box is None and n.kind in ("operation", "dot")]
+
+
+def _op(i: Instruction) -> str:
+    """What JAX calls an operation; of one that XLA put there, which has the name of what it was put there for, the
+    opcode."""
+    name = (i.metadata and i.metadata.op_name or "").rpartition("/")[2]
+    return name if name and i.opcode not in MOVES | {"convert"} else i.opcode
+
+
+def _groups(shown: list[Instruction], sources: Callable, where: Where) -> list[tuple[str, list[Instruction]]]:
+    """Operations, with a name: one each, or together those of one function, as clip, that the same kernels do."""
+    scopes = {i: re.findall(r"(jit\(([^()]*)\))/", i.metadata.op_name or "")[1:] if i.metadata else [] for i in shown}
+    own = {name for i in shown if i.opcode in DOTS for _, name in scopes[i]}
+    function = {i: next((name for _, name in scopes[i] if name not in own and (
+        hasattr(jax.nn, name) or hasattr(jax.numpy, name))), "") for i in shown}
+    group: dict[Instruction, list[Instruction]] = {i: [i] for i in shown}
+    for i in shown:
+        for j in sources(i):
+            if j in group and group[j] is not group[i] and ELEMENTWISE >= {i.opcode, j.opcode} and (
+                    _written(i), function[i], where.get(i)) == (_written(j), function[j], where.get(j)):
+                joined = sorted(group[j] + group[i], key=lambda k: k.index)
+                group |= dict.fromkeys(joined, joined)
+    named = []
+    for some in {id(some): some for some in group.values()}.values():
+        parts = [(function[some[0]], some)]
+        if not function[some[0]]:
+            windows = (some[n:n + sum(_GELU.values())] for n in range(len(some)))
+            gelu = next((w for w in windows if collections.Counter(map(_op, w)) == _GELU), [])
+            parts = [("gelu", gelu)] * bool(gelu)
+            for i in some:  # a function that XLA writes out, as erf, has one name and many opcodes
+                whole = [j for j in some if _op(j) == _op(i) and j not in gelu]
+                whole = whole if len({j.opcode for j in whole}) > 1 else [i]
+                parts += [(_op(i), whole)] * (i not in gelu and whole[0] is i)
+        for name, part in parts:
+            beside = set()  # what is computed from the part, and is not in it: then nothing in it may be of that
+            for j in shown:
+                beside |= {j} if j not in part and any(k in beside or k in part for k in sources(j)) else set()
+            whole = not any(k in beside for j in part for k in sources(j))
+            named += [(name, part)] if whole else [(_op(j), [j]) for j in part]
+    return sorted(named, key=lambda item: item[1][0].index)
+
+
+def _graph(inspection: Inspection) -> Graph:
+    stages = inspection._stages
+    first = next((s for s in stages if s.before in ("triton-gemm-rewriter", "cublas-gemm-rewriter")), stages[0])
+    given = parse_hlo_module(first.text)
+    _check(given)
+    where = _attribute(inspection, given, parse_hlo_module(stages[-1].text))
+    box_of = {line.kernel.instruction: _box(inspection, line) for line in inspection.ledger}
+    flow = Flow(inspection.module, launches)
+    for kernel, inputs in flow.inputs.items():
+        for maker in flow.of(frozenset().union(*inputs)):
+            box_of[kernel].reads.setdefault(box_of.get(maker.instruction, maker.element), set()).add(maker.element)
+    through = lambda i: i.opcode in _VIEWS or _small(i)
+
+    def sources(i: Instruction) -> list[Instruction]:
+        return [j for k in map(i.computation.get, i.operands) for j in (sources(k) if through(k) else [k])]
+
+    graph = Graph([], {}, list(box_of.values()))
+    nodes_of: dict[Instruction, list[Node]] = {}  # one for each kernel that does it
+    for p in given.entry.parameters:
+        if len(p.shape.dims) > 1:
+            nodes_of[p] = [Node(_name(p), "parameter", detail=p.shape.brief)]
+            graph.nodes += nodes_of[p]
+    shown = [i for i in given.entry if not through(i) and i.opcode not in _UNDRAWN]
+    _fits_a_picture(len(shown) / 10)  # a function such as gelu is ten operations, and one node
+    for name, group in _groups(shown, sources, where):
+        read = dict.fromkeys(j for i in group for j in sources(i) if j.opcode in ("parameter", "constant"))
+        label = [_name(j) for j in read if j not in nodes_of and (
+            j.opcode == "parameter" or group == [i for i in group if i.opcode in _ARITHMETIC][:1])]
+        label += [_number(bound) for i in group if name == "clip" for bound in clamp_bounds(i)]
+        name = f"convert to {group[-1].shape.dtype}" if name == "convert" else name
+        kind = "dot" if group[0].opcode in DOTS else "operation"
+        for box in [box_of[kernel] for kernel in where.get(group[0], ())] or [None]:
+            graph.nodes.append(Node(f"{name} {', '.join(label)}".strip(), kind, box, "", tuple(group), tuple(read)))
+            for i in group:
+                nodes_of.setdefault(i, []).append(graph.nodes[-1])
+    for node in graph.nodes:
+        # A reduction may be done by two kernels, one after the other.
+        steps = [n for n in nodes_of[node.parts[0]] if n.box in node.box.reads] if node.box and node.parts else []
+        read = [steps] if steps else [nodes_of.get(j, []) for i in node.parts for j in sources(i)]
+        graph.edges |= {(found, node): None for some in read if (found := _nearest(some, node))}
+    root = given.entry.root
+    for i in [given.entry[name] for name in root.operands] if root.opcode == "tuple" else [root]:
+        for j in ([i] if not through(i) else sources(i)):
+            if j in nodes_of:
+                graph.nodes.append(Node("result", "result", detail=i.shape.brief))
+                graph.edges[nodes_of[j][-1], graph.nodes[-1]] = None
+    given_as = {nodes_of[p][0]: p.parameter_number for p in nodes_of if p.opcode == "parameter"}
+    _add_kernels(graph, flow, given_as)
+    _dissolve(graph)
+    _fits_a_picture(len(graph.nodes))
+    return graph
+
+
+def _fits_a_picture(nodes: float) -> None:
+    if nodes > MOST:
+        raise ValueError(f"plot_fusion draws up to {MOST} nodes, and this program has more: inspect a part of it, a "
+                         "function of its own.")
+
+
+def _nearest(some: list[Node], reader: Node) -> Node | None:
+    """Of the nodes of one value, each in another kernel, the one that is read."""
+    if reader in some or not some:
+        return None
+    near = [n for n in some if n.box is reader.box] or [n for n in some if reader.box and n.box in reader.box.reads]
+    return (near or some)[0]
+
+
+def _name(i: Instruction) -> str:
+    if i.opcode == "constant":
+        return _number(i.literal or "")
+    return (i.metadata and i.metadata.op_name or i.name) + (f"[{i.shape.dims[0]}]" if len(i.shape.dims) == 1 else "")
+
+
+def _number(literal: str) -> str:
+    return f"{float(literal):g}" if re.fullmatch(r"[-+]?[.\d]+(e[-+]?\d+)?", literal) else literal
+
+
+def _check(given: HloModule) -> None:
+    inner = [i for i in given if i.opcode in DOTS and i.computation is not given.entry]
+    if inner:
+        raise ValueError(f"plot_fusion draws a program without loops and branches, and {inner[0].name} is in one: "
+                         "inspect the loop's body, a function of its own.")
+    if not any(i.opcode in DOTS for i in given.entry):
+        raise ValueError("plot_fusion draws what became of a matmul, and this program has none: give it a function "
+                         "with a dot.")
+
+
+def _box(inspection: Inspection, line: Line) -> Box:
+    kernel, moved = line.kernel.instruction, size(line.nbytes)
+    row = next((row for row in inspection.report.rows if row.instruction is kernel), None)
+    if row is None:
+        return Box(kernel, (f"a kernel of XLA's: {moved}",), PALETTE[4])
+    moved = f"multiplies {row.math_dtype}, " * (not row.is_fp8) + f"epilogue {row.epilogue}, " + (
+        "amax, " * row.amax) + moved
+    caption = f"one call: {kernel.custom_call_target}" if kernel.custom_call_target else (
+        f"a kernel of {row.library.title() if row.library == 'triton' else 'XLA'}'s")
+    return Box(kernel, (caption, moved), PALETTE[0 if row.is_fp8 else 1])
+
+
+def _dissolve(graph: Graph) -> None:
+    """No kernel reads what is made of its results: where boxes say so, they are wrong, and go."""
+    number = {key: n for n, key in enumerate(dict.fromkeys(node.box or node for node in graph.nodes))}
+    pairs = [(number[a.box or a], number[b.box or b]) for a, b in graph.edges]
+    parts = igraph.Graph(len(number), pairs, directed=True).connected_components(mode="strong")
+    for node in graph.nodes:
+        if node.box and len(parts[parts.membership[number[node.box]]]) > 1:
+            node.box = None
+
+
+def _add_kernels(graph: Graph, flow: Flow, parameters: dict[Node, int]) -> None:
+    """Kernels that do nothing the program asked for, on the way of what they work on."""
+    drawn = {node.box for node in graph.nodes}
+    results = [node for node in graph.nodes if node.kind == "result"]
+    added = [box for box in graph.boxes if box not in drawn]
+    reads = {box: set(box.reads) for box in graph.boxes}
+    for box in added:  # through others of their kind
+        for other in [other for other in reads[box] if other in added]:
+            reads[box] |= reads[other]
+    for box in reversed(added):
+        work = [j.opcode for j in inside(box.kernel) if j.opcode not in _VIEWS | _UNDRAWN]
+        node = Node(", ".join(dict.fromkeys(work)) or "copy", "added", box)
+        readers = {other for other in graph.boxes if box in other.reads}
+        returned = [result for result, makers in zip(results, flow.results)
+                    if any(maker.instruction is box.kernel for maker in flow.of(makers))]
+        for a, b in list(graph.edges):
+            if (parameters.get(a) in reads[box] or a.box in reads[box]) and (b.box in readers or b in returned):
+                del graph.edges[a, b]
+                graph.edges[a, node] = graph.edges[node, b] = None
+        for other in graph.nodes:
+            if other.box in readers and any(
+                    p.opcode == "parameter" and p.parameter_number in reads[box] for p in other.reads):
+                graph.edges[node, other] = None
+        graph.nodes.insert(0, node)
+
+
+# Layout and drawing -------------------------------------------------------------------------------------------------
+
+FONT, SMALL = 11, 9.5  # points
+LINE, PAD, GAP, HEAD = 0.2, 0.13, 0.2, 0.25  # inches: a line of a caption; around nodes, between rows, above the first
+
+
+def _tall(node: Any) -> float:
+    return 0.46 if getattr(node, "detail", "") else 0.3
+
+
+def _ranks(keys: list, edges: Iterable[tuple]) -> dict:
+    """How far down each key of an acyclic graph stands: as far as the longest way to it; one without a way to it, just
+    above who reads it, where nothing else stands."""
+    number = {key: n for n, key in enumerate(keys)}
+    graph = igraph.Graph(len(keys), sorted({(number[a], number[b]) for a, b in edges if a is not b}), directed=True)
+    rank = [0] * len(keys)
+    for n in graph.topological_sorting():
+        rank[n] = max((rank[m] + 2 for m in graph.predecessors(n)), default=0)
+    for n in range(len(keys)):
+        if not graph.predecessors(n) and graph.successors(n):
+            rank[n] = min(rank[m] for m in graph.successors(n)) - 1
+    order = sorted(set(rank))
+    return {key: order.index(rank[n]) for n, key in enumerate(keys)}
+
+
+class _Bend:
+    """Where a long edge goes by what it has no part in."""
+
+
+def _layout(graph: Graph) -> tuple[dict, dict, dict]:
+    """(x, y, width) of nodes in inches, y downwards; for each edge the points that it goes through; for each box its
+    left, top, right and bottom. The rows that a box takes are its own, or shared with what stands beside it."""
+    cluster = {n: n.box or n for n in graph.nodes}
+    rank = _ranks(list(dict.fromkeys(cluster.values())), [(cluster[a], cluster[b]) for a, b in graph.edges])
+    inner, layer, rows = {}, {}, []
+    for box in rank:
+        nodes = [n for n in graph.nodes if cluster[n] is box]
+        inner |= _ranks(nodes, [(a, b) for a, b in graph.edges if cluster[a] is box is cluster[b]])
+    for r in range(max(rank.values()) + 1):
+        mine = [n for n in graph.nodes if rank[cluster[n]] == r]
+        layer |= {n: len(rows) + inner[n] for n in mine}
+        rows += [r] * (1 + max(inner[n] for n in mine))
+
+    places, bends, steps = list(graph.nodes), {}, []
+    for a, b in graph.edges:
+        bends[a, b], beside = [], {}
+        for row in range(layer[a] + 1, layer[b]):
+            bends[a, b].append(bend := _Bend())
+            layer[bend] = row
+            homes = [cluster[n] for n in (a, b) if n.box and rank[cluster[n]] == rows[row]]
+            cluster[bend] = homes[0] if homes else beside.setdefault(rows[row], bend)
+        chain = [a, *bends[a, b], b]
+        places += bends[a, b]
+        steps += zip(chain, chain[1:])
+    number = {place: n for n, place in enumerate(places)}
+    weight = {"dot": "bold"}
+    wide = {p: 0.1 if isinstance(p, _Bend) else 0.22 + max(
+        text_width(p.label, FONT, weight.get(p.kind, "normal")), text_width(p.detail, SMALL)) for p in places}
+    drawn = igraph.Graph(len(places), [(number[a], number[b]) for a, b in steps], directed=True)
+    found = drawn.layout_sugiyama(layers=[layer[p] for p in places], hgap=max(wide.values()) + 0.16, maxiter=1000)
+    x = {p: found[n][0] for p, n in number.items()}
+    operands = [[x[a] for a, b in graph.edges if b is n] for n in graph.nodes if n.kind == "dot"]
+    if sum(left > right for left, *_, right in filter(lambda o: len(o) > 1, operands)) * 2 > len(operands):
+        x = {p: -at for p, at in x.items()}  # what is multiplied from the left stands on the left
+
+    beside = [{} for _ in range(rows[-1] + 1)]
+    for p in places:
+        beside[rows[layer[p]]].setdefault(cluster[p], []).append(p)
+    for members in beside:
+        _separate(members, x, wide)
+    for members in beside:
+        for n, _ in ((n, own) for n, own in members.items() if isinstance(n, Node)):
+            near = [x[b] for a, b in steps if a is n] or [x[a] for a, b in steps if b is n]
+            x[n] = sum(near) / len(near) if near else x[n]
+        _separate(members, x, wide)
+
+    y, down, extents, span = {}, 0.08, {}, []
+    for r, members in enumerate(beside):
+        head = max((LINE * len(c.caption) + HEAD for c in members if isinstance(c, Box)), default=0.0)
+        top, down = down, down + head
+        for row in [row for row, own in enumerate(rows) if own == r]:
+            tall = max(_tall(p) for p in places if layer[p] == row)
+            y |= {p: down + tall / 2 for p in places if layer[p] == row}
+            down += tall + GAP
+        for box in (c for c in members if isinstance(c, Box)):
+            low, high = _extent(box, members[box], x, wide)
+            lowest = max(y[p] + _tall(p) / 2 for p in members[box])
+            extents[box] = (low, top + head - LINE * len(box.caption) - HEAD, high, lowest + PAD)
+        span.append((top, down - GAP + PAD * bool(head)))
+        down += HEAD * bool(head)
+    shift = 0.08 - min([x[p] - wide[p] / 2 for p in places] + [e[0] for e in extents.values()])
+    ways = {edge: [(x[bend] + shift, at) for bend in some for at in (
+        [y[bend]] if isinstance(cluster[bend], Box) else span[rows[layer[bend]]] if cluster[bend] is bend else [])]
+        for edge, some in bends.items()}  # straight by what stands beside it
+    return ({n: (x[n] + shift, y[n], wide[n]) for n in graph.nodes}, ways,
+            {box: (l + shift, t, r + shift, b) for box, (l, t, r, b) in extents.items()})
+
+
+def _extent(cluster: Any, members: list, x: dict, wide: dict) -> tuple[float, float]:
+    """From where to where a box, or what is in none, reaches."""
+    low, high = min(x[p] - wide[p] / 2 for p in members), max(x[p] + wide[p] / 2 for p in members)
+    reach = (high - low) / 2
+    if isinstance(cluster, Box):
+        lines = [text_width(line, SMALL + 0.5, "normal" if n else "bold") for n, line in enumerate(cluster.caption)]
+        reach = max(reach, *(line / 2 for line in lines)) + PAD
+    return (low + high) / 2 - reach, (low + high) / 2 + reach
+
+
+def _separate(members: dict, x: dict, wide: dict) -> None:
+    """Shift what stands side by side apart: a box reaches further than its nodes."""
+    order = sorted(members, key=lambda c: sum(x[p] for p in members[c]) / len(members[c]))
+    moves, right = [], -1e9
+    for c in order:
+        low, high = _extent(c, members[c], x, wide)
+        moves.append(max(0.0, right + 0.16 - low))
+        right = high + moves[-1]
+    back = (moves[0] + moves[-1]) / 2
+    for c, move in zip(order, moves):
+        for p in members[c]:
+            x[p] += move - back
+
+
+def plot_fusion(x: Any, *args: Any, **options: Any) -> Picture:
+    """The graph of a program around its matmuls, top to bottom: what became one call or kernel is in one box.
+
+    Takes what `inspect` takes, or what it returned: `plot_fusion(inspect(fn, *args))`. Drawn is the program as XLA's
+    gemm rewriter was given it, with scalars and vectors in the operation that reads them; what cannot be attributed to
+    a kernel for sure is outside all boxes, dashed. Raises TypeError for a saved program; ValueError for one without a
+    matmul, with a matmul in a loop, or with more than MOST nodes.
+    """
+    inspection = inspect(x, *args, **options)
+    if not inspection.is_ours:
+        raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: give plot_fusion the "
+                        "function and its arguments, or inspect(fn, *args).")
+    graph = _graph(inspection)
+    place, ways, boxes = _layout(graph)
+    note = "dashed: not attributed to a kernel" if graph.lost else ""
+    width = 0.08 + max([x + w / 2 for x, _, w in place.values()] + [right for _, _, right, _ in boxes.values()] +
+                       [text_width(note, SMALL)])
+    height = 0.08 + LINE * bool(note) + max([place[n][1] + _tall(n) / 2 for n in graph.nodes] + [
+        bottom for *_, bottom in boxes.values()])
+    figure = Picture(figsize=(width, height))
+    figure.alt = _alt(graph)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for box, (left, top, right, bottom) in boxes.items():
+        _rounded(axes, left, top, right, bottom, facecolor=box.colour, alpha=0.14, linewidth=0)
+        _rounded(axes, left, top, right, bottom, facecolor="none", edgecolor=box.colour, linewidth=1.5)
+        for n, line in enumerate(box.caption):
+            _write(axes, left + PAD, top + 0.07 + LINE * (n + 0.5), line, SMALL + 0.5, ha="left",
+                   weight="normal" if n else "bold")
+    told = set()
+    for a, b in graph.edges:
+        points = [(place[a][0], place[a][1] + _tall(a) / 2), *ways[a, b],
+                  (place[b][0], place[b][1] - _tall(b) / 2)]
+        if a.box and b.box and b.box is not a.box and (a, b.box) not in told:  # what goes through memory
+            told.add((a, b.box))
+            alone = sum(of is a and to.box is not a.box for of, to in graph.edges) == 1
+            x, y = [(x, boxes[a.box][3] + 0.12) for x, y in points if y < boxes[a.box][3]][-1]
+            leftwards = points[-1][0] <= x + 0.01
+            if not alone:  # where it arrives
+                x, y = next((x, boxes[b.box][1] - 0.1) for x, y in points if y > boxes[b.box][1])
+            text, right = _through_memory(a.box, b.box), leftwards == alone
+            right = right and x + text_width(text, SMALL) < width - 0.16
+            _write(axes, x + 0.08 if right else x - 0.08, y, text, SMALL, ha="left" if right else "right")
+        if b.box and b.box is not a.box:  # no line goes through a caption
+            top = boxes[b.box][1]
+            at = next(n for n, (_, y) in enumerate(points) if y > top + 0.01)
+            _edge(axes, [*points[:at], (points[at][0], top)])
+            points = [(points[at][0], top + HEAD - 0.17 + LINE * len(b.box.caption)), *points[at:]]
+        _edge(axes, points)
+    for node in graph.nodes:
+        x, y, w = place[node]
+        paper = node.box.colour if node.kind == "dot" and node.box else "none"
+        if node.kind not in ("parameter", "result"):
+            _rounded(axes, x - w / 2, y - _tall(node) / 2, x + w / 2, y + _tall(node) / 2, facecolor=paper, linewidth=1,
+                     edgecolor=INK if paper == "none" else paper, linestyle="--" if node in graph.lost else "-")
+        _write(axes, x, y - 0.1 * bool(node.detail), node.label, FONT, color=INK if paper == "none" else
+               ink_on(paper), weight="bold" if node.kind == "dot" else "normal",
+               style="italic" if node.kind == "added" else "normal")
+        _write(axes, x, y + 0.1, node.detail, SMALL)
+    _write(axes, 0.08, height - 0.15, note, SMALL, ha="left")
+    return figure
+
+
+def _rounded(axes: Any, left: float, top: float, right: float, bottom: float, **style: Any) -> None:
+    axes.add_patch(mpl.patches.FancyBboxPatch((left, top), right - left, bottom - top, **style,
+                                              boxstyle="round,pad=0,rounding_size=0.07"))
+
+
+def _write(axes: Any, x: float, y: float, text: str, points: float, **style: Any) -> None:
+    if text:
+        axes.text(x, y, text, **{"ha": "center", "color": INK} | style, va="center", fontsize=points, parse_math=False)
+
+
+def _edge(axes: Any, points: list[tuple[float, float]]) -> None:
+    """An arrow through points, upright at each."""
+    path = points[:1]
+    for (x0, y0), (x1, y1) in zip(points, points[1:]):
+        path += [(x0, (y0 + y1) / 2), (x1, (y0 + y1) / 2), (x1, y1)]
+    curve = mpl.path.Path(path, [1] + [4] * (len(path) - 1))
+    axes.add_patch(mpl.patches.FancyArrowPatch(path=curve, arrowstyle="-|>,head_length=3.2,head_width=1.7", shrinkA=0,
+                                               mutation_scale=1, linewidth=1, color=INK, shrinkB=0))
+
+
+def _through_memory(of: Box, to: Box) -> str:
+    """What one kernel writes and another reads."""
+    shapes = [results(of.kernel)[element] for element in sorted(to.reads.get(of, ()))]
+    return " and ".join(f"{shape.dtype}, {size(shape.nbytes)}" for shape in shapes if shape.size > 1)
+
+
+def _alt(graph: Graph) -> str:
+    held = [f"{', '.join(box.caption)}, holds {', '.join(n.label for n in graph.nodes if n.box is box)}"
+            for box in graph.boxes if any(n.box is box for n in graph.nodes)]
+    lost = [f"not attributed to a kernel: {', '.join(n.label for n in graph.lost)}"] if graph.lost else []
+    return f"A program as a graph, and what became of it. {'; '.join(held + lost)}."
