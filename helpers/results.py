@@ -1,17 +1,22 @@
 """Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write them.
 
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one. Beside it
-goals.json has what they are held against, for each chip.
+goals.json has what they are held against, for each chip, and published.json what others measured.
 """
 
 import dataclasses
+import datetime
+import itertools
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fp8lens.targets import Target, model
+from fp8lens.cost import matmul_seconds
+from fp8lens.targets import TARGETS, Target, model
 
 COMMANDS = {"agreement": "make gpu", "numerics": "make gpu", "speed": "make gpu", "notebooks": "make gpu",
             "autotune": "make gpu", "train": "make train-bench"}
@@ -130,3 +135,114 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
     """The goals about a part, or about one case of it, from goals.json."""
     found = (Goal(**goal) for goal in json.loads(Path(folder, "goals.json").read_text())["goals"])
     return tuple(goal for goal in found if goal.part == part and case in (None, goal.case))
+
+
+# What others measured -------------------------------------------------------------------------------------------------
+
+SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
+_UNITS = {"TFLOP/s", "ms", "tokens/s", "times bf16", "share"}
+_MOVED = {"": 0, "row": 3, "tensor": 5}  # bytes for a bf16 value made FP8: a tensor is read whole to know its scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A published number. `of` begins with "bf16" or "FP8" where it is of one matmul, of `shape` (M, N, K). `over` is
+    the same in bf16. `quantized` says which operands are made FP8 within the time: "A", or "A and B"; `per` what has a
+    scale of its own, a "row" or a "tensor"."""
+
+    of: str
+    value: float
+    unit: str
+    shape: tuple[int, int, int] | None = None
+    over: float | None = None
+    quantized: str = ""
+    per: str = ""
+
+    @property
+    def dtype(self) -> str | None:
+        """The HLO type that is multiplied, None of what is more than a matmul."""
+        return {"bf16": "bf16", "FP8": "f8e4m3fn"}.get(self.of.split(",")[0])
+
+    @property
+    def flops(self) -> int:
+        """2*M*N*K, 0 where the shape is not said."""
+        return 2 * math.prod(self.shape) if self.shape else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """What it took, None where neither that nor the FLOPs are said."""
+        if self.unit == "ms":
+            return self.value / 1e3
+        return self.flops / self.value / 1e12 if self.flops and self.unit == "TFLOP/s" else None
+
+    @property
+    def speedup(self) -> float | None:
+        """Times as fast as in bf16, None where that is not said."""
+        if self.over is None:
+            return self.value if self.unit == "times bf16" else None
+        return self.over / self.value if self.unit == "ms" else self.value / self.over
+
+    def estimate(self, chip: Target) -> float:
+        """The roofline's seconds for the same shape with a bf16 result, and for the bytes of what is quantized."""
+        m, n, k = self.shape
+        values = {"": 0, "A": m * k, "A and B": (m + n) * k}[self.quantized]
+        return matmul_seconds(m, n, k, self.dtype, "bf16", chip) + _MOVED[self.per] * values / chip.memory_bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """What one document says, in its own words (`quotes`): on which `hardware`, what exactly it `counts`, over which
+    `baseline`. `chip` names the one in `TARGETS` that has its rates. Raises ValueError for what cannot be so."""
+
+    name: str
+    url: str
+    date: str | None
+    hardware: str
+    chip: str | None
+    counts: str
+    baseline: str
+    quotes: tuple[str, ...]
+    rows: tuple[Figure, ...]
+    remark: str = ""
+
+    def __post_init__(self):
+        known = {("", ""), *itertools.product(("A", "A and B"), ("row", "tensor"))}
+        said = {float(n) for n in re.findall(r"\d+(?:\.\d+)?", " ".join(self.quotes))}
+        wrong = [f"{field} is {text!r}" for field in ("name", "hardware", "counts", "baseline")
+                 if not isinstance(text := getattr(self, field), str) or not text.strip()]
+        wrong += [] if re.fullmatch(r"https://\S+", self.url) else [f"url is {self.url!r}"]
+        wrong += [] if self.rows and self.quotes and all(self.quotes) else ["no row, or no quote"]
+        if self.date is not None:
+            datetime.date.fromisoformat(self.date)
+        for row in self.rows:
+            missing = {row.value, *(row.shape or ()), *([row.over] if row.over else [])} - said
+            wrong += [f"{row.of!r}: in no quote: {', '.join(f'{n:g}' for n in sorted(missing))}"] if missing else []
+            wrong += [] if row.unit in _UNITS and row.value > 0 else [f"{row.of!r}: {row.value} {row.unit!r}"]
+            how = row.quantized, row.per
+            wrong += [] if how in known else [f"{row.of!r}: quantized and per are {how}"]
+            if (share := self.share(row)) > 1 or share > SANE and not self.remark:
+                wrong.append(f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: say in remark why that can be")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def share(self, row: Figure) -> float:
+        """The part of the chip's dense peak that a row's matmul reaches, 0 where nobody can say."""
+        peak = TARGETS[self.chip].peak_flops.get(row.dtype) if self.chip else None
+        rate = row.value * 1e12 if row.unit == "TFLOP/s" else row.flops / (row.seconds or math.inf)
+        return rate / peak if peak else 0.0
+
+
+def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
+    """What others measured of FP8 on Hopper, from published.json. Raises ValueError, with the entry's name, for one
+    that is not whole, has a number that its quotes lack, or claims what its chip cannot do."""
+    path, found = Path(folder, "published.json"), []
+    for entry in json.loads(path.read_text())["figures"]:
+        try:
+            rows = (row | {"shape": tuple(row["shape"])} if "shape" in row else row for row in entry["rows"])
+            whole = {"rows": tuple(Figure(**row) for row in rows), "quotes": tuple(entry["quotes"])}
+            found.append(Published(**entry | whole))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"{path.name}: {entry.get('name')!r}: {error}") from error
+    if len({one.name for one in found}) < len(found):
+        raise ValueError(f"{path.name}: two entries have one name")
+    return tuple(found)

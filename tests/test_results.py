@@ -1,13 +1,14 @@
 """Results recorded on GPUs: what is in notebooks/results is whole and possible, and bad files are refused."""
 import gzip
 import json
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from helpers import TARGETS, parse_hlo_module, report_gemms
-from helpers.results import COMMANDS, Goal, Record, goals, load, not_measured
+from helpers.results import COMMANDS, SANE, Figure, Goal, Record, goals, load, load_published, not_measured
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text())
@@ -213,3 +214,77 @@ def test_the_form_that_torch_is_compared_with_is_like_it():
     like, as_is = (goal for goal in goals("speed", "8192: main", FOLDER) if "torch" in goal.name)
     assert like.of == "FP8 scaled, FP8 out, untuned" and like.over == as_is.over == "torch._scaled_mm, FP8 out"
     assert "amax" in as_is.of and "like for like" in like.name
+
+
+# Published ------------------------------------------------------------------------------------------------------------
+
+PUBLISHED = json.loads((FOLDER / "published.json").read_text())["figures"]
+CHAPTER = FOLDER.parent / "09_performance.md"
+
+
+def test_what_others_published_is_whole_and_its_sources_stand_in_the_chapter():
+    found = load_published(FOLDER)
+    assert [one.name for one in found] == [one["name"] for one in PUBLISHED] and len(found) > 8
+    chapter = CHAPTER.read_text()
+    for one in found:
+        assert one.url in chapter, f"{one.name} is in no reference"
+        assert re.search("H100|H200|H800", one.hardware) and (one.date or "2022") > "2022"
+        if "github.com" in one.url and "/pull/" not in one.url:
+            assert re.search(r"/blob/[0-9a-f]{40}/", one.url), "a file has its commit, or it is another one tomorrow"
+        for row in one.rows:
+            assert one.share(row) <= SANE or one.remark
+            if one.chip and row.shape:  # no kernel is faster than its roofline
+                assert 0.2 < row.estimate(TARGETS[one.chip]) / row.seconds < 1, (one.name, row)
+
+
+def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roofline_says():
+    by_rate = Figure("FP8", 100.0, "TFLOP/s", (64, 32, 16), over=50.0)
+    by_time = Figure("FP8", 2.0, "ms", (8192, 8192, 8192), over=3.0, quantized="A", per="row")
+    assert by_rate.seconds == pytest.approx(2 * 64 * 32 * 16 / 1e14) and by_rate.speedup == 2
+    assert by_time.seconds == 2e-3 and by_time.speedup == 1.5 and by_time.flops == 2 * 8192**3
+    chip = TARGETS["H100"]
+    alone = Figure("FP8", 2.0, "ms", (8192, 8192, 8192)).estimate(chip)
+    assert alone == pytest.approx(2 * 8192**3 / chip.peak_flops["f8e4m3fn"])
+    assert by_time.estimate(chip) - alone == pytest.approx(3 * 8192**2 / chip.memory_bandwidth)
+    rest = Figure("a training run", 1.25, "times bf16")
+    assert (rest.speedup, rest.seconds, rest.flops, rest.dtype) == (1.25, None, 0, None)
+    assert Figure("bf16, forward", 1, "ms").dtype == "bf16" and Figure("FP8", 9.0, "tokens/s").speedup is None
+
+
+@pytest.mark.parametrize("changed, said", [
+    ({"url": "ftp://example.org"}, "url is"), ({"date": "yesterday"}, "yesterday"), ({"hardware": " "}, "hardware"),
+    ({"chip": "H10"}, "unknown chip"), ({"quotes": []}, "no quote"), ({"rows": []}, "no row"), ({"by": "me"}, "by"),
+    ({"counts": ""}, "counts"), ({"baseline": None}, "baseline"), ({"quotes": ["1127 TFLOPS"]}, "in no quote: 64, 1126"),
+    ({"rows": [{"of": "FP8", "value": 1126, "unit": "GFLOP/s"}]}, "GFLOP/s"),
+    ({"rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s", "over": 7}]}, "in no quote: 7"),
+    ({"rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s", "shape": [64, 64, 63]}]}, "in no quote: 63"),
+    ({"rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s", "quantized": "A"}]}, "quantized"),
+    ({"rows": [{"of": "FP8", "unit": "TFLOP/s"}]}, "value"),
+    ({"rows": [{"of": "FP8", "value": 1600, "unit": "TFLOP/s"}]}, "81% of the H100's peak: say in remark"),
+    ({"rows": [{"of": "FP8", "value": 2000, "unit": "TFLOP/s"}], "remark": "a rest before each"}, "101% of the H100's"),
+    ({"rows": [{"of": "bf16", "value": 1126, "unit": "TFLOP/s"}]}, "114% of the H100's"),
+    ({"rows": [{"of": "bf16", "value": 1, "unit": "ms", "shape": [8192, 8192, 8192]}]}, "111% of the H100's"),
+])
+def test_a_published_figure_that_cannot_be_so_is_refused_by_name(tmp_path, changed, said):
+    entry = {"name": "ours", "url": "https://example.org/a", "date": "2026-01-02", "hardware": "NVIDIA H100",
+             "chip": "H100", "counts": "one matmul", "baseline": "none", "remark": "",
+             "quotes": ["1126 TFLOPS for (64, 64, 64); 1600, 2000, 1 ms for 8192"],
+             "rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s", "shape": [64, 64, 64]}]}
+    path = tmp_path / "published.json"
+    path.write_text(json.dumps({"figures": [entry]}))
+    assert load_published(tmp_path)[0].rows[0].shape == (64, 64, 64)
+    path.write_text(json.dumps({"figures": [entry, entry | {"name": "theirs"} | changed]}))
+    with pytest.raises(ValueError, match=f"published.json: 'theirs': .*{re.escape(said)}"):
+        load_published(tmp_path)
+    path.write_text(json.dumps({"figures": [entry, entry]}))
+    with pytest.raises(ValueError, match="one name"):
+        load_published(tmp_path)
+
+
+def test_the_chapter_says_once_that_nothing_was_measured():
+    """A column or a table is there where there is something in it."""
+    outputs = [output.get("text", "") for cell in json.loads(CHAPTER.with_suffix(".ipynb").read_text())["cells"]
+               for output in cell.get("outputs", ())]
+    said = "".join("".join(text) for text in outputs)
+    assert "not measured" not in said and ("nothing yet" in said) == (not any(FOLDER.glob("h*/*.json")))
+    assert RECORDED or not re.search("MISSED|, reached$", said, re.M)
