@@ -207,9 +207,10 @@ def test_triton_is_judged_by_its_instructions(file, capsys):
     assert "with a tile of" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_sample_in_the_readme(tmp_path):
-    readme = (ROOT / "README.md").read_text()
-    layer, sample = re.search(r"If `layer.py` is\n\n```python\n(.*?)```.*?```text\n(.*?)```", readme, re.S).groups()
+@pytest.mark.parametrize(("document", "before"), [("README.md", "it is not FP8:"), ("fp8lens/README.md", "`layer.py` is")])
+def test_the_sample_in_the_readme(tmp_path, document, before):
+    readme = (ROOT / document).read_text()
+    layer, sample = re.search(before + r"\n\n```python\n(.*?)```.*?```text\n(.*?)```", readme, re.S).groups()
     shapes, = re.findall(r'fp8lens layer.py:layer --shapes "(.*?)"', readme)
     (tmp_path / "layer.py").write_text(layer)
     assert command("layer.py:layer", "--shapes", shapes, "--reasons", folder=tmp_path).stdout == sample
