@@ -22,8 +22,9 @@ def check(
     beta: float | None = None,
     alpha: float | None = None,
     target: str = "H100",
+    quiet: bool = False,
 ) -> bool:
-    """Whether `fn(*args)` solves the puzzle; prints what holds and what does not.
+    """Whether `fn(*args)` solves the puzzle; prints what holds and what does not, unless it is to be `quiet`.
 
     `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and shapes and lie
     within a few roundings of its values. The program compiled for `target` must hold one FP8 call, launch
@@ -33,9 +34,10 @@ def check(
     try:
         shapes = jax.eval_shape(fn, *args)
     except Exception as error:  # whatever the reader's code raises is news for the reader, not a crash of the chapter
-        return _verdict(name, [(False, f"it does not trace: {type(error).__name__}: {str(error).splitlines()[0]}")])
+        said = f"it does not trace: {type(error).__name__}: {str(error).splitlines()[0]}"
+        return _verdict(name, [(False, said)], quiet)
     if not jax.tree.leaves(shapes):
-        return _verdict(name, [(False, "it returns nothing yet: write its body and run this cell again")])
+        return _verdict(name, [(False, "it returns nothing yet: write its body and run this cell again")], quiet)
 
     lines = [] if like is None else [_same_numbers(fn, like, shapes, args)]
     module = parse_hlo_module(aot_compile(fn, *args, target=target))
@@ -57,7 +59,7 @@ def check(
         types = [module[name].shape.dtype for name in calls[0].instruction.operands[:2]]
         if "f8e5m2[" in calls[0].result and "f8e5m2" not in types:
             lines.append((False, "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result"))
-    return _verdict(name, lines)
+    return _verdict(name, lines, quiet)
 
 
 def _same_numbers(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
@@ -85,9 +87,10 @@ def _same_numbers(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tup
     return True, "its numbers are right"
 
 
-def _verdict(name: str, lines: list[tuple[bool, str]]) -> bool:
+def _verdict(name: str, lines: list[tuple[bool, str]], quiet: bool) -> bool:
     solved = all(ok for ok, _ in lines)
-    print(f"{name}: {'solved' if solved else 'not yet'}")
-    for ok, text in lines:
-        print(f"  {'✓' if ok else '✗'} {text}")
+    if not quiet:
+        print(f"{name}: {'solved' if solved else 'not yet'}")
+        for ok, text in lines:
+            print(f"  {'✓' if ok else '✗'} {text}")
     return solved

@@ -18,7 +18,7 @@ class Panel(ipywidgets.VBox):
 
     def _repr_mimebundle_(self, **options) -> dict:
         chosen = ", ".join(f"{field.description} {field.value}" for field in self._fields)
-        where = "A panel, as it opens. In JupyterLab its fields can be changed."
+        where = "A panel, as it opens. In JupyterLab, run its cell to change its fields."
         return super()._repr_mimebundle_(**options) | {
             "text/plain": f"{where} {chosen}",
             "text/html": f"<p><b>{escape(chosen)}</b></p>{self._shown.value}<p><em>{where}</em></p>"}

@@ -15,8 +15,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_matmul", "05_amax_matmul",
-            "06_bias_matmul", "07_fusion_lab", "08_chips_and_releases", "09_performance"]
-HELPER_LINES, LENS_LINES = 900, 4500
+            "06_bias_matmul", "07_fusion_lab", "09_performance"]
+REFERENCE = ["A_format_family", "B_epilogues", "C_amax", "D_rules", "E_chips_and_releases"]
+HELPER_LINES, LENS_LINES = 1550, 4550
 TABLES = {"rules.py", "libraries.py"}  # texts to look up, whose lines nobody has to hold in the head
 CONTRIBUTING_LINES = 90
 
@@ -162,7 +163,7 @@ def test_commands_in_the_documents_exist():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the example compiles for an H100, which needs Linux")
 def test_the_example_in_the_readme_works():
-    example = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "fp8lens" / "README.md").read_text(), re.S)[0]
     namespace: dict = {}
     exec(compile(example, "README.md", "exec"), namespace)
     examples = [value for name, value in namespace.items() if name.startswith("test_")]
@@ -188,10 +189,19 @@ def test_chapters_are_pairs_and_all_in_the_site():
     names = {path.relative_to(ROOT / "notebooks").as_posix() for path in tracked("notebooks/*")} - {"glossary.md"}
     assert {name for name in names if name.endswith((".ipynb", ".md"))} == {
         f"{path.stem}{end}" for path in outputs.find([], outputs.NOTEBOOKS) for end in (".ipynb", ".md")}
-    assert CHAPTERS == [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
+    assert CHAPTERS + REFERENCE == [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
     toc = yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"]
     listed = [page["file"] for part in toc for page in part.get("children", [])]
-    assert listed == [*(f"notebooks/{name}.ipynb" for name in CHAPTERS), "notebooks/glossary.md", "CONTRIBUTING.md"]
+    assert listed == [*(f"notebooks/{name}.ipynb" for name in CHAPTERS + REFERENCE), "notebooks/glossary.md",
+                      "fp8lens/README.md", "tools/gpu/README.md", "CONTRIBUTING.md"]
+
+
+def test_the_readme_states_the_minutes_that_the_chapters_state():
+    rows = re.findall(r"^\| \[(.*?)\]\((notebooks/0\w+)\.ipynb\) \| (\d+) \|", (ROOT / "README.md").read_text(), re.M)
+    assert [name for _, name, _ in rows] == [f"notebooks/{name}" for name in CHAPTERS[:6]]
+    for title, name, minutes in rows:
+        text = (ROOT / f"{name}.md").read_text()
+        assert f"# {title.replace(' ', ' · ', 1)}\n" in text and f"| **Time** | {minutes} minutes |" in text, name
 
 
 def lines_of_code(path: Path) -> int:

@@ -385,6 +385,7 @@ def normalise(notebook):
     notebook = copy.deepcopy(notebook)
     notebook.metadata = nbformat.from_dict(copy.deepcopy(METADATA))
     notebook.nbformat, notebook.nbformat_minor = 4, 5
+    title = notebook.cells[0].source.partition("\n")[0] if notebook.cells else ""
     seen: dict[str, int] = {}
     count = 0
     for cell in notebook.cells:
@@ -402,7 +403,7 @@ def normalise(notebook):
                 if "execution_count" in output:
                     output.execution_count = count
         seen[cell.source] = seen.get(cell.source, 0) + 1
-        cell.id = hashlib.sha256(f"{seen[cell.source]} {cell.source}".encode()).hexdigest()[:8]
+        cell.id = hashlib.sha256(f"{title} {seen[cell.source]} {cell.source}".encode()).hexdigest()[:8]
     return notebook
 
 

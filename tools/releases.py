@@ -1,7 +1,7 @@
 """What XLA makes of FP8 matmuls, JAX release by JAX release: `make releases` measures, `--check` compares.
 
 Each release gets an environment of its own, .venv-release-X. In each the same programs are compiled for chips that are
-not there, and what became of them goes into notebooks/results/releases.json, with where it comes from. Chapter 08 reads
+not there, and what became of them goes into notebooks/results/releases.json, with where it comes from. Notebook E reads
 that file. A release that loses a fusion, or gains one, is a changed row.
 """
 import argparse
