@@ -15,4 +15,4 @@ def scaled_dot(a: jax.Array, b: jax.Array, a_scale: jax.Array, b_scale: jax.Arra
 
 def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:
     """Quantize: multiply by `d_scale` (a scalar, the reciprocal of what dequantizes), clamp, convert. Any shape."""
-    return jnp.clip(d * d_scale.astype(d.dtype), -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
+    return jnp.clip(d * jnp.asarray(d_scale, d.dtype), -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)

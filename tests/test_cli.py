@@ -207,7 +207,8 @@ def test_triton_is_judged_by_its_instructions(file, capsys):
     assert "with a tile of" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("document", "before"), [("README.md", "it is not FP8:"), ("fp8lens/README.md", "`layer.py` is")])
+@pytest.mark.parametrize(("document", "before"), [("README.md", "it is not FP8:"),
+                                                  ("fp8lens/README.md", "`layer.py` is")])
 def test_the_sample_in_the_readme(tmp_path, document, before):
     readme = (ROOT / document).read_text()
     layer, sample = re.search(before + r"\n\n```python\n(.*?)```.*?```text\n(.*?)```", readme, re.S).groups()

@@ -143,7 +143,7 @@ def scroll_to(page: Page, panel, selector: str):
 
 
 def picture_width(page: Page, panel) -> int:
-    picture = scroll_to(page, panel, '.jp-OutputArea-output img[src^="data:image/png"]')
+    picture = scroll_to(page, panel, '.jp-OutputArea-output img[src^="data:image/"]')
     expect(picture).to_be_visible()
     return picture.evaluate("image => image.decode().then(() => image.naturalWidth)")
 
