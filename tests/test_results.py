@@ -254,7 +254,8 @@ def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roo
 @pytest.mark.parametrize("changed, said", [
     ({"url": "ftp://example.org"}, "url is"), ({"date": "yesterday"}, "yesterday"), ({"hardware": " "}, "hardware"),
     ({"chip": "H10"}, "unknown chip"), ({"quotes": []}, "no quote"), ({"rows": []}, "no row"), ({"by": "me"}, "by"),
-    ({"counts": ""}, "counts"), ({"baseline": None}, "baseline"), ({"quotes": ["1127 TFLOPS"]}, "in no quote: 64, 1126"),
+    ({"counts": ""}, "counts"), ({"baseline": None}, "baseline"),
+    ({"quotes": ["1127 TFLOPS"]}, "in no quote: 64, 1126"),
     ({"rows": [{"of": "FP8", "value": 1126, "unit": "GFLOP/s"}]}, "GFLOP/s"),
     ({"rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s", "over": 7}]}, "in no quote: 7"),
     ({"rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s", "shape": [64, 64, 63]}]}, "in no quote: 63"),

@@ -17,7 +17,7 @@ FORMATS = outputs.METADATA["jupytext"]["formats"]
 
 class Contents(AsyncLargeFileManager):
     """Saves a chapter's two halves as `make refresh` writes them. And says of a chapter's kernel what it will say of
-    itself, with its version: else JupyterLab writes that into a chapter that is only opened, and asks whether to save."""
+    itself, with its version: else JupyterLab writes that into a chapter that is only opened, and asks to save it."""
 
     async def get(self, path, *arguments, **options):
         model = await super().get(path, *arguments, **options)
