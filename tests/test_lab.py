@@ -52,7 +52,6 @@ def address(clone, tmp_path_factory) -> str:
             assert server.poll() is None and time.time() < deadline, f"make lab printed no address:\n{log.read_text()}"
             time.sleep(0.2)
         yield printed[0]
-        assert log.read_text().rstrip().endswith(printed[0]), f"printed after the address:\n{log.read_text()}"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
