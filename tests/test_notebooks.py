@@ -1,4 +1,5 @@
 """Every chapter runs under nbmake, and its committed outputs are those of the run. `make check` reports the same."""
+import itertools
 import re
 
 import minutes
@@ -95,6 +96,15 @@ def test_a_folded_answer_is_not_on_its_fold(name):
         first, *rest = [line for line in outputs.text_of(shown).splitlines() if line.strip()]
         assert len(rest) > 1 or first in answer.source or re.fullmatch(r"<[^>]{,40}>?", first) or not re.search(
             r"\d", first.replace("E4M3", "").replace("bfloat16", "").replace("float32", "")), f"cell {number}: {first}"
+
+
+@pytest.mark.parametrize("name", PATH)
+def test_what_explains_an_answer_is_folded_with_it(name):
+    for number, (_, *following) in cells_from(name, r"^> \*\*Predict\.\*\*"):
+        until_text = itertools.takewhile(lambda cell: cell.cell_type == "code", following)
+        assert not [cell for cell in until_text if cell.outputs and not outputs.tags(cell)], f"cell {number}"
+        text = next(cell.source for cell in following if cell.cell_type == "markdown")
+        assert "<details><summary>Explained</summary>\n\n" in text, f"cell {number}: {text[:60]}"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
