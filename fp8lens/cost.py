@@ -7,11 +7,11 @@ overlap: estimates, not measurements.
 
 import dataclasses
 import html
-import sys
 from typing import Any
 
 from fp8lens.gemms import FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
 from fp8lens.hlo.parse import Instruction, parse_hlo_module
+from fp8lens.hlo.text import notebook_display
 from fp8lens.ops import FREE
 from fp8lens.targets import Target, resolve
 
@@ -153,9 +153,4 @@ _BAR = ("#E69F00", "#0072B2")  # of a kernel, and of one that multiplies matrice
 def print_kernels(x: Any) -> None:
     """Print one line a kernel: the bytes it moves at least (1 MB is 1e6 bytes; each operand read once, the result
     written once), what it is, its name, and what it writes. In a notebook it is a table, with the bytes as bars."""
-    table = _Table(kernels(x))
-    notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if getattr(notebook, "kernel", None) is None:
-        print(table)
-    else:
-        sys.modules["IPython"].display.display(table)
+    (notebook_display() or print)(_Table(kernels(x)))

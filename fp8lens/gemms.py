@@ -244,9 +244,10 @@ def _cublas(i: Instruction, target: str) -> GemmRow:
     out = results(i)[0].dtype
     scales = ()
     if target == FP8_CALL:  # scalars: A's and B's scale, then D's; where the program has none, the constant 1
+        taken = "abd" if out.startswith("f8") else "ab"  # XLA's emitter passes D's scale on for an FP8 result alone
         scalars = [computation[name] for name in i.operands[2:] if computation[name].shape.size == 1]
         named = zip("abd" if len(scalars) < 4 else "abcd", scalars)
-        scales = tuple(letter for letter, s in named if letter != "c" and s.literal not in ("1", "{1}"))
+        scales = tuple(letter for letter, s in named if letter in taken and s.literal not in ("1", "{1}"))
     return _row(i, sizes, lhs.dtype, rhs.dtype, _math(lhs.dtype, out, precision, algorithm),
                 "cublasLt" if "$lt$" in target else "cublas", out, epilogue=str(config.get("epilogue", "DEFAULT")),
                 amax=bool(config.get("damax_output", False)), beta=float(config.get("beta", 0)),

@@ -3,9 +3,8 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 
+from fp8lens import cost
 from helpers import TARGETS, aot_compile, parse_hlo_module
 from fp8lens.cost import (
     bytes_moved,
@@ -132,17 +131,14 @@ def test_print_kernels(capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("5.00 MB")
 
 
-def test_kernels_in_a_notebook_are_a_table_with_bars():
-    shell = InteractiveShell.instance()
-    try:
-        shell.kernel = object()  # what a shell has in Jupyter
-        with capture_output() as shown:
-            print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
-    finally:
-        InteractiveShell.clear_instance()
-    (table,) = shown.outputs
-    assert not shown.stdout and table.data["text/plain"].splitlines()[-1].split()[2:] == ["2", "kernels"]
-    widths = [float(width) for width in re.findall(r'width:([\d.]+)em;min', table.data["text/html"])]
-    moved = [int(line.split(" B")[0].replace(",", "")) for line in table.data["text/plain"].splitlines()[:-1]]
+def test_kernels_in_a_notebook_are_a_table_with_bars(monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr(cost, "notebook_display", lambda: shown.append)
+    print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
+    (table,) = shown
+    text, page = str(table), table._repr_html_()
+    assert not capsys.readouterr().out and text.splitlines()[-1].split()[2:] == ["2", "kernels"]
+    widths = [float(width) for width in re.findall(r'width:([\d.]+)em;min', page)]
+    moved = [int(line.split(" B")[0].replace(",", "")) for line in text.splitlines()[:-1]]
     assert max(widths) == 8 and widths[0] / widths[1] == pytest.approx(moved[0] / moved[1], rel=0.01)
-    assert "__cublas$lt$matmul$f8" in table.data["text/html"]
+    assert "__cublas$lt$matmul$f8" in page

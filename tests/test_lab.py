@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER = "01_fp8_formats"
+RUN = (CHAPTER, "03_scaled_matmul")  # between them they hold every kind of output, and the first the panel
 LIMIT = 300  # seconds for whatever is waited for: far more than it takes where the machine is busy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("CI") and not shutil.which("make"), reason="needs make")
@@ -52,6 +53,7 @@ def address(clone, tmp_path_factory) -> str:
             assert server.poll() is None and time.time() < deadline, f"make lab printed no address:\n{log.read_text()}"
             time.sleep(0.2)
         yield printed[0]
+        said = [line for line in log.read_text().splitlines() if line.strip()]
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
@@ -59,6 +61,7 @@ def address(clone, tmp_path_factory) -> str:
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+    assert "http://127.0.0.1:" in said[-1], "something was printed after the address:\n" + "\n".join(said)
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +79,20 @@ def page(browser, address) -> Page:
     context.close()
 
 
-@pytest.fixture(scope="module")
-def ran(page, clone) -> Path:
-    """The first chapter, all its cells run, as JupyterLab saved it."""
-    panel = open_chapter(page, f"{CHAPTER}.ipynb")
+@pytest.fixture(scope="module", params=RUN)
+def ran(request, page, clone) -> Path:
+    """A chapter, all its cells run, as JupyterLab saved it."""
+    chapter = request.param
+    panel = open_chapter(page, f"{chapter}.ipynb")
     for menu, item in (("Edit", "Clear Outputs of All Cells"), ("Run", "Run All Cells")):
         page.locator(f'.lm-MenuBar-itemLabel:text-is("{menu}")').click()
         label = page.locator(f'.lm-Menu-itemLabel:text-is("{item}")')
         label.click()
         expect(label).to_be_hidden()  # a menu that stays open would keep the keys below to itself
-    path, deadline = clone / "notebooks" / f"{CHAPTER}.ipynb", time.time() + LIMIT
+    path, deadline = clone / "notebooks" / f"{chapter}.ipynb", time.time() + LIMIT
     while True:  # between two cells the kernel is idle for a moment: so until all of them are counted
         panel.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
-        save(page, CHAPTER)
+        save(page, chapter)
         counts = [cell.execution_count for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
         if counts == [*range(1, len(counts) + 1)] or time.time() > deadline:
             return path
@@ -154,21 +158,21 @@ def test_the_first_chapter_opens_with_its_outputs(page):
     expect(page.locator(".Toastify__toast")).to_have_count(0)  # no question about news
 
 
-def test_the_first_chapter_runs(page, ran):
+def test_a_chapter_runs_and_is_saved_as_git_has_it(page, ran):
     notebook = nbformat.read(ran, 4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     found = [output for cell in code for output in cell.outputs
              if output.output_type == "error" or output.get("name") == "stderr"]
     assert not found
-    assert picture_width(page, open_chapter(page, f"{CHAPTER}.ipynb")) > 100
+    assert picture_width(page, open_chapter(page, ran.name)) > 100
     # Saving wrote both halves: git has nothing to say, where the outputs made here are the committed ones.
     assert outputs.pair_problems(notebook, jupytext.read(ran.with_suffix(".md"))) == []
     if not outputs.why_not_compared():
-        assert as_committed(ran.parent.parent, CHAPTER)
+        assert as_committed(ran.parent.parent, ran.stem)
 
 
-def test_chapters_that_are_opened_and_saved_are_as_they_were(page, clone, ran):
+def test_chapters_that_are_opened_and_saved_are_as_they_were(page, clone):
     chapters = [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
     for chapter in chapters:
         open_chapter(page, f"{chapter}.ipynb")
@@ -181,6 +185,7 @@ def test_chapters_that_are_opened_and_saved_are_as_they_were(page, clone, ran):
         assert as_committed(clone, chapter), chapter
 
 
+@pytest.mark.parametrize("ran", [CHAPTER], indirect=True)
 def test_the_panel_of_the_first_chapter_answers(page, ran):
     panel = open_chapter(page, f"{CHAPTER}.ipynb")
     value = scroll_to(page, panel, ".jp-OutputArea-output .widget-text input")

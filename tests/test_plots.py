@@ -17,7 +17,8 @@ from helpers.formats import FORMATS
 LATTICE = {"cuBLASLt": [[(0, ""), (0, ""), (1, "2")], [(0, ""), (3, ""), (1, "1")]],
            "Triton": [[(2, "tf32"), (2, "tf32"), (2, "tf32")], [(2, "bf16"), (1, "1"), (1, "1")]]}
 FIGURES = {
-    **{f"codes {name}": lambda name=name: plots.plot_codes(name) for name in FORMATS},
+    **{f"codes {name}": lambda name=name: plots.plot_codes(name)
+       for name in ("float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e8m0fnu", "float4_e2m1fn")},
     "number line": lambda: plots.plot_number_line(["float8_e4m3fn", "float4_e2m1fn"], 4),
     "relative error": lambda: plots.plot_relative_error(["bfloat16", "float8_e4m3fn"], -12, 12),
     "histogram": lambda: plots.plot_histogram({"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]),

@@ -35,4 +35,6 @@ class Contents(AsyncLargeFileManager):
 
 
 c.ServerApp.contents_manager_class = Contents  # noqa: F821
+# What a kernel and the server say to each other is encrypted where the kernel can: else it warns, in the terminal.
+c.KernelManager.transport_encryption = "auto"  # noqa: F821
 c.ServerApp.log_level = c.LabApp.log_level = "ERROR"  # noqa: F821: what went wrong, and the address

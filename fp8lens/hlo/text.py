@@ -147,9 +147,7 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
     """
     text = format_hlo_module(x, metadata, backend_cfg)
     out = file or sys.stdout
-    if file is None and type(out).__module__.startswith("ipykernel"):
-        from IPython.display import display
-
+    if file is None and (display := notebook_display()):
         # Both forms: notebooks and the site show the colours, diffs and text readers see text without escape codes.
         body = f'<pre style="line-height:1.35">\n{coloured(text)}</pre>'
         display({"text/plain": text, "text/html": body}, raw=True)
@@ -158,6 +156,15 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
         text = visible(text, keep="\n\t")  # the text may be anybody's
     colour = out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
     out.write(paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part) if colour else text)
+
+
+def notebook_display() -> Callable | None:
+    """IPython's `display` where standard output is a notebook's cell, else None."""
+    if not type(sys.stdout).__module__.startswith("ipykernel"):
+        return None
+    from IPython.display import display
+
+    return display
 
 
 def metric(x: float) -> str:
