@@ -66,6 +66,10 @@ def assert_fp8_gemms(fn: Any, *args: Any, count: int | None = None, min_flops_sh
     there = {"scale": lambda r: r.scales or r.alpha != 1, "bias": lambda r: "BIAS" in r.epilogue or r.beta,
              "epilogue": lambda r: r.epilogue != "DEFAULT", "amax": lambda r: r.amax}
     if fused is not True:
+        # One reason may stand for all that comes after an obstacle: what was named is looked for in every kernel.
+        told = {r.lost for r in reasons}
+        failures += [f"{row.title} left outside: {w}, to {o.instruction.name}" for row, near in seen._rows[0]
+                     if row.is_fp8 for o in near for w in o.work if w in works - allowed - told]
         missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
         failures += [f"no FP8 call has fused: {w}" for w in missing]
     if failures:

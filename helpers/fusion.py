@@ -94,13 +94,14 @@ def _does(row: GemmRow, i: Instruction) -> bool:
     return i.opcode in ("abs", "reduce") and row.amax
 
 
-def _in_front(dot: Instruction, row: GemmRow) -> set[Instruction]:
-    """What of a program a call does in front of its dot: it widens and scales the FP8 arrays that it reads; no more."""
+def _in_front(dot: Instruction, row: GemmRow, moved: set[str]) -> set[Instruction]:
+    """What of a program a call does in front of its dot: it widens and scales the FP8 arrays that it reads, and no
+    more; from there on nothing is known where XLA has put a kernel of its own that did the same move, `moved`."""
     found, todo = set(), [operand(dot, n) for n in range(2)]
     while todo:
         i = todo.pop()
         read = len(i.shape.dims) < 2 or i.shape.dtype in (row.lhs_dtype, row.rhs_dtype)
-        if i not in found and not read and i.opcode in MOVES | {"convert", "multiply", "divide"}:
+        if i not in found and not read and i.opcode in MOVES - moved | {"convert", "multiply", "divide"}:
             found.add(i)
             todo += [i.computation[name] for name in i.operands]
     return found
@@ -125,14 +126,16 @@ def _attribute(inspection: Inspection, given: HloModule, made: HloModule) -> Whe
     gone = {i for i in given.entry if i not in where and i.name not in names}
     dots = [row for i in given.entry for row in matmuls(i)]
     pairs = [(row, dot.instruction) for row, dot in zip(rows, pair(module, rows, given, dots, lambda row: ())) if dot]
-    fronts = [_in_front(dot, row) for row, dot in pairs]
     ours, flow = calls | {kernel for kernels in where.values() for kernel in kernels}, Flow(module, launches)
-    for (row, dot), front in zip(pairs, fronts):
+    read = [_makers(flow, row.instruction, ours) for row, _ in pairs]
+    fronts = [_in_front(dot, row, {i.opcode for kernel in added for i in inside(kernel)})
+              for (row, dot), (_, added) in zip(pairs, read)]
+    for (row, dot), front, (makers, _) in zip(pairs, fronts, read):
         call = row.instruction
         others = set().union(*(other for other, (_, of) in zip(fronts, pairs) if of is not dot))
         for some in (gone, gone | elsewhere):  # a call may do what another kernel does once more
             region = front | _behind(dot, row, some - others)
-            if _reads(region, where, _makers(flow, call, ours), module) and _writes(region, elsewhere, call):
+            if _reads(region, where, makers, module) and _writes(region, elsewhere, call):
                 break
         else:
             region = {dot}
@@ -141,8 +144,8 @@ def _attribute(inspection: Inspection, given: HloModule, made: HloModule) -> Whe
     return _between(given, where)
 
 
-def _makers(flow: Flow, call: Instruction, ours: set[Instruction]) -> set[Any]:
-    """The kernels, and numbers of parameters, that a call reads, through kernels that XLA added."""
+def _makers(flow: Flow, call: Instruction, ours: set[Instruction]) -> tuple[set[Any], set[Instruction]]:
+    """The kernels, and numbers of parameters, that a call reads, through kernels that XLA added; and those."""
     found, seen, todo = set(), set(), [call]
     while todo:
         for maker in flow.of(frozenset().union(*flow.inputs[todo.pop()])):
@@ -151,7 +154,7 @@ def _makers(flow: Flow, call: Instruction, ours: set[Instruction]) -> set[Any]:
             elif maker.instruction not in seen:
                 seen.add(maker.instruction)
                 todo.append(maker.instruction)
-    return found
+    return found, seen
 
 
 def _reads(region: set[Instruction], where: Where, makers: set[Any], module: HloModule) -> bool:

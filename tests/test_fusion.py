@@ -259,3 +259,16 @@ def test_what_is_not_attributed_is_said_to_be(monkeypatch):
 def test_errors_name_the_mend(given, error, message):
     with pytest.raises(error, match=message):
         plot_fusion(*given())
+
+
+@pytest.mark.parametrize("move", [lambda a: a[::2], lambda a: jnp.pad(a, ((0, 96), (0, 0))),
+                                  lambda a: a.reshape(64, 64, 4096).swapaxes(0, 1).reshape(4096, 4096)])
+def test_what_xla_moves_in_a_kernel_of_its_own_is_not_drawn_in_the_call(move):
+    def moved(a, b, a_scale, b_scale):
+        return jax.lax.dot(move(a.astype(f32) * a_scale), (b.astype(f32) * b_scale).T)
+
+    graph = fusion._graph(inspect(moved, A8, A8, SCALE, SCALE))
+    lost = [node.label for node in graph.lost]
+    assert lost[:2] == ["convert to f32", "mul a_scale"] and len(lost) > 2
+    assert [node.label for node in graph.nodes if node.box and node.kind in ("operation", "dot")] == [
+        "convert to f32", "mul b_scale", "dot_general"]

@@ -165,7 +165,8 @@ def test_a_chapter_runs_and_is_saved_as_git_has_it(page, ran):
     found = [output for cell in code for output in cell.outputs
              if output.output_type == "error" or output.get("name") == "stderr"]
     assert not found
-    assert picture_width(page, open_chapter(page, ran.name)) > 100
+    if any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs):
+        assert picture_width(page, open_chapter(page, ran.name)) > 100
     # Saving wrote both halves: git has nothing to say, where the outputs made here are the committed ones.
     assert outputs.pair_problems(notebook, jupytext.read(ran.with_suffix(".md"))) == []
     if not outputs.why_not_compared():

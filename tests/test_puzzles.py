@@ -77,6 +77,17 @@ def test_a_scale_that_is_a_little_off_is_seen(capsys):
     assert not solved and "times the right ones" in text
 
 
+def test_a_scale_that_is_not_the_argument_is_seen(capsys):
+    def scaled(a, b, scale):
+        d = jax.nn.relu(jax.lax.dot(a.astype(f32) * scale, b.astype(f32).T))
+        return jnp.clip(d, -448, 448).astype(e4m3)
+
+    scale = jnp.float32(0.5)
+    assert said(capsys, scaled, a, b, scale, like=scaled)[0]
+    solved, text = said(capsys, lambda a, b, _: scaled(a, b, scale), a, b, scale, like=scaled)
+    assert not solved and "with other scales its numbers differ" in text
+
+
 def test_types_that_cublaslt_has_no_kernel_for_are_refused(capsys):
     def to_e5m2(a, b):
         d = jax.lax.dot(a.astype(f32), b.astype(f32).T)

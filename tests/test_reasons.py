@@ -1517,6 +1517,17 @@ def test_assertion_fails_with_report_and_reasons(message, fn, args, options):
     assert ("mend:" in text) == bool(why_not_fp8(fn, *args, target=options.get("target", "H100")))
 
 
+@pytest.mark.parametrize("activation", [jax.nn.silu, lambda d: jnp.where(d > 3, 0, d)])
+@pytest.mark.parametrize("fused", ["output", ("output", "scale"), ("DEFAULT", "output")])
+def test_assertion_finds_work_that_stays_outside_behind_an_obstacle(activation, fused):
+    def layer(a, b, a_scale, b_scale, d_scale):
+        d = activation(jax.lax.dot(a.astype(f32) * a_scale, (b.astype(f32) * b_scale).T)) * d_scale
+        return jnp.clip(d, -448, 448).astype(e4m3)
+
+    with pytest.raises(AssertionError, match="left outside: output, to loop_"):
+        assert_fp8_gemms(layer, A, B, s, s, s, fused=fused)
+
+
 def test_assertion_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="fused has 'softmax'; it takes scale, bias"):
         assert_fp8_gemms(scaled_dot, *OPERANDS, fused="softmax")
