@@ -27,8 +27,9 @@ def check(
     """Whether `fn(*args)` solves the puzzle; prints what holds and what does not, unless it is to be `quiet`.
 
     `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and shapes and lie
-    within a few roundings of its values, also where each of the scalars is another number. The program compiled for `target` must hold one FP8 call, launch
-    `kernels_wanted` kernels in all, and the call must have the `epilogue`, `amax`, `beta` and `alpha` that are given.
+    within a few roundings of its values, also where each of the scalars is another number. The program compiled for
+    `target` must hold one FP8 call, launch `kernels_wanted` kernels in all, and the call must have the `epilogue`,
+    `amax`, `beta` and `alpha` that are given.
     """
     name = getattr(fn, "__name__", "your function")
     try:
