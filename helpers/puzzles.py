@@ -21,6 +21,7 @@ def check(
     amax: bool | None = None,
     beta: float | None = None,
     alpha: float | None = None,
+    most_beside: int | None = None,
     target: str = "H100",
     quiet: bool = False,
 ) -> bool:
@@ -29,7 +30,7 @@ def check(
     `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and shapes and lie
     within a few roundings of its values, also where each of the scalars is another number. The program compiled for
     `target` must hold one FP8 call, launch `kernels_wanted` kernels in all, and the call must have the `epilogue`,
-    `amax`, `beta` and `alpha` that are given.
+    `amax`, `beta` and `alpha` that are given. The other kernels may move `most_beside` bytes together.
     """
     name = getattr(fn, "__name__", "your function")
     try:
@@ -48,6 +49,9 @@ def check(
     outside = ", ".join(f"{k.name} -> {k.result}" for k in launched if k not in calls)
     count = f"{len(launched)} kernel{'s' * (len(launched) != 1)} in all (wanted {kernels_wanted})"
     lines.append((len(launched) == kernels_wanted, count + (f"; outside the call: {outside}" if outside else "")))
+    if most_beside is not None:
+        beside = sum(k.bytes_moved for k in launched if k not in calls)
+        lines.append((beside <= most_beside, f"{beside} bytes moved outside the call (at most {most_beside})"))
     if calls:
         config = gemm_config(calls[0].instruction)
         has = {"epilogue": config["epilogue"], "amax": config["damax_output"], "beta": config["beta"],

@@ -57,6 +57,16 @@ def test_a_kernel_outside_is_named(capsys):
     assert not solved and "2 kernels in all (wanted 1); outside the call:" in text
 
 
+def test_what_moves_beside_the_call_is_counted(capsys):
+    def halves(a, b):
+        return jax.lax.dot(a, b.T, preferred_element_type=f32) / 2 + 1
+
+    most = 2 * 4 * 32 * 48
+    assert said(capsys, halves, a, b, kernels_wanted=2, most_beside=most)[0]
+    solved, text = said(capsys, halves, a, b, kernels_wanted=2, most_beside=most - 1)
+    assert not solved and f"✗ {most} bytes moved outside the call (at most {most - 1})" in text
+
+
 def test_lost_fp8_and_a_missing_epilogue_are_named(capsys):
     solved, text = said(capsys, lambda a, b: jax.lax.dot(a, a.T), a.astype(jnp.float8_e5m2), b)
     assert not solved and "0 FP8 matmul calls (wanted 1)" in text
