@@ -179,8 +179,8 @@ def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
 
     Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was given: a function with
     its arguments, compiled once, or an Inspection. Compares what the rewriter was given with what became of it. An
-    empty list: every matmul is FP8, and nothing was left outside. Where no known rule explains what is seen, `reason`
-    starts with "unknown".
+    empty list: every matmul is FP8, and no work that its call could do was left outside. Where no known rule explains
+    what is seen, `reason` starts with "unknown".
 
     Raises TypeError for a saved program, and what `inspect` raises.
     """

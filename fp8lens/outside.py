@@ -23,6 +23,7 @@ _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".s
 DEQUANTIZES, QUANTIZES, MOVES_IT = "dequantizes the result", "quantizes an operand", "moves an operand"
 ADDS = "adds up the parts of K"
 _FROM_FP8 = _SUPPLY | POINTWISE
+_TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
 _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 
@@ -199,7 +200,8 @@ class _Reading:
             self.moves.append(j)
         elif j.opcode == "convert":
             before = j.computation[j.operands[0]].shape
-            if before.dtype.startswith("f8") and before.size > 1:
+            only_amax = {"reduce"} <= {k.opcode for k in self._inside} <= _TO_AMAX  # of the codes
+            if before.dtype.startswith("f8") and before.size > 1 and not only_amax:
                 return self._consume(DEQUANTIZES)  # for whoever reads it next
             self._live[j.name] = state
             narrower = j.shape.bits < before.bits

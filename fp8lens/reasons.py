@@ -60,7 +60,7 @@ def paragraph(headline: str, reason: Reason | Rule, *further: str) -> str:
 class Reasons(list[Reason]):
     """A list that prints a paragraph for each reason, and for what several matmuls share, one."""
 
-    empty = "Every matmul is FP8, and nothing was left outside."
+    empty = "Every matmul is FP8, and no work that its call could do was left outside."
 
     def __str__(self) -> str:
         groups: dict[tuple, list[Reason]] = {}
@@ -159,11 +159,12 @@ def _could_be(step: Step) -> bool:
         step.at.shape.dtype in FP8_MAX) or step.kind == "activation" and is_tanh_gelu(step)
 
 
-def _apart(step: Step) -> str:
+def _apart(step: Step, cut: str) -> str:
     """What a move does to a result beside laying it out anew: how the reason says it; "" where nothing."""
     if step.kind == "move" and step.at.opcode in ("slice", "dynamic-slice"):
-        return "cut into parts" * (len(step.value.computation.users.get(step.value.name, ())) > 1)
-    return {"concatenate": "joined with others", "reverse": "reversed"}.get(step.at.opcode, "") * (step.kind == "move")
+        return "cut into parts" if len(step.value.computation.users.get(step.value.name, ())) > 1 else cut
+    how = {"concatenate": "joined with others", "reverse": "reversed", "select": "masked"}
+    return how.get(step.at.opcode, "") * (step.kind == "move")
 
 
 def _is_constant(i: Instruction) -> bool:
@@ -177,11 +178,6 @@ def _is_constant(i: Instruction) -> bool:
             seen.add(i.name)
             todo += [i.computation[name] for name in i.operands]
     return True
-
-
-def _odd(row: GemmRow, names: str) -> list[str]:
-    """The sizes that an FP8 call does not take as they are."""
-    return [f"{name} = {size}" for name in names if padded(size := getattr(row, name.lower())) != size]
 
 
 class _Matmul:
@@ -272,7 +268,10 @@ class _Matmul:
             return self.why("folded", side=folded.side, dtype=folded.dtype)
         if one.blocked is None:
             which = "both operands are" if len(missing) == 2 else f"the {one.side} operand is"
-            return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(s.dtype for s in missing)))
+            behind_it = [behind(side.operand, ("bitcast", "transpose", "multiply", "convert")) for side in missing]
+            dtypes = [i.shape.dtype if re.match(r"f4|[su]\d", i.shape.dtype) else side.dtype
+                      for i, side in zip(behind_it, missing)]
+            return self.why("not quantized", which=which, dtypes=" and ".join(dict.fromkeys(dtypes)))
         opcode = one.blocked.opcode
         rule = "gathered" if opcode.startswith(COLLECTIVES) else "operation between"
         if opcode == "concatenate" and not self._as_written:
@@ -285,6 +284,12 @@ class _Matmul:
     def _as_written(self) -> list[GemmRow]:
         """The program's own matmuls of this one's size: XLA may have made it of others."""
         return [row for i in self.written if i.opcode in DOTS for row in matmuls(i) if work(row) == work(self.given)]
+
+    def _odd(self, names: str) -> list[str]:
+        """The sizes that an FP8 call does not take as they are."""
+        # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
+        row = self._as_written[0] if self._as_written else self.given
+        return [f"{name} = {size}" for name in names if padded(size := getattr(row, name.lower())) != size]
 
     @functools.cached_property
     def _result(self) -> Result:
@@ -300,6 +305,7 @@ class _Matmul:
         if (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e4m3fn", "f8e4m3fn", "f8e5m2") and (
                 row.library == "cublasLt"):
             return [*dict.fromkeys(found), self.why("no such kernel")]
+        found += [self.why("sign lost", factor=step.other.literal) for step in self._early()]
         found += self._after(after) if after else []
         if {work for o in after for work in o.work} <= {"amax", "transpose", "pad"}:
             found += self._in_other_kernels(near)
@@ -309,6 +315,16 @@ class _Matmul:
         found += [self.why("unknown kernel", kernel=o.instruction.name, opcode=o.unknown,
                            does="reads the result" if o.after else "makes an operand") for o in near if o.unknown]
         return list(dict.fromkeys(found))
+
+    def _early(self) -> list[Step]:
+        """The negative factors behind a relu that XLA put in front of it."""
+        row, steps = self.row, self._result.steps if self.dot is not None else []
+        ahead = row.alpha < 0 or "a" in row.scales and "d" not in row.scales and self.sides[0].scale is None
+        if row.epilogue != "RELU" or not ahead or "relu" not in (kinds := [step.kind for step in steps]):
+            return []
+        left = list(self._unfused(steps))
+        return [step for step in steps[kinds.index("relu"):] if step.kind == "alpha" and step not in left
+                and (step.other.literal or "").startswith("-")]
 
     def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""
@@ -320,7 +336,7 @@ class _Matmul:
             return []
         result = self._result
         left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
-        if not any(map(_could_be, left)):
+        if not any(map(_could_be, left)) and not (left and left[0].kind == "alpha"):
             return []
         return [_anyway(self._first_cause(left, result))]
 
@@ -343,18 +359,18 @@ class _Matmul:
             return self._padding()
         opcodes = {i.opcode for i in inside(kernel)}
         if work == "bias":
-            spread = "broadcast" in opcodes and "multiply" not in opcodes
-            return self.why("split columns" if spread else "prepared bias")
+            if "broadcast" in opcodes and "multiply" not in opcodes:
+                return self._biases(next(operand(i, 0) for i in inside(kernel) if i.opcode == "broadcast"))
+            return self.why("prepared bias")
         if work != "scale":
             return self._unknown([work])
         return self.why("division" if "divide" in opcodes else "product of scales" if "multiply" in opcodes else
                         "scale not f32")
 
     def _padding(self) -> Reason:
-        # As the program has them: before the rewriter, XLA may have padded to multiples of 8 already.
-        given = self._as_written[0] if self._as_written else self.given
-        if odd := _odd(given, "MNK"):
+        if odd := self._odd("MNK"):
             return self.why("padding", sizes=" and ".join(odd))
+        given = self._as_written[0] if self._as_written else self.given
         return self.why("own padding, of few" if FP8_MULTIPLE in (given.m, given.n) else "own padding")
 
     def _unknown(self, works: Collection[str]) -> Reason:
@@ -397,7 +413,7 @@ class _Matmul:
         spare = [letter for letter, side in zip("ab", self.sides) if side.scale is None and letter in row.scales]
         for step in steps:
             if step.kind == "amax":
-                if not row.amax:
+                if not row.amax or step.value.shape.dtype.startswith("f8"):
                     yield step
                 continue
             if step.kind == "move":
@@ -405,7 +421,7 @@ class _Matmul:
             if not blocked:
                 if step.kind == "scale" and to_fp8 and "d" in row.scales:
                     continue
-                if step.kind == "scale" and spare:
+                if spare and (step.kind == "scale" or step.kind == "alpha" and not taken.get("alpha")):
                     spare.pop()
                     continue
                 if step.kind in ("clamp", "output") and (
@@ -418,9 +434,10 @@ class _Matmul:
 
     def _first_cause(self, left: list[Step], result: Result) -> Reason:
         """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
-        ahead = result.steps[:result.steps.index(left[0])]
         to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
-        converts = bool(to_fp8) and {step.kind for step in left[:to_fp8[0]]} <= {"scale", "alpha", "clamp"}
+        kinds = [step.kind for step in left[:to_fp8[0]]] if to_fp8 else ["none"]
+        converts = {*kinds} <= {"scale", "alpha", "clamp", "output"} and kinds[:1] != ["output"]
+        ahead = result.steps[:result.steps.index(left[to_fp8[0] if converts else 0])]
         noun = "conversion" if converts else _NOUNS.get(left[0].kind, left[0].kind)
         lost = "output" if converts else _LOST.get(left[0].kind, noun)
         if moved := next((step.at for step in ahead if step.kind == "move" and is_transpose(step.at)), None):
@@ -428,7 +445,8 @@ class _Matmul:
             by_xla = not name.endswith(("transpose", "reshape")) and any(
                 i.opcode.startswith(COLLECTIVES) and depends(i, moved) for i in moved.computation)
             return self.why("turned first" if by_xla else "moved first", step=noun, lost=lost)
-        if how := next(filter(None, (_apart(step) for step in ahead)), ""):
+        cut = "cut" if converts and not self._odd("MN") else ""
+        if how := next(filter(None, (_apart(step, cut) for step in ahead)), ""):
             return self.why("joined first", step=noun, lost=lost, how=how)
         if converts:
             return self._conversion(left[:to_fp8[0] + 1], result)
@@ -491,6 +509,8 @@ class _Matmul:
         """Why a clamp that is no part of a conversion to FP8 stayed outside."""
         if (bounds := clamp_bounds(step.at)) and not float(bounds[0]):
             return self.why("bounded relu", bounds=" and ".join(bounds))
+        if step.at.opcode != "clamp":  # bounded on one side, or by arguments
+            return self.why("other activation")
         return self.why("clamp alone", to=step.at.shape.dtype)
 
     def _bias(self, step: Step) -> Reason:
@@ -500,7 +520,7 @@ class _Matmul:
         if not along_columns(step.at.computation[next(n for n in step.at.operands if n != step.value.name)]):
             return self.why("for each row")
         if len(step.other.shape.dims) > 1:
-            return self.why("split columns")
+            return self._biases(step.other)
         bias, fits = step.other.shape.dtype, {"f16": "f16"}.get(dtype, "bf16")
         if bias == "f32":  # XLA looks behind a conversion to float32 only
             bias = behind(step.other).shape.dtype
@@ -509,6 +529,9 @@ class _Matmul:
         rule = "bias of another type" if dtype == "f32" != bias else "bias in f32"
         return self.why(rule, bias=bias, dtype=dtype, fits=fits)
 
+    def _biases(self, vectors: Instruction) -> Reason:
+        return self.why("several biases" if vectors.shape.dims[-1:] == (self.row.n,) else "split columns")
+
     def _conversion(self, group: list[Step], result: Result) -> Reason:
         """Why scale, clamp and conversion to FP8 stayed outside."""
         to, kinds, base = group[-1].at.shape.dtype, [step.kind for step in group], group[0].value
@@ -516,17 +539,19 @@ class _Matmul:
         fields = {"to": to, "clip": f"jnp.clip(d * d_scale, -{best}, {best}).astype(jnp.{_NUMPY[to]})"}
         if "clamp" not in kinds:
             return self.why("no clamp", **fields)
+        if wide := [step.at.shape.dtype for step in group[:-1] if step.kind == "output"]:
+            return self.why("clamp early", how=f"the result is converted to {wide[0]} on the way", **fields)
         if kinds[-2] != "clamp":
-            return self.why("clamp early", **fields)
+            return self.why("clamp early", how="the clamp comes before the scale", **fields)
         bounds = clamp_bounds(group[-2].at)
         if bounds and not float(bounds[0]):
             return self._clamp(group[-2])
         if bounds != [f"-{best}", best]:
-            return self.why("clamp bounds", bounds=" and ".join(bounds) or "not two constants", **fields)
+            return self.why("clamp bounds", bounds=" and ".join(bounds) or "arguments, or one number alone", **fields)
         if kinds.count("clamp") > 1:
             return self._clamp(group[kinds.index("clamp")])
-        given, read = self.dot.shape.dims, base.shape.dims
-        if given != read:
+        given, read, odd = self.dot.shape.dims, base.shape.dims, self._odd("MN")
+        if given != read and not odd:
             return self.why("reshaped first", before=",".join(map(str, given)), after=",".join(map(str, read)))
         if kinds.count("scale") + kinds.count("alpha") > 1:
             return self.why("scaled twice")
@@ -540,13 +565,14 @@ class _Matmul:
             names.append("an amax of another value" if len(amaxes) == 1 else "several maxima")
         if names:
             return self.why("other readers", readers=", ".join(dict.fromkeys(names)), dtype=base.shape.dtype)
-        if amaxes:
-            return self.why("amax beside it")
-        odd = _odd(self.given, "MN")
-        return self.why("cut first", sizes=" and ".join(odd)) if odd else self._unknown(["output"])
+        if odd:
+            return self.why("cut first", sizes=" and ".join(odd))
+        return self.why("amax beside it") if amaxes else self._unknown(["output"])
 
     def _amax(self, step: Step, main: list[Step], steps: list[Step]) -> Reason:
         """Why the call does not compute an amax."""
+        if self.dot.shape.dtype in FP8_MAX:
+            return self.why("result in FP8", to=self.dot.shape.dtype)
         at = steps.index(step)
         later = [s for s in steps[at:] if s.kind in ("relu", "activation", "bias", "matrix bias")]
         if step.at.shape.size > 1:

@@ -78,6 +78,14 @@ RULES: Mapping[str, Rule] = {
         "dequantize once, in the type that the dot is to return: float32, bfloat16 or float16",
         'MatchFp8Param: "not rewritten into FP8 Custom Call"',
     ),
+    "scaled late": Rule(
+        "fp8",
+        "{between} stands between the {side} operand's conversion and a scale, which has to follow the conversion",
+        "multiply once, right behind the conversion: a.astype(jnp.float32) * (s * t); where a transpose stands there, "
+        "also one that XLA put there, transpose the FP8 array, put jax.lax.optimization_barrier behind that, and "
+        "dequantize then",
+        'MatchFp8Param: "not rewritten into FP8 Custom Call"',
+    ),
     "masked": Rule(
         "fp8",
         "the {side} operand is masked with something other than zero after its dequantization",
@@ -217,8 +225,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "clamp early": Rule(
         "output",
-        "the clamp comes before the scale, not between scale and conversion",
-        "clamp last: {clip}",
+        "{how}, and the call takes scale, clamp and conversion, one directly after the other",
+        "scale, then clamp, then convert: {clip}",
         _CONVERT
     ),
     "clamp bounds": Rule(
@@ -248,8 +256,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "amax beside it": Rule(
         "output",
-        "the amax beside the conversion is not one that the call computes, and so both read an unconverted result",
-        "take jnp.max(jnp.abs(d)) of the dot's result after its activation, of all elements",
+        "the amax, maximum or minimum beside the conversion is not one that the call computes, and so both read an "
+        "unconverted result",
+        "for an amax take jnp.max(jnp.abs(d)) of the dot's result after its activation, of all elements",
         "F8ConvertD: the only other reader may be one amax",
     ),
     "reshaped first": Rule(
@@ -380,6 +389,12 @@ RULES: Mapping[str, Rule] = {
         "add a vector, and split the columns after",
         "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
     ),
+    "several biases": Rule(
+        "bias",
+        "a vector is added for each matrix of a batch or part of the rows, and the call's bias is one for all of them",
+        "add one vector, or leave this kernel; what is passed as large as the result goes into the call",
+        "FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+    ),
     "for each row": Rule(
         "bias",
         "the vector that is added has one element for each row, and the call's bias one for each column",
@@ -457,8 +472,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "amax otherwise": Rule(
         "amax",
-        "the maximum is not written as one of absolute values",
-        "write jnp.max(jnp.abs(d))",
+        "what is taken is not written as a maximum of absolute values",
+        "where an amax is meant, write jnp.max(jnp.abs(d)); else leave this kernel",
         _AMAX
     ),
     "amax without FP8": Rule(
@@ -504,6 +519,13 @@ RULES: Mapping[str, Rule] = {
         "scale",
         "the result is scaled after its epilogue ({epilogue}), which only an FP8 result's scale is",
         "clamp and convert the result to FP8, or leave this kernel",
+        "F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
+    ),
+    "sign lost": Rule(
+        "scale",
+        "wrong numbers, by an error of XLA's: of the factor {factor} behind the relu it makes one in front of it, and "
+        "relu({factor} * d) is not {factor} * relu(d)",
+        "put jax.lax.optimization_barrier between the relu and its negative factor",
         "F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
     ),
     "product of scales": Rule(
@@ -611,7 +633,8 @@ RULES: Mapping[str, Rule] = {
     "twice": Rule(
         "duplicate",
         "the same matrices are multiplied twice, here and in {other}: one result is read in two forms",
-        "derive both from one form: take the amax of the unscaled result, and multiply that number by the scale",
+        "derive both from one form; where one is an amax, take it of the unscaled result, and multiply that number by "
+        "the scale",
         "HandleMultiply and HandleConvert: each rewrites its own copy of the call",
     ),
     "outside of a kernel": Rule(

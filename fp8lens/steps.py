@@ -46,6 +46,12 @@ def is_zero(i: Instruction | None) -> bool:
     return i is not None and i.opcode == "constant" and bool(re.fullmatch(r"-?0(\.0*)?", i.literal or ""))
 
 
+def is_mask(i: Instruction, value: Instruction) -> bool:
+    """Whether an instruction puts zeros in the place of some elements of a value."""
+    others = [i.computation[name] for name in i.operands[1:] if name != value.name]
+    return i.opcode == "select" and len(others) == 1 and is_zero(broadcast_of(others[0]) or others[0])
+
+
 class Operand:
     """An operand of a dot. `fp8` is the FP8 array that XLA finds behind it and `scale` what dequantizes it; `problem`
     names the rule of fp8lens.rules that it breaks, with `fields` for it. Where XLA finds no FP8 array and
@@ -78,19 +84,25 @@ class Operand:
                     return
         for step, before in zip(path[start:], path[start - 1:]):
             if step.opcode not in COMMUTES or (step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype):
-                if step.opcode in ("multiply", "divide") and before.opcode in ("bitcast", "reshape", *_CUTS) and any(
-                        earlier.opcode in _CUTS for earlier in path[:path.index(step)]):
-                    self.problem = "stack converted"
-                    return
+                if step.opcode in ("multiply", "divide"):
+                    ahead = path[start:path.index(step)]
+                    if before.opcode in ("bitcast", "reshape", *_CUTS) and any(
+                            earlier.opcode in _CUTS for earlier in (path[0], *ahead)):
+                        self.problem = "stack converted"
+                        return
+                    number = next((broadcast_of(step.computation[n]) for n in step.operands if n != before.name), None)
+                    if number is not None and number.shape.size == 1 and (self.scale is not None or ahead):
+                        self.problem = "scaled late"
+                        another = self.scale is not None
+                        self.fields = {"between": "another multiplication" if another else f"a {ahead[-1].opcode}"}
+                        return
                 gathered = "gathered" if step.opcode.startswith(COLLECTIVES) else "changed between"
                 self.problem = "converted twice" if step.opcode == "convert" else gathered
                 self.fields = {"opcode": step.opcode, "to": step.shape.dtype, "dtype": step.shape.dtype}
                 return
-            if step.opcode == "select":
-                others = [step.computation[n] for n in step.operands[1:] if n != before.name]
-                if not others or not is_zero(broadcast_of(others[0]) or others[0]):
-                    self.problem = "masked"
-                    return
+            if step.opcode == "select" and not is_mask(step, before):
+                self.problem = "masked"
+                return
 
 
 def _path(i: Instruction, seen: set[str]) -> list[Instruction] | None:
@@ -187,17 +199,18 @@ class Result:
             self.steps.append(Step("move", at, value))
             return at
         if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
-            if end := self._joined(value):
+            end = self._joined(value)
+            if end and not (end.opcode == "select" and self._of(end) and all(  # the maximum of some elements
+                    user.opcode == "reduce" for user in self._of(end))):
                 self.readers += [(value, u) for u in self._beside(value, end)]
-                self.steps.append(Step("activation", end, value))
-                return end
+                return self._add(Step("activation", end, value))
             # A result that has several readers: of them, one may still do what the call could have done.
             at = next((u for u in follow if u.opcode in ELEMENTWISE and _step(u, value).kind != "other"
                        and not all(reader.opcode == "reduce" for reader in self._of(u))), None)
             self.readers += [(value, u) for u in follow if u is not at]
             if at is None:
                 return None
-        elif at.opcode in LAYOUT | {"slice", "concatenate", "reverse"}:
+        elif at.opcode in LAYOUT | {"slice", "concatenate", "reverse"} or is_mask(at, value):
             named = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
             self.steps += [] if named else [Step("move", at, value)]
             return at
@@ -211,8 +224,15 @@ class Result:
             if after.opcode not in ELEMENTWISE or _step(after, at).kind != "activation":
                 break
             at = after
-        self.steps.append(dataclasses.replace(step, at=at))
-        return at
+        return self._add(dataclasses.replace(step, at=at))
+
+    def _add(self, step: Step) -> Instruction | None:
+        """One step more; not if it is done to a masked value, and would be another before the mask."""
+        if any((earlier.kind, earlier.at.opcode) == ("move", "select") for earlier in self.steps) and (
+                "bias" in step.kind or step.kind == "activation" and not is_tanh_gelu(step)):
+            return None
+        self.steps.append(step)
+        return step.at
 
     def _amax(self, i: Instruction) -> Instruction | None:
         """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
@@ -303,7 +323,7 @@ def _step(at: Instruction, value: Instruction) -> Step:
             kind = "alpha" if constant else "scale" if small[0].shape.size == 1 else "vector scale"
             return Step(kind, at, value, small[0])
         return Step("activation" if constant else "bias", at, value, small[0])
-    unary = at.opcode in ELEMENTWISE and all(o is not None for o in small)
+    unary = at.opcode in ELEMENTWISE - {"select"} and all(o is not None for o in small)
     return Step("activation" if unary else "other", at, value)
 
 

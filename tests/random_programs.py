@@ -242,7 +242,8 @@ OWN = {
     "layer norm": Part(lambda h, dt: normalized(h)),
     "gate": Part(lambda h, c, dt: h * c),
     "silu gate": Part(lambda h, c, dt: silu(h) * c, also=("epilogue",)),
-    "dropout": Part(lambda h, kept, dt: jnp.where(kept, h, 0)),
+    # Where another layer quantizes it, the call could have, in front of the mask.
+    "dropout": Part(lambda h, kept, dt: jnp.where(kept, h, 0), also=("output",)),
     "rotary": Part(lambda h, dt: rotated(h)),
     "softmax, residual": Part(lambda h, c, dt: jax.nn.softmax(h) + c),
     "gate, residual": Part(lambda h, c, dt: h * jnp.tanh(c) + c),

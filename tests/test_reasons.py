@@ -103,6 +103,12 @@ def layers(x, w, scales, unroll):
     return jax.lax.scan(layer, x, (w, scales), unroll=unroll)[0]
 
 
+def by_heads(a, b, x, y):
+    """Attention's first product, of [batch, heads, length, depth]."""
+    return jnp.einsum("bhqd,bhkd->bhqk", dequantize(a, x, f32), dequantize(b, y, f32))
+
+
+HEADS = (S(2, 4, 64, 128), S(2, 4, 64, 128), s, s)
 P = jax.sharding.PartitionSpec
 SHARDED = {"mesh_shape": (8,), "in_specs": (P("x"), P("x"), P(), P())}
 
@@ -429,7 +435,7 @@ CASES = {
     ),
     "bounds that are arguments": Case(
         "output",
-        "the clamp's bounds are not two constants",
+        "the clamp's bounds are arguments, or one number alone, not exactly",
         lambda a, b, x, y, z: jnp.clip(scaled_dot(a, b, x, y), -z, z).astype(e4m3),
         (*OPERANDS, s),
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
@@ -795,7 +801,7 @@ CASES = {
     ),
     "amax without abs": Case(
         "amax",
-        "not written as one of absolute values",
+        "not written as a maximum of absolute values",
         lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.maximum(jnp.max(d), -jnp.min(d))),
         (*OPERANDS, s),
         lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
@@ -1123,6 +1129,160 @@ CASES = {
         "fp8", "the right operand is one number", lambda a, x, y: scaled_dot(a, jnp.ones((N, K), e4m3), x, y),
         (A, s, s), scaled_dot, OPERANDS,
     ),
+    # What an engineer's 300 programs found
+    **{f"a factor, then a {name}, by heads": Case(
+        "scale",
+        "scaled once more.*runs anyway",
+        lambda a, b, x, y, then=then: then(by_heads(a, b, x, y) * 0.125),
+        HEADS,
+        lambda a, b, x, y, then=then: then(by_heads(a, b, x, y)),
+    ) for name, then in (("mask", lambda d: jnp.where(jnp.tri(64, dtype=bool), d, -1e9)), ("softmax", jax.nn.softmax))},
+    "masked, then quantized": Case(
+        "output",
+        "masked before the conversion.*runs anyway",
+        lambda a, b, x, y, z, m: to_e4m3(jnp.where(m, gelu(scaled_dot(a, b, x, y)), 0), z),
+        (*OPERANDS, s, S(M, N, dtype=bool)),
+        lambda a, b, x, y, z, m: jnp.where(m, to_e4m3(gelu(scaled_dot(a, b, x, y)), z), jnp.zeros((), e4m3)),
+    ),
+    "scaled, masked, then quantized": Case(
+        "output",
+        "masked before the conversion.*runs anyway",
+        lambda a, b, x, y, z, m: clip(jnp.where(m, scaled_dot(a, b, x, y) * z, 0)).astype(e4m3),
+        (*OPERANDS, s, S(M, N, dtype=bool)),
+        lambda a, b, x, y, z, m: jnp.where(m, to_e4m3(scaled_dot(a, b, x, y), z), jnp.zeros((), e4m3)),
+    ),
+    "masked, then relu": Case(
+        "epilogue",
+        "masked before the relu.*runs anyway",
+        lambda a, b, x, y, m: relu(jnp.where(m, scaled_dot(a, b, x, y), 0)),
+        (*OPERANDS, S(M, N, dtype=bool)),
+        lambda a, b, x, y, m: jnp.where(m, relu(scaled_dot(a, b, x, y)), 0),
+    ),
+    "amax of the codes": Case(
+        "amax",
+        "of the scaled or clamped result",
+        lambda a, b, x, y, z: (q := to_e4m3(scaled_dot(a, b, x, y), z), jnp.max(jnp.abs(q.astype(f32)))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
+    "amax, and amax of the codes": Case(
+        "amax",
+        "of the scaled or clamped result",
+        lambda a, b, x, y, z: (*(q := with_amax(scaled_dot(a, b, x, y), z)), jnp.max(jnp.abs(q[0].astype(f32)))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
+    "amax of a result in FP8": Case(
+        "output",
+        "the dot's own result is f8e4m3fn",
+        lambda a, b: (d := jax.lax.dot(a, b.T), jnp.max(jnp.abs(d.astype(f32)))),
+        (A, B),
+        lambda a, b: with_amax(jax.lax.dot(a, b.T, preferred_element_type=f32), jnp.float32(1)),
+    ),
+    **{f"a negative factor behind relu, and {ahead} in front": Case(
+        "scale",
+        "wrong numbers, by an error of XLA's: of the factor -2",
+        lambda a, b, ahead=ahead: relu(jax.lax.dot(a, b.T, preferred_element_type=f32) * ahead) * -2.0,
+        (A, B),
+        lambda a, b, ahead=ahead: BARRIER(relu(jax.lax.dot(a, b.T, preferred_element_type=f32) * ahead)) * -2.0,
+        leaves=("scale",),
+    ) for ahead in (1.0, 3.0)},
+    "heads inside, dequantized": Case(
+        "fp8",
+        "a transpose stands between the left operand's conversion and a scale",
+        lambda a, b, x, y: by_heads(a.swapaxes(1, 2), b.swapaxes(1, 2), x, y),
+        (S(2, 64, 4, 128), S(2, 64, 4, 128), s, s),
+        lambda a, b, x, y: by_heads(BARRIER(a.swapaxes(1, 2)), BARRIER(b.swapaxes(1, 2)), x, y),
+        leaves=("transpose",),
+    ),
+    "dequantized with two scalars": Case(
+        "fp8",
+        "another multiplication stands between the left operand's conversion and a scale",
+        lambda a, b, x, y, z: jax.lax.dot(a.astype(f32) * x * z, dequantize(b, y, f32).T),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: jax.lax.dot(a.astype(f32) * (x * z), dequantize(b, y, f32).T),
+        leaves=("scale",),
+    ),
+    **{f"converted to bfloat16 {where} the clamp": Case(
+        "output",
+        "converted to bf16 on the way",
+        broken,
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ) for where, broken in (
+        ("behind", lambda a, b, x, y, z: clip(scaled_dot(a, b, x, y) * z).astype(bf16).astype(e4m3)),
+        ("before", lambda a, b, x, y, z: clip((scaled_dot(a, b, x, y) * z).astype(bf16)).astype(e4m3)))},
+    "half of the rows, quantized": Case(
+        "output",
+        "the result is cut before the conversion.*runs anyway",
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y)[:M // 2], z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)[:M // 2],
+    ),
+    **{f"an amax behind a padded result, {jnp.dtype(dtype)}": Case(
+        "output",
+        "an FP8 call takes multiples of 16, not N = 100: it writes a padded result",
+        lambda a, b, x, y, z, dtype=dtype: with_amax(scaled_dot(a, b, x, y, dtype), z),
+        (A, S(100, K), s, s, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+        (*OPERANDS, s),
+    ) for dtype in (f32, bf16)},
+    "a bias for each matrix": Case(
+        "bias",
+        "a vector is added for each matrix of a batch",
+        lambda a, b, x, y, c: by_heads(a, b, x, y) + c[:, None],
+        (*HEADS, S(4, 64, dtype=f32)),
+        lambda a, b, x, y, c: by_heads(a, b, x, y) + c,
+        (*HEADS, S(2, 4, 64, 64, dtype=f32)),
+    ),
+    "a bias for each part of the rows": Case(
+        "bias",
+        "or part of the rows",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y).reshape(4, M // 4, N) + c[:, None],
+        (*OPERANDS, S(4, N, dtype=f32)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y).reshape(4, M // 4, N) + c.astype(f32),
+        (*OPERANDS, VECTOR),
+    ),
+    "amax of some elements": Case(
+        "output",
+        r"read elsewhere too \(compare, abs\)",
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.max(jnp.abs(d), where=d > 0, initial=0.0)),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
+    "smallest magnitude": Case(
+        "amax",
+        "not written as a maximum of absolute values",
+        lambda a, b, x, y, z: (to_e4m3(d := scaled_dot(a, b, x, y), z), jnp.min(jnp.abs(d))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
+    ),
+    "bounded from below": Case(
+        "epilogue", "this activation is another", lambda a, b, x, y: jnp.maximum(scaled_dot(a, b, x, y), 0.1), OPERANDS,
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
+    ),
+    "in E4M3 and E5M2": Case(
+        "duplicate",
+        "multiplied twice",
+        lambda a, b, x, y, z: (clip(d := scaled_dot(a, b, x, y) * z).astype(e4m3), clip(d, 57344).astype(e5m2)),
+        (S(M, K, dtype=e5m2), B, s, s, s),
+        lambda a, b, x, y, z: (q := to_e4m3(scaled_dot(a, b, x, y), z), q.astype(e5m2)),
+    ),
+    "four bits": Case(
+        "fp8",
+        "both operands are f4e2m1fn",
+        lambda a, b: jax.lax.dot(a.astype(bf16), b.astype(bf16).T),
+        (S(M, K, dtype=jnp.float4_e2m1fn), S(N, K, dtype=jnp.float4_e2m1fn)),
+        scaled_dot,
+        OPERANDS,
+    ),
+    "bounded from above": Case(
+        "output",
+        "bounds are arguments, or one number alone",
+        lambda a, b, x, y, z: jnp.minimum(scaled_dot(a, b, x, y) * z, 448).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
     # Kernels that are no instructions of HLO's
     "a kernel by hand": Case(
         "fp8", "multiplies bf16", lambda a, b: by_hand(a, b, bf16), (S(M, M, dtype=bf16),) * 2, scaled_dot, OPERANDS
@@ -1177,7 +1337,7 @@ def exchanged(fn):
 
 OTHER = {"left": "right", "right": "left"}
 for name in ("one operand", "a closure's weights", "addition between", "negated", "converted twice", "masked with ones",
-             "layers unrolled", "merged dots", "dequantized before a loop"):
+             "layers unrolled", "merged dots", "dequantized before a loop", "dequantized with two scalars"):
     case = CASES[name]
     CASES[f"{name}, exchanged"] = dataclasses.replace(
         case, says=re.sub("left|right", lambda m: OTHER[m[0]], case.says), broken=exchanged(case.broken),
@@ -1257,7 +1417,7 @@ ONLY = {
 FORMS = (
     r"; what follows, \w+, stays", r"; what follows, \w+ and \w+, stays", r"; what follows, \w+, \w+ and \w+, stays",
     "; it is done in a kernel that runs anyway", r"\(the function's result\)", r"\(reduce\)", r"\(several maxima\)",
-    r"\(an amax of another value\)", "bounds are -400 and 400", "bounds are not two constants", "^N is 1", "^M is 1",
+    r"\(an amax of another value\)", "bounds are -400 and 400", "bounds are arguments, or", "^N is 1", "^M is 1",
     "^M and N are 1", r"operand's \(b\) contracting", "operand's contracting",
 )
 # What no program can be had for is tried below.
@@ -1299,6 +1459,12 @@ FINE = {
     "a mask, as an argument or made in place": (
         lambda a, b, c, x: jnp.where(c, jnp.where(jnp.tri(M, N, dtype=bool), scaled_dot(a, b, x, x), 0), -jnp.inf),
         (A, B, S(M, N, dtype=jnp.bool_), s)),
+    "a factor that the call takes, and a mask": (
+        lambda a, b, c: jnp.where(c, relu(jax.lax.dot(a, b.T, preferred_element_type=f32)) * 2.0, -1e9),
+        (A, B, S(M, N, dtype=jnp.bool_))),
+    "codes, widened for others": (
+        lambda a, b, x, y, z: (q := to_e4m3(scaled_dot(a, b, x, y), z), q.astype(f32), jnp.sum(q.astype(f32))),
+        (*OPERANDS, s)),
     "squares, summed": (lambda a, b, x, y: RMS_NORM(scaled_dot(a, b, x, y)), OPERANDS),
     "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
 }
@@ -1313,8 +1479,17 @@ def test_no_reason_where_nothing_is_lost(name):
     fn, args = FINE[name]
     inspected = inspect(fn, *args)
     found = inspected.reasons
-    assert found == [] and ("There is no matmul" if name == "no matmul" else "nothing was left outside") in str(found)
+    assert found == []
+    assert ("There is no matmul" if name == "no matmul" else "no work that its call could do was left") in str(found)
     assert all(row.is_fp8 and not row.outside for row in inspected.report.rows)
+
+
+def test_a_mend_that_is_for_an_amax_says_so():
+    """Of what is not an amax it would change the meaning, or talk of what is not there."""
+    for name, lost in (("smallest magnitude", "amax"), ("smallest magnitude", "output"),
+                       ("in E4M3 and E5M2", "duplicate")):
+        (mend,) = [reason.mend for reason in reasons(name) if reason.lost == lost]
+        assert re.search("where (one|an amax) is|^for an amax", mend), mend
 
 
 def test_what_is_outside_and_the_reasons_agree():
@@ -1323,7 +1498,7 @@ def test_what_is_outside_and_the_reasons_agree():
         clean = all(row.is_fp8 and not row.outside for row in report.rows) and len(report.rows) == 1
         said = " ".join(reason.reason for reason in reasons(name))
         elsewhere = any(words in said for words in ("in a kernel that runs anyway", "the dot's own result is",
-                                                    "for which cuBLASLt has no kernel"))
+                                                    "for which cuBLASLt has no kernel", "by an error of XLA's"))
         elsewhere |= any(reason.lost in ("wire", "kernel") for reason in reasons(name))
         assert (clean and not elsewhere) == (not reasons(name)), name
 
