@@ -42,7 +42,7 @@ check: setup    ## re-run the chapters and compare their outputs with the commit
 
 refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"; FROM=md or ipynb)
 	$(PYTHON) tools/outputs.py refresh $(if $(FROM),--from $(FROM)) $(NB)
-	$(PYTHON) tests/test_pictures.py
+	PYTHONPATH=tools $(PYTHON) tests/test_pictures.py
 
 site: setup     ## build the chapters as a web site in _build/
 	$(PYTHON) tools/site/build.py $(ARGS)

@@ -319,12 +319,14 @@ class _Matmul:
     def _early(self) -> list[Step]:
         """The negative factors behind a relu that XLA put in front of it."""
         row, steps = self.row, self._result.steps if self.dot is not None else []
-        ahead = row.alpha < 0 or "a" in row.scales and "d" not in row.scales and self.sides[0].scale is None
-        if row.epilogue != "RELU" or not ahead or "relu" not in (kinds := [step.kind for step in steps]):
+        if not row.is_fp8 or row.epilogue != "RELU" or "relu" not in (kinds := [step.kind for step in steps]):
             return []
-        left = list(self._unfused(steps))
-        return [step for step in steps[kinds.index("relu"):] if step.kind == "alpha" and step not in left
-                and (step.other.literal or "").startswith("-")]
+        negative = lambda i: (i.literal or "").startswith("-")
+        factors = [(n, step) for n, step in enumerate(steps) if step.kind == "alpha" and negative(step.other)]
+        behind_it = [step for n, step in factors if n > kinds.index("relu")]
+        # The call's own factors in front of its relu: alpha, and A's scale.
+        ahead = (row.alpha < 0) + negative(operand(row.instruction, 2))
+        return behind_it if (ahead + len(factors) - len(behind_it)) % 2 else []
 
     def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""

@@ -1,6 +1,7 @@
 """The check of the committed outputs can fail: every way of altering a chapter is caught, and only those."""
 import base64
 import copy
+import errno
 import importlib.metadata
 import io
 import json
@@ -118,6 +119,32 @@ def test_the_command_fails_on_one_altered_character(pair, capsys):
     assert outputs.main(["check", "01", "--folder", str(pair.parent)]) == 1
     report = capsys.readouterr().out
     assert "01_tiny: cell 2" in report and "-custom_call\n+custom-call" in report and "1 volatile cell " in report
+
+
+def full_disk(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("added", "patched", "by", "status", "said"), [
+    ("1 / 0", None, None, 2, ": division by zero"),
+    ("import os\nos._exit(1)", None, None, 2, "The kernel died: mostly for want of memory"),
+    ("print('new')", (os, "fsync"), full_disk, 2, "No space left on device: a file. What was not written is as it was"),
+    ("print('new')", (outputs.NotebookClient, "execute"), interrupted, 130, "Stopped."),
+])
+def test_a_refresh_that_fails_loses_nothing_and_says_why(pair, capsys, monkeypatch, added, patched, by, status, said):
+    twin = pair.with_suffix(".md")
+    twin.write_text(f"{twin.read_text()}\n```{{code-cell}} ipython3\n{added}\n```\n")
+    before = {path: path.read_bytes() for path in pair.parent.iterdir()}
+    if patched:
+        monkeypatch.setattr(*patched, by)
+    assert outputs.main(["refresh", "--from", "md", "--folder", str(pair.parent)]) == status
+    printed = capsys.readouterr().err
+    assert said in printed and ("Traceback" not in printed or added == "1 / 0")
+    assert {path: path.read_bytes() for path in pair.parent.iterdir()} == before
 
 
 def test_under_other_versions_it_runs_and_says_that_it_compared_nothing(pair, capsys, monkeypatch):

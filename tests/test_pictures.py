@@ -4,6 +4,7 @@ import base64
 from pathlib import Path
 
 import nbformat
+from files import in_one_step
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "img" / "one_call.png"
@@ -21,4 +22,4 @@ def test_the_readme_shows_what_the_chapter_drew():
 
 
 if __name__ == "__main__":
-    PICTURE.write_bytes(from_chapter())
+    in_one_step(PICTURE, from_chapter())

@@ -29,9 +29,10 @@ from pathlib import Path
 import jupytext
 import nbformat
 import numpy as np
+from files import in_one_step
 from matplotlib.image import imread
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
@@ -426,7 +427,7 @@ def refresh(path: Path, side: str | None = None) -> bool:
     changed = False
     for half, text in ((path, nbformat.writes(notebook) + "\n"), (path.with_suffix(".md"), twin_of(notebook))):
         if not half.exists() or half.read_text() != text:
-            half.write_text(text)
+            in_one_step(half, text)
             changed = True
     return changed
 
@@ -461,6 +462,17 @@ def main(arguments: list[str] | None = None) -> int:
         report = check(paths)
     except (Refused, CellExecutionError, CellTimeoutError) as reason:
         print(reason, file=sys.stderr)
+        return 2
+    except DeadKernelError:
+        print("The kernel died: mostly for want of memory, or in the compiler. The chapter is as it was; run it in "
+              "JupyterLab to see where.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped. The chapter that ran is as it was.", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{error.strerror}: {error.filename or 'a file'}. What was not written is as it was: make room, and run "
+              "the command again.", file=sys.stderr)
         return 2
     print(report)
     return int(any(report.problems.values()))

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from files import in_one_step
 
 from helpers import TARGETS, Target
 from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
@@ -328,9 +329,8 @@ def write(releases: Mapping[str, Any]) -> None:
         rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in entry.pop("rows").items())
         provenance = ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
         text.append(f'  {json.dumps(version)}: {{\n{provenance},\n   "rows": {{\n{rows}\n   }}\n  }}')
-    DATA.parent.mkdir(exist_ok=True)
     about = "What each JAX release makes of the programs in tools/releases.py. Written by `make releases`, not by hand."
-    DATA.write_text(f'{{\n "about": {json.dumps(about)},\n "releases": {{\n' + ",\n".join(text) + "\n }\n}\n")
+    in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n "releases": {{\n' + ",\n".join(text) + "\n }\n}\n")
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -19,6 +19,8 @@ UV = "0.13.8"  # one version for everybody: uv.lock is written and read alike
 PIP = ("https://files.pythonhosted.org/packages/c9/bc/b7db44f5f39f9d0494071bddae6880eb645970366d0a200022a1a93d57f5/"
        "pip-25.0.1-py3-none-any.whl")
 PIP_SHA256 = "c46efd13b6aa8279f33f2864459c8ce587ea6a1a59ee20de055868d8f7688f7f"
+# Where a machine says that its packages come from; the first that is set counts.
+MIRRORS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 LAB_SETTINGS = {
     # A double click opens either half of a chapter's pair as a notebook.
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook"}},
@@ -113,21 +115,84 @@ def python_choice(uv, env):
     return [], env
 
 
-def main():
-    # The machine's own certificates: company networks have theirs, which uv's built-in ones do not include.
+def environment():
+    """What uv is to see: the machine's own certificates, its package index, a folder to keep downloads in."""
+    # Company networks have certificates of theirs, which uv's built-in ones do not include.
     env = dict(os.environ, UV_SYSTEM_CERTS="1")
     env.pop("VIRTUAL_ENV", None)  # an environment active in the shell is not this project's
+    mirror = next((env[name] for name in MIRRORS if env.get(name)), None)
+    for name in MIRRORS:
+        env.pop(name, None)
+    if mirror:
+        env["UV_DEFAULT_INDEX"] = mirror
+    if "UV_CACHE_DIR" not in env and not os.access(str(nearest(Path(cache_home(env)) / "uv")), os.W_OK):
+        env["UV_CACHE_DIR"] = str(TOOLS / "cache")
+    return env
+
+
+def cache_home(env):
+    return env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+
+
+def nearest(folder):
+    """The folder, or the nearest above it that exists."""
+    return folder if folder.exists() or folder == folder.parent else nearest(folder.parent)
+
+
+def steps(uv, choice, env, again):
+    """The commands that install what uv.lock names, each file with its hash. `again`: nothing there can be trusted."""
+    if "UV_DEFAULT_INDEX" not in env:
+        return [[uv, "sync", "--locked", "--quiet"] + choice + ["--reinstall"] * again]
+    # The lock names the public index; from another index the same files are taken, which their hashes prove.
+    wanted, python = str(TOOLS / "requirements.txt"), str(ROOT / ".venv" / BIN / ("python" + EXE))
+    version = choice[:2] if choice[:1] == ["--python"] else []
+    return [
+        [uv, "export", "--frozen", "--quiet", "--no-emit-project", "--output-file", wanted] + choice,
+        [uv, "venv", "--quiet", "--allow-existing"] + version + [str(ROOT / ".venv")],
+        [uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, wanted] + ["--reinstall"] * again,
+        [uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "--editable", str(ROOT)],
+    ]
+
+
+def install(uv, choice, env):
+    """Install what is not there. A file says so while it runs: what was stopped half-way is installed anew."""
+    unfinished, made_from = TOOLS / "installing", ROOT / ".venv" / "made-from"
+    again = unfinished.exists()
+    if "UV_DEFAULT_INDEX" in env:
+        files = b"".join((ROOT / name).read_bytes() for name in ("uv.lock", "pyproject.toml"))
+        wanted = hashlib.sha256(repr(choice).encode() + files).hexdigest()
+        done = made_from.exists() and made_from.read_text() == wanted
+    else:
+        wanted = None
+        check = [uv, "sync", "--locked", "--check", "--quiet"] + choice
+        done = subprocess.run(check, cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL).returncode == 0
+    if done and not again:
+        return 0
+    start = time.time()
+    if again:
+        print("An installation was stopped half-way: it begins anew", flush=True)
+    print("Installing the locked packages into .venv/: about a minute and 2 GB, once", flush=True)
+    unfinished.touch()
+    for command in steps(uv, choice, env, again):
+        code = subprocess.run(command, cwd=str(ROOT), env=env).returncode
+        if code:
+            print("Not installed. Once what stands above is mended, run the same command again.", file=sys.stderr)
+            return code
+    if wanted:
+        made_from.write_text(wanted)
+    unfinished.unlink()
+    print("Installed in %d s" % (time.time() - start), flush=True)
+    return 0
+
+
+def main():
+    env = environment()
     uv = uv_path()
     python, env = python_choice(uv, env)
-    sync = [uv, "sync", "--locked"] + python + extras(cuda_driver())
-    if subprocess.run(sync + ["--check", "--quiet"], cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL,
-                      stderr=subprocess.DEVNULL).returncode:
-        start = time.time()
-        print("Installing the locked packages into .venv/: about a minute and 2 GB, once", flush=True)
-        code = subprocess.run(sync + ["--quiet"], cwd=str(ROOT), env=env).returncode
-        if code:
-            return code
-        print("Installed in %d s" % (time.time() - start), flush=True)
+    code = install(uv, python + extras(cuda_driver()), env)
+    if code:
+        return code
     # Into .venv, where JupyterLab looks for defaults; a reader's own settings stay theirs.
     settings = ROOT / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
     settings.parent.mkdir(parents=True, exist_ok=True)
@@ -136,4 +201,10 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("Stopped: the same command begins anew.")
+    except OSError as error:
+        sys.exit("%s: %s. Make room, or the folder writable, and run the same command again."
+                 % (error.strerror, error.filename))

@@ -130,7 +130,8 @@ def recorded(run: Run) -> dict[str, Any]:
 
 def measure(run: Run) -> int:
     """Measure what the orders name, and add each case to the file. The exit status."""
-    from record import Case, GpuLost, add, in_one_step
+    from files import in_one_step
+    from record import Case, GpuLost, add
 
     if sys.platform == "linux":  # a process that goes on after its supervisor shares the GPU with the next run's
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -367,7 +368,7 @@ def carry_on(folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str,
 
 def keep_copy(folder: Path, to: Path) -> None:
     """Copy a folder's files; a machine that cannot take them costs nothing but the copy."""
-    from record import in_one_step
+    from files import in_one_step
 
     try:
         for path in folder.glob("*.*"):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from files import in_one_step
 from watch import WHICH
 
 from helpers import gpu_available
@@ -181,14 +182,6 @@ def write(path: Path, part: str, runs: list[Mapping[str, Any]], cases: Mapping[s
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in numbered.items())
     in_one_step(path, (f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "runs": [\n{about}\n ],\n'
                         f' "cases": {{\n{rows}\n }}\n}}\n').encode())
-
-
-def in_one_step(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it meanwhile, or after a kill, finds the whole of it or the one before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(content)
-    new.replace(path)
 
 
 def now() -> str:
