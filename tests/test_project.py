@@ -104,6 +104,71 @@ def load_setup():
     return module
 
 
+@pytest.fixture
+def uv_that_answers(tmp_path, monkeypatch):
+    """The set-up of an empty checkout, whose commands do nothing but give one status each, and the commands."""
+    setup, commands = load_setup(), []
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setattr(setup, "TOOLS", tmp_path / ".tools")
+    setup.TOOLS.mkdir()
+    for name in ("uv.lock", "pyproject.toml", ".venv"):
+        (tmp_path / name).mkdir() if name == ".venv" else (tmp_path / name).write_text(name)
+
+    def install(env, *codes):
+        codes = iter(codes)
+
+        def run(command, **_):
+            code = next(codes)
+            if isinstance(code, type):
+                raise code
+            commands.append(command[1:])
+            return subprocess.CompletedProcess(command, code)
+
+        monkeypatch.setattr(setup.subprocess, "run", run)
+        commands.clear()
+        try:
+            status = setup.install("uv", ["--python", "3.12"], env)
+        except KeyboardInterrupt:
+            status = 130
+        assert next(codes, None) is None
+        return status
+
+    return setup, install, commands
+
+
+@pytest.mark.parametrize(("stopped", "status"), [(1, 1), (KeyboardInterrupt, 130)])
+def test_what_was_stopped_half_way_is_installed_anew(uv_that_answers, capsys, stopped, status):
+    setup, install, commands = uv_that_answers
+    assert install({}, 1, stopped) == status  # not there; then stopped
+    # uv takes what is half there for installed.
+    assert install({}, 0, 0) == 0 and commands[-1][-1] == "--reinstall" and "begins anew" in capsys.readouterr().out
+    assert install({}, 0) == 0 and "--check" in commands[0] and capsys.readouterr().out == ""
+
+
+def test_a_mirror_gives_the_same_files(uv_that_answers, monkeypatch):
+    setup, install, commands = uv_that_answers
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
+    env = setup.environment()
+    assert env["UV_DEFAULT_INDEX"] == "https://mirror.example/simple" and "PIP_INDEX_URL" not in env
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://other.example/simple")
+    assert setup.environment()["UV_DEFAULT_INDEX"] == "https://other.example/simple"
+    assert install(env, 0, 0, 0, 0) == 0 and install(env) == 0  # the second time there is nothing to do
+    (setup.ROOT / "uv.lock").write_text("changed")
+    assert install(env, 0, 0, 0, 1) == 1
+    assert [command[0] for command in commands] == ["export", "venv", "pip", "pip"]
+    assert "--require-hashes" in commands[2] and "--locked" not in sum(commands, [])
+    assert install(env, 0, 0, 0, 0) == 0 and commands[2][-1] == "--reinstall"
+
+
+def test_where_the_home_is_read_only_downloads_are_kept_in_the_checkout(monkeypatch):
+    setup = load_setup()
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/else")
+    for writable in (True, False):
+        monkeypatch.setattr(setup.os, "access", lambda path, mode, writable=writable: writable)
+        assert setup.environment().get("UV_CACHE_DIR") == (None if writable else str(setup.TOOLS / "cache"))
+
+
 def test_setup_runs_on_old_pythons():
     source = (ROOT / "tools" / "setup.py").read_text()
     ast.parse(source, feature_version=(3, 8))
