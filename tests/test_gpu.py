@@ -252,6 +252,7 @@ def with_parts(folder: Path, grace: int = 2, seconds: int = 60, **sources: str) 
     """A copy of the runner with other parts, in whose stages every case has its turn in the order it is given."""
     copy = folder / "tests" / "gpu"
     shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(GPU.parent / "files.py", copy.parent)
     main = (copy / "__main__.py").read_text()
     stages = "".join(f"    Stage({part!r}, '*', {seconds}),\n" for part in sources)
     main = re.sub(r"^AGENDA = \(.*?^\)", f"AGENDA = (\n{stages})", main, flags=re.M | re.S)

@@ -42,7 +42,9 @@ def describe(i: Instruction) -> tuple[str, ...]:
     attributes = i.attributes
     kept = (f"{key}={value}" for key, value in attributes.items() if key not in _IGNORED
             and not (key == "sharding" and not SPLIT_AXIS.search(value)))
-    config = json.dumps(sorted(_leaves(i.backend_config)), default=str) if "backend_config" in attributes else ""
+    # As text before they are sorted: two values of one key may be of types that cannot be compared.
+    config = "\n".join(sorted(json.dumps(leaf, default=str) for leaf in _leaves(i.backend_config))
+                       ) if "backend_config" in attributes else ""
     shape = _WORKSPACE.sub("s8[]", i.shape_text) if i.custom_call_target else i.shape_text
     return (i.opcode, without_default_layout(shape), i.argument, *sorted(kept), config)
 
