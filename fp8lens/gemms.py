@@ -15,7 +15,7 @@ _NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
     r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
     r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$")
 NOT_THE_PROGRAM = [str(Path(__file__).parent)]  # folders, beside installed packages, whose lines are nobody's program
-_TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d+)')
+_TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d{1,18})(?!\d)')
 _CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())

@@ -63,9 +63,15 @@ class _Program:
         return {graph.digest for graph in self._graphs.values() if graph}
 
     def graph(self, name: str) -> "_Graph":
-        if name not in self._graphs:
-            self._graphs[name] = None  # a computation that calls itself, which HLO forbids, has no graph inside it
-            self._graphs[name] = _Graph(self, self.module.computations[name])
+        todo = [name] if name not in self._graphs else []
+        while todo:  # what is called comes first; not by recursion: text may nest deeper than Python does
+            last = todo[-1]
+            if last not in self._graphs:
+                self._graphs[last] = None  # a computation that calls itself, which HLO forbids, has no graph inside it
+                called = dict.fromkeys(c for i in self.module.computations[last] for c in i.called)
+                todo += [c for c in called if c not in self._graphs]
+            elif self._graphs[todo.pop()] is None:
+                self._graphs[last] = _Graph(self, self.module.computations[last])
         return self._graphs[name]
 
 
@@ -263,7 +269,7 @@ def _namer() -> Callable[[str], str]:
     counts = Counter()
 
     def give(name: str) -> str:
-        base = _SUFFIX.sub("", name) or name
+        base = len(name) < 1000 and _SUFFIX.sub("", name) or name  # XLA's names are short; the search is not linear
         counts[base] += 1
         return f"{base}.{counts[base] - 1}" if counts[base] > 1 else base
     return give

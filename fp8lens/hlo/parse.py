@@ -188,6 +188,8 @@ def parse_shape(text: str) -> Shape:
         raise HloParseError(text, 0, "expected a shape, such as f32[8,16]{1,0} or (f32[8], s32[])")
     dims = m[2].replace(" ", "").split(",") if m[2].strip() else []
     sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
+    if abs(prod(sizes)) >> 63:
+        raise HloParseError(text, 0, "expected as many elements as XLA can count, in 63 bits")
     return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
 
 
