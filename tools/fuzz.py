@@ -230,9 +230,9 @@ def run(seconds: float, seed: int, keep: Path) -> tuple[collections.Counter, dic
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
     try:
-        by_hand = ((name, text, known[0]) for name, text in baits().items())
+        by_hand = [(name, text, known[0]) for name, text in baits().items()]
         for number, (done, text, original) in enumerate(itertools.chain(by_hand, texts(seed, known))):
-            if time.monotonic() > end and number >= len(baits()):
+            if time.monotonic() > end and number >= len(by_hand):
                 break
             counted["texts"] += 1
             for entry in ENTRIES:

@@ -125,13 +125,10 @@ def environment():
         env.pop(name, None)
     if mirror:
         env["UV_DEFAULT_INDEX"] = mirror
-    if "UV_CACHE_DIR" not in env and not os.access(str(nearest(Path(cache_home(env)) / "uv")), os.W_OK):
+    cache = Path(env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "uv")
+    if "UV_CACHE_DIR" not in env and not os.access(str(nearest(cache)), os.W_OK):
         env["UV_CACHE_DIR"] = str(TOOLS / "cache")
     return env
-
-
-def cache_home(env):
-    return env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
 
 
 def nearest(folder):
