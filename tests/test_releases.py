@@ -9,6 +9,8 @@ import jax
 import pytest
 import releases
 
+from helpers.results import digest, load_releases
+
 RECORDED = releases.read()
 NEWEST = max(RECORDED, key=releases.by_number)
 needs_compiler = pytest.mark.skipif(sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only")
@@ -27,12 +29,15 @@ def test_a_changed_row_is_named_with_its_mend(monkeypatch, capsys):
     version = jax.__version__ if jax.__version__ in RECORDED else NEWEST
     changed = copy.deepcopy({version: RECORDED[version]})
     changed[version]["rows"] = {name: changed[version]["rows"][name] for name in chosen}
+    changed[version]["digest"] = digest(changed[version])
     assert releases.check(changed) == []
     changed[version]["rows"]["relu"]["gemms"][0]["epilogue"] = "DEFAULT"
     changed[version]["rows"]["no clamp"]["kernels"] = 1
     del changed[version]["rows"]["relu(unscaled) times 2"]
-    assert [problem.split(":")[0] for problem in releases.check(changed)] == list(chosen)
-    assert "make releases" in releases.check(changed)[0] and "RELU" in releases.check(changed)[0]
+    by_hand, *found = releases.check(changed)
+    assert by_hand.startswith(f"JAX {version} is not as it was recorded: run `make releases`")
+    assert [problem.split(":")[0] for problem in found] == list(chosen)
+    assert "make releases" in found[0] and "RELU" in found[0]
     monkeypatch.setattr(releases, "read", lambda: changed)
     assert releases.main(["--check"]) == 1
     assert "no clamp: 1 kernel: " in capsys.readouterr().out
@@ -49,7 +54,7 @@ def test_every_release_has_every_program_and_its_provenance():
     assert not missing, f"JAX {', '.join(sorted(missing))} is not recorded: {releases.MEND}"
     assert list(RECORDED) == sorted(RECORDED, key=releases.by_number)
     for version, entry in RECORDED.items():
-        assert set(entry) == {"date", "command", "python", "system", "packages", "rows"}
+        assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
         assert {entry["packages"][name] for name in releases.OF_JAX} == {version}
         assert set(entry["packages"]) == {*releases.OF_JAX, *releases.ASSEMBLER}
         assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
@@ -58,6 +63,15 @@ def test_every_release_has_every_program_and_its_provenance():
         for row in entry["rows"].values():
             assert set(row) in ({"target", "gemm", "error"}, {"target", "gemm", "kernels", "gemms"})
             assert 0 < len(row.get("gemms", "?")) <= row.get("kernels", 1)
+
+
+def test_a_row_changed_by_hand_is_not_read(tmp_path):
+    assert load_releases(releases.DATA.parent) == RECORDED
+    text = releases.DATA.read_text()
+    (tmp_path / "releases.json").write_text(text.replace('"kernels": 1', '"kernels": 2', 1))
+    oldest = min(RECORDED, key=releases.by_number)
+    with pytest.raises(ValueError, match=f"JAX {oldest} is not as it was recorded: `make releases"):
+        load_releases(tmp_path)
 
 
 def test_data_tells_nothing_of_the_machine_and_is_written_alike(monkeypatch, tmp_path):
@@ -90,6 +104,7 @@ def test_recording_keeps_the_date_of_what_has_not_changed(monkeypatch, tmp_path,
     releases.write(RECORDED)
     before = releases.DATA.read_text()
     again = copy.deepcopy(RECORDED[NEWEST]) | {"date": "2100-01-01"}
+    again["digest"] = digest(again)
     monkeypatch.setattr(releases, "measure", lambda version: again)
     releases.record([NEWEST])
     assert releases.DATA.read_text() == before

@@ -8,7 +8,9 @@ import jsonschema
 import pytest
 
 from helpers import TARGETS, parse_hlo_module, report_gemms
-from helpers.results import COMMANDS, SANE, Figure, Goal, Record, goals, load, load_published, not_measured
+from helpers.results import (
+    COMMANDS, SANE, Figure, Goal, Record, digest, goals, load, load_published, not_measured,
+)
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text())
@@ -32,7 +34,8 @@ WHEN = {"run": 0, "at": "2026-01-02T03:04:05+00:00"}
 
 def record(part: str = "notebooks", cases: dict | None = None, **changed) -> dict:
     cases = cases or {"01": {"passed": True, "code_cells": 3, "seconds": 1.5, "took": 2.0} | WHEN}
-    return {"schema": 2, "part": part, "runs": [provenance(**changed)], "cases": cases}
+    made = {"schema": 2, "part": part, "runs": [provenance(**changed)], "cases": cases}
+    return made | {"digest": digest(made)}
 
 
 def faster_than_the_chip(data: dict) -> list[str]:
@@ -81,7 +84,7 @@ def test_recorded_results_are_measurements_that_can_be(path):
     assert not any(run["rehearsal"] for run in data["runs"]), "a rehearsal on the CPU is not a result"
     assert len({run["device"] for run in data["runs"]}) == 1
     assert {case["run"] for case in data["cases"].values()} == set(range(len(data["runs"])))
-    assert data["part"] == path.stem
+    assert data["part"] == path.stem and data["digest"] == digest(data)
     assert faster_than_the_chip(data) == [] and timed_without_all_kernels(data) == []
 
 
@@ -150,7 +153,8 @@ def test_a_rehearsal_says_that_it_is_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps(record("speed")), '{"part": "notebooks", "cases": {}}',
-                                  '{"part": "notebooks", "runs": [], "cases": {}}'])
+                                  '{"part": "notebooks", "runs": [], "cases": {}}',
+                                  json.dumps(record()).replace('"seconds": 1.5', '"seconds": 1.4')])
 def test_a_file_that_is_no_record_is_named_with_the_command_that_writes_one(tmp_path, monkeypatch, text):
     monkeypatch.delenv("FP8_RESULTS", raising=False)
     (tmp_path / "h200").mkdir()

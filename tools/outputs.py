@@ -4,6 +4,7 @@ A chapter is a Jupytext pair: the .ipynb holds the outputs, the .md (MyST) the s
 Rules that need no run are in `static_problems`, what must agree between two runs in `compare`.
 """
 import argparse
+import ast
 import base64
 import copy
 import dataclasses
@@ -20,6 +21,7 @@ import re
 import shutil
 import socket
 import subprocess
+import struct
 import sys
 import tempfile
 import tomllib
@@ -29,6 +31,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import numpy as np
+import prose
 from files import in_one_step
 from matplotlib.image import imread
 from nbclient import NotebookClient
@@ -37,7 +40,12 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 VOLATILE = "volatile-output"  # tag of a cell whose output may differ from run to run
-MAX_VOLATILE = 2  # a chapter
+MAY_VARY: dict[str, int] = {}  # how many cells of a chapter may be tagged so; none needs it now
+# All that a cell may be tagged: what folds, and the above. Not what would keep a cell from running, or from failing.
+TAGS = {"hide-input", "hide-output", "hide-cell", VOLATILE}
+CELL = {"code": {"cell_type", "id", "metadata", "source", "outputs", "execution_count"},
+        "markdown": {"cell_type", "id", "metadata", "source"}}  # no raw cell, nothing attached
+CHUNKS = {b"IHDR", b"IDAT", b"IEND", b"pHYs", b"tEXt"}  # of a PNG that is one picture, and nothing besides
 CELL_SECONDS = 300  # longest a cell may run
 AT_ONCE = 2  # chapters: each has a kernel that compiles, and memory for more is not everywhere
 PIXEL_TOLERANCE = 8 / 255  # last-bit differences of plotted numbers move antialiased pixels by less than this
@@ -118,23 +126,43 @@ def joined(outputs) -> list:
 
 
 def normal_outputs(outputs) -> list[tuple[str, object]]:
-    """Outputs as (what, content): streams joined, pictures as pixels."""
+    """Outputs as (what, content): streams joined, pictures as pixels and what else is in their file."""
     result = []
     for output in joined(outputs):
-        if output.output_type == "stream":
-            result.append((output.name, text_of(output.text)))
-        elif output.output_type == "error":
-            result.append(("error", f"{output.ename}: {output.evalue}"))
+        rest = {**output}
+        kind = rest.pop("output_type")
+        if kind == "stream":
+            result.append((rest.pop("name"), text_of(rest.pop("text"))))
+        elif kind == "error":
+            result += [(key, str(rest.pop(key))) for key in ("ename", "evalue", "traceback")]
         else:
-            for mime, content in sorted(output.data.items()):
-                if mime == WIDGET:
-                    continue
-                if mime in ("image/png", "image/jpeg"):
-                    content = imread(io.BytesIO(base64.b64decode(text_of(content))), mime.removeprefix("image/"))
-                elif mime.endswith("json"):
-                    content = json.dumps(content, indent=1, sort_keys=True)
-                result.append((f"{output.output_type} {mime}", text_of(content)))
+            rest.pop("execution_count", None)
+            for mime, content in sorted(rest.pop("data").items()):
+                if mime == "image/png":
+                    result += zip((f"{kind} {mime}", f"{kind} {mime}'s file"), picture(text_of(content)))
+                elif mime != WIDGET:
+                    whole = json.dumps(content, indent=1, sort_keys=True) if mime.endswith("json") else text_of(content)
+                    result.append((f"{kind} {mime}", whole))
+        if any(rest.values()):  # metadata, such as a picture's description
+            result.append((f"{kind}'s metadata", json.dumps(rest, indent=1, sort_keys=True)))
     return result
+
+
+def picture(encoded: str) -> tuple[np.ndarray | str, str]:
+    """A PNG's pixels, and what else its file holds; of what is no single PNG alone the bytes themselves."""
+    try:
+        content = base64.b64decode("".join(encoded.split()), validate=True)
+        chunks, at = [], 8
+        while at < len(content):
+            size, kind = struct.unpack_from(">I4s", content, at)
+            chunks.append((kind, content[at + 8:at + 8 + size]))
+            at += 12 + size
+        alone = at == len(content) and chunks[-1] == (b"IEND", b"") and {kind for kind, _ in chunks} <= CHUNKS
+        if alone:
+            return imread(io.BytesIO(content), "png"), str([chunk for chunk in chunks if chunk[0] != b"IDAT"])
+    except (ValueError, struct.error, SyntaxError, OSError):  # as base64, as chunks, as Pillow says it
+        pass
+    return encoded, "not one PNG, and nothing besides"
 
 
 # What must hold -------------------------------------------------------------------------------------------------------
@@ -144,7 +172,9 @@ def difference(committed: list[tuple], fresh: list[tuple]) -> str | None:
     if [what for what, _ in committed] != [what for what, _ in fresh]:
         return f"committed {[what for what, _ in committed]}, fresh {[what for what, _ in fresh]}"
     for (what, old), (_, new) in zip(committed, fresh):
-        if isinstance(old, str):
+        if isinstance(old, str) or isinstance(new, str):
+            if type(old) is not type(new):
+                return f"{what}: no single picture, or more than that in its file"
             if old != new:
                 lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "fresh", n=1, lineterm="")
                 return f"{what}\n" + ("\n".join(line for line, _ in zip(lines, range(40))) or "line ends differ")
@@ -162,7 +192,9 @@ def compare(committed, fresh) -> list[str]:
     if len(committed.cells) != len(fresh.cells):
         return [f"{len(committed.cells)} cells committed, {len(fresh.cells)} in the fresh run"]
     for number, (old, new) in enumerate(zip(committed.cells, fresh.cells), 1):
-        if old.cell_type == "code" and VOLATILE not in tags(old):
+        if old.cell_type == "code" and new.execution_count is None:
+            problems.append(f"{describe(number, old)}: did not run")
+        elif old.cell_type == "code" and VOLATILE not in tags(old):
             apart = difference(normal_outputs(old.outputs), normal_outputs(new.outputs))
             if apart:
                 problems.append(f"{describe(number, old)}: the output differs from a fresh run: {apart}")
@@ -192,8 +224,8 @@ def lookup(metadata, dotted: str):
     return metadata
 
 
-def static_problems(notebook) -> list[str]:
-    """Problems of a committed .ipynb that show without a run."""
+def static_problems(notebook, name: str = "") -> list[str]:
+    """Problems of a committed .ipynb that show without a run. `name` is the chapter's."""
     problems = []
     for key, value in METADATA.items():
         if {k: v for k, v in notebook.metadata.get(key, {}).items() if k != "text_representation"} != value:
@@ -208,21 +240,41 @@ def static_problems(notebook) -> list[str]:
         for output in cell.outputs:
             if output.get("execution_count", count) != count:
                 problems.append(f"{where}: its output counts {output.execution_count}, expected {count}")
-            if output.output_type == "error" and "raises-exception" not in tags(cell):
+            if output.output_type == "error":
                 problems.append(f"{where}: ended in {output.ename}")
             if output.get("name") == "stderr":
                 problems.append(f"{where}: writes to stderr: {text_of(output.text)[:200]}")
             problems += [f"{where}: its output holds {what}: {found}" for what, found in machine_traces(output)]
+        try:
+            ast.parse(cell.source)
+        except SyntaxError as error:
+            problems.append(f"{where}: is not Python alone ({error.msg}): a magic can keep code from running")
     for number, cell in enumerate(notebook.cells, 1):
+        where = describe(number, cell)
         if extra := set(cell.metadata) - CELL_METADATA:
-            problems.append(f"{describe(number, cell)}: metadata {sorted(extra)} does not belong in a cell")
+            problems.append(f"{where}: metadata {sorted(extra)} does not belong in a cell")
+        if extra := set(tags(cell)) - TAGS:
+            problems.append(f"{where}: is tagged {sorted(extra)}; a chapter's tags are {sorted(TAGS)}")
+        if extra := set(cell) - CELL.get(cell.cell_type, set()):
+            problems.append(f"{where}: a {cell.cell_type} cell with {sorted(extra)} has no place in a chapter")
+    if not problems:
+        problems += [f"{describe(number, notebook.cells[number - 1])}: {what}"
+                     for number, what in prose.problems(notebook)]
     if not problems and nbformat.writes(normalise(notebook)) != nbformat.writes(notebook):
         problems.append("it is not as `make refresh` writes it, or JupyterLab would save it: a cell is folded that its "
                         "tags do not fold, or the other way round, or a cell has another id")
     volatile = sum(VOLATILE in tags(cell) for _, cell in code)
-    if volatile > MAX_VOLATILE:
-        problems.append(f"{volatile} cells are tagged {VOLATILE}; at most {MAX_VOLATILE} may be")
+    if volatile > MAY_VARY.get(name, 0):
+        problems.append(f"{volatile} cells are tagged {VOLATILE}; in tools/outputs.py {MAY_VARY.get(name, 0)} may be")
     return [*problems, *("run `make refresh`" for _ in problems[:1])]
+
+
+def file_problems(path: Path, notebook) -> list[str]:
+    """Problems of the pair's files that their content does not show: a reader may be shown what another skips."""
+    normal = normalise(notebook)
+    wanted = {path: nbformat.writes(normal) + "\n", path.with_suffix(".md"): twin_of(normal)}
+    return [f"{half.name} is not as `make refresh` writes it, though it says the same: run that"
+            for half, text in wanted.items() if half.read_text() != text]
 
 
 def machine_traces(output) -> list[tuple[str, str]]:
@@ -265,6 +317,8 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
         shutil.copytree(paths[0].parent, scratch / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
         (scratch / "img").symlink_to(ROOT / "img")
         copies = [scratch / "notebooks" / path.name for path in paths]
+        for copied in copies:  # without outputs: those of a cell that is not run would stay
+            nbformat.write(without_outputs(nbformat.read(copied, 4)), copied)
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}",
              "--nbmake-kernel=python3", "--junitxml=result.xml", f"--rootdir={scratch}", "-p", "no:cacheprovider", "-q",
@@ -315,6 +369,13 @@ def needs_hopper_compile(notebook) -> bool:
     return any("aot_compile" in cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
+def standing_problems(path: Path, whole: bool = True) -> list[str]:
+    """Problems of a pair that show without a run; with `whole` those of its files as well, by the locked versions."""
+    notebook = nbformat.read(path, 4)
+    found = static_problems(notebook, path.stem) + pair_problems(notebook, jupytext.read(path.with_suffix(".md")))
+    return found or (file_problems(path, notebook) if whole else [])
+
+
 def check(paths: list[Path]) -> Report:
     """Run the chapters and hold their committed outputs and pairs against what came out."""
     for path in paths:
@@ -324,8 +385,7 @@ def check(paths: list[Path]) -> Report:
     report = Report(not_compared=why_not_compared())
     committed = {path.stem: nbformat.read(path, 4) for path in paths}
     for path in paths:
-        report.problems[path.stem] = static_problems(committed[path.stem]) + pair_problems(
-            committed[path.stem], jupytext.read(path.with_suffix(".md")))
+        report.problems[path.stem] = standing_problems(path, whole=not report.not_compared)
     # XLA's CUDA compiler comes for Linux only: elsewhere the chapters that compile for Hopper cannot run.
     runnable = [p for p in paths if sys.platform == "linux" or not needs_hopper_compile(committed[p.stem])]
     results = fresh_run(runnable) if runnable else {}
@@ -380,6 +440,13 @@ def committed_cells(path: Path) -> list[tuple] | None:
     return cells_of(jupytext.reads(shown.stdout, fmt=path.suffix[1:])) if shown.returncode == 0 else None
 
 
+def without_outputs(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
 def normalise(notebook):
     """A copy with nothing in it that a second run, another machine or JupyterLab would write differently. What is
     folded away is what the tags say: JupyterLab unfolds what it runs."""
@@ -415,10 +482,7 @@ def twin_of(notebook) -> str:
 
 def refresh(path: Path, side: str | None = None) -> bool:
     """Run a chapter and write both halves of its pair. True where something changed; a failing run writes nothing."""
-    notebook = jupytext.read(path.with_suffix("." + (side or edited_side(path))))
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+    notebook = without_outputs(jupytext.read(path.with_suffix("." + (side or edited_side(path)))))
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=False,
                        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # nothing about how it talks to this process

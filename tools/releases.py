@@ -28,6 +28,7 @@ from files import in_one_step
 
 from helpers import TARGETS, Target
 from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
+from helpers.results import digest
 from fp8lens import report_gemms
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -279,12 +280,13 @@ def row(program: Program) -> dict[str, Any]:
     return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
 
 
-def measured(date: datetime.date | None = None) -> dict[str, Any]:
+def measured() -> dict[str, Any]:
     """What the installed JAX makes of every program, and what it is that was asked."""
-    return {"date": str(date or datetime.datetime.now(datetime.UTC).date()), "command": "make releases",
+    made = {"date": str(datetime.datetime.now(datetime.UTC).date()), "command": "make releases",
             "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
             "packages": {name: importlib.metadata.version(name) for name in (*OF_JAX, *ASSEMBLER)},
             "rows": {name: row(program) for name, program in programs().items()}}
+    return made | {"digest": digest(json.loads(json.dumps(made)))}
 
 
 def describe(row: Mapping[str, Any]) -> str:
@@ -353,7 +355,9 @@ def check(recorded: Mapping[str, Any]) -> list[str]:
         return [f"notebooks/results/releases.json holds no release: {MEND}"]
     against = version if version in recorded else max(recorded, key=by_number)
     now = measured()["rows"]
-    return [f"{name}: {old} (recorded, JAX {against}), but {new} (now, JAX {version}): {MEND}"
+    edited = [f"JAX {name} is not as it was recorded: {MEND}" for name, entry in recorded.items()
+              if entry.get("digest") != digest(entry)]
+    return edited + [f"{name}: {old} (recorded, JAX {against}), but {new} (now, JAX {version}): {MEND}"
             for name, old, new in changes(recorded[against]["rows"], now)]
 
 
@@ -399,7 +403,8 @@ def record(versions: list[str]) -> None:
         before, now = releases.get(version, {}), measure(version)
         failed = sum("error" in row for row in now["rows"].values())
         print(f"JAX {version}: {len(now['rows'])} programs, {failed} of which do not compile", flush=True)
-        if before and before | {"date": now["date"]} == now:
+        as_dated = before | {"date": now["date"], "digest": now["digest"]}
+        if before.get("digest") == digest(before) and as_dated == now:
             continue  # nothing new: the date stays that of the first time
         for name, old, new in changes(before["rows"], now["rows"]) if before else ():
             print(f"  {name}\n    was {old}\n    is  {new}")

@@ -26,6 +26,7 @@ from files import in_one_step
 from watch import WHICH
 
 from helpers import gpu_available
+from helpers.results import digest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "notebooks" / "results"
@@ -156,6 +157,7 @@ def read(path: Path) -> dict[str, Any]:
         return {"runs": [], "cases": {}}
     try:
         data = json.loads(path.read_text())
+        assert data["digest"] == digest(data), "it is not as it was written"
         assert data["schema"] == SCHEMA and all(case["run"] < len(data["runs"]) for case in data["cases"].values())
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise ValueError(f"{path} is no record that a run can go on from ({error!r}): move it away") from error
@@ -180,8 +182,9 @@ def write(path: Path, part: str, runs: list[Mapping[str, Any]], cases: Mapping[s
                                             for key, value in runs[number].items()) + "\n  }" for number in used)
     numbered = {name: json_numbers({**case, "run": used.index(first[case["run"]])}) for name, case in cases.items()}
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in numbered.items())
-    in_one_step(path, (f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "runs": [\n{about}\n ],\n'
-                        f' "cases": {{\n{rows}\n }}\n}}\n').encode())
+    text = (f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "runs": [\n{about}\n ],\n'
+            f' "cases": {{\n{rows}\n }}')
+    in_one_step(path, f'{text},\n "digest": "{digest(json.loads(text + "}"))}"\n}}\n')
 
 
 def now() -> str:

@@ -1,0 +1,105 @@
+"""What the prose of a chapter may hold: words, and numbers that the chapter computes.
+
+A number is one that a cell of the same section prints, or has in its code, or one beside it; or it belongs to a name or
+a date, by the lists here. What looks like code or output, or is not text, comes from a cell.
+"""
+import ast
+import itertools
+import re
+
+from markdown_it import MarkdownIt
+
+NEAR = 3  # cells on either side, whatever the section
+LANGUAGES = {"bash", "python", "yaml"}  # of what is not run: a command, a file, a program on a GPU
+HTML = re.compile(r"</?(details|summary)>|\s+")
+MYST = re.compile(r"^\s*(?:%|:{3}).*|\{[\w:-]+\}`.*|\{\{.*|^\s*\(.*\)=$", re.M)  # what Jupyter does not know
+WORDS = {word: str(number) for number, word in enumerate(
+    "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty".split(), 3)} | {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70",
+                                      "eighty": "80", "ninety": "90"}
+NUMBER = re.compile(rf"(?<![\w.])\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\b(?:{'|'.join(WORDS)})\b", re.I)
+PRINTED = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
+KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
+NAMES = [re.compile(name) for name in (
+    r"[Cc]hapters? \d\d(?:(?:, | to | and )\d\d)*", r"^\d\d · ", r"^\d+ minutes$", r"^\d+\. ", r"NB=\d\d",
+    r"Six chapters", r"arXiv:[\d.]+", r"IEEE (?:Std )?754(?:-\d+)?", r"[Ss]ections? [\d.]*\d(?: and [\d.]*\d)*",
+    r"(?i:issue|request) \d+",
+    r"\b0\.(?:4|9|1\d)(?:\.\d+)+\b|(?:JAX|than|and|in) 0\.(?:9|1\d)\b",  # releases of JAX
+    r"(?:XLA of|In \w+|in December) 20\d\d", r"x86-64", r"ubuntu-24\.04", r'python-version: "3\.12"',
+    r"[Cc]apability \d+\.\d|Below 8\.9|12\.0 is Blackwell|A100 as 9\.0", r"ten bits",  # those of tf32's mantissa
+    r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
+    r"^Try [\d., and]+\d",  # in a field to type in
+)]
+
+
+def problems(notebook) -> list[tuple[int, str]]:
+    """(cell, what is wrong) for everything in a chapter's prose that no cell of it bears out."""
+    shown = [_printed(cell) if cell.cell_type == "code" else set() for cell in notebook.cells]
+    heads = [number for number, cell in enumerate(notebook.cells) if re.search("^## ", cell.source, re.M)]
+    found = []
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type != "markdown":
+            continue
+        start = max((head for head in heads if head <= number), default=0)
+        end = min((head for head in heads if head > number), default=len(notebook.cells))
+        there = set().union(*shown[min(start, max(0, number - NEAR)):max(end, number + NEAR + 1)])
+        for text in texts(cell.source, found, number + 1):
+            for name in NAMES:
+                text = name.sub("", text)
+            found += [(number + 1, f"{said!r} stands in {text.strip()[:80]!r}, and no cell near it has that number: "
+                                   f"print it, or name it in tools/prose.py")
+                      for said in NUMBER.findall(text) if value(said) not in there | KNOWN]
+    return found
+
+
+def texts(source: str, wrong: list[tuple[int, str]], number: int = 0) -> list[str]:
+    """The pieces of text of a text cell, in which a number is a claim; what may not be in one goes to `wrong`."""
+    found = []
+    wrong += [(number, f"what MyST alone reads: {myst[0].strip()[:60]!r}") for myst in MYST.finditer(source)]
+    for token in MarkdownIt("commonmark").enable("table").parse(re.split("^## References", source, flags=re.M)[0]):
+        if token.type == "fence":
+            found.append(token.content)
+            if token.info.strip() not in LANGUAGES:
+                wrong.append((number, f"a fence of {token.info.strip()!r}: what a program printed is the output of a "
+                                      f"cell, and a command or file is one of {', '.join(sorted(LANGUAGES))}"))
+        elif token.type == "code_block":
+            wrong.append((number, f"an indented block: {token.content.strip()[:60]!r}; code belongs in a cell"))
+        elif token.type == "html_block":
+            wrong += _html(token.content, number)
+        text = ""
+        for before, part in itertools.pairwise([None, *(token.children or ())]):
+            if before and before.markup == "autolink":
+                continue
+            if part.type == "html_inline":
+                wrong += _html(part.content, number)
+            elif part.type == "image":
+                wrong.append((number, "a picture that no cell draws"))
+            text += part.content if part.type in ("text", "code_inline") else " " if "break" in part.type else ""
+        found.append(text)
+    return found
+
+
+def _html(html: str, number: int) -> list[tuple[int, str]]:
+    rest = HTML.sub("", re.sub(r"<summary>[^<]*</summary>", "", html))
+    return [(number, f"HTML in prose: {rest[:60]!r}")] if rest else []
+
+
+def value(said: str) -> str:
+    """A number as a cell prints it."""
+    return WORDS.get(said.lower(), re.sub(r"\.0+$", "", said.replace(",", "")))
+
+
+def _printed(cell) -> set[str]:
+    """Numbers in a cell's outputs, and in its code without the comments."""
+    pieces = [ast.unparse(ast.parse(cell.source))]
+    for output in cell.outputs:
+        pieces.append(_joined(output.get("text", "")))
+        for kind, content in output.get("data", {}).items():
+            if kind.startswith("text/") or kind == "image/svg+xml":
+                pieces.append(re.sub(r"<style.*?</style>|<[^>]*>", " ", _joined(content), flags=re.S))
+        pieces += [meta["alt"] for meta in output.get("metadata", {}).values() if "alt" in meta]
+    return {value(number) for piece in pieces for number in PRINTED.findall(piece)}
+
+
+def _joined(value) -> str:
+    return "".join(value) if isinstance(value, list) else value
