@@ -77,7 +77,7 @@ class GemmReport:
         text += f"; {self.kernels} kernel{'s' * (self.kernels != 1)}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
             count, runs = self.kernels_for_fp8, sum(1 if r.count is None else r.count for r in self.fp8_rows)
-            text += f"; {count} kernel{'s' * (count != 1)}, {size(self.bytes_for_fp8)} of it to make and undo FP8"
+            text += f"; {size(self.bytes_for_fp8)} of it, in {count} kernel{'s' * (count != 1)}, to make and undo FP8"
             text += f", for {runs} matmul{'s' * (runs != 1)}" if runs else ", for no FP8 matmul"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"

@@ -75,7 +75,7 @@ RULES: Mapping[str, Rule] = {
     "converted twice": Rule(
         "fp8",
         "the {side} operand is converted again, to {to}, between its dequantization and the dot",
-        "dequantize once, in the type that the dot is to return: float32, bfloat16 or float16",
+        "dequantize each operand once, both to the type that the dot is to return: float32, bfloat16 or float16",
         'MatchFp8Param: "not rewritten into FP8 Custom Call"',
     ),
     "scaled late": Rule(

@@ -175,6 +175,7 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
     for i, (name, values) in enumerate(logs.items()):
         top.hist(values, bins, weights=np.full(len(values), 100 / len(values)), histtype="step", linewidth=2,
                  linestyle=STYLES[i % 4], color=PALETTE[i % 7], label=name)
+        top.plot(values.max(), 1, "v", color=PALETTE[i % 7], markersize=9)  # its amax, above the axis
     for row, f in enumerate(formats):
         low, normal, high = np.log2([f.smallest_subnormal, f.smallest_normal, f.max])
         bottom.barh(row, high - normal, left=normal, height=0.6, color=INK, alpha=0.6)
@@ -261,6 +262,7 @@ def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     most = max(sum(moved for _, moved in parts) for parts in programs.values())
     figure, axes = _axes(7, 1 + 0.85 * len(programs), f"Megabytes moved. {'; '.join(heads.values())}.")
     labels = list(dict.fromkeys(label for parts in reversed(programs.values()) for label, _ in parts))
+    labels.sort(key=lambda label: sum(label not in dict(parts) for parts in programs.values()))  # what all have, first
     colour = {label: PALETTE[n % 6] for n, label in enumerate(labels)}
     hatch = {label: "///" * (n > 5) for n, label in enumerate(labels)}
     named = set()

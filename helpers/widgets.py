@@ -34,15 +34,17 @@ def neighbours_svg(r: Rounding, width: int = 460) -> str:
     def x(v: float) -> float:
         return left + (right - left) * (v - low) / (high - low)
 
-    ticks = "".join(f'<line x1="{x(v):.1f}" x2="{x(v):.1f}" y1="32" y2="52" stroke="currentColor" stroke-width="2"/>'
-                    f'<text x="{x(v):.1f}" y="70" text-anchor="middle" fill="currentColor">{v:.6g}</text>'
-                    for v in sorted({r.below, r.above}))
+    # Of a stored picture JupyterLab shows the words alone: what is in <desc> makes a sentence of them.
+    ticks = "<desc> and </desc>".join(
+        f'<line x1="{x(v):.1f}" x2="{x(v):.1f}" y1="32" y2="52" stroke="currentColor" stroke-width="2"/>'
+        f'<text x="{x(v):.1f}" y="70" text-anchor="middle" fill="currentColor">{v:.6g}</text>'
+        for v in sorted({r.below, r.above}))
     words = f"{target:.6g} rounds to {r.decoded:.6g}"
     return (f'<svg width="{width}" viewBox="0 0 {width} 78" style="max-width:100%" role="img" aria-label="{words}" '
             f'font-size="13" font-family="sans-serif">'
-            f'<line x1="20" x2="{width - 20}" y1="42" y2="42" stroke="currentColor"/>{ticks}'
-            f'<circle cx="{x(target):.1f}" cy="42" r="6" fill="#D55E00"/>'
+            f'<line x1="20" x2="{width - 20}" y1="42" y2="42" stroke="currentColor"/>'
             f'<text x="{x(target):.1f}" y="20" text-anchor="middle" fill="currentColor">{target:.6g}</text>'
+            f'<desc> beside </desc>{ticks}<circle cx="{x(target):.1f}" cy="42" r="6" fill="#D55E00"/>'
             f'<circle cx="{x(r.decoded):.1f}" cy="42" r="10" fill="none" stroke="#0072B2" stroke-width="3"/></svg>')
 
 
@@ -100,18 +102,19 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
         return height - 35 - (height - 60) * ratio / top
 
     line = " ".join(f"{x(i):.1f},{y(r):.1f}" for i, r in enumerate(ratios))
-    marks = "".join(f'<text x="{x(i):.1f}" y="{height - 18}" text-anchor="middle" fill="currentColor">{m}</text>'
-                    for i, m in enumerate(rows) if i % 3 == 0)
-    levels = "".join(f'<line x1="45" x2="{width - 25}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="currentColor" '
+    marks = "<desc>, </desc>".join(
+        f'<text x="{x(i):.1f}" y="{height - 18}" text-anchor="middle" fill="currentColor">{m}</text>'
+        for i, m in enumerate(rows) if i % 3 == 0)
+    levels = "<desc>, </desc>".join(f'<line x1="45" x2="{width - 25}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="currentColor" '
                      f'stroke-opacity="{0.9 if v == 1 else 0.25}"/><text x="38" y="{y(v) + 4:.1f}" text-anchor="end" '
                      f'fill="currentColor">{v}</text>' for v in (0, 1, 2))
     at = rows.index(chosen)
     words = f"{ratios[at]:.2f} times bf16 at {chosen} rows"
     return (f'<svg width="{width}" viewBox="0 0 {width} {height}" style="max-width:100%" role="img" '
-            f'aria-label="{words}" font-size="12" font-family="sans-serif">{levels}{marks}'
+            f'aria-label="{words}" font-size="12" font-family="sans-serif">{levels}<desc>; </desc>{marks}'
             f'<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2.5"/>'
             f'<circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
-            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text>'
+            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text><desc>; </desc>'
             f'<text x="{width / 2}" y="12" text-anchor="middle" fill="currentColor">times as fast as bf16</text>'
             "</svg>")
 

@@ -260,11 +260,11 @@ def appended(text: str) -> Callable:
 
 kind("prose: a number")(lambda notebook, by: number_in_prose(notebook, by, lambda number: "7351"))
 kind("prose: a number, by one")(lambda notebook, by: number_in_prose(notebook, by, by_one))
-kind("prose: a number in words")(lambda notebook, by: number_in_prose(notebook, by, lambda number: "seventeen", True))
+kind("prose: a number in words")(lambda notebook, by: number_in_prose(notebook, by, lambda number: "eighty", True))
 kind("prose: a number more")(appended("So it is 7351 times as fast."))
 kind("prose: an output's likeness")(appended("```\nkernels 1, 50.3 MB\n```"))
 kind("prose: an output's likeness, as text")(appended("```text\none kernel\n```"))
-kind("prose: an output's likeness, indented")(appended("    one kernel"))
+kind("prose: an output's likeness, indented")(appended("So:\n\n    one kernel"))
 kind("prose: HTML")(appended('<div class="output">one kernel</div>'))
 kind("prose: HTML in a line")(appended('So <b style="color:red">one kernel</b>.'))
 kind("prose: a comment")(appended("<!-- one kernel -->"))

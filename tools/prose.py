@@ -28,7 +28,6 @@ NAMES = [re.compile(name) for name in (
     r"(?:XLA of|In \w+|in December) 20\d\d", r"x86-64", r"ubuntu-24\.04", r'python-version: "3\.12"',
     r"[Cc]apability \d+\.\d|Below 8\.9|12\.0 is Blackwell|A100 as 9\.0", r"ten bits",  # those of tf32's mantissa
     r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
-    r"^Try [\d., and]+\d",  # in a field to type in
 )]
 
 
@@ -98,7 +97,7 @@ def _printed(cell) -> set[str]:
             if kind.startswith("text/") or kind == "image/svg+xml":
                 pieces.append(re.sub(r"<style.*?</style>|<[^>]*>", " ", _joined(content), flags=re.S))
         pieces += [meta["alt"] for meta in output.get("metadata", {}).values() if "alt" in meta]
-    return {value(number) for piece in pieces for number in PRINTED.findall(piece)}
+    return {value(number) for piece in pieces for number in PRINTED.findall(re.sub(r"\b0x[0-9a-fA-F]+", " ", piece))}
 
 
 def _joined(value) -> str:
