@@ -13,7 +13,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
 BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
 # Where the home cannot be written, JupyterLab keeps its own things in the checkout.
-HOMELESS = $(shell test -w "$$HOME" || echo HOME="'$(CURDIR)/.tools/home'")
+HOMELESS = test -w "$$HOME" || export HOME="$$PWD/.tools/home"
 FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
 # A copy that was carried to a machine without a network has this, and no .venv: `make gpu` then runs with it.
@@ -32,7 +32,7 @@ setup:    ## install everything into this checkout (the other targets do it too;
 
 lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 9000")
 	@echo "Starting JupyterLab; stop it with Ctrl-C, twice"
-	@$(HOMELESS) $(PYTHON) -m jupyterlab --config=tools/lab_config.py $(ROOT_FLAG) $(BROWSER_FLAG) \
+	@$(HOMELESS); exec $(PYTHON) -m jupyterlab --config=tools/lab_config.py $(ROOT_FLAG) $(BROWSER_FLAG) \
 		--LabApp.default_url=$(FIRST_PAGE) $(ARGS)
 
 test: setup     ## run every test: helpers, chapters and their outputs, site, JupyterLab, oldest JAX

@@ -105,9 +105,10 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
     marks = "<desc>, </desc>".join(
         f'<text x="{x(i):.1f}" y="{height - 18}" text-anchor="middle" fill="currentColor">{m}</text>'
         for i, m in enumerate(rows) if i % 3 == 0)
-    levels = "<desc>, </desc>".join(f'<line x1="45" x2="{width - 25}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="currentColor" '
-                     f'stroke-opacity="{0.9 if v == 1 else 0.25}"/><text x="38" y="{y(v) + 4:.1f}" text-anchor="end" '
-                     f'fill="currentColor">{v}</text>' for v in (0, 1, 2))
+    levels = "<desc>, </desc>".join(
+        f'<line x1="45" x2="{width - 25}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="currentColor" '
+        f'stroke-opacity="{0.9 if v == 1 else 0.25}"/><text x="38" y="{y(v) + 4:.1f}" text-anchor="end" '
+        f'fill="currentColor">{v}</text>' for v in (0, 1, 2))
     at = rows.index(chosen)
     words = f"{ratios[at]:.2f} times bf16 at {chosen} rows"
     return (f'<svg width="{width}" viewBox="0 0 {width} {height}" style="max-width:100%" role="img" '

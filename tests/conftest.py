@@ -26,6 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
+@pytest.fixture(scope="session")
+def needs_git() -> None:
+    """For tests that make a repository of their own."""
+    if not shutil.which("git"):
+        pytest.skip("no git on PATH")
+
+
 @pytest.fixture(scope="module")  # not longer: while playwright runs, nothing else in this thread can use asyncio
 def browser() -> Iterator[Browser]:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -25,6 +25,7 @@ import record
 import speed
 import train
 import watch
+from files import of_project
 from test_results import problems
 
 from helpers import parse_hlo_module
@@ -594,12 +595,22 @@ def test_wrong_arguments_are_answered(wrong, said):
 def test_a_commit_is_named_and_a_copy_without_git_must_say_it(tmp_path, monkeypatch):
     given = "0123456789" * 4
     assert record.commit(given) == (given, None)  # nobody has looked whether the files are that commit's
-    monkeypatch.setattr(record, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match="--commit"):
-        record.commit(None)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for inside_another in (False, True):  # whose commit says nothing of these files
+        if inside_another and shutil.which("git"):
+            subprocess.run(["git", "init", "-q", tmp_path], check=True)
+            subprocess.run(["git", "-C", tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x",
+                            "--allow-empty"], check=True)
+        monkeypatch.setattr(record, "ROOT", copy)
+        monkeypatch.setattr(bundle, "ROOT", copy)
+        with pytest.raises(SystemExit, match="--commit"):
+            record.commit(None)
+        with pytest.raises(SystemExit, match="no git checkout"):
+            bundle.tree()
 
 
-def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypatch):
+def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypatch, needs_git):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     for name in ("helpers/one.py", "notebooks/two.md", "notebooks/two.ipynb", "tools/gpu/three.py", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -698,14 +709,13 @@ def test_without_nvidia_smi_there_is_no_summary():
 # The folder to carry --------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def carried(tmp_path_factory) -> Path:
+def carried(tmp_path_factory, needs_git) -> Path:
     """What `make gpu-bundle` writes of the files as they are here, for this Python and this machine."""
     clone, place = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("carried") / "gpu-bundle"
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                            capture_output=True, text=True, check=True).stdout.splitlines()
-    for name in filter(lambda name: (ROOT / name).is_file(), listed):
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, clone / name)
+    for path in of_project():
+        copy = clone / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x"]):
         subprocess.run(["git", *words], cwd=clone, check=True)
     with pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ import jupytext
 import nbformat
 import outputs
 import pytest
+from files import of_project
 from playwright.sync_api import Page, expect
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,11 +26,10 @@ pytestmark = pytest.mark.skipif(not os.environ.get("CI") and not shutil.which("m
 def clone(tmp_path_factory) -> Path:
     """The project as git would clone it, each .md older than its .ipynb: the order Jupytext likes least."""
     clone = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "notebooks",
-                             "pyproject.toml"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in sorted({name for name in listed.stdout.splitlines() if (ROOT / name).exists()}):
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, clone / name)
+    for path in of_project("notebooks", "pyproject.toml"):
+        copy = clone / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
     for twin in clone.glob("notebooks/*.md"):
         os.utime(twin, (time.time() - 3600,) * 2)
     return clone

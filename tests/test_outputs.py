@@ -122,8 +122,10 @@ def test_the_command_fails_on_one_altered_character(pair, capsys):
     assert "01_tiny: cell 2" in report and "-custom_call\n+custom-call" in report and "1 volatile cell " in report
 
 
-def full_disk(_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def fails_with(number: int):
+    def fail(_):
+        raise OSError(number, os.strerror(number))
+    return fail
 
 
 def interrupted(*_, **__):
@@ -133,7 +135,11 @@ def interrupted(*_, **__):
 @pytest.mark.parametrize(("added", "patched", "by", "status", "said"), [
     ("1 / 0", None, None, 2, ": division by zero"),
     ("import os\nos._exit(1)", None, None, 2, "The kernel died: mostly for want of memory"),
-    ("print('new')", (os, "fsync"), full_disk, 2, "No space left on device: a file. What was not written is as it was"),
+    ("print('new')", (os, "fsync"), fails_with(errno.ENOSPC), 2,
+     "No space left on device: a file. What was not written is as it was: make room, and run the command again."),
+    ("print('new')", (os, "fsync"), fails_with(errno.EROFS), 2, "it was: its folder is read-only, or another user's."),
+    ("print('new')", (os, "fsync"), fails_with(errno.EACCES), 2, "Permission denied: a file. What was not written is "),
+    ("print('new')", (os, "fsync"), fails_with(errno.EIO), 2, "a file. What was not written is as it was.\n"),
     ("print('new')", (outputs.NotebookClient, "execute"), interrupted, 130, "Stopped."),
 ])
 def test_a_refresh_that_fails_loses_nothing_and_says_why(pair, capsys, monkeypatch, added, patched, by, status, said):
@@ -337,7 +343,7 @@ def test_the_name_of_the_host_is_a_trace(monkeypatch):
 # Which half a refresh takes -------------------------------------------------------------------------------------------
 
 @pytest.fixture
-def committed(pair, monkeypatch) -> Path:
+def committed(pair, monkeypatch, needs_git) -> Path:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # somebody's own settings may sign commits, or run hooks
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(pair.parent)]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
@@ -364,6 +370,17 @@ def test_refresh_refuses_to_choose_between_two_edits(committed, capsys):
     assert outputs.main(["refresh", "--folder", str(committed.parent)]) == 2
     assert "--from md or --from ipynb" in capsys.readouterr().err
     assert "From the text" in committed.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_without_a_commit_to_compare_with_a_refresh_asks(pair, capsys, monkeypatch, git):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pair.parent.parent))
+    if not git:
+        monkeypatch.setenv("PATH", str(pair.parent))
+    edit(pair.with_suffix(".md"), "# A chapter", "# From the text")
+    assert outputs.main(["refresh", "--folder", str(pair.parent)]) == 2
+    said = capsys.readouterr().err
+    assert "git shows no commit here that tells which was edited: say which to take, --from md or --from ipynb" in said
 
 
 def test_a_failing_refresh_writes_nothing(committed, capsys):

@@ -1,16 +1,21 @@
 """What the project says of itself agrees: dependencies, versions, chapters, commands, set-up."""
 import ast
+import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import outputs
 import pytest
 import yaml
+from files import of_project
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -20,13 +25,6 @@ REFERENCE = ["A_format_family", "B_epilogues", "C_amax", "D_rules", "E_chips_and
 HELPER_LINES, LENS_LINES = 1550, 4600
 TABLES = {"rules.py", "libraries.py"}  # texts to look up, whose lines nobody has to hold in the head
 CONTRIBUTING_LINES = 90
-
-
-def tracked(*patterns: str) -> list[Path]:
-    """Files of the project: what git tracks, or would; ignored ones are somebody's own."""
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns], cwd=ROOT,
-                            capture_output=True, text=True, check=True)
-    return [path for name in sorted(set(listed.stdout.splitlines())) if (path := ROOT / name).is_file()]
 
 
 def requirement(text: str) -> tuple[str, str]:
@@ -63,7 +61,7 @@ def test_every_dependency_says_what_it_is_for():
 
 
 def test_every_dependency_is_used():
-    files = tracked("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb")
+    files = of_project("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb")
     text = "\n".join(path.read_text(errors="ignore") for path in files)
     for name, _ in map(requirement, direct_requirements()):
         if name.startswith("nvidia-"):
@@ -95,6 +93,16 @@ def test_python_versions_agree():
     assert 'requires-python = ">=3.12, <3.14"' in (ROOT / "uv.lock").read_text()
 
 
+@pytest.mark.parametrize("patterns", [(), ("*.py", "Makefile", ".ci/*"), ("notebooks", "pyproject.toml"),
+                                      ("fp8lens/*.py", "fp8lens/**/*.py"), ("notebooks/*",)])
+def test_without_git_the_files_are_the_same(monkeypatch, tmp_path, patterns):
+    listed = of_project(*patterns)
+    assert ROOT / "notebooks" / "01_fp8_formats.md" in listed or "notebooks" not in str(patterns)
+    if (ROOT / ".git").exists():
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert of_project(*patterns) == listed
+
+
 # Set-up ---------------------------------------------------------------------------------------------------------------
 
 def load_setup():
@@ -114,7 +122,7 @@ def uv_that_answers(tmp_path, monkeypatch):
     for name in ("uv.lock", "pyproject.toml", ".venv"):
         (tmp_path / name).mkdir() if name == ".venv" else (tmp_path / name).write_text(name)
 
-    def install(env, *codes):
+    def install(env, *codes, stderr=""):
         codes = iter(codes)
 
         def run(command, **_):
@@ -122,7 +130,7 @@ def uv_that_answers(tmp_path, monkeypatch):
             if isinstance(code, type):
                 raise code
             commands.append(command[1:])
-            return subprocess.CompletedProcess(command, code)
+            return subprocess.CompletedProcess(command, code, stderr=stderr.encode())
 
         monkeypatch.setattr(setup.subprocess, "run", run)
         commands.clear()
@@ -163,10 +171,13 @@ def test_a_mirror_gives_the_same_files(uv_that_answers, monkeypatch):
 def test_where_the_home_is_read_only_downloads_are_kept_in_the_checkout(monkeypatch):
     setup = load_setup()
     monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    monkeypatch.delenv("UV_PYTHON_INSTALL_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/else")
     for writable in (True, False):
         monkeypatch.setattr(setup.os, "access", lambda path, mode, writable=writable: writable)
         assert setup.environment().get("UV_CACHE_DIR") == (None if writable else str(setup.TOOLS / "cache"))
+        python = setup.environment().get("UV_PYTHON_INSTALL_DIR")
+        assert python == (None if writable else str(setup.TOOLS / "python"))
 
 
 def test_setup_runs_on_old_pythons():
@@ -208,6 +219,104 @@ def test_a_damaged_download_is_refused(tmp_path, monkeypatch):
         setup.download_pip(tmp_path)
 
 
+# What is fetched, and what cannot be ----------------------------------------------------------------------------------
+
+@pytest.fixture
+def bare(tmp_path) -> Path:
+    """The set-up alone, in a folder without uv."""
+    for name in ("setup.py", "uv.txt"):
+        (tmp_path / "tools").mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / "tools" / name, tmp_path / "tools" / name)
+    return tmp_path
+
+
+def run_bare(bare: Path, **settings: str) -> list[str]:
+    """The lines that a set-up without uv ends with, where pip has these settings alone."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+    end = subprocess.run([sys.executable, "tools/setup.py"], cwd=bare, capture_output=True, text=True,
+                         env=kept | {"PIP_CONFIG_FILE": os.devnull} | settings)
+    assert end.returncode == 1 and "Traceback" not in end.stderr
+    assert not (bare / ".tools" / f"uv-{load_setup().UV}").exists()
+    return end.stderr.splitlines()
+
+
+def test_an_index_without_an_answer_is_named_with_what_to_set(bare):
+    said = run_bare(bare, UV_DEFAULT_INDEX="company=http://me:secret@127.0.0.1:9/simple", PIP_RETRIES="1")
+    assert said[-1] == ("uv is not installed. http://127.0.0.1:9/simple could not be reached: it gives no answer. Set "
+                        "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your "
+                        "proxy, and run the same command again.")
+
+
+def test_a_uv_that_somebody_altered_is_refused(bare):
+    wheel = bare / f"uv-{load_setup().UV}-py3-none-any.whl"
+    info = f"uv-{load_setup().UV}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: uv\nVersion: {load_setup().UV}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    said = run_bare(bare, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(bare))
+    assert said[-1].startswith("uv is not installed. What arrived is not the file that was published")
+
+
+CONNECT = "Retrying (Retry(total=1)) after connection broken by '{}': /simple/uv/\nERROR: (from versions: none)"
+FETCH = "error: Request failed\n  cause: error sending request for url (https://files.example/a/b.whl)\n  cause: {}"
+
+
+@pytest.mark.parametrize(("said", "what", "setting"), [
+    (CONNECT.format("NewConnectionError('Name or service not known')"), "https://pypi.org ", "UV_DEFAULT_INDEX or "),
+    (CONNECT.format("ProxyError('Tunnel connection failed: 403')"), "https://pypi.org ", "Set HTTPS_PROXY"),
+    (CONNECT.format("SSLError(CERTIFICATE_VERIFY_FAILED)"), "https://pypi.org ", "Set SSL_CERT_FILE"),
+    ("ERROR: Could not find a version that satisfies the requirement uv (from versions: none)", "https://pypi.org ",
+     "Set UV_DEFAULT_INDEX or PIP_INDEX_URL to one that has"),
+    (FETCH.format("dns error"), "https://files.example ", "or HTTPS_PROXY to your proxy"),
+    (FETCH.format("tunnel error: unsuccessful"), "https://files.example ", "Set HTTPS_PROXY"),
+    (FETCH.format("invalid peer certificate: UnknownIssuer"), "https://files.example ", "Set SSL_CERT_FILE"),
+    (FETCH.format("dns error").replace("files.example", "github.com"), "https://github.com ", "Set up Python 3.12"),
+    ("cause: Because jax was not found in the package registry", "https://pypi.org ", "one that has these packages"),
+    ("error: No space left on device", "", "Once what stands above is mended, run"),
+])
+def test_what_pip_and_uv_say_is_told_in_a_sentence(uv_that_answers, capsys, said, what, setting):
+    setup, install, _ = uv_that_answers
+    assert install({}, 1, 2, stderr=f"{said}\n") == 2
+    *above, last = capsys.readouterr().err.splitlines()
+    assert "\n".join(above) == said and last.startswith(f"Not installed. {what}") and setting in last
+    assert last.endswith("run the same command again.") and ("could not be reached" in last) == bool(what)
+
+
+def test_pip_takes_the_index_and_the_certificates_of_uv(monkeypatch):
+    setup = load_setup()
+    for name in (*setup.MIRRORS, "PIP_CERT", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert not {"PIP_INDEX_URL", "PIP_CERT"} & {*setup.pip_environment()}
+    monkeypatch.setenv("UV_INDEX_URL", "https://old.example/simple")
+    assert setup.pip_environment()["PIP_INDEX_URL"] == "https://old.example/simple"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "company=https://mirror.example/simple?a=b")
+    monkeypatch.setenv("SSL_CERT_FILE", "/certificates.pem")
+    assert setup.pip_environment()["PIP_INDEX_URL"] == "https://mirror.example/simple?a=b"
+    assert setup.pip_environment()["PIP_CERT"] == "/certificates.pem"
+    monkeypatch.setenv("PIP_INDEX_URL", "https://pips.example/simple")
+    monkeypatch.setenv("PIP_CERT", "/pips.pem")
+    assert setup.pip_environment()["PIP_INDEX_URL"] == "https://pips.example/simple"
+    assert setup.pip_environment()["PIP_CERT"] == "/pips.pem"
+
+
+def test_what_builds_the_package_is_in_uv_itself(tmp_path):
+    """Nothing outside the lock and tools/uv.txt is fetched, then run, to install it."""
+    setup = load_setup()
+    (requirement,) = PYPROJECT["build-system"]["requires"]
+    assert Requirement(requirement).name == "uv_build" and setup.UV in Requirement(requirement).specifier
+    uv = setup.TOOLS / setup.BIN / ("uv" + setup.EXE)
+    if not uv.exists():
+        pytest.skip("needs .tools/bin/uv: run through make")
+    subprocess.run([uv, "build", "--quiet", "--offline", "--no-cache", "--python", sys.executable, "--wheel",
+                    "--out-dir", tmp_path], cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name and name[-1] != "/"}
+    assert files == {path.relative_to(ROOT).as_posix() for path in of_project("fp8lens")}
+
+
+# What the documents say -----------------------------------------------------------------------------------------------
+
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -219,10 +328,28 @@ def test_make_alone_lists_every_target():
     assert all(re.fullmatch(r"make [a-z-]+ +\S.{15,110}", line) for line in listed)
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here: Windows")
+def test_the_folder_may_have_any_name_and_the_home_be_missing(tmp_path):
+    folder = tmp_path / "it's 100% \N{LATIN SMALL LETTER E WITH ACUTE}"
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$HOME"\n')
+    python.chmod(0o755)
+    (folder / "tools").mkdir()
+    (folder / "tools" / "setup.py").touch()
+    shutil.copyfile(ROOT / "Makefile", folder / "Makefile")
+    for home, seen in ((tmp_path, tmp_path), (tmp_path / "none", folder / ".tools" / "home")):
+        made = subprocess.run(["make", "-s", "lab"], cwd=folder, env=os.environ | {"HOME": str(home)},
+                              capture_output=True, text=True, check=True)
+        assert made.stdout.splitlines()[-1] == str(seen)
+
+
 def test_commands_in_the_documents_exist():
-    for path in [*tracked("*.md"), *tracked(".ci/*", ".github/workflows/*")]:
+    for path in [*of_project("*.md"), *of_project(".ci/*", ".github/workflows/*")]:
         used = set(re.findall(r"(?:`|^\s*|run: )make ([a-z-]+)", path.read_text(), re.MULTILINE))
         assert used <= targets(), f"{path.name} names {sorted(used - targets())}, which the Makefile has not got"
+        for name in re.findall(r"ARGS=(tests/\S+?)`", path.read_text()):  # not -k: a name may be that of a chapter too
+            assert (ROOT / name).is_file()
     assert {"lab", "test"} <= set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text()))
 
 
@@ -238,7 +365,7 @@ def test_the_example_in_the_readme_works():
 
 
 def test_workflows_run_pinned_actions_and_what_ci_runs():
-    for path in tracked(".github/workflows/*.yml"):
+    for path in of_project(".github/workflows/*.yml"):
         workflow = yaml.safe_load(path.read_text())
         for name, job in workflow["jobs"].items():
             for step in job["steps"]:
@@ -248,10 +375,25 @@ def test_workflows_run_pinned_actions_and_what_ci_runs():
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
+def test_the_site_is_published_of_what_was_pushed_here_and_tested():
+    docs = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())
+    ci = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    build, deploy = docs["jobs"]["build"], docs["jobs"]["deploy"]
+    after = docs[True]["workflow_run"]  # to YAML 1.1 `on` is true
+    assert after == {"workflows": [ci["name"]], "types": ["completed"], "branches": ["main"]}
+    by_hand, after_ci = build["if"].split(" || ")
+    assert by_hand == "github.event_name == 'workflow_dispatch'"
+    assert set(after_ci.split(" && ")) == {"github.event.workflow_run.event == 'push'",
+                                           "github.event.workflow_run.conclusion == 'success'"}
+    assert build["steps"][0]["with"]["ref"].startswith("${{ github.event.workflow_run.head_sha ||")
+    assert {*build["permissions"].values(), *docs["permissions"].values()} == {"read"}  # it runs what was pushed
+    assert deploy["needs"] == "build" and not any("run" in step for step in deploy["steps"])
+
+
 # Chapters and text ----------------------------------------------------------------------------------------------------
 
 def test_chapters_are_pairs_and_all_in_the_site():
-    names = {path.relative_to(ROOT / "notebooks").as_posix() for path in tracked("notebooks/*")} - {"glossary.md"}
+    names = {path.relative_to(ROOT / "notebooks").as_posix() for path in of_project("notebooks/*")} - {"glossary.md"}
     assert {name for name in names if name.endswith((".ipynb", ".md"))} == {
         f"{path.stem}{end}" for path in outputs.find([], outputs.NOTEBOOKS) for end in (".ipynb", ".md")}
     assert CHAPTERS + REFERENCE == [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
@@ -282,7 +424,7 @@ def lines_of_code(path: Path) -> int:
 
 @pytest.mark.parametrize(("package", "limit"), [("helpers", HELPER_LINES), ("fp8lens", LENS_LINES)])
 def test_packages_stay_small(package, limit):
-    lines = {str(path): lines_of_code(path) for path in tracked(f"{package}/*.py", f"{package}/**/*.py")
+    lines = {str(path): lines_of_code(path) for path in of_project(f"{package}/*.py", f"{package}/**/*.py")
              if path.name not in TABLES}
     assert sum(lines.values()) <= limit, lines
 
@@ -291,10 +433,10 @@ def test_no_module_imports_from_one_below_it_in_contributings_table():
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     place = {name: n for n, row in enumerate(rows) for name in re.findall(r"`(\w+)`", row)}
     compiles = {"compile", "autotune", "stages"}  # loaded when something is compiled
-    modules = {path.relative_to(ROOT / "fp8lens").with_suffix("").parts[0] for path in tracked(
+    modules = {path.relative_to(ROOT / "fp8lens").with_suffix("").parts[0] for path in of_project(
         "fp8lens/*.py", "fp8lens/**/*.py")} - {"__init__", "__main__"}
     assert set(place) == modules - compiles
-    for path in tracked("fp8lens/*.py", "fp8lens/**/*.py"):
+    for path in of_project("fp8lens/*.py", "fp8lens/**/*.py"):
         name = path.relative_to(ROOT / "fp8lens").with_suffix("").parts[0]
         named = set(re.findall(r"^ *from fp8lens\.(\w+)", path.read_text(), re.M)) - compiles
         assert name not in place or max(map(place.get, named), default=0) <= place[name], name
@@ -307,15 +449,25 @@ def test_contributing_stays_short_and_the_licence_is_whole():
     assert PYPROJECT["project"]["license"] == "Apache-2.0"
 
 
+def test_what_is_proprietary_is_named():
+    (said,) = re.findall(r"^Licensed under.*", (ROOT / "README.md").read_text(), re.M | re.S)
+    named = set(re.findall(r"`(.*?)`", said))
+    installed = {requirement(package.name)[0] for package in importlib.metadata.distributions()
+                 for key in ("License-Expression", "License", "Classifier")
+                 for text in package.metadata.get_all(key, []) if "proprietary" in text.partition("\n")[0].lower()}
+    libraries = {"nvidia-cublas"} & installed  # the extra for GPUs, of which the README says that all are
+    assert installed == named or libraries and named < installed or sys.platform != "linux" and not installed
+
+
 def test_lines_are_not_long():
-    for path in tracked("*.py", "Makefile", ".ci/*"):
+    for path in of_project("*.py", "Makefile", ".ci/*"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert len(line) <= 120, f"{path.relative_to(ROOT)}:{number} has {len(line)} characters"
 
 
 def test_no_text_names_a_path_of_somebodys_machine():
     personal = re.compile(r"(?<![\w.:/])/(?:home/(?!user\b)|root/|Users/|work/)\w+|\b[A-Z]:\\Users\\")
-    for path in tracked("*.py", "*.md", "*.yml", "*.toml", "*.ipynb", "*.css", "Makefile", ".ci/*", "tests/hlo/*"):
+    for path in of_project("*.py", "*.md", "*.yml", "*.toml", "*.ipynb", "*.css", "Makefile", ".ci/*", "tests/hlo/*"):
         if path.name != "test_outputs.py":  # which tests just that
             found = personal.search(path.read_text(errors="ignore"))
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"

@@ -32,7 +32,7 @@ import jupytext
 import nbformat
 import numpy as np
 import prose
-from files import in_one_step
+from files import in_one_step, mend
 from matplotlib.image import imread
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -428,7 +428,11 @@ def edited_side(path: Path) -> str:
     present = {side: cells_of(jupytext.read(half)) for side, half in halves.items() if half.exists()}
     if len(present) == 1 or present["md"] == present["ipynb"]:
         return next(iter(present))
-    changed = [side for side, half in halves.items() if present[side] != committed_cells(half)]
+    committed = {side: committed_cells(half) for side, half in halves.items()}
+    if not any(committed.values()):
+        raise Refused(f"{path.stem}: the .ipynb and the .md differ, and git shows no commit here that tells which was "
+                      f"edited: say which to take, --from md or --from ipynb (make: FROM=md)")
+    changed = [side for side in halves if present[side] != committed[side]]
     if len(changed) != 1:
         raise Refused(f"{path.stem}: the .ipynb and the .md differ, and {'both' if changed else 'neither'} changed "
                       f"since the last commit: say which to take, --from md or --from ipynb (make: FROM=md)")
@@ -436,8 +440,12 @@ def edited_side(path: Path) -> str:
 
 
 def committed_cells(path: Path) -> list[tuple] | None:
-    shown = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, text=True)
-    return cells_of(jupytext.reads(shown.stdout, fmt=path.suffix[1:])) if shown.returncode == 0 else None
+    show = ["git", "show", f"HEAD:./{path.name}"]
+    try:
+        shown = subprocess.run(show, cwd=path.parent, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # no git, no repository, not in its last commit
+        return None
+    return cells_of(jupytext.reads(shown, fmt=path.suffix[1:]))
 
 
 def without_outputs(notebook):
@@ -535,8 +543,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("Stopped. The chapter that ran is as it was.", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"{error.strerror}: {error.filename or 'a file'}. What was not written is as it was: make room, and run "
-              "the command again.", file=sys.stderr)
+        print(mend(error), file=sys.stderr)
         return 2
     print(report)
     return int(any(report.problems.values()))

@@ -5,8 +5,10 @@ a fraction of a second. Written for any python3 from 3.8 on: it runs before the 
 """
 import ctypes
 import hashlib
+import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,13 +16,23 @@ import time
 import urllib.request
 from pathlib import Path
 
-UV = "0.13.8"  # one version for everybody: uv.lock is written and read alike
 # Only for a python3 without pip, to install uv with.
 PIP = ("https://files.pythonhosted.org/packages/c9/bc/b7db44f5f39f9d0494071bddae6880eb645970366d0a200022a1a93d57f5/"
        "pip-25.0.1-py3-none-any.whl")
 PIP_SHA256 = "c46efd13b6aa8279f33f2864459c8ce587ea6a1a59ee20de055868d8f7688f7f"
 # Where a machine says that its packages come from; the first that is set counts.
 MIRRORS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+# How pip and uv say that something cannot be reached, what that means, what to set.
+UNREACHABLE = [
+    (r"certificate|SSLError", "its certificate is not trusted here",
+     "SSL_CERT_FILE to a file with your network's certificates"),
+    (r"[Pp]roxy|tunnel", "the proxy refused", "HTTPS_PROXY to a proxy that lets it through, or unset it"),
+    (r"Retrying \(|error sending request|dns error|[Tt]imed out|server error", "it gives no answer",
+     "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your proxy"),
+    (r"from versions: none|\b40[134]\b|not found in the package registry",
+     "it is no package index, or asks who you are",
+     "UV_DEFAULT_INDEX or PIP_INDEX_URL to one that has these packages"),
+]
 LAB_SETTINGS = {
     # A double click opens either half of a chapter's pair as a notebook.
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook"}},
@@ -30,6 +42,9 @@ LAB_SETTINGS = {
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
 BIN, EXE = ("Scripts", ".exe") if os.name == "nt" else ("bin", "")
+# One version for everybody, as uv.lock is written and read alike, with the hash of each platform's wheel.
+UV_WHEELS = Path(__file__).resolve().parent / "uv.txt"
+UV = re.search(r"^uv==(\S+)", UV_WHEELS.read_text(encoding="utf-8"), re.M).group(1)
 
 
 def uv_path():
@@ -50,23 +65,61 @@ def install_uv():
     create = [sys.executable, "-m", "venv", "--clear", str(TOOLS)]
     # A fresh Debian or Ubuntu python3 cannot put pip into a venv: its ensurepip is in python3-venv.
     has_pip = subprocess.run(create, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-    if not has_pip:
-        subprocess.run(create + ["--without-pip"], check=True)
+    if not has_pip and subprocess.run(create + ["--without-pip"]).returncode:
+        raise SystemExit("%s could not be made. Once what stands above is mended, run the same command again." % TOOLS)
     with tempfile.TemporaryDirectory() as scratch:
         pip = ["-m", "pip"] if has_pip else [str(download_pip(Path(scratch)) / "pip")]
-        subprocess.run([str(TOOLS / BIN / ("python" + EXE))] + pip + [
-            "install", "--quiet", "--disable-pip-version-check", "uv==" + UV], check=True,
-            env=dict(os.environ, PIP_USER="0"))
+        code, mend = run([str(TOOLS / BIN / ("python" + EXE))] + pip + [
+            "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--require-hashes",
+            "--requirement", str(UV_WHEELS)], pip_environment())
+    if code:
+        raise SystemExit("uv is not installed. " + mend)
+
+
+def pip_environment():
+    """What pip is to see: the index and the certificates that uv will see, where it is not told of its own."""
+    env = dict(os.environ, PIP_USER="0")
+    env.setdefault("PIP_RETRIES", "2")
+    mirror = next((env[name] for name in MIRRORS if env.get(name)), None)
+    if mirror and not env.get("PIP_INDEX_URL"):
+        env["PIP_INDEX_URL"] = re.sub(r"^[\w.-]+=", "", mirror)  # to uv an index can have a name
+    if env.get("SSL_CERT_FILE"):
+        env.setdefault("PIP_CERT", env["SSL_CERT_FILE"])
+    return env
+
+
+def run(command, env):
+    """Run a command that may need a network: its status, and what to do about a failure, which it has shown."""
+    done = subprocess.run(command, cwd=str(ROOT), env=env, stderr=subprocess.PIPE)
+    said = done.stderr.decode("utf-8", "replace")
+    sys.stderr.write(said)
+    return done.returncode, done.returncode and mend(said, env)
+
+
+def mend(said, env):
+    """What to do about what pip or uv said, as one or two sentences."""
+    if "DO NOT MATCH THE HASHES" in said or "Hash mismatch" in said:
+        return ("What arrived is not the file that was published: the index, or something on the way to it, alters "
+                "files. Set UV_DEFAULT_INDEX or PIP_INDEX_URL to another.")
+    index = next((env[name] for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX") if env.get(name)), "https://pypi.org")
+    where = re.sub(r"//[^/@]*@", "//", (re.findall(r"https?://[^\s/`']+", said) or [index])[0])  # and no password
+    for pattern, meaning, setting in UNREACHABLE:
+        if re.search(pattern, said):
+            if where == "https://github.com":
+                setting = "up Python 3.12 or 3.13 on this machine, or HTTPS_PROXY to a proxy that reaches it"
+            return "%s could not be reached: %s. Set %s, and run the same command again." % (where, meaning, setting)
+    return "Once what stands above is mended, run the same command again."
 
 
 def download_pip(folder):
     """Path of a pip wheel, which Python runs as it is."""
     try:
-        with urllib.request.urlopen(PIP) as answer:
+        with urllib.request.urlopen(PIP, timeout=60) as answer:
             wheel = answer.read()
-    except OSError as error:
-        raise SystemExit("This python3 has no pip, and pip could not be downloaded (%s). Debian and Ubuntu: "
-                         "sudo apt install python3-venv" % error)
+    except (OSError, http.client.HTTPException) as error:
+        raise SystemExit("This python3 has no pip, and pip could not be downloaded (%s). Set HTTPS_PROXY or "
+                         "SSL_CERT_FILE as your network wants it, or on Debian and Ubuntu: sudo apt install "
+                         "python3-venv" % error)
     if hashlib.sha256(wheel).hexdigest() != PIP_SHA256:
         raise SystemExit("pip arrived damaged: run the command again")
     path = folder / PIP.rsplit("/", 1)[1]
@@ -116,7 +169,7 @@ def python_choice(uv, env):
 
 
 def environment():
-    """What uv is to see: the machine's own certificates, its package index, a folder to keep downloads in."""
+    """What uv is to see: the machine's own certificates, its package index, folders to keep downloads in."""
     # Company networks have certificates of theirs, which uv's built-in ones do not include.
     env = dict(os.environ, UV_SYSTEM_CERTS="1")
     env.pop("VIRTUAL_ENV", None)  # an environment active in the shell is not this project's
@@ -125,9 +178,11 @@ def environment():
         env.pop(name, None)
     if mirror:
         env["UV_DEFAULT_INDEX"] = mirror
-    cache = Path(env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "uv")
-    if "UV_CACHE_DIR" not in env and not os.access(str(nearest(cache)), os.W_OK):
-        env["UV_CACHE_DIR"] = str(TOOLS / "cache")
+    for name, xdg, at_home, here in (("UV_CACHE_DIR", "XDG_CACHE_HOME", ".cache", "cache"),
+                                     ("UV_PYTHON_INSTALL_DIR", "XDG_DATA_HOME", ".local/share", "python")):
+        folder = Path(env.get(xdg) or os.path.join(os.path.expanduser("~"), at_home), "uv")
+        if name not in env and not os.access(str(nearest(folder)), os.W_OK):
+            env[name] = str(TOOLS / here)
     return env
 
 
@@ -172,9 +227,9 @@ def install(uv, choice, env):
     print("Installing the locked packages into .venv/: about a minute and 2 GB, once", flush=True)
     unfinished.touch()
     for command in steps(uv, choice, env, again):
-        code = subprocess.run(command, cwd=str(ROOT), env=env).returncode
+        code, what_to_do = run(command, env)
         if code:
-            print("Not installed. Once what stands above is mended, run the same command again.", file=sys.stderr)
+            print("Not installed. " + what_to_do, file=sys.stderr)
             return code
     if wanted:
         made_from.write_text(wanted)
@@ -192,8 +247,10 @@ def main():
         return code
     # Into .venv, where JupyterLab looks for defaults; a reader's own settings stay theirs.
     settings = ROOT / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(json.dumps(LAB_SETTINGS, indent=2))
+    text = json.dumps(LAB_SETTINGS, indent=2)
+    if not (settings.exists() and settings.read_text() == text):  # the checkout may be read-only by now
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(text)
     return 0
 
 

@@ -6,6 +6,7 @@ changed), the Python packages that such a machine lacks beside JAX, installed, a
 """
 import argparse
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,8 @@ exec "$python" "$unpacked/project/tools/gpu" --bundle "$here" --work "$work" "$@
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    not_above = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}  # where an archive may be unpacked
+    return subprocess.run(["git", *words], cwd=ROOT, env=not_above, check=True, capture_output=True, text=True).stdout
 
 
 def tree() -> str:

@@ -43,7 +43,9 @@ def commit(given: str | None, tree: Path | None = None) -> tuple[str, bool | Non
     says of it, which the files are compared with.
     """
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        not_above = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}  # where an archive may be unpacked
+        return subprocess.run(["git", *words], cwd=ROOT, env=not_above, capture_output=True, text=True,
+                              check=True).stdout.strip()
 
     if given and not re.fullmatch(r"[0-9a-f]{40}", given):
         raise SystemExit(f"--commit takes the whole hash, 40 hexadecimal digits, as `git rev-parse HEAD` prints "
