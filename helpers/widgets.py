@@ -115,7 +115,8 @@ def speedup_svg(chosen: int, rows: list[int], ratios: list[float], width: int = 
             f'aria-label="{words}" font-size="12" font-family="sans-serif">{levels}<desc>; </desc>{marks}'
             f'<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="2.5"/>'
             f'<circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6" fill="#D55E00"/>'
-            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text><desc>; </desc>'
+            f'<text x="{width / 2}" y="{height - 2}" text-anchor="middle" fill="currentColor">M, rows of A</text>'
+            "<desc>; </desc>"
             f'<text x="{width / 2}" y="12" text-anchor="middle" fill="currentColor">times as fast as bf16</text>'
             "</svg>")
 
