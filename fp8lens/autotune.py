@@ -16,15 +16,19 @@ _TILE_FIELDS = ("block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_s
 
 def check_tile(text: str) -> None:
     """Refuse a forced Triton tile that would abort the process: XLA checks it with a fatal assertion."""
-    pairs = re.findall(r"(\w+)\s*:\s*(\w+)", text)
+    text = re.sub(r"\s+", " ", str(text))
+    short = text[:1000]  # a good one has 200
+    pairs = re.findall(r"(\w+) ?: ?(\w+)", short)
     fields = dict(pairs)
-    good = re.fullmatch(r"\s*(\w+\s*:\s*\w+[\s,]*)*", text) and len(fields) == len(pairs)
-    good = good and set(_TILE_FIELDS) <= set(fields) <= {*_TILE_FIELDS, "split_k", "is_tma_allowed"}
-    numbers = [int(fields[f]) if fields[f].isdigit() else 0 for f in _TILE_FIELDS] if good else [0]
-    if not all(n > 0 for n in numbers) or any(n & (n - 1) for n in numbers[:5]):
+    good = short == text and re.fullmatch(
+        r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*", short)
+    good = good and len(fields) == len(pairs) and fields.pop("is_tma_allowed", "true") in ("true", "false")
+    good = good and set(_TILE_FIELDS) <= set(fields) <= {*_TILE_FIELDS, "split_k"}
+    numbers = [int(n) if n.isdigit() else 0 for n in map(fields.get, _TILE_FIELDS)] if good else [0]
+    if not all(numbers) or any(n & (n - 1) for n in numbers[:5]) or not fields.get("split_k", "1").isdigit():
         raise ValueError(
-            f"xla_gpu_override_gemm_autotuner: XLA would abort on {text!r}. Give each of {', '.join(_TILE_FIELDS)} "
-            "once, all but num_stages powers of two, as in "
+            f"xla_gpu_override_gemm_autotuner: XLA would abort on {short!r}. Give each of {', '.join(_TILE_FIELDS)} "
+            "once, all but num_stages powers of two, in plain digits, as in "
             "'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
         )
 

@@ -10,7 +10,10 @@ import importlib.util
 import inspect as signatures
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -316,7 +319,8 @@ _EPILOG = """examples:
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
 
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and not run.
-exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that says why.
+exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that says why; 3 where
+the file, or XLA's compiler, ended the process before there was an answer.
 `python -m fp8lens` is the same command."""
 
 
@@ -348,16 +352,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Exit status: 0 with a report; 1 where --require-fp8 does not hold; 2 for what cannot be
-    used, and where this fails itself; as of a shell's other commands, 130 when interrupted and 141 where nobody reads
-    on."""
+    """Run the command line; without `argv` the process's own, in another process where it imports a file.
+
+    Exit status: 0 with a report; 1 where --require-fp8 does not hold; 2 for what cannot be used, and where this fails
+    itself; 3 where that process ended without an answer; as of a shell's other commands, 130 when interrupted and 141
+    where nobody reads on."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     for stream in streams:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal's encoding has not
     try:
         try:
-            return _answer(_parser().parse_args(argv))
+            given = _parser().parse_args(argv)
+            return _apart() if argv is None and re.search(r"\.py(:|$)", given.what) else _answer(given)
         finally:
             for stream in streams:
                 stream.flush()
@@ -372,3 +379,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 141 if unread else 2
+
+
+def _apart() -> int:
+    """In a process of its own: whatever the file does, or XLA, 0 is the status only of an answer."""
+    with tempfile.TemporaryDirectory(prefix="fp8lens-") as folder:
+        program = f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.cli import serve; serve({folder!r})"
+        child = subprocess.Popen([sys.executable, "-P", "-c", program, *sys.argv[1:]])
+        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:  # the child's too
+            with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                child.wait(timeout=5)
+            child.kill()
+            return 130
+        with contextlib.suppress(OSError, ValueError):
+            return int(Path(folder, str(child.pid)).read_text())
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    print(f"error: the file, or XLA's compiler, ended the process ({how}) before there was an answer: mend the file; "
+          "report what XLA said above.", file=sys.stderr)
+    return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3
+
+
+def serve(folder: str) -> None:
+    """The process of its own. It leaves the exit status in a file with its number, as nothing that it forks does."""
+    with contextlib.suppress(SystemExit, OSError):  # the file may have put its own print here
+        status = main(sys.argv[1:])
+        Path(folder, str(os.getpid())).write_text(str(status))
+    os._exit(2)

@@ -4,19 +4,25 @@ XLA's CUDA compiler needs a description of the chip, not the chip. JAX reaches i
 comes back is the same `jax.stages.Compiled` as on the GPU, with the same optimized HLO, except that it cannot be run.
 """
 
+import copy
 import ctypes.util
 import difflib
 import functools
 import importlib
 import importlib.metadata
 import inspect
+import io
 import math
 import os
+import pickle
 import re
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -29,17 +35,27 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fp8lens.autotune import AS_TEXT, check_tile, choices
+from fp8lens.rules import COMPILER_BUGS, FATAL_BUT
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, Target, attached_gpu, resolve
 
-# Errors of XLA's own making, and the way around them.
-_COMPILER_BUGS = {
-    "A cycle is detected": "XLA fused an amax into the matmul whose own FP8 conversion waits for it. Put the result "
-                           "through jax.lax.optimization_barrier before taking its amax, or use an earlier step's.",
-    "Failed to serialize StableHLO": "JAX 0.12 cannot hand a dot's ANY_F8 algorithm to XLA: leave the precision out.",
-    "has_aux_output": "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
-                      "jax.lax.optimization_barrier before gelu, and gelu stays outside.",
-}
+_DEVICES = 1 << 16  # more than any machine has: each takes memory here
 _ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
+
+
+_COMPILED_IN: list[int] = []  # the process that was the first to
+
+
+class CompilerDied(RuntimeError):
+    """XLA's compiler ended its process, or went over a limit: what ended it, its last words, and the mend."""
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A program that another process compiled: its optimized HLO, for whatever here takes a Compiled."""
+    text: str = field(repr=False)
+
+    def as_text(self) -> str:
+        return self.text
 
 
 def _installed(distribution: str) -> bool:
@@ -129,8 +145,9 @@ def aot_compile(
     autotune: str | os.PathLike | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    isolate: bool | Mapping[str, float] = False,
     **kwargs: Any,
-) -> jax.stages.Compiled:
+) -> jax.stages.Compiled | Isolated:
     """Compile `fn(*args, **kwargs)` for `target`, whether or not such a chip is here.
 
     `args` and `kwargs` are arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; only shapes and dtypes are read.
@@ -159,20 +176,26 @@ def aot_compile(
     A mesh of your own, from `fp8lens.mesh`, needs no `mesh_shape`: it may be in the shardings of arguments, in
     `jax.set_mesh`, or inside `fn`. Then JAX alone says how an argument without a sharding is laid out.
 
+    XLA ends the process where it meets what it did not expect. With `isolate` it compiles in a fresh one, two seconds
+    later: what ends that is a CompilerDied here, and the result has `as_text` alone. {"seconds": 60, "gigabytes": 4}
+    are limits, of time and of memory; either may be left out.
+
     JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is not here.
 
     Raises KeyError for an unknown chip, TypeError or ValueError for arguments, meshes or options that XLA cannot take,
-    and RuntimeError where no CUDA compiler is installed, each naming the mend; and what `fn` raises.
+    and RuntimeError where no CUDA compiler is installed, or in a process forked from one that had compiled, each naming
+    the mend; CompilerDied, with `isolate` and where XLA is known to abort; and what `fn` raises.
     """
     chip = _chip(target, mesh_shape, autotune)
+    limits = _limits(isolate, chip)
     options = _options(gemm, compiler_options)
     call = _call(fn, args, kwargs, in_specs, static_argnums, static_argnames)
     if chip is None:
         return _compile(call.placed().lower(), options)
     patch, files = choices(autotune, chip) if autotune is not None else (0, {})
     lowered, doubt = _lower(call, chip, mesh_shape, patch)
-    compiled = _compile(lowered, options, chip, files)
-    if doubt:
+    compiled = _compile(lowered, options, chip, files, patch, limits)
+    if doubt and limits is None:
         _check_devices(compiled, chip, doubt)
     return compiled
 
@@ -189,10 +212,29 @@ def _chip(target: str | Target, mesh_shape: Any, autotune: Any) -> Target | None
     return None
 
 
+def _limits(isolate: bool | Mapping[str, float], chip: Target | None) -> dict[str, float] | None:
+    """None where nothing is isolated."""
+    limits = dict(isolate) if isinstance(isolate, Mapping) else {}
+    if not (isolate in (True, False) or limits) or not set(limits) <= {"seconds", "gigabytes"} or not all(
+            isinstance(n, (int, float)) and n > 0 for n in limits.values()):
+        raise ValueError(f'isolate must be True, or limits such as {{"seconds": 60, "gigabytes": 4}}; got {isolate!r}.')
+    if isolate and chip is None:
+        raise ValueError('isolate: the attached GPU compiles in this process; name a chip, as in target="H100".')
+    return limits if isolate else None
+
+
 def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    if gemm not in GEMM_OPTIONS:
+    if not isinstance(gemm, str) or gemm not in GEMM_OPTIONS:
         raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
+    if not isinstance(compiler_options or {}, Mapping):
+        raise TypeError(f"compiler_options must be a mapping of XLA's options to values, got {compiler_options!r}.")
     options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, (str, bool, int, float, bytes)):
+            raise TypeError(f"compiler_options: {name!r} is {value!r}; XLA takes a name, and a string, bool or number.")
+        good = FATAL_BUT.get(name)
+        if good and re.fullmatch(r"\s*[+-]?\d+\s*", str(value)) and int(value) not in good:
+            raise ValueError(f"compiler_options: {name} is {value!r}, and XLA aborts: give {good[0]} to {good[-1]}.")
     if options.get("xla_gpu_override_gemm_autotuner"):
         check_tile(options["xla_gpu_override_gemm_autotuner"])
     return options
@@ -437,13 +479,19 @@ def _elsewhere(devices: str, chip: Target, said: Any) -> ValueError:
 def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:
     if mesh_shape is None:
         return (("x", 1),)
-    named = isinstance(mesh_shape, Mapping)
-    axes = tuple(mesh_shape.items()) if named else tuple(zip("xyz", mesh_shape))
-    if not 0 < len(axes) == len(mesh_shape) or not all(isinstance(n, int) and n > 0 for _, n in axes):
+    if isinstance(mesh_shape, Mapping):
+        axes = tuple(mesh_shape.items())
+    else:
+        axes = tuple(zip("xyz", mesh_shape)) if isinstance(mesh_shape, (list, tuple)) else ()
+    if not 0 < len(axes) == len(mesh_shape) or not all(
+            isinstance(name, str) and isinstance(n, int) and n > 0 for name, n in axes):
         raise ValueError(
             f'mesh_shape must be {{axis name: devices}} or up to three device counts, such as {{"data": 8}} or (8,); '
             f"got {mesh_shape!r}."
         )
+    if math.prod(n for _, n in axes) > _DEVICES or len(axes) > 32:
+        raise ValueError(f"mesh_shape has {math.prod(n for _, n in axes):,} devices on {len(axes)} axes: the limit is "
+                         f"{_DEVICES:,} on 32.")
     return axes
 
 
@@ -451,15 +499,148 @@ def _axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[s
 
 
 def _compile(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target | None = None,
-             recorded: Mapping[str, str] = MappingProxyType({})) -> jax.stages.Compiled:
-    """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in."""
+             recorded: Mapping[str, str] = MappingProxyType({}), patch: int = 0,
+             limits: Mapping[str, float] | None = None) -> jax.stages.Compiled | Isolated:
+    """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in; with `limits`, apart."""
     with _explained(chip, recorded), _cache_left_alone() as never, tempfile.TemporaryDirectory() as folder:
         for name, result in recorded.items():
             Path(folder, name).write_text(result)
         if recorded:
             options = {"xla_gpu_require_complete_aot_autotune_results": True, **AS_TEXT, **options,
                        "xla_gpu_per_fusion_autotune_cache_dir": folder}
-        return lowered.compile(compiler_options={**never, **options})
+        options = {**never, **options}
+        if limits is not None:
+            return _apart(lowered, options, chip, patch, **limits)
+        _check_fork()
+        if chip is not None and _may_abort(lowered, options):
+            _apart(lowered, {k: v for k, v in options.items() if not k.startswith("xla_dump")}, chip, patch)
+        return lowered.compile(compiler_options=options)
+
+
+def _check_fork() -> None:
+    if not _COMPILED_IN:
+        _COMPILED_IN.append(os.getpid())
+    if _COMPILED_IN[0] != os.getpid():
+        raise RuntimeError("this process was forked from one that had compiled, whose compiler's threads it lacks: "
+                           'start it with multiprocessing.get_context("spawn"), or give isolate=True.')
+
+
+# Apart: in a fresh process, as XLA ends the one that it fails in.
+
+_THROUGH = set("abs add multiply maximum minimum clamp convert reshape transpose call select broadcast_in_dim "
+               "dot_general".split())
+
+
+def _may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> bool:
+    """Whether it has something at which XLA was seen to abort: flags of the assembler's, a size of ten digits, a call
+    of a kernel of XLA's own; or where there is FP8, an amax of a matmul's rows, columns or tiles, which XLA may take
+    for the whole result's."""
+    text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=16)
+    if "xla_gpu_ptx_compiler_extra_flags" in options or re.search(r"[<x]\d{10}|custom_call @__cu", text):
+        return True
+    functions = dict(re.findall(r"func\.func .*?@([\w.]+)\((.*?\n)  }", text, re.S)) if "xf8E" in text else {}
+    for body in functions.values():
+        if "stablehlo.maximum across" not in body:
+            continue
+        made = {name: (op, rest) for name, op, rest in re.findall(
+            r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", body, re.M)}
+        for first in re.findall(r"stablehlo\.reduce\((%\w+) init: .* applies stablehlo\.maximum .*-> tensor<\d", body):
+            todo, seen, ops = [first], set(), set()
+            while todo:
+                op, rest = made.get(name := todo.pop(), ("", ""))
+                if name not in seen and op in _THROUGH:
+                    callee = re.match(r" @([\w.]+)", rest)
+                    ops |= {op, "dot_general"} if callee and "dot_general" in functions.get(callee[1], "") else {op}
+                    todo += re.findall(r"%\w+", rest) if op != "dot_general" else []
+                seen.add(name)
+            if "dot_general" in ops and ops & {"abs", "maximum", "call"}:
+                return True
+    return False
+
+
+class _Taken(Exception):
+    """What JAX would have handed to XLA."""
+
+
+class _Taker:
+    """A backend that compiles nothing."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def compile(self, module: Any, executable_devices: Any = None, compile_options: Any = None, **_: Any) -> None:
+        raise _Taken(module, list(executable_devices), compile_options)
+
+    compile_and_load = compile
+
+
+def _apart(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target, patch: int,
+           seconds: float | None = None, gigabytes: float | None = None) -> Isolated:
+    lowering = copy.copy(lowered._lowering)
+    lowering.compile_args = {**lowering.compile_args, "backend": _Taker(lowering.compile_args["backend"])}
+    try:
+        lowering.compile(compiler_options=options)
+    except _Taken as taken:
+        module, devices, build = taken.args
+    if (kinds := {device.device_kind for device in devices}) != {chip.device}:
+        raise _elsewhere(", ".join(sorted(kinds)), chip, "")
+    module.operation.write_bytecode(file=(code := io.BytesIO()))
+    asked = (chip, patch, devices[0].client.device_count(), [device.id for device in devices], code.getvalue(),
+             build.SerializeAsString(), gigabytes)
+    program = f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.compile import serve; serve()"
+    try:
+        done = subprocess.run([sys.executable, "-P", "-c", program], input=pickle.dumps(asked), capture_output=True,
+                              timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise CompilerDied(f"XLA's compiler did not end within {seconds:g} s, and was ended.") from None
+    if done.returncode or not done.stdout:
+        raise CompilerDied(_last_words(done.returncode, done.stderr.decode(errors="replace"), gigabytes))
+    text, error = pickle.loads(done.stdout)
+    if error:
+        raise jax.errors.JaxRuntimeError(error)
+    return Isolated(text)
+
+
+def _last_words(status: int, log: str, gigabytes: float | None) -> str:
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
+    said = fatal[1] if fatal else next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing")
+    mend = next((note for sign, note in COMPILER_BUGS.items() if sign in said), "")
+    if status == -signal.SIGKILL or re.search("bad_alloc|MemoryError|out of memory|Cannot allocate", log):
+        mend = f"It needs more memory than {f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes."
+    return f"XLA's compiler died ({how}). Its last words: {said[:400]}. " + (
+        mend or "It is a bug of XLA's: report it with this program at https://github.com/openxla/xla/issues.")
+
+
+def serve() -> None:
+    """In a process of its own: compile what `_apart` asks for on standard input, and answer on standard output."""
+    import resource
+
+    from jax._src.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    out = os.dup(1)
+    os.dup2(2, 1)
+    chip, patch, count, numbers, code, build, gigabytes = pickle.load(sys.stdin.buffer)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    devices = {device.id: device for device in _mesh(chip, (("x", count),), patch).devices.flat}
+    if gigabytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 1e9),) * 2)
+    try:
+        with mlir.make_ir_context():
+            made = devices[numbers[0]].client.compile(
+                ir.Module.parse(code), executable_devices=xla_client.DeviceList(tuple(devices[n] for n in numbers)),
+                compile_options=xla_client.CompileOptions.ParseFromString(build))
+        answer = "\n\n".join(module.to_string() for module in made.hlo_modules()), ""
+    except jax.errors.JaxRuntimeError as error:
+        answer = "", str(error)
+    with os.fdopen(out, "wb") as stream:
+        pickle.dump(answer, stream)
+    os._exit(0)  # what XLA does when Python ends is of no interest
 
 
 @contextmanager
@@ -491,7 +672,7 @@ def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[Non
                 "by its own release, the chip and the kernel's instructions: record this function with these "
                 f"shapes and options on {chip.device} with JAX {jax.__version__}."
             ) from error
-        for sign, note in _COMPILER_BUGS.items():
+        for sign, note in COMPILER_BUGS.items():
             if sign in str(error):
                 error.add_note(note)
         if not any(sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")):

@@ -8,6 +8,7 @@ checks itself before XLA sees it.
 import ctypes
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -80,6 +81,9 @@ class Target:
                 f"Target {self.name!r}: cuda_runtime must be at least (12, 0), got {self.cuda_runtime}; with an older "
                 "one XLA leaves every FP8 matmul unrewritten and says nothing."
             )
+
+    def __reduce__(self):
+        return functools.partial(Target, **{**vars(self), "peak_flops": dict(self.peak_flops)}), ()
 
     @property
     def has_fp8(self) -> bool:

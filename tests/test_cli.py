@@ -593,6 +593,30 @@ def test_debug_shows_where_a_function_failed(file, capsys):
     assert "return x @ w" in err and err.endswith("mend it, or the shapes.\n")
 
 
+P = "import os, sys, atexit, builtins, signal\n"
+
+
+@pytest.mark.parametrize(("code", "status"), [
+    ("os._exit(0)", 3), ("os.abort()", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 3),
+    ("os.execv(sys.executable, ['x', '-V'])", 3), ("os.fork() and os._exit(0)", 3),
+    ("builtins.print = lambda *a, **k: sys.exit(0)", 3), ("os._exit = len", 2),
+    ("os.close(1), os.close(2)", 2), ("atexit.register(os._exit, 0)", 2), ("sys.exit = lambda *a: os._exit(0)", 2),
+    ("sys.argv[1:] = ['--help']", 2), ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+    ("os.kill(os.getppid(), signal.SIGTERM); signal.pause()", 143)])
+def test_a_file_that_ends_the_process_is_no_verdict(tmp_path, code, status):
+    (tmp_path / "ends.py").write_text(f"{P}{code}\n")
+    done = command("ends.py:f", "--shapes", "f32[4]", "--require-fp8", folder=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert status == 2 or re.search(r"error: the file, or XLA's compiler, ended the process \(\w+", done.stderr)
+
+
+def test_a_function_that_ends_the_process_is_no_verdict(file):
+    Path(file).write_text("import atexit, os\natexit.register(os._exit, 0)\ndef ends(x):\n    os._exit(0)\n"
+                          "def plain(x):\n    return x @ x\n")
+    done = [command(f"{file}:{name}", "--shapes", "f32[16,16]", "--require-fp8") for name in ("ends", "plain")]
+    assert [d.returncode for d in done] == [3, 1] and "exit status 0" in done[0].stderr, done
+
+
 def test_python_alone_helps_and_reads_a_saved_program():
     code = ("import sys\nfrom fp8lens.cli import main\ntry:\n    print(main(sys.argv[1:]))\n"
             "except SystemExit as stopped:\n    print(stopped.code)\nfor name, module in sys.modules.items():\n"
