@@ -52,7 +52,7 @@ site: setup     ## build the chapters as a web site in _build/
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) tools/releases.py $(ARGS)
 
-bench: setup    ## time the HLO parser beside XLA's own, and an inspection beside its compile
+bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection
 	$(PYTHON) tools/bench_hlo.py
 	$(PYTHON) tools/bench_inspect.py
 

@@ -36,8 +36,7 @@ def check_tile(text: str) -> None:
 # A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the hash of what a
 # choice is looked up by, and whose choices of cuBLASLt count for one CUDA version only; an option keeps this one.
 _CHOICE = re.compile(
-    r'^results {\n  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*\n)*)  }\n  version: (\d+)\n}\n', re.M
-)
+    r'^results {\n  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*\n)*)  }\n  version: (\d+)\n}\n', re.M)
 AS_TEXT = {"xla_gpu_use_new_autotune_cache_format": False} if jax.__version_info__ >= (0, 11) else {}
 
 
@@ -65,8 +64,7 @@ def choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str,
     if rest != "version: 3" or not recorded:
         raise ValueError(
             f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. Record them with the options of "
-            "recording(path); each is then results { device hlo result version }, after a line 'version: 3'."
-        )
+            "recording(path); each is then results { device hlo result version }, after a line 'version: 3'.")
     patch = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:5], 16)
     (major, minor), bandwidth = target.compute_capability, target.memory_bandwidth / 1e9
     chip = f"CUDA: {major}.{minor}, Cores: {target.sms}"

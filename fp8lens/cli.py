@@ -223,7 +223,7 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
                    f"that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."):
         module = parse_hlo_module(data.decode("utf-8-sig", errors="replace"))
         seen = inspect(module)
-        _ = seen.report  # what cannot be read is said here
+        _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
         return seen, _not_of_a_gpu(path, module)
 
 

@@ -37,8 +37,9 @@ _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then ga
 _HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
                    "concatenate gather reverse broadcast".split())
 _CALLERS = CONTROL | {"fusion"}
-_MESH = re.compile(r"replica_groups=@?mesh[\[<](.*?)[\]>](?:, device_ids=\((.*?)\))? \{(.*?)\}")
-_MOST = 1 << 20  # devices: a text that names more is not a program's
+_MESH = re.compile(r"replica_groups=@?mesh[\[<]([^\]>]*+)[\]>]"
+                   r"(?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}")
+_MOST = 1 << 18  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 
@@ -95,11 +96,13 @@ class Collective:
 # Which devices --------------------------------------------------------------------------------------------------------
 
 def _numbers(text: str | None) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", text or "")]
+    return [int(n[:19]) for n in re.findall(r"\d+", text or "")]  # nothing is counted in more digits
 
 
 def _iota(dims: list[int], order: list[int]) -> list[int]:
-    """0, 1, 2, ... in the shape `dims`, its dimensions taken in another order, flat."""
+    """0, 1, 2, ... in the shape `dims`, its dimensions taken in another order, flat. ArithmeticError for too many."""
+    if len(dims) > 64 or prod(dims) > _MOST or sorted(order) != [*range(len(dims))]:
+        raise ArithmeticError(f"{dims} in the order {order} are no devices")
     strides = [prod(dims[d + 1:]) for d in range(len(dims))]
     return [sum(n * strides[d] for n, d in zip(index, order))
             for index in itertools.product(*(range(dims[d]) for d in order))]
@@ -119,14 +122,16 @@ def groups(collective: Instruction) -> list[list[int]]:
     text = collective.attributes.get("replica_groups", "").strip()
     mesh, iota = _MESH.search(collective.cmd), _IOTA.fullmatch(text)
     named = prod(_mesh(mesh[1]).values()) if mesh else prod(_numbers(iota[2])) if iota else 1
-    if max(named, replicas * partitions) > _MOST or iota and "0" in iota[1].split(","):
+    if max(named, replicas * partitions) > _MOST or iota and 0 in _numbers(iota[1]):
         raise collective.error(f"unknown replica_groups, {text} of {replicas * partitions} devices")
     if pairs := collective.attributes.get("source_target_pairs"):
-        joined: list[set[int]] = []
+        joined: dict[int, list[int]] = {}
         for pair in itertools.batched(_numbers(pairs), 2):
-            met = [g for g in joined if g & {*pair}]
-            joined = [g for g in joined if g not in met] + [set(pair).union(*met)]
-        return [sorted(g) for g in joined]
+            small, large = sorted((joined.setdefault(device, [device]) for device in (pair[0], pair[-1])), key=len)
+            if small is not large:
+                large += small
+                joined.update(dict.fromkeys(small, large))
+        return [sorted(g) for g in {id(g): g for g in joined.values()}.values()]
     if mesh:
         return _mesh_groups(*mesh.groups())
     if iota:
@@ -144,7 +149,7 @@ def groups(collective: Instruction) -> list[list[int]]:
 
 
 def _mesh(axes: str) -> dict[str, int]:
-    return {name: int(size) for name, size in re.findall(r"([\w.\-]+)'?=(\d+)", axes)}
+    return {name: int(size[:19]) for name, size in re.findall(r"(?<![\w.\-])([\w.\-]++)'?=(\d+)", axes)}
 
 
 def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[int]]:
@@ -166,14 +171,14 @@ def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[in
     return [[device for _, device in sorted(group)] for group in found.values()]
 
 
-def _axis(collective: Instruction, mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
-    """How many devices take part together, and along which axes of the mesh."""
-    together, total = groups(collective), prod(_devices(collective.computation.module))
+def _axis(collective: Instruction, together: list[list[int]], mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
+    total = prod(_devices(collective.computation.module))
     total = max(total, 1 + max(itertools.chain(*together), default=0))
     if mesh_shape is None and (own := _MESH.search(collective.cmd)) and not own[2]:
         mesh_shape = _mesh(own[1])
         mesh_shape = None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
     size = max(map(len, together), default=1)
+    mesh_shape = {name: n for name, n in (mesh_shape or {}).items() if n != 1}
     if mesh_shape and size > 1:
         strides = {name: prod([*mesh_shape.values()][n + 1:]) for n, name in enumerate(mesh_shape)}
         along = [{name for name in mesh_shape if len({d // strides[name] % mesh_shape[name] for d in g}) > 1}
@@ -197,10 +202,26 @@ class _Flow:
     def __init__(self, module: HloModule):
         self._sources: dict[str, dict[str, frozenset[str]]] = {}
         self.callers: dict[str, list[Instruction]] = defaultdict(list)
+        self._axes: dict[tuple, tuple[int, str]] = {}
+        self._spare = _MOST + len(module.text)  # devices that may yet be looked at
+        self._near: dict[tuple, list] = {}
         for i in module:
             if i.opcode.removesuffix("-start") in _CALLERS:
                 for name in i.called:
                     self.callers[name].append(i)
+        # Where collectives are very many, what is far from one is not looked at: the time is to grow with the text.
+        self._far = max(16, len(module.text) // max(1, 3 * sum(map(bool, map(kind, module)))))
+
+    def axis(self, i: Instruction, mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
+        """How many devices take part together, and along which axes of the mesh."""
+        key = i.opcode, *map(i.attributes.get, ("replica_groups", "device_ids", "source_target_pairs", "channel_id"))
+        if key not in self._axes:
+            together = groups(i)
+            self._spare -= sum(map(len, together))
+            if self._spare < 0:
+                raise i.error("the collectives name more devices than a program's")
+            self._axes[key] = _axis(i, together, mesh_shape)
+        return self._axes[key]
 
     def _large(self, computation: Computation) -> dict[str, frozenset[str]]:
         """Of each instruction, the arrays that it is computed from elementwise, scalars and broadcast vectors not
@@ -287,7 +308,11 @@ class _Flow:
         reached: dict[_Value, _Value | None] = dict.fromkeys(start)
         todo = list(reached)
         for value in todo:
-            for following in step(value) if value[1] is not None and not stop(value[0]) else ():
+            if value[1] is None or len(todo) > self._far or stop(value[0]):
+                continue
+            if (step, value) not in self._near:
+                self._near[step, value] = list(step(value))
+            for following in self._near[step, value]:
                 if following not in reached:
                     reached[following] = value
                     todo.append(following)
@@ -317,7 +342,9 @@ class _Flow:
 
     def kernel(self, i: Instruction) -> Instruction:
         """The instruction that launches what computes `i`."""
-        while (callers := self.callers.get(i.computation.name)) and callers[0].opcode.startswith("fusion"):
+        for _ in self.callers:  # no more often: what ENTRY does not reach may call itself
+            if not (callers := self.callers.get(i.computation.name)) or not callers[0].opcode.startswith("fusion"):
+                break
             i = callers[0]
         return i
 
@@ -398,7 +425,7 @@ def _beside(start: Instruction) -> tuple[str, ...]:
 def _collective(at: Instruction, i: Instruction, flow: _Flow, mesh_shape: Mapping[str, int] | None,
                 count: int | None) -> Collective:
     sent = [i.computation[name] for name in (i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands)]
-    size, axis = _axis(i, mesh_shape)
+    size, axis = flow.axis(i, mesh_shape)
     reached = flow.walk([(i, n) for n in range(len(sent))], flow.after, is_matmul)
     feeds = flow.nearest(i, [(i, n) for n in range(len(sent))], flow.after, _reads_as_matrix)
     fed_by = flow.nearest(i, [(s, 0) for s in sent], flow.before, lambda value: is_matmul(value[0]))
@@ -420,8 +447,7 @@ def _collective(at: Instruction, i: Instruction, flow: _Flow, mesh_shape: Mappin
     return Collective(
         at.name, kind(i), ", ".join(dict.fromkeys(s.shape.dtype for s in sent)), tuple(s.shape.brief for s in sent),
         sum(_SENT[kind(i)](s.shape.nbytes, size) for s in sent), size, axis, asynchronous,
-        _beside(at) if asynchronous else (), tuple(k.name for k in feeds),
-        tuple(k.name for k in fed_by),
+        _beside(at) if asynchronous else (), tuple(k.name for k in feeds), tuple(k.name for k in fed_by),
         any(map(_multiplies_fp8, feeds)), count, source_line(i) or source_line(at),
         metadata.op_name or "" if metadata else "", tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(readers)),
         tuple(dict.fromkeys(transposed)), i)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fp8lens.gemms import FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
 from fp8lens.hlo.parse import Instruction, parse_hlo_module
-from fp8lens.hlo.text import notebook_display
+from fp8lens.hlo.text import columns, notebook_display, visible
 from fp8lens.ops import FREE
 from fp8lens.targets import Target, resolve
 
@@ -126,14 +126,11 @@ class _Table(tuple):
     def _rows(self) -> list[tuple[str, str, str, str]]:
         times = lambda k: "" if k.count == 1 else f"{k.count or '?'} x "
         total, count = sum(k.bytes_moved * k.runs for k in self), sum(k.runs for k in self)
-        return [*((times(k) + _size(k.bytes_moved), k.kind, k.name, k.result) for k in self),
+        return [*((times(k) + _size(k.bytes_moved), visible(k.kind), k.name, k.result) for k in self),
                 (_size(total), f"{count} kernel{'s' * (count != 1)}", "", "")]
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        return "\n".join("  ".join(f"{text:{side}{width}}" for text, side, width in zip(row, "><<<", widths)).rstrip()
-                         for row in rows)
+        return "\n".join(columns(self._rows(), range(4), (0,), ())[0])
 
     def _repr_html_(self) -> str:
         most = max((k.bytes_moved * k.runs for k in self), default=0) or 1

@@ -49,9 +49,12 @@ def element(made: Made, index: int) -> Made:
 
 
 def _together(values: list[Made]) -> Makers:
-    if len(values) == 1:
-        return flat(values[0])
-    return NOBODY.union(*map(flat, values)) if values else NOBODY
+    return NOBODY.union(*map(flat, values))
+
+
+def _tuple(i: Instruction, values: list[Made]) -> Made:
+    """What a tuple is made of, as deep as its shape is: else tuples of tuples that say to be arrays would double."""
+    return tuple(v if e.is_tuple else flat(v) for v, e in zip(values, i.shape.elements))
 
 
 class Flow:
@@ -128,7 +131,7 @@ class Flow:
             number = i.parameter_number
             return given[number] if number < len(given) else NOBODY
         if opcode == "tuple":
-            return tuple(operands)
+            return _tuple(i, operands)
         if opcode == "get-tuple-element":
             return element(operands[0], i.element)
         if self._is_maker(i):
@@ -150,7 +153,7 @@ class Flow:
                 number = j.parameter_number
                 values[j.name] = operands[number] if number < len(operands) else NOBODY
             elif j.opcode == "tuple":
-                values[j.name] = tuple(values.get(name, NOBODY) for name in j.operands)
+                values[j.name] = _tuple(j, [values.get(name, NOBODY) for name in j.operands])
             else:
                 values[j.name] = _together([values.get(name, NOBODY) for name in j.operands])
         return values[computation.root.name]

@@ -1,6 +1,7 @@
 """The matrix multiplications of a program, read from its HLO: what each multiplies, in which type, and who runs it."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -141,7 +142,8 @@ def executions(module: HloModule) -> dict[str, int | None]:
     for caller in reversed(finished):
         for name, times in calls[caller] if caller in counts else ():
             known = None not in (counts[caller], times, counts.get(name, 0))
-            counts[name] = counts.get(name, 0) + counts[caller] * times if known else None
+            count = counts.get(name, 0) + counts[caller] * times if known else 0
+            counts[name] = count if known and count < 1 << 63 else None  # else it would never end
     return counts
 
 
@@ -167,13 +169,17 @@ def gemm_config(call: Instruction) -> dict:
     return call.backend_config["gemm_backend_config"]
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_elsewhere(file: str, folders: tuple[str, ...]) -> bool:
+    return bool(re.search(r"[/\\](site|dist)-packages[/\\]", file)) or file.startswith(folders)
+
+
 def source_line(instruction: Instruction) -> str:
     """file:line of the program that wrote the instruction, outside of installed packages and of this one where there is
     such a line; the path relative to the working directory, or the file's name alone."""
-    frames = [f for f in instruction.frames if not re.search(r"[/\\](site|dist)-packages[/\\]", f[0])
-              and not f[0].startswith(tuple(NOT_THE_PROGRAM))]
-    frames = frames or instruction.frames
-    return f"{source_path(frames[0][0])}:{frames[0][1]}" if frames else ""
+    frames, folders = instruction.frames, tuple(NOT_THE_PROGRAM)
+    own = next((f for f in frames if not _is_elsewhere(f[0], folders)), frames[0] if frames else None)
+    return f"{source_path(own[0])}:{own[1]}" if own else ""
 
 
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
@@ -205,11 +211,14 @@ def _dims(text: str) -> list[int]:
 
 def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int]:
     """m, n, k, batch of two operands, from dimension numbers as backend_config and dot's attributes name them."""
-    def of(side: str, what: str) -> list[int]:
-        return [int(d) for d in numbers.get(f"{side}_{what}_dimensions", ())]
+    def of(side: str, what: str) -> set[int]:
+        found = [int(d) for d in numbers.get(f"{side}_{what}_dimensions", ())]
+        if len({*found}) < len(found) or min(found, default=0) < 0:
+            raise ValueError(f"{side}_{what}_dimensions has a dimension twice, or a negative one")
+        return {*found}
     k = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "contracting"))
     batch = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "batch"))
-    bound = {side: of(side, "contracting") + of(side, "batch") for side in ("lhs", "rhs")}
+    bound = {side: of(side, "contracting") | of(side, "batch") for side in ("lhs", "rhs")}
     free = [math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound[side])
             for side, shape in (("lhs", lhs), ("rhs", rhs))]
     return free[0], free[1], k, batch

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -117,8 +118,9 @@ class Inspection:
 
 
 def _fields(of: Any) -> dict[str, Any]:
-    """A dataclass's fields, without HLO's own objects."""
-    return {f.name: getattr(of, f.name) for f in dataclasses.fields(of) if f.repr}
+    """A dataclass's fields, without HLO's own objects; what JSON has no number for is text."""
+    values = ((f.name, getattr(of, f.name)) for f in dataclasses.fields(of) if f.repr)
+    return {name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
 
 
 def inspect(x: Any, *args: Any, **options: Any) -> Inspection:

@@ -28,6 +28,7 @@ _UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))  # work around a matmu
 
 _HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
 _UNREAD = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
+_FAR = 300  # kernels: whoever is further away is not served
 _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split())
 
 
@@ -149,8 +150,8 @@ def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> 
     if classes[i] not in _ON_THE_WAY:
         return (i.name,) if classes[i] == "matmul" else ()
     found, seen, todo = [], {i}, [i]
-    while todo:
-        for reader, _ in around.readers(todo.pop()):
+    for at in todo:
+        for reader in around.next.get(at, ()) if len(todo) < _FAR else ():
             if classes.get(reader) == "matmul":
                 found.append(reader.name)
             elif classes.get(reader) in _ON_THE_WAY and reader not in seen:

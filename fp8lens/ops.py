@@ -7,8 +7,7 @@ VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier optimization-ba
 # Instructions that launch nothing: names, views, and the ends of what has been launched before.
 FREE = CONTROL | frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier optimization-barrier "
-    "partition-id replica-id".split()
-)
+    "partition-id replica-id".split())
 COLLECTIVES = ("all-", "collective", "reduce-scatter", "ragged-all-to-all")  # how their opcodes begin
 # Elementwise: from the elements at one place of the operands, the element there of the result.
 POINTWISE = frozenset(
@@ -16,8 +15,7 @@ POINTWISE = frozenset(
     "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or "
     "popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left "
     "shift-right-arithmetic shift-right-logical sign sine sqrt stochastic-convert subtract tan tanh xor "
-    "bitcast-convert acos acosh asin asinh atan atanh cosh sinh".split()
-)
+    "bitcast-convert acos acosh asin asinh atan atanh cosh sinh".split())
 ELEMENTWISE = POINTWISE | {"convert"}
 SCALING = frozenset("multiply divide".split())
 # Without arithmetic: elements come to other places, or are repeated, or left out.
@@ -31,8 +29,7 @@ COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select sl
 OWN = frozenset(
     "dynamic-update-slice scatter sort reduce-window select-and-scatter map rng rng-bit-generator "
     "rng-get-and-update-state fft cholesky triangular-solve topk get-dimension-size set-dimension-size "
-    "custom-call dot convolution infeed outfeed send recv domain iota".split()
-)
+    "custom-call dot convolution infeed outfeed send recv domain iota".split())
 
 
 def padded(size: int) -> int:

@@ -288,6 +288,8 @@ class Around:
         self._multiply = {row.instruction for row in rows}
         self._fp8 = {row.instruction for row in rows if row.is_fp8}
         self._flow = Flow(module, launches)
+        # Where matmuls are very many, what is far from one is not looked at: the time is to grow with the text.
+        self._far = max(100, 4 * len(module.text) // max(1, len(rows)))
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
         self._of_fp8: dict[tuple[Instruction, int], bool] = {}
         self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
@@ -313,16 +315,19 @@ class Around:
         """Kernels that compute with what this one has computed, directly or not, in the same turn of a loop."""
         seen: set[Instruction] = set()
         todo = [kernel]
-        while todo:
-            at = todo.pop()
-            new = {reader for reader in self._next[at] if reader not in seen and _before_in_turn(at, reader)}
-            seen |= new
+        for at in todo:
+            if len(todo) > self._far:
+                break
+            new = [reader for reader in self.next[at] if reader not in seen and _before_in_turn(at, reader)]
+            seen.update(new)
             todo += new
         return seen
 
     @cached_property
-    def _next(self) -> dict[Instruction, set[Instruction]]:
-        return {kernel: {reader for reader, _ in self.readers(kernel)} for kernel in self._flow.inputs}
+    def next(self) -> dict[Instruction, tuple[Instruction, ...]]:
+        """The kernels that read each kernel's results."""
+        return {kernel: tuple(dict.fromkeys(reader for reader, _ in self.readers(kernel)))
+                for kernel in self._flow.inputs}
 
     def outside(self, row: GemmRow) -> tuple[Outside, ...]:
         """The kernels that make a matmul's operands or read its result, and what they do; those behind them too, as far

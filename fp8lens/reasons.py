@@ -18,7 +18,7 @@ from fp8lens.outside import ADDS, DEQUANTIZES, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
 from fp8lens.steps import (
-    FP8_MAX, Operand, Result, Step, along_columns, behind, broadcast_of, clamp_bounds, depends, is_tanh_gelu,
+    FAR, FP8_MAX, Operand, Result, Step, along_columns, behind, broadcast_of, clamp_bounds, depends, is_tanh_gelu,
     is_transpose, operand, reducer,
 )
 from fp8lens.rules import RULES, Rule
@@ -26,6 +26,7 @@ from fp8lens.targets import Target
 
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
+_OF_CONSTANTS = ELEMENTWISE | MOVES | {"constant", "iota"}
 _NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
 
 
@@ -172,7 +173,7 @@ def _is_constant(i: Instruction) -> bool:
     seen, todo = set(), [i]
     while todo:
         i = todo.pop()
-        if i.opcode not in ELEMENTWISE | MOVES | {"constant", "iota"}:
+        if i.opcode not in _OF_CONSTANTS or len(seen) > FAR:
             return False
         if i.name not in seen and not (i.opcode == "broadcast" and operand(i, 0).shape.size < i.shape.size):
             seen.add(i.name)

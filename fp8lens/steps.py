@@ -9,11 +9,14 @@ from fp8lens.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, LAYOUT
 
 FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
 _NAMES = ("bitcast", "reshape", "copy")
+FAR = 100  # operations: no search on the way of a matmul's operand goes on for more
 _CUTS = ("slice", "dynamic-slice")
 _FAR = ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
 
 
 def operand(i: Instruction, index: int) -> Instruction:
+    if index >= len(i.operands):
+        raise i.error("this has fewer operands than its opcode takes")
     return i.computation[i.operands[index]]
 
 
@@ -27,11 +30,15 @@ def behind(i: Instruction, skip: Collection[str] = (*_NAMES, "convert")) -> Inst
 def broadcast_of(i: Instruction) -> Instruction | None:
     """What is broadcast, behind moves and conversions; of several, combined elementwise, the largest; None where
     something is not."""
-    i = behind(i)
-    if i.opcode in ("multiply", "add", "subtract", "divide"):
-        parts = [broadcast_of(operand(i, n)) for n in (0, 1)]
-        return None if None in parts else max(parts, key=lambda part: part.shape.size)
-    return operand(i, 0) if i.opcode == "broadcast" else None
+    found, todo = {}, [i]
+    while todo:
+        i = behind(todo.pop())
+        if i.opcode not in ("multiply", "add", "subtract", "divide", "broadcast"):
+            return None
+        if i not in found:
+            found[i] = operand(i, 0)
+            todo += [operand(i, n) for n in (1, 0) if i.opcode != "broadcast"]
+    return max((part for i, part in found.items() if i.opcode == "broadcast"), key=lambda part: part.shape.size)
 
 
 def is_transpose(i: Instruction) -> bool:
@@ -62,15 +69,15 @@ class Operand:
 
     def __init__(self, i: Instruction, side: str):
         self.side, self.dtype, self.operand = side, i.shape.dtype, i
-        self.fp8 = self.scale = self.blocked = self.problem = None
+        self.fp8 = self.scale = self.problem = None
         self.fields: dict[str, str] = {}
-        path = _path(i, set())
-        if path is None:
-            self.blocked = _search(i)
-            return
-        self.fp8 = path[0]
-        if len(path) > 1:
+        if path := _path(i):
+            self.fp8 = path[0]
             self._match(path)
+
+    @property
+    def blocked(self) -> Instruction | None:
+        return _search(self.operand) if self.fp8 is None else None
 
     def _match(self, path: list[Instruction]) -> None:
         start = 2  # the FP8 array and its conversion
@@ -105,22 +112,22 @@ class Operand:
                 return
 
 
-def _path(i: Instruction, seen: set[str]) -> list[Instruction] | None:
+def _path(i: Instruction) -> list[Instruction] | None:
     """From the FP8 array to the operand, through what XLA looks behind; None where that ends without one."""
-    trail = []
-    while i.name not in seen:
-        seen.add(i.name)
+    reader: dict[Instruction, Instruction | None] = {}
+    todo: list[tuple[Instruction, Instruction | None]] = [(i, None)]
+    while todo and len(reader) < FAR:
+        i, by = todo.pop()
+        if i in reader:
+            continue
+        reader[i], path = by, [i]
         if i.shape.dtype.startswith("f8"):
-            return [i, *reversed(trail)]
-        trail.append(i)
-        if i.opcode in ("multiply", "select"):
-            for name in i.operands[i.opcode == "select":][:2]:
-                if found := _path(i.computation[name], seen):
-                    return [*found, *reversed(trail)]
-            return None
-        if len(i.operands) != 1 and i.opcode not in ("divide", "dynamic-slice", "pad"):
-            return None
-        i = operand(i, 0)
+            while (i := reader[i]) is not None:
+                path.append(i)
+            return path
+        ways = {"multiply": i.operands[:2], "select": i.operands[1:3]}
+        one = len(i.operands) == 1 or i.opcode in ("divide", "dynamic-slice", "pad")
+        todo += [(i.computation[name], i) for name in reversed(ways.get(i.opcode, i.operands[:one]))]
     return None
 
 
@@ -128,11 +135,12 @@ def _search(i: Instruction) -> Instruction | None:
     """Where `i` is made of an FP8 array by moves, elementwise operations, collectives or a loop's constant inputs: the
     first operation on the way at which XLA's own search ends."""
     seen, todo = set(), [(i, None)]
-    while todo:
-        i, stop = todo.pop(0)
-        if (i.computation.name, i.name) in seen:
+    for i, stop in todo:
+        if i in seen:
             continue
-        seen.add((i.computation.name, i.name))
+        seen.add(i)
+        if len(seen) > FAR:
+            break
         if i.shape.dtype.startswith("f8") and i.shape.size > 1:
             return stop
         if i.opcode == "get-tuple-element" and operand(i, 0).opcode == "parameter":
@@ -147,12 +155,11 @@ def _search(i: Instruction) -> Instruction | None:
 
 def _into_loop(i: Instruction) -> tuple[Instruction, Instruction] | None:
     """The loop, and what it was given, for an element of the tuple that a loop's body gets."""
-    index = re.search(r"\bindex=(\d+)", i.cmd)
     for loop in i.computation.module:
-        if loop.opcode == "while" and index and i.computation.name in loop.called:
+        if loop.opcode == "while" and i.computation.name in loop.called:
             given = operand(loop, 0)
             if given.opcode == "tuple":
-                return loop, operand(given, int(index[1]))
+                return loop, operand(given, i.element)
     return None
 
 

@@ -20,8 +20,7 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, bool]] = {
 }
 _POSITIVE = (
     "sms memory_bandwidth clock_ghz memory_bytes l2_bytes shared_memory_per_sm shared_memory_optin threads_per_sm"
-    " fpus_per_sm"
-).split()
+    " fpus_per_sm").split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +60,7 @@ class Target:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
                 raise ValueError(
                     f"Target {self.name!r}: {field} must be a positive number, got {value!r}; XLA divides by it. "
-                    f'Start from a known chip: dataclasses.replace(TARGETS["H100"], name={self.name!r}, ...).'
-                )
+                    f'Start from a known chip: dataclasses.replace(TARGETS["H100"], name={self.name!r}, ...).')
             if field not in ("memory_bandwidth", "clock_ghz") and value != int(value):
                 raise ValueError(f"Target {self.name!r}: {field} must be a whole number, got {value!r}.")
         if not isinstance(self.device, str) or not self.device.isprintable() or set(self.device) & set('"\\'):
@@ -74,13 +72,11 @@ class Target:
         if self.compute_capability < (7, 5):
             raise ValueError(
                 f"Target {self.name!r}: compute_capability {self.compute_capability} is older than what XLA's CUDA 13 "
-                "compiler can generate code for; the oldest it knows here is (7, 5), the oldest with FP8 (8, 9)."
-            )
+                "compiler can generate code for; the oldest it knows here is (7, 5), the oldest with FP8 (8, 9).")
         if self.cuda_runtime < (12, 0):
             raise ValueError(
                 f"Target {self.name!r}: cuda_runtime must be at least (12, 0), got {self.cuda_runtime}; with an older "
-                "one XLA leaves every FP8 matmul unrewritten and says nothing."
-            )
+                "one XLA leaves every FP8 matmul unrewritten and says nothing.")
 
     def __reduce__(self):
         return functools.partial(Target, **{**vars(self), "peak_flops": dict(self.peak_flops)}), ()
@@ -196,15 +192,13 @@ class _Targets(dict):
         if gpu is None:
             raise UnknownTarget(
                 'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and none was found; name '
-                f"a chip to compile for without it: {', '.join(self)}."
-            )
+                f"a chip to compile for without it: {', '.join(self)}.")
         device, capability = gpu
         match = model(device)
         if match is None or match.compute_capability != capability:
             raise UnknownTarget(
                 f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak "
-                f"rates are not recorded here; recorded are {', '.join(self)}."
-            )
+                f"rates are not recorded here; recorded are {', '.join(self)}.")
         return dataclasses.replace(match, name="local", device=device)
 
 

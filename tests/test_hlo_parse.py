@@ -293,7 +293,7 @@ def test_deep_and_large_texts_neither_crash_nor_hang():
 def test_replicas_parse_to_as_many_instructions(programs):
     text = programs["training step"].as_text()
     module = parse_hlo_module(text)
-    assert len(parse_hlo_module(replicated(text, 3))) == 3 * len(module) > 1000
+    assert len(parse_hlo_module(replicated(text, 3))) == 3 * len(module) + 2 > 1000  # with two calls of the copies
 
 
 def test_json_of_every_backend_config(programs):

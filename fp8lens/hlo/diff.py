@@ -12,7 +12,7 @@ from typing import Any
 
 from fp8lens.hlo.parse import CALLS, Computation, HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import (
-    INDENT, MODULE_NOISE, NOISE, SPLIT_AXIS, coloured, format_instruction, without_default_layout, wrap,
+    INDENT, MODULE_NOISE, NOISE, SPLIT_AXIS, coloured, format_instruction, visible, without_default_layout, wrap,
 )
 
 # Attributes beside printing's that say when or as the how-many-th something runs, not what it computes.
@@ -245,7 +245,7 @@ class HloDiff:
                 for mark, texts in (("-", (r.a for r in run)), ("+", (r.b for r in run))) if changed else (
                         (" ", (r.a or "  ..." for r in run)),):
                     lines += [_marked(mark, text) for text in texts if text]
-        return "\n".join(lines) or "no difference"
+        return visible("\n".join(lines), keep="\n\t") or "no difference"
 
     def _repr_html_(self) -> str:
         if self.same:

@@ -34,14 +34,14 @@ _COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*,\n)*?.*)\{
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
                     rf"((?:\n[ \t]*\d{{1,18}} (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
 _TABLE_ROW = re.compile(rf"(\d+) (?:({_STRING})|\{{(.*)\}})")
-_FIELD = re.compile(rf"([\w.\-]+)=({_STRING}|[^\s,}}]+)")
+_FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}|[^\s,}}]+)")
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
-_SHAPE = re.compile(rf"([a-z]\w*)\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
+_SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
-_ELEMENT = re.compile(rf"%({_NAME})#(\d{{1,9}})")
+_ELEMENT = re.compile(rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)")  # of an element of one, and so on
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
-_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+_COMMENT = re.compile(rf"({_STRING}|/\*(?!.*?\*/).*)|/\*.*?\*/", re.S)
 _TOKEN = re.compile(rf'{_STRING}|/\*.*?\*/|[][(){{}},"\n]|/\*|<[^][(){{}}<>="\n]*>', re.S)  # last: array<i64: 1, 2>
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
 _INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
@@ -117,6 +117,11 @@ class Shape:
         return f"{self.dtype}[{dims}]" + ("" if self.layout is None else f"{{{self.layout}}}")
 
 
+def _uncommented(text: str) -> str:
+    """Without the comments that are outside of strings and come to an end."""
+    return _COMMENT.sub(r"\1", text) if "/*" in text else text
+
+
 def _skip(text: str, pos: int, stop: str) -> int:
     """Index of the first of the `stop` characters outside strings, comments and brackets, or the end of the text."""
     opened = []
@@ -164,7 +169,7 @@ def _key_values(text: str, pos: int) -> Mapping[str, str]:
     """`key=value, key={...}` as a mapping to raw texts."""
     found = {}
     for at, part in _split(text, pos):
-        key, equals, value = _COMMENT.sub("", part).strip().partition("=")
+        key, equals, value = _uncommented(part).strip().partition("=")
         if not equals or not re.fullmatch(_NAME, key):
             raise HloParseError(text, at, "expected key=value")
         found[key] = value
@@ -181,14 +186,14 @@ def _unescape(string: str, code: bytes = rb"[0-7]{3}", base: int = 8) -> str:
 @lru_cache(maxsize=4096)
 def parse_shape(text: str) -> Shape:
     """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError if it is none."""
-    clean = _COMMENT.sub("", text).strip()
+    clean = _uncommented(text).strip()
     if clean[:1] == "(" and _skip(clean, 1, ")") == len(clean) - 1:
         return Shape("tuple", elements=tuple(parse_shape(part) for _, part in _split(clean[1:-1])))
     if not (m := _SHAPE.fullmatch(clean)):
         raise HloParseError(text, 0, "expected a shape, such as f32[8,16]{1,0} or (f32[8], s32[])")
     dims = m[2].replace(" ", "").split(",") if m[2].strip() else []
     sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
-    if abs(prod(sizes)) >> 63:
+    if prod(abs(d) or 1 for d in sizes) >> 63:
         raise HloParseError(text, 0, "expected as many elements as XLA can count, in 63 bits")
     return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
 
@@ -300,7 +305,7 @@ class Instruction(NamedTuple):
             m = self.metadata
             return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
         module, found, frame, seen = self.computation.module, [], int(number[1]), set()
-        while frame in module.stack_frames and frame not in seen:
+        while frame in module.stack_frames and frame not in seen and len(seen) < 50:  # JAX writes ten
             seen.add(frame)
             location = module.file_locations.get(module.stack_frames[frame].get("file_location_id"), {})
             if file := module.file_names.get(location.get("file_name_id")):
@@ -460,7 +465,7 @@ def _scan(text: str, pos: int) -> tuple[list[str], list[tuple[str, ...]], int]:
         end = _line_end(text, close)
         if text[close:end].lstrip()[:1] not in ("", ","):
             raise HloParseError(text, close, f'expected ", key=value" or the end of %{row[1]}')
-        if row[3] == "parameter" and not re.fullmatch(r"\d{1,9}", argument := _COMMENT.sub("", argument).strip()):
+        if row[3] == "parameter" and not re.fullmatch(r"\d{1,9}", argument := _uncommented(argument).strip()):
             raise HloParseError(text, pos, "expected parameter(number)")
         lines.append(text[pos:end])
         rows.append((*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument))))
@@ -488,7 +493,7 @@ def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
 
 def _operands(text: str) -> tuple[str, ...]:
     """Names of operands printed in any style: shapes before them, comments between them, with or without %."""
-    parts = [part for _, part in _split(_COMMENT.sub("", text)) if part.strip()]
+    parts = [part for _, part in _split(_uncommented(text)) if part.strip()]
     return tuple(m[1] if (m := _OPERAND.fullmatch(part)) else part.strip() for part in parts)
 
 
@@ -498,7 +503,7 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
         raise HloParseError(computation.module.text, computation._start, "this computation has no instructions")
     roots, names, shapes, opcodes, arguments, texts = zip(*rows)
     joined = "\n".join(texts)
-    joined = _COMMENT.sub("", joined) if "/" in joined else joined
+    joined = _uncommented(joined)
     operands = [tuple(t.split(", ")) if t else () for t in joined.replace("%", "").split("\n")]
     known = frozenset(names)
     plain = len(operands) == len(names) and known.issuperset(chain.from_iterable(operands))
@@ -548,23 +553,25 @@ def _spell_out(text: str) -> str:
     bodies = []
     for body in re.split(r"(?<=\n\})", text):
         used, defined, lines = defaultdict(set), set(), []
-        for name, number in _ELEMENT.findall(body):
-            used[name].add(int(number))
+        for name, numbers in _ELEMENT.findall(body):
+            path = tuple(map(int, numbers[1:].split("#")))
+            used[name].update(path[:n + 1] for n in range(len(path)))
         for line in body.split("\n"):
             lines.append(line)
             head = _HEAD.match(line.lstrip()) if used else None
             if not head or head[2] not in used:
                 continue
             defined.add(name := head[2])
-            whole = _COMMENT.sub("", _read_instruction(line.lstrip(), 0)[2])
-            parts = [part.strip() for _, part in _split(whole[1:-1])] if whole[0] == "(" else []
-            for n in sorted(used[name]):
-                if n >= len(parts):
+            shapes = {(): parse_shape(_read_instruction(line.lstrip(), 0)[2])}
+            for *outer, n in sorted(used[name]):  # a tuple comes before its elements
+                whole, of = shapes[tuple(outer)], name + "".join(f".element{k}" for k in outer)
+                if n >= len(whole.elements):
                     raise HloParseError(text, text.find(line), f"{whole} has no element {n}, and %{name}#{n} is used")
-                lines.append(f"  %{name}.element{n} = {parts[n]} get-tuple-element(%{name}), index={n}")
-        bodies.append(_ELEMENT.sub(lambda m: f"%{m[1]}.element{m[2]}" if m[1] in defined else m[0], "\n".join(lines)))
-    spelled = "".join(bodies)
-    return spelled if spelled == text else _spell_out(spelled)  # again for elements of elements
+                shapes[*outer, n] = whole.elements[n]
+                lines.append(f"  %{of}.element{n} = {whole.elements[n]} get-tuple-element(%{of}), index={n}")
+        bodies.append(_ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0],
+                                   "\n".join(lines)))
+    return "".join(bodies)
 
 
 def _parse(text: str) -> HloModule:
