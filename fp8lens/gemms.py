@@ -199,7 +199,7 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         if target in ("__cudnn$blockScaledDot", "__op$block_scaled_dot"):
             return (_block_scaled(instruction, "cudnn" if "cudnn" in target else "kernel"),)
         return _attention(instruction) if target.startswith("__cudnn$fmha") else ()
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, HloParseError):
             raise
         raise instruction.error(f"this says that it multiplies matrices, but not which ({error!r})") from error

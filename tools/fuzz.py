@@ -178,6 +178,8 @@ def baits() -> dict[str, str]:
         "loops in loops, of very many turns": _module("ROOT %r = f32[8] " + 'while(%p), condition=%cond, body=%b299',
                                                       before=_loops(300, 10**17)),
         "an element of 5000 digits": _module(f"ROOT %g = f32[8] get-tuple-element(%p), index={'9' * 5000}"),
+        "attention over nothing": (ROOT / "tests" / "hlo" / "cudnn_attention.hlo").read_text().replace(
+            "bf16[2,128,8,64]", "bf16[0,128,8,64]"),
         "a size of 5000 digits": _module(f"ROOT %n = f32[{'9' * 5000}] broadcast(%p), dimensions={{}}"),
         "a type of 5000 digits": _module(f"ROOT %n = f{'9' * 5000}[8] broadcast(%p), dimensions={{}}"),
         "a line of 5000 digits": _module(
