@@ -23,6 +23,12 @@ MOVES = VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast conc
 LAYOUT = frozenset("transpose bitcast reshape copy".split())
 FP8_MULTIPLE = 16  # of which M, N and K of an FP8 call are: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc
 SOURCES = frozenset("parameter constant iota".split())
+# How many operands it takes at least: XLA's parser refuses fewer.
+LEAST = dict.fromkeys((ELEMENTWISE | MOVES | CONTROL | {"reduce", "sort", "map"}) - {"tuple", "call", "async"}, 1)
+LEAST |= dict.fromkeys(
+    "add and atan2 compare complex divide maximum minimum multiply or power remainder shift-left dot convolution "
+    "shift-right-arithmetic shift-right-logical subtract xor pad gather dynamic-update-slice scaled-dot".split(), 2)
+LEAST |= {"select": 3, "clamp": 3}
 # What may stand between dequantization and dot: MatchFp8Param.
 COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split())
 # What a program does with a matrix that no matmul call could do in its place, beside reductions.

@@ -351,7 +351,7 @@ class _Matmul:
             side = "left" if kernel.name in (left.name, *made_of) else "right"
             origin = behind(operand(kernel, 0), names)
             argument = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
-            moves = [i.attributes["dimensions"] for i in inside(kernel) if i.opcode == "transpose"]
+            moves = [i.attributes.get("dimensions", "") for i in inside(kernel) if i.opcode == "transpose"]
             dims = re.findall(r"\d+", moves[0]) if moves else []
             if self.row.batch > 1 and dims and dims[-1] == str(len(dims) - 1):  # what is last stays last
                 return self.why("batch inside", side=side, name=f" ({argument})" * bool(argument),

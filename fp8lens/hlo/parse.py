@@ -20,6 +20,8 @@ from operator import getitem
 from types import MappingProxyType
 from typing import NamedTuple
 
+from fp8lens.ops import LEAST
+
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
@@ -513,6 +515,8 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
         names, opcodes, operands, shapes, arguments, repeat(computation), count())))
     places = dict(zip(names, count()))
     for i in instructions:
+        if len(i.operands) < LEAST.get(i.opcode, 0):
+            raise i.error(f"{i.opcode} takes {LEAST[i.opcode]} operands or more")
         for name in i.operands:
             if name not in places:
                 raise i.error(f"operand {name} is not an instruction of computation {computation.name}")
