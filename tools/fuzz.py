@@ -647,6 +647,8 @@ def run(seconds: float, seed: int, keep: Path, words: bool = False) -> Found:
                     found.finds[place] = keep / f"{seed}-{number}.hlo"
                     found.finds[place].write_text(text, errors="surrogateescape")
                     print(f"{said}\n    by: {done}; text: {found.finds[place].name}", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; so far:")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         shutil.rmtree(_FILE.parent, ignore_errors=True)
