@@ -200,15 +200,17 @@ class _Reading:
             self.moves.append(j)
         elif j.opcode == "convert":
             before = j.computation[j.operands[0]].shape
-            only_amax = {"reduce"} <= {k.opcode for k in self._inside} <= _TO_AMAX  # of the codes
-            if before.dtype.startswith("f8") and before.size > 1 and not only_amax:
+            opcodes = {k.opcode for k in self._inside}
+            of_codes = {"reduce"} <= opcodes <= _TO_AMAX or {"maximum"} <= opcodes <= _SUPPLY | {"maximum"} and (
+                self._inside[-1].shape.dtype.startswith("f8"))
+            if before.dtype.startswith("f8") and before.size > 1 and not of_codes:
                 return self._consume(DEQUANTIZES)  # for whoever reads it next
             self._live[j.name] = state
             narrower = j.shape.bits < before.bits
             alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
             if state == "amax":
                 self.work.append("amax")
-            elif narrower or alone:
+            elif (narrower or alone) and not of_codes:
                 self.work.append("output")
         elif state == "amax":
             if j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs") and all(

@@ -19,7 +19,7 @@ from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
 from fp8lens.steps import (
     FAR, FP8_MAX, Operand, Result, Step, along_columns, behind, broadcast_of, clamp_bounds, depends, is_tanh_gelu,
-    is_transpose, operand, reducer,
+    is_transpose, is_zero, operand, reducer,
 )
 from fp8lens.rules import RULES, Rule
 from fp8lens.targets import Target
@@ -27,7 +27,7 @@ from fp8lens.targets import Target
 _NUMPY = {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 _LOST = {"alpha": "scale", "relu": "epilogue", "activation": "epilogue", "clamp": "output", "output": "output"}
 _OF_CONSTANTS = ELEMENTWISE | MOVES | {"constant", "iota"}
-_NOUNS = {"output": "conversion", "alpha": "factor", "vector scale": "scale", "matrix bias": "bias"}
+_NOUNS = {"output": "conversion", "alpha": "factor", "negate": "scale", "vector scale": "scale", "matrix bias": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _apart(step: Step, cut: str) -> str:
     """What a move does to a result beside laying it out anew: how the reason says it; "" where nothing."""
     if step.kind == "move" and step.at.opcode in ("slice", "dynamic-slice"):
         return "cut into parts" if len(step.value.computation.users.get(step.value.name, ())) > 1 else cut
-    how = {"concatenate": "joined with others", "reverse": "reversed", "select": "masked"}
+    how = {"concatenate": "joined with others", "reverse": "reversed", "select": "masked", "opt-barrier": "barrier"}
     return how.get(step.at.opcode, "") * (step.kind == "move")
 
 
@@ -306,7 +306,7 @@ class _Matmul:
         if (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e4m3fn", "f8e4m3fn", "f8e5m2") and (
                 row.library == "cublasLt"):
             return [*dict.fromkeys(found), self.why("no such kernel")]
-        found += [self.why("sign lost", factor=step.other.literal) for step in self._early()]
+        found += [*(self.why("sign lost", factor=step.other.literal) for step in self._early()), *self._behind_codes()]
         found += self._after(after) if after else []
         if {work for o in after for work in o.work} <= {"amax", "transpose", "pad"}:
             found += self._in_other_kernels(near)
@@ -328,6 +328,18 @@ class _Matmul:
         # The call's own factors in front of its relu: alpha, and A's scale.
         ahead = (row.alpha < 0) + negative(operand(row.instruction, 2))
         return behind_it if (ahead + len(factors) - len(behind_it)) % 2 else []
+
+    def _behind_codes(self) -> Iterator[Reason]:
+        """For what stands behind the conversion to FP8, and XLA took into the call, in front of its scale."""
+        row, steps = self.row, self._result.steps if self.dot is not None else []
+        ahead = {step.kind: step for step in steps if step.value.shape.dtype not in FP8_MAX}
+        moved = {step.kind for step in steps if step.value.shape.dtype in FP8_MAX} - ahead.keys()
+        if "output" in ahead and "bias" in moved and "BIAS" in row.epilogue:
+            yield self.why("bias of codes")
+        if "d" in row.scales and "relu" in moved and "RELU" in row.epilogue and any(
+                ahead[kind].other.opcode != "abs" and (ahead[kind].other.literal or "-").startswith("-")
+                for kind in ("scale", "alpha") if kind in ahead):
+            yield self.why("relu of scaled codes")
 
     def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""
@@ -439,18 +451,20 @@ class _Matmul:
         """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
         to_fp8 = [n for n, step in enumerate(left) if step.kind == "output" and step.at.shape.dtype in FP8_MAX]
         kinds = [step.kind for step in left[:to_fp8[0]]] if to_fp8 else ["none"]
-        converts = {*kinds} <= {"scale", "alpha", "clamp", "output"} and kinds[:1] != ["output"]
+        converts = {*kinds} <= {"scale", "alpha", "negate", "clamp", "output"} and kinds[:1] != ["output"]
         ahead = result.steps[:result.steps.index(left[to_fp8[0] if converts else 0])]
         noun = "conversion" if converts else _NOUNS.get(left[0].kind, left[0].kind)
         lost = "output" if converts else _LOST.get(left[0].kind, noun)
-        if moved := next((step.at for step in ahead if step.kind == "move" and is_transpose(step.at)), None):
+        moved = next((step.at for step in ahead if step.kind == "move" and is_transpose(step.at)), None)
+        if moved and not (lost == "scale" and "a" in self.row.scales):  # which no call would take as it is
             name = moved.metadata.op_name or "" if moved.metadata else ""
             by_xla = not name.endswith(("transpose", "reshape")) and any(
                 i.opcode.startswith(COLLECTIVES) and depends(i, moved) for i in moved.computation)
-            return self.why("turned first" if by_xla else "moved first", step=noun, lost=lost)
+            rule = "turned first" if by_xla else "by columns" if moved.opcode == "bitcast" else "moved first"
+            return self.why(rule, step=noun, lost=lost)
         cut = "cut" if converts and not self._odd("MN") else ""
         if how := next(filter(None, (_apart(step, cut) for step in ahead)), ""):
-            return self.why("joined first", step=noun, lost=lost, how=how)
+            return self.why("barrier" if how == "barrier" else "joined first", step=noun, lost=lost, how=how)
         if converts:
             return self._conversion(left[:to_fp8[0] + 1], result)
         reason = self._cause(left, result)
@@ -466,11 +480,11 @@ class _Matmul:
         read_twice = any(value is first.value for value, _ in result.readers) or any(
             s.kind == "amax" and s.value is first.value for s in result.steps)
         dtype, to = first.value.shape.dtype, first.at.shape.dtype
-        ahead = result.steps[:result.steps.index(first)]
+        ahead, users = result.steps[:result.steps.index(first)], first.value.computation.users[first.value.name]
         match first.kind:
             case "scale" if "scale" in (step.kind for step in ahead):
                 return self.why("scales one by one")
-            case "scale" | "alpha" if following == "activation" and not is_tanh_gelu(left[1]):
+            case "scale" | "alpha" | "negate" if following == "activation" and not is_tanh_gelu(left[1]):
                 return self.why("other activation")
             case "scale" | "alpha" if following in ("relu", "activation"):
                 return self.why("activation after scale", step=following)
@@ -484,16 +498,24 @@ class _Matmul:
                 return self.why("scale too many")
             case "vector scale":
                 return self.why("vector scale")
-            case "relu" | "activation" if read_twice:
+            case "relu" | "activation" | "negate" if read_twice:
                 return self.why("activation and reader", step=first.kind)
+            case "negate" | "activation" if first.kind == "negate" or is_tanh_gelu(first) and (
+                    "negate" in (i.opcode for i in users)):
+                return self._negated(left, ahead)
             case "relu":
-                return self.why("late relu")
-            case "activation" if first.at.opcode == "add" and first.value.name in first.at.operands:
-                return self.why("scalar added")
-            case "activation":
-                return self.why("other activation")
+                return self.why("relu of codes" if dtype in FP8_MAX and row.epilogue != "GELU" else "late relu")
             case "bias" | "matrix bias" if read_twice:
                 return self.why("bias and reader")
+            case "activation" | "bias" if first.at.opcode in ("add", "subtract") and first.other and (
+                    first.other.shape.size == 1 and first.value.name in first.at.operands):
+                return self.why("scalar added" if first.at.opcode == "add" else "subtracted", what="scalar")
+            case "activation" if {i.opcode for i in users} == {"compare"}:
+                return self.why("compared")
+            case "activation" if re.search(r"transpose\(jvp(?!.*remat)", str(first.at.metadata)):
+                return self.why("derivative")
+            case "activation":
+                return self.why("other activation")
             case "bias" | "matrix bias" if first.at.opcode == "subtract":
                 return self.why("subtracted", what="matrix" if first.kind == "matrix bias" else "vector")
             case "matrix bias":
@@ -508,18 +530,31 @@ class _Matmul:
             case _:
                 return self._clamp(first)
 
+    def _negated(self, left: list[Step], ahead: list[Step]) -> Reason:
+        """Why a negation stayed outside, and which scales can have its sign."""
+        kinds, to_fp8 = [step.kind for step in left], left[-1].at.shape.dtype in FP8_MAX
+        done, to = (next((s.kind for s in of if s.kind in ("relu", "activation")), "") for of in (ahead, left))
+        added, adds = (any("bias" in step.kind for step in of) for of in (ahead, left))
+        if done and not to_fp8:
+            return self.why("negated last", step=done)
+        last = to_fp8 and (done or not to and not adds and (added or "scale" in kinds))
+        scales = [] if last else ["an operand's scale (a_scale)", *["what is added in front of it"] * added]
+        scales += ["the result's scale (d_scale)"] * bool(last or to_fp8 and to and "negate" in kinds[1:])
+        return self.why("negated", how=f" behind its {done}" * bool(done) or f" before its {to}" * bool(to),
+                        scales=" and ".join(scales), lost="epilogue" if to else "output" if to_fp8 else "scale")
+
     def _clamp(self, step: Step) -> Reason:
         """Why a clamp that is no part of a conversion to FP8 stayed outside."""
         if (bounds := clamp_bounds(step.at)) and not float(bounds[0]):
             return self.why("bounded relu", bounds=" and ".join(bounds))
+        if step.at.opcode == "minimum" and is_zero(step.other):
+            return self.why("lower half")
         if step.at.opcode != "clamp":  # bounded on one side, or by arguments
             return self.why("other activation")
         return self.why("clamp alone", to=step.at.shape.dtype)
 
     def _bias(self, step: Step) -> Reason:
         dtype = self.dot.shape.dtype
-        if step.other.shape.size == 1:
-            return self.why("scalar added")
         if not along_columns(step.at.computation[next(n for n in step.at.operands if n != step.value.name)]):
             return self.why("for each row")
         if len(step.other.shape.dims) > 1:
@@ -533,6 +568,8 @@ class _Matmul:
         return self.why(rule, bias=bias, dtype=dtype, fits=fits)
 
     def _biases(self, vectors: Instruction) -> Reason:
+        if self.dot is not None and any(s.at.opcode == "bitcast" for s in self._result.steps if s.kind == "move"):
+            return self.why("by columns", step="bias", lost="bias")
         return self.why("several biases" if vectors.shape.dims[-1:] == (self.row.n,) else "split columns")
 
     def _conversion(self, group: list[Step], result: Result) -> Reason:
@@ -547,8 +584,10 @@ class _Matmul:
         if kinds[-2] != "clamp":
             return self.why("clamp early", how="the clamp comes before the scale", **fields)
         bounds = clamp_bounds(group[-2].at)
-        if bounds and not float(bounds[0]):
-            return self._clamp(group[-2])
+        if bounds and not float(bounds[0]) and self.row.epilogue in ("DEFAULT", "BIAS"):
+            if bounds[1] != best:
+                return self._clamp(group[-2])
+            return self.why("activation after scale" if kinds[2:] else "relu in clamp", step="relu", best=best, to=to)
         if bounds != [f"-{best}", best]:
             return self.why("clamp bounds", bounds=" and ".join(bounds) or "arguments, or one number alone", **fields)
         if kinds.count("clamp") > 1:
@@ -563,6 +602,8 @@ class _Matmul:
         amaxes = [step for step in result.steps if step.kind == "amax"]
         way = [step.value for step in group]
         readers = [i for value, i in result.readers if value in way]
+        if "negate" in kinds and not readers:
+            return self._negated(group, result.steps[:result.steps.index(group[0])])
         names = ["the function's result" if i.opcode == "tuple" else i.opcode for i in readers]
         if len(amaxes) > 1 or any(step.value is not base for step in amaxes):
             names.append("an amax of another value" if len(amaxes) == 1 else "several maxima")

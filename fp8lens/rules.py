@@ -289,10 +289,23 @@ RULES: Mapping[str, Rule] = {
         "jax.lax.optimization_barrier between them",
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
     ),
+    "barrier": Rule(
+        "{lost}",
+        "an optimization_barrier stands between the result and the {step}",
+        "leave the barrier out, or leave this kernel",
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
     "moved first": Rule(
         "{lost}",
         "the result is transposed before the {step}, and the call takes only what reads it directly",
         "do it before transposing; or exchange the operands, which gives the transposed product",
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
+    ),
+    "by columns": Rule(
+        "{lost}",
+        "the result is transposed before the {step}, here by XLA, which has the product written by columns",
+        "compute the transposed product, by exchanging the operands: one call, where no vector is added; or leave the "
+        "transpose to the reader",
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a slice at most",
     ),
     "result in FP8": Rule(
@@ -321,6 +334,13 @@ RULES: Mapping[str, Rule] = {
         "relu(x) * s for s > 0",
         "HandleMaximum and HandleMultiply: the activation must read the call itself",
     ),
+    "relu in clamp": Rule(
+        "epilogue",
+        "the clamp's bounds are 0 and {best}, a relu and the conversion's clamp in one, and the call takes the two",
+        "relu, then clamp to plus and minus jnp.finfo({jax_to}).max: "
+        "jnp.clip(jax.nn.relu(d), -{best}, {best}).astype({jax_to})",
+        "HandleMaximum matches relu only; HandleConvert and F8ConvertD the whole range",
+    ),
     "activation and reader": Rule(
         "epilogue",
         "the input of the {step} is read by something else as well, as its gradient does, and a call has one result",
@@ -333,6 +353,44 @@ RULES: Mapping[str, Rule] = {
         "relu stands where the call cannot take it (its epilogue is {epilogue})",
         "apply relu directly to the dot's result, or to that plus a bias vector",
         "FuseReluActivation: epilogue DEFAULT or BIAS",
+    ),
+    "relu of codes": Rule(
+        "epilogue",
+        "the relu stands behind the conversion to FP8, where a call with a relu or an amax takes none",
+        "apply relu once, to the dot's result or to that plus a bias vector, and take the amax of what it returns",
+        "FuseReluActivation: epilogue DEFAULT or BIAS",
+    ),
+    "compared": Rule(
+        "epilogue",
+        "the result is only compared with a number, as in the gradient of a relu, and no call writes that",
+        "leave this kernel",
+        "HandleMaximum and HandleMultiply match relu and tanh-gelu only",
+    ),
+    "derivative": Rule(
+        "epilogue",
+        "the result is put through the derivative of an activation, which no call computes",
+        "leave this kernel",
+        "HandleMaximum and HandleMultiply match relu and tanh-gelu only",
+    ),
+    "negated": Rule(
+        "{lost}",
+        "the result is negated{how}, and the call has a sign only in its scales",
+        "in its place negate {scales}; where there is none, take a factor of -1",
+        "HandleMaximum, HandleMultiply and HandleConvert match no negation",
+    ),
+    "negated last": Rule(
+        "scale",
+        "the result is negated behind its {step}, and the call has a sign only in its scales, of which the last is an "
+        "FP8 result's",
+        "clamp and convert the result to FP8, with a negative scale; or leave this kernel",
+        "HandleMaximum, HandleMultiply and HandleConvert match no negation",
+    ),
+    "lower half": Rule(
+        "epilogue",
+        "the result is bounded by 0 from above: min(d, 0) is -relu(-d), and the call's relu bounds from below",
+        "use jax.nn.relu, and negate an operand's scale (a_scale), a bias in front of it, and an FP8 result's scale "
+        "(d_scale); or leave this kernel",
+        "HandleMaximum matches relu only",
     ),
     "other activation": Rule(
         "epilogue",
@@ -411,7 +469,14 @@ RULES: Mapping[str, Rule] = {
         "bias",
         "the bias vector is {bias}, which FP8 calls do not take with a {dtype} dot",
         "pass it as {jax_fits}, and convert it in the program to add it",
-        'FuseVectorBiasAdd: "Epilogue fusion of FP32 vector bias into FP8 GEMM is currently not supported."',
+        "FuseVectorBiasAdd: of vectors that are converted to float32 it takes bfloat16 alone",
+    ),
+    "bias of codes": Rule(
+        "bias",
+        "wrong numbers, by an error of XLA's: what is added behind the conversion to FP8 it adds in front of the "
+        "result's scale, clamp and conversion",
+        "add a bfloat16 vector to the dot's result; or put jax.lax.optimization_barrier behind the conversion",
+        "FuseVectorBiasAdd: the call may have an FP8 result",
     ),
     "late bias": Rule(
         "bias",
@@ -527,6 +592,13 @@ RULES: Mapping[str, Rule] = {
         "relu({factor} * d) is not {factor} * relu(d)",
         "put jax.lax.optimization_barrier between the relu and its negative factor",
         "F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
+    ),
+    "relu of scaled codes": Rule(
+        "scale",
+        "wrong numbers for a negative scale, by an error of XLA's: of the relu behind the conversion it makes one in "
+        "front of the result's scale s, and relu(d * s) is relu(d) * s for s > 0 only",
+        "apply relu to the dot's result, in front of its scale; where that is negative, negate it and an operand's too",
+        "FuseReluActivation: the call may have an FP8 result",
     ),
     "product of scales": Rule(
         "scale",

@@ -166,8 +166,8 @@ def _into_loop(i: Instruction) -> tuple[Instruction, Instruction] | None:
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One thing the program does with a dot's result: `kind` is "alpha" (a constant factor), "scale", "vector scale",
-    "bias", "matrix bias", "relu", "activation", "clamp", "output" (a conversion), "amax", "move" or "other"; `at` does
-    it to `value`; `other` is its second operand, behind broadcasts and conversions."""
+    "negate", "bias", "matrix bias", "relu", "activation", "clamp", "output" (a conversion), "amax", "move" or
+    "other"; `at` does it to `value`; `other` is its second operand, behind broadcasts and conversions."""
 
     kind: str
     at: Instruction
@@ -217,7 +217,7 @@ class Result:
             self.readers += [(value, u) for u in follow if u is not at]
             if at is None:
                 return None
-        elif at.opcode in LAYOUT | {"slice", "concatenate", "reverse"} or is_mask(at, value):
+        elif at.opcode in LAYOUT | {"slice", "concatenate", "reverse", "opt-barrier"} or is_mask(at, value):
             named = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
             self.steps += [] if named else [Step("move", at, value)]
             return at
@@ -316,10 +316,10 @@ def _step(at: Instruction, value: Instruction) -> Step:
     small = [broadcast_of(o) for o in others]
     scalar = bool(small) and small[0] is not None and small[0].shape.size == 1
     constant = scalar and small[0].opcode == "constant"
-    if at.opcode == "convert":
-        return Step("output", at, value)
+    if at.opcode in ("convert", "negate"):
+        return Step("output" if at.opcode == "convert" else "negate", at, value)
     if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and scalar):
-        return Step("relu" if at.opcode == "maximum" and is_zero(small[0]) else "clamp", at, value)
+        return Step("relu" if at.opcode == "maximum" and is_zero(small[0]) else "clamp", at, value, small[0])
     if len(others) == 1 and at.opcode in ("multiply", "divide", "add", "subtract"):
         scaling = at.opcode in ("multiply", "divide")
         if at.opcode == "divide" and at.operands[0] != value.name:

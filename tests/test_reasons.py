@@ -1257,6 +1257,9 @@ CASES = {
         (*OPERANDS, s),
         lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
     ),
+    "added to its own tanh": Case(
+        "epilogue", "this activation is another", lambda a, b, x, y: jnp.tanh(d := scaled_dot(a, b, x, y)) + d, OPERANDS
+    ),
     "bounded from below": Case(
         "epilogue", "this activation is another", lambda a, b, x, y: jnp.maximum(scaled_dot(a, b, x, y), 0.1), OPERANDS,
         lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
@@ -1282,6 +1285,154 @@ CASES = {
         lambda a, b, x, y, z: jnp.minimum(scaled_dot(a, b, x, y) * z, 448).astype(e4m3),
         (*OPERANDS, s),
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
+    # What an engineer of XLA found
+    "relu, scaled and bounded from both sides": Case(
+        "output",
+        "bounds are 0 and 448",
+        lambda a, b, x, y, z: jnp.clip(relu(scaled_dot(a, b, x, y)) * z, 0, 448).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z),
+    ),
+    "relu of a scaled sum, in the clamp": Case(
+        "epilogue",
+        "relu is applied to a scaled result",
+        lambda a, b, x, y, z, c: jnp.minimum(relu((scaled_dot(a, b, x, y) + c.astype(f32)) * z), 448).astype(e4m3),
+        (*OPERANDS, s, VECTOR),
+        lambda a, b, x, y, z, c: to_e4m3(relu(scaled_dot(a, b, x, y) + c.astype(f32)), z),
+    ),
+    "relu in the clamp": Case(
+        "epilogue",
+        "a relu and the conversion's clamp in one",
+        lambda a, b, x, y: jnp.minimum(relu(scaled_dot(a, b, x, y)), 448).astype(e4m3),
+        OPERANDS,
+        lambda a, b, x, y: clip(relu(scaled_dot(a, b, x, y))).astype(e4m3),
+    ),
+    **{f"{name}, {act.__name__}": Case(
+        "epilogue",
+        f"negated before its {'relu' if act is relu else 'activation'}",
+        lambda a, b, x, y, z, act=act, sign=sign: to_e4m3(sign(act(-scaled_dot(a, b, x, y))), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z, act=act, sign=sign: to_e4m3(act(scaled_dot(a, b, -x, y)), sign(z)),
+    ) for act in (relu, gelu) for name, sign in (("negated", lambda d: d), ("negated twice", jnp.negative))},
+    "a negated sum, then relu": Case(
+        "epilogue",
+        "negated before its relu",
+        lambda a, b, x, y, c: relu(-(scaled_dot(a, b, x, y) + c.astype(f32))),
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y, c: relu(scaled_dot(a, b, -x, y) + c.astype(f32)),  # the vector is passed negated
+    ),
+    "negated, then quantized": Case(
+        "output",
+        "the result is negated, and",
+        lambda a, b, x, y, z: to_e4m3(-scaled_dot(a, b, x, y), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), -z),
+    ),
+    "negated, without scales": Case(
+        "scale",
+        "the result is negated, and",
+        lambda a, b: -jax.lax.dot(a, b.T, preferred_element_type=f32),
+        (A, B),
+        lambda a, b: jax.lax.dot(a.astype(f32) * -1, b.astype(f32).T),
+    ),
+    "negated behind relu, then quantized": Case(
+        "output",
+        "negated behind its relu",
+        lambda a, b, x, y: clip(-relu(scaled_dot(a, b, x, y))).astype(e4m3),
+        OPERANDS,
+        lambda a, b, x, y: clip(relu(scaled_dot(a, b, x, y)) * -1.0).astype(e4m3),
+    ),
+    "negated behind relu": Case(
+        "scale",
+        "negated behind its relu",
+        lambda a, b, x, y: -relu(scaled_dot(a, b, x, y)),
+        OPERANDS,
+        lambda a, b, x, y: to_e4m3(relu(scaled_dot(a, b, x, y)), -x),
+    ),
+    "bounded by zero from above": Case(
+        "epilogue",
+        "bounded by 0 from above",
+        lambda a, b, x, y, z: to_e4m3(jnp.minimum(scaled_dot(a, b, x, y), 0), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, -x, y)), -z),
+    ),
+    "relu's gradient": Case(
+        "epilogue",
+        "only compared with a number",
+        jax.grad(lambda w, a, x, y: relu(scaled_dot(a, w.astype(e4m3), x, y)).sum()),
+        (S(N, K, dtype=f32), A, s, s),
+        scaled_dot,
+        OPERANDS,
+    ),
+    **{f"{name}'s gradient": Case(
+        "epilogue",
+        "the derivative of an activation",
+        jax.grad(lambda w, a, x, y, act=act: act(scaled_dot(a, w.astype(e4m3), x, y)).sum()),
+        (S(N, K, dtype=f32), A, s, s),
+        scaled_dot,
+        OPERANDS,
+    ) for name, act in (("gelu", gelu), ("silu", jax.nn.silu), ("squared relu", lambda d: relu(d) ** 2))},
+    **{f"{name}quantized, then transposed": Case(
+        "output",
+        "before the conversion, here by XLA",
+        lambda a, b, x, y, z, act=act, dtype=dtype: BARRIER(to_e4m3(act(scaled_dot(a, b, x, y, dtype)), z)).T,
+        (*OPERANDS, s),
+        lambda a, b, x, y, z, act=act, dtype=dtype: to_e4m3(act(scaled_dot(b, a, y, x, dtype)), z),
+    ) for name, act, dtype in (("", lambda d: d, f32), ("relu, ", relu, bf16))},
+    "a sum, transposed": Case(
+        "bias",
+        "before the bias, here by XLA",
+        lambda a, b, x, y, c: (scaled_dot(a, b, x, y) + c.astype(f32)).T,
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y: scaled_dot(b, a, y, x),
+        OPERANDS,
+    ),
+    "relu of the codes beside an amax": Case(
+        "epilogue",
+        "the relu stands behind the conversion to FP8, where a call with a relu or an amax takes none$",
+        lambda a, b, x, y, z: (relu(to_e4m3(d := scaled_dot(a, b, x, y), z)), jnp.max(jnp.abs(d))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: with_amax(relu(scaled_dot(a, b, x, y)), z),
+    ),
+    "relu of the codes, behind a barrier": Case(
+        "epilogue",
+        "optimization_barrier stands between the result and the relu",
+        lambda a, b, x, y, z: relu(BARRIER(to_e4m3(scaled_dot(a, b, x, y), z))),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z),
+    ),
+    **{f"relu of the codes, {name}": Case(
+        "scale",
+        "wrong numbers for a negative scale",
+        lambda a, b, x, y, z, c, act=act, add=add: act(to_e4m3(add(scaled_dot(a, b, x, y), c), z)),
+        (*OPERANDS, s, VECTOR),
+        lambda a, b, x, y, z, c, act=act, add=add: to_e4m3(act(add(scaled_dot(a, b, x, y), c)), z),
+    ) for name, act, add in (
+        ("jax.nn.relu", relu, lambda d, c: d), ("with a bias", relu, lambda d, c: d + c.astype(f32)),
+        ("jnp.maximum", lambda d: jnp.maximum(d, 0), lambda d, c: d))},
+    "a bias of the codes": Case(
+        "bias",
+        "what is added behind the conversion to FP8 it adds in front",
+        lambda a, b, x, y, z, c: to_e4m3(scaled_dot(a, b, x, y), z) + c.astype(e4m3),
+        (*OPERANDS, s, VECTOR),
+        lambda a, b, x, y, z, c: to_e4m3(scaled_dot(a, b, x, y) + c.astype(f32), z),
+    ),
+    "subtracted from a scalar": Case(
+        "bias",
+        "a scalar is subtracted",
+        lambda a, b, x, y, c: c - scaled_dot(a, b, x, y),
+        (*OPERANDS, s),
+        lambda a, b, x, y, c: scaled_dot(a, b, -x, y) + c.astype(f32),
+        (*OPERANDS, VECTOR),
+    ),
+    "subtracted from one": Case(
+        "bias",
+        "a scalar is subtracted",
+        lambda a, b, x, y: 1 - scaled_dot(a, b, x, y),
+        OPERANDS,
+        lambda a, b, x, y, c: scaled_dot(a, b, -x, y) + c.astype(f32),
+        (*OPERANDS, VECTOR),
     ),
     # Kernels that are no instructions of HLO's
     "a kernel by hand": Case(
@@ -1378,6 +1529,19 @@ def test_the_reason_is_given_and_its_mend_mends(name):
     assert mended(name).report.fp8_flops_share == 1
 
 
+SAME = [name for name in CASES if name not in ("negated behind relu", "negated, exchanged") and re.match(
+    "relu, scaled and|relu of (a scaled|the codes,)|relu in|negated|bounded by z|(relu, )?quantized, then t", name)]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_mend_keeps_the_numbers(name):
+    case, rng = CASES[name], np.random.default_rng(1)
+    args = [jnp.asarray(rng.integers(-3, 4, a.shape) if a.shape else 0.5, a.dtype) for a in case.args]
+    broken, right = (np.asarray(jax.jit(fn)(*args), np.float32) for fn in (case.broken, case.mended))
+    np.testing.assert_array_equal(broken, right)
+    assert len(np.unique(broken)) > 20
+
+
 @functools.cache
 def pattern(name: str) -> re.Pattern:
     """What a rule's texts are with its {names} filled in, and what may stand behind its reason and its rule."""
@@ -1405,11 +1569,11 @@ def broken_rules(of: Inspection) -> dict[str, list[dict[str, str]]]:
 WORDS = {
     "side": {"left", "right"},
     "which": {"both operands are", "an operand is", "the left operand is", "the right operand is"},
-    "what": {"matrix", "vector"},
+    "what": {"matrix", "vector", "scalar"},
 }
 ONLY = {
     "gathered": {"side": {"right"}},  # of a left one XLA gathers the FP8 array
-    "moved first": {"step": {"activation", "bias", "scale"}},  # XLA moves the others in front of a transpose
+    "moved first": {"step": {"activation", "bias"}},  # XLA moves the others in front of a transpose
     "activation after scale": {"step": {"relu", "activation"}},
     "activation and reader": {"step": {"relu", "activation"}},
     "amax before": {"step": {"relu", "activation", "bias"}},
@@ -1678,6 +1842,8 @@ def test_assertion_passes_and_returns_the_report():
             *(lambda c: (c.broken, c.args))(CASES["amax of the scaled result"]),
             {"fused": True},
         ),
+        ("left outside: scale", *(lambda c: (c.broken, c.args))(CASES["relu of the codes, with a bias"]),
+         {"fused": "scale"}),
         ("no FP8 call has fused: amax", scaled_dot, OPERANDS, {"fused": "amax"}),
         ("an FP8 call has the epilogue DEFAULT, not RELU", scaled_dot, OPERANDS, {"fused": "RELU"}),
         ("not FP8", scaled_dot, OPERANDS, {"target": "A100"}),
