@@ -123,7 +123,8 @@ def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     # Mosaic GPU hands XLA MLIR's bytecode, which has each multiply instruction in words.
     types = instructions(i.cmd if target.startswith("mosaic_gpu") else text)
     rule, fields = "not looked into", {"target": target}
-    if types and all(name.startswith("f8") for name in types) or text and not types and "fma." not in text:
+    products = re.search(r"\b(fma|mul)\.(\w+\.)*b?f(16|32|64)", text)  # which a loop may sum, without an MMA
+    if types and all(name.startswith("f8") for name in types) or text and not types and not products:
         return []
     if types:
         rule = "a Triton kernel's matmul" if text else "a Mosaic kernel's matmul"

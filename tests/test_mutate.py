@@ -33,7 +33,7 @@ def said(text: str, printed: str = "64 kernels") -> list[str]:
 
 @pytest.mark.parametrize(("text", "printed"), [
     ("It has 64 kernels, of E4M3 on an H100.", "64 kernels"), ("x is 17", ""), ("Seventeen", ""),
-    ("a million: 1,048,576", "1048576"), ("of 448, as [chapter 03](03_a.ipynb) has it, in JAX 0.10.2", ""),
+    ("1,048,576 of them", "1048576"), ("of 448, as [chapter 03](03_a.ipynb) has it, in JAX 0.10.2", ""),
     ("3.0 and 3", "3.00"), ("see <https://example.org/99>", ""), ("## References\n\n- Nature 521, 2015", ""),
     ("1. first\n2. second", ""), ("`python -m pytest`\n\n```bash\nmake test\n```", ""),
 ])
@@ -42,7 +42,9 @@ def test_a_number_that_is_computed_or_named_may_be_said(text, printed):
 
 
 @pytest.mark.parametrize(("text", "number"), [
-    ("It has 65 kernels.", "65"), ("23, a comment says", "23"), ("twelve of them", "twelve"), ("in `f32[128]`", "128"),
+    ("It has 65 kernels.", "65"), ("65x as fast", "65"), ("v65", "65"), ("a hundred", "hundred"), ("65. That", "65"),
+    ("<https://a.org/1> has 65", "65"), ("<details><summary>65 times</summary>\n\na\n\n</details>", "65"),
+    ("[^a]\n\n[^a]: 65 times", "65"), ("a tenfold gain", "tenfold"), ("### 65. times", "65"), ("23, a comment says", "23"), ("twelve of them", "twelve"), ("in `f32[128]`", "128"),
     ("| a | 12 |\n|---|---|\n| b | c |", "12"), ("$2^{-9}$", "9"), ("```bash\nmake test 88\n```", "88"),
 ])
 def test_a_number_from_nowhere_is_named(text, number):

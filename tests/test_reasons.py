@@ -1339,9 +1339,9 @@ CASES = {
     "negated behind relu, then quantized": Case(
         "output",
         "negated behind its relu",
-        lambda a, b, x, y: clip(-relu(scaled_dot(a, b, x, y))).astype(e4m3),
-        OPERANDS,
-        lambda a, b, x, y: clip(relu(scaled_dot(a, b, x, y)) * -1.0).astype(e4m3),
+        lambda a, b, x, y, z: clip(-relu(scaled_dot(a, b, x, y))).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: clip(relu(scaled_dot(a, b, x, y)) * -(z + z)).astype(e4m3),  # z is a half
     ),
     "negated behind relu": Case(
         "scale",

@@ -45,6 +45,7 @@ MAY_VARY: dict[str, int] = {}  # how many cells of a chapter may be tagged so; n
 TAGS = {"hide-input", "hide-output", "hide-cell", VOLATILE}
 CELL = {"code": {"cell_type", "id", "metadata", "source", "outputs", "execution_count"},
         "markdown": {"cell_type", "id", "metadata", "source"}}  # no raw cell, nothing attached
+BEHIND = re.compile(r"\b(get_ipython|InteractiveShell|IPython\.core|input_transformers\w*|update_display)\b")
 CHUNKS = {b"IHDR", b"IDAT", b"IEND", b"pHYs", b"tEXt"}  # of a PNG that is one picture, and nothing besides
 CELL_SECONDS = 300  # longest a cell may run
 AT_ONCE = 2  # chapters: each has a kernel that compiles, and memory for more is not everywhere
@@ -249,6 +250,8 @@ def static_problems(notebook, name: str = "") -> list[str]:
             ast.parse(cell.source)
         except SyntaxError as error:
             problems.append(f"{where}: is not Python alone ({error.msg}): a magic can keep code from running")
+        if found := BEHIND.search(cell.source):
+            problems.append(f"{where}: has {found[0]!r}, by which what is shown need not be what is run")
     for number, cell in enumerate(notebook.cells, 1):
         where = describe(number, cell)
         if extra := set(cell.metadata) - CELL_METADATA:
@@ -314,7 +317,9 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
     """Each chapter run once under nbmake, in a copy of its folder: name to (notebook, seconds, failure)."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        shutil.copytree(paths[0].parent, scratch / "notebooks", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+        copied = {*(path.name for path in paths), "results", "glossary.md"}  # and nothing that could have a say
+        shutil.copytree(paths[0].parent, scratch / "notebooks", ignore=lambda folder, names: [
+            name for name in names if Path(folder) == paths[0].parent and name not in copied])
         (scratch / "img").symlink_to(ROOT / "img")
         copies = [scratch / "notebooks" / path.name for path in paths]
         for copied in copies:  # without outputs: those of a cell that is not run would stay
@@ -322,6 +327,7 @@ def fresh_run(paths: list[Path]) -> dict[str, tuple[object, float, str | None]]:
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "--nbmake", "--overwrite", f"--nbmake-timeout={CELL_SECONDS}",
              "--nbmake-kernel=python3", "--junitxml=result.xml", f"--rootdir={scratch}", "-p", "no:cacheprovider", "-q",
+             "--noconftest", "-c", os.devnull,
              "--disable-plugin-autoload", "-p", "nbmake.pytest_plugin",  # whatever else the machine's pytest has
              "-p", "xdist.plugin", "-n", str(min(AT_ONCE, len(copies))),
              *map(str, copies)],

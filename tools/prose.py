@@ -17,15 +17,19 @@ WORDS = {word: str(number) for number, word in enumerate(
     "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
     "nineteen twenty".split(), 3)} | {"thirty": "30", "forty": "40", "fifty": "50", "sixty": "60", "seventy": "70",
                                       "eighty": "80", "ninety": "90"}
-NUMBER = re.compile(rf"(?<![\w.])\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\b(?:{'|'.join(WORDS)})\b", re.I)
+NUMBER = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:{'|'.join(WORDS)})\b|"
+                    r"\b(?:dozens?|hundred|thousand|million|billion)\b|\w+fold\b", re.I)
+CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like what they are not
 PRINTED = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
 NAMES = [re.compile(name) for name in (
-    r"[Cc]hapters? \d\d(?:(?:, | to | and )\d\d)*", r"^\d\d · ", r"^\d+ minutes$", r"^\d+\. ", r"NB=\d\d",
+    r"[Cc]hapters? \d\d(?:(?:, | to | and )\d\d)*", r"^\d\d · ", r"^\d+ minutes$", r"^\d\. ", r"NB=\d\d",
     r"Six chapters", r"arXiv:[\d.]+", r"IEEE (?:Std )?754(?:-\d+)?", r"[Ss]ections? [\d.]*\d(?: and [\d.]*\d)*",
     r"(?i:issue|request) \d+",
-    r"\b0\.(?:4|9|1\d)(?:\.\d+)+\b|(?:JAX|than|and|in) 0\.(?:9|1\d)\b",  # releases of JAX
+    r"\b0\.(?:4|9|1\d)(?:\.\d+)+\b|(?:JAX|than|and|in) 0\.(?:9|1\d)(?:\.\d+)*\b",  # releases of JAX
     r"(?:XLA of|In \w+|in December) 20\d\d", r"x86-64", r"ubuntu-24\.04", r'python-version: "3\.12"',
+    r"0x[0-9A-Fa-f]+|\bE\dM\d\w*|\bP3109|@v\d\b|(?:[Ss]everal|many) hundred|dozen",
+    r"\b(?:bfloat|float|bf|FP|tf|int|relu|aarch|wgmma|[HABL]|MI|f|m)\d{1,3}[A-Za-z]*\b",
     r"[Cc]apability \d+\.\d|Below 8\.9|12\.0 is Blackwell|A100 as 9\.0", r"ten bits",  # those of tf32's mantissa
     r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
 )]
@@ -54,8 +58,17 @@ def problems(notebook) -> list[tuple[int, str]]:
 def texts(source: str, wrong: list[tuple[int, str]], number: int = 0) -> list[str]:
     """The pieces of text of a text cell, in which a number is a claim; what may not be in one goes to `wrong`."""
     found = []
+    if odd := CHARACTERS.findall(source):
+        wrong.append((number, f"{odd[0]!a}, which may look like another: tools/prose.py has the characters in use"))
     wrong += [(number, f"what MyST alone reads: {myst[0].strip()[:60]!r}") for myst in MYST.finditer(source)]
-    for token in MarkdownIt("commonmark").enable("table").parse(re.split("^## References", source, flags=re.M)[0]):
+    found += map(" ".join, re.findall(r"<summary>([^<]*)</summary>|^\[[^\]]*\]:(.*)", source, re.M))  # and footnotes
+    source, *references = re.split(r"^## References$", source, flags=re.M)
+    for token in MarkdownIt("commonmark").enable("table").parse("\n".join(references)):
+        if token.type in ("fence", "code_block", "html_block", "heading_open"):
+            wrong.append((number, "more than a list of references"))
+    for token in MarkdownIt("commonmark").enable("table").parse(source):
+        if token.type == "list_item_open" and len(token.info) > 1:
+            found.append(token.info)  # where a list starts
         if token.type == "fence":
             found.append(token.content)
             if token.info.strip() not in LANGUAGES:
@@ -67,8 +80,8 @@ def texts(source: str, wrong: list[tuple[int, str]], number: int = 0) -> list[st
             wrong += _html(token.content, number)
         text = ""
         for before, part in itertools.pairwise([None, *(token.children or ())]):
-            if before and before.markup == "autolink":
-                continue
+            if before and before.type == "link_open" and before.markup == "autolink":
+                continue  # the address itself
             if part.type == "html_inline":
                 wrong += _html(part.content, number)
             elif part.type == "image":
