@@ -358,6 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     itself; 3 where that process ended without an answer; as of a shell's other commands, 130 when interrupted and 141
     where nobody reads on."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
+    if sys.stdout is None:  # closed: an answer that nobody can read is none
+        return 2
     for stream in streams:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal's encoding has not

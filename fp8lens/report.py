@@ -162,8 +162,12 @@ def not_a_gpus(x: Any) -> str:
 def rows_and_outside(
         module: HloModule, ptx: Mapping[str, str] | None = None) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
     """The rows of a module's report, each with the kernels around it and what they do. `ptx` of kernels by name."""
-    rows = [dataclasses.replace(row, count=times) for name, times in executions(module).items()
-            for i in module.computations[name] for row in matmuls(i)]
+    rows, most = [], 10 * sum(1 for _ in module)  # kernels may share a computation with dots, but not so many of both
+    for name, times in executions(module).items():
+        for i in module.computations[name]:
+            rows += [dataclasses.replace(row, count=times) for row in matmuls(i)]
+            if len(rows) > most:
+                raise i.error(f"the program has more than {most} matmuls, in {most // 10} instructions")
     around, found = Around(module, rows), []
     for row in rows:
         near = around.outside(row)

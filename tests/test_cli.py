@@ -543,6 +543,11 @@ def test_nobody_reads_on(arguments, unbuffered):
     assert done.returncode == 128 + signal.SIGPIPE or done.returncode == 0 and arguments == ["--help"]
 
 
+def test_an_answer_that_nobody_can_read_is_none(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["--help"]) == 2
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk():
     with open("/dev/full", "w") as full:

@@ -42,9 +42,11 @@ def test_a_number_that_is_computed_or_named_may_be_said(text, printed):
 
 
 @pytest.mark.parametrize(("text", "number"), [
-    ("It has 65 kernels.", "65"), ("65x as fast", "65"), ("v65", "65"), ("a hundred", "hundred"), ("65. That", "65"),
+    ("It has 65 kernels.", "65"),
+    ("65x as fast", "65"), ("v65", "65"), ("a hundred", "hundred"), ("65. That", "65"),
     ("<https://a.org/1> has 65", "65"), ("<details><summary>65 times</summary>\n\na\n\n</details>", "65"),
-    ("[^a]\n\n[^a]: 65 times", "65"), ("a tenfold gain", "tenfold"), ("### 65. times", "65"), ("23, a comment says", "23"), ("twelve of them", "twelve"), ("in `f32[128]`", "128"),
+    ("[^a]\n\n[^a]: 65 times", "65"), ("a tenfold gain", "tenfold"),
+    ("### 65. times", "65"), ("23, a comment says", "23"), ("twelve of them", "twelve"), ("in `f32[128]`", "128"),
     ("| a | 12 |\n|---|---|\n| b | c |", "12"), ("$2^{-9}$", "9"), ("```bash\nmake test 88\n```", "88"),
 ])
 def test_a_number_from_nowhere_is_named(text, number):

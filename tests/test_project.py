@@ -168,6 +168,13 @@ def test_a_mirror_gives_the_same_files(uv_that_answers, monkeypatch):
     assert install(env, 0, 0, 0, 0) == 0 and commands[2][-1] == "--reinstall"
 
 
+@pytest.mark.parametrize("name", ["UV_PROJECT_ENVIRONMENT", "UV_NO_DEFAULT_GROUPS", "UV_NO_GROUP", "PIP_DRY_RUN"])
+def test_no_setting_of_uvs_or_pips_installs_elsewhere_or_less(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    setup = load_setup()
+    assert name not in (setup.environment() if name.startswith("UV") else setup.pip_environment())
+
+
 def test_where_the_home_is_read_only_downloads_are_kept_in_the_checkout(monkeypatch):
     setup = load_setup()
     monkeypatch.delenv("UV_CACHE_DIR", raising=False)

@@ -79,6 +79,8 @@ def install_uv():
 def pip_environment():
     """What pip is to see: the index and the certificates that uv will see, where it is not told of its own."""
     env = dict(os.environ, PIP_USER="0")
+    for name in ("PIP_DRY_RUN", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"):
+        env.pop(name, None)  # it would go elsewhere, or nowhere
     env.setdefault("PIP_RETRIES", "2")
     mirror = next((env[name] for name in MIRRORS if env.get(name)), None)
     if mirror and not env.get("PIP_INDEX_URL"):
@@ -172,7 +174,10 @@ def environment():
     """What uv is to see: the machine's own certificates, its package index, folders to keep downloads in."""
     # Company networks have certificates of theirs, which uv's built-in ones do not include.
     env = dict(os.environ, UV_SYSTEM_CERTS="1")
-    env.pop("VIRTUAL_ENV", None)  # an environment active in the shell is not this project's
+    # An environment active in the shell is not this project's, nor is a choice of another folder, or of fewer packages.
+    for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_PROJECT", "UV_WORKING_DIR", "UV_NO_DEFAULT_GROUPS",
+                 "UV_NO_GROUP", "UV_NO_DEV", "UV_NO_SYNC", "UV_CONFIG_FILE", "UV_NO_VERIFY_HASHES"):
+        env.pop(name, None)
     mirror = next((env[name] for name in MIRRORS if env.get(name)), None)
     for name in MIRRORS:
         env.pop(name, None)
