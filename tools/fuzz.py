@@ -178,11 +178,6 @@ def baits() -> dict[str, str]:
         "loops in loops, of very many turns": _module("ROOT %r = f32[8] " + 'while(%p), condition=%cond, body=%b299',
                                                       before=_loops(300, 10**17)),
         "an element of 5000 digits": _module(f"ROOT %g = f32[8] get-tuple-element(%p), index={'9' * 5000}"),
-        "a computation of matmuls that fusions share": _module(
-            *(f"%r{k} = f32[8] fusion(%p), kind=kLoop, calls=%many" for k in range(60)), "ROOT %r = f32[8] negate(%r9)",
-            before="%many (p: f32[8]) -> f32[8] {\n  %x0 = f32[8,8] parameter(0)\n" + "".join(
-                f"  %x{k} = f32[8,8] dot(%x{k - 1}, %x{k - 1}), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}\n"
-                for k in range(1, 60)) + "  ROOT %d = f32[8,8] negate(%x59)\n}\n\n"),
         "attention over nothing": (ROOT / "tests" / "hlo" / "cudnn_attention.hlo").read_text().replace(
             "bf16[2,128,8,64]", "bf16[0,128,8,64]"),
         "a size of 5000 digits": _module(f"ROOT %n = f32[{'9' * 5000}] broadcast(%p), dimensions={{}}"),
