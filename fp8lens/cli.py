@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fp8lens.gemms import NOT_THE_PROGRAM
-from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
-from fp8lens.hlo.text import source_path, visible
+from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module, visible
+from fp8lens.hlo.text import source_path
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, resolve
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from fp8lens.cost import launches
 from fp8lens.gemms import executions, fused, matmuls, source_line
-from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape
-from fp8lens.hlo.text import LOST, columns, html_table, visible, wrapped
+from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape, visible
+from fp8lens.hlo.text import LOST, columns, html_table, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
 from fp8lens.rules import RULES, Rule

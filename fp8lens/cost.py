@@ -10,8 +10,8 @@ import html
 from typing import Any
 
 from fp8lens.gemms import FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
-from fp8lens.hlo.parse import Instruction, parse_hlo_module
-from fp8lens.hlo.text import columns, notebook_display, visible
+from fp8lens.hlo.parse import Instruction, parse_hlo_module, visible
+from fp8lens.hlo.text import columns, notebook_display
 from fp8lens.ops import FREE
 from fp8lens.targets import Target, resolve
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import heapq
 import math
 import re
 from collections.abc import Mapping
@@ -182,6 +183,17 @@ def source_line(instruction: Instruction) -> str:
     return f"{source_path(own[0])}:{own[1]}" if own else ""
 
 
+def once(read):
+    """What was read of an instruction is kept, with its module: fusions may share a computation, and many ask."""
+    def known(i: Instruction):
+        kept = i.computation.module.__dict__.setdefault(f"_of{read.__name__}", {})
+        if i not in kept:
+            kept[i] = read(i)
+        return kept[i]
+    return functools.update_wrapper(known, read)
+
+
+@once
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError
     where it says that it multiplies, but not what."""
@@ -289,36 +301,51 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
 
 def _stored(computation: Computation, name: str) -> str:
     """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its operand comes from."""
-    seen, stack, best = set(), [name], None
-    while stack:
-        i = computation[stack.pop()]
-        if i.name in seen:
-            continue
-        seen.add(i.name)
-        stack.extend(i.operands)
-        if i.opcode == "parameter" and i.shape.dtype != "pred" and (best is None or i.shape.size > best.size):
-            best = i.shape
-    return (best or computation[name].shape).dtype
+    largest: dict[str, Shape | None] = computation.__dict__.setdefault("_largest", {})
+    for i in computation if not largest else ():
+        shapes = [largest[operand] for operand in reversed(i.operands)]
+        largest[i.name] = max(filter(None, shapes), key=lambda shape: shape.size, default=None)
+        if i.opcode == "parameter" and i.shape.dtype != "pred":
+            largest[i.name] = i.shape
+    return (largest[name] or computation[name].shape).dtype
 
 
+@once
 def _following(dot: Instruction) -> list[str]:
-    """Opcodes of what a kernel computes of its dot's result, in order, without what only names or moves it."""
-    live, found = {dot.name}, []
-    for i in dot.computation:
-        if live.intersection(i.operands):
-            live.add(i.name)
-            if i.opcode not in _PASS_ON and i.opcode not in ("tuple", "get-tuple-element"):
-                found.append(i.opcode)
+    """Opcodes of what a kernel computes of its dot's result, in order, without what only names or moves it; the first
+    hundred."""
+    todo, seen, found = [(dot.index, dot)], {dot.index}, []
+    while todo and len(found) < 100:
+        _, i = heapq.heappop(todo)
+        if i is not dot and i.opcode not in _PASS_ON and i.opcode not in ("tuple", "get-tuple-element"):
+            found.append(i.opcode)
+        for user in dot.computation.users.get(i.name, ()):
+            if user.index not in seen:
+                seen.add(user.index)
+                heapq.heappush(todo, (user.index, user))
     return found
 
 
 def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
     computation = fused(i)
-    opcodes = {j.opcode for j in computation}
-    if not opcodes & _MULTIPLY and not (  # as most fusions
-            "multiply" in opcodes and "dot_general" in computation.module.text[slice(*computation._body)]):
-        return ()
-    found, calls, todo, seen = [], [], [computation], set()
+    found, calls = _multiplying(computation.root)
+    if calls:
+        return tuple(dataclasses.replace(row, name=i.name, instruction=i) for row in calls)
+    if not found:
+        return _expanded(i, computation)
+    kind = fusion_kind(i)
+    library = "triton" if "triton" in kind else "cudnn" if "cudnn" in kind else "kernel"
+    tile = ""
+    if library == "triton":
+        settings = i.backend_config["fusion_backend_config"]
+        tile = _tile(settings, found[0])
+    return tuple(_split_k(_dot(i, dot, library, tile)) for dot in found)
+
+
+@once
+def _multiplying(root: Instruction) -> tuple[list[Instruction], list[GemmRow]]:
+    """The dots of a fused computation, given its root, and the matmuls of the library calls in it."""
+    found, calls, todo, seen = [], [], [root.computation], set()
     while todo:
         inner = todo.pop()
         if inner.name in seen:
@@ -331,17 +358,7 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
                 todo.append(fused(j))
             elif j.opcode == "custom-call":  # a library's, which reads a slice of its operand, or writes one, in place
                 calls += matmuls(j)
-    if calls:
-        return tuple(dataclasses.replace(row, name=i.name, instruction=i) for row in calls)
-    if not found:
-        return _expanded(i, computation)
-    kind = fusion_kind(i)
-    library = "triton" if "triton" in kind else "cudnn" if "cudnn" in kind else "kernel"
-    tile = ""
-    if library == "triton":
-        settings = i.backend_config["fusion_backend_config"]
-        tile = _tile(settings, found[0])
-    return tuple(_split_k(_dot(i, dot, library, tile)) for dot in found)
+    return found, calls
 
 
 def _tile(settings: Mapping, dot: Instruction) -> str:
@@ -376,11 +393,7 @@ def _split_k(row: GemmRow) -> GemmRow:
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1."""
     found = []
-    for product in computation:
-        if product.opcode != "multiply" or "dot_general" not in product.cmd:
-            continue
-        if not (product.metadata and (product.metadata.op_name or "").rpartition("/")[2].endswith("dot_general")):
-            continue
+    for product in _products(computation.root):
         sides = [_spread(computation, name) for name in product.operands]
         if not all(sides) and product.shape.size > 1:
             continue
@@ -393,6 +406,16 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
         found.append(_row(i, (m, n, part(both & summed), part(both - summed)), sides[0][0], sides[1][0],
                           product.shape.dtype, "kernel", results(i)[0].dtype, product))
     return tuple(found)
+
+
+@once
+def _products(root: Instruction) -> list[Instruction]:
+    """The multiplications of a fused computation, given its root, that JAX wrote as a dot."""
+    computation = root.computation
+    if "dot_general" not in computation.module.text[slice(*computation._body)]:  # as in most
+        return []
+    return [i for i in computation if i.opcode == "multiply" and "dot_general" in i.cmd and i.metadata and (
+        i.metadata.op_name or "").rpartition("/")[2].endswith("dot_general")]
 
 
 def _leads(computation: Computation, name: str, start: str) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from fp8lens.cost import Kernel, kernel, launches
 from fp8lens.gemms import GemmRow, executions, is_backward, layer, results, source_line
-from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.hlo.text import columns, html_table, size, visible, wrapped
+from fp8lens.hlo.parse import HloModule, Instruction, visible
+from fp8lens.hlo.text import columns, html_table, size, wrapped
 from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.outside import Around, Outside, inside, is_plain
 from fp8lens.steps import reducer

@@ -291,7 +291,8 @@ class Around:
         self._fp8 = {row.instruction for row in rows if row.is_fp8}
         self._flow = Flow(module, launches)
         # Where matmuls are very many, what is far from one is not looked at: the time is to grow with the text.
-        self._far = max(100, 4 * len(module.text) // max(1, len(rows)))
+        each = len(module.text) // max(1, len(rows))
+        self._far, self._most = max(100, 4 * each), max(40, each // 8)
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
         self._of_fp8: dict[tuple[Instruction, int], bool] = {}
         self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
@@ -349,7 +350,7 @@ class Around:
             matrix = index < 2 if call.opcode == "custom-call" else True
             role = "scale" if scalar else "matrix" if matrix else "bias"
             todo += [(maker, role) for maker in self.makers(call, index)]
-        while todo:
+        while todo and len(found) < self._most:
             (i, element), role = todo.pop(0)
             if i in found or i in self._multiply:
                 continue
@@ -391,7 +392,7 @@ class Around:
             marks[call, 1] = "amax"
         todo = collections.deque(marks)
         made_of_it = self.descendants(call)
-        while todo:
+        while todo and len(found) < 2 * self._most:
             at = todo.popleft()
             for kernel in dict.fromkeys(kernel for kernel, _ in self.readers(*at)):
                 if kernel in found and (found[kernel].after or found[kernel].work):

@@ -1,9 +1,10 @@
 """What a kernel that XLA generated multiplies, read from its PTX: the multiply instruction names the types."""
 
+import collections
 import re
 from collections.abc import Mapping
 
-from fp8lens.gemms import GemmRow, fused, fusion_kind
+from fp8lens.gemms import GemmRow, fused, fusion_kind, once
 from fp8lens.hlo.parse import Instruction
 
 # The types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
@@ -20,15 +21,32 @@ def instructions(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys({"i8": "s8", **_PTX_TYPES}.get(name, name) for name in types))
 
 
+def _computed(i: Instruction) -> tuple[str, str]:
+    """What two Triton kernels have in common that are alike."""
+    return _text(fused(i).root), i.attributes.get("backend_config", "")
+
+
+@once
+def _text(root: Instruction) -> str:
+    return "\n".join(f"{j.opcode} {j.shape_text}" for j in root.computation)
+
+
+@once
+def _fusions(root: Instruction) -> dict[tuple[str, str], list[str]]:
+    """The Triton kernels of a module, given ENTRY's root, by what they compute: their names in PTX."""
+    found = collections.defaultdict(list)
+    for i in root.computation.module:
+        if i.opcode == "fusion" and "triton" in fusion_kind(i):
+            found[_computed(i)].append(re.sub(r"[.-]", "_", i.name))
+    return found
+
+
 def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     """The type that a Triton kernel's PTX multiplies. Kernels that are alike share one PTX, under the name of one."""
-    def computed(i: Instruction) -> tuple:
-        return [(j.opcode, j.shape_text) for j in fused(i)], i.backend_config
     texts = [ptx.get(re.sub(r"[.-]", "_", row.name))]
     if not texts[0]:
-        alike = [i for i in row.instruction.computation.module
-                 if i.opcode == "fusion" and "triton" in fusion_kind(i) and computed(i) == computed(row.instruction)]
-        texts = [ptx[name] for i in alike if (name := re.sub(r"[.-]", "_", i.name)) in ptx]
+        alike = _fusions(row.instruction.computation.module.entry.root)[_computed(row.instruction)]
+        texts = [ptx[name] for name in alike if name in ptx]
     mma = _MMA.search(texts[0]) if texts and texts[0] else None
     if not mma:
         return "unknown" if not texts or not texts[0] else row.math_dtype if "fma." not in texts[0] else "f32"

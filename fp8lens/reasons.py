@@ -9,8 +9,7 @@ from typing import Any
 
 from fp8lens.collectives import Collective, why
 from fp8lens.gemms import GemmRow, executions, fused, matmuls
-from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
-from fp8lens.hlo.text import visible
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.ledger import Line
 from fp8lens.libraries import mend_there
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded

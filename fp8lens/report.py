@@ -8,8 +8,8 @@ from typing import Any
 
 from fp8lens.cost import moved
 from fp8lens.gemms import GemmRow, executions, matmuls
-from fp8lens.hlo.parse import HloModule
-from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, visible, wrapped
+from fp8lens.hlo.parse import HloModule, visible
+from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, wrapped
 from fp8lens.ledger import Ledger
 from fp8lens.outside import Around, Outside
 from fp8lens.ptx import multiplied

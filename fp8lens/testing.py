@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 from fp8lens.collectives import KINDS, Collectives, collectives, sends_wide, why
-from fp8lens.hlo.text import visible
+from fp8lens.hlo.parse import visible
 from fp8lens.inspection import inspect
 from fp8lens.reasons import paragraph
 from fp8lens.report import GemmReport

@@ -92,6 +92,7 @@ for name_, html_ in {
     "a script": "<script>1</script>", "a picture from elsewhere": '<img src="https://example.org/a.png" alt="a">',
     "a style from elsewhere": '<p style="background:url(https://example.org)">a</p>', "a tag left open": "<div>",
     "an invisible cover": '<p style="position:fixed">256</p>', "a comment": "<!-- 256 -->",
+    "a style": "<style>td { display: none }</style>",
 }.items():
     kind(f"HTML: {name_}")(lambda notebook, by, html=html_: rewrite(
         notebook, by, lambda text: text + html, "text/html"))
@@ -215,6 +216,17 @@ def magic(notebook, by):
 @kind("cells: the shell's")
 def shell(notebook, by):
     choose(code(notebook), by).source += "\n!echo one kernel"
+
+
+@kind("cells: a comment's number")
+def comment(notebook, by):
+    choose(code(notebook), by).source += "\n# It is 7351 times as fast."
+
+
+@kind("cells: prints what is stored")
+def reads_itself(notebook, by):
+    cell = with_outputs(notebook, by)
+    cell.source = "import json, pathlib\nprint(pathlib.Path('../notebooks/01.ipynb').read_text())"
 
 
 kind("cells: an attachment")(lambda notebook, by: choose(text_cells(notebook), by).update(

@@ -32,6 +32,7 @@ import jupytext
 import nbformat
 import numpy as np
 import prose
+import refused
 from files import in_one_step, mend
 from matplotlib.image import imread
 from nbclient import NotebookClient
@@ -45,7 +46,8 @@ MAY_VARY: dict[str, int] = {}  # how many cells of a chapter may be tagged so; n
 TAGS = {"hide-input", "hide-output", "hide-cell", VOLATILE}
 CELL = {"code": {"cell_type", "id", "metadata", "source", "outputs", "execution_count"},
         "markdown": {"cell_type", "id", "metadata", "source"}}  # no raw cell, nothing attached
-BEHIND = re.compile(r"\b(get_ipython|InteractiveShell|IPython\.core|input_transformers\w*|update_display)\b")
+BEHIND = re.compile(r"\b(get_ipython|InteractiveShell|IPython\.core|input_transformers\w*|update_display|"
+                    r"nbformat|ipynb)\b")
 CHUNKS = {b"IHDR", b"IDAT", b"IEND", b"pHYs", b"tEXt"}  # of a PNG that is one picture, and nothing besides
 CELL_SECONDS = 300  # longest a cell may run
 AT_ONCE = 2  # chapters: each has a kernel that compiles, and memory for more is not everywhere
@@ -246,6 +248,9 @@ def static_problems(notebook, name: str = "") -> list[str]:
             if output.get("name") == "stderr":
                 problems.append(f"{where}: writes to stderr: {text_of(output.text)[:200]}")
             problems += [f"{where}: its output holds {what}: {found}" for what, found in machine_traces(output)]
+            for mime, read in (("text/html", refused.in_html), ("image/svg+xml", refused.in_svg)):
+                wrong = read(text_of(output.data[mime])) if mime in output.get("data", {}) else []
+                problems += [f"{where}: no page may hold what it shows: {what}" for what in wrong]
         try:
             ast.parse(cell.source)
         except SyntaxError as error:

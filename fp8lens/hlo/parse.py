@@ -52,12 +52,20 @@ CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "calle
 _MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
 
 
+def visible(text: str, keep: str = "") -> str:
+    r"""`text` with what a terminal would obey, or a reader not see, spelled out as \x1b or \u202e: control characters,
+    marks that turn the direction of writing, spaces of other widths; but not the characters in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 class HloParseError(ValueError):
     """Text that is not HLO, or not all of it. `line` and `column` count from 1."""
 
     def __init__(self, text: str, pos: int, message: str):
         found = text[pos:pos + 40].partition("\n")[0]
-        self.message = message + f', found "{found}"' * bool(found)
+        self.message = visible(message + f', found "{found}"' * bool(found))
         self.line, self.column = text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos)
         super().__init__(f"line {self.line}, column {self.column}: {self.message}")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
-from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 
 INDENT = " " * 6  # of an instruction's second line
 WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
@@ -32,14 +32,6 @@ _PAINT = re.compile(
 STYLES = {"target": ("1;35", "color:var(--hlo-target,#b544b9);font-weight:bold"), "keyword": ("1", "font-weight:bold"),
           "fp8": ("32", "color:var(--hlo-fp8,#2e8540)"), "literal": ("33", "color:var(--hlo-literal,#ab5d00)"),
           "opcode": ("34", "color:var(--hlo-opcode,#3a72d0)")}
-
-
-def visible(text: str, keep: str = "") -> str:
-    r"""`text` with what a terminal would obey, or a reader not see, spelled out as \x1b or \u202e: control characters,
-    marks that turn the direction of writing, spaces of other widths; but not the characters in `keep`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def without_default_layout(text: str) -> str:
