@@ -1,7 +1,7 @@
 """What the prose of a chapter may hold: words, and numbers that the chapter computes.
 
-A number is one that a cell of the same section prints, or has in its code, or one beside it; or it belongs to a name or
-a date, by the lists here. Comments are prose too. What looks like code or output, or is not text, comes from a cell.
+A number is one that a cell near it prints, or has in its code; or it belongs to a name or a date, by the lists here.
+Comments are prose too. What looks like code or output, or is not text, comes from a cell.
 """
 import ast
 import io
@@ -11,7 +11,7 @@ import tokenize
 
 from markdown_it import MarkdownIt
 
-NEAR = 3  # cells on either side, whatever the section
+NEAR = 3  # cells on either side
 LANGUAGES = {"bash", "python", "yaml"}  # of what is not run: a command, a file, a program on a GPU
 HTML = re.compile(r"</?(details|summary)>|\s+")
 MYST = re.compile(r"^\s*(?:%|:{3}).*|\{[\w:-]+\}`.*|\{\{.*|^\s*\(.*\)=$", re.M)  # what Jupyter does not know
@@ -41,12 +41,9 @@ NAMES = [re.compile(name) for name in (
 def problems(notebook) -> list[tuple[int, str]]:
     """(cell, what is wrong) for everything in a chapter's prose that no cell of it bears out."""
     shown = [_printed(cell) if cell.cell_type == "code" else set() for cell in notebook.cells]
-    heads = [number for number, cell in enumerate(notebook.cells) if re.search("^## ", cell.source, re.M)]
     found = []
     for number, cell in enumerate(notebook.cells):
-        start = max((head for head in heads if head <= number), default=0)
-        end = min((head for head in heads if head > number), default=len(notebook.cells))
-        there = set().union(*shown[min(start, max(0, number - NEAR)):max(end, number + NEAR + 1)])
+        there = set().union(*shown[max(0, number - NEAR):number + NEAR + 1])
         for text in texts(cell.source, found, number + 1) if cell.cell_type == "markdown" else _comments(cell.source):
             for name in NAMES:
                 text = name.sub("", text)
