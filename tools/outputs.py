@@ -250,6 +250,8 @@ def static_problems(notebook, name: str = "") -> list[str]:
             problems += [f"{where}: its output holds {what}: {found}" for what, found in machine_traces(output)]
             for mime, read in (("text/html", refused.in_html), ("image/svg+xml", refused.in_svg)):
                 wrong = read(text_of(output.data[mime])) if mime in output.get("data", {}) else []
+                if mime == "text/html" and "<style" in text_of(output.get("data", {}).get(mime, "")).lower():
+                    wrong.append("<style>, which could hide what another cell shows")
                 problems += [f"{where}: no page may hold what it shows: {what}" for what in wrong]
         try:
             ast.parse(cell.source)

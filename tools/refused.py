@@ -8,8 +8,10 @@ from xml.etree import ElementTree
 _VOID = frozenset("br col hr img wbr".split())
 _TAGS = _VOID | frozenset(
     "a abbr b blockquote caption code colgroup dd del details div dl dt em figcaption figure h2 h3 h4 h5 h6 i ins kbd "
-    "li mark ol p pre q s samp small span strong sub summary sup table tbody td tfoot th thead tr u ul var "
-    "svg circle clippath defs desc ellipse g line path pattern polygon polyline rect text title tspan use".split())
+    "li mark ol p pre q s samp small span strong style sub summary sup table tbody td tfoot th thead tr u ul var "
+    "svg circle clippath defs desc ellipse g image line path pattern polygon polyline rect text title tspan "
+    "use".split())
+_OWN = {"use": "#", "image": "data:image/png;base64,"}  # what of the page itself, or in itself, may be drawn
 _ATTRIBUTES = frozenset(
     "align alt border class colspan dir height href id lang name open role rowspan scope scoped span src start style "
     "tabindex title type valign width xmlns viewbox preserveaspectratio d points x y x1 x2 y1 y2 dx dy cx cy r rx ry "
@@ -47,7 +49,7 @@ class _Reader(HTMLParser):
             said = f"{name}={value[:60]!r}"
             if name not in _ATTRIBUTES and not re.fullmatch(r"(aria|data)-[a-z-]+", name):
                 self.wrong.append(f"{said}, which is not among the attributes of a page")
-            elif name == "href" and not (tag == "use" and value.startswith("#")) and (
+            elif name == "href" and not value.startswith(_OWN.get(tag, "\0")) and (
                     tag != "a" or _address(value) not in ("", "http", "https", "mailto")):
                 self.wrong.append(f"{said}, which is no address to go to")
             elif name == "src" and (urlsplit(value).netloc or _address(value) not in ("", "data")):
@@ -65,6 +67,10 @@ class _Reader(HTMLParser):
             self.open.pop()
         elif tag not in _VOID:
             self.wrong.append(f"</{tag}>, which closes {f'<{self.open[-1]}>' if self.open else 'nothing'}")
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open and (_FETCHES.search(data) or "<" in data):
+            self.wrong.append("a style that would load from elsewhere")
 
 
 def in_html(html: str) -> list[str]:
