@@ -16,7 +16,7 @@ from fp8lens.flow import Flow
 from fp8lens.gemms import GemmRow, fused, fusion_kind, results
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES, padded
-from fp8lens.steps import is_zero, reducer
+from fp8lens.steps import behind, is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
@@ -113,6 +113,10 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
             return Outside(i, ("scale",), besides)
         return Outside(i, own="computes a scale")
     if role == "bias":
+        if i.opcode == "copy" and not changes_layout(i) and (given := behind(i, ("bitcast", "copy"))).opcode == (
+                "parameter") and i.shape.size > max(given.shape.dims) and any(
+                len(j.shape.dims) == 2 != len(given.shape.dims) for j in (i, *i.computation.users.get(i.name, ()))):
+            return Outside(i, ("bias",))  # an argument that is reshaped to one matrix
         given = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes or not fused(i)
         if given and opcodes & (SCALING | {"convert", "broadcast"}):
             return Outside(i, ("bias",), besides)

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8lens.collectives import Collective, why
-from fp8lens.gemms import GemmRow, executions, fused, matmuls
+from fp8lens.gemms import GemmRow, executions, fused, matmuls, results
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.ledger import Line
 from fp8lens.libraries import mend_there
-from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, padded
+from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, SOURCES, padded
 from fp8lens.outside import ADDS, DEQUANTIZES, Outside, inside
 from fp8lens.pairing import pair, work
 from fp8lens.ptx import instructions
@@ -168,6 +168,21 @@ def _apart(step: Step, cut: str) -> str:
     return how.get(step.at.opcode, "") * (step.kind == "move")
 
 
+def _is_negative(i: Instruction, depth: int = 6) -> bool:
+    """Whether a number is negative if the arguments that it is computed of are not, as scales are."""
+    i = behind(i, ("bitcast", "reshape", "copy", "convert", "broadcast"))
+    made = operand(i, 0) if i.opcode == "get-tuple-element" else i
+    if computation := fused(made):
+        root = computation.root
+        i = behind(computation[root.operands[i.element]] if root.opcode == "tuple" else root)
+    if not depth or i.opcode not in ("negate", "subtract", "multiply", "divide"):
+        return i.opcode == "constant" and (i.literal or "").startswith("-")
+    signs = [_is_negative(operand(i, n), depth - 1) for n in range(len(i.operands))]
+    if i.opcode == "subtract":
+        return is_zero(operand(i, 0)) and not signs[1]
+    return sum(signs) % 2 == 1 if i.opcode != "negate" else not signs[0]
+
+
 def _is_constant(i: Instruction) -> bool:
     """Whether a matrix is made of constants alone, but for scalars and vectors."""
     seen, todo = set(), [i]
@@ -306,7 +321,10 @@ class _Matmul:
         if (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e4m3fn", "f8e4m3fn", "f8e5m2") and (
                 row.library == "cublasLt"):
             return [*dict.fromkeys(found), self.why("no such kernel")]
-        found += [*(self.why("sign lost", factor=step.other.literal) for step in self._early()), *self._behind_codes()]
+        if row.library == "cublasLt":
+            found += [self.why("padded with a number", side=side.side) for side in self.sides if side.padded]
+        found += [*(self.why("sign lost", factor=step.other.literal or "-s") for step in self._early()),
+                  *self._behind_codes()]
         found += self._after(after) if after else []
         if {work for o in after for work in o.work} <= {"amax", "transpose", "pad"}:
             found += self._in_other_kernels(near)
@@ -322,11 +340,13 @@ class _Matmul:
         row, steps = self.row, self._result.steps if self.dot is not None else []
         if not row.is_fp8 or row.epilogue != "RELU" or "relu" not in (kinds := [step.kind for step in steps]):
             return []
-        negative = lambda i: (i.literal or "").startswith("-")
-        factors = [(n, step) for n, step in enumerate(steps) if step.kind == "alpha" and negative(step.other)]
+        factors = [(n, step) for n, step in enumerate(steps) if step.kind in ("alpha", "scale")
+                   and _is_negative(step.other)]
         behind_it = [step for n, step in factors if n > kinds.index("relu")]
-        # The call's own factors in front of its relu: alpha, and A's scale.
-        ahead = (row.alpha < 0) + negative(operand(row.instruction, 2))
+        # The call's own factors in front of its relu, alpha and the operands' scales, and the program's.
+        given = [row.instruction.computation[name] for name in row.instruction.operands[2:]]
+        scales = [i for i in given if i.shape.size == 1][:2] + [s.scale for s in self.sides if s.scale is not None]
+        ahead = (row.alpha < 0) + sum(map(_is_negative, scales))
         return behind_it if (ahead + len(factors) - len(behind_it)) % 2 else []
 
     def _behind_codes(self) -> Iterator[Reason]:
@@ -336,6 +356,13 @@ class _Matmul:
         moved = {step.kind for step in steps if step.value.shape.dtype in FP8_MAX} - ahead.keys()
         if "output" in ahead and "bias" in moved and "BIAS" in row.epilogue:
             yield self.why("bias of codes")
+        elif "BIAS" in row.epilogue:
+            added = (row.instruction.computation[name].shape for name in row.instruction.operands[2:])
+            yield from (self.why("no such bias", bias=vector.dtype) for vector in added if (
+                len(vector.dims) == 1 and vector.dtype in FP8_MAX))
+        codes = [s for s in steps if s.kind in ("scale", "alpha") and s.value.shape.dtype in FP8_MAX]
+        if codes and not set(codes) <= set(self._unfused(steps)):
+            yield self.why("factor of codes")
         if "d" in row.scales and "relu" in moved and "RELU" in row.epilogue and any(
                 ahead[kind].other.opcode != "abs" and (ahead[kind].other.literal or "-").startswith("-")
                 for kind in ("scale", "alpha") if kind in ahead):
@@ -349,11 +376,24 @@ class _Matmul:
             return [_anyway(reason)]
         if self.dot is None or self.row.library != "cublasLt" or not anyway or self.dot.shape.dtype in FP8_MAX:
             return []
-        result = self._result
+        result, users = self._result, self.dot.computation.users
+        parts = users.get(self.dot.name, [])
+        added = {user for part in parts for user in users.get(part.name, [self.dot])}
+        if {i.opcode for i in parts} == {"slice"} and [i.opcode for i in added] == ["add"] and not self._as_written:
+            return [_anyway(self.why("merged, then added"))]
         left = [step for step in self._unfused(result.steps) if step.kind != "amax"]
+        if left and left[0].kind == "output" and self._is_cut(left[0].at.shape.dtype, near):
+            return [_anyway(self._cause(left[:1], result))]
         if not any(map(_could_be, left)) and not (left and left[0].kind == "alpha"):
             return []
         return [_anyway(self._first_cause(left, result))]
+
+    def _is_cut(self, to: str, near: Sequence[Outside]) -> bool:
+        """Whether a result is converted to 16 bits by the kernels that cut it into parts, and that is all they do."""
+        alike = all((i.opcode, i.shape.dtype) == ("convert", to) for _, i in self._result.readers)
+        return to in ("bf16", "f16") and self.dot.shape.dtype == "f32" and alike and all(
+            {j.opcode for j in inside(o.instruction)} <= MOVES | SOURCES | {"convert"} and (
+                {s.dtype for s in results(o.instruction)} == {to}) for o in near if o.after)
 
     def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
         if work == "transpose":
@@ -374,6 +414,8 @@ class _Matmul:
             return self._padding()
         opcodes = {i.opcode for i in inside(kernel)}
         if work == "bias":
+            if kernel.opcode == "copy":
+                return self.why("copied matrix", shape=behind(kernel, ("bitcast", "copy")).shape.brief)
             if "broadcast" in opcodes and "multiply" not in opcodes:
                 return self._biases(next(operand(i, 0) for i in inside(kernel) if i.opcode == "broadcast"))
             return self.why("prepared bias")
@@ -434,7 +476,7 @@ class _Matmul:
             if step.kind == "move":
                 continue
             if not blocked:
-                if step.kind == "scale" and to_fp8 and "d" in row.scales:
+                if step.kind == "scale" and to_fp8 and "d" in row.scales and step.value.shape.dtype not in FP8_MAX:
                     continue
                 if spare and (step.kind == "scale" or step.kind == "alpha" and not taken.get("alpha")):
                     spare.pop()

@@ -167,6 +167,14 @@ RULES: Mapping[str, Rule] = {
         "convert the result to float8_e4m3fn, or make one of the operands float8_e5m2",
         "docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types (not measured here)",
     ),
+    "no such bias": Rule(
+        "bias",
+        "the call adds a vector of {bias}, for which cuBLASLt has no kernel: XLA does not look, and the GPU will "
+        "refuse it",
+        "pass the vector as bfloat16, add it to a dot in float32 or bfloat16 (preferred_element_type), and clamp and "
+        "convert to FP8 last",
+        "docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types (not measured here)",
+    ),
     "too small": Rule(
         "fp8",
         "the matmul is too small for XLA to call a library for it",
@@ -491,6 +499,20 @@ RULES: Mapping[str, Rule] = {
         "without a factor",
         "FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
     ),
+    "copied matrix": Rule(
+        "bias",
+        "the matrix that is added is an argument of another shape, {shape}, and a kernel copies it: of what is "
+        "reshaped XLA believes that the call may write over it",
+        "pass it in the shape of the dot's result, rows by columns; or donate it (jax.jit's donate_argnums), where "
+        "nobody reads it later",
+        "FuseMatrixBiasAdd: the call writes over a matrix that has no other reader, and is not an argument itself",
+    ),
+    "merged, then added": Rule(
+        "bias",
+        "XLA merged dots that share an operand, and a kernel adds their results, which the second call could do",
+        "compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}",
+        "XLA's dot_merger.cc; FuseMatrixBiasAdd: one dot's result is the matrix that the other's call adds",
+    ),
     # ... an amax -----------------------------------------------------------------------------------------------------
     "amax in 16 bits": Rule(
         "amax",
@@ -599,6 +621,22 @@ RULES: Mapping[str, Rule] = {
         "front of the result's scale s, and relu(d * s) is relu(d) * s for s > 0 only",
         "apply relu to the dot's result, in front of its scale; where that is negative, negate it and an operand's too",
         "FuseReluActivation: the call may have an FP8 result",
+    ),
+    "factor of codes": Rule(
+        "scale",
+        "wrong numbers where the result saturates, by an error of XLA's: of the factor behind the conversion to FP8 it "
+        "makes one in front of it",
+        "put jax.lax.optimization_barrier between the two; or, where the call's numbers are meant, multiply a float32 "
+        "or bfloat16 result by the factor, and clamp and convert last",
+        "F8ScaleD: the call may have an FP8 result",
+    ),
+    "padded with a number": Rule(
+        "scale",
+        "wrong numbers, by an error of XLA's: the {side} operand is padded with something other than zero after its "
+        "dequantization, and XLA pads the FP8 array with that number, which it converts to FP8 and does not divide by "
+        "the scale",
+        "pad with zeros, or pad the FP8 array, with (number / scale).astype(array.dtype), and dequantize then",
+        "MatchFp8Param: a pad is exchanged with the dequantization, whatever it pads with",
     ),
     "product of scales": Rule(
         "scale",

@@ -1,6 +1,7 @@
 """What XLA's gemm rewriter sees around a dot: the FP8 array behind each operand, and what becomes of the result."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Collection
 
@@ -9,6 +10,7 @@ from fp8lens.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, LAYOUT
 
 FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
 _NAMES = ("bitcast", "reshape", "copy")
+_DIGITS = {"f8e4m3fn": (4, 9), "f8e5m2": (3, 16)}  # binary digits of a number; how many behind the point at most
 FAR = 100  # operations: no search on the way of a matmul's operand goes on for more
 _CUTS = ("slice", "dynamic-slice")
 _FAR = ELEMENTWISE | COMMUTES | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
@@ -59,10 +61,20 @@ def is_mask(i: Instruction, value: Instruction) -> bool:
     return i.opcode == "select" and len(others) == 1 and is_zero(broadcast_of(others[0]) or others[0])
 
 
+def _fits(i: Instruction, dtype: str) -> bool:
+    """Whether a constant is the same number in FP8."""
+    if i.opcode != "constant" or dtype not in _DIGITS or not re.fullmatch(r"-?\d[\d.]*(e[-+]?\d+)?", i.literal or ""):
+        return False
+    (digits, finest), number = _DIGITS[dtype], abs(float(i.literal))
+    whole = (number * 2**finest).is_integer() and (math.frexp(number)[0] * 2**digits).is_integer()
+    return whole and number <= float(FP8_MAX[dtype])
+
+
 class Operand:
     """An operand of a dot. `fp8` is the FP8 array that XLA finds behind it and `scale` what dequantizes it; `problem`
     names the rule of fp8lens.rules that it breaks, with `fields` for it. Where XLA finds no FP8 array and
-    there is one further back, `blocked` is the operation at which XLA stopped looking.
+    there is one further back, `blocked` is the operation at which XLA stopped looking. `padded`: with a number that XLA
+    will not pad the FP8 array with.
 
     Follows FindF8SubgraphRecursive and MatchFp8Param in XLA's gemm_rewriter.cc.
     """
@@ -71,6 +83,7 @@ class Operand:
         self.side, self.dtype, self.operand = side, i.shape.dtype, i
         self.fp8 = self.scale = self.problem = None
         self.fields: dict[str, str] = {}
+        self.padded = False
         if path := _path(i):
             self.fp8 = path[0]
             self._match(path)
@@ -107,6 +120,9 @@ class Operand:
                 self.problem = "converted twice" if step.opcode == "convert" else gathered
                 self.fields = {"opcode": step.opcode, "to": step.shape.dtype, "dtype": step.shape.dtype}
                 return
+            if step.opcode == "pad" and re.search(r"(?<![-\d])[1-9]", step.attributes.get("padding", "")):
+                number = behind(operand(step, 1))  # XLA converts it to FP8, and does not divide it by the scale
+                self.padded |= not (is_zero(number) or self.scale is None and _fits(number, self.fp8.shape.dtype))
             if step.opcode == "select" and not is_mask(step, before):
                 self.problem = "masked"
                 return

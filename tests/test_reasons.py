@@ -62,6 +62,16 @@ def delayed(x, history, scale):
     return clip(x / (1 / factor).astype(x.dtype)).astype(e4m3)
 
 
+def padded(x, number=0., rows=0, columns=0, between=0):
+    """Rows behind, columns behind, or rows between all rows."""
+    return jax.lax.pad(x, jnp.asarray(number, x.dtype), ((0, rows, between), (0, columns, 0)))
+
+
+def bare(a, b, dtype=f32):
+    """The product of FP8 arrays without scales."""
+    return jax.lax.dot(a, b.T, preferred_element_type=dtype)
+
+
 RMS_NORM = lambda h: h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5)
 
 
@@ -1187,6 +1197,119 @@ CASES = {
         lambda a, b, ahead=ahead: BARRIER(relu(jax.lax.dot(a, b.T, preferred_element_type=f32) * ahead)) * -2.0,
         leaves=("scale",),
     ) for ahead in (1.0, 3.0)},
+    **{f"{how} behind relu, {name}": Case(
+        "scale",
+        "wrong numbers, by an error of XLA's: of the factor -s",
+        lambda a, b, z, to=to, last=last: last(to(relu(bare(a, b)), z)),
+        (A, B, s),
+        lambda a, b, z, to=to, last=last: last(to(BARRIER(relu(bare(a, b))), z)),
+        leaves=("scale", "output"),
+    ) for how, to in (("a negated scale", lambda d, z: d * -z), ("a scale taken from 0", lambda d, z: d * (0 - z)),
+                      ("a divisor negated", lambda d, z: d / -z))
+        for name, last in (("wide", lambda d: d), ("FP8", lambda d: clip(d).astype(e4m3)))},
+    **{f"padded with {what}": Case(
+        "scale",
+        "wrong numbers, by an error of XLA's: the left operand is padded with something other than zero",
+        lambda a, b, x, y, v, number=number, places=places: jax.lax.dot(
+            padded(dequantize(a, x, f32), number(v), **places), dequantize(b, y, f32).T),
+        (left, B, s, s, s),
+        lambda a, b, x, y, v, number=number, places=places: scaled_dot(
+            padded(a, (number(v) / x).astype(e4m3), **places), b, x, y),
+        leaves=("pad",),
+    ) for what, number, left, places in (
+        ("ones", lambda v: 1., S(M, K - 16), {"columns": 16}),
+        ("an argument", lambda v: v, S(M, K - 16), {"columns": 16}),
+        ("rows of ones", lambda v: 1., S(M - 16, K), {"rows": 16}),
+        ("ones between its rows", lambda v: 1., S(M // 2, K), {"rows": 1, "between": 1}))},
+    "padded with ones on the right": Case(
+        "scale",
+        "the right operand is padded with something other than zero",
+        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, bf16), padded(dequantize(b, y, bf16), 1., columns=16).T),
+        (A, S(N, K - 16), s, s),
+        lambda a, b, x, y: scaled_dot(a, padded(b, (1 / y).astype(e4m3), columns=16), x, y, bf16),
+    ),
+    **{f"without scales, padded with {what}": Case(
+        "scale",
+        "the left operand is padded with something other than zero",
+        lambda a, b, v, number=number: jax.lax.dot(padded(a.astype(f32), number(v), columns=16), b.astype(f32).T),
+        (S(M, K - 16), B, s),
+        lambda a, b, v: jax.lax.dot(padded(a.astype(f32), columns=16), b.astype(f32).T),
+    ) for what, number in (("0.3", lambda v: 0.3), ("1000", lambda v: 1000.), ("2**-11", lambda v: 2.**-11),
+                           ("an argument", lambda v: v))},
+    **{f"{what}, times a constant": Case(
+        "scale",
+        "wrong numbers where the result saturates, by an error of XLA's",
+        lambda a, b, z, to=to: to(a, b, z) * jnp.asarray(0.5, e4m3),
+        (A, B, s),
+        mended,
+        leaves=leaves,
+    ) for what, to, mended, leaves in (
+        ("codes", lambda a, b, z: to_e4m3(bare(a, b), z),
+         lambda a, b, z: BARRIER(to_e4m3(bare(a, b), z)) * jnp.asarray(0.5, e4m3), ("scale",)),
+        ("unscaled codes", lambda a, b, z: clip(bare(a, b)).astype(e4m3),
+         lambda a, b, z: clip(bare(a, b) * 0.5).astype(e4m3), ()),
+        ("a result in FP8", lambda a, b, z: bare(a, b, e4m3),
+         lambda a, b, z: clip(bare(a, b) * 0.5).astype(e4m3), ()))},
+    "a result in FP8, times an argument": Case(
+        "scale",
+        "wrong numbers where the result saturates, by an error of XLA's",
+        lambda a, b, z: bare(a, b, e4m3) * z,
+        (A, B, S()),
+        lambda a, b, z: to_e4m3(bare(a, b), z),
+        (A, B, s),
+    ),
+    "scaled codes, times an argument": Case(
+        "scale",
+        "multiplied by several scalars, one after the other.*runs anyway",
+        lambda a, b, x, y, z, t: to_e4m3(scaled_dot(a, b, x, y), z) * t,
+        (*OPERANDS, s, S()),
+        lambda a, b, x, y, z, t: to_e4m3(scaled_dot(a, b, x, y), z * t.astype(f32)),
+        leaves=("scale",),
+    ),
+    "bias in FP8": Case(
+        "bias",
+        "adds a vector of f8e4m3fn, for which cuBLASLt has no kernel",
+        lambda a, b, c: bare(a, b, e4m3) + c,
+        (A, B, S(N)),
+        lambda a, b, c: clip(bare(a, b) + c.astype(f32)).astype(e4m3),
+        (A, B, VECTOR),
+    ),
+    **{f"{what}, in 16 bits": Case(
+        "output",
+        "writes the dot's type, f32, and a kernel converts it to bf16; it is done in a kernel that runs anyway",
+        lambda a, b, x, y, cut=cut: cut(scaled_dot(a, b, x, y), bf16),
+        OPERANDS,
+        lambda a, b, x, y, cut=cut: cut(scaled_dot(a, b, x, y, bf16), bf16),
+        leaves=leaves,
+    ) for what, cut, leaves in (
+        ("split", lambda d, to: [part.astype(to) for part in jnp.split(d, 4, -1)], ()),
+        ("a half", lambda d, to: d[:M // 2].astype(to), ()),
+        ("heads of three parts", lambda d, to: [part.astype(to).reshape(2, M // 2, 2, 16).swapaxes(1, 2)
+                                                for part in jnp.split(d, 4, -1)[:3]], ()))},
+    "residual of another shape": Case(
+        "bias",
+        r"an argument of another shape, bf16\[2,32,128\], and a kernel copies it",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c.reshape(M, N),
+        (*OPERANDS, S(2, M // 2, N, dtype=bf16)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c,
+        (*OPERANDS, C16),
+    ),
+    "residual of three dimensions": Case(
+        "bias",
+        r"an argument of another shape, bf16\[2,32,128\], and a kernel copies it",
+        lambda a, b, x, y, c: jnp.einsum("tmk,nk->tmn", dequantize(a, x, bf16), dequantize(b, y, bf16)) + c,
+        (S(2, M // 2, K), B, s, s, S(2, M // 2, N, dtype=bf16)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c,
+        (*OPERANDS, C16),
+    ),
+    "merged, then added": Case(
+        "bias",
+        "XLA merged dots that share an operand, and a kernel adds their results",
+        lambda a, b, c: bare(a, b, bf16) + bare(a, c, bf16),
+        (A, B, B),
+        lambda a, b, c: bare(a, b, bf16) + bare(a, c, bf16),
+        mended_options=UNMERGED,
+    ),
     "heads inside, dequantized": Case(
         "fp8",
         "a transpose stands between the left operand's conversion and a scale",
@@ -1530,7 +1653,8 @@ def test_the_reason_is_given_and_its_mend_mends(name):
 
 
 SAME = [name for name in CASES if name not in ("negated behind relu", "negated, exchanged") and re.match(
-    "relu, scaled and|relu of (a scaled|the codes,)|relu in|negated|bounded by z|(relu, )?quantized, then t", name)]
+    "relu, scaled and|relu of (a scaled|the codes,)|relu in|negated|bounded by z|(relu, )?quantized, then t|padded w|"
+    ".* behind relu, (wide|FP8)$", name)]
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -1629,6 +1753,31 @@ FINE = {
     "codes, widened for others": (
         lambda a, b, x, y, z: (q := to_e4m3(scaled_dot(a, b, x, y), z), q.astype(f32), jnp.sum(q.astype(f32))),
         (*OPERANDS, s)),
+    "a negated scale of a relu's result in FP8": (
+        lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), -z), (*OPERANDS, s)),
+    "a scale behind a relu": (lambda a, b, z: relu(bare(a, b)) * z, (A, B, s)),
+    "a scale behind a relu, to FP8": (lambda a, b, z: to_e4m3(relu(bare(a, b)), z), (A, B, s)),
+    "a negated operand, and a negated result": (
+        lambda a, b, z: to_e4m3(relu(bare(a, b) * z), -z), (A, B, s)),
+    "padded with zeros": (lambda a, b, x, y: jax.lax.dot(
+        padded(dequantize(a, x, f32), columns=16), dequantize(b, y, f32).T), (S(M, K - 32), S(N, K - 16), s, s)),
+    "padded with what FP8 holds": (lambda a, b: jax.lax.dot(
+        padded(a.astype(f32), 1.75, columns=16), b.astype(f32).T), (S(M, K - 32), S(N, K - 16))),
+    "codes, padded": (lambda a, b, x, y: scaled_dot(padded(a, 2., columns=16), b, x, y),
+                      (S(M, K - 32), S(N, K - 16), s, s)),
+    "parts, of which one is read as it is": (lambda a, b, x, y: [
+        part.astype(f32 if n else bf16) for n, part in enumerate(jnp.split(scaled_dot(a, b, x, y), 4, -1))], OPERANDS),
+    "parts, of which one is computed with": (lambda a, b, x, y: [
+        (part if n else jnp.cos(part)).astype(bf16) for n, part in enumerate(jnp.split(scaled_dot(a, b, x, y), 4, -1))],
+        OPERANDS),
+    "parts of 16 bits, widened": (lambda a, b, x, y: [
+        part.astype(f32) for part in jnp.split(scaled_dot(a, b, x, y, bf16), 4, -1)], OPERANDS),
+    "a matrix in the result's shape": (lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c, (*OPERANDS, C16)),
+    "a matrix that is computed": (
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + jnp.cos(c).reshape(M, N),
+        (*OPERANDS, S(2, M // 2, N, dtype=bf16))),
+    "halves of one matmul, added": (lambda a, b, x, y: sum(
+        jnp.split(scaled_dot(a, b, x, y, bf16), 2, -1)), OPERANDS),
     "squares, summed": (lambda a, b, x, y: RMS_NORM(scaled_dot(a, b, x, y)), OPERANDS),
     "no matmul": (lambda a: a.astype(f32) + 1, (A,)),
 }
