@@ -400,6 +400,14 @@ def test_the_site_is_published_of_what_was_pushed_here_and_tested():
 
 # Chapters and text ----------------------------------------------------------------------------------------------------
 
+def test_the_folder_reads_like_a_table_of_contents(needs_git):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    assert {name.partition("/")[0] for name in tracked} <= {
+        "notebooks", "helpers", "fp8lens", "tools", "img", "tests", "environment.yml", "myst.yml", "README.md",
+        "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml", "uv.lock", ".ci", ".github", ".gitignore",
+        ".python-version"}
+
+
 def test_chapters_are_pairs_and_all_in_the_site():
     names = {path.relative_to(ROOT / "notebooks").as_posix() for path in of_project("notebooks/*")} - {"glossary.md"}
     assert {name for name in names if name.endswith((".ipynb", ".md"))} == {

@@ -19,6 +19,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -293,13 +294,15 @@ def work() -> None:
 class Worker:
     def __init__(self):
         self.process: subprocess.Popen | None = None
+        self.folder = tempfile.TemporaryDirectory()  # some options have XLA write where it stands
 
     def ask(self, name: str, **options: Any) -> tuple[str, str]:
         """What came of it, and what was said."""
         if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+                [sys.executable, str(Path(__file__).resolve()), "--worker"], cwd=self.folder.name,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                env={**os.environ, "JAX_PLATFORMS": "cpu"})
         self.process.stdin.write(json.dumps([name, options]).encode() + b"\n")
         self.process.stdin.flush()
         ready, _, _ = select.select([self.process.stdout], [], [], SECONDS * (2 if options else 1))
