@@ -1,11 +1,10 @@
-import importlib.util
 import re
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import refused
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -36,16 +35,6 @@ FIGURES = {
 }
 
 
-@pytest.fixture(scope="session")
-def refused():
-    """What the site lets into a page."""
-    file = Path(__file__).resolve().parent.parent / "tools" / "site" / "refused.py"
-    spec = importlib.util.spec_from_file_location("refused", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
     figure = FIGURES[name]()
@@ -62,7 +51,7 @@ def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_svg_is_a_part_of_a_page(name, refused):
+def test_svg_is_a_part_of_a_page(name):
     svg = FIGURES[name]().svg()
     assert svg.startswith("<svg\n") and not refused.in_svg(svg) and not refused.in_html(svg)
     assert "currentColor" in svg and plots.INK not in svg and len(svg) < 150_000
