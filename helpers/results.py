@@ -1,10 +1,12 @@
 """Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write them.
 
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one. Beside it
-goals.json has what they are held against, for each chip, published.json what others measured, and releases.json what
-JAX's releases compile. What a program recorded carries that program's digest, and is read only as it was written.
+goals.json has what they are held against, for each chip, published.json what others measured, releases.json what JAX's
+releases compile, and training.json a small model's tensors. What a program recorded carries that program's digest, and
+is read only as it was written.
 """
 
+import base64
 import dataclasses
 import datetime
 import hashlib
@@ -13,9 +15,13 @@ import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
 
 from fp8lens.cost import matmul_seconds
 from fp8lens.targets import TARGETS, Target, model
@@ -75,6 +81,29 @@ def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, A
     if wrong := [version for version, entry in found.items() if entry.get("digest") != digest(entry)]:
         raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `make releases` records it again")
     return found
+
+
+class Training(NamedTuple):
+    """What `make training` recorded: where it comes from, in a line; the loss of each step, in nats a letter; of the
+    last block's down-projection the largest magnitudes in each step, f32[steps]; and of the last step its input x
+    [tokens, K], weight w [N, K] and gradient g [tokens, N], in bfloat16."""
+    source: str
+    losses: np.ndarray
+    amaxes: Mapping[str, np.ndarray]
+    tensors: Mapping[str, np.ndarray]
+
+
+def load_training(folder: str | Path = "results") -> Training:
+    """What a small language model's tensors looked like while it was trained. Raises ValueError for a file that is not
+    as it was written."""
+    path = Path(folder, "training.json")
+    data = json.loads(path.read_text())
+    if data.get("digest") != digest(data):
+        raise ValueError(f"{path} is not as it was recorded: `make training` records it again")
+    tensors = {name: np.frombuffer(zlib.decompress(base64.b64decode(tensor["bfloat16"])), "<u2").astype(np.uint16).view(
+        ml_dtypes.bfloat16).reshape(tensor["shape"]) for name, tensor in data["tensors"].items()}
+    source = f"{data['parameters']:,} parameters, {len(data['losses'])} steps, on {data['text']}"
+    return Training(source, np.array(data["losses"]), {k: np.array(v) for k, v in data["amaxes"].items()}, tensors)
 
 
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:

@@ -2,14 +2,18 @@
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import jsonschema
+import numpy as np
 import pytest
+import training
 
 from helpers import TARGETS, parse_hlo_module, report_gemms
 from helpers.results import (
-    COMMANDS, SANE, Figure, Goal, Record, digest, goals, load, load_published, not_measured,
+    COMMANDS, SANE, Figure, Goal, Record, digest, goals, load, load_published, load_training, not_measured,
 )
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "results"
@@ -293,3 +297,38 @@ def test_the_chapter_says_once_that_nothing_was_measured():
     said = "".join("".join(text) for text in outputs)
     assert "not measured" not in said and ("nothing yet" in said) == (not any(FOLDER.glob("h*/*.json")))
     assert RECORDED or not re.search("MISSED|, reached$", said, re.M)
+
+
+# A training's tensors -------------------------------------------------------------------------------------------------
+
+def test_a_training_is_read_as_it_was_written(tmp_path):
+    recorded = load_training(FOLDER)
+    steps = len(recorded.losses)
+    assert set(recorded.amaxes) == set(recorded.tensors) == set("xwg") and steps >= 500
+    assert all(len(trace) == steps and (trace > 0).all() for trace in recorded.amaxes.values())
+    assert np.mean(recorded.losses[-50:]) < 0.6 * recorded.losses[0]
+    (tokens, k), (n, k_of_w), of_g = (recorded.tensors[name].shape for name in "xwg")
+    assert k_of_w == k and of_g == (tokens, n) and k % 128 == n % 128 == tokens % 128 == 0
+    for name, tensor in recorded.tensors.items():
+        assert tensor.dtype == jnp.bfloat16 and np.isfinite(tensor.astype(np.float32)).all()
+        largest = np.abs(tensor.astype(np.float32)).max()  # of some of the last step's tokens
+        assert 0.01 * recorded.amaxes[name][-1] < largest <= 1.01 * recorded.amaxes[name][-1]
+    text = (FOLDER / "training.json").read_text()
+    (tmp_path / "training.json").write_text(text.replace('"parameters": 5', '"parameters": 6'))
+    with pytest.raises(ValueError, match="not as it was recorded: `make training`"):
+        load_training(tmp_path)
+
+
+def test_a_training_can_be_recorded_again(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(training, "STEPS", 2)
+    monkeypatch.setattr(training, "DATA", tmp_path / "training.json")
+    monkeypatch.setattr(sys, "argv", ["training.py"])
+    training.main()
+    again, first = load_training(tmp_path), load_training(FOLDER)
+    assert "2 steps, from 7." in capsys.readouterr().out
+    assert np.allclose(again.losses, first.losses[:2], rtol=1e-3)
+    for name in "xwg":  # the very first steps are the recorded ones, but for the order in which a CPU adds
+        assert np.allclose(again.amaxes[name], first.amaxes[name][:2], rtol=1e-2)
+        assert again.tensors[name].shape == first.tensors[name].shape
+    assert set(json.loads((tmp_path / "training.json").read_text())) == set(
+        json.loads((FOLDER / "training.json").read_text()))

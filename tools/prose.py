@@ -25,8 +25,9 @@ CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like wh
 PRINTED = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
 NAMES = [re.compile(name) for name in (
-    r"[Cc]hapters? 0\d(?:(?:, | to | and )0\d)*", r"^0\d · ", r"^\d\d minutes$", r"^\d\. ", r"NB=09", r"Six chapters",
-    r"^# Solution \d$", r"IEEE (?:Std )?754(?:-\d+)?", r"[Ss]ections? (?:4\.2|3\.3\.2(?: and 3\.5\.2)?)\b",
+    r"[Cc]hapters? (?:0\d|10)(?:(?:, | to | and )(?:0\d|10))*", r"^(?:0\d|10) · ",
+    r"^\d\d minutes$", r"^\d\. ", r"NB=09", r"Six chapters", r"^# Solution \d$",
+    r"IEEE (?:Std )?754(?:-\d+)?", r"[Ss]ections? (?:4\.2|3\.3\.2(?: and 3\.5\.2)?)\b",
     r"issue 17887\b|request 7751\b",
     r"\b0\.(?:4|9|1[0-2])(?:\.\d+)+\b|(?:JAX|than|and|in) 0\.(?:9|1[0-2])(?:\.\d+)*\b",  # releases of JAX
     r"XLA of 2024|In October 2024|in December 2023", r"x86-64", r"ubuntu-24\.04", r'python-version: "3\.12"',
