@@ -7,6 +7,7 @@ that file. A release that loses a fusion, or gains one, is a changed row.
 import argparse
 import dataclasses
 import datetime
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 from files import in_one_step
 
 from helpers import TARGETS, Target
-from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
+from helpers.recipes import E4M3_MAX, Amaxes, fp8_linear, scaled_dot, to_e4m3
 from helpers.results import digest
 from fp8lens import report_gemms
 
@@ -102,6 +103,22 @@ def layer_and_gradients(x, w, g, x_scale, w_scale, g_scale):
     """A linear layer and both its gradients, from FP8 as stored: x [M, K], w [N, K], g [M, N] in E5M2."""
     y = scaled_dot(x, w, x_scale, w_scale, bf16)
     return y, scaled_dot(g, w.T, g_scale, w_scale, bf16), scaled_dot(g.T, x.T, g_scale, x_scale, bf16)
+
+
+def trained_layer(x, w, g, *histories):
+    """Chapter 08's layer, forward and backward: x [M, K] and g [M, N] in bfloat16, w [N, K] in float32."""
+    y, pull = jax.vjp(fp8_linear, x, w, Amaxes(*histories))
+    return y, pull(g)
+
+
+def pieces(a, b, a_scales, b_scales, batched):
+    """A scale for each 128 of a row, [K / 128, M] and [K / 128, N]: dequantized first, or as a batch of matmuls."""
+    a, b = a.reshape(len(a), -1, 128), b.reshape(len(b), -1, 128)
+    if batched:
+        parts = jnp.einsum("mkc,nkc->kmn", a, b, preferred_element_type=f32)
+        return jnp.sum(parts * a_scales[:, :, None] * b_scales[:, None, :], axis=0).astype(bf16)
+    a, b = (x.astype(bf16) * scales.T[:, :, None].astype(bf16) for x, scales in ((a, a_scales), (b, b_scales)))
+    return a.reshape(len(a), -1) @ b.reshape(len(b), -1).T
 
 
 def layers_in_a_loop(x, w, x_scale, w_scale, d_scale):
@@ -208,6 +225,9 @@ def programs() -> dict[str, Program]:
     add("scale for each row of A", scaled(), A, B, shape(M, 1, dtype=f32), S, S)
     add("scale for each row of A, after the dot", lambda a, b, x, y: dot(a, b) * (x * y), A, B,
         shape(M, 1, dtype=f32), S)
+    for name, batched in (("dequantized", False), ("batched", True)):
+        add(f"scale for each 128 of a row, {name}", functools.partial(pieces, batched=batched), A, B,
+            shape(K // 128, M, dtype=f32), shape(K // 128, N, dtype=f32))
     add("abs between scale and dot", lambda a, b, x, y, z: to_e4m3(
         dot(jnp.abs(a.astype(f32) * x), b.astype(f32) * y), z))
     add("B stored [K, N]", lambda a, b: jax.lax.dot(a, b, preferred_element_type=f32), A, shape(K, N))
@@ -225,6 +245,9 @@ def programs() -> dict[str, Program]:
 
     # More than one matmul.
     add("a layer and its gradients", layer_and_gradients, A, B, shape(M, N, dtype=e5m2), S, S, S)
+    histories = (shape(16, dtype=f32),) * 3
+    add("a trained layer and its gradients", trained_layer, shape(M, K, dtype=bf16), shape(N, K, dtype=f32),
+        shape(M, N, dtype=bf16), *histories)
     add("8 layers in a loop", layers_in_a_loop, A, shape(8, K, K), S, S, S)
 
     # The other way to run a matmul: the first tile that compiles, as there is no chip to time on.
