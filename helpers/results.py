@@ -106,6 +106,28 @@ def load_training(folder: str | Path = "results") -> Training:
     return Training(source, np.array(data["losses"]), {k: np.array(v) for k, v in data["amaxes"].items()}, tensors)
 
 
+class Sums(NamedTuple):
+    """Sums of 32 FP8 products on an H100's tensor core: a and b [sums, 32], and what it made of them, f32[sums]."""
+    a: np.ndarray
+    b: np.ndarray
+    sums: np.ndarray
+
+
+def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
+    """Who measured such sums and on what, in a line; and by the name of a format what they were. Raises ValueError for
+    a file that is not as it was written."""
+    path = Path(folder, "sums.json")
+    data = json.loads(path.read_text())
+    if data.get("digest") != digest(data):
+        raise ValueError(f"{path} is not as it was written: tools/sums.py writes it again")
+    found = {}
+    for name, arrays in data["formats"].items():
+        a, b, sums = (np.frombuffer(base64.b64decode(arrays[kind]), dtype) for kind, dtype in (
+            ("a", ml_dtypes.finfo(name).dtype), ("b", ml_dtypes.finfo(name).dtype), ("sums", "<f4")))
+        found[name] = Sums(a.reshape(-1, 32), b.reshape(-1, 32), sums)
+    return f"{data['device']}, {data['instruction']}: {data['measured_by']}", found
+
+
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
     """What has been recorded of a part ("agreement", "numerics", "speed", "notebooks", "autotune" or "train"), a
     Record for each GPU model; none where nothing has. `folder` is where the models' folders are; the environment

@@ -13,7 +13,7 @@ import training
 
 from helpers import TARGETS, parse_hlo_module, report_gemms
 from helpers.results import (
-    COMMANDS, SANE, Figure, Goal, Record, digest, goals, load, load_published, load_training, not_measured,
+    COMMANDS, SANE, Figure, Goal, Record, digest, goals, load, load_published, load_sums, load_training, not_measured,
 )
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks" / "results"
@@ -332,3 +332,22 @@ def test_a_training_can_be_recorded_again(monkeypatch, tmp_path, capsys):
         assert again.tensors[name].shape == first.tensors[name].shape
     assert set(json.loads((tmp_path / "training.json").read_text())) == set(
         json.loads((FOLDER / "training.json").read_text()))
+
+
+# Sums on a tensor core, as others measured them -----------------------------------------------------------------------
+
+def test_sums_are_read_as_they_were_written(tmp_path):
+    source, found = load_sums(FOLDER)
+    assert source.startswith("NVIDIA H100") and set(found) == {"float8_e4m3fn", "float8_e5m2"}
+    for name, (a, b, sums) in found.items():
+        assert a.dtype == b.dtype == name and a.shape == b.shape == (1000, 32) and sums.shape == (1000,)
+        exact = np.sum(a.astype(np.float64) * b.astype(np.float64), axis=1)
+        largest = np.max(np.abs(a.astype(np.float64) * b.astype(np.float64)), axis=1)
+        # Each of 32 products loses less than a unit 13 bits below the largest exponent, and so does the sum.
+        assert np.all(np.abs(sums - exact) <= 33 * 2.0**-12 * np.maximum(largest, np.abs(exact)))
+        assert np.any(sums != exact)
+    text = (FOLDER / "sums.json").read_text()
+    assert "Redistributions of source code must retain" in text  # the licence of those who measured
+    (tmp_path / "sums.json").write_text(text.replace('"each": 5', '"each": 6'))
+    with pytest.raises(ValueError, match="not as it was written: tools/sums.py"):
+        load_sums(tmp_path)
