@@ -84,6 +84,26 @@ def test_a_rehearsal_writes_what_the_schema_asks_for(rehearsed, part):
 
 
 @needs_compiler
+def test_the_ladder_is_the_chapters_with_its_kernel_at_the_top(rehearsed):
+    forms = read(rehearsed / "speed.json")["cases"]["4096: blocks"]["forms"]
+    assert list(forms) == ["bf16", "FP8 scaled", "dequantized", "batched", "looped", "kernel"]
+    assert all(row["wall_seconds"] > 0 and "error" not in row for row in forms.values())
+    assert forms["kernel"]["kernels"] == 1 < forms["batched"]["kernels"]
+    assert "def kernel(" in (ROOT / "notebooks" / "10_scaling_strategies.md").read_text()
+    assert programs.chapter("10")["by_block"].__code__.co_filename == "10_scaling_strategies.ipynb"
+
+
+@needs_compiler
+def test_sums_are_compared_with_the_model_to_the_bit(case, monkeypatch):
+    same = numerics.sums(128, 16, True, case)["same_as_model"]
+    assert same["positive"]["fast"] < 0.5  # the CPU's sums are float32's, and the model's are not
+    exact = {"hopper_sums": lambda a, b: (a.astype(np.float32) @ b.T.astype(np.float32))[None]}
+    monkeypatch.setattr(numerics, "chapter", lambda name: exact | {"promoted_sums": lambda a, b: [np.zeros((16, 16))]})
+    same = numerics.sums(128, 16, True, case)["same_as_model"]
+    assert same["either sign"]["careful"] > 0.9 and same["either sign"]["careful, promoted"] == 0
+
+
+@needs_compiler
 def test_a_rehearsal_leaves_as_many_files_as_may_be_brought_back_from_a_lent_machine(rehearsed):
     names = sorted(path.relative_to(rehearsed).as_posix() for path in rehearsed.parent.rglob("*") if path.is_file())
     assert names == sorted([*(f"{part}.json" for part in PARTS), record.HLO]) and len(names) < 8  # and a log

@@ -3,7 +3,7 @@
 The reference is the function itself, its jaxpr evaluated with every float a float64 and every rounding but those to FP8
 left out. Inputs are random, and adversarial: of the largest magnitude, subnormal, zero, with NaN and infinity. Each
 runs twice, with fast accumulation (XLA's default) and without it (precision HIGHEST). And the sums themselves, with K
-up to 65,536: how many bits of a long sum are right?
+from 32 to 65,536: how many bits of a long sum are right, and are they those of chapter 10's model of a tensor core?
 """
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import releases
 from jax.extend import core
-from programs import FP8, KINDS, arguments, own_compile, programs, runnable
+from programs import FP8, KINDS, arguments, chapter, own_compile, programs, runnable
 from record import Case
 
 # Largest relative error, ||got - reference|| / ||reference||, of a result that counts as right. A wrong scale, a lost
@@ -28,7 +28,7 @@ ACCUMULATION = {"fast": None, "careful": "highest"}  # the name of a matmul prec
 DIVIDE = 4  # M and N of the programs by this: the host's float64 is slow
 LONGER = (4096, 16384)  # K of these as well:
 AT_LENGTH = ("unscaled, f32 result", "scaled in f32", "scaled in bf16", "scales after the dot", "bias + relu + amax")
-SUMS = (1024, 4096, 16384, 65536)  # K of the sums, of M = N = 512 results
+SUMS = (1024, 32, 64, 128, 256, 4096, 16384, 65536)  # K of the sums, of M = N = 512 results
 
 
 def _is_float(dtype: Any) -> bool:
@@ -149,20 +149,28 @@ def judge(program: releases.Program, k: int, rehearse: bool, case: Case) -> dict
 
 def sums(k: int, size: int, rehearse: bool, case: Case) -> dict[str, Any]:
     """Relative errors of [size, K] times [size, K] in E4M3, f32 results, against float64: with fast accumulation and
-    without, of operands of either sign and of positive ones, whose sums grow."""
+    without, of operands of either sign and of positive ones, whose sums grow. And what part of [64, 64] of them are to
+    the bit those of chapter 10's model: with sums kept up, and promoted each 128."""
     found: dict[str, dict[str, float]] = {}
+    same: dict[str, dict[str, float]] = {}
+    defined = chapter("10")
+    models = {"": defined["hopper_sums"]} | ({", promoted": defined["promoted_sums"]} if k % 128 == 0 else {})
     for what, sign in (("either sign", lambda x: x), ("positive", abs)):
         rng = np.random.default_rng(k)
         a, b = (sign(rng.standard_normal((size, k), np.float32)).astype(jnp.float8_e4m3fn) for _ in range(2))
         exact = a.astype(np.float64) @ b.astype(np.float64).T
+        expected = {name: np.asarray(model(a[:64], b[:64])[-1]) for name, model in models.items()}
         for name, precision in ACCUMULATION.items():
             def dot(a, b):
                 return jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
 
             with jax.default_matmul_precision(precision):
                 call = runnable(dot, own_compile(dot, a, b, rehearse=rehearse), rehearse)
-            found.setdefault(what, {})[name] = errors(call(a, b), exact)["relative"]
-    return {"k": k, "sums": found}
+            got = np.asarray(call(a, b))
+            found.setdefault(what, {})[name] = errors(got, exact)["relative"]
+            same.setdefault(what, {}).update({
+                name + kind: float(np.mean(got[:64, :64] == sums)) for kind, sums in expected.items()})
+    return {"k": k, "sums": found, "same_as_model": same}
 
 
 def _all(answers: Iterable[bool]) -> bool | None:

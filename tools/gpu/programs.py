@@ -1,4 +1,7 @@
-"""The programs that run on the GPU, those of tools/releases.py that are for Hopper, and what to feed them."""
+"""The programs that run on the GPU, those of tools/releases.py that are for Hopper and what a chapter defines, and what
+to feed them."""
+import ast
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -6,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jupytext
 import ml_dtypes
 import numpy as np
+import outputs
 import releases
 
 from helpers import TARGETS, Target, aot_compile
@@ -36,6 +41,21 @@ def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, 
     """Every program for Hopper by name, or only `every` so many, its M and N divided, its K this one."""
     return {name: program.of_size(releases.M // divide, releases.N // divide, k)
             for name, program in list(releases.programs().items())[::every] if program.target == "H100"}
+
+
+@functools.cache
+def chapter(name: str) -> dict[str, Any]:
+    """What a chapter imports and defines, functions and constants, by name: nothing that it computes is run."""
+    (path,) = outputs.find([name], outputs.NOTEBOOKS)
+    cells = [cell.source for cell in jupytext.read(path.with_suffix(".md")).cells if cell.cell_type == "code"]
+    defined = [node for cell in cells for node in ast.parse(cell).body
+               if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) or isinstance(node, ast.Assign)
+               and not any(isinstance(part, (ast.Call, ast.Subscript)) for part in ast.walk(node))]
+    names: dict[str, Any] = {}
+    for node in defined:
+        with contextlib.suppress(NameError):  # it stands on what was computed
+            exec(compile(ast.Module([node], []), path.name, "exec"), names)
+    return names
 
 
 @functools.lru_cache(maxsize=24)  # most programs multiply the same two shapes

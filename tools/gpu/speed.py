@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numerics
 import numpy as np
-from programs import own_compile, runnable
+from programs import chapter, own_compile, runnable
 from record import Case, sentence
 from releases import dot
 from releases import scaled as fused
@@ -43,19 +43,21 @@ SHAPES = {
     **{f"N = {n}": (8192, n, 8192) for n in (256, 512, 1024, 2048)},
 }
 FUSED = ("8192", "4096", "7B gate and up")  # the shapes at which each epilogue is timed, and the same work unfused
-REHEARSAL = {"8192": (64, 96, 128), "4096": (32, 64, 64), "N = 512": (32, 16, 64)}
+REHEARSAL = {"8192": (64, 96, 128), "4096": (64, 128, 128), "N = 512": (32, 16, 64)}
 BETWEEN = 200e6  # bytes of inputs to walk through before the first set comes again: Hopper's L2 holds 50 or 60 MB
 BF16, E4M3 = jnp.bfloat16, jnp.float8_e4m3fn
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A way to write a matmul: the function, the types and shapes of its arguments, and who runs it."""
+    """A way to write a matmul: the function, the types and shapes of its arguments, and who runs it. `rehearsal` is
+    what runs in its place where there is no GPU."""
 
     fn: Callable
     args: tuple[jax.ShapeDtypeStruct, ...]
     gemm: str = "cublaslt"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rehearsal: Callable | None = None
 
     @property
     def untuned(self) -> "Form":
@@ -129,6 +131,16 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
         "bf16 out": main["FP8 scaled"], "f32 out": Form(scaled_dot, scaled[:4]),
     }
     return {"main": main, "what is fused": cost, "libraries": libraries, "details": details}
+
+
+def ladder(m: int, n: int, k: int) -> dict[str, Form]:
+    """Chapter 10's ladder of block-scaled matmuls, with its kernel at the top, beside bf16 and a scale an operand."""
+    (main, defined), size = (forms(m, n, k)["main"], chapter("10")), 128
+    args = *main["FP8"].args, *(jax.ShapeDtypeStruct(dims, jnp.float32) for dims in (
+        (k // size, m), (n // size, k // size)))
+    rungs = {name: Form(defined[name], args) for name in ("dequantized", "batched", "looped")}
+    kernel = Form(defined["by_block"], args, rehearsal=defined["batched"])
+    return {name: main[name] for name in ("bf16", "FP8 scaled")} | rungs | {"kernel": kernel}
 
 
 def inputs(args: tuple[jax.ShapeDtypeStruct, ...], seed: int) -> list[jax.Array]:
@@ -257,7 +269,7 @@ def timed(rows: dict[str, Any], calls: Mapping[str, Callable[[], Any]], case: Ca
 def group_of(sizes: tuple[int, int, int], group: str) -> dict[str, Form]:
     """The forms of a group; "main, untuned" has those beside which torch's are like for like as well."""
     name, _, more = group.partition(", ")
-    found = forms(*sizes)[name]
+    found = ladder(*sizes) if name == "blocks" else forms(*sizes)[name]
     return found | ({f"{form}, {more}": found[form].untuned for form in TORCH} if more else {})
 
 
@@ -268,7 +280,7 @@ def time_forms(sizes: tuple[int, int, int], group: str, rehearse: bool, case: Ca
     for name, form in group_of(sizes, group).items():
         def start(form=form):
             compiled = compile_form(form, rehearse)
-            call = walked(runnable(form.fn, compiled, rehearse), form.args, rehearse)
+            call = walked(runnable(rehearse and form.rehearsal or form.fn, compiled, rehearse), form.args, rehearse)
             jax.block_until_ready(call())
             return compiled, call
 
@@ -368,6 +380,7 @@ def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     wanted = {f"{name}: main": (name, "main, untuned" if name == FUSED[0] else "main") for name in shapes}
     wanted |= {f"{name}: what is fused": (name, "what is fused") for name in FUSED if name in shapes}
     wanted |= {f"{FUSED[0]}: {group}": (FUSED[0], group) for group in ("details", "libraries")}
+    wanted["4096: blocks"] = ("4096", "blocks")
     first, load = (shapes.get(name.split(":")[0], shapes["8192"]) for name in (FIRST, LOAD))
     return {FIRST: functools.partial(first_call, first, rehearse),
             LOAD: functools.partial(under_load, load, rehearse)} | {

@@ -53,6 +53,8 @@ def numerics(cases: Mapping[str, Any]) -> Iterator[str]:
         if "sums" in case:
             yield f"   {name}: " + "; ".join(f"{what}: fast {e['fast']:.1e}, careful {e['careful']:.1e}"
                                              for what, e in case["sums"].items())
+            yield from (f"      {what}, as the model: " + ", ".join(f"{how} {part:.1%}" for how, part in same.items())
+                        for what, same in case.get("same_as_model", {}).items())
     if judged:
         yield (f"   wrong: {few([name for name, case in judged.items() if case['right'] is False])}; NaN elsewhere: "
                f"{few([name for name, case in judged.items() if case['keeps_nan'] is False])}; refused: "
