@@ -325,13 +325,15 @@ def test_a_training_can_be_recorded_again(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["training.py"])
     training.main()
     again, first = load_training(tmp_path), load_training(FOLDER)
-    assert "2 steps, from 7." in capsys.readouterr().out
-    assert np.allclose(again.losses, first.losses[:2], rtol=1e-3)
-    for name in "xwg":  # the very first steps are the recorded ones, but for the order in which a CPU adds
-        assert np.allclose(again.amaxes[name], first.amaxes[name][:2], rtol=1e-2)
+    assert re.search(r"^2 steps, from [678]\.\d\d to [5678]\.", capsys.readouterr().out)
+    files = [json.loads((folder / "training.json").read_text()) for folder in (tmp_path, FOLDER)]
+    assert files[0].keys() == files[1].keys()
+    for name in "xwg":
         assert again.tensors[name].shape == first.tensors[name].shape
-    assert set(json.loads((tmp_path / "training.json").read_text())) == set(
-        json.loads((FOLDER / "training.json").read_text()))
+    if files[0]["text"] == files[1]["text"]:  # each Python has a documentation of its own
+        # The very first steps are the recorded ones, but for the order in which a CPU adds.
+        assert np.allclose(again.losses, first.losses[:2], rtol=1e-3)
+        assert all(np.allclose(again.amaxes[name], first.amaxes[name][:2], rtol=1e-2) for name in "xwg")
 
 
 # Sums on a tensor core, as others measured them -----------------------------------------------------------------------

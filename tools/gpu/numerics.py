@@ -28,7 +28,7 @@ ACCUMULATION = {"fast": None, "careful": "highest"}  # the name of a matmul prec
 DIVIDE = 4  # M and N of the programs by this: the host's float64 is slow
 LONGER = (4096, 16384)  # K of these as well:
 AT_LENGTH = ("unscaled, f32 result", "scaled in f32", "scaled in bf16", "scales after the dot", "bias + relu + amax")
-SUMS = (1024, 32, 64, 128, 256, 4096, 16384, 65536)  # K of the sums, of M = N = 512 results
+SUMS = (1024, 4096, 32, 64, 128, 256, 16384, 65536)  # K of the sums, of M = N = 512 results
 
 
 def _is_float(dtype: Any) -> bool:
