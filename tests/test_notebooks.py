@@ -46,8 +46,9 @@ def test_only_the_chapters_that_were_asked_for_are_run():
 
 NOTEBOOKS = {path.stem: nbformat.read(path, 4) for path in CHAPTERS}
 PATH = [name for name in NOTEBOOKS if name < "07"]
+LATER = ["08_train_a_layer", "10_scaling_strategies", "11_flax_layers"]
 MOST = {"07_fusion_lab": 35, "08_train_a_layer": 40, "09_performance": 40,
-        "10_scaling_strategies": 40}  # minutes of those not of the path
+        "10_scaling_strategies": 40, "11_flax_layers": 40}  # minutes of those not of the path
 
 
 def minutes_of(name: str) -> int:
@@ -101,7 +102,7 @@ def test_the_answer_to_a_prediction_is_folded(name):
             assert "assert " not in answer.source, f"cell {number}: its code gives the answer away"
 
 
-@pytest.mark.parametrize("name", [*PATH, "08_train_a_layer", "10_scaling_strategies"])
+@pytest.mark.parametrize("name", [*PATH, *LATER])
 def test_a_folded_answer_is_not_on_its_fold(name):
     """JupyterLab shows the first line of what is folded: it is in the cell's code, or a tag, or the first of three."""
     for number, (_, *following) in cells_from(name, r"^> \*\*Predict\.\*\*"):
@@ -113,7 +114,7 @@ def test_a_folded_answer_is_not_on_its_fold(name):
             r"\d", first.replace("E4M3", "").replace("bfloat16", "").replace("float32", "")), f"cell {number}: {first}"
 
 
-@pytest.mark.parametrize("name", [*PATH, "08_train_a_layer", "10_scaling_strategies"])
+@pytest.mark.parametrize("name", [*PATH, *LATER])
 def test_what_explains_an_answer_is_folded_with_it(name):
     for number, (_, *following) in cells_from(name, r"^> \*\*Predict\.\*\*"):
         until_text = itertools.takewhile(lambda cell: cell.cell_type == "code", following)

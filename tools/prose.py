@@ -25,14 +25,14 @@ CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like wh
 PRINTED = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
 NAMES = [re.compile(name) for name in (
-    r"[Cc]hapters? (?:0\d|10)(?:(?:, | to | and )(?:0\d|10))*", r"^(?:0\d|10) · ",
+    r"[Cc]hapters? (?:0\d|1[01])(?:(?:, | to | and )(?:0\d|1[01]))*", r"^(?:0\d|1[01]) · ",
     r"^\d\d minutes$", r"^\d\. ", r"NB=09", r"Six chapters", r"^# Solution \d$",
     r"IEEE (?:Std )?754(?:-\d+)?", r"[Ss]ections? (?:4\.2|3\.3\.2(?: and 3\.5\.2)?)\b",
     r"issue 17887\b|request 7751\b",
     r"\b0\.(?:4|9|1[0-2])(?:\.\d+)+\b|(?:JAX|than|and|in) 0\.(?:9|1[0-2])(?:\.\d+)*\b",  # releases of JAX
     r"XLA of 2024|In October 2024|in December 2023", r"x86-64", r"ubuntu-24\.04", r'python-version: "3\.12"',
     r"0x[0-9A-Fa-f]{2}\b|\bE(?:4M3|5M2|8M0)(?:B11)?(?:FN)?(?:UZ)?\b|\bP3109|@v[56]\b|(?:[Ss]everal|many) hundred|dozen",
-    r"\b(?:bfloat16|float(?:16|32|64)|bf16|f(?:8|16|32|64)|tf32|FP[468]|int8|relu6|B11|aarch64|m64)\b",
+    r"\b(?:bfloat16|float(?:16|32|64)|bf16|f(?:8|16|32|64)|tf32|FP(?:[468]|16)|int8|relu6|B11|aarch64|m64)\b",
     r"\b(?:A100|H[128]00|B200|L40S|MI3[05]0)X?\b",
     r"[Cc]apability 9\.0|Below 8\.9|12\.0 is Blackwell|A100 as 9\.0", r"ten bits",  # those of tf32's mantissa
     r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation

@@ -1,0 +1,85 @@
+"""FP8 for NNX layers: the numbers of chapter 08's layer, its state's way through a step, and what is refused."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from fp8lens import assert_fp8_gemms
+from helpers.formats import amax_scale, dequantize, quantize
+from helpers.nnx import Fp8Dot, Overwrite, update, value_and_grad
+from helpers.recipes import Amaxes, fp8_linear
+
+E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
+LAYERS = {
+    "linear": lambda dot: nnx.Linear(64, 32, dtype=BF16, dot_general=dot, rngs=nnx.Rngs(0)),
+    "to heads": lambda dot: nnx.LinearGeneral(64, (4, 8), dtype=BF16, dot_general=dot, rngs=nnx.Rngs(0)),
+    "from heads": lambda dot: nnx.LinearGeneral((4, 16), 32, axis=(-2, -1), dtype=BF16, dot_general=dot,
+                                                rngs=nnx.Rngs(0)),
+}
+
+
+def x_for(name: str, *leading: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (*leading, *((4, 16) if name == "from heads" else (64,))), BF16)
+
+
+def loss(model, x):
+    return jnp.mean(jnp.square(model(x).astype(F32)))
+
+
+@pytest.mark.parametrize("leading", [(8,), (2, 3, 4), ()])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_gives_what_the_product_of_chapter_08_gives(name, leading):
+    model, wide = LAYERS[name](Fp8Dot()), LAYERS[name](jax.lax.dot_general)
+    x = x_for(name, *leading)
+    amaxes = Amaxes(*model.dot_general.amaxes[...])
+    kernel = model.kernel[...].astype(BF16).reshape(64, -1)
+    expected = fp8_linear(x.reshape(-1, 64), kernel.T, amaxes).reshape(wide(x).shape)
+    assert np.array_equal(model(x), expected + model.bias[...].astype(BF16)) and model(x).dtype == BF16
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_step_updates_weights_by_the_optimizer_and_amaxes_by_what_was_seen(name):
+    model, x = LAYERS[name](Fp8Dot(length=4)), x_for(name, 8)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    kernel = model.kernel[...]
+    for step in range(1, 4):
+        error, gradient = value_and_grad(loss)(model, x)
+        update(model, optimizer, gradient)
+        seen = model.dot_general.amaxes[...]
+        assert seen.shape == (3, 4) and (seen[:, :step] > 0).all() and not seen[:, step:].any()
+        assert float(seen[0, 0]) == float(jnp.max(jnp.abs(x)))
+    assert model.kernel[...].dtype == F32 and not np.array_equal(model.kernel[...], kernel)
+    # The last step's gradient is that of what was multiplied: operands in FP8, by scales of the steps before.
+    assert len(jax.tree.leaves(nnx.state(model, Overwrite))) == 1
+
+
+def test_gradients_are_near_those_of_float32():
+    model, x = LAYERS["to heads"](Fp8Dot()), x_for("to heads", 256)
+    _, gradient = value_and_grad(loss)(model, x)
+    nnx.update(model, nnx.split_state(gradient, Overwrite, ...)[0])  # now the scales are those of x, kernel and g
+    _, gradient = value_and_grad(loss)(model, x)
+    kernel = model.kernel[...].astype(BF16)
+    stored = [np.asarray(dequantize(quantize(t, amax_scale(t)), amax_scale(t)), np.float32) for t in (x, kernel)]
+    y = lambda kernel: jnp.einsum("mk,khd->mhd", stored[0], kernel) + model.bias[...]
+    exact = jax.grad(lambda kernel: jnp.mean(jnp.square(y(kernel))))(stored[1])
+    assert np.linalg.norm(gradient["kernel"][...] - exact) < 0.05 * np.linalg.norm(exact)
+
+
+def test_every_matmul_of_a_step_is_fp8():
+    model = LAYERS["to heads"](Fp8Dot())
+    graph, state = nnx.split(model)
+    x = jax.ShapeDtypeStruct((64, 64), BF16)
+    step = jax.grad(lambda state, x: loss(nnx.merge(graph, state), x), (0, 1), allow_int=True)
+    assert_fp8_gemms(step, state, x, count=3)
+
+
+def test_what_it_cannot_do_is_refused():
+    dot, x, kernel = Fp8Dot(), jnp.ones((4, 8)), jnp.ones((8, 2))
+    for numbers in ((((0,), (0,)), ((), ())), (((1,), (1,)), ((), ())), (((1,), (0,)), ((0,), (1,)))):
+        with pytest.raises(ValueError, match="the input's last dimensions with the kernel's first"):
+            dot(x, kernel, numbers)
+    for option in ({"precision": "highest"}, {"preferred_element_type": F32}, {"out_sharding": "x"}):
+        with pytest.raises(ValueError, match="takes no precision"):
+            dot(x, kernel, (((1,), (0,)), ((), ())), **option)
