@@ -9,10 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jupytext
 import ml_dtypes
 import numpy as np
-import outputs
 import releases
 
 from helpers import TARGETS, Target, aot_compile
@@ -46,6 +44,9 @@ def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, 
 @functools.cache
 def chapter(name: str) -> dict[str, Any]:
     """What a chapter imports and defines, functions and constants, by name: nothing that it computes is run."""
+    import jupytext  # with what it brings, seconds: each process of a run would pay them
+    import outputs
+
     (path,) = outputs.find([name], outputs.NOTEBOOKS)
     cells = [cell.source for cell in jupytext.read(path.with_suffix(".md")).cells if cell.cell_type == "code"]
     defined = [node for cell in cells for node in ast.parse(cell).body
