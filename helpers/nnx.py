@@ -1,4 +1,4 @@
-"""FP8 for the layers of Flax NNX, which has none: chapter 08's product, as what a layer takes for its `dot_general`."""
+"""FP8 for the layers of Flax NNX, which has none of its own: chapter 08's product, for a layer's `dot_general`."""
 
 import math
 from typing import Any
@@ -19,13 +19,16 @@ class Overwrite(nnx.Variable):
 
 
 class Fp8Dot(nnx.Module):
-    """For `dot_general=` of nnx.Linear and nnx.LinearGeneral: E4M3 by E4M3, and E5M2 gradients, by delayed scaling.
+    """For `dot_general=` of nnx.Linear and nnx.LinearGeneral, an instance for each layer, not the class: E4M3 by E4M3,
+    and E5M2 gradients, by delayed scaling. A step is `value_and_grad` and `update` of this file.
 
-    Each call in a step needs one of its own. `length` is how many steps are remembered. Raises ValueError for anything
-    but a contraction of the input's last dimensions with the kernel's first.
+    `length` is how many steps are remembered. Raises ValueError for anything but a contraction of the input's last
+    dimensions with the kernel's first, and in float16, where scales underflow.
     """
 
     def __init__(self, length: int = 16):
+        if length < 1:
+            raise ValueError(f"length is {length}: at least one step must be remembered")
         self.amaxes = Overwrite(jnp.zeros((3, length)))  # of the latest steps: x, w, and the result's gradient
 
     def __call__(self, x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None,
@@ -34,7 +37,10 @@ class Fp8Dot(nnx.Module):
         n = len(x_axes)
         if any(batch) or tuple(x_axes) != tuple(range(x.ndim - n, x.ndim)) or tuple(kernel_axes) != tuple(range(n)):
             raise ValueError(f"Fp8Dot multiplies the input's last dimensions with the kernel's first, and is asked for "
-                             f"{dimension_numbers} of {x.ndim} and {kernel.ndim}: transpose before, or leave it bf16")
+                             f"{dimension_numbers} of {x.ndim} and {kernel.ndim} dimensions: transpose before, or "
+                             f"leave it bf16")
+        if x.dtype == jnp.float16:
+            raise ValueError("Fp8Dot's scales underflow in float16: give the layer dtype=jnp.bfloat16")
         if not (precision is None and preferred_element_type is None and out_sharding is None):
             raise ValueError("Fp8Dot takes no precision, preferred_element_type or out_sharding: leave them out")
         k = math.prod(kernel.shape[:n])
@@ -42,13 +48,24 @@ class Fp8Dot(nnx.Module):
         return y.reshape(*x.shape[:x.ndim - n], *kernel.shape[n:])
 
 
-def value_and_grad(loss: Any) -> Any:
-    """nnx.value_and_grad of `loss(model, ...)`, by the model's parameters and by its Overwrite."""
-    return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.Any(nnx.Param, Overwrite)))
+def value_and_grad(loss: Any, wrt: Any = nnx.Param, **options: Any) -> Any:
+    """nnx.value_and_grad of `loss(model, ...)`, by the model's `wrt` and by its Overwrite."""
+    return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.Any(wrt, Overwrite)), **options)
 
 
 def update(model: nnx.Module, optimizer: nnx.Optimizer, gradient: nnx.State) -> None:
-    """One step: the optimizer, made with wrt=nnx.Param, gets the parameters' gradient; Overwrite is overwritten."""
-    new, rest = nnx.split_state(gradient, Overwrite, ...)
+    """One step: the optimizer, made with wrt=nnx.Param, gets the parameters' gradient, and each history of amaxes what
+    this step saw. Nothing is taken of a layer that the loss left out, or that saw a NaN. Of a layer used n times the
+    amaxes are added, which costs the scale up to a factor of n. Raises ValueError for a gradient without Overwrite.
+    """
+    seen, rest = nnx.split_state(gradient, Overwrite, ...)
+    kept = nnx.state(model, Overwrite)
+    if jax.tree.structure(kept) != jax.tree.structure(seen):
+        raise ValueError("a gradient without Overwrite: take it by helpers.nnx.value_and_grad")
     optimizer.update(model, rest)
-    nnx.update(model, new)
+
+    def push(was: jax.Array, new: jax.Array) -> jax.Array:
+        latest = new[..., :1]
+        return jnp.where((latest > 0) & jnp.isfinite(latest), jnp.concatenate([latest, was[..., :-1]], -1), was)
+
+    nnx.update(model, jax.tree.map(push, kept, seen))

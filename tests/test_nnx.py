@@ -75,7 +75,57 @@ def test_every_matmul_of_a_step_is_fp8():
     assert_fp8_gemms(step, state, x, count=3)
 
 
+class Heads(nnx.Module):
+    """Two layers, of which a step may use one, or one twice."""
+    def __init__(self):
+        self.a, self.b = (LAYERS["linear"](Fp8Dot(length=4)) for _ in range(2))
+
+
+def histories(of, steps: int, x) -> list[np.ndarray]:
+    model = Heads()
+    optimizer = nnx.Optimizer(model, optax.sgd(0.0), wrt=nnx.Param)
+    for step in range(steps):
+        _, gradient = value_and_grad(lambda model, x: jnp.mean(jnp.square(of(model, x, step).astype(F32))))(model, x)
+        update(model, optimizer, gradient)
+    return [np.asarray(layer.dot_general.amaxes[...]) for layer in (model.a, model.b)]
+
+
+def test_a_layer_that_a_step_leaves_out_keeps_its_amaxes():
+    x = x_for("linear", 8)
+    a, b = histories(lambda model, x, step: model.a(x) if step < 2 else model.b(x), 3, x)
+    assert (a[:, :2] > 0).all() and (b[:, 0] > 0).all() and not b[:, 1:].any()
+
+
+@pytest.mark.parametrize("times, of", [(2, lambda model, x, step: model.a(x) + model.a(x)),
+                                       (8, lambda model, x, step: jax.vmap(model.a)(x))])
+def test_a_layer_used_n_times_sees_at_most_n_times_as_much(times, of):
+    x = x_for("linear", 8)
+    a, _ = histories(of, 6, x)
+    largest = float(jnp.max(jnp.abs(x)))
+    assert (largest <= a[0]).all() and (a[0] <= times * largest).all() and (a[0] == a[0, 0]).all()
+
+
+def test_a_step_with_a_nan_leaves_what_was_remembered():
+    x = x_for("linear", 8)
+    a, _ = histories(lambda model, x, step: model.a(x * (jnp.nan if step == 2 else 1)), 3, x)
+    assert np.isfinite(a).all() and (a[0, :2] == float(jnp.max(jnp.abs(x)))).all()
+
+
+def test_a_gradient_that_is_not_its_own_is_refused():
+    model, x = LAYERS["linear"](Fp8Dot()), x_for("linear", 8)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    with pytest.raises(ValueError, match="without Overwrite: take it by helpers.nnx.value_and_grad"):
+        update(model, optimizer, nnx.grad(loss)(model, x))
+    (_, more), gradient = value_and_grad(lambda model, x: (loss(model, x), x), has_aux=True)(model, x)
+    update(model, optimizer, gradient)
+    assert more is x
+
+
 def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="length is 0: at least one step"):
+        Fp8Dot(0)
+    with pytest.raises(ValueError, match="underflow in float16: give the layer dtype=jnp.bfloat16"):
+        Fp8Dot()(jnp.ones((4, 8), jnp.float16), jnp.ones((8, 2), jnp.float16), (((1,), (0,)), ((), ())))
     dot, x, kernel = Fp8Dot(), jnp.ones((4, 8)), jnp.ones((8, 2))
     for numbers in ((((0,), (0,)), ((), ())), (((1,), (1,)), ((), ())), (((1,), (0,)), ((0,), (1,)))):
         with pytest.raises(ValueError, match="the input's last dimensions with the kernel's first"):
