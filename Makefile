@@ -21,7 +21,7 @@ CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
 INSTALLED = $(if $(CARRIED),,setup)
 MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
 
-.PHONY: help setup lab test check refresh site releases training bench gpu train-bench gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases census training bench gpu train-bench gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -51,6 +51,9 @@ site: setup     ## build the chapters as a web site in _build/
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) tools/releases.py $(ARGS)
+
+census: setup   ## record how much of a model each FP8 library of JAX has in FP8 (2 GB and half an hour)
+	$(PYTHON) tools/census.py $(ARGS)
 
 training: setup ## train a small language model on the CPU and record its tensors for chapter 10
 	$(PYTHON) tools/training.py

@@ -2,8 +2,8 @@
 
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one. Beside it
 goals.json has what they are held against, for each chip, published.json what others measured, releases.json what JAX's
-releases compile, and training.json a small model's tensors. What a program recorded carries that program's digest, and
-is read only as it was written.
+releases compile, census.json what its libraries do, and training.json a small model's tensors. What a program recorded
+carries that program's digest, and is read only as it was written.
 """
 
 import base64
@@ -81,6 +81,23 @@ def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, A
     if wrong := [version for version, entry in found.items() if entry.get("digest") != digest(entry)]:
         raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `make releases` records it again")
     return found
+
+
+class Census(NamedTuple):
+    """What JAX's FP8 libraries become: of each way what is said of it, by name; and of each JAX release, oldest first,
+    what was measured, its rows by (way, model, pass, chip, who multiplies)."""
+    ways: Mapping[str, Mapping[str, Any]]
+    releases: Mapping[str, Mapping[str, Any]]
+
+
+def load_census(folder: str | Path = "results") -> Census:
+    """What tools/census.py found. Raises ValueError for a release that is not as it was written."""
+    path = Path(folder, "census.json")
+    data = json.loads(path.read_text())
+    if wrong := [version for version, entry in data["releases"].items() if entry.get("digest") != digest(entry)]:
+        raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `make census` records it again")
+    return Census(data["ways"], {version: entry | {"rows": {tuple(name.split(" | ")): row for name, row in entry[
+        "rows"].items()}} for version, entry in data["releases"].items()})
 
 
 class Training(NamedTuple):

@@ -46,9 +46,9 @@ def test_only_the_chapters_that_were_asked_for_are_run():
 
 NOTEBOOKS = {path.stem: nbformat.read(path, 4) for path in CHAPTERS}
 PATH = [name for name in NOTEBOOKS if name < "07"]
-LATER = ["08_train_a_layer", "10_scaling_strategies", "11_flax_layers"]
+LATER = ["08_train_a_layer", "10_scaling_strategies", "11_flax_layers", "12_libraries"]
 MOST = {"07_fusion_lab": 35, "08_train_a_layer": 40, "09_performance": 40,
-        "10_scaling_strategies": 40, "11_flax_layers": 40}  # minutes of those not of the path
+        "10_scaling_strategies": 40, "11_flax_layers": 40, "12_libraries": 40}  # minutes of those not of the path
 
 
 def minutes_of(name: str) -> int:

@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CHAPTERS = ["01_fp8_formats", "02_simple_matmul", "03_scaled_matmul", "04_relu_matmul", "05_amax_matmul",
             "06_bias_matmul", "07_fusion_lab", "08_train_a_layer", "09_performance",
-            "10_scaling_strategies", "11_flax_layers"]
-REFERENCE = ["A_format_family", "B_epilogues", "C_amax", "D_rules", "E_chips_and_releases"]
-HELPER_LINES, LENS_LINES = 1640, 4900
+            "10_scaling_strategies", "11_flax_layers", "12_libraries"]
+REFERENCE = ["A_format_family", "B_epilogues", "C_amax", "D_rules", "E_chips_and_releases",
+             "F_reports"]
+HELPER_LINES, LENS_LINES = 1660, 4900
 TABLES = {"rules.py", "libraries.py"}  # texts to look up, whose lines nobody has to hold in the head
 CONTRIBUTING_LINES = 100
 

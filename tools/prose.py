@@ -25,7 +25,7 @@ CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like wh
 PRINTED = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
 NAMES = [re.compile(name) for name in (
-    r"[Cc]hapters? (?:0\d|1[01])(?:(?:, | to | and )(?:0\d|1[01]))*", r"^(?:0\d|1[01]) · ",
+    r"[Cc]hapters? (?:0\d|1[0-2])(?:(?:, | to | and )(?:0\d|1[0-2]))*", r"^(?:0\d|1[0-2]) · ",
     r"^\d\d minutes$", r"^\d\. ", r"NB=09", r"Six chapters", r"^# Solution \d$",
     r"IEEE (?:Std )?754(?:-\d+)?", r"[Ss]ections? (?:4\.2|3\.3\.2(?: and 3\.5\.2)?)\b",
     r"issue 17887\b|request 7751\b",
