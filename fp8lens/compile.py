@@ -92,9 +92,7 @@ def _mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: 
     choose_platform()
     sizes = [size for _, size in mesh_shape]
     describe = functools.partial(
-        topologies.get_topology_desc,
-        platform="cuda",
-        target_config=target.text_proto(cudnn_patch),
+        topologies.get_topology_desc, platform="cuda", target_config=target.text_proto(cudnn_patch),
         topology=f"1x1x{math.prod(sizes)}",
     )
     have_compiler = _installed("jax-cuda13-plugin") and _installed("jax-cuda13-pjrt")
@@ -609,8 +607,10 @@ def _last_words(status: int, log: str, gigabytes: float | None) -> str:
     fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
     said = fatal[1] if fatal else next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing")
     mend = next((note for sign, note in COMPILER_BUGS.items() if sign in said), "")
-    if status == -signal.SIGKILL or re.search("bad_alloc|MemoryError|out of memory|Cannot allocate", log):
-        mend = f"It needs more memory than {f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes."
+    short = status == -signal.SIGKILL or re.search("bad_alloc|MemoryError|out of memory|Cannot allocate", log)
+    if short or gigabytes and said == "nothing":  # where its memory ends it may die without a word
+        mend = (f"It {'needs' if short else 'may need'} more memory than "
+                f"{f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes.")
     return f"XLA's compiler died ({how}). Its last words: {said[:400]}. " + (
         mend or "It is a bug of XLA's: report it with this program at https://github.com/openxla/xla/issues.")
 
