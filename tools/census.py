@@ -4,21 +4,15 @@ A layer, an MLP and a decoder block are written in each library as its documenta
 are not there. What became of their matmuls goes into notebooks/results/census.json, with where it comes from. Chapter
 12 reads that file. A library that has FP8 in fewer matmuls than it had fails `--check`, and the tests.
 """
-import argparse
 import collections
 import concurrent.futures
 import dataclasses
-import datetime
 import functools
-import importlib.metadata
-import importlib.util
 import json
+import multiprocessing
 import os
-import platform
-import re
 import subprocess
 import sys
-import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -34,12 +28,11 @@ from files import in_one_step
 from flax import linen as nn
 from flax import nnx
 from flax.linen import fp8_ops
-from releases import OF_JAX, by_number, locked
+from releases import OF_JAX, by_number, locked, version_of
 
 from fp8lens import inspect
 from helpers import nnx as fp8_nnx
 from helpers.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
-from helpers.results import digest
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "notebooks" / "results" / "census.json"
@@ -374,7 +367,7 @@ def ways() -> dict[str, Way]:
         "Haiku, chapter 08": Way(haiku, "dm-haiku"),
         "Flax NNX, chapter 11": Way(of_nnx, "flax"),
         "Flax, Fp8DotGeneralOp": Way(of(linen, general=fp8_ops.Fp8DotGeneralOp), "flax",
-                                     "you can simply use our custom dot_general operator", GUIDE),
+                                     "enable the Dense layer to utilize the FP8 dot operation", GUIDE),
         "Flax, Fp8DirectDotGeneralOp": Way(
             of(linen, general=fp8_ops.Fp8DirectDotGeneralOp), "flax", mends="Flax, Fp8DotGeneralOp",
             setting="dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp"),
@@ -397,7 +390,7 @@ def ways() -> dict[str, Way]:
                               setting='and calib_shared_axes = "per_tensor", results of dots in bf16'),
         "Keras, float8": Way(keras, "keras", "offering improved performance over 16-bit floating point with nearly no "
                              "degradation in accuracy", KERAS),
-        "haliax, fp8_linear_layers": Way(haliax, "haliax", "Converts a module tree to use FP8 quantization.", HALIAX),
+        "haliax, fp8_linear_layers": Way(haliax, "haliax", "Haliax supports training with FP8 and int8.", HALIAX),
         "MaxText, fp8": Way(of(maxtext, quantization="fp8"), "maxtext",
                             "'fp8' for 8-bit floating-point gemms on nvidia gpus.", MAXTEXT),
         "MaxText, fp8_full": Way(of(maxtext, quantization="fp8_full"), "maxtext",
@@ -427,9 +420,8 @@ def row(way: Way, model: str, of: str, target: str, gemm: str) -> dict[str, Any]
             fn, args = way.make(model, of == "training")
             seen = inspect(fn, *args, target=target, gemm=gemm, compiler_options=options)
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
-    except Exception as error:  # that it does not compile is a finding; the first line names no path
-        said = str(error).strip().splitlines()[0].rstrip(";:") if str(error).strip() else ""
-        return {"error": f"{type(error).__name__}: {re.sub(r' ?[(](external|/).*?[)]', '', said)}"[:300]}
+    except Exception as error:  # that it does not compile is a finding
+        return {"error": releases.first_line(error)[:300]}
     lost = collections.Counter((r.reason, r.mend) for r in reasons if r.lost == "fp8")
     outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
     return {"matmuls": sum(r.count for r in report.rows), "fp8": sum(r.count for r in report.fp8_rows),
@@ -437,13 +429,6 @@ def row(way: Way, model: str, of: str, target: str, gemm: str) -> dict[str, Any]
             "kernels": ledger.kernels, "bytes": ledger.bytes_moved,
             "for_fp8_kernels": ledger.for_fp8.kernels, "for_fp8_bytes": ledger.for_fp8.bytes_moved,
             "lost": [[n, *said] for said, n in sorted(lost.items())], "outside": dict(sorted(outside.items()))}
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def measured_rows(names: Iterable[str]) -> dict[str, Any]:
@@ -454,18 +439,14 @@ def measured_rows(names: Iterable[str]) -> dict[str, Any]:
 
 def measured(workers: int = 2) -> dict[str, Any]:
     """What the installed JAX and the installed libraries make of everything, and what it is that was asked."""
-    packages = (*OF_JAX, *releases.ASSEMBLER, *LIBRARIES)
     names = [name for name, way in ways().items() if version_of(way.package)]
     rows: dict[str, Any] = {}
-    context = __import__("multiprocessing").get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
         for name, done in zip(names, pool.map(measured_rows, [[name] for name in names])):
             rows |= done
             print(f"  {name}: {summary(done)}", flush=True)
-    made = {"date": str(datetime.datetime.now(datetime.UTC).date()), "command": "make census",
-            "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
-            "packages": {name: version_of(name) for name in packages}, "rows": rows}
-    return made | {"digest": digest(json.loads(json.dumps(made)))}
+    return releases.with_provenance(rows, "make census", *OF_JAX, *releases.ASSEMBLER, *LIBRARIES)
 
 
 def summary(rows: Mapping[str, Any]) -> str:
@@ -487,17 +468,10 @@ def about() -> dict[str, dict[str, Any]]:
 
 
 def write(found: Mapping[str, Any]) -> None:
-    """Write the data, a line a row, so that a changed row is a changed line."""
-    text = []
-    for version in sorted(found, key=by_number):
-        entry = dict(found[version])
-        rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in entry.pop("rows").items())
-        provenance = ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
-        text.append(f'  {json.dumps(version)}: {{\n{provenance},\n   "rows": {{\n{rows}\n   }}\n  }}')
     said = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in about().items())
     head = "What JAX's FP8 libraries become. Written by `make census` of the programs in tools/census.py, not by hand."
-    in_one_step(DATA, f'{{\n "about": {json.dumps(head)},\n "ways": {{\n{said}\n }},\n "releases": {{\n'
-                + ",\n".join(text) + "\n }\n}\n")
+    in_one_step(DATA, f'{{\n "about": {json.dumps(head)},\n "ways": {{\n{said}\n }},\n '
+                      f'{releases.as_text(found)}\n}}\n')
 
 
 def lost(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -524,8 +498,7 @@ def check(recorded: Mapping[str, Any], only: Callable[[str], bool] = lambda name
     of JAX or of the library than is recorded, only what has lost FP8 is one."""
     if not recorded:
         return [f"notebooks/results/census.json holds nothing: {MEND}"]
-    problems = [f"JAX {name} is not as it was recorded: {MEND}" for name, entry in recorded.items()
-                if entry.get("digest") != digest(entry)]
+    problems = releases.edited(recorded, MEND)
     against = recorded.get(jax.__version__) or recorded[max(recorded, key=by_number)]
     for name, way in ways().items():
         if (here := version_of(way.package)) is None:
@@ -563,21 +536,12 @@ def record(versions: Iterable[str]) -> int:
     """Measure with these releases of JAX, write the data after each, and print what changed. 1 where FP8 was lost."""
     worse = 0
     for version in versions:
-        dropped = ("JAX_", "XLA_", "PYTHON", "VIRTUAL_ENV")
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-        quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         print(f"JAX {version}:", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "rows.json"
-            run = subprocess.run([environment(version), __file__, "--measure", out], env=kept | quiet, cwd=ROOT)
-            if run.returncode:
-                raise SystemExit(f"JAX {version} could not measure: exit status {run.returncode}, see above")
-            now = json.loads(out.read_text())
+        now = releases.measure(version, environment(version), __file__)
         found = read()
         before = found.get(version, {})
-        as_dated = before | {"date": now["date"], "digest": now["digest"]}
-        if before.get("digest") == digest(before) and as_dated == now:
-            write(found)  # nothing new: the date stays that of the first time
+        if not releases.is_news(before, now):
+            write(found)  # what is said of the ways may be new; the date stays that of the first time
             continue
         for line in changed(before.get("rows", {}), now["rows"]):
             print(f"  changed: {line}")
@@ -589,19 +553,9 @@ def record(versions: Iterable[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("releases", nargs="*", help="JAX releases, such as 0.11.2; all without")
-    parser.add_argument("--check", action="store_true", help="compare what is installed with the data")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what this file runs in each environment
-    options = parser.parse_args(arguments)
-    if options.measure:
-        options.measure.write_text(json.dumps(measured()))
-        return 0
-    if options.check:
-        problems = check(read())
-        print("\n".join(problems) or "what the installed libraries become is what is recorded")
-        return int(bool(problems))
-    return record(sorted(options.releases or {BEFORE, locked()["jax"], *read()}, key=by_number))
+    return releases.command(arguments, __doc__, measured, lambda: check(read()),
+                            "what the installed libraries become is what is recorded", record,
+                            lambda: {BEFORE, locked()["jax"], *read()})
 
 
 if __name__ == "__main__":

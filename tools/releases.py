@@ -290,10 +290,8 @@ def row(program: Program) -> dict[str, Any]:
     try:  # the type a Triton kernel multiplies stands in its PTX
         report = report_gemms(program.fn, *program.args, target=chip(program.target), gemm=program.gemm,
                               compiler_options=program.options)
-    except Exception as error:  # that a program does not compile is a finding; the first line names no path
-        said = str(error).strip().splitlines()[0].rstrip(";:")
-        said = re.sub(r" \(external/.*?\)| while visiting instruction .*", "", said)  # XLA's lines and names change
-        return made | {"error": f"{type(error).__name__}: {said}"}
+    except Exception as error:  # that a program does not compile is a finding
+        return made | {"error": first_line(error)}
     gemms = [{"count": gemm.count, "library": gemm.library, "lhs_dtype": gemm.lhs_dtype, "rhs_dtype": gemm.rhs_dtype,
               "math_dtype": gemm.math_dtype, "epilogue": gemm.epilogue, "amax": gemm.amax, "alpha": gemm.alpha,
               "beta": gemm.beta, "scales": "".join(gemm.scales), "precision": gemm.precision,
@@ -305,11 +303,8 @@ def row(program: Program) -> dict[str, Any]:
 
 def measured() -> dict[str, Any]:
     """What the installed JAX makes of every program, and what it is that was asked."""
-    made = {"date": str(datetime.datetime.now(datetime.UTC).date()), "command": "make releases",
-            "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
-            "packages": {name: importlib.metadata.version(name) for name in (*OF_JAX, *ASSEMBLER)},
-            "rows": {name: row(program) for name, program in programs().items()}}
-    return made | {"digest": digest(json.loads(json.dumps(made)))}
+    return with_provenance({name: row(program) for name, program in programs().items()}, "make releases", *OF_JAX,
+                           *ASSEMBLER)
 
 
 def describe(row: Mapping[str, Any]) -> str:
@@ -329,7 +324,52 @@ def describe_gemm(gemm: Mapping[str, Any]) -> str:
     return " ".join(filter(None, words))
 
 
-# The data -------------------------------------------------------------------------------------------------------------
+# The data, here and in tools/census.py --------------------------------------------------------------------------------
+
+def first_line(error: Exception) -> str:
+    """An error as it stands in a row: its type and its first line, without the paths, lines and names that change."""
+    said = (str(error).strip().splitlines() or [""])[0].rstrip(";:")
+    said = re.sub(r" ?\((external/|/).*?\)| while visiting instruction .*", "", said)
+    return f"{type(error).__name__}: {said}"
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def with_provenance(rows: Mapping[str, Any], command: str, *packages: str) -> dict[str, Any]:
+    """The rows, and when, by which command and with which packages they were made."""
+    made = {"date": str(datetime.datetime.now(datetime.UTC).date()), "command": command,
+            "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
+            "packages": {name: version_of(name) for name in packages}, "rows": rows}
+    return made | {"digest": digest(json.loads(json.dumps(made)))}
+
+
+def edited(recorded: Mapping[str, Any], mend: str) -> list[str]:
+    """Problems: each release whose rows are not those that its digest was made of."""
+    return [f"JAX {name} is not as it was recorded: {mend}" for name, entry in recorded.items()
+            if entry.get("digest") != digest(entry)]
+
+
+def is_news(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether more than the date differs from what was recorded before."""
+    as_dated = before | {"date": now["date"], "digest": now["digest"]}
+    return before.get("digest") != digest(before) or as_dated != now
+
+
+def as_text(releases: Mapping[str, Any]) -> str:
+    """The releases as JSON, a line a row, so that a changed row is a changed line."""
+    text = []
+    for version in sorted(releases, key=by_number):
+        entry = dict(releases[version])
+        rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in entry.pop("rows").items())
+        provenance = ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
+        text.append(f'  {json.dumps(version)}: {{\n{provenance},\n   "rows": {{\n{rows}\n   }}\n  }}')
+    return '"releases": {\n' + ",\n".join(text) + "\n }"
+
 
 def by_number(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
@@ -347,15 +387,8 @@ def read() -> dict[str, Any]:
 
 
 def write(releases: Mapping[str, Any]) -> None:
-    """Write the data, a line a row, so that a changed row is a changed line."""
-    text = []
-    for version in sorted(releases, key=by_number):
-        entry = dict(releases[version])
-        rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in entry.pop("rows").items())
-        provenance = ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
-        text.append(f'  {json.dumps(version)}: {{\n{provenance},\n   "rows": {{\n{rows}\n   }}\n  }}')
     about = "What each JAX release makes of the programs in tools/releases.py. Written by `make releases`, not by hand."
-    in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n "releases": {{\n' + ",\n".join(text) + "\n }\n}\n")
+    in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n {as_text(releases)}\n}}\n')
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -378,10 +411,8 @@ def check(recorded: Mapping[str, Any]) -> list[str]:
         return [f"notebooks/results/releases.json holds no release: {MEND}"]
     against = version if version in recorded else max(recorded, key=by_number)
     now = measured()["rows"]
-    edited = [f"JAX {name} is not as it was recorded: {MEND}" for name, entry in recorded.items()
-              if entry.get("digest") != digest(entry)]
-    return edited + [f"{name}: {old} (recorded, JAX {against}), but {new} (now, JAX {version}): {MEND}"
-            for name, old, new in changes(recorded[against]["rows"], now)]
+    return edited(recorded, MEND) + [f"{name}: {old} (recorded, JAX {against}), but {new} (now, JAX {version}): {MEND}"
+                                     for name, old, new in changes(recorded[against]["rows"], now)]
 
 
 # Making it ------------------------------------------------------------------------------------------------------------
@@ -406,32 +437,33 @@ def environment(version: str) -> Path:
     return python
 
 
-def measure(version: str) -> dict[str, Any]:
-    """`measured` by that release, in a process of its own."""
+def measure(version: str, python: Path, script: str = __file__) -> dict[str, Any]:
+    """What `script` measures with that release, in a process of that Python's."""
     dropped = ("JAX_", "XLA_", "PYTHON", "VIRTUAL_ENV")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        run = subprocess.run([environment(version), __file__, "--measure", out], env=kept | quiet, cwd=ROOT)
+        run = subprocess.run([python, script, "--measure", out], env=kept | quiet, cwd=ROOT)
         if run.returncode:
             raise SystemExit(f"JAX {version} could not measure: exit status {run.returncode}, see above")
         return json.loads(out.read_text())
 
 
-def record(versions: list[str]) -> None:
+def record(versions: list[str]) -> int:
     """Measure these releases, write the data after each, and print what changed."""
     for version in versions:
         releases = read()
-        before, now = releases.get(version, {}), measure(version)
+        before, now = releases.get(version, {}), measure(version, environment(version))
         failed = sum("error" in row for row in now["rows"].values())
         print(f"JAX {version}: {len(now['rows'])} programs, {failed} of which do not compile", flush=True)
-        as_dated = before | {"date": now["date"], "digest": now["digest"]}
-        if before.get("digest") == digest(before) and as_dated == now:
-            continue  # nothing new: the date stays that of the first time
+        if not is_news(before, now):
+            continue  # the date stays that of the first time
         for name, old, new in changes(before["rows"], now["rows"]) if before else ():
             print(f"  {name}\n    was {old}\n    is  {new}")
         write(releases | {version: now})
+    print_changes(read())
+    return 0
 
 
 def print_changes(releases: Mapping[str, Any]) -> None:
@@ -444,23 +476,28 @@ def print_changes(releases: Mapping[str, Any]) -> None:
             print(f"  {name}\n    {old:9} {before}\n    {new:9} {after}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command(arguments: list[str] | None, about: str, measured: Callable[[], dict], problems: Callable[[], list[str]],
+            fine: str, record: Callable[[list[str]], int], wanted: Callable[[], set[str]]) -> int:
+    """Read the arguments, and measure, compare, or record; the exit status."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("releases", nargs="*", help="JAX releases, such as 0.11.2; all without")
-    parser.add_argument("--check", action="store_true", help="compare the installed JAX with the data")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what this file runs in each environment
+    parser.add_argument("--check", action="store_true", help="compare what is installed with the data")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what runs in each environment
     options = parser.parse_args(arguments)
     if options.measure:
         options.measure.write_text(json.dumps(measured()))
         return 0
     if options.check:
-        problems = check(read())
-        print("\n".join(problems) or f"what JAX {jax.__version__} compiles is what is recorded")
-        return int(bool(problems))
-    everything = {*RELEASES, locked()["jax"], *read()}
-    record(sorted(options.releases or everything, key=by_number))
-    print_changes(read())
-    return 0
+        found = problems()
+        print("\n".join(found) or fine)
+        return int(bool(found))
+    return record(sorted(options.releases or wanted(), key=by_number))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return command(arguments, __doc__, measured, lambda: check(read()),
+                   f"what JAX {jax.__version__} compiles is what is recorded", record,
+                   lambda: {*RELEASES, locked()["jax"], *read()})
 
 
 if __name__ == "__main__":
