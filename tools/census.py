@@ -349,7 +349,7 @@ class Way:
     setting: str = ""
 
 
-GUIDE = "https://flax.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
+GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
 QWIX, AQT = "https://github.com/google/qwix", "https://github.com/google/aqt"
 KERAS = "https://keras.io/examples/keras_recipes/float8_training_and_inference_with_transformer/"
 MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml"
