@@ -52,7 +52,7 @@ site: setup     ## build the chapters as a web site in _build/
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) tools/releases.py $(ARGS)
 
-census: setup   ## record how much of a model each FP8 library of JAX has in FP8 (2 GB and half an hour)
+census: setup   ## record what JAX's FP8 libraries become (2 GB, most of an hour; ARGS="--only qwix" for some)
 	$(PYTHON) tools/census.py $(ARGS)
 
 training: setup ## train a small language model on the CPU and record its tensors for chapter 10

@@ -17,12 +17,15 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
     (_QWIX_PTQ, "vector scale", "qwix", _FIXED),
     (_QWIX_PTQ, "operand's layout", "qwix", 'nn.Einsum((N, K), "...k,nk->...n") as the layer: its kernel is [N, K]'),
     (_QWIX_PTQ, "amax along", "qwix", "act_static_scale=True in the rule"),
-    (_QWIX_QT, "not quantized", "qwix", "act_qtype=jnp.float8_e4m3fn and bwd_qtype=jnp.float8_e5m2 in the rule"),
+    (_QWIX_QT, "not quantized|both E5M2, bare", "qwix",
+     "act_qtype=jnp.float8_e4m3fn and bwd_qtype=jnp.float8_e5m2 in the rule, and "
+     'with a tile_size additional_qt_config={"dlhs_residual_qtype": jnp.float8_e4m3fn, "drhs_residual_qtype": '
+     "jnp.float8_e4m3fn}"),
     (_QWIX_QT, "vector scale|amax along", "qwix", "disable_channelwise_axes=True in the rule"),
     (_QWIX_QT, "scales one by one|amax scaled", "qwix", _FIXED),
     ("qwix/_src/core/dot.py", "vector scale", "qwix", "qwix.quantize without channelwise_axes"),
-    (_AQT, "not quantized", "AQT", 'config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")'),
-    (_AQT, "both E5M2, bare", "AQT", 'config.config_fwd_fp8("e4m3")'),
+    (_AQT, "not quantized|both E5M2, bare", "AQT",
+     'config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")'),
     (_AQT, "another type", "AQT", "config.set_accumulator_dtype(cfg, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)"),
     (_AQT, "vector scale|amax along", "AQT", _TENSOR),
     (_AQT, "scales one by one|amax scaled", "AQT", "config.set_constant_calibration(cfg, bound), a bound that fits"),

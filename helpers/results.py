@@ -76,11 +76,19 @@ def digest(data: Mapping[str, Any]) -> str:
 def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
     """What each JAX release made of the programs of tools/releases.py, oldest first. Raises ValueError for a release
     that is not as it was written."""
-    path = Path(folder, "releases.json")
-    found = json.loads(path.read_text())["releases"]
-    if wrong := [version for version, entry in found.items() if entry.get("digest") != digest(entry)]:
-        raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `make releases` records it again")
-    return found
+    return _recorded(Path(folder, "releases.json"), "make releases")["releases"]
+
+
+def _recorded(path: Path, command: str) -> Any:
+    """The file's data. Raises ValueError where a release is not as it was recorded, or nothing is."""
+    try:
+        data = json.loads(path.read_text())
+        wrong = [version for version, entry in data["releases"].items() if entry["digest"] != digest(entry)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}): `{command}` writes it") from error
+    if wrong or not data["releases"]:
+        raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `{command}` records it again")
+    return data
 
 
 class Census(NamedTuple):
@@ -92,10 +100,7 @@ class Census(NamedTuple):
 
 def load_census(folder: str | Path = "results") -> Census:
     """What tools/census.py found. Raises ValueError for a release that is not as it was written."""
-    path = Path(folder, "census.json")
-    data = json.loads(path.read_text())
-    if wrong := [version for version, entry in data["releases"].items() if entry.get("digest") != digest(entry)]:
-        raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `make census` records it again")
+    data = _recorded(Path(folder, "census.json"), "make census")
     return Census(data["ways"], {version: entry | {"rows": {tuple(name.split(" | ")): row for name, row in entry[
         "rows"].items()}} for version, entry in data["releases"].items()})
 

@@ -225,6 +225,11 @@ program("qwix: QT, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2)(q
 program("qwix: QT, E5M2 gradients, one scale", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **ONE)(qt)
 program("qwix: QT, E5M2 gradients, fixed", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **ONE, **FIXED,
         bwd_calibration_method="fixed,-1,1")(qt)
+program("qwix: QT, all E5M2", MLP(), S(ROWS, WIDTH), train=True, weight_qtype=e5m2, act_qtype=e5m2, **E5M2)(qt)
+TILED = {"tile_size": 128}
+program("qwix: QT, tiles, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **TILED)(qt)
+program("qwix: QT, tiles, E5M2 gradients, residuals", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **TILED,
+        additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3})(qt)
 program("qwix: QT, einsum, E5M2 gradients", Attention(), S(2, ROWS, WIDTH), train=True, **E5M2, **ONE)(qt)
 
 

@@ -69,6 +69,33 @@ def test_a_row_changed_by_hand_is_not_read(tmp_path):
         load_census(tmp_path)
 
 
+@pytest.mark.parametrize("contents", [
+    None, b"", b"[]", b"{}", b'{"releases": {"0.12.0": 3}}', b"\xff", b'{"releases": {'])
+def test_a_file_that_is_no_census_is_answered_with_its_mend(monkeypatch, tmp_path, contents):
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    if contents is not None:
+        census.DATA.write_bytes(contents)
+        with pytest.raises(SystemExit, match="census.json cannot be read .* delete it and run `make census`"):
+            census.main(["--check"])
+    with pytest.raises(ValueError, match="census.json cannot be read .*`make census` writes it"):
+        load_census(tmp_path)
+
+
+def test_a_census_of_nothing_is_none(tmp_path):
+    (tmp_path / "census.json").write_text('{"ways": {}, "releases": {}}')
+    with pytest.raises(ValueError, match="`make census` records it again"):
+        load_census(tmp_path)
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["banana"], "'banana' is no release of JAX"), (["--check", "0.11.2"], "takes no release"),
+    (["--check", "--only", "qwix"], "takes no release and no name")])
+def test_wrong_arguments_are_answered(capsys, arguments, said):
+    with pytest.raises(SystemExit):
+        census.main(arguments)
+    assert said in capsys.readouterr().err
+
+
 def mini(monkeypatch, row: dict) -> dict:
     """A census of one way that becomes `row`, recorded with the versions that are installed."""
     monkeypatch.setattr(census, "ways", lambda: {"one": census.Way(census.linen, "flax")})
@@ -96,12 +123,19 @@ def test_a_library_that_loses_fp8_is_named_with_its_mend(monkeypatch, capsys):
 
 
 def test_with_other_versions_only_what_lost_fp8_is_a_problem(monkeypatch):
-    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4})
+    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4, "flops": 30, "fp8_flops": 10})
     monkeypatch.setattr(census, "version_of", lambda package: "99.0")
     assert census.check(recorded_as(found, kernels=9)) == []
-    (said,) = census.check(recorded_as(found, fp8=3))
-    assert "3 FP8, now 1" in said
-    assert "now TypeError: x" in census.lost({"a": {"fp8": 1}}, {"a": {"error": "TypeError: x"}})[0]
+    (said,) = census.check(recorded_as(found, fp8_flops=30))
+    assert "100% of FLOPs in FP8, now 33%" in said
+    bf16, error = {"fp8_flops": 0, "flops": 30}, {"error": "TypeError: x"}
+    assert "0% of FLOPs in FP8, now TypeError: x" in census.lost({"a": bf16}, {"a": error})[0]
+    assert census.lost({"a": error}, {"a": bf16}) == census.lost({"a": error}, {"a": error}) == []
+
+
+def test_fewer_matmuls_of_the_same_flops_are_no_loss():
+    joined = {"matmuls": 20, "fp8": 14, "flops": 1792, "fp8_flops": 1236}
+    assert census.lost({"a": {"matmuls": 21, "fp8": 15, "flops": 1792, "fp8_flops": 1236}}, {"a": joined}) == []
 
 
 def test_a_census_changed_by_hand_is_a_problem(monkeypatch):
@@ -129,13 +163,38 @@ def test_recording_says_what_was_lost_and_keeps_the_date_of_the_rest(monkeypatch
     monkeypatch.setattr(census, "environment", lambda version: sys.executable)
 
     def run(command, **_):
-        command[-1].write_text(json.dumps(again))
+        command[command.index("--measure") + 1].write_text(json.dumps(again))
         return type("Done", (), {"returncode": 0})
 
-    monkeypatch.setattr(census.subprocess, "run", run)
+    monkeypatch.setattr(releases.subprocess, "run", run)
     assert census.record([NEWEST]) == 0 and census.DATA.read_text() == before
     name = next(name for name, row in again["rows"].items() if row.get("fp8"))
-    again["rows"][name]["fp8"] -= 1
+    again["rows"][name]["fp8_flops"] -= 1
     again["digest"] = digest({key: value for key, value in again.items() if key != "digest"})
     assert census.record([NEWEST]) == 1
     assert f"LOST FP8: {name}" in capsys.readouterr().out and census.read()[NEWEST]["date"] == "2100-01-01"
+
+
+def test_some_rows_alone_are_measured_and_the_others_kept_where_the_packages_are_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    census.write(RECORDED)
+    monkeypatch.setattr(census, "environment", lambda version: sys.executable)
+    entry = copy.deepcopy(RECORDED[NEWEST])
+    entry["rows"] = {name: row | {"kernels": 9} for name, row in entry["rows"].items() if "qwix, PTQ" in name}
+    asked = []
+
+    def run(command, **_):
+        asked.append(command[-1])
+        command[command.index("--measure") + 1].write_text(json.dumps(entry))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(releases.subprocess, "run", run)
+    census.main([NEWEST, "--only", "qwix, PTQ"])
+    now = census.read()[NEWEST]
+    assert asked == ["qwix, PTQ"] and now["digest"] == digest(now)
+    assert list(now["rows"]) == list(RECORDED[NEWEST]["rows"])
+    differ = {name for name, row in now["rows"].items() if row != RECORDED[NEWEST]["rows"][name]}
+    assert differ == set(entry["rows"]) and differ
+    entry["packages"]["qwix"] = "99.0"
+    with pytest.raises(SystemExit, match="measure all, without --only"):
+        census.main([NEWEST, "--only", "qwix, PTQ"])

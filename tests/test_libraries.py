@@ -180,13 +180,14 @@ MENDED: dict[tuple[str, str], tuple[str, str | None]] = {
     ("qwix/_src/providers/ptq.py", "operand's layout"): ("qwix: PTQ", "qwix: PTQ, by rows"),
     ("qwix/_src/providers/ptq.py", "amax along"): ("qwix: PTQ", "qwix: PTQ, static"),
     ("qwix/_src/providers/qt.py", "not quantized"): ("qwix: QT, trained", "qwix: QT, E5M2 gradients"),
+    ("qwix/_src/providers/qt.py", "both E5M2, bare"): ("qwix: QT, all E5M2", "qwix: QT, E5M2 gradients"),
     ("qwix/_src/providers/qt.py", "vector scale"): ("qwix: QT", "qwix: QT, one scale"),
     ("qwix/_src/providers/qt.py", "amax along"): ("qwix: QT", "qwix: QT, one scale"),
     ("qwix/_src/providers/qt.py", "scales one by one"): ("qwix: QT, one scale", "qwix: QT, fixed"),
     ("qwix/_src/providers/qt.py", "amax scaled"): ("qwix: QT, one scale", "qwix: QT, fixed"),
     ("qwix/_src/core/dot.py", "vector scale"): ("qwix: QArrays, by channel", "qwix: QArrays"),
     ("aqt/jax/v2/", "not quantized"): ("aqt: trained", "aqt: trained, E5M2 gradients"),
-    ("aqt/jax/v2/", "both E5M2, bare"): ("aqt: E5M2", "aqt: forward"),
+    ("aqt/jax/v2/", "both E5M2, bare"): ("aqt: E5M2", "aqt: trained, E5M2 gradients"),
     ("aqt/jax/v2/", "another type"): ("aqt: forward", "aqt: forward, bf16 dots"),
     ("aqt/jax/v2/", "vector scale"): (
         "aqt: forward, bf16 dots", "aqt: forward, bf16 dots, one scale"),
@@ -226,6 +227,13 @@ def test_the_library_s_own_mend_mends(path, rule):
     assert named and all(r.mend.endswith(f"In {library}: {mend}") for r in named), seen(before).reasons
     assert ("no setting" in mend) == (after is None)
     assert after is None or not broken(after, rule), seen(after).reasons
+
+
+def test_tiles_take_their_residuals_in_fp8_too():
+    before, after = (seen(f"qwix: QT, tiles, E5M2 gradients{more}") for more in ("", ", residuals"))
+    assert broken("qwix: QT, tiles, E5M2 gradients", "not quantized")
+    assert len(before.report.fp8_rows) < len(before.report.rows)
+    assert len(after.report.fp8_rows) == len(after.report.rows)
 
 
 def test_a_library_s_mend_is_not_given_to_others():

@@ -55,6 +55,16 @@ def test_a_step_updates_weights_by_the_optimizer_and_amaxes_by_what_was_seen(nam
     assert len(jax.tree.leaves(nnx.state(model, Overwrite))) == 1
 
 
+@pytest.mark.parametrize("kind", [BF16, F32])
+def test_parameters_and_the_optimizers_state_keep_their_type(kind):
+    model = nnx.Linear(64, 32, dtype=BF16, param_dtype=kind, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    state = lambda: jax.tree.map(lambda leaf: leaf.dtype, (nnx.state(model), nnx.state(optimizer)))
+    before, kernel = state(), model.kernel[...]
+    update(model, optimizer, value_and_grad(loss)(model, x_for("linear", 8))[1])
+    assert state() == before and model.kernel[...].dtype == kind and not np.array_equal(model.kernel[...], kernel)
+
+
 def test_gradients_are_near_those_of_float32():
     model, x = LAYERS["to heads"](Fp8Dot()), x_for("to heads", 256)
     _, gradient = value_and_grad(loss)(model, x)
@@ -105,10 +115,19 @@ def test_a_layer_used_n_times_sees_at_most_n_times_as_much(times, of):
     assert (largest <= a[0]).all() and (a[0] <= times * largest).all() and (a[0] == a[0, 0]).all()
 
 
-def test_a_step_with_a_nan_leaves_what_was_remembered():
+@pytest.mark.parametrize("of", [lambda model, x: model.a(x), lambda model, x: model.a(x) + model.a(2 * x)])
+def test_steps_with_a_nan_leave_what_was_remembered(of):
+    x, factors = x_for("linear", 8), [2, 8, 4, *[jnp.nan] * 6]
+    before, _ = histories(lambda model, x, step: of(model, x * factors[step]), 3, x)
+    after, _ = histories(lambda model, x, step: of(model, x * factors[step]), 9, x)
+    assert before[0, 1] == 2 * before[0, 0] == 4 * before[0, 2] > 0
+    assert np.array_equal(before[0], after[0]) and np.array_equal(before[2], after[2]) and (after[1] > 0).all()
+
+
+def test_amaxes_of_steps_that_are_alike_are_remembered():
     x = x_for("linear", 8)
-    a, _ = histories(lambda model, x, step: model.a(x * (jnp.nan if step == 2 else 1)), 3, x)
-    assert np.isfinite(a).all() and (a[0, :2] == float(jnp.max(jnp.abs(x)))).all()
+    a, _ = histories(lambda model, x, step: model.a(x), 9, x)
+    assert (a[0] == float(jnp.max(jnp.abs(x)))).all()
 
 
 def test_a_gradient_that_is_not_its_own_is_refused():
@@ -119,6 +138,28 @@ def test_a_gradient_that_is_not_its_own_is_refused():
     (_, more), gradient = value_and_grad(lambda model, x: (loss(model, x), x), has_aux=True)(model, x)
     update(model, optimizer, gradient)
     assert more is x
+
+
+@pytest.mark.parametrize("made", [lambda model: nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Any(nnx.Param, Overwrite)),
+                                  lambda model: nnx.ModelAndOptimizer(model, optax.sgd(0.1), wrt=nnx.Param)])
+def test_an_optimizer_that_is_not_of_the_parameters_alone_is_refused(made):
+    model = LAYERS["linear"](Fp8Dot())
+    optimizer, (_, gradient) = made(model), value_and_grad(loss)(model, x_for("linear", 8))
+    with pytest.raises(ValueError, match=r"more than the parameters: nnx.Optimizer\(model, tx, wrt=nnx.Param\)"):
+        update(model, optimizer, gradient)
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_a_mesh_is_xlas_to_share_out(kind):
+    model, x = LAYERS["linear"](Fp8Dot()), x_for("linear", 8)
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(kind,))
+    step = lambda: value_and_grad(loss)(model, jax.device_put(x, jax.NamedSharding(mesh, jax.P("rows"))))
+    with jax.set_mesh(mesh):
+        if kind == jax.sharding.AxisType.Auto:
+            assert step()[0] > 0
+        else:
+            with pytest.raises(ValueError, match=r"axis_types=\(AxisType.Auto"):
+                step()
 
 
 def test_what_it_cannot_do_is_refused():

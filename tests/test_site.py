@@ -385,8 +385,11 @@ def test_the_first_page_leads_to_every_other(site, browser):
         assert parts == [part["title"] for part in CONTENTS if "children" in part]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+# Each run has every width and every scheme; the weekly one, with NIGHTLY=1, each with each.
+VIEWS = [(1280, "light"), (390, "dark"), *([(1280, "dark"), (390, "light")] if os.environ.get("NIGHTLY") else [])]
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 @pytest.mark.parametrize("name", PAGES)
 def test_everybody_can_read_a_page(site, browser, name, width, scheme):
     with opened(browser, site + name, width, color_scheme=scheme) as page:

@@ -36,12 +36,12 @@ from helpers.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "notebooks" / "results" / "census.json"
-LIBRARIES = ("flax", "qwix", "aqtp", "keras", "haliax", "dm-haiku", "maxtext")
+LIBRARIES = ("flax", "qwix", "aqtp", "keras", "haliax", "equinox", "dm-haiku", "maxtext")
 BEFORE = "0.11.2"  # the JAX beside the lock's
 MEND = "run `make census`, look at what it says has changed, and commit notebooks/results/census.json"
 
-# All models for cuBLASLt on an H100; the block, which has what the others have, for the rest too. With the JAX before,
-# which is there to tell what changed, layer and MLP for the first.
+# All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has what the others
+# have, for the rest too.
 MODELS, PASSES = ("layer", "MLP", "block"), ("forward", "training")
 OTHERS = (("H100", "triton"), ("H100", "auto"), ("B200", "cublaslt"))
 BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 4, 1024, 2048, 8192, 16
@@ -140,6 +140,29 @@ def haiku(model: str, train: bool) -> Made:
     return both(made.apply, jax.eval_shape(made.init, jax.random.key(0), X), train)
 
 
+def equinox(model: str, train: bool) -> Made:
+    """Flax's product in modules of Equinox, which has no FP8: a scale and a history of each operand beside them."""
+    import equinox as eqx
+
+    class Fp8Linear(eqx.Module):
+        weight: jax.ShapeDtypeStruct
+        bias: jax.ShapeDtypeStruct
+        kept: dict[str, jax.ShapeDtypeStruct]
+
+        def __call__(self, x):
+            y = fp8_ops.fp8_scaled_dot_general(
+                x, self.weight.astype(bf16), (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=bf16,
+                quantize_compute_type=bf16, **self.kept)
+            return y + self.bias.astype(bf16)
+
+    sizes = {"scale": (1,), "amax_history": (1024,)}
+    kept = {f"{side}_{what}": jax.ShapeDtypeStruct(size, f32) for side in ("lhs", "rhs", "grad")
+            for what, size in sizes.items()}
+    state = {name: Fp8Linear(jax.ShapeDtypeStruct(size, f32), jax.ShapeDtypeStruct(size[1:], f32), kept)
+             for name, size in WEIGHTS[model].items()}
+    return both(lambda state, x: written_out(model, lambda name, x: state[name](x), x), state, train)
+
+
 # Flax, and what works on Flax's modules -------------------------------------------------------------------------------
 
 class Layer(nn.Module):
@@ -216,19 +239,17 @@ def of_nnx(model: str, train: bool) -> Made:
 
 
 def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Made:
-    """A rule for all modules: in training, or of weights quantized ahead."""
+    """A rule, for all modules unless it names some: in training, or of weights quantized ahead."""
     import qwix
 
-    rule = {"weight_qtype": e4m3, "act_qtype": e4m3} | rule
-    if not ptq:
-        return linen(model, train, quantize=lambda module: qwix.quantize_model(
-            module, qwix.QtProvider([qwix.QtRule(module_path=".*", **rule)])))
-    return linen(model, train, quantize=lambda module: qwix.quantize_model(
-        module, qwix.PtqProvider([qwix.QuantizationRule(module_path=".*", **rule)])))
+    provider, kind = (qwix.PtqProvider, qwix.QuantizationRule) if ptq else (qwix.QtProvider, qwix.QtRule)
+    rules = [kind(**{"module_path": ".*", "weight_qtype": e4m3, "act_qtype": e4m3} | rule)]
+    return linen(model, train, quantize=lambda module: qwix.quantize_model(module, provider(rules)))
 
 
-def aqt(model: str, train: bool, backward: bool = False, tensor: bool = False) -> Made:
-    """AQT's own configuration of FP8; `backward` too; results of dots in bf16 and one scale for each `tensor`."""
+def aqt(model: str, train: bool, backward: bool = False, einsum: bool = False, tensor: bool = False) -> Made:
+    """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in bf16 and one scale
+    for each `tensor`."""
     from aqt.jax.v2 import config
     from aqt.jax.v2.flax import aqt_flax
 
@@ -240,20 +261,21 @@ def aqt(model: str, train: bool, backward: bool = False, tensor: bool = False) -
         for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
             raw.dg_quantizer.lhs.calib_shared_axes = raw.dg_quantizer.rhs.calib_shared_axes = "per_tensor"
     config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
-    return linen(model, train, functools.partial(aqt_flax.AqtDotGeneral, cfg), rngs=True)
+    general, products = (functools.partial(made, cfg) for made in (aqt_flax.AqtDotGeneral, aqt_flax.AqtEinsum))
+    return linen(model, train, general, products if einsum else None, rngs=True)
 
 
-def maxtext(model: str, train: bool, quantization: str) -> Made:
+def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False) -> Made:
     """What MaxText gives its own layers for `quantization=...`, with what its base.yml has for the rest: a class for
-    Linen's `dot_general_cls`, or rules for qwix. It imports pathwaysutils."""
+    Linen's `dot_general_cls`; or, for `use_qwix_quantization=true`, rules. It imports pathwaysutils."""
     from maxtext.layers import quantizations
 
     absmax = dict.fromkeys((f"{of}_quantization_calibration_method" for of in ("weight", "act", "bwd")), "absmax")
     config = types.SimpleNamespace(
-        quantization=quantization, use_qwix_quantization=False, use_batch_split_schedule=False,
+        quantization=quantization, use_qwix_quantization=with_qwix, use_batch_split_schedule=False,
         constant_bound_config=[], replicate_quant_scale=False, quantize_router_proj=True, quantize_logits_proj=False,
         quantize_mtp=False, weight_sparsity_n=None, weight_sparsity_m=None, quantization_local_shard_count=1, **absmax)
-    if quantization == "fp8_full":
+    if with_qwix:
         import qwix
 
         rules = [dataclasses.replace(rule, module_path=".*")  # ours has not its decoder's names
@@ -271,15 +293,14 @@ def keras(model: str, train: bool) -> Made:
 
     with keras.device("cpu"):
         keras.config.set_dtype_policy("mixed_bfloat16")
-        layers = keras.layers
+        layers, gelu = keras.layers, functools.partial(keras.activations.gelu, approximate=True)
         x = inputs = keras.Input((LENGTH, WIDTH))
         if model == "block":
-            h = layers.LayerNormalization(rms_scaling=True)(x)
+            h = layers.RMSNormalization()(x)
             x = x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS, flash_attention=False)(h, h, use_causal_mask=True)
-            h = layers.LayerNormalization(rms_scaling=True)(x)
-            x = x + layers.Dense(WIDTH)(layers.Dense(HIDDEN, activation="gelu")(h))
+            x = x + layers.Dense(WIDTH)(layers.Dense(HIDDEN, activation=gelu)(layers.RMSNormalization()(x)))
         elif model == "MLP":
-            x = layers.Dense(WIDTH)(layers.Dense(HIDDEN, activation="gelu")(x))
+            x = layers.Dense(WIDTH)(layers.Dense(HIDDEN, activation=gelu)(x))
         else:
             x = layers.Dense(HIDDEN)(x)
         made = keras.Model(inputs, x)
@@ -291,9 +312,13 @@ def keras(model: str, train: bool) -> Made:
     return both(lambda state, x: made.stateless_call(*state, x, training=train)[0], (trainable, rest), train)
 
 
-def haliax(model: str, train: bool) -> Made:
+def haliax(model: str, train: bool, mended: bool = False) -> Made:
     """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as by a policy of
-    mixed precision; what FP8 keeps is left as it is."""
+    mixed precision; what FP8 keeps is left as it is. `mended` gives back three names that it asks JAX for."""
+    if mended:
+        jax._src.tree_util.BuiltInKeyEntry = Any
+        jax.core.is_constant_dim = jax._src.core.is_constant_dim
+        jax._src.numpy.lax_numpy._einsum = jax._src.numpy.einsum._einsum
     import equinox as eqx
     import haliax as hax
     from haliax import nn as hnn
@@ -365,6 +390,7 @@ def ways() -> dict[str, Way]:
         "JAX, chapter 03": Way(ahead, "flax", forward=True),
         "JAX, chapter 08": Way(by_hand, "flax"),
         "Haiku, chapter 08": Way(haiku, "dm-haiku"),
+        "Equinox, Flax's product": Way(equinox, "equinox"),
         "Flax NNX, chapter 11": Way(of_nnx, "flax"),
         "Flax, Fp8DotGeneralOp": Way(of(linen, general=fp8_ops.Fp8DotGeneralOp), "flax",
                                      "enable the Dense layer to utilize the FP8 dot operation", GUIDE),
@@ -376,28 +402,44 @@ def ways() -> dict[str, Way]:
             mends="Flax, Fp8DirectDotGeneralOp", setting="and fp8_ops.Fp8Einsum for attention's einsums"),
         "Flax, NANOOFp8DotGeneralOp": Way(of(linen, general=fp8_ops.NANOOFp8DotGeneralOp), "flax"),
         "qwix, QT": Way(qwix, "qwix", "Native: int4, int8, fp8.", QWIX, forward=True),
-        "qwix, QT, bwd_qtype": Way(qt, "qwix", mends="qwix, QT", setting="bwd_qtype=jnp.float8_e5m2"),
+        "qwix, QT, bwd_qtype": Way(qt, "qwix", mends="qwix, QT", setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
+                                  "for qwix.QtProvider; a QuantizationRule has no bwd_qtype"),
         "qwix, QT, one scale": Way(of(qt, **one), "qwix", mends="qwix, QT, bwd_qtype",
                                    setting="and disable_channelwise_axes=True"),
+        "qwix, QT, only Dense": Way(of(qt, module_path=".*Dense_.*"), "qwix", mends="qwix, QT, bwd_qtype",
+                                     setting='and module_path=".*Dense_.*"'),
         "qwix, QT, tile_size=128": Way(of(qt, tile_size=128), "qwix", "dot_general and einsum: per-channel and "
-                                       "sub-channel.", QWIX),
+                                       "sub-channel.", QWIX, mends="qwix, QT, bwd_qtype",
+                                       setting="and tile_size=128"),
+        "qwix, QT, tiles, residuals": Way(
+            of(qt, tile_size=128, additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3}),
+            "qwix", mends="qwix, QT, tile_size=128", setting='and additional_qt_config={"dlhs_residual_qtype": '
+            'jnp.float8_e4m3fn, "drhs_residual_qtype": jnp.float8_e4m3fn}'),
         "qwix, PTQ": Way(of(qwix, ptq=True), "qwix", "PTQ: this mode achieves the best serving performance on XLA "
                          "devices such as TPU and GPU.", QWIX, forward=True),
         "AQT, config_fwd_fp8": Way(aqt, "aqtp", "Configs for FP8 forward pass.", AQT, forward=True),
         "AQT, set_bits": Way(of(aqt, backward=True), "aqtp", mends="AQT, config_fwd_fp8",
                              setting='config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")'),
+        "AQT, and AqtEinsum": Way(of(aqt, backward=True, einsum=True), "aqtp", mends="AQT, set_bits",
+                                  setting="and aqt_flax.AqtEinsum for attention's einsums"),
         "AQT, one scale": Way(of(aqt, backward=True, tensor=True), "aqtp", mends="AQT, set_bits",
-                              setting='and calib_shared_axes = "per_tensor", results of dots in bf16'),
+                              setting="and config.set_accumulator_dtype(cfg, jnp.bfloat16, "
+                              'jnp.bfloat16, jnp.bfloat16); calib_shared_axes = "per_tensor" of lhs and rhs of each '
+                              "dg_quantizer"),
         "Keras, float8": Way(keras, "keras", "offering improved performance over 16-bit floating point with nearly no "
                              "degradation in accuracy", KERAS),
         "haliax, fp8_linear_layers": Way(haliax, "haliax", "Haliax supports training with FP8 and int8.", HALIAX),
+        "haliax, mended": Way(of(haliax, mended=True), "haliax", mends="haliax, fp8_linear_layers",
+                              setting="and three names of JAX's given back, as reference F says"),
         "MaxText, fp8": Way(of(maxtext, quantization="fp8"), "maxtext",
                             "'fp8' for 8-bit floating-point gemms on nvidia gpus.", MAXTEXT),
-        "MaxText, fp8_full": Way(of(maxtext, quantization="fp8_full"), "maxtext",
-                                 "'fp8_full' for fp8 quantization with static scaling.", MAXTEXT),
+        "MaxText, qwix, fp8": Way(of(maxtext, quantization="fp8", with_qwix=True), "maxtext",
+                                  "It is strongly recommended to set use_qwix_quantization to true", MAXTEXT),
+        "MaxText, qwix, fp8_full": Way(of(maxtext, quantization="fp8_full", with_qwix=True), "maxtext",
+                                       "'fp8_full' for fp8 quantization with static scaling.", MAXTEXT),
+        "MaxText, qwix, fp8_e5m2": Way(of(maxtext, quantization="fp8_e5m2", with_qwix=True), "maxtext"),
         "MaxText, aqt_fp8": Way(of(maxtext, quantization="aqt_fp8"), "maxtext", forward=True),
-        "MaxText, aqt_fp8_full": Way(of(maxtext, quantization="aqt_fp8_full"), "maxtext",
-                                     mends="MaxText, aqt_fp8", setting="quantization=aqt_fp8_full"),
+        "MaxText, aqt_fp8_full": Way(of(maxtext, quantization="aqt_fp8_full"), "maxtext"),
         "MaxText, nanoo_fp8": Way(of(maxtext, quantization="nanoo_fp8"), "maxtext",
                                   "'nanoo_fp8' for 8-bit floating-point gemms on amd mi300/mi325 gpus.", MAXTEXT),
     }
@@ -406,8 +448,8 @@ def ways() -> dict[str, Way]:
 def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     """What is compiled of a way with that JAX: model, pass, chip, and who multiplies."""
     passes = PASSES[:1] if way in ("JAX, chapter 03", "qwix, PTQ") else PASSES
-    models, others = (MODELS[:2], ()) if version == BEFORE else (MODELS, OTHERS)
-    return [(model, of, "H100", "cublaslt") for model in models for of in passes] + [
+    others = () if version == BEFORE else OTHERS
+    return [(model, of, "H100", "cublaslt") for model in MODELS for of in passes] + [
         ("block", of, *other) for other in others for of in passes]
 
 
@@ -437,9 +479,9 @@ def measured_rows(names: Iterable[str]) -> dict[str, Any]:
             for name in names for case in cases(name, jax.__version__)}
 
 
-def measured(workers: int = 2) -> dict[str, Any]:
-    """What the installed JAX and the installed libraries make of everything, and what it is that was asked."""
-    names = [name for name, way in ways().items() if version_of(way.package)]
+def measured(only: str = "", workers: int = 2) -> dict[str, Any]:
+    """What the installed JAX and libraries make of every way with `only` in its name, and what it is that was asked."""
+    names = [name for name, way in ways().items() if version_of(way.package) and only in name]
     rows: dict[str, Any] = {}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
@@ -458,7 +500,7 @@ def summary(rows: Mapping[str, Any]) -> str:
 
 def read() -> dict[str, Any]:
     """The data: JAX release to what was measured, oldest first."""
-    return json.loads(DATA.read_text())["releases"] if DATA.exists() else {}
+    return releases.read_data(DATA, "make census")
 
 
 def about() -> dict[str, dict[str, Any]]:
@@ -475,12 +517,12 @@ def write(found: Mapping[str, Any]) -> None:
 
 
 def lost(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What has FP8 in fewer matmuls than it had, or compiles no more, of what both have."""
+    """What has a smaller share of its FLOPs in FP8 than it had, or compiles no more, of what both have."""
     found = []
     for name in old.keys() & new.keys():
-        before, now = old[name].get("fp8", 0), new[name].get("fp8", 0)
-        if now < before:
-            found.append(f"{name}: {before} FP8, now {new[name].get('error', now)}")
+        before, now = (row.get("fp8_flops", 0) / row.get("flops", 1) for row in (old[name], new[name]))
+        if now < before or "error" in new[name] and "error" not in old[name]:
+            found.append(f"{name}: {before:.0%} of FLOPs in FP8, now {new[name].get('error', f'{now:.0%}')}")
     return sorted(found)
 
 
@@ -532,14 +574,18 @@ def environment(version: str) -> Path:
     return python
 
 
-def record(versions: Iterable[str]) -> int:
-    """Measure with these releases of JAX, write the data after each, and print what changed. 1 where FP8 was lost."""
+def record(versions: Iterable[str], only: str = "") -> int:
+    """Measure with these releases of JAX, or `only` some ways, write the data after each, and print what changed. 1
+    where FP8 was lost."""
     worse = 0
     for version in versions:
         print(f"JAX {version}:", flush=True)
-        now = releases.measure(version, environment(version), __file__)
+        now = releases.measure(version, environment(version), only, __file__)
         found = read()
         before = found.get(version, {})
+        if only:
+            every = (" | ".join((name, *case)) for name in ways() for case in cases(name, version))
+            now = releases.merged(before, now, every)
         if not releases.is_news(before, now):
             write(found)  # what is said of the ways may be new; the date stays that of the first time
             continue

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -301,10 +301,10 @@ def row(program: Program) -> dict[str, Any]:
     return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
 
 
-def measured() -> dict[str, Any]:
-    """What the installed JAX makes of every program, and what it is that was asked."""
-    return with_provenance({name: row(program) for name, program in programs().items()}, "make releases", *OF_JAX,
-                           *ASSEMBLER)
+def measured(only: str = "") -> dict[str, Any]:
+    """What the installed JAX makes of every program with `only` in its name, and what it is that was asked."""
+    rows = {name: row(program) for name, program in programs().items() if only in name}
+    return with_provenance(rows, "make releases", *OF_JAX, *ASSEMBLER)
 
 
 def describe(row: Mapping[str, Any]) -> str:
@@ -331,6 +331,16 @@ def first_line(error: Exception) -> str:
     said = (str(error).strip().splitlines() or [""])[0].rstrip(";:")
     said = re.sub(r" ?\((external/|/).*?\)| while visiting instruction .*", "", said)
     return f"{type(error).__name__}: {said}"
+
+
+def read_data(path: Path, command: str) -> dict[str, Any]:
+    """The releases in a file, as recorded or not; none where it is missing."""
+    try:
+        found = json.loads(path.read_text())["releases"] if path.exists() else {}
+        return {version: entry for version, entry in found.items() if entry["rows"] is not None}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{path.name} cannot be read ({error!r}): take it from git, or delete it and run "
+                         f"`{command}`") from error
 
 
 def version_of(package: str) -> str | None:
@@ -360,6 +370,15 @@ def is_news(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return before.get("digest") != digest(before) or as_dated != now
 
 
+def merged(before: Mapping[str, Any], now: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """What was measured now, and the rest of these rows as they were recorded before, with the same packages."""
+    if not before.get("packages", {"": ""}).items() <= now["packages"].items() or before["python"] != now["python"]:
+        raise SystemExit("the recorded rows are not of these packages and this Python: measure all, without --only")
+    rows = before["rows"] | now["rows"]
+    made = now | {"rows": {name: rows[name] for name in names if name in rows}}
+    return made | {"digest": digest(made)}
+
+
 def as_text(releases: Mapping[str, Any]) -> str:
     """The releases as JSON, a line a row, so that a changed row is a changed line."""
     text = []
@@ -383,7 +402,7 @@ def locked() -> dict[str, str]:
 
 def read() -> dict[str, Any]:
     """The data: release to what was measured, oldest first."""
-    return json.loads(DATA.read_text())["releases"] if DATA.exists() else {}
+    return read_data(DATA, "make releases")
 
 
 def write(releases: Mapping[str, Any]) -> None:
@@ -437,24 +456,25 @@ def environment(version: str) -> Path:
     return python
 
 
-def measure(version: str, python: Path, script: str = __file__) -> dict[str, Any]:
+def measure(version: str, python: Path, only: str = "", script: str = __file__) -> dict[str, Any]:
     """What `script` measures with that release, in a process of that Python's."""
     dropped = ("JAX_", "XLA_", "PYTHON", "VIRTUAL_ENV")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        run = subprocess.run([python, script, "--measure", out], env=kept | quiet, cwd=ROOT)
+        run = subprocess.run([python, script, "--measure", out, "--only", only], env=kept | quiet, cwd=ROOT)
         if run.returncode:
             raise SystemExit(f"JAX {version} could not measure: exit status {run.returncode}, see above")
         return json.loads(out.read_text())
 
 
-def record(versions: list[str]) -> int:
-    """Measure these releases, write the data after each, and print what changed."""
+def record(versions: list[str], only: str = "") -> int:
+    """Measure these releases, or `only` some programs with them, write the data after each, and print what changed."""
     for version in versions:
         releases = read()
-        before, now = releases.get(version, {}), measure(version, environment(version))
+        before, now = releases.get(version, {}), measure(version, environment(version), only)
+        now = merged(before, now, programs()) if only else now
         failed = sum("error" in row for row in now["rows"].values())
         print(f"JAX {version}: {len(now['rows'])} programs, {failed} of which do not compile", flush=True)
         if not is_news(before, now):
@@ -476,22 +496,28 @@ def print_changes(releases: Mapping[str, Any]) -> None:
             print(f"  {name}\n    {old:9} {before}\n    {new:9} {after}")
 
 
-def command(arguments: list[str] | None, about: str, measured: Callable[[], dict], problems: Callable[[], list[str]],
-            fine: str, record: Callable[[list[str]], int], wanted: Callable[[], set[str]]) -> int:
+def command(arguments: list[str] | None, about: str, measured: Callable[[str], dict], problems: Callable[[], list[str]],
+            fine: str, record: Callable[[list[str], str], int], wanted: Callable[[], set[str]]) -> int:
     """Read the arguments, and measure, compare, or record; the exit status."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("releases", nargs="*", help="JAX releases, such as 0.11.2; all without")
     parser.add_argument("--check", action="store_true", help="compare what is installed with the data")
+    parser.add_argument("--only", default="", metavar="NAME", help="measure only what has this in its name, and keep "
+                        "the other rows, if they are of the same packages")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what runs in each environment
     options = parser.parse_args(arguments)
+    if wrong := [name for name in options.releases if not re.fullmatch(r"\d+([.]\d+)+", name)]:
+        parser.error(f"{wrong[0]!r} is no release of JAX: one looks like 0.11.2")
+    if options.check and (options.releases or options.only):
+        parser.error("--check compares all that is installed: it takes no release and no name")
     if options.measure:
-        options.measure.write_text(json.dumps(measured()))
+        options.measure.write_text(json.dumps(measured(options.only)))
         return 0
     if options.check:
         found = problems()
         print("\n".join(found) or fine)
         return int(bool(found))
-    return record(sorted(options.releases or wanted(), key=by_number))
+    return record(sorted(options.releases or wanted(), key=by_number), options.only)
 
 
 def main(arguments: list[str] | None = None) -> int:
