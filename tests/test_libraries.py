@@ -6,10 +6,12 @@ With NIGHTLY=1 in the environment, and the group of dependencies `libraries` ins
 """
 
 import functools
+import importlib.metadata
 import os
 import re
 from collections.abc import Iterator
 
+import census
 import jax
 import pytest
 from jax.interpreters import partial_eval
@@ -251,3 +253,17 @@ def test_a_library_s_mend_is_not_given_to_others():
 ])
 def test_the_general_mend_mends(rule, before, after):
     assert broken(before, rule) and not broken(after, rule)
+
+
+# What the census quotes ------------------------------------------------------------------------------------------------
+
+QUOTED = [name for name, way in census.ways().items() if way.says and way.package in ("aqtp", "maxtext", "qwix")]
+
+
+@pytest.mark.parametrize("name", QUOTED)  # the others' words are on their sites, not in their packages
+def test_a_quotation_is_in_the_package(name):
+    flat = lambda text: re.sub(r"\s+", " ", re.sub("[`*#]", "", text)).lower()
+    way = census.ways()[name]
+    files = [file.locate() for file in importlib.metadata.files(way.package) or ()
+             if file.suffix in (".py", ".yml") or file.name == "METADATA"]
+    assert any(flat(way.says) in flat(path.read_text(errors="replace")) for path in files)
