@@ -35,7 +35,8 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
     (_KERAS, "division", "Keras", "no setting; each layer divides by its scale"),
     (_FP8_OPS, "operand's layout", "Flax", 'fp8_ops.Fp8Einsum()("...k,nk->...n", x, kernel), the kernel as [N, K]'),
     (_FP8_OPS, "product of scales", "Flax", "no setting; Fp8DirectDotGeneralOp and Fp8Einsum multiply the scales"),
-    (_FLAX, "prepared bias|bias in f32", "Flax", "param_dtype=jnp.bfloat16 of the layer, or use_bias=False"),
+    (_FLAX, "prepared bias|bias in f32", "Flax",
+     "use_bias=False, or param_dtype=jnp.bfloat16 of the layer, its kernel's too"),
 )
 
 

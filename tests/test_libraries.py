@@ -255,9 +255,9 @@ def test_the_general_mend_mends(rule, before, after):
     assert broken(before, rule) and not broken(after, rule)
 
 
-# What the census quotes ------------------------------------------------------------------------------------------------
+# What the census quotes -----------------------------------------------------------------------------------------------
 
-QUOTED = [name for name, way in census.ways().items() if way.says and way.package in ("aqtp", "maxtext", "qwix")]
+QUOTED = [name for name, way in census.ways().items() if way.url in (census.QWIX, census.AQT, census.MAXTEXT)]
 
 
 @pytest.mark.parametrize("name", QUOTED)  # the others' words are on their sites, not in their packages

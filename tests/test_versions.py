@@ -23,7 +23,9 @@ MODULES = {"properties", *(path.stem for path in (ROOT / "helpers").glob("*.py")
 MODULES -= {"autotune"}
 # What draws, and the large model, is tried by the chapters, on the oldest JAX too.
 MODULES -= {"fusion", "plots", "gpt"}
-EACH_RUN = ("01", "02", "03", "04", "05", "06", "11")  # the chapters of the path, and the one about Flax
+# Tried in each run: three of the chapters, and of the packages what calls JAX or reads what it prints.
+CHAPTERS = ("02", "05", "11")
+CALLS_JAX = ("compile", "hlo_parse", "nnx", "recipes", "report", "stages")
 PACKAGE_TESTS = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if path.stem[5:] in MODULES]
 
 
@@ -78,17 +80,17 @@ def test_oldest_is_what_pyproject_names(oldest):
 
 
 def test_packages_on_the_oldest_jax(oldest):
-    # What reads texts alone, or arguments, is the same with every JAX: the other Python tries it. The hundred programs
-    # of test_reasons.py are for the weekly run; the chapters' are tried in each.
-    tests = [path for path in PACKAGE_TESTS if not path.endswith(
-        ("test_properties.py", "test_hlo_text.py", "test_cli.py", *(() if NIGHTLY else ("test_reasons.py",))))]
+    # What reads texts alone, or arguments, is the same with every JAX: the other Python tries it.
+    texts = ("properties", "hlo_text", "cli")
+    tests = [path for path in PACKAGE_TESTS if (
+        Path(path).stem[5:] not in texts if NIGHTLY else Path(path).stem[5:] in CALLS_JAX)]
     result = run([oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
     assert result.returncode == 0, result.stdout[-6000:]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the chapters compile for Hopper, which needs Linux")
 def test_chapters_on_the_oldest_jax(oldest):
-    result = run([oldest, "tools/outputs.py", "check", *(() if NIGHTLY else EACH_RUN)])
+    result = run([oldest, "tools/outputs.py", "check", *(() if NIGHTLY else CHAPTERS)])
     assert result.returncode == 0, result.stdout[-6000:]
     assert "no outputs were compared: " in result.stdout
 
@@ -100,8 +102,8 @@ def test_recorded_rows_on_the_oldest_jax(oldest):
 
 
 def test_packages_on_the_other_python(other_python):
-    # These compile a hundred programs, or large ones, and hold nothing of Python's own: the oldest JAX tries them.
-    compiling = ("reasons", "collectives", "compile", "report", "ledger", "recipes", "nnx", "stages", "hlo_parse")
-    tests = [path for path in PACKAGE_TESTS if NIGHTLY or Path(path).stem[5:] not in compiling]
+    # These take long, and hold nothing of Python's own: the oldest JAX tries the most of them.
+    long = (*CALLS_JAX, "reasons", "collectives", "ledger", "properties")
+    tests = [path for path in PACKAGE_TESTS if NIGHTLY or Path(path).stem[5:] not in long]
     result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
     assert result.returncode == 0, result.stdout[-6000:]

@@ -376,6 +376,7 @@ class Way:
 
 GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
 QWIX, AQT = "https://github.com/google/qwix", "https://github.com/google/aqt"
+QWIX_QT = "https://github.com/google/qwix/blob/main/docs/source/qt.md"
 KERAS = "https://keras.io/examples/keras_recipes/float8_training_and_inference_with_transformer/"
 MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml"
 HALIAX = "https://haliax.readthedocs.io/en/latest/fp8/"
@@ -401,15 +402,16 @@ def ways() -> dict[str, Way]:
             of(linen, general=fp8_ops.Fp8DirectDotGeneralOp, einsum=fp8_ops.Fp8Einsum), "flax",
             mends="Flax, Fp8DirectDotGeneralOp", setting="and fp8_ops.Fp8Einsum for attention's einsums"),
         "Flax, NANOOFp8DotGeneralOp": Way(of(linen, general=fp8_ops.NANOOFp8DotGeneralOp), "flax"),
-        "qwix, QT": Way(qwix, "qwix", "Native: int4, int8, fp8.", QWIX, forward=True),
-        "qwix, QT, bwd_qtype": Way(qt, "qwix", mends="qwix, QT", setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
+        "qwix, QAT": Way(qwix, "qwix", "QAT only quantizes the forward pass", QWIX_QT, forward=True),
+        "qwix, QT": Way(qt, "qwix", "QT quantizes both forward and backward passes", QWIX_QT, mends="qwix, QAT",
+                        setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
                                   "for qwix.QtProvider; a QuantizationRule has no bwd_qtype"),
-        "qwix, QT, one scale": Way(of(qt, **one), "qwix", mends="qwix, QT, bwd_qtype",
+        "qwix, QT, one scale": Way(of(qt, **one), "qwix", mends="qwix, QT",
                                    setting="and disable_channelwise_axes=True"),
-        "qwix, QT, only Dense": Way(of(qt, module_path=".*Dense_.*"), "qwix", mends="qwix, QT, bwd_qtype",
+        "qwix, QT, only Dense": Way(of(qt, module_path=".*Dense_.*"), "qwix", mends="qwix, QT",
                                      setting='and module_path=".*Dense_.*"'),
         "qwix, QT, tile_size=128": Way(of(qt, tile_size=128), "qwix", "dot_general and einsum: per-channel and "
-                                       "sub-channel.", QWIX, mends="qwix, QT, bwd_qtype",
+                                       "sub-channel.", QWIX, mends="qwix, QT",
                                        setting="and tile_size=128"),
         "qwix, QT, tiles, residuals": Way(
             of(qt, tile_size=128, additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3}),
