@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator
 
-import census
 import jax
 import pytest
 from jax.interpreters import partial_eval
@@ -19,6 +18,7 @@ from jax.interpreters import partial_eval
 if os.environ.get("NIGHTLY") != "1":
     pytest.skip("NIGHTLY=1 tries other libraries", allow_module_level=True)
 
+import census
 from fp8lens import Inspection, inspect
 from fp8lens.libraries import LIBRARIES
 from fp8lens.reasons import Reason
