@@ -372,7 +372,8 @@ def is_news(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def merged(before: Mapping[str, Any], now: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """What was measured now, and the rest of these rows as they were recorded before, with the same packages."""
-    if not before.get("packages", {"": ""}).items() <= now["packages"].items() or before["python"] != now["python"]:
+    same = before and before["packages"].items() <= now["packages"].items() and before["python"] == now["python"]
+    if not same:
         raise SystemExit("the recorded rows are not of these packages and this Python: measure all, without --only")
     rows = before["rows"] | now["rows"]
     made = now | {"rows": {name: rows[name] for name in names if name in rows}}
@@ -406,6 +407,7 @@ def read() -> dict[str, Any]:
 
 
 def write(releases: Mapping[str, Any]) -> None:
+    """Write the data."""
     about = "What each JAX release makes of the programs in tools/releases.py. Written by `make releases`, not by hand."
     in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n {as_text(releases)}\n}}\n')
 
