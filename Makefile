@@ -40,27 +40,27 @@ test: setup     ## run every test: helpers, chapters and their outputs, site, Ju
 	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup    ## re-run the chapters and compare their outputs with the committed ones (NB="01 03" for some)
-	$(PYTHON) tools/outputs.py check $(NB)
+	$(PYTHON) -m tools.outputs check $(NB)
 
 refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"; FROM=md or ipynb)
-	$(PYTHON) tools/outputs.py refresh $(if $(FROM),--from $(FROM)) $(NB)
-	PYTHONPATH=tools $(PYTHON) tests/test_pictures.py
+	$(PYTHON) -m tools.outputs refresh $(if $(FROM),--from $(FROM)) $(NB)
+	$(PYTHON) -m tests.course.test_pictures
 
 site: setup     ## build the chapters as a web site in _build/
-	$(PYTHON) tools/site/build.py $(ARGS)
+	$(PYTHON) -m tools.site.build $(ARGS)
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
-	$(PYTHON) tools/releases.py $(ARGS)
+	$(PYTHON) -m tools.records.releases $(ARGS)
 
 census: setup   ## record what JAX's FP8 libraries become (2 GB, most of an hour; ARGS="--only qwix" for some)
-	$(PYTHON) tools/census.py $(ARGS)
+	$(PYTHON) -m tools.records.census $(ARGS)
 
 training: setup ## train a small language model on the CPU and record its tensors for chapter 10
-	$(PYTHON) tools/training.py
+	$(PYTHON) -m tools.records.training
 
 bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection
-	$(PYTHON) tools/bench_hlo.py
-	$(PYTHON) tools/bench_inspect.py
+	$(PYTHON) -m tools.bench.hlo
+	$(PYTHON) -m tools.bench.inspection
 
 gpu: $(INSTALLED) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
 	$(MEASURE) $(ARGS)

@@ -74,7 +74,7 @@ def digest(data: Mapping[str, Any]) -> str:
 
 
 def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
-    """What each JAX release made of the programs of tools/releases.py, oldest first. Raises ValueError for a release
+    """What each JAX release made of the programs of tools/records/releases.py, oldest first. Raises ValueError for a release
     that is not as it was written."""
     return _recorded(Path(folder, "releases.json"), "make releases")["releases"]
 
@@ -99,7 +99,7 @@ class Census(NamedTuple):
 
 
 def load_census(folder: str | Path = "results") -> Census:
-    """What tools/census.py found. Raises ValueError for a release that is not as it was written."""
+    """What tools/records/census.py found. Raises ValueError for a release that is not as it was written."""
     data = _recorded(Path(folder, "census.json"), "make census")
     return Census(data["ways"], {version: entry | {"rows": {tuple(name.split(" | ")): row for name, row in entry[
         "rows"].items()}} for version, entry in data["releases"].items()})
@@ -141,7 +141,7 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
     path = Path(folder, "sums.json")
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
-        raise ValueError(f"{path} is not as it was written: tools/sums.py writes it again")
+        raise ValueError(f"{path} is not as it was written: tools/records/sums.py writes it again")
     found = {}
     for name, arrays in data["formats"].items():
         a, b, sums = (np.frombuffer(base64.b64decode(arrays[kind]), dtype) for kind, dtype in (

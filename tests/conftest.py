@@ -1,4 +1,5 @@
 """The order of the tests, and what those in a real browser share: where it is, and when its absence is a failure."""
+
 import os
 import shutil
 import signal
@@ -9,7 +10,9 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 # Several processes of tests may share a GPU: none may take most of its memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell starts so what it runs in the background
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell starts so what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
@@ -17,13 +20,24 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 WAIT = 300_000  # milliseconds for a browser to start or a page to change: far more than a busy machine takes
 
 # Minutes each: they go first.
-LONGEST = ("test_versions", "test_notebooks", "test_gpu", "test_reasons", "test_corpus", "test_site",
-           "test_collectives")
+LONGEST = (
+    "test_versions",
+    "test_notebooks",
+    "test_gpu",
+    "test_reasons",
+    "test_corpus",
+    "test_site",
+    "test_collectives",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that of two processes none is left alone with one of them."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +47,22 @@ def needs_git() -> None:
         pytest.skip("no git on PATH")
 
 
-@pytest.fixture(scope="module")  # not longer: while playwright runs, nothing else in this thread can use asyncio
+@pytest.fixture(
+    scope="module"
+)  # not longer: while playwright runs, nothing else in this thread can use asyncio
 def browser() -> Iterator[Browser]:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if chromium is None:
-        message = "no chromium on PATH: install your distribution's package to run the browser tests"
+        message = (
+            "no chromium on PATH: install your distribution's package to run the browser tests"
+        )
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     with sync_playwright() as playwright:
         expect.set_options(timeout=WAIT)
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=FLAGS, timeout=WAIT)
+        browser = playwright.chromium.launch(
+            executable_path=chromium, headless=True, args=FLAGS, timeout=WAIT
+        )
         yield browser
         browser.close()

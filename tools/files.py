@@ -1,4 +1,5 @@
 """Which files are the project's, and how one is written: as a whole, or not at all."""
+
 import errno
 import os
 import subprocess
@@ -12,24 +13,40 @@ def of_project(*patterns: str) -> list[Path]:
     """Files of the project: what git tracks, or would; ignored ones are somebody's own. Where git cannot say, as of an
     unpacked archive, what .gitignore does not name."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns]
-    not_above = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}  # where an archive may be unpacked
+    not_above = os.environ | {
+        "GIT_CEILING_DIRECTORIES": str(ROOT.parent)
+    }  # where an archive may be unpacked
     try:
-        names = subprocess.run(listing, cwd=ROOT, env=not_above, capture_output=True, text=True,
-                               check=True).stdout.split("\0")
+        names = subprocess.run(
+            listing, cwd=ROOT, env=not_above, capture_output=True, text=True, check=True
+        ).stdout.split("\0")
     except (OSError, subprocess.CalledProcessError):
-        names = [name for name in _not_ignored() if not patterns or any(
-            fnmatch(name, pattern) or name.startswith(f"{pattern}/") for pattern in patterns)]
+        names = [
+            name
+            for name in _not_ignored()
+            if not patterns
+            or any(fnmatch(name, pattern) or name.startswith(f"{pattern}/") for pattern in patterns)
+        ]
     return [path for name in sorted(set(names)) if (path := ROOT / name).is_file()]
 
 
 def _not_ignored() -> list[str]:
     # A folder with a .gitignore of its own is one that a tool made, and says that it is to be ignored.
-    ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines())]
+    ignored = [
+        ".git",
+        *(line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()),
+    ]
     found = []
     for folder, folders, names in os.walk(ROOT):
-        folders[:] = [name for name in folders if not any(fnmatch(name, pattern) for pattern in ignored)
-                      and not Path(folder, name, ".gitignore").exists()]
-        found += [Path(folder, name).relative_to(ROOT).as_posix() for name in names if name not in ignored]
+        folders[:] = [
+            name
+            for name in folders
+            if not any(fnmatch(name, pattern) for pattern in ignored)
+            and not Path(folder, name, ".gitignore").exists()
+        ]
+        found += [
+            Path(folder, name).relative_to(ROOT).as_posix() for name in names if name not in ignored
+        ]
     return found
 
 

@@ -3,6 +3,7 @@
 `make` runs it before each target; on Windows run `py tools\\setup.py` yourself. With everything in place it takes
 a fraction of a second. Written for any python3 from 3.8 on: it runs before the project's own Python is there.
 """
+
 import ctypes
 import hashlib
 import http.client
@@ -17,25 +18,41 @@ import urllib.request
 from pathlib import Path
 
 # Only for a python3 without pip, to install uv with.
-PIP = ("https://files.pythonhosted.org/packages/c9/bc/b7db44f5f39f9d0494071bddae6880eb645970366d0a200022a1a93d57f5/"
-       "pip-25.0.1-py3-none-any.whl")
+PIP = (
+    "https://files.pythonhosted.org/packages/c9/bc/b7db44f5f39f9d0494071bddae6880eb645970366d0a200022a1a93d57f5/"
+    "pip-25.0.1-py3-none-any.whl"
+)
 PIP_SHA256 = "c46efd13b6aa8279f33f2864459c8ce587ea6a1a59ee20de055868d8f7688f7f"
 # Where a machine says that its packages come from; the first that is set counts.
 MIRRORS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 # How pip and uv say that something cannot be reached, what that means, what to set.
 UNREACHABLE = [
-    (r"certificate|SSLError", "its certificate is not trusted here",
-     "SSL_CERT_FILE to a file with your network's certificates"),
-    (r"[Pp]roxy|tunnel", "the proxy refused", "HTTPS_PROXY to a proxy that lets it through, or unset it"),
-    (r"Retrying \(|error sending request|dns error|[Tt]imed out|server error", "it gives no answer",
-     "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your proxy"),
-    (r"from versions: none|\b40[134]\b|not found in the package registry",
-     "it is no package index, or asks who you are",
-     "UV_DEFAULT_INDEX or PIP_INDEX_URL to one that has these packages"),
+    (
+        r"certificate|SSLError",
+        "its certificate is not trusted here",
+        "SSL_CERT_FILE to a file with your network's certificates",
+    ),
+    (
+        r"[Pp]roxy|tunnel",
+        "the proxy refused",
+        "HTTPS_PROXY to a proxy that lets it through, or unset it",
+    ),
+    (
+        r"Retrying \(|error sending request|dns error|[Tt]imed out|server error",
+        "it gives no answer",
+        "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your proxy",
+    ),
+    (
+        r"from versions: none|\b40[134]\b|not found in the package registry",
+        "it is no package index, or asks who you are",
+        "UV_DEFAULT_INDEX or PIP_INDEX_URL to one that has these packages",
+    ),
 ]
 LAB_SETTINGS = {
     # A double click opens either half of a chapter's pair as a notebook.
-    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook"}},
+    "@jupyterlab/docmanager-extension:plugin": {
+        "defaultViewers": {"markdown": "Jupytext Notebook"}
+    },
     # No question about news in front of the first chapter, and no request off the machine.
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
 }
@@ -59,19 +76,38 @@ def uv_path():
 
 def install_uv():
     try:
-        import venv  # noqa: F401
+        import venv
     except ImportError:
-        raise SystemExit("This python3 has no venv module. Debian and Ubuntu: sudo apt install python3-venv")
+        raise SystemExit(
+            "This python3 has no venv module. Debian and Ubuntu: sudo apt install python3-venv"
+        )
     create = [sys.executable, "-m", "venv", "--clear", str(TOOLS)]
     # A fresh Debian or Ubuntu python3 cannot put pip into a venv: its ensurepip is in python3-venv.
-    has_pip = subprocess.run(create, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    has_pip = (
+        subprocess.run(create, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    )
     if not has_pip and subprocess.run(create + ["--without-pip"]).returncode:
-        raise SystemExit("%s could not be made. Once what stands above is mended, run the same command again." % TOOLS)
+        raise SystemExit(
+            "%s could not be made. Once what stands above is mended, run the same command again."
+            % TOOLS
+        )
     with tempfile.TemporaryDirectory() as scratch:
         pip = ["-m", "pip"] if has_pip else [str(download_pip(Path(scratch)) / "pip")]
-        code, mend = run([str(TOOLS / BIN / ("python" + EXE))] + pip + [
-            "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--require-hashes",
-            "--requirement", str(UV_WHEELS)], pip_environment())
+        code, mend = run(
+            [str(TOOLS / BIN / ("python" + EXE))]
+            + pip
+            + [
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--only-binary",
+                ":all:",
+                "--require-hashes",
+                "--requirement",
+                str(UV_WHEELS),
+            ],
+            pip_environment(),
+        )
     if code:
         raise SystemExit("uv is not installed. " + mend)
 
@@ -101,15 +137,26 @@ def run(command, env):
 def mend(said, env):
     """What to do about what pip or uv said, as one or two sentences."""
     if "DO NOT MATCH THE HASHES" in said or "Hash mismatch" in said:
-        return ("What arrived is not the file that was published: the index, or something on the way to it, alters "
-                "files. Set UV_DEFAULT_INDEX or PIP_INDEX_URL to another.")
-    index = next((env[name] for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX") if env.get(name)), "https://pypi.org")
-    where = re.sub(r"//[^/@]*@", "//", (re.findall(r"https?://[^\s/`']+", said) or [index])[0])  # and no password
+        return (
+            "What arrived is not the file that was published: the index, or something on the way to it, alters "
+            "files. Set UV_DEFAULT_INDEX or PIP_INDEX_URL to another."
+        )
+    index = next(
+        (env[name] for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX") if env.get(name)),
+        "https://pypi.org",
+    )
+    where = re.sub(
+        r"//[^/@]*@", "//", (re.findall(r"https?://[^\s/`']+", said) or [index])[0]
+    )  # and no password
     for pattern, meaning, setting in UNREACHABLE:
         if re.search(pattern, said):
             if where == "https://github.com":
                 setting = "up Python 3.12 or 3.13 on this machine, or HTTPS_PROXY to a proxy that reaches it"
-            return "%s could not be reached: %s. Set %s, and run the same command again." % (where, meaning, setting)
+            return "%s could not be reached: %s. Set %s, and run the same command again." % (
+                where,
+                meaning,
+                setting,
+            )
     return "Once what stands above is mended, run the same command again."
 
 
@@ -119,9 +166,11 @@ def download_pip(folder):
         with urllib.request.urlopen(PIP, timeout=60) as answer:
             wheel = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise SystemExit("This python3 has no pip, and pip could not be downloaded (%s). Set HTTPS_PROXY or "
-                         "SSL_CERT_FILE as your network wants it, or on Debian and Ubuntu: sudo apt install "
-                         "python3-venv" % error)
+        raise SystemExit(
+            "This python3 has no pip, and pip could not be downloaded (%s). Set HTTPS_PROXY or "
+            "SSL_CERT_FILE as your network wants it, or on Debian and Ubuntu: sudo apt install "
+            "python3-venv" % error
+        )
     if hashlib.sha256(wheel).hexdigest() != PIP_SHA256:
         raise SystemExit("pip arrived damaged: run the command again")
     path = folder / PIP.rsplit("/", 1)[1]
@@ -138,8 +187,12 @@ def cuda_driver():
         except OSError:
             continue
         version, devices = ctypes.c_int(), ctypes.c_int()
-        if (cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(devices)) == 0 and devices.value
-                and cuda.cuDriverGetVersion(ctypes.byref(version)) == 0):
+        if (
+            cuda.cuInit(0) == 0
+            and cuda.cuDeviceGetCount(ctypes.byref(devices)) == 0
+            and devices.value
+            and cuda.cuDriverGetVersion(ctypes.byref(version)) == 0
+        ):
             return version.value // 1000, version.value % 1000 // 10
     return None
 
@@ -148,13 +201,19 @@ def extras(driver):
     """uv's arguments for the machine's driver: CUDA's libraries are several GB, for GPU machines only. With GPU=1 they
     are installed without one, for a machine that shares these files, and then stay."""
     libraries = ROOT / ".venv" / "lib"
-    if os.environ.get("GPU") == "1" or driver is None and any(libraries.glob("*/site-packages/nvidia_cublas-*")):
+    if (
+        os.environ.get("GPU") == "1"
+        or driver is None
+        and any(libraries.glob("*/site-packages/nvidia_cublas-*"))
+    ):
         return ["--extra", "gpu"]
     if driver is None:
         return []
     if driver < (13, 0):
-        print("The NVIDIA driver here runs CUDA %d.%d; the GPU packages need CUDA 13 (driver 580 or newer). Going on "
-              "without the GPU: compiling for Hopper needs none." % driver)
+        print(
+            "The NVIDIA driver here runs CUDA %d.%d; the GPU packages need CUDA 13 (driver 580 or newer). Going on "
+            "without the GPU: compiling for Hopper needs none." % driver
+        )
         return []
     return ["--extra", "gpu"]
 
@@ -162,9 +221,16 @@ def extras(driver):
 def python_choice(uv, env):
     """3.12 as .python-version says; where the machine has only 3.13, that, rather than downloading another."""
     for version in ("3.12", "3.13"):
-        env = dict(env, PYENV_VERSION=version)  # pyenv hides every other version than .python-version's
-        found = subprocess.run([uv, "python", "find", "--no-python-downloads", "--system", version], cwd=str(ROOT),
-                               env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        env = dict(
+            env, PYENV_VERSION=version
+        )  # pyenv hides every other version than .python-version's
+        found = subprocess.run(
+            [uv, "python", "find", "--no-python-downloads", "--system", version],
+            cwd=str(ROOT),
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         if found.returncode == 0:
             return ["--python", version], env
     return [], env
@@ -175,16 +241,28 @@ def environment():
     # Company networks have certificates of theirs, which uv's built-in ones do not include.
     env = dict(os.environ, UV_SYSTEM_CERTS="1")
     # An environment active in the shell is not this project's, nor is a choice of another folder, or of fewer packages.
-    for name in ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_PROJECT", "UV_WORKING_DIR", "UV_NO_DEFAULT_GROUPS",
-                 "UV_NO_GROUP", "UV_NO_DEV", "UV_NO_SYNC", "UV_CONFIG_FILE", "UV_NO_VERIFY_HASHES"):
+    for name in (
+        "VIRTUAL_ENV",
+        "UV_PROJECT_ENVIRONMENT",
+        "UV_PROJECT",
+        "UV_WORKING_DIR",
+        "UV_NO_DEFAULT_GROUPS",
+        "UV_NO_GROUP",
+        "UV_NO_DEV",
+        "UV_NO_SYNC",
+        "UV_CONFIG_FILE",
+        "UV_NO_VERIFY_HASHES",
+    ):
         env.pop(name, None)
     mirror = next((env[name] for name in MIRRORS if env.get(name)), None)
     for name in MIRRORS:
         env.pop(name, None)
     if mirror:
         env["UV_DEFAULT_INDEX"] = mirror
-    for name, xdg, at_home, here in (("UV_CACHE_DIR", "XDG_CACHE_HOME", ".cache", "cache"),
-                                     ("UV_PYTHON_INSTALL_DIR", "XDG_DATA_HOME", ".local/share", "python")):
+    for name, xdg, at_home, here in (
+        ("UV_CACHE_DIR", "XDG_CACHE_HOME", ".cache", "cache"),
+        ("UV_PYTHON_INSTALL_DIR", "XDG_DATA_HOME", ".local/share", "python"),
+    ):
         folder = Path(env.get(xdg) or os.path.join(os.path.expanduser("~"), at_home), "uv")
         if name not in env and not os.access(str(nearest(folder)), os.W_OK):
             env[name] = str(TOOLS / here)
@@ -204,9 +282,11 @@ def steps(uv, choice, env, again):
     wanted, python = str(TOOLS / "requirements.txt"), str(ROOT / ".venv" / BIN / ("python" + EXE))
     version = choice[:2] if choice[:1] == ["--python"] else []
     return [
-        [uv, "export", "--frozen", "--quiet", "--no-emit-project", "--output-file", wanted] + choice,
+        [uv, "export", "--frozen", "--quiet", "--no-emit-project", "--output-file", wanted]
+        + choice,
         [uv, "venv", "--quiet", "--allow-existing"] + version + [str(ROOT / ".venv")],
-        [uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, wanted] + ["--reinstall"] * again,
+        [uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, wanted]
+        + ["--reinstall"] * again,
         [uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "--editable", str(ROOT)],
     ]
 
@@ -222,8 +302,12 @@ def install(uv, choice, env):
     else:
         wanted = None
         check = [uv, "sync", "--locked", "--check", "--quiet"] + choice
-        done = subprocess.run(check, cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL).returncode == 0
+        done = (
+            subprocess.run(
+                check, cwd=str(ROOT), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ).returncode
+            == 0
+        )
     if done and not again:
         return 0
     start = time.time()
@@ -253,7 +337,9 @@ def main():
     # Into .venv, where JupyterLab looks for defaults; a reader's own settings stay theirs.
     settings = ROOT / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
     text = json.dumps(LAB_SETTINGS, indent=2)
-    if not (settings.exists() and settings.read_text() == text):  # the checkout may be read-only by now
+    if not (
+        settings.exists() and settings.read_text() == text
+    ):  # the checkout may be read-only by now
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(text)
     return 0
@@ -265,5 +351,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit("Stopped: the same command begins anew.")
     except OSError as error:
-        sys.exit("%s: %s. Make room, or the folder writable, and run the same command again."
-                 % (error.strerror, error.filename))
+        sys.exit(
+            "%s: %s. Make room, or the folder writable, and run the same command again."
+            % (error.strerror, error.filename)
+        )

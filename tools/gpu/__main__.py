@@ -11,6 +11,7 @@ measured on such a machine is not measured again (after an edit that is not comm
 measured stays until it is. A case that takes its process down, or the GPU, is tried once more in a process of its own;
 after that, what did it is recorded as that, and the rest goes on.
 """
+
 import argparse
 import collections
 import contextlib
@@ -33,7 +34,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-for place in (ROOT, HERE.parent, HERE):  # helpers; releases and outputs of the tests; the parts
+for place in (ROOT, HERE):  # helpers and tools; the parts
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))
 
@@ -51,12 +52,18 @@ class Stage:
     cases: str
     seconds: float
     fresh: bool = False
-    case: float = 0  # what one case may take: with less time left, others that are shorter come before it
+    case: float = (
+        0  # what one case may take: with less time left, others that are shorter come before it
+    )
 
 
 AGENDA = (
-    Stage("speed", "2048: first call", 60, fresh=True),  # does anything run, is it right, and can it be timed?
-    Stage("agreement", "* [[]cublaslt]", 120),  # what is refused, and is it what was compiled without the GPU?
+    Stage(
+        "speed", "2048: first call", 60, fresh=True
+    ),  # does anything run, is it right, and can it be timed?
+    Stage(
+        "agreement", "* [[]cublaslt]", 120
+    ),  # what is refused, and is it what was compiled without the GPU?
     Stage("numerics", "sums*", 60),
     Stage("speed", "8192: under load", 60, fresh=True),
     Stage("speed", "8192: main", 90, fresh=True),  # the goals are about these three,
@@ -124,23 +131,33 @@ def recorded(run: Run) -> dict[str, Any]:
     data = read(run.path)
     mine = [same_run(one, run.provenance) for one in data["runs"]]
     # A case that was stopped once may have found a cold machine: it has another try.
-    return {name: case for name, case in data["cases"].items() if mine[case["run"]] and case.get("stops") != 1}
+    return {
+        name: case
+        for name, case in data["cases"].items()
+        if mine[case["run"]] and case.get("stops") != 1
+    }
 
 
 # In a child process ---------------------------------------------------------------------------------------------------
 
+
 def measure(run: Run) -> int:
     """Measure what the orders name, and add each case to the file. The exit status."""
-    from files import in_one_step
     from record import Case, GpuLost, add
 
-    if sys.platform == "linux":  # a process that goes on after its supervisor shares the GPU with the next run's
+    from tools.files import in_one_step
+
+    if (
+        sys.platform == "linux"
+    ):  # a process that goes on after its supervisor shares the GPU with the next run's
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     orders = json.loads(run.orders.read_text())
     everything, parent = cases(run.part, run.provenance["rehearsal"]), os.getppid()
     deadline = min(time.time() + orders["seconds"], orders["end"])
     for number, name in enumerate(orders["cases"]):
-        if time.time() > deadline or os.getppid() != parent:  # nobody waits: the GPU may be another run's now
+        if (
+            time.time() > deadline or os.getppid() != parent
+        ):  # nobody waits: the GPU may be another run's now
             break
         if number and orders["fresh"]:
             return RESTART
@@ -179,14 +196,22 @@ def outcome(result: Mapping[str, Any]) -> str:
 
 # In the process that supervises ---------------------------------------------------------------------------------------
 
+
 @contextlib.contextmanager
 def child(run: Run) -> Iterator[tuple[subprocess.Popen, collections.deque[str]]]:
     """A process that measures, and the last lines it says. What it says is passed on."""
     # The chapters import helpers, installed or not.
     found = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    process = subprocess.Popen([sys.executable, HERE, run.part, "--measure", str(run.scratch)], cwd=ROOT,
-                               env=os.environ | ENVIRONMENT | found, start_new_session=True, text=True,
-                               errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [sys.executable, HERE, run.part, "--measure", str(run.scratch)],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT | found,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     last: collections.deque[str] = collections.deque(maxlen=20)
 
     def pass_on() -> None:
@@ -199,7 +224,9 @@ def child(run: Run) -> Iterator[tuple[subprocess.Popen, collections.deque[str]]]
     try:
         yield process, last
     finally:
-        with contextlib.suppress(ProcessLookupError):  # its own children as well: kernels of notebooks
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # its own children as well: kernels of notebooks
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
@@ -211,31 +238,54 @@ def spent(run: Run) -> float:
     return time.time() - json.loads(run.began.read_text()) if run.began.exists() else 0.0
 
 
-def supervise(run: Run, names: list[str], stage: Stage, end: float, avoid: dict[str, dict[str, str]]) -> None:
+def supervise(
+    run: Run, names: list[str], stage: Stage, end: float, avoid: dict[str, dict[str, str]]
+) -> None:
     """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`. `avoid` says of forms
     that have taken their processes down, by case and name, how; it grows."""
     from record import add, clean, read
 
     failures: collections.Counter[tuple[str, str]] = collections.Counter()
     run.began.unlink(missing_ok=True)
-    while failures.total() < CRASHES and (seconds := stage.seconds - spent(run)) > 0 and time.time() < end - GRACE:
+    while (
+        failures.total() < CRASHES
+        and (seconds := stage.seconds - spent(run)) > 0
+        and time.time() < end - GRACE
+    ):
         done = recorded(run)
         if not (todo := [name for name in names if name not in done]):
             break
         run.marker.unlink(missing_ok=True)
-        run.orders.write_text(json.dumps({"cases": todo, "fresh": stage.fresh, "seconds": seconds,
-                                          "end": end - GRACE, "avoid": avoid}))
+        run.orders.write_text(
+            json.dumps(
+                {
+                    "cases": todo,
+                    "fresh": stage.fresh,
+                    "seconds": seconds,
+                    "end": end - GRACE,
+                    "avoid": avoid,
+                }
+            )
+        )
         with child(run) as (process, last):
             status, started = None, time.time()  # None while it runs
-            while status is None and time.time() < end and spent(run) < stage.seconds + GRACE and (
-                    run.marker.exists() or run.began.exists() or time.time() < started + STARTS):
+            while (
+                status is None
+                and time.time() < end
+                and spent(run) < stage.seconds + GRACE
+                and (run.marker.exists() or run.began.exists() or time.time() < started + STARTS)
+            ):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = process.wait(timeout=0.2)
         if not run.marker.exists():
             if status == RESTART:
                 continue
             if status or not run.began.exists():
-                how = f"exit status {status}" if status else f"no case began in {time.time() - started:.0f} s"
+                how = (
+                    f"exit status {status}"
+                    if status
+                    else f"no case began in {time.time() - started:.0f} s"
+                )
                 print(f"{run.part} did not start: {how}, see above", flush=True)
             break  # it is through, or out of time, or only its threads were left
         doing = json.loads(run.marker.read_text())
@@ -243,18 +293,24 @@ def supervise(run: Run, names: list[str], stage: Stage, end: float, avoid: dict[
             continue  # it was recorded, and had just not been crossed out
         if status is None:
             took = time.time() - doing["since"]
-            if took < stage.seconds + GRACE - 2:  # it began late: its next turn has all of the stage's time
+            if (
+                took < stage.seconds + GRACE - 2
+            ):  # it began late: its next turn has all of the stage's time
                 print(f"  {doing['case']}: cut off after {took:.0f} s, comes again", flush=True)
                 break
             why = doing["error"] or f"stopped after {took:.0f} s"
         else:
             by = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            why = doing["error"] or clean(f"the process ended with {by}: {' '.join(last)}".rstrip(": "))
+            why = doing["error"] or clean(
+                f"the process ended with {by}: {' '.join(last)}".rstrip(": ")
+            )
         what = f"{doing['case']}, {doing['form']}" if doing["form"] else doing["case"]
         key = doing["case"], doing["form"]
         failures[key] += 1
         again = status is not None and failures[key] == 1
-        print(f"  {what}: {'again in a process of its own' if again else 'FAILED'}: {why}", flush=True)
+        print(
+            f"  {what}: {'again in a process of its own' if again else 'FAILED'}: {why}", flush=True
+        )
         if again:
             continue
         if doing["form"]:
@@ -268,18 +324,28 @@ def supervise(run: Run, names: list[str], stage: Stage, end: float, avoid: dict[
 def libdevice() -> dict[str, str]:
     """XLA's flag for where CUDA's device functions are, where it would not find them: beside the nvcc on PATH."""
     where, flags = "nvvm/libdevice/libdevice.10.bc", os.environ.get("XLA_FLAGS", "")
-    at_hand = TOOLKITS + [Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")]
+    at_hand = TOOLKITS + [
+        Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")
+    ]
     nvcc = shutil.which("nvcc")
-    if nvcc is None or "cuda_data_dir" in flags or any((place / where).exists() for place in at_hand):
+    if (
+        nvcc is None
+        or "cuda_data_dir" in flags
+        or any((place / where).exists() for place in at_hand)
+    ):
         return {}
     toolkit = Path(nvcc).resolve().parent.parent
-    return {"XLA_FLAGS": f"{flags} --xla_gpu_cuda_data_dir={toolkit}".strip()} if (toolkit / where).exists() else {}
+    return (
+        {"XLA_FLAGS": f"{flags} --xla_gpu_cuda_data_dir={toolkit}".strip()}
+        if (toolkit / where).exists()
+        else {}
+    )
 
 
 def refusal(rehearse: bool) -> str | None:
     """Why this machine cannot be measured, or None."""
-    from helpers import TARGETS, gpu_available
     from fp8lens.targets import attached_gpu
+    from helpers import TARGETS, gpu_available
 
     if rehearse:
         return None
@@ -288,8 +354,10 @@ def refusal(rehearse: bool) -> str | None:
         if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
             why = "JAX_PLATFORMS keeps JAX from using one: unset it."
         elif attached_gpu() is None:
-            why = ("no NVIDIA GPU with a driver for CUDA 13 (580 or newer) answers here. On a cluster: is this the "
-                   "node with the GPU?")
+            why = (
+                "no NVIDIA GPU with a driver for CUDA 13 (580 or newer) answers here. On a cluster: is this the "
+                "node with the GPU?"
+            )
         else:
             why = f"this Python has no CUDA libraries for the {attached_gpu()[0]}: pip install 'jax[cuda13]'."
         return f"This measures a GPU, and {why} {instead}"
@@ -318,8 +386,9 @@ def agenda(parts: list[str], rehearse: bool) -> list[tuple[Stage, list[str]]]:
     return stages
 
 
-def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float,
-               after: Callable[[], None]) -> tuple[int, int]:
+def go_through(
+    runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float, after: Callable[[], None]
+) -> tuple[int, int]:
     """Measure what is left, stage by stage, again and again until nothing is or the time is over; `after` each stage
     something may be done. How many cases are left, and how many parts cannot start."""
     from record import read
@@ -335,7 +404,10 @@ def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: f
             found.append((stage, [name for name in names if name not in done]))
         return [(stage, names) for stage, names in found if names]
 
-    for anybodys in (True, False):  # first what nobody has measured, then what another commit or driver has
+    for anybodys in (
+        True,
+        False,
+    ):  # first what nobody has measured, then what another commit or driver has
         before = None
         while (todo := left(anybodys)) and todo != before and time.time() < end - GRACE:
             before = todo
@@ -348,7 +420,9 @@ def go_through(runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: f
     return sum(len(names) for _, names in left()), len(broken)
 
 
-def carry_on(folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str, Any]], parts: list[str]) -> None:
+def carry_on(
+    folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str, Any]], parts: list[str]
+) -> None:
     """Take into this chip's folder what others have of these parts: records that were carried here, or kept by a run
     before. What cannot be read stays where it is. Raises ValueError for what the folder itself has and is no record."""
     from record import HLO, merge, merge_hlo, read
@@ -369,7 +443,7 @@ def carry_on(folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str,
 
 def keep_copy(folder: Path, to: Path) -> None:
     """Copy a folder's files; a machine that cannot take them costs nothing but the copy."""
-    from files import in_one_step
+    from tools.files import in_one_step
 
     try:
         for path in folder.glob("*.*"):
@@ -380,37 +454,79 @@ def keep_copy(folder: Path, to: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="tools/gpu", description=f"{__doc__.splitlines()[0]} Exit status: 0 all is recorded, 1 some is left, 2 it "
-        "cannot run here.")
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; without: all of them, what is worth knowing "
-                        "first coming first")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, small; into _build/rehearsal, or into the "
-                        "folder rehearsal of a carried folder")
-    parser.add_argument("--fresh", action="store_true", help="delete what is recorded of these parts")
-    parser.add_argument("--minutes", type=float, default=MINUTES,
-                        help=f"the whole run is over after so many ({MINUTES})")
-    parser.add_argument("--results", type=Path, metavar="FOLDER", help="where the models' folders are, instead of "
-                        "notebooks/results")
+        prog="tools/gpu",
+        description=f"{__doc__.splitlines()[0]} Exit status: 0 all is recorded, 1 some is left, 2 it "
+        "cannot run here.",
+    )
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        help=f"of {', '.join(PARTS)}; without: all of them, what is worth knowing "
+        "first coming first",
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="on the CPU, small; into _build/rehearsal, or into the "
+        "folder rehearsal of a carried folder",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete what is recorded of these parts"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help=f"the whole run is over after so many ({MINUTES})",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help="where the models' folders are, instead of notebooks/results",
+    )
     parser.add_argument("--commit", help="the commit of a copy that has no .git")
-    carried = parser.add_argument_group("a carried folder", "what `make gpu-bundle` wrote gives these by itself")
-    carried.add_argument("--bundle", type=Path, metavar="FOLDER", help="the folder: its commit, its results so far")
-    carried.add_argument("--work", type=Path, metavar="FOLDER", help="keep the results here as well, for the next run")
+    carried = parser.add_argument_group(
+        "a carried folder", "what `make gpu-bundle` wrote gives these by itself"
+    )
+    carried.add_argument(
+        "--bundle", type=Path, metavar="FOLDER", help="the folder: its commit, its results so far"
+    )
+    carried.add_argument(
+        "--work",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the results here as well, for the next run",
+    )
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # a child's scratch folder
     options = parser.parse_args(arguments)
-    os.environ.update(ENVIRONMENT | libdevice())  # before JAX starts, which asks the GPU for its name
+    os.environ.update(
+        ENVIRONMENT | libdevice()
+    )  # before JAX starts, which asks the GPU for its name
     parts = options.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     if not options.minutes * 60 > GRACE:
-        parser.error(f"--minutes must be above {GRACE / 60:.2g}, for a case to begin; got {options.minutes:g}")
+        parser.error(
+            f"--minutes must be above {GRACE / 60:.2g}, for a case to begin; got {options.minutes:g}"
+        )
     if options.rehearse:
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif "cuda" in os.environ.get("JAX_PLATFORMS", ""):
-        del os.environ["JAX_PLATFORMS"]  # "cuda" alone would leave JAX no CPU, which the float64 reference runs on
+        del os.environ[
+            "JAX_PLATFORMS"
+        ]  # "cuda" alone would leave JAX no CPU, which the float64 reference runs on
     start = time.time()
     if options.measure:
         about = json.loads((options.measure / "run.json").read_text())
-        return measure(Run(parts[0], Path(about["folder"], f"{parts[0]}.json"), about[parts[0]], options.measure))
+        return measure(
+            Run(
+                parts[0],
+                Path(about["folder"], f"{parts[0]}.json"),
+                about[parts[0]],
+                options.measure,
+            )
+        )
     if why := refusal(options.rehearse):
         print(why, file=sys.stderr)
         return 2
@@ -421,7 +537,11 @@ def main(arguments: list[str] | None = None) -> int:
     from helpers.results import COMMANDS
 
     tree = options.bundle / "tree" if options.bundle else None
-    made_from = ("0" * 40, True) if options.rehearse and not (options.commit or tree) else commit(options.commit, tree)
+    made_from = (
+        ("0" * 40, True)
+        if options.rehearse and not (options.commit or tree)
+        else commit(options.commit, tree)
+    )
     here = provenance(made_from, options.rehearse)
     about = {part: here | {"command": COMMANDS[part]} for part in PARTS}
     kind = "rehearsal" if options.rehearse else "results"
@@ -431,7 +551,9 @@ def main(arguments: list[str] | None = None) -> int:
     missing, broken = None, 0
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "run.json").write_text(json.dumps(about | {"folder": str(place.resolve())}))
-        runs = {part: Run(part, place / f"{part}.json", about[part], Path(scratch)) for part in PARTS}
+        runs = {
+            part: Run(part, place / f"{part}.json", about[part], Path(scratch)) for part in PARTS
+        }
 
         def keep() -> None:
             if options.work:
@@ -441,8 +563,15 @@ def main(arguments: list[str] | None = None) -> int:
             if options.fresh:
                 for part in parts:
                     runs[part].path.unlink(missing_ok=True)
-            carry_on(place, earlier, about, [part for part in PARTS if part in parts and not options.fresh])
-            missing, broken = go_through(runs, parts, options.rehearse, start + options.minutes * 60, keep)
+            carry_on(
+                place,
+                earlier,
+                about,
+                [part for part in PARTS if part in parts and not options.fresh],
+            )
+            missing, broken = go_through(
+                runs, parts, options.rehearse, start + options.minutes * 60, keep
+            )
         except ValueError as error:  # a file that is no record
             print(error, file=sys.stderr)
             return 2
@@ -450,10 +579,17 @@ def main(arguments: list[str] | None = None) -> int:
             print("\nstopped", flush=True)
     print(summary(place, parts))
     shown = place.resolve().relative_to(ROOT) if place.resolve().is_relative_to(ROOT) else place
-    print(f"{time.time() - start:.0f} s; results are in {shown}. " + (
-        "Nothing is left" + (f", but for {broken} part that cannot start, see above." if broken else ".")
-        if missing == 0 else "The same command goes on where this stopped" + (
-            f": {missing} cases are left (exit status 1)." if missing else ".")), flush=True)
+    print(
+        f"{time.time() - start:.0f} s; results are in {shown}. "
+        + (
+            "Nothing is left"
+            + (f", but for {broken} part that cannot start, see above." if broken else ".")
+            if missing == 0
+            else "The same command goes on where this stopped"
+            + (f": {missing} cases are left (exit status 1)." if missing else ".")
+        ),
+        flush=True,
+    )
     return int(missing != 0 or broken > 0)
 
 
@@ -466,4 +602,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # what is left to take down may hang where the GPU is lost, and nothing of it is wanted
+    os._exit(
+        status
+    )  # what is left to take down may hang where the GPU is lost, and nothing of it is wanted

@@ -3,18 +3,19 @@
 Every program twice: with cuBLASLt for the matmuls, and with XLA's default options, for which the GPU times the
 candidates and a machine without one takes the first that compiles.
 """
+
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import releases
 from programs import arguments, chip, own_compile, programs, runnable
 from record import Case, sentence
 
+from fp8lens import report_gemms
 from helpers import aot_compile
 from helpers.local import kernel_lines
-from fp8lens import report_gemms
+from tools.records import releases
 
 UNREAD = "compiled, and cannot be read: "
 ASKED = ("library", "math_dtype", "epilogue", "amax", "out_dtype")
@@ -22,8 +23,11 @@ ASKED = ("library", "math_dtype", "epilogue", "amax", "out_dtype")
 
 def gemms(compiled: jax.stages.Compiled) -> list[dict[str, Any]]:
     """A program's matmuls by the fields that are compared, in an order that is not the scheduler's."""
-    rows = [{field: getattr(row, field) for field in ASKED} | {"outside": len(row.outside), "tile": row.tile}
-            for row in report_gemms(compiled).rows]
+    rows = [
+        {field: getattr(row, field) for field in ASKED}
+        | {"outside": len(row.outside), "tile": row.tile}
+        for row in report_gemms(compiled).rows
+    ]
     return sorted(rows, key=str)
 
 
@@ -39,8 +43,12 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
     """Compile one program both ways, run it, and compare. An error on either side is recorded as that side's: a program
     that runs has run, whether or not its text can be read."""
     options = {"gemm": gemm, "compiler_options": program.options}
-    compiles = {"without_gpu": lambda: aot_compile(program.fn, *program.args, target=chip(rehearse), **options),
-                "on_gpu": lambda: own_compile(program.fn, *program.args, rehearse=rehearse, **options)}
+    compiles = {
+        "without_gpu": lambda: aot_compile(
+            program.fn, *program.args, target=chip(rehearse), **options
+        ),
+        "on_gpu": lambda: own_compile(program.fn, *program.args, rehearse=rehearse, **options),
+    }
     result: dict[str, Any] = {"gemm": gemm, "ran": False}
     for where, compile_it in compiles.items():
         try:
@@ -56,15 +64,21 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
     # Two compilers that refuse a program in the same words agree; of what cannot be read, nothing is known.
     known = not any(one.get("error", "").startswith(UNREAD) for one in (own, without))
     for answer, field in (("agree", "gemms"), ("same_kernels", "kernels")):
-        result[answer] = known and own.get(field, own.get("error")) == without.get(field, without.get("error"))
+        result[answer] = known and own.get(field, own.get("error")) == without.get(
+            field, without.get("error")
+        )
     if not result["ran"]:
         result.setdefault("refused", own.get("error"))
     return result
 
 
-def run(program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool, case: Case) -> dict[str, Any]:
+def run(
+    program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool, case: Case
+) -> dict[str, Any]:
     try:
-        jax.block_until_ready(runnable(program.fn, compiled, rehearse)(*arguments(program.args, "random")))
+        jax.block_until_ready(
+            runnable(program.fn, compiled, rehearse)(*arguments(program.args, "random"))
+        )
         return {"ran": True}
     except Exception as error:
         return {"ran": False, "refused": case.refused(error)}
@@ -73,5 +87,9 @@ def run(program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     """A case a program and choice of libraries: cuBLASLt's first, which are quick."""
     found = programs(divide=16, every=5) if rehearse else programs()
-    return {f"{name} [{gemm}]": functools.partial(compare, program, gemm, rehearse) for gemm in ("cublaslt", "auto")
-            for name, program in found.items() if program.gemm == "cublaslt"}
+    return {
+        f"{name} [{gemm}]": functools.partial(compare, program, gemm, rehearse)
+        for gemm in ("cublaslt", "auto")
+        for name, program in found.items()
+        if program.gemm == "cublaslt"
+    }

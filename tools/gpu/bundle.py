@@ -4,6 +4,7 @@ In it: the project as committed, what git knows of each of its files (so that a 
 changed), the Python packages that such a machine lacks beside JAX, installed, and the results so far. There
 `bash gpu-bundle/run` does what `make gpu` does here, and leaves its results in the folder.
 """
+
 import argparse
 import io
 import os
@@ -18,9 +19,22 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 UV = ROOT / ".tools" / "bin" / "uv"
 PLACE = ROOT / "_build" / "gpu-bundle"
 # A machine that runs JAX on a GPU has these and what comes with them; nobody there opens JupyterLab.
-THERE = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "ml-dtypes", "numpy", "matplotlib", "flax",
-         "nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-runtime", "jupyterlab", "jupyterlab-widgets",
-         "widgetsnbextension")
+THERE = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+    "ml-dtypes",
+    "numpy",
+    "matplotlib",
+    "flax",
+    "nvidia-nvjitlink",
+    "nvidia-nvvm",
+    "nvidia-cuda-runtime",
+    "jupyterlab",
+    "jupyterlab-widgets",
+    "widgetsnbextension",
+)
 RUN = """\
 #!/usr/bin/env bash
 [ -n "${{BASH_VERSION:-}}" ] || exec bash "$0" "$@"  # called as `sh run`
@@ -56,25 +70,45 @@ exec "$python" "$unpacked/project/tools/gpu" --bundle "$here" --work "$work" "$@
 
 
 def git(*words: str) -> str:
-    not_above = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}  # where an archive may be unpacked
-    return subprocess.run(["git", *words], cwd=ROOT, env=not_above, check=True, capture_output=True, text=True).stdout
+    not_above = os.environ | {
+        "GIT_CEILING_DIRECTORIES": str(ROOT.parent)
+    }  # where an archive may be unpacked
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, env=not_above, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def tree() -> str:
     """The commit, and git's line for each file of it. SystemExit where the files differ from it."""
     try:
         if changed := git("status", "--porcelain"):
-            raise SystemExit(f"{changed}Results name the commit they were made from: commit these, or `git stash -u`.")
+            raise SystemExit(
+                f"{changed}Results name the commit they were made from: commit these, or `git stash -u`."
+            )
         return git("rev-parse", "HEAD") + git("ls-tree", "-r", "HEAD")
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SystemExit(f"results name the commit they were made from, and this is no git checkout: {error}") from None
+        raise SystemExit(
+            f"results name the commit they were made from, and this is no git checkout: {error}"
+        ) from None
 
 
 def requirements() -> str:
     """The locked packages that a GPU machine lacks: what runs and checks a notebook."""
     prune = [word for name in THERE for word in ("--prune", name)]
-    export = [UV, "export", "--quiet", "--locked", "--no-default-groups", "--group", "course", "--group", "lab",
-              "--no-emit-project", "--no-hashes", *prune]
+    export = [
+        UV,
+        "export",
+        "--quiet",
+        "--locked",
+        "--no-default-groups",
+        "--group",
+        "course",
+        "--group",
+        "lab",
+        "--no-emit-project",
+        "--no-hashes",
+        *prune,
+    ]
     return subprocess.run(export, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
@@ -83,11 +117,29 @@ def packages(python: str, machine: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         wanted, site = Path(folder, "requirements.txt"), Path(folder, "site")
         wanted.write_text(requirements())
-        install = [UV, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--link-mode", "copy",
-                   "--python-version", python, "--python-platform", f"{machine}-manylinux_2_28", "--target", site,
-                   "--requirement", wanted]
+        install = [
+            UV,
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--link-mode",
+            "copy",
+            "--python-version",
+            python,
+            "--python-platform",
+            f"{machine}-manylinux_2_28",
+            "--target",
+            site,
+            "--requirement",
+            wanted,
+        ]
         if subprocess.run(install).returncode:
-            raise SystemExit("the packages could not be had: making the folder needs a network, using it does not")
+            raise SystemExit(
+                "the packages could not be had: making the folder needs a network, using it does not"
+            )
         for unwanted in [*site.rglob("__pycache__"), *map(site.joinpath, ("bin", "share", "etc"))]:
             shutil.rmtree(unwanted, ignore_errors=True)
         packed = io.BytesIO()
@@ -99,10 +151,18 @@ def packages(python: str, machine: str) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make gpu-bundle", description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, default=PLACE, help="the folder to write (_build/gpu-bundle)")
-    parser.add_argument("--python", default="3.12", choices=("3.12", "3.13"), help="the Python there (3.12)")
-    parser.add_argument("--machine", default="x86_64", choices=("x86_64", "aarch64"), help="what `uname -m` prints "
-                        "there (x86_64)")
+    parser.add_argument(
+        "--to", type=Path, default=PLACE, help="the folder to write (_build/gpu-bundle)"
+    )
+    parser.add_argument(
+        "--python", default="3.12", choices=("3.12", "3.13"), help="the Python there (3.12)"
+    )
+    parser.add_argument(
+        "--machine",
+        default="x86_64",
+        choices=("x86_64", "aarch64"),
+        help="what `uname -m` prints there (x86_64)",
+    )
     options = parser.parse_args(arguments)
     known = tree()
     place = options.to.resolve()
@@ -111,8 +171,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not (place / "run").exists() and any(place.iterdir()):
         parser.error(f"{place} has other things in it: name a new folder")
     (place / "packages.tar.gz").write_bytes(packages(options.python, options.machine))
-    subprocess.run(["git", "archive", "--format=tar.gz", f"--output={place / 'project.tar.gz'}", "HEAD"], cwd=ROOT,
-                   check=True)
+    subprocess.run(
+        ["git", "archive", "--format=tar.gz", f"--output={place / 'project.tar.gz'}", "HEAD"],
+        cwd=ROOT,
+        check=True,
+    )
     (place / "tree").write_text(known)
     (place / ".gitignore").write_text("*\n")  # wherever in a checkout it is, it is no change to it
     (place / "run").write_text(RUN.format(python=options.python, machine=options.machine))
@@ -124,9 +187,11 @@ def main(arguments: list[str] | None = None) -> int:
     size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     results = sorted(path.relative_to(place).as_posix() for path in place.glob("results/*/*.json"))
     shown = place.relative_to(ROOT) if place.is_relative_to(ROOT) else place
-    print(f"{shown}: {size / 1e6:.1f} MB, commit {known[:12]}, for Python {options.python} on {options.machine}; "
-          f"results so far: {', '.join(results) or 'none'}\n"
-          f"Carry the folder to the machine, and there: bash {shown.name}/run")
+    print(
+        f"{shown}: {size / 1e6:.1f} MB, commit {known[:12]}, for Python {options.python} on {options.machine}; "
+        f"results so far: {', '.join(results) or 'none'}\n"
+        f"Carry the folder to the machine, and there: bash {shown.name}/run"
+    )
     return 0
 
 

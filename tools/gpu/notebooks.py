@@ -1,4 +1,5 @@
 """Do the chapters run on the GPU? Each under nbmake, several at once: outputs are not compared, assertions are."""
+
 import functools
 import os
 from collections.abc import Callable
@@ -6,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import outputs
 from record import Case, clean
+
+from tools import outputs
 
 AT_ONCE = max(1, min(8, (os.cpu_count() or 2) // 2))
 
@@ -21,12 +23,17 @@ class Runs:
     def result(self, path: Path, case: Case) -> dict[str, Any]:
         if path.stem not in self.started:
             pool = ThreadPoolExecutor(AT_ONCE)
-            for later in self.paths[self.paths.index(path):]:
+            for later in self.paths[self.paths.index(path) :]:
                 self.started[later.stem] = pool.submit(outputs.fresh_run, [later])
         notebook, seconds, failure = self.started[path.stem].result()[path.stem]
         cells = sum(cell.cell_type == "code" for cell in notebook.cells)
         said = {} if failure is None else {"failure": clean(failure)}
-        return {"passed": failure is None, "code_cells": cells, "seconds": round(seconds, 1), **said}
+        return {
+            "passed": failure is None,
+            "code_cells": cells,
+            "seconds": round(seconds, 1),
+            **said,
+        }
 
 
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:

@@ -1,5 +1,6 @@
-"""The programs that run on the GPU, those of tools/releases.py that are for Hopper and what a chapter defines, and what
+"""The programs that run on the GPU, those of tools/records/releases.py that are for Hopper and what a chapter defines, and what
 to feed them."""
+
 import ast
 import contextlib
 import dataclasses
@@ -11,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import releases
 
 from helpers import TARGETS, Target, aot_compile
+from tools.records import releases
 
 FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 KINDS = ("random", "largest", "subnormal", "zero", "not finite")
@@ -37,21 +38,34 @@ def runnable(fn: Callable, compiled: jax.stages.Compiled, rehearse: bool) -> Cal
 
 def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, releases.Program]:
     """Every program for Hopper by name, or only `every` so many, its M and N divided, its K this one."""
-    return {name: program.of_size(releases.M // divide, releases.N // divide, k)
-            for name, program in list(releases.programs().items())[::every] if program.target == "H100"}
+    return {
+        name: program.of_size(releases.M // divide, releases.N // divide, k)
+        for name, program in list(releases.programs().items())[::every]
+        if program.target == "H100"
+    }
 
 
 @functools.cache
 def chapter(name: str) -> dict[str, Any]:
     """What a chapter imports and defines, functions and constants, by name: nothing that it computes is run."""
     import jupytext  # with what it brings, seconds: each process of a run would pay them
-    import outputs
+
+    from tools import outputs
 
     (path,) = outputs.find([name], outputs.NOTEBOOKS)
-    cells = [cell.source for cell in jupytext.read(path.with_suffix(".md")).cells if cell.cell_type == "code"]
-    defined = [node for cell in cells for node in ast.parse(cell).body
-               if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef)) or isinstance(node, ast.Assign)
-               and not any(isinstance(part, (ast.Call, ast.Subscript)) for part in ast.walk(node))]
+    cells = [
+        cell.source
+        for cell in jupytext.read(path.with_suffix(".md")).cells
+        if cell.cell_type == "code"
+    ]
+    defined = [
+        node
+        for cell in cells
+        for node in ast.parse(cell).body
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))
+        or isinstance(node, ast.Assign)
+        and not any(isinstance(part, (ast.Call, ast.Subscript)) for part in ast.walk(node))
+    ]
     names: dict[str, Any] = {}
     for node in defined:
         with contextlib.suppress(NameError):  # it stands on what was computed
@@ -66,7 +80,9 @@ def _operand(kind: str, shape: tuple[int, ...], dtype: np.dtype, *seed: int) -> 
     values = {
         "random": lambda: rng.normal(size=shape),
         "largest": lambda: signs * float(finfo.max),
-        "subnormal": lambda: signs * rng.integers(1, 2**finfo.nmant, shape) * float(finfo.smallest_subnormal),
+        "subnormal": lambda: (
+            signs * rng.integers(1, 2**finfo.nmant, shape) * float(finfo.smallest_subnormal)
+        ),
         "zero": lambda: np.zeros(shape),
         "not finite": lambda: rng.normal(size=shape),
     }[kind]()

@@ -4,6 +4,7 @@ A record is a file a part: its cases, each with the number of the run that measu
 its figures depend on. So a run may go on where another stopped, on a machine or a commit of its own, and no case is
 taken for another run's.
 """
+
 import contextlib
 import datetime
 import gzip
@@ -22,17 +23,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from files import in_one_step
 from watch import WHICH
 
 from helpers import gpu_available
 from helpers.results import digest
+from tools.files import in_one_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "notebooks" / "results"
-REHEARSAL = ROOT / "_build" / "rehearsal"  # what a run without a GPU writes: never read by a chapter
+REHEARSAL = (
+    ROOT / "_build" / "rehearsal"
+)  # what a run without a GPU writes: never read by a chapter
 SCHEMA = 2
-HLO = "hlo.jsonl.gz"  # beside the records: the programs as the GPU's compiler wrote them, a line each
+HLO = (
+    "hlo.jsonl.gz"  # beside the records: the programs as the GPU's compiler wrote them, a line each
+)
 LOOKED_AT = ("fp8lens", "helpers", "tools", "notebooks")  # folders whose files can change a result
 
 
@@ -42,37 +47,57 @@ def commit(given: str | None, tree: Path | None = None) -> tuple[str, bool | Non
     Of a copy without .git the commit is given, or it comes with `tree`: a line with its hash and what `git ls-tree -r`
     says of it, which the files are compared with.
     """
+
     def git(*words: str) -> str:
-        not_above = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}  # where an archive may be unpacked
-        return subprocess.run(["git", *words], cwd=ROOT, env=not_above, capture_output=True, text=True,
-                              check=True).stdout.strip()
+        not_above = os.environ | {
+            "GIT_CEILING_DIRECTORIES": str(ROOT.parent)
+        }  # where an archive may be unpacked
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, env=not_above, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     if given and not re.fullmatch(r"[0-9a-f]{40}", given):
-        raise SystemExit(f"--commit takes the whole hash, 40 hexadecimal digits, as `git rev-parse HEAD` prints "
-                         f"it; got {given!r}")
+        raise SystemExit(
+            f"--commit takes the whole hash, 40 hexadecimal digits, as `git rev-parse HEAD` prints "
+            f"it; got {given!r}"
+        )
     if tree is not None:
         made_from, *listed = tree.read_text().splitlines()
         return made_from, differs(listed)
     if given:
         return given, None
     try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", *LOOKED_AT[:3], "notebooks/*.md"))
+        return git("rev-parse", "HEAD"), bool(
+            git("status", "--porcelain", *LOOKED_AT[:3], "notebooks/*.md")
+        )
     except (OSError, subprocess.CalledProcessError):
-        raise SystemExit("results name the commit they were made from, and this is no git checkout: give it with "
-                         "--commit") from None
+        raise SystemExit(
+            "results name the commit they were made from, and this is no git checkout: give it with "
+            "--commit"
+        ) from None
 
 
 def differs(listed: Iterable[str]) -> bool:
     """Whether a file under `LOOKED_AT` is not the one that `git ls-tree -r` lists, or is missing, or is not listed."""
     wanted = dict(reversed(line.split(" ", 2)[2].split("\t")) for line in listed)
     wanted = {name: blob for name, blob in wanted.items() if _counts(name)}
-    here = {path.relative_to(ROOT).as_posix() for folder in LOOKED_AT for path in (ROOT / folder).rglob("*.*")}
+    here = {
+        path.relative_to(ROOT).as_posix()
+        for folder in LOOKED_AT
+        for path in (ROOT / folder).rglob("*.*")
+    }
     here = {name for name in here if _counts(name)}
-    return here != wanted.keys() or any(blob_id((ROOT / name).read_bytes()) != blob for name, blob in wanted.items())
+    return here != wanted.keys() or any(
+        blob_id((ROOT / name).read_bytes()) != blob for name, blob in wanted.items()
+    )
 
 
 def _counts(name: str) -> bool:
-    return name.split("/")[0] in LOOKED_AT and name.endswith((".py", ".md")) and "/results/" not in name
+    return (
+        name.split("/")[0] in LOOKED_AT
+        and name.endswith((".py", ".md"))
+        and "/results/" not in name
+    )
 
 
 def blob_id(content: bytes) -> str:
@@ -109,7 +134,12 @@ def versions() -> dict[str, str]:
     """What runs the kernels: driver, the CUDA it runs, and the libraries that JAX has loaded."""
     from jax._src.lib import cuda_versions  # what `jax.print_environment_info` asks, too
 
-    ask = ["nvidia-smi", WHICH, "--query-gpu=driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
+    ask = [
+        "nvidia-smi",
+        WHICH,
+        "--query-gpu=driver_version,power.limit,clocks.max.sm",
+        "--format=csv,noheader",
+    ]
     try:
         said = subprocess.run(ask, capture_output=True, text=True).stdout.splitlines()
     except OSError:
@@ -117,25 +147,44 @@ def versions() -> dict[str, str]:
     answer = said[0].split(",") if said else []
     driver, power, clock = answer if len(answer) == 3 else ("unknown",) * 3
     major, rest = divmod(cuda_versions.cublas_get_version(), 10000)  # 130400 is 13.4.0
-    return {"driver": driver.strip(), "power_limit": power.strip(), "max_clock": clock.strip(),
-            "cuda": dotted(cuda_versions.cuda_driver_get_version(), 1000, 10),
-            "cuda_runtime": dotted(cuda_versions.cuda_runtime_get_version(), 1000, 10),
-            "cublas": f"{major}.{rest // 100}.{rest % 100}"}
+    return {
+        "driver": driver.strip(),
+        "power_limit": power.strip(),
+        "max_clock": clock.strip(),
+        "cuda": dotted(cuda_versions.cuda_driver_get_version(), 1000, 10),
+        "cuda_runtime": dotted(cuda_versions.cuda_runtime_get_version(), 1000, 10),
+        "cublas": f"{major}.{rest // 100}.{rest % 100}",
+    }
 
 
 def provenance(made_from: tuple[str, bool | None], rehearse: bool) -> dict[str, Any]:
     """Everything a reader needs to judge a figure, or to make it again, but for the command, which is a part's own. No
     path, host or user. `made_from` is what `commit` says."""
     packages = {}
-    for name in ("jaxlib", "jax-cuda13-plugin", "flax", "torch", "nvidia-cublas", "nvidia-cudnn-cu13"):
+    for name in (
+        "jaxlib",
+        "jax-cuda13-plugin",
+        "flax",
+        "torch",
+        "nvidia-cublas",
+        "nvidia-cudnn-cu13",
+    ):
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    here = {"device": jax.devices()[0].device_kind, "rehearsal": rehearse, "jax": jax.__version__,
-            "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}",
-            "packages": packages, "date": str(datetime.datetime.now(datetime.UTC).date()), "commit": made_from[0],
-            "changed": made_from[1], "xla_flags": clean(os.environ.get("XLA_FLAGS", ""))}
+    here = {
+        "device": jax.devices()[0].device_kind,
+        "rehearsal": rehearse,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": packages,
+        "date": str(datetime.datetime.now(datetime.UTC).date()),
+        "commit": made_from[0],
+        "changed": made_from[1],
+        "xla_flags": clean(os.environ.get("XLA_FLAGS", "")),
+    }
     nothing = {"driver": "none", "cuda": "none", "cublas": "none"}
     return here | (versions() if gpu_available() and not rehearse else nothing)
 
@@ -153,6 +202,7 @@ def same_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 # The file -------------------------------------------------------------------------------------------------------------
 
+
 def read(path: Path) -> dict[str, Any]:
     """A record, or an empty one where there is none. Raises ValueError for a file that is no record."""
     if not path.exists():
@@ -160,9 +210,13 @@ def read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
         assert data["digest"] == digest(data), "it is not as it was written"
-        assert data["schema"] == SCHEMA and all(case["run"] < len(data["runs"]) for case in data["cases"].values())
+        assert data["schema"] == SCHEMA and all(
+            case["run"] < len(data["runs"]) for case in data["cases"].values()
+        )
     except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"{path} is no record that a run can go on from ({error!r}): move it away") from error
+        raise ValueError(
+            f"{path} is no record that a run can go on from ({error!r}): move it away"
+        ) from error
     return data
 
 
@@ -175,17 +229,32 @@ def json_numbers(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write(path: Path, part: str, runs: list[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]]) -> None:
+def write(
+    path: Path, part: str, runs: list[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Write a record, a line a case, in one step: a run that is cut off leaves the file of before. Equal runs become
     one, and those that have no case any more are left out."""
     first = [runs.index(run) for run in runs]
     used = sorted({first[case["run"]] for case in cases.values()})
-    about = ",\n".join("  {\n" + ",\n".join(f"   {json.dumps(key)}: {json.dumps(value)}"
-                                            for key, value in runs[number].items()) + "\n  }" for number in used)
-    numbered = {name: json_numbers({**case, "run": used.index(first[case["run"]])}) for name, case in cases.items()}
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in numbered.items())
-    text = (f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "runs": [\n{about}\n ],\n'
-            f' "cases": {{\n{rows}\n }}')
+    about = ",\n".join(
+        "  {\n"
+        + ",\n".join(
+            f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in runs[number].items()
+        )
+        + "\n  }"
+        for number in used
+    )
+    numbered = {
+        name: json_numbers({**case, "run": used.index(first[case["run"]])})
+        for name, case in cases.items()
+    }
+    rows = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(case)}" for name, case in numbered.items()
+    )
+    text = (
+        f'{{\n "schema": {SCHEMA},\n "part": {json.dumps(part)},\n "runs": [\n{about}\n ],\n'
+        f' "cases": {{\n{rows}\n }}'
+    )
     in_one_step(path, f'{text},\n "digest": "{digest(json.loads(text + "}"))}"\n}}\n')
 
 
@@ -209,8 +278,11 @@ def merge(path: Path, part: str, other: Path, run: Mapping[str, Any]) -> None:
         case = data["cases"].get(name)
         return (same_run(data["runs"][case["run"]], run), case["at"]) if case else (False, "")
 
-    moved = {name: {**case, "run": case["run"] + len(here["runs"])} for name, case in there["cases"].items()
-             if weight(there, name) > weight(here, name)}
+    moved = {
+        name: {**case, "run": case["run"] + len(here["runs"])}
+        for name, case in there["cases"].items()
+        if weight(there, name) > weight(here, name)
+    }
     if moved:
         write(path, part, here["runs"] + there["runs"], {**here["cases"], **moved})
 
@@ -224,7 +296,9 @@ def keep_hlo(path: Path, key: str, compiled: Any) -> None:
 
 
 def _packed(programs: Mapping[str, str]) -> bytes:
-    lines = "".join(json.dumps({"program": key, "hlo": text}) + "\n" for key, text in programs.items())
+    lines = "".join(
+        json.dumps({"program": key, "hlo": text}) + "\n" for key, text in programs.items()
+    )
     return gzip.compress(lines.encode(), mtime=0)
 
 
@@ -232,7 +306,10 @@ def kept_hlo(file: Path) -> dict[str, str]:
     """The programs that a file holds, by part, case and form; of two of one name the last. Of a file that is cut off or
     damaged, those before that."""
     programs: dict[str, str] = {}
-    with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error), gzip.open(file) as lines:
+    with (
+        contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error),
+        gzip.open(file) as lines,
+    ):
         for row in map(json.loads, lines):
             programs[row["program"]] = row["hlo"]
     return programs
@@ -245,6 +322,7 @@ def merge_hlo(file: Path, newer: Path) -> None:
 
 
 # A case under way -----------------------------------------------------------------------------------------------------
+
 
 class GpuLost(RuntimeError):
     """After a form of a case the GPU answers nothing any more: what follows needs a process of its own."""

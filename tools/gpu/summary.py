@@ -1,4 +1,5 @@
 """What the records of a chip say, in a screen: printed at the end of a run, for whoever must decide at once."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,67 +18,109 @@ def summary(folder: Path, parts: Sequence[str]) -> str:
             one = Record(part, tuple(records[part]["runs"]), records[part]["cases"])
             lines += [f"   {goal.verdict(one)}" for goal in goals(part, folder=RESULTS)]
     lines += ["   a rehearsal reaches none"] if lines == ["## goals"] else []
-    return "\n".join([*lines, *(line for part, record in records.items() for line in of_part(part, record))])
+    return "\n".join(
+        [*lines, *(line for part, record in records.items() for line in of_part(part, record))]
+    )
 
 
 def of_part(part: str, record: Mapping[str, Any]) -> Iterator[str]:
     failed = {name: case["error"] for name, case in record["cases"].items() if "error" in case}
     cases = {name: case for name, case in record["cases"].items() if name not in failed}
     took, about = sum(case.get("took", 0) for case in record["cases"].values()), record["runs"][-1]
-    yield (f"## {part}: {len(record['cases'])} cases in {took:.0f} s, {len(failed)} failed; {about['device']}, cuBLAS "
-           f"{about['cublas']}, {about.get('power_limit', 'no power limit')}")
-    yield from (f"   FAILED {name}: {why[:120]} [...] {why[-120:]}" for name, why in list(failed.items())[:6])
-    yield from {"agreement": agreement, "numerics": numerics, "speed": speed, "train": train, "autotune": autotune,
-                "notebooks": notebooks}[part](cases)
+    yield (
+        f"## {part}: {len(record['cases'])} cases in {took:.0f} s, {len(failed)} failed; {about['device']}, cuBLAS "
+        f"{about['cublas']}, {about.get('power_limit', 'no power limit')}"
+    )
+    yield from (
+        f"   FAILED {name}: {why[:120]} [...] {why[-120:]}"
+        for name, why in list(failed.items())[:6]
+    )
+    yield from {
+        "agreement": agreement,
+        "numerics": numerics,
+        "speed": speed,
+        "train": train,
+        "autotune": autotune,
+        "notebooks": notebooks,
+    }[part](cases)
 
 
 def few(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
+    return (
+        ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        or "none"
+    )
 
 
 def agreement(cases: Mapping[str, Any]) -> Iterator[str]:
     for gemm in ("cublaslt", "auto"):
         some = {name: case for name, case in cases.items() if case["gemm"] == gemm}
         if some:
-            yield (f"   {gemm}: {len(some)} programs, {sum(c['agree'] for c in some.values())} agree, "
-                   f"{sum(c['ran'] for c in some.values())} ran; differ: "
-                   f"{few([name for name, case in some.items() if not case['agree']])}")
+            yield (
+                f"   {gemm}: {len(some)} programs, {sum(c['agree'] for c in some.values())} agree, "
+                f"{sum(c['ran'] for c in some.values())} ran; differ: "
+                f"{few([name for name, case in some.items() if not case['agree']])}"
+            )
             refused = {name: case["refused"] for name, case in some.items() if not case["ran"]}
-            yield from (f"      refused {name}: {why[:90]} [...] {why[-90:]}"
-                        for name, why in list(refused.items())[:8])
+            yield from (
+                f"      refused {name}: {why[:90]} [...] {why[-90:]}"
+                for name, why in list(refused.items())[:8]
+            )
 
 
 def numerics(cases: Mapping[str, Any]) -> Iterator[str]:
     judged = {name: case for name, case in cases.items() if "inputs" in case}
     for name, case in cases.items():
         if "sums" in case:
-            yield f"   {name}: " + "; ".join(f"{what}: fast {e['fast']:.1e}, careful {e['careful']:.1e}"
-                                             for what, e in case["sums"].items())
-            yield from (f"      {what}, as the model: " + ", ".join(f"{how} {part:.1%}" for how, part in same.items())
-                        for what, same in case.get("same_as_model", {}).items())
+            yield f"   {name}: " + "; ".join(
+                f"{what}: fast {e['fast']:.1e}, careful {e['careful']:.1e}"
+                for what, e in case["sums"].items()
+            )
+            yield from (
+                f"      {what}, as the model: "
+                + ", ".join(f"{how} {part:.1%}" for how, part in same.items())
+                for what, same in case.get("same_as_model", {}).items()
+            )
     if judged:
-        yield (f"   wrong: {few([name for name, case in judged.items() if case['right'] is False])}; NaN elsewhere: "
-               f"{few([name for name, case in judged.items() if case['keeps_nan'] is False])}; refused: "
-               f"{few([name for name, case in judged.items() if case['refused']])}")
+        yield (
+            f"   wrong: {few([name for name, case in judged.items() if case['right'] is False])}; NaN elsewhere: "
+            f"{few([name for name, case in judged.items() if case['keeps_nan'] is False])}; refused: "
+            f"{few([name for name, case in judged.items() if case['refused']])}"
+        )
 
 
 def speed(cases: Mapping[str, Any]) -> Iterator[str]:
     for name, case in cases.items():
         for load, row in case.get("loads", {}).items():
-            yield f"   {name}: {load}: " + (row["error"][:120] if "error" in row else (
-                f"{case['flops'] / row['burst_seconds'] / 1e12:.4g} TFLOP/s, then "
-                f"{case['flops'] / row['sustained_seconds'] / 1e12:.4g} {chip(row.get('sustained'))}"))
+            yield f"   {name}: {load}: " + (
+                row["error"][:120]
+                if "error" in row
+                else (
+                    f"{case['flops'] / row['burst_seconds'] / 1e12:.4g} TFLOP/s, then "
+                    f"{case['flops'] / row['sustained_seconds'] / 1e12:.4g} {chip(row.get('sustained'))}"
+                )
+            )
         forms = {form: row for form, row in case.get("forms", {}).items() if "wall_seconds" in row}
         if forms:
             by_gpu = all(row["device_seconds"] for row in forms.values())
             clock = "device_seconds" if by_gpu else "wall_seconds"
             base = next(iter(forms.values()))[clock]
             # All forms where goals are about them, the first few elsewhere: a screen is all that may come back.
-            some = list(forms.items())[:None if name.startswith("8192") else 5]
-            said = ", ".join(f"{form} {row[clock] * 1e6:.0f}us x{base / row[clock]:.2f}" for form, row in some)
-            why = "" if by_gpu else f" BY THE HOST'S CLOCK ({next(iter(forms.values())).get('no_clock', '')[:80]})"
+            some = list(forms.items())[: None if name.startswith("8192") else 5]
+            said = ", ".join(
+                f"{form} {row[clock] * 1e6:.0f}us x{base / row[clock]:.2f}" for form, row in some
+            )
+            why = (
+                ""
+                if by_gpu
+                else f" BY THE HOST'S CLOCK ({next(iter(forms.values())).get('no_clock', '')[:80]})"
+            )
             yield f"   {name}:{why} {said}"
-        bad = [form for form, row in case.get("forms", {}).items() if "error" in row or row.get("right") is False]
+        bad = [
+            form
+            for form, row in case.get("forms", {}).items()
+            if "error" in row or row.get("right") is False
+        ]
         if bad:
             yield f"      BAD: {few(bad)}"
 
@@ -97,19 +140,28 @@ def train(cases: Mapping[str, Any]) -> Iterator[str]:
                 yield f"   {name}, {form}: FAILED {row.get('error', '')[-150:]}"
                 continue
             losses = f"loss {row['losses'][0]} to {row['losses'][-1]}" if row.get("losses") else ""
-            clock = f"kernels {row['device_seconds'] * 1e3:.2f} ms in {row['launches']:.0f}" if row["device_seconds"] \
+            clock = (
+                f"kernels {row['device_seconds'] * 1e3:.2f} ms in {row['launches']:.0f}"
+                if row["device_seconds"]
                 else row.get("no_clock", "")
-            yield (f"   {name}, {form}: wall {row['wall_seconds'] * 1e3:.2f} ms, {clock}, roofline "
-                   f"{row.get('roofline_seconds', 0) * 1e3:.2f}, attention {row['attention']} "
-                   f"{row.get('cudnn_refused', '')[-90:]} {losses} {chip(row.get('chip'))}")
+            )
+            yield (
+                f"   {name}, {form}: wall {row['wall_seconds'] * 1e3:.2f} ms, {clock}, roofline "
+                f"{row.get('roofline_seconds', 0) * 1e3:.2f}, attention {row['attention']} "
+                f"{row.get('cudnn_refused', '')[-90:]} {losses} {chip(row.get('chip'))}"
+            )
         if "bf16" in rows:
-            yield "      over bf16: " + ", ".join(f"{form} {row['wall_seconds'] / rows['bf16']['wall_seconds']:.3f}"
-                                                  for form, row in rows.items())
+            yield "      over bf16: " + ", ".join(
+                f"{form} {row['wall_seconds'] / rows['bf16']['wall_seconds']:.3f}"
+                for form, row in rows.items()
+            )
 
 
 def autotune(cases: Mapping[str, Any]) -> Iterator[str]:
     for name, case in cases.items():
-        chosen = " + ".join(f"{row['library']} {row['tile']}".strip() for row in case["on_gpu"].get("gemms", ()))
+        chosen = " + ".join(
+            f"{row['library']} {row['tile']}".strip() for row in case["on_gpu"].get("gemms", ())
+        )
         chosen = chosen or case["on_gpu"].get("error", "")[:100]
         yield f"   {name}: {chosen}; {'travels' if case['agree'] else 'differs'}"
 

@@ -5,6 +5,7 @@ trained a few steps before it is timed: what is multiplied has the scales of tra
 recorded beside the time. Going forward, as in training, parameters are f32 and converted in each call. What the
 compiler made of a step is read after everything is timed.
 """
+
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -26,8 +27,11 @@ SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
 REHEARSAL = {"hidden": 64, "heads": 4, "sequence": 32, "batch": 2}
 FAST, XLA = ", fast backward", ", XLA's attention"
 # By name: which layer it is; the layer is "bf16" or "bf16+fp8" with another backward pass, or another attention.
-LAYERS = {"bf16": {"dtype": jnp.bfloat16}, "bf16+fp8": {"dtype": jnp.bfloat16, "fp8": True},
-          "f32": {"dtype": jnp.float32}}
+LAYERS = {
+    "bf16": {"dtype": jnp.bfloat16},
+    "bf16+fp8": {"dtype": jnp.bfloat16, "fp8": True},
+    "f32": {"dtype": jnp.float32},
+}
 FORWARD = ("bf16", "bf16+fp8", "f32", "bf16" + XLA, "bf16+fp8" + XLA)
 TRAINING = (*FORWARD[:2], *FORWARD[3:], "bf16+fp8" + FAST, "f32")
 STEPS = 20  # of training, whose losses are recorded
@@ -38,20 +42,28 @@ def fast_backward() -> Iterator[None]:
     """What Flax does not offer: gradients accumulated as fast as the forward pass. Flax asks for exact accumulation
     there, and cuBLASLt then adds up more slowly: this is to measure how much of a step that is."""
     exact, fast = fp8_ops.dot_general_transpose_lhs, jax.lax.Precision.DEFAULT
-    with mock.patch.object(fp8_ops, "dot_general_transpose_lhs",
-                           lambda *args, precision, **options: exact(*args, precision=fast, **options)):
+    with mock.patch.object(
+        fp8_ops,
+        "dot_general_transpose_lhs",
+        lambda *args, precision, **options: exact(*args, precision=fast, **options),
+    ):
         yield
 
 
 def model_flops(sizes: dict[str, int], training: bool) -> int:
     """Of the layer's matmuls as written, whoever runs them: 12 hidden^2 weights, and attention's two for each head; the
     backward pass multiplies twice as much."""
-    hidden, sequence, tokens = sizes["hidden"], sizes["sequence"], sizes["sequence"] * sizes["batch"]
+    hidden, sequence, tokens = (
+        sizes["hidden"],
+        sizes["sequence"],
+        sizes["sequence"] * sizes["batch"],
+    )
     return (3 if training else 1) * tokens * (2 * 12 * hidden**2 + 4 * sequence * hidden)
 
 
-def build(layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool,
-          rehearse: bool) -> tuple[jax.stages.Compiled, Callable[[], jax.Array], list[float]]:
+def build(
+    layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool, rehearse: bool
+) -> tuple[jax.stages.Compiled, Callable[[], jax.Array], list[float]]:
     """The compiled pass, a function without arguments that runs it once, and the losses of the first steps. It has run.
     Raises whatever XLA and cuDNN raise."""
     keys = jax.random.split(jax.random.key(0))
@@ -78,22 +90,34 @@ def build(layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool,
     return compiled, call, losses
 
 
-def build_best(precision: str, sizes: dict[str, int], gemm: str, training: bool, rehearse: bool,
-               case: Case) -> tuple[dict[str, Any], jax.stages.Compiled, Callable[[], jax.Array]]:
+def build_best(
+    precision: str, sizes: dict[str, int], gemm: str, training: bool, rehearse: bool, case: Case
+) -> tuple[dict[str, Any], jax.stages.Compiled, Callable[[], jax.Array]]:
     """With cuDNN's fused attention where it takes the layer, else with XLA's; with XLA's where the name says so."""
     fields = {"hidden": sizes["hidden"], "heads": sizes["heads"], **LAYERS[precision.split(",")[0]]}
     row = {"dtype": jnp.dtype(fields["dtype"]).name, "fp8": fields.get("fp8", False), "gemm": gemm}
-    for attention in ("cudnn", "xla") if row["dtype"] == "bfloat16" and not precision.endswith(XLA) else ("xla",):
+    for attention in (
+        ("cudnn", "xla") if row["dtype"] == "bfloat16" and not precision.endswith(XLA) else ("xla",)
+    ):
         form = f"{precision}, by cuDNN" if attention == "cudnn" else precision
         try:
-            with case.form(form), fast_backward() if precision.endswith(FAST) else contextlib.nullcontext():
-                compiled, call, losses = build(GPTLayer(**fields, attention=attention), sizes, gemm, training, rehearse)
+            with (
+                case.form(form),
+                fast_backward() if precision.endswith(FAST) else contextlib.nullcontext(),
+            ):
+                compiled, call, losses = build(
+                    GPTLayer(**fields, attention=attention), sizes, gemm, training, rehearse
+                )
         except Exception as error:
             if attention == "xla":
                 raise
             row["cudnn_refused"] = case.refused(error, form)
             continue
-        return row | {"attention": attention} | ({"losses": losses} if training else {}), compiled, call
+        return (
+            row | {"attention": attention} | ({"losses": losses} if training else {}),
+            compiled,
+            call,
+        )
     raise AssertionError("XLA's attention either runs or raises")
 
 
@@ -101,21 +125,30 @@ def read(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
     """What the compiler made of a pass."""
     report = report_gemms(compiled)
     return description(compiled, rehearse) | {
-        "fp8_matmuls": len(report.fp8_rows), "matmuls": len(report.rows), "compiled_flops": report.flops,
+        "fp8_matmuls": len(report.fp8_rows),
+        "matmuls": len(report.rows),
+        "compiled_flops": report.flops,
         "fp8_flops_share": report.fp8_flops_share,
-        "gemms": [f"{r.m}x{r.n}x{r.k} {r.library} {r.math_dtype} {r.epilogue} {r.precision} {r.tile}".strip()
-                  for r in report.rows],
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes}
+        "gemms": [
+            f"{r.m}x{r.n}x{r.k} {r.library} {r.math_dtype} {r.epilogue} {r.precision} {r.tile}".strip()
+            for r in report.rows
+        ],
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+    }
 
 
-def measure(training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bool, case: Case) -> dict[str, Any]:
+def measure(
+    training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bool, case: Case
+) -> dict[str, Any]:
     """One pass over the layer in each precision, timed side by side. What one of them raises, its row says."""
     sizes = REHEARSAL if rehearse else SIZES
     rows: dict[str, Any] = {}
     calls, programs = {}, {}
     for precision in precisions:
         rows[precision] = {}
-        built = case.attempt(rows, precision, lambda: build_best(precision, sizes, gemm, training, rehearse, case))
+        built = case.attempt(
+            rows, precision, lambda: build_best(precision, sizes, gemm, training, rehearse, case)
+        )
         if built:
             rows[precision], programs[precision], calls[precision] = built
     timed(rows, calls, case, rehearse, slices=0.25, rounds=6)
@@ -128,8 +161,13 @@ def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
     would have much to time, and no goal is about it; a rehearsal times nothing)."""
     one = functools.partial(functools.partial, measure, rehearse=rehearse)
     if rehearse:
-        return {"training step": one(True, "cublaslt", TRAINING[:-1]), "forward": one(False, "cublaslt", FORWARD[:2])}
+        return {
+            "training step": one(True, "cublaslt", TRAINING[:-1]),
+            "forward": one(False, "cublaslt", FORWARD[:2]),
+        }
     return {
-        "training step": one(True, "cublaslt", TRAINING), "forward": one(False, "cublaslt", FORWARD),
+        "training step": one(True, "cublaslt", TRAINING),
+        "forward": one(False, "cublaslt", FORWARD),
         "training step, autotuned": one(True, "auto", ("bf16", "bf16+fp8")),
-        "forward, autotuned": one(False, "auto", ("bf16", "bf16+fp8"))}
+        "forward, autotuned": one(False, "auto", ("bf16", "bf16+fp8")),
+    }

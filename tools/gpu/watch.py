@@ -3,6 +3,7 @@
 nvidia-smi samples all the while, in a process of its own; afterwards its samples are sorted by what was being timed. So
 a ratio of two forms can be told from a ratio of two clocks.
 """
+
 import contextlib
 import datetime
 import os
@@ -13,13 +14,28 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-FIELDS = ("timestamp", "clocks.sm", "power.draw.instant", "temperature.gpu", "clocks_event_reasons.active")
+FIELDS = (
+    "timestamp",
+    "clocks.sm",
+    "power.draw.instant",
+    "temperature.gpu",
+    "clocks_event_reasons.active",
+)
 EVERY = 25  # milliseconds
 # nvidia-smi sees all GPUs of the machine; JAX the first of those that it is given, by number or by name.
 WHICH = f"--id={os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',')[0] or '0'}"
 # Bits of clocks_event_reasons.active, NVML's nvmlClocksEventReason*: what keeps a clock below its highest.
-REASONS = {0x1: "idle", 0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
-           0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake", 0x100: "display clocks"}
+REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal (software)",
+    0x40: "thermal (hardware)",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
 
 
 # `timeout`: it must not outlive a process that is killed; in the same group, so that it is killed with it. `stdbuf`: a
@@ -34,13 +50,20 @@ class Watch:
     """
 
     def __init__(self, command: tuple[str, ...] = COMMAND):
-        ask = f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", WHICH, f"--loop-ms={EVERY}"
+        ask = (
+            f"--query-gpu={','.join(FIELDS)}",
+            "--format=csv,noheader,nounits",
+            WHICH,
+            f"--loop-ms={EVERY}",
+        )
         self.command, self.slices, self.samples = (*command, *ask), [], None
 
     def __enter__(self) -> "Watch":
         self.file = tempfile.TemporaryFile("w+")
         try:
-            self.process = subprocess.Popen(self.command, stdout=self.file, stderr=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                self.command, stdout=self.file, stderr=subprocess.DEVNULL
+            )
         except OSError:
             self.process = None
         return self
@@ -64,11 +87,17 @@ class Watch:
     def summary(self, name: str) -> dict[str, Any] | None:
         """Of the samples taken while `name` was timed: clock in MHz (lowest, median, highest), power in W (median,
         highest), temperature in degrees Celsius (highest), and what held the clock back."""
-        within = [s for s in self.samples or () for other, start, end in self.slices
-                  if other == name and start <= s[0] <= end]
+        within = [
+            s
+            for s in self.samples or ()
+            for other, start, end in self.slices
+            if other == name and start <= s[0] <= end
+        ]
         if not within:
             return None
-        clock, power, heat, reasons = ([one for one in column if one is not None] for column in list(zip(*within))[1:])
+        clock, power, heat, reasons = (
+            [one for one in column if one is not None] for column in list(zip(*within))[1:]
+        )
         found: dict[str, Any] = {"samples": len(within)}
         if clock:
             found["clock_mhz"] = [min(clock), statistics.median(clock), max(clock)]
@@ -76,12 +105,17 @@ class Watch:
             found["power_w"] = [statistics.median(power), max(power)]
         if heat:
             found["temperature_c"] = max(heat)
-        return found | {"held_back_by": [text for bit, text in REASONS.items() if any(some & bit for some in reasons)]}
+        return found | {
+            "held_back_by": [
+                text for bit, text in REASONS.items() if any(some & bit for some in reasons)
+            ]
+        }
 
 
 def sample(line: str) -> tuple[float, float | None, float | None, float | None, int | None] | None:
     """(seconds since 1970, MHz, W, degrees, reasons) of a line of nvidia-smi's, None in place of what this machine does
     not tell; None for a line that is cut."""
+
     def number(word: str, read=float):
         try:
             return read(word.strip())
@@ -93,4 +127,10 @@ def sample(line: str) -> tuple[float, float | None, float | None, float | None, 
         moment = datetime.datetime.strptime(when.strip(), "%Y/%m/%d %H:%M:%S.%f").timestamp()
     except ValueError:
         return None
-    return moment, number(clock), number(power), number(heat), number(reasons, lambda word: int(word, 16))
+    return (
+        moment,
+        number(clock),
+        number(power),
+        number(heat),
+        number(reasons, lambda word: int(word, 16)),
+    )

@@ -6,6 +6,7 @@
 The pages are those of myst.yml. What is wrong is listed, and the build exits with 1: whatever Sphinx warns of, an
 output that a page may not hold (conf.py), a link or picture that leads nowhere, anything loaded from elsewhere.
 """
+
 import argparse
 import contextlib
 import io
@@ -43,7 +44,9 @@ class _Links(HTMLParser):
             elif name in ("src", "poster") or tag == "object" and name == "data":
                 self.loads[value or ""] = None
             elif name == "srcset":
-                self.loads |= {part.split()[0]: None for part in (value or "").split(",") if part.strip()}
+                self.loads |= {
+                    part.split()[0]: None for part in (value or "").split(",") if part.strip()
+                }
             elif name == "href" and tag in ("link", "image", "use"):
                 if named.get("rel") != "canonical":  # where the page itself will stand
                     self.loads[value or ""] = None
@@ -63,8 +66,13 @@ def check_pages(out: Path) -> list[str]:
     problems = []
     for file, page in pages.items():
         where = file.relative_to(out).as_posix()
-        problems += [f"{where}: the page would load {url!r} from elsewhere" for url in page.loads
-                     if urlsplit(url).netloc or urlsplit(url).scheme not in ("", "data") or url.startswith("/")]
+        problems += [
+            f"{where}: the page would load {url!r} from elsewhere"
+            for url in page.loads
+            if urlsplit(url).netloc
+            or urlsplit(url).scheme not in ("", "data")
+            or url.startswith("/")
+        ]
         for url in {**page.links, **page.loads}:
             parts = urlsplit(url)
             if parts.scheme or parts.netloc:
@@ -72,7 +80,11 @@ def check_pages(out: Path) -> list[str]:
             target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
             if parts.path.startswith("/") or not target.is_file():
                 problems.append(f"{where}: {url!r} leads to no file of the site")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].ids
+            ):
                 problems.append(f"{where}: {url!r} leads to no place on its page")
     return problems
 
@@ -88,14 +100,26 @@ def _sources(project: Path, folder: Path) -> None:
             if not (project / page["file"]).is_file():
                 raise BuildError(f"myst.yml: {page['file']} is not there")
     except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
-        raise BuildError(f"{project}/myst.yml: it must have project: toc:, a list of pages (file: ...) and of parts "
-                         f"(title: ..., children: a list of pages). It gave {type(error).__name__}: {error}") from error
-    if first.parent != Path(".") or first.suffix != ".md" or first.name != "index.md" and (
-            project / "index.md").exists():
-        raise BuildError(f"myst.yml: its first page becomes index.html, and must be a .md file beside it, with no "
-                         f"other index.md: got {first}")
-    shutil.copytree(project, folder, ignore=shutil.ignore_patterns(".*", "_*", "*.egg-info"),
-                    ignore_dangling_symlinks=True)
+        raise BuildError(
+            f"{project}/myst.yml: it must have project: toc:, a list of pages (file: ...) and of parts "
+            f"(title: ..., children: a list of pages). It gave {type(error).__name__}: {error}"
+        ) from error
+    if (
+        first.parent != Path(".")
+        or first.suffix != ".md"
+        or first.name != "index.md"
+        and (project / "index.md").exists()
+    ):
+        raise BuildError(
+            f"myst.yml: its first page becomes index.html, and must be a .md file beside it, with no "
+            f"other index.md: got {first}"
+        )
+    shutil.copytree(
+        project,
+        folder,
+        ignore=shutil.ignore_patterns(".*", "_*", "*.egg-info"),
+        ignore_dangling_symlinks=True,
+    )
     (folder / first).rename(folder / "index.md")
 
 
@@ -108,8 +132,20 @@ def build(project: Path) -> str:
         source, new = Path(scratch, "source"), Path(scratch, "html")
         _sources(project, source)
         said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-        arguments = ["-q", "--no-color", "-c", HERE, "-d", Path(scratch, "doctrees"), "-b", "html", "-j", "auto",
-                     source, new]
+        arguments = [
+            "-q",
+            "--no-color",
+            "-c",
+            HERE,
+            "-d",
+            Path(scratch, "doctrees"),
+            "-b",
+            "html",
+            "-j",
+            "auto",
+            source,
+            new,
+        ]
         with contextlib.redirect_stderr(said):
             status = build_main(list(map(str, arguments)))
         text = said.buffer.getvalue().decode().replace(f"{source}{os.sep}", "")
@@ -123,8 +159,15 @@ def build(project: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--project", type=Path, default=HERE.parent.parent, help="folder of myst.yml (default: this)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--project",
+        type=Path,
+        default=HERE.parent.parent,
+        help="folder of myst.yml (default: this)",
+    )
     try:
         print(build(parser.parse_args().project.resolve()))
     except BuildError as error:

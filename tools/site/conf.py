@@ -3,6 +3,7 @@ click, and the glossary's words where they are met first.
 
 The table of contents and the title are myst.yml's, whose form build.py has looked at.
 """
+
 import html
 import logging as python_logging
 import os
@@ -18,15 +19,22 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-import refused  # noqa: E402
+sys.path.insert(0, str(HERE.parent.parent))
+from tools.site import refused
 
 logger = logging.getLogger(__name__)
-SITE_URL = f"{url.rstrip('/')}/" if (url := os.environ.get("SITE_URL", "")) else ""  # where the site will stand
+SITE_URL = (
+    f"{url.rstrip('/')}/" if (url := os.environ.get("SITE_URL", "")) else ""
+)  # where the site will stand
 REPOSITORY_URL = os.environ.get("REPOSITORY_URL", "")
 
 language, root_doc = "en", "index"
-extensions = ["myst_nb", "sphinx_copybutton", "sphinxext.opengraph", *["sphinx_sitemap"] * bool(SITE_URL)]
+extensions = [
+    "myst_nb",
+    "sphinx_copybutton",
+    "sphinxext.opengraph",
+    *["sphinx_sitemap"] * bool(SITE_URL),
+]
 # Text
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 4
@@ -41,9 +49,15 @@ html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
 html_baseurl = SITE_URL
 html_theme_options = {
-    "navbar_persistent": [], "home_page_in_toc": True, "show_toc_level": 2, "toc_title": "On this page",
-    "use_fullscreen_button": False, "footer_content_items": "", "back_to_top_button": False,
-    "pygments_light_style": "a11y-high-contrast-light", "pygments_dark_style": "a11y-high-contrast-dark",
+    "navbar_persistent": [],
+    "home_page_in_toc": True,
+    "show_toc_level": 2,
+    "toc_title": "On this page",
+    "use_fullscreen_button": False,
+    "footer_content_items": "",
+    "back_to_top_button": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
     **({"repository_url": REPOSITORY_URL, "use_repository_button": True} if REPOSITORY_URL else {}),
 }
 html_context = {"default_mode": "auto"}
@@ -52,10 +66,17 @@ copybutton_selector = "div.highlight:not(.cell_output *) > pre"
 # What is shown of a page where somebody shares a link to it
 ogp_site_url, ogp_enable_meta_description = SITE_URL, True
 ogp_social_cards = {"enable": bool(SITE_URL), "image_mini": "img/one_call.png"}
-python_logging.getLogger("matplotlib.font_manager").setLevel("ERROR")  # it looks for weights that the font lacks
+python_logging.getLogger("matplotlib.font_manager").setLevel(
+    "ERROR"
+)  # it looks for weights that the font lacks
 sitemap_url_scheme, sitemap_excludes = "{link}", ["search.html"]
 
-SHOWN = {"text/html", "text/plain", "image/png", "image/svg+xml"}  # kinds of output that a page shows
+SHOWN = {
+    "text/html",
+    "text/plain",
+    "image/png",
+    "image/svg+xml",
+}  # kinds of output that a page shows
 WIDGET = "application/vnd.jupyter.widget-view+json"
 GLOSSARY = "notebooks/glossary"
 # MyST's own words, which Jupyter shows as they are: no chapter is written for one engine.
@@ -69,12 +90,17 @@ def jupyter_anchor(title: str) -> str:
 
 # The contents -----------------------------------------------------------------------------------------------------
 
+
 def _read_contents(app, config) -> None:
-    contents = yaml.safe_load((Path(app.srcdir) / "myst.yml").read_text(encoding="utf-8"))["project"]
+    contents = yaml.safe_load((Path(app.srcdir) / "myst.yml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     config.project = config.html_title = config.ogp_site_name = contents["title"]
     config.author = config.copyright = ""
     config.contents = contents["toc"]
-    pages = [page["file"] for entry in contents["toc"][1:] for page in entry.get("children", [entry])]
+    pages = [
+        page["file"] for entry in contents["toc"][1:] for page in entry.get("children", [entry])
+    ]
     config.include_patterns = ["index.md", *pages]
     if (icon := Path(app.srcdir) / "img" / "favicon.svg").is_file():
         config.html_favicon = str(icon)
@@ -90,13 +116,20 @@ def _read_source(app, name: str, source: list[str]) -> None:
     source[0] = _links_to_the_index(source[0])
     if name == root_doc:
         for entry in app.config.contents[1:]:
-            pages = [Path(page["file"]).with_suffix("").as_posix() for page in entry.get("children", [entry])]
+            pages = [
+                Path(page["file"]).with_suffix("").as_posix()
+                for page in entry.get("children", [entry])
+            ]
             caption = [f":caption: {entry['title']}"] if "children" in entry else []
-            source[0] += "\n\n" + "\n".join(["```{toctree}", ":hidden:", *caption, "", *pages, "```"])
+            source[0] += "\n\n" + "\n".join(
+                ["```{toctree}", ":hidden:", *caption, "", *pages, "```"]
+            )
 
 
 def _check_words(text: str, where: str) -> None:
-    text = re.sub(r"^(`{3,}|~{3,})[^`{\n]*\n.*?^\1", "", text, flags=re.M | re.S)  # blocks of code, then words of it
+    text = re.sub(
+        r"^(`{3,}|~{3,})[^`{\n]*\n.*?^\1", "", text, flags=re.M | re.S
+    )  # blocks of code, then words of it
     for found in _DIRECTIVE.findall(re.sub(r"(?<![`}])(`+)(?!`).*?(?<!`)\1(?!`)", "", text)):
         logger.warning("%s: %s, which Jupyter does not show as MyST does", where, found)
 
@@ -107,6 +140,7 @@ def _links_to_the_index(text: str) -> str:
 
 
 # Notebooks --------------------------------------------------------------------------------------------------------
+
 
 def _prepared(text: str, name: str) -> str:
     """A notebook's text, with labels on its folds; what answers a prediction is behind a click. Nothing in its metadata
@@ -138,7 +172,10 @@ def _prepared(text: str, name: str) -> str:
         label = "Show the code"
         if asked and cell.outputs and not tags & {"remove-cell", "remove-output"}:
             if not tags & {"hide-cell", "hide-output"}:
-                logger.warning("%s answers the prediction before it, and is not folded: tag it hide-output", where)
+                logger.warning(
+                    "%s answers the prediction before it, and is not folded: tag it hide-output",
+                    where,
+                )
             label, asked = "Show the answer", False
         elif "hide-output" in tags:
             label = "Show the output"
@@ -147,8 +184,11 @@ def _prepared(text: str, name: str) -> str:
         if {"hide-input", "hide-output"} <= tags:
             tags = tags - {"hide-input", "hide-output"} | {"hide-cell"}  # one fold, not two
         if tags & {"hide-cell", "hide-input", "hide-output"}:
-            cell.metadata |= {"tags": sorted(tags), "mystnb": cell.metadata.get("mystnb", {}) | {
-                "code_prompt_show": label, "code_prompt_hide": label.replace("Show", "Hide", 1)}}
+            cell.metadata |= {
+                "tags": sorted(tags),
+                "mystnb": cell.metadata.get("mystnb", {})
+                | {"code_prompt_show": label, "code_prompt_hide": label.replace("Show", "Hide", 1)},
+            }
     if asked:
         logger.warning("%s: nothing answers the last prediction", name)
     return nbformat.writes(notebook)
@@ -174,10 +214,15 @@ def _shown(outputs: list, where: str, metadata: dict) -> list:
             shown.append(output)
     for output in shown:
         if output.output_type == "stream":
-            output.text = re.sub(r"[^\n]*\r(?!\n)|\x1b\][^\x07]*\x07|\x1b\[[\d;?]*[A-Za-ln-z]", "", output.text)
+            output.text = re.sub(
+                r"[^\n]*\r(?!\n)|\x1b\][^\x07]*\x07|\x1b\[[\d;?]*[A-Za-ln-z]", "", output.text
+            )
     if len(described) > 1:
-        logger.warning("%s has %d pictures: one to a cell, as their descriptions are kept by the cell", where,
-                       len(described))
+        logger.warning(
+            "%s has %d pictures: one to a cell, as their descriptions are kept by the cell",
+            where,
+            len(described),
+        )
     elif described and described[0]:
         metadata["mystnb"] = {"image": {"alt": described[0]}}
     return shown
@@ -191,12 +236,15 @@ def _inlined(svg: str, alt: str | None, where: str, number: int) -> str:
         logger.warning("%s: a picture without a description", where)
     own = nodes.make_id(f"{where.rpartition(': ')[2]}-{number}-")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)  # no id twice on a page
-    least = re.search(r"min-width: (\d+)", svg)  # wider than a phone, it is scrolled: from a keyboard too
+    least = re.search(
+        r"min-width: (\d+)", svg
+    )  # wider than a phone, it is scrolled: from a keyboard too
     focus = ' tabindex="0"' if least and int(least[1]) > 350 else ""
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt or "")}"{focus}', 1)
 
 
 # What a page may not hold -----------------------------------------------------------------------------------------
+
 
 def _refuse(app, document: nodes.document) -> None:
     """Raw HTML is looked at where it comes in: of an output by itself, of a text with what stands beside it."""
@@ -226,6 +274,7 @@ def _ancestors(node: nodes.Node):
 
 # The glossary -----------------------------------------------------------------------------------------------------
 
+
 def _read_glossary(app, *_) -> None:
     """The glossary's words, as a pattern, and what each means."""
     file = Path(app.srcdir) / f"{GLOSSARY}.md"
@@ -240,7 +289,9 @@ def _read_glossary(app, *_) -> None:
         for word in title.split(", "):
             app.meanings[word.lower()] = (title, text)
     words = sorted(map(re.escape, app.meanings), key=len, reverse=True)
-    app.words = re.compile(rf"(?<![\w./-])({'|'.join(words)})(?:e?s)?(?![\w/-])", re.I) if words else None
+    app.words = (
+        re.compile(rf"(?<![\w./-])({'|'.join(words)})(?:e?s)?(?![\w/-])", re.I) if words else None
+    )
 
 
 def _link_glossary(app, document: nodes.document, name: str) -> None:
@@ -248,10 +299,20 @@ def _link_glossary(app, document: nodes.document, name: str) -> None:
     if app.words is None or name in (GLOSSARY, root_doc, "CONTRIBUTING"):
         return
     seen = set()
-    skipped = nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.math, nodes.thead, nodes.strong
+    skipped = (
+        nodes.reference,
+        nodes.literal,
+        nodes.literal_block,
+        nodes.title,
+        nodes.math,
+        nodes.thead,
+        nodes.strong,
+    )
     for paragraph in document.findall(nodes.paragraph):
         for text in list(paragraph.findall(nodes.Text)):
-            if any(isinstance(up, skipped) for up in _ancestors(text)) or not isinstance(text.parent, nodes.Element):
+            if any(isinstance(up, skipped) for up in _ancestors(text)) or not isinstance(
+                text.parent, nodes.Element
+            ):
                 continue
             made, end = [], 0
             for m in app.words.finditer(text):
@@ -260,14 +321,19 @@ def _link_glossary(app, document: nodes.document, name: str) -> None:
                     continue
                 seen.add(title)
                 uri = app.builder.get_relative_uri(name, GLOSSARY) + "#" + nodes.make_id(title)
-                made += [nodes.Text(text[end:m.start()]), nodes.reference(
-                    "", m[0], internal=True, refuri=uri, reftitle=meaning, classes=["term"])]
+                made += [
+                    nodes.Text(text[end : m.start()]),
+                    nodes.reference(
+                        "", m[0], internal=True, refuri=uri, reftitle=meaning, classes=["term"]
+                    ),
+                ]
                 end = m.end()
             if made:
                 text.parent.replace(text, [*made, nodes.Text(text[end:])])
 
 
 # Mathematics, as MathML: no font and no script has to be loaded for it --------------------------------------------
+
 
 def _math(self, node: nodes.Element, block: bool) -> None:
     try:
@@ -290,5 +356,8 @@ def setup(app) -> None:
     app.connect("doctree-read", _refuse)
     app.connect("doctree-read", _drop_empty_heads)
     app.connect("doctree-resolved", _link_glossary)
-    app.add_html_math_renderer("mathml", (lambda self, node: _math(self, node, False), None),
-                               (lambda self, node: _math(self, node, True), None))
+    app.add_html_math_renderer(
+        "mathml",
+        (lambda self, node: _math(self, node, False), None),
+        (lambda self, node: _math(self, node, True), None),
+    )

@@ -1,0 +1,284 @@
+"""Autotuning travels: a compile without a GPU follows the choices that a file says a GPU made.
+
+No GPU chose anything here: the choices are made by hand, under the keys that XLA itself says it looks up.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import autotune
+import jax
+import jax.numpy as jnp
+import pytest
+from agreement import gemms
+from programs import programs
+
+from fp8lens.autotune import recording
+from helpers import TARGETS, aot_compile
+
+NAMES = ("unscaled, f32 result", "scaled in f32", "relu", "scaled in bf16")
+TILE = {"tile": "128x128x64", "library": "triton"}
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return autotune.looked_up(NAMES, 4)
+
+
+def compiled(name, text=None, target="H200", **options):
+    program = programs(4)[name]
+    return aot_compile(
+        program.fn,
+        *program.args,
+        target=target,
+        gemm="auto",
+        autotune=text,
+        compiler_options=options,
+    )
+
+
+def only_gemm(*args, **options):
+    (gemm,) = gemms(compiled(*args, **options))
+    return gemm
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tile_travels(keys, name):
+    untimed, chosen = only_gemm(name), only_gemm(name, autotune.by_hand(keys[name]))
+    assert untimed["library"] == "triton" and untimed["tile"] != TILE["tile"]
+    assert chosen == untimed | TILE
+
+
+def test_cublaslt_travels_and_multiplies_what_triton_would_not(keys):
+    text = autotune.by_hand(keys["relu"], autotune.CUBLASLT)
+    chosen = only_gemm("relu", text)
+    assert (chosen["library"], chosen["math_dtype"]) == ("cublasLt", "f8e4m3fn"), chosen
+    assert only_gemm("relu")["math_dtype"] == "tf32"
+
+
+def test_choices_stay_with_the_compile_that_asked_for_them(keys):
+    """XLA keeps what it has loaded for the whole process, and reads a file of results once."""
+    name, wide = NAMES[0], autotune.by_hand(keys[NAMES[0]])
+    narrow = wide.replace("block_m: 128", "block_m: 64")
+    tiles = {wide: "128x128x64", narrow: "64x128x64", None: only_gemm(name)["tile"]}
+    # With the older format asked for, XLA looks where the choices are; the second option has JAX compile again.
+    kept = {
+        key: value for key, value in recording("x.txt").items() if not key.endswith("_results_to")
+    }
+    for level in (3, 4):
+        for text, tile in tiles.items():
+            assert only_gemm(name, text, **kept, xla_gpu_autotune_level=level)["tile"] == tile, (
+                level
+            )
+
+
+def test_a_file_does_as_well_as_its_text(keys, tmp_path):
+    path = tmp_path / "choices.txt"
+    path.write_text(autotune.by_hand(keys[NAMES[0]]))
+    assert (
+        only_gemm(NAMES[0], path)["tile"] == only_gemm(NAMES[0], str(path))["tile"] == TILE["tile"]
+    )
+
+
+def test_what_xla_writes_is_what_is_read(keys, tmp_path):
+    """XLA's own text, not this project's: where a dump is asked for, it writes the choices that it has."""
+    text = autotune.by_hand(keys[NAMES[3]]).replace(
+        "block_n: 128", "block_n: 32"
+    )  # of no other test in the process
+    compiled(NAMES[3], text, xla_dump_to=str(tmp_path))
+    (path,) = tmp_path.glob("*autotune_results.pbtxt")
+    assert "hand-made" not in path.read_text()
+    choices = [
+        c
+        for c in autotune.CHOICE.findall(path.read_text())
+        if " dot(" not in c or "block_n: 32\n" in c
+    ]
+    assert only_gemm(NAMES[3], autotune.HEADER + "".join(choices))["tile"] == "128x32x64"
+
+
+@pytest.mark.parametrize("chip", ["A100", "L40S", "H100", "H200", "B200"])
+def test_each_chips_choices_are_found(keys, chip):
+    """XLA writes the chip's figures into what it looks up: those of `Target`, as it prints them."""
+    target = TARGETS[chip]
+    # As a driver has it: the figures of TARGETS are a data sheet's.
+    device = (
+        "CUDA: {}.{}, ".format(*target.compute_capability)
+        + f"Cores: {target.sms}, GPU clock: 1.7 GHz, Memory "
+        f"bandwidth: {1.03 * target.memory_bandwidth / 1e9:.0f} GB/s, L2 cache: 60 MB, DNN version: 9.21.1"
+    )
+    fn = lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
+    operand = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
+    options = {"target": chip, "gemm": "auto"}
+    hlo = (
+        "{\n  tmp_0 = bf16[512,256]{1,0} parameter(0)\n  tmp_1 = bf16[512,256]{1,0} parameter(1)\n  ROOT tmp_2 = "
+        "f32[512,512]{1,0} dot(bf16[512,256]{1,0} tmp_0, bf16[512,256]{1,0} tmp_1), lhs_contracting_dims={1}, "
+        "rhs_contracting_dims={1}\n}"
+    )
+    text = autotune.by_hand([(device, hlo, keys[NAMES[0]][0][2])]).replace(
+        "block_m: 128", "block_m: 32"
+    )
+    (gemm,) = gemms(aot_compile(fn, operand, operand, autotune=text, **options))
+    assert gemm["tile"] == "32x128x64"
+
+
+# What must not pass ---------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_nobody_recorded_is_said(keys):
+    text = autotune.by_hand(keys[NAMES[0]])
+    with pytest.raises(
+        LookupError, match=rf"of the {len(keys[NAMES[0]])} recorded choices .*record this function"
+    ):
+        compiled("relu", text)
+    # An older release's choice is none of this one's.
+    with pytest.raises(
+        LookupError, match=re.escape(f"NVIDIA H200 141GB HBM3e with JAX {jax.__version__}")
+    ):
+        compiled(NAMES[0], re.sub(r"^  version: \d+", "  version: 1", text, flags=re.M))
+    partly = only_gemm("relu", text, xla_gpu_require_complete_aot_autotune_results=False)
+    assert partly == only_gemm("relu")
+
+
+def test_another_chips_choices_are_refused(keys):
+    text = autotune.by_hand(keys[NAMES[0]])
+    for other in ("H100", "A100", "B200"):
+        with pytest.raises(
+            ValueError, match=f"recorded on 'CUDA: 9.0, Cores: 132, .*and {other} is another chip"
+        ):
+            compiled(NAMES[0], text, target=other)
+    cut = dataclasses.replace(TARGETS["H200"], name="cut", sms=114)
+    with pytest.raises(ValueError, match="cut is another chip: 'CUDA: 9.0, Cores: 114"):
+        compiled(NAMES[0], text, target=cut)
+
+
+def test_what_xla_could_not_read_is_refused(keys, tmp_path):
+    good = autotune.by_hand(keys[NAMES[0]])
+    newer = 'entries {\n  key {\n    target {\n      device: "a4baa03864db7cfb"\n    }\n  }\n}\n'
+    for bad in (
+        "\n",
+        "rubbish\n",
+        "version: 3\n",
+        newer,
+        good[:-40],
+        good.replace("version: 3", "version: 4"),
+        good + "results {\n}\n",
+        good.replace("  hlo:", "  hol:"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"not XLA's autotuning results in text.*recording\(path\)"
+        ):
+            compiled(NAMES[0], bad)
+    (tmp_path / "binary").write_bytes(b"\x08\x03\x22\xff\x00\n\x80")
+    with pytest.raises(ValueError, match="not XLA's autotuning results in text"):
+        compiled(NAMES[0], tmp_path / "binary")
+    with pytest.raises(FileNotFoundError, match="nowhere.txt"):
+        compiled(NAMES[0], tmp_path / "nowhere.txt")
+    with pytest.raises(ValueError, match="is another chip"):
+        compiled(NAMES[0], good.replace('device: "CUDA', 'device: "ROCM'))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "triton {\n      block_m: 0\n    }",
+        "triton {\n      rubbish: 1\n    }",
+        autotune.TILE.replace("block_n: 128", "block_n: 100"),
+    ],
+)
+def test_a_choice_that_is_none_is_an_error_of_xla(keys, bad):
+    """Not an abort: XLA checks a loaded tile, unlike a forced one."""
+    with pytest.raises((LookupError, jax.errors.JaxRuntimeError)):
+        compiled(NAMES[0], autotune.by_hand(keys[NAMES[0]], bad))
+
+
+def test_recording_asks_for_text():
+    with pytest.raises(ValueError, match="ends in .txt, .textproto or .pbtxt; got 'choices.pb'"):
+        recording("choices.pb")
+
+
+# The GPU's side -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_where_nothing_is_timed(tmp_path):
+    path = tmp_path / "choices.txt"
+    compiled(NAMES[0], **recording(path))
+    assert not path.exists(), (
+        "XLA now writes choices without a GPU: say so in the docstring of `recording`"
+    )
+
+
+def test_the_part_says_where_a_gpu_chose_otherwise(keys):
+    """Choices for another program: the compile without the GPU has none to follow, and the case says so."""
+    program = programs(4)[NAMES[0]]
+    own = compiled(NAMES[0], autotune.by_hand(keys[NAMES[0]]))
+    result = autotune.travels(program, autotune.by_hand(keys["relu"]), TARGETS["H200"], own)
+    assert not result["agree"] and "recorded choices" in result["without_gpu"]["error"]
+    result = autotune.travels(
+        program, autotune.by_hand(keys[NAMES[0]], autotune.CUBLASLT), TARGETS["H200"], own
+    )
+    assert not result["agree"] and result["without_gpu"]["gemms"][0]["library"] == "cublasLt"
+
+
+@pytest.fixture
+def case(tmp_path):
+    return autotune.Case(tmp_path / "autotune.json", "autotune", "case", tmp_path / "marker", {})
+
+
+def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch, case):
+    """All but the GPU: in its place, a compile that writes two programs' choices as a driver's chip has them."""
+
+    def own_compile(fn, *args, rehearse, compiler_options, **options):
+        assert not rehearse
+        path = compiler_options["xla_gpu_dump_autotune_results_to"]
+        chosen = (
+            NAMES[:2] if fn is everything[NAMES[1]].fn else NAMES[:1]
+        )  # XLA writes all since the process started
+        text = autotune.by_hand([key for name in chosen for key in keys[name]])
+        text = text.replace(
+            "4800 GB/s, L2 cache: 50 MB, DNN version: 9.10.0",
+            "4917 GB/s, L2 cache: 60 MB, DNN version: 9.21.1",
+        )
+        assert "9.21.1" in text
+        Path(path).write_text(text)
+        return aot_compile(fn, *args, target="H200", autotune=text, **options)
+
+    everything = programs(4)
+    monkeypatch.setattr(autotune, "programs", lambda divide: everything)
+    monkeypatch.setattr(autotune, "own_compile", own_compile)
+    monkeypatch.setattr(autotune, "chip", lambda rehearse: TARGETS["H200"])
+    found = autotune.cases(rehearse=False)
+    first, second = (found[name](case=case) for name in NAMES[:2])
+    assert first["agree"] and second["agree"] and not first["hand_made"]
+    texts = [set(autotune.CHOICE.findall(case["choices"])) for case in (first, second)]
+    assert len(texts[0]) == len(keys[NAMES[0]]) and texts[1] and not texts[0] & texts[1]
+
+
+def test_choices_are_kept_where_the_program_cannot_be_read(keys, monkeypatch, case):
+    def unreadable(compiled):
+        raise ValueError("a custom call nobody has seen")
+
+    monkeypatch.setattr("agreement.gemms", unreadable)
+    result = next(iter(autotune.cases(rehearse=True).values()))(case=case)
+    assert (
+        result["choices"] and not result["agree"] and "nobody has seen" in result["on_gpu"]["error"]
+    )
+
+
+def test_the_part_rehearses(case):
+    """What `make gpu` runs, with hand-made choices in place of the GPU's."""
+    name, choose = next(iter(autotune.cases(rehearse=True).items()))
+    result = choose(case=case)
+    assert result["hand_made"] and result["agree"], result
+    assert result["without_gpu"] == result["on_gpu"]
+    assert result["without_gpu"]["gemms"] != result["untimed"]["gemms"]
+    # The choices that a record holds, under their header, are all that a compile needs.
+    program = programs(16)[name]
+    again = aot_compile(
+        program.fn,
+        *program.args,
+        target="H200",
+        gemm="auto",
+        autotune=autotune.HEADER + result["choices"],
+    )
+    assert autotune.side(again) == result["on_gpu"]

@@ -1,0 +1,909 @@
+"""Collectives of sharded programs: compiled for 8 H100s, and as HLO text in the forms that XLA prints elsewhere."""
+
+import functools
+import itertools
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
+from fp8lens.collectives import KINDS, Collectives, collectives, groups, why
+from fp8lens.rules import RULES
+from tests.programs.corpus import PROGRAMS, corpus
+
+e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
+M, N, K = 1024, 512, 256
+EIGHT = {"x": 8}
+ROWS = (P("x"), P("x"), None, None)
+
+
+def S(*dims, dtype=e4m3):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+X, W, s = S(M, K), S(N, K), S(dtype=f32)
+
+
+def quantize(x, scale, dtype=e4m3):
+    best = float(jnp.finfo(dtype).max)
+    return jnp.clip(x.astype(f32) * scale, -best, best).astype(dtype)
+
+
+def dequantize(x, scale):
+    return x.astype(bf16) * scale.astype(bf16)
+
+
+def dot(x, w, sides=(1, 1)):
+    return lax.dot_general(
+        x, w, (((sides[0],), (sides[1],)), ((), ())), preferred_element_type=bf16
+    )
+
+
+def fp8_dot(x, w, x_scale, w_scale, sides=(1, 1)):
+    return dot(dequantize(x, x_scale), dequantize(w, w_scale), sides)
+
+
+def constrained(x, *specs):
+    for spec in specs:
+        x = lax.with_sharding_constraint(x, spec)
+    return x
+
+
+def mapped(f, in_specs=ROWS, out_specs=P("x")):
+    """shard_map under the mesh of aot_compile; None is replicated."""
+    specs = tuple(P() if spec is None else spec for spec in in_specs)
+    return lambda *args: jax.shard_map(f, in_specs=specs, out_specs=out_specs, check_vma=False)(
+        *args
+    )
+
+
+@functools.cache
+def text(fn, args, in_specs=ROWS, mesh=tuple(EIGHT.items()), **options):
+    return aot_compile(fn, *args, mesh_shape=dict(mesh), in_specs=in_specs, **options).as_text()
+
+
+def found(fn, args=(X, W, s, s), in_specs=ROWS, mesh=EIGHT, **options):
+    return collectives(text(fn, args, in_specs, tuple(mesh.items()), **options), mesh)
+
+
+def only(*args, **options):
+    (collective,) = found(*args, **options)
+    return collective
+
+
+# What each says -------------------------------------------------------------------------------------------------------
+
+gathered = mapped(lambda x, w, a, b: fp8_dot(x, lax.all_gather(w, "x", tiled=True), a, b))
+EXPERTS = (P(None, "x"), P("x"), None, None)
+
+
+def experts(x, w, a, b):
+    """x is [experts, tokens, K]; each device has one expert's weights."""
+    mine = lax.all_to_all(x, "x", 0, 1, tiled=True)[0]
+    return lax.all_to_all(fp8_dot(mine, w[0], a, b)[None], "x", 1, 0, tiled=True)
+
+
+def ragged(x, w, a, b):
+    sizes, offsets = jnp.full(8, 16, jnp.int32), jnp.arange(8, dtype=jnp.int32) * 16
+    x = lax.ragged_all_to_all(x, jnp.zeros_like(x), offsets, sizes, offsets, sizes, axis_name="x")
+    return fp8_dot(x, w, a, b)
+
+
+RING = [(n, (n + 1) % 8) for n in range(8)]
+QUARTERS = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4), (6, 7), (7, 6)]
+# One device's bytes by hand: w is 512 x 256 bytes, of which a device has an eighth.
+SENT = {
+    "all_gather": (gathered, "all-gather", "f8e4m3fn", 7 * 64 * 256),
+    "gather by sharding": (fp8_dot, "all-gather", "f8e4m3fn", 7 * 64 * 256),
+    "psum": (
+        mapped(
+            lambda x, w, a, b: lax.psum(fp8_dot(x, w, a, b), "x"),
+            (P(None, "x"), P(None, "x"), None, None),
+            P(),
+        ),
+        "all-reduce",
+        "bf16",
+        2 * 7 * (M * N * 2 // 8),
+    ),
+    "psum_scatter": (
+        mapped(
+            lambda x, w, a, b: lax.psum_scatter(fp8_dot(x, w, a, b), "x", tiled=True),
+            (P(None, "x"), P(None, "x"), None, None),
+        ),
+        "reduce-scatter",
+        "bf16",
+        7 * (M * N * 2 // 8),
+    ),
+    "ppermute": (
+        mapped(lambda x, w, a, b: fp8_dot(x, lax.ppermute(w, "x", RING), a, b)),
+        "collective-permute",
+        "f8e4m3fn",
+        64 * 256,
+    ),
+    "broadcast": (
+        mapped(
+            lambda x, w, a, b: fp8_dot(x, lax.pbroadcast(w, "x", 0), a, b),
+            (P("x"), None, None, None),
+        ),
+        "collective-broadcast",
+        "f8e4m3fn",
+        N * K,
+    ),
+    "ragged": (mapped(ragged), "ragged-all-to-all", "f8e4m3fn", 128 * 256),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_kind_type_and_bytes(name):
+    fn, kind, dtype, sent = SENT[name]
+    specs = {
+        "psum": (P(None, "x"), P(None, "x"), None, None),
+        "broadcast": (P("x"), None, None, None),
+    }
+    specs = specs.get(name.removesuffix("_scatter"), ROWS)
+    one = only(fn, in_specs=specs)
+    assert (one.kind, one.dtype, one.bytes_sent, one.group_size, one.axis) == (
+        kind,
+        dtype,
+        sent,
+        8,
+        "x",
+    )
+    assert one.source.startswith("test") or name == "ragged"  # XLA drops its place
+    assert one.count == 1 and not one.problems and not one.transposed_by
+    if dtype == "bf16":
+        assert len(one.fed_by) == 1 and one.feeds == ()
+    else:
+        assert len(one.feeds) == 1 and one.feeds_fp8 and one.fed_by == () and one.is_fp8
+
+
+def test_an_all_to_all_to_the_experts_and_one_back():
+    there, back = found(
+        mapped(experts, EXPERTS, P(None, "x")), (S(8, 128, K), S(8, N, K), s, s), EXPERTS
+    )
+    assert (there.kind, there.dtype, there.bytes_sent) == ("all-to-all", "f8e4m3fn", 7 * 16 * K)
+    assert (back.kind, back.dtype, back.bytes_sent) == ("all-to-all", "bf16", 7 * 16 * N * 2)
+    assert there.feeds == back.fed_by and there.feeds_fp8 and not back.feeds
+
+
+def test_what_runs_between_start_and_done_overlaps():
+    unscaled = lambda x, w, a, b: (
+        lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=f32) * (a * b)
+    )
+    one = only(unscaled)
+    lines = text(unscaled, (X, W, s, s)).partition("\nENTRY")[2].splitlines()
+    start, done = (
+        [n for n, line in enumerate(lines) if f" all-gather-{end}(" in line][0]
+        for end in ("start", "done")
+    )
+    between = re.findall(r"%(\S+) = \S+ (?:fusion|custom-call)\(", "\n".join(lines[start:done]))
+    assert one.asynchronous and between and one.overlaps == tuple(between)
+    (alone,) = found(
+        fp8_dot
+    )  # nothing can run beside it: JAX 0.10 says so ("is_sync"), newer ones do not start it
+    assert not alone.asynchronous and alone.overlaps == ()
+
+
+def test_arrays_combined_in_one_collective():
+    def two(x, up, down, a, b):
+        return fp8_dot(quantize(jax.nn.relu(fp8_dot(x, up, a, b)), a), down, a, b)
+
+    one = only(two, (X, W, S(K, N), s, s), (P("x"), P("x"), P("x"), None, None))
+    assert one.shapes == ("f8e4m3fn[64,256]", "f8e4m3fn[32,512]") and one.dtype == "f8e4m3fn"
+    assert one.bytes_sent == 2 * 7 * 64 * 256 and len(one.feeds) == 2
+
+
+def test_a_collective_in_a_loop_runs_as_often_and_feeds_its_matmul():
+    def layers(x, weights, a, b):
+        layer = lambda x, w: (quantize(jax.nn.relu(fp8_dot(x, constrained(w, P()), a, b)), a), None)
+        return lax.scan(layer, x, weights)[0]
+
+    cs = found(layers, (X, S(5, K, K), s, s), (P("x"), P(None, "x"), None, None))
+    assert [(c.count, c.dtype, c.bytes_sent, len(c.feeds)) for c in cs] == [
+        (5, "f8e4m3fn", 7 * 32 * K, 1)
+    ]
+    assert cs.bytes_sent == 5 * 7 * 32 * K
+
+
+def test_a_ring_feeds_the_matmul_of_the_next_turn():
+    """What a loop's body gives is what its next turn gets."""
+    reduce, permute = collectives(corpus()["ring matmul"](), EIGHT)
+    assert (permute.kind, permute.count, permute.bytes_sent) == (
+        "collective-permute",
+        8,
+        32 * 64 * 4,
+    )
+    assert permute.feeds and "lt-matmul" in permute.feeds[0] and not permute.feeds_fp8
+    assert (reduce.kind, reduce.bytes_sent, reduce.feeds) == ("all-reduce", 2 * 4 * 7 // 8, ())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, program in PROGRAMS.items() if program.mesh_shape != {"x": 1}]
+)
+def test_every_collective_of_the_corpus_is_there(name):
+    program = corpus()[name]()
+    written = re.findall(
+        rf"^ +(?:ROOT )?%(\S+) = .*? (?:{'|'.join(KINDS)})(?:-start)?\(", program, re.M
+    )
+    cs = collectives(program, PROGRAMS[name].mesh_shape)
+    assert sorted(c.name for c in cs) == sorted(written) and written
+    for c in cs:
+        axes = c.axis.split(", ")
+        assert np.prod([PROGRAMS[name].mesh_shape[axis] for axis in axes]) == c.group_size
+        operands = [c.instruction.computation[o].shape for o in c.instruction.operands]
+        assert all(np.prod(o.dims) * o.bits // 8 == o.nbytes for o in operands)
+
+
+def test_programs_on_one_device_have_none():
+    assert collectives(corpus()["FP8 scan"]()) == () and str(Collectives()) == "no collectives"
+
+
+def test_a_triton_kernel_is_fed_too():
+    one = only(fp8_dot, gemm="triton")
+    assert (
+        one.dtype == "f8e4m3fn"
+        and len(one.feeds) == 1
+        and "gemm_fusion" in one.feeds[0]
+        and not one.feeds_fp8
+    )
+
+
+# Axes -----------------------------------------------------------------------------------------------------------------
+
+CUBE = {"a": 2, "b": 2, "c": 2}
+SUBSETS = [names for n in (1, 2, 3) for names in itertools.combinations(CUBE, n)]
+
+
+def expected_groups(mesh, names):
+    """By NumPy: the other axes first, those of `names` last."""
+    ids = np.arange(np.prod([*mesh.values()])).reshape([*mesh.values()])
+    places = [list(mesh).index(name) for name in names]
+    together = np.prod([mesh[name] for name in names])
+    return np.moveaxis(ids, places, range(-len(places), 0)).reshape(-1, together).tolist()
+
+
+@functools.cache
+def gathers_over_each_subset():
+    """One all-gather along each subset of a mesh's axes."""
+
+    def each(x):
+        return [lax.all_gather(x * (n + 1), names, tiled=True) for n, names in enumerate(SUBSETS)]
+
+    return text(
+        mapped(each, (P(("a", "b", "c")),), [P()] * len(SUBSETS)),
+        (S(64, 64, dtype=f32),),
+        (P(("a", "b", "c")),),
+        tuple(CUBE.items()),
+    )
+
+
+def test_every_subset_of_a_meshs_axes():
+    cs = collectives(gathers_over_each_subset(), CUBE)
+    assert {c.axis for c in cs} == {", ".join(names) for names in SUBSETS}
+    for c in cs:
+        names = c.axis.split(", ")
+        assert c.group_size == 2 ** len(names)
+        assert sorted(map(sorted, groups(c.instruction))) == sorted(
+            map(sorted, expected_groups(CUBE, names))
+        )
+
+
+def test_axes_of_a_partitioners_own_collectives():
+    """XLA's partitioner prints its groups as iota, without names: they come from mesh_shape."""
+    mesh = {"data": 2, "model": 4}
+    w = found(fp8_dot, in_specs=(P("data"), P(("model", "data")), None, None), mesh=mesh)
+    x = found(fp8_dot, in_specs=(P(("data", "model")), P("model"), None, None), mesh=mesh)
+    assert [(c.axis, c.group_size) for c in (*w, *x)] == [("data", 2), ("model", 4)]
+    bare = [collectives(c.instruction.computation.module) for c in (*w, *x)]
+    assert [c.axis for (c,) in bare] == ["2 of 8, stride 4", "4 of 8"]
+    with pytest.raises(ValueError, match="mesh_shape has 4 devices.*the program 8"):
+        collectives(w[0].instruction.computation.module, {"x": 4})
+
+
+def module(*lines, attributes="num_partitions=8", computations=""):
+    return (
+        f"HloModule m, is_scheduled=true, {attributes}\n{computations}\nENTRY %main {{\n"
+        + "".join(f"  {line}\n" for line in lines)
+        + "}\n"
+    )
+
+
+def gather(replica_groups, attributes="num_partitions=8", more=", use_global_device_ids=true"):
+    return module(
+        "%p = f8e4m3fn[64,64]{1,0} parameter(0)",
+        "ROOT %g = f8e4m3fn[512,64]{1,0} all-gather(%p), "
+        f"channel_id=1, replica_groups={replica_groups}, dimensions={{0}}{more}",
+        attributes=attributes,
+    )
+
+
+NUMPY = lambda dims, order, size: (
+    np.arange(np.prod(dims)).reshape(dims).transpose(order).reshape(-1, size).tolist()
+)
+# Of meshes, as XLA's own tests have them: MaterializedReplicaGroups..., in xla/hlo/ir/replica_group_test.cc.
+GROUPS = {
+    "{{0,1,2,3},{4,5,6,7}}": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "{{0,4}, {1,5}, {2,6}, {3,7}}": [[0, 4], [1, 5], [2, 6], [3, 7]],
+    "{}": [[*range(8)]],
+    "[1,8]<=[8]": [[*range(8)]],
+    "[2,4]<=[8]": NUMPY([8], [0], 4),
+    "[4,2]<=[2,4]T(1,0)": NUMPY([2, 4], [1, 0], 2),
+    "[2,4]<=[2,2,2]T(1,0,2)": NUMPY([2, 2, 2], [1, 0, 2], 4),
+    "mesh['x'=8] {'x'}": [[*range(8)]],
+    "mesh['data'=2,'model'=4] {'model'}": NUMPY([2, 4], [0, 1], 4),
+    "mesh['data'=2,'model'=4] {'data'}": NUMPY([2, 4], [1, 0], 2),
+    "mesh['a'=2,'b'=2,'c'=2] {'c','a'}": NUMPY([2, 2, 2], [1, 2, 0], 4),
+    "mesh['a'=8] {'a':(1)2}": NUMPY([2, 4], [1, 0], 2),
+    "mesh['a'=8] {'a':(2)2}": NUMPY([2, 2, 2], [0, 2, 1], 2),
+    "mesh['a'=8] {'a':(4)2,'a':(1)2}": NUMPY([2, 2, 2], [1, 2, 0], 4),
+    "@mesh<a=6,b=6> {b:(3)2}": [[n, n + 1] for n in range(0, 36, 2)],
+    "@mesh<x=2,y=2>, device_ids=(3,1,0,2) {x}": [[3, 0], [1, 2]],
+    "@mesh<x=2,y=4>, device_ids=([4,2]T(1,0)) {y}": [[0, 2, 4, 6], [1, 3, 5, 7]],
+}
+
+
+@pytest.mark.parametrize("printed", GROUPS)
+def test_groups_in_each_form(printed):
+    parsed = parse_hlo_module(gather(printed))
+    assert sorted(groups(parsed["g"])) == sorted(GROUPS[printed])
+    (one,) = collectives(parsed)
+    assert one.group_size == len(GROUPS[printed][0]) and one.bytes_sent == 64 * 64 * (
+        one.group_size - 1
+    )
+
+
+@pytest.mark.parametrize("printed, axis", [
+    ("mesh['a'=8] {'a':(1)2}", "2 of 8, stride 4"),  # a part of an axis
+    ("{{0,1,2},{3,4,5}}", "3 of 8"),  # some devices stay out
+    ("{{0,3},{1,2},{4,7},{5,6}}", "2 of 8"),
+    ("{{0},{1},{2},{3},{4},{5},{6},{7}}", "1 of 8"),
+    ("mesh['axis_0'=8] {'axis_0'}", "8 of 8"),  # a name of XLA's own
+    ("mesh['data'=2,'model'=4] {'data','model'}", "data, model"),
+])  # fmt: skip
+def test_an_axis_without_mesh_shape(printed, axis):
+    assert collectives(gather(printed))[0].axis == axis
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "<8>",
+        "[8,0]<=[8]",
+        "[1,99999999999]<=[99999999999]",
+        "mesh['a'=99999999999] {'a'}",
+        "mesh['a'=8] {'a':(1)0}",
+    ],
+)
+def test_groups_that_are_not_understood_are_an_error(printed):
+    with pytest.raises(ValueError, match="unknown replica_groups, |contradict each other"):
+        collectives(gather(printed))
+
+
+def test_groups_of_replicas_and_all_their_partitions():
+    """channel_id without use_global_device_ids: XLA's kCrossReplicaAndPartition."""
+    both = parse_hlo_module(gather("{{0},{1}}", "replica_count=2, num_partitions=4", more=""))
+    assert groups(both["g"]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("pairs, size, axis", [
+    ("{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}", 4, "model"),
+    ("{{0,1},{1,2},{2,3},{4,5},{5,6},{6,7}}", 4, "model"),  # a shift: the ends are not connected
+    ("{{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}", 2, "data"),
+    ("{{0,1},{2,3}}", 2, "2 of 8"),
+])  # fmt: skip
+def test_a_permutes_pairs_are_groups_too(pairs, size, axis):
+    hlo = module(
+        "%p = bf16[64]{0} parameter(0)",
+        "ROOT %c = bf16[64]{0} collective-permute(%p), channel_id=1, "
+        f"source_target_pairs={pairs}",
+    )
+    (one,) = collectives(hlo, {"data": 2, "model": 4})
+    assert (one.group_size, one.axis, one.bytes_sent) == (size, axis, 128)
+
+
+# Forms that XLA prints elsewhere --------------------------------------------------------------------------------------
+
+ADD = "%add {\n  %a = bf16[] parameter(0)\n  %b = bf16[] parameter(1)\n  ROOT %c = bf16[] add(%a, %b)\n}\n"
+CONFIG = (
+    '{"gemm_backend_config":{"alpha_real":1,"beta":0,"epilogue":"DEFAULT","dot_dimension_numbers":'
+    '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["1"]}}}'
+)
+CALL = f'custom_call_target="__cublas$lt$matmul$f8", backend_config={CONFIG}'
+ALL = "channel_id=1, replica_groups=[1,8]<=[8]"
+
+
+def fp8_call(x, w, name="%mm"):
+    return (
+        f"{name} = (bf16[64,512]{{1,0}}, s8[1024]{{0}}) custom-call({x}, {w}, %one, %one), {CALL}"
+    )
+
+
+PARAMETERS = (
+    "%x = f8e4m3fn[64,64]{1,0} parameter(0)",
+    "%w = f8e4m3fn[64,64]{1,0} parameter(1)",
+    "%one = f32[] constant(1)",
+    "%h = bf16[64,512]{1,0} parameter(2)",
+)
+
+
+def test_an_asynchronous_computation_that_wraps_a_collective():
+    """As XLA printed reduce-scatter and all-to-all until 2025; async-update may stand between."""
+    wrapped = ADD + (
+        "%wrapped {\n  %p = bf16[64,512]{1,0} parameter(0)\n  ROOT %rs = bf16[8,512]{1,0} "
+        f"reduce-scatter(%p), {ALL}, dimensions={{0}}, to_apply=%add\n}}\n"
+    )
+    (one,) = collectives(
+        module(
+            *PARAMETERS,
+            fp8_call("%x", "%g"),
+            "%y = bf16[64,512]{1,0} get-tuple-element(%mm), index=0",
+            "%start = ((bf16[64,512]{1,0}), bf16[8,512]{1,0}) async-start(%y), calls=%wrapped",
+            "%n = bf16[64,512]{1,0} negate(%h)",
+            "%update = ((bf16[64,512]{1,0}), bf16[8,512]{1,0}) async-update(%start)",
+            "%e = bf16[64,512]{1,0} exponential(%n)",
+            "ROOT %done = bf16[8,512]{1,0} async-done(%update)",
+        )
+        .replace("%one = ", "%g = f8e4m3fn[512,64]{1,0} parameter(3)\n  %one = ")
+        .replace("ENTRY", wrapped + "ENTRY")
+    )
+    assert (one.name, one.kind, one.bytes_sent) == (
+        "start",
+        "reduce-scatter",
+        64 * 512 * 2 * 7 // 8,
+    )
+    assert (
+        one.asynchronous and one.overlaps == ("n", "e") and one.fed_by == ("mm",) and one.count == 1
+    )
+
+
+def test_a_group_of_collectives_in_one_asynchronous_computation():
+    wrapped = (
+        "%wrapped {\n  %p = f8e4m3fn[64,64]{1,0} parameter(0)\n  %q = f8e4m3fn[64,64]{1,0} parameter(1)\n"
+        f"  %one = f8e4m3fn[512,64]{{1,0}} all-gather(%p), {ALL}, dimensions={{0}}\n"
+        f"  %two = f8e4m3fn[64,64]{{1,0}} all-to-all(%q), {ALL}, dimensions={{0}}\n"
+        "  ROOT %t = (f8e4m3fn[512,64]{1,0}, f8e4m3fn[64,64]{1,0}) tuple(%one, %two)\n}\n"
+    )
+    result = "(f8e4m3fn[512,64]{1,0}, f8e4m3fn[64,64]{1,0})"
+    gathered, exchanged = collectives(
+        module(
+            *PARAMETERS,
+            f"%start = ((f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[64,64]{{1,0}}), {result}) async-start(%w, %x), "
+            "calls=%wrapped",
+            f"%done = {result} async-done(%start)",
+            "%g = f8e4m3fn[512,64]{1,0} get-tuple-element(%done), index=0",
+            "%v = f8e4m3fn[64,64]{1,0} get-tuple-element(%done), index=1",
+            fp8_call("%x", "%g", "%a"),
+            fp8_call("%v", "%g", "%b"),
+            "ROOT %r = tuple(%a, %b)".replace("tuple", "(f32[]) tuple", 1),
+            computations=wrapped,
+        )
+    )
+    assert (gathered.kind, gathered.feeds) == ("all-gather", ("a", "b"))
+    assert (exchanged.kind, exchanged.feeds, exchanged.bytes_sent) == (
+        "all-to-all",
+        ("b",),
+        64 * 64 * 7 // 8,
+    )
+
+
+@pytest.mark.parametrize("config, asynchronous", [
+    ('{"is_sync":true,"no_parallel_custom_call":false}', False),
+    ('{"collective_backend_config":{"is_sync":true}}', False),
+    ('{"collective_backend_config":{"is_sync":false}}', True),
+    ("", True),
+])  # fmt: skip
+def test_a_start_may_say_that_it_waits(config, asynchronous):
+    """Until 2025 XLA kept start and done, and said in the config that nothing runs between."""
+    (one,) = collectives(
+        module(
+            *PARAMETERS,
+            f"%s = (f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[512,64]{{1,0}}) all-gather-start(%w), {ALL}, "
+            "dimensions={0}" + f", backend_config={config}" * bool(config),
+            "%n = bf16[64,512]{1,0} negate(%h)",
+            "%g = f8e4m3fn[512,64]{1,0} all-gather-done(%s)",
+            "ROOT " + fp8_call("%x", "%g"),
+        )
+    )
+    assert (
+        one.asynchronous == asynchronous
+        and one.overlaps == ("n",) * asynchronous
+        and one.feeds == ("mm",)
+    )
+
+
+def test_without_a_schedule_the_order_says_nothing():
+    hlo = module(
+        *PARAMETERS,
+        f"%s = (f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[512,64]{{1,0}}) all-gather-start(%w), {ALL}, "
+        "dimensions={0}",
+        "%n = bf16[64,512]{1,0} negate(%h)",
+        "%g = f8e4m3fn[512,64]{1,0} all-gather-done(%s)",
+        "ROOT " + fp8_call("%x", "%g"),
+    )
+    (one,) = collectives(hlo.replace("is_scheduled=true, ", ""))
+    assert one.asynchronous and one.overlaps == ()
+
+
+def test_several_types_in_one():
+    (one,) = collectives(
+        module(
+            *PARAMETERS,
+            "%s = ((f8e4m3fn[64,64]{1,0}, bf16[64,512]{1,0}), (f8e4m3fn[512,64]{1,0}, bf16[512,512]{1,0})) "
+            f"all-gather-start(%w, %h), {ALL}, dimensions={{0}}",
+            "%d = (f8e4m3fn[512,64]{1,0}, bf16[512,512]{1,0}) all-gather-done(%s)",
+            "%g = f8e4m3fn[512,64]{1,0} get-tuple-element(%d), index=0",
+            "ROOT " + fp8_call("%x", "%g"),
+        )
+    )
+    assert (
+        one.dtype == "f8e4m3fn, bf16"
+        and one.bytes_sent == 7 * (64 * 64 + 64 * 512 * 2)
+        and not one.is_fp8
+    )
+    assert one.feeds == ("mm",) and not one.problems  # the bfloat16 one is no matmul's
+
+
+def test_a_collective_within_a_fusion():
+    """xla_gpu_enable_dynamic_slice_fusion: a reduce-scatter that writes where its result belongs."""
+    inside = ADD + (
+        "%inside {\n  %p = bf16[64,512]{1,0} parameter(0)\n  ROOT %rs = bf16[8,512]{1,0} "
+        f"reduce-scatter(%p), {ALL}, dimensions={{0}}, to_apply=%add\n}}\n"
+    )
+    (one,) = collectives(
+        module(
+            *PARAMETERS,
+            "ROOT %f = bf16[8,512]{1,0} fusion(%h), kind=kCustom, calls=%inside",
+            computations=inside,
+        )
+    )
+    assert (one.name, one.kind, one.asynchronous) == ("f", "reduce-scatter", False)
+
+
+def test_a_scale_or_a_bias_is_not_what_a_matmul_multiplies():
+    (one,) = collectives(
+        module(
+            "%x = f8e4m3fn[64,64]{1,0} parameter(0)",
+            "%w = f8e4m3fn[512,64]{1,0} parameter(1)",
+            "%one = f32[] constant(1)",
+            "%b = bf16[64]{0} parameter(2)",
+            f"%bias = bf16[512]{{0}} all-gather(%b), {ALL}, dimensions={{0}}",
+            "ROOT " + fp8_call("%x", "%w").replace("%one, %one", "%one, %one, %bias"),
+        )
+    )
+    assert one.feeds == () and not one.problems
+
+
+def test_of_several_collectives_in_a_row_each_feeds_the_nearest_matmul():
+    """A windowed einsum, unrolled: what goes on to the next device has fed this one's matmul."""
+    permute = (
+        "%{} = f8e4m3fn[64,64]{{1,0}} collective-permute(%{}), channel_id=1, "
+        "source_target_pairs={{{{0,1}},{{1,0}}}}"
+    )
+    first, second, third, back = collectives(
+        module(
+            *PARAMETERS,
+            permute.format("p1", "w"),
+            fp8_call("%x", "%p1", "%a"),
+            permute.format("p2", "p1"),
+            permute.format("p3", "p2"),
+            fp8_call("%x", "%p3", "%b"),
+            "%y = bf16[64,512]{1,0} get-tuple-element(%b), index=0",
+            f"ROOT %s = bf16[64,512]{{1,0}} all-reduce(%y), {ALL}, to_apply=%add",
+            computations=ADD,
+        )
+    )
+    assert [first.feeds, second.feeds, third.feeds] == [
+        ("a",),
+        ("b",),
+        ("b",),
+    ]  # the second reaches it by the third
+    assert back.fed_by == ("b",) and first.axis == "2 of 8"
+
+
+def test_a_loop_of_unknown_length_and_a_branch():
+    body = (
+        "%body {\n  %t = (bf16[64]{0}) parameter(0)\n  %g = bf16[64]{0} get-tuple-element(%t), index=0\n"
+        f"  %r = bf16[64]{{0}} all-reduce(%g), {ALL}, to_apply=%add\n  ROOT %u = (bf16[64]{{0}}) tuple(%r)\n}}\n"
+        "%cond {\n  %t2 = (bf16[64]{0}) parameter(0)\n  ROOT %go = pred[] constant(true)\n}\n"
+        "%yes {\n  %y = bf16[64]{0} parameter(0)\n"
+        f"  ROOT %z = bf16[64]{{0}} all-to-all(%y), {ALL}, dimensions={{0}}\n"
+        "}\n%no {\n  ROOT %n = bf16[64]{0} parameter(0)\n}\n"
+    )
+    cs = collectives(
+        module(
+            "%p = bf16[64]{0} parameter(0)",
+            "%q = pred[] parameter(1)",
+            "%t = (bf16[64]{0}) tuple(%p)",
+            "%l = (bf16[64]{0}) while(%t), condition=%cond, body=%body",
+            "%e = bf16[64]{0} get-tuple-element(%l), index=0",
+            "ROOT %c = bf16[64]{0} conditional(%q, %e, %e), true_computation=%yes, false_computation=%no",
+            computations=ADD + body,
+        )
+    )
+    assert {(c.kind, c.count) for c in cs} == {("all-reduce", None), ("all-to-all", 1)}
+    assert "counted once" in str(cs) and "?" in str(cs)
+
+
+# What is sent wide, or transposed after it ----------------------------------------------------------------------------
+
+B = S(M, K, dtype=bf16)
+V = S(N, K, dtype=bf16)
+
+
+def step(x, w1, w2, a, b, g, *, transposed=False, once=False):
+    """Two FP8 layers and their gradient, by hand; the backward pass reads the weights the other way round."""
+
+    @jax.custom_vjp
+    def dense(x, w):
+        return forward(x, w)[0]
+
+    def forward(x, w):
+        w = quantize(w, 1 / b)
+        w = constrained(w, P("x"), P()) if once else w
+        return fp8_dot(quantize(x, 1 / a), w, a, b), (x, w)
+
+    def backward(saved, d):
+        x, w = saved[0], dequantize(saved[1], b)
+        d = quantize(d, g, e5m2)
+        dx = dot(dequantize(d, 1 / g), w.T) if transposed else dot(dequantize(d, 1 / g), w, (1, 0))
+        return dx, fp8_dot(d, quantize(x, 1 / a), 1 / g, a, (0, 0)).astype(f32)
+
+    dense.defvjp(forward, backward)
+    loss = lambda w1, w2: jnp.mean(dense(jax.nn.relu(dense(x, w1)), w2).astype(f32) ** 2)
+    value, (d1, d2) = jax.value_and_grad(loss, (0, 1))(w1, w2)
+    return value, w1 - d1, w2 - d2
+
+
+STEP = (
+    (B, S(N, K, dtype=f32), S(K, N, dtype=f32), s, s, s),
+    (P("x"), P("x"), P("x"), None, None, None),
+)
+
+
+def mlp(x, up, down, a, b, *, scattered):
+    """Tensor parallel, and a third layer that reads the sum of the second in FP8."""
+    h = dot(dequantize(quantize(jax.nn.relu(fp8_dot(x, up, a, b)), a), a), dequantize(down, b))
+    h = quantize(constrained(h, P("x")) if scattered else constrained(h, P()), a)
+    return fp8_dot(constrained(h, P("x"), P()) if scattered else h, up, a, b)
+
+
+MLP = ((X, W, S(K, N), s, s), (None, P("x"), P(None, "x"), None, None))
+WIDE = {
+    "gathered, then quantized": (
+        "gathered wide",
+        (lambda x, w, a, b: fp8_dot(x, quantize(constrained(w, P()), b), a, b), (X, V, s, s)),
+        (
+            lambda x, w, a, b: fp8_dot(x, constrained(quantize(w, b), P("x"), P()), a, b),
+            (X, V, s, s),
+        ),
+    ),
+    "in shard_map": (
+        "gathered wide",
+        (
+            mapped(
+                lambda x, w, a, b: fp8_dot(x, quantize(lax.all_gather(w, "x", tiled=True), b), a, b)
+            ),
+            (X, V, s, s),
+        ),
+        (
+            mapped(
+                lambda x, w, a, b: fp8_dot(x, lax.all_gather(quantize(w, b), "x", tiled=True), a, b)
+            ),
+            (X, V, s, s),
+        ),
+    ),
+    "by its own amax": (
+        "gathered wide",
+        (
+            lambda x, w, a, b: fp8_dot(
+                x,
+                quantize(wide := constrained(w, P()), 448 / jnp.max(jnp.abs(wide)).astype(f32)),
+                a,
+                b,
+            ),
+            (X, V, s, s),
+        ),
+        (
+            lambda x, w, a, b: fp8_dot(
+                x,
+                constrained(quantize(w, 448 / jnp.max(jnp.abs(w)).astype(f32)), P("x"), P()),
+                a,
+                b,
+            ),
+            (X, V, s, s),
+        ),
+    ),
+    "tokens to experts": (
+        "gathered wide",
+        (
+            mapped(
+                lambda x, w, a, b: fp8_dot(
+                    quantize(lax.all_to_all(x, "x", 0, 1, tiled=True)[0], a), w[0], a, b
+                ),
+                EXPERTS,
+            ),
+            (S(8, 128, K, dtype=bf16), S(8, N, K), s, s),
+            EXPERTS,
+        ),
+        (
+            mapped(
+                lambda x, w, a, b: fp8_dot(
+                    lax.all_to_all(quantize(x, a), "x", 0, 1, tiled=True)[0], w[0], a, b
+                ),
+                EXPERTS,
+            ),
+            (S(8, 128, K, dtype=bf16), S(8, N, K), s, s),
+            EXPERTS,
+        ),
+    ),
+    "dequantized and transposed": (
+        "dequantized, then gathered",
+        (lambda x, w, a, b: lax.dot(dequantize(x, a), dequantize(w, b).T), (X, W, s, s)),
+        (fp8_dot, (X, W, s, s)),
+    ),
+    "a gradient": (
+        "dequantized, then gathered",
+        (functools.partial(step, transposed=True), *STEP),
+        (step, *STEP),
+    ),
+    "read in bfloat16 too": (
+        "gathered wide, read wide",
+        (
+            lambda x, w, a, b: (fp8_dot(quantize(h := constrained(x, P()), a), w, a, b), h * 2),
+            (B, W, s, s),
+        ),
+        (
+            lambda x, w, a, b: (fp8_dot(constrained(quantize(x, a), P("x"), P()), w, a, b), x * 2),
+            (B, W, s, s),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_sent_wide_and_the_mend(name):
+    rule, case, mended = WIDE[name]
+    kinds = ("all-gather", "all-to-all")
+    hlo, better = (text(fn, args, *specs) for fn, args, *specs in (case, mended))
+    cs = collectives(hlo, EIGHT)
+    (one,) = (c for c in cs if c.problems)
+    assert one.problems == (rule,)
+    (reason,) = why(one)
+    assert reason.mend == RULES[rule].mend.format(
+        would=size(one.bytes_sent // 2), sent=size(one.bytes_sent)
+    )
+    assert one.dtype in reason.reason and not re.search(r"[{}]", "".join(reason))
+    with pytest.raises(AssertionError) as error:
+        assert_fp8_collectives(hlo, kinds=kinds, mesh_shape=EIGHT)
+    message = " ".join(str(error.value).split())
+    assert all(
+        part in message
+        for part in (one.name, reason.reason, "mend: " + reason.mend, "rule: " + reason.rule)
+    )
+    assert str(cs) in str(error.value) and max(map(len, str(error.value).splitlines())) <= 100
+    passed = assert_fp8_collectives(better, kinds=kinds, mesh_shape=EIGHT)
+    assert not any({*c.problems} & {rule, "gathered wide"} for c in passed)
+    fp8 = [c for c in passed if c.kind == one.kind and c.is_fp8]
+    assert fp8 and min(c.bytes_sent for c in fp8) <= one.bytes_sent // 2 * len(fp8[0].shapes)
+
+
+def size(n):
+    return f"{n / 1e6:.3g} MB" if n >= 1e6 else f"{n / 1e3:.3g} kB"
+
+
+def test_a_sum_that_is_quantized_and_the_mend():
+    (one,) = found(functools.partial(mlp, scattered=False), *MLP)
+    assert one.kind == "all-reduce" and one.feeds_fp8 and len(one.fed_by) == 1 and not one.problems
+    (reason,) = why(one)
+    assert "adds in bf16" in reason.reason
+    with pytest.raises(AssertionError, match="adds in bf16"):
+        assert_fp8_collectives(one.instruction.computation.module, kinds="all-reduce")
+    assert_fp8_collectives(
+        one.instruction.computation.module
+    )  # gathers are what is asked about unless told
+    scatter, gather = found(functools.partial(mlp, scattered=True), *MLP)
+    assert (scatter.kind, gather.kind, gather.dtype) == ("reduce-scatter", "all-gather", "f8e4m3fn")
+    assert scatter.bytes_sent + gather.bytes_sent == one.bytes_sent * 3 // 4
+    assert not why(scatter) and not why(gather)
+    assert_fp8_collectives(scatter.instruction.computation.module, kinds=KINDS)
+
+
+def sides(w_last, w_spec):
+    return (
+        lambda x, w, a, b: fp8_dot(x, w, a, b, (1, w_last)),
+        (X, S(N, K) if w_last else S(K, N), s, s),
+        (P("x"), w_spec, None, None),
+    )
+
+
+@pytest.mark.parametrize("w_last, w_spec, transposes, of_all", [
+    (1, P("x"), 0, False),  # [N, K], sharded over N: the mend
+    (1, P(None, "x"), 2, True),  # [N, K] over K: the part, to gather it, and then all of it
+    (0, P("x"), 1, True),  # [K, N] over K
+    (0, P(None, "x"), 1, False),  # [K, N] over N: the part alone, the other mend
+])  # fmt: skip
+def test_transposed_after_gathering(w_last, w_spec, transposes, of_all):
+    fn, args, specs = sides(w_last, w_spec)
+    hlo = text(fn, args, specs)
+    assert len(re.findall(r" = f8e4m3fn\S+ fusion\(.*transpose", hlo)) == transposes
+    cs = collectives(hlo, EIGHT)
+    assert [bool(c.transposed_by) for c in cs] == [of_all]
+    if of_all:
+        (kernel,) = cs[0].transposed_by
+        assert cs[0].instruction.computation[kernel].shape.size == N * K
+        (reason,) = why(cs[0])
+        assert (
+            kernel in reason.reason
+            and reason.lost == "transpose"
+            and "transposed after gathering" in str(cs)
+        )
+
+
+def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_mend():
+    """XLA gathers for each dot on its own. Of the two readings of a weight, one is transposed."""
+    for once in (False, True):
+        cs = found(functools.partial(step, once=once), *STEP)
+        gathers = [c for c in cs if c.kind == "all-gather"]
+        assert all(c.is_fp8 for c in gathers) and sum(len(c.shapes) for c in gathers) == 3 - once
+        assert sum(c.bytes_sent for c in gathers) == (3 - once) * 7 * 64 * K
+        assert ["gathered twice" in c.problems for c in gathers].count(True) == (not once)
+        assert any("transposed after gathering" in c.problems for c in gathers)
+        assert {c.dtype for c in cs if c.kind == "reduce-scatter"} == {"bf16"}
+    assert "{" not in "".join(r.reason + r.mend for c in cs for r in why(c))
+
+
+# The assertion and the table ------------------------------------------------------------------------------------------
+
+
+def test_what_the_assertion_asks_of():
+    hlo = text(WIDE["gathered, then quantized"][1][0], (X, V, s, s))
+    sent = 7 * 64 * 256 * 2
+    assert assert_fp8_collectives(hlo, min_bytes=sent + 1)[0].bytes_sent == sent
+    assert assert_fp8_collectives(hlo, kinds=("all-to-all",))
+    for kinds in ("all-gather", ("all-gather", "all-to-all")):
+        with pytest.raises(AssertionError, match="1 of 1 collectives"):
+            assert_fp8_collectives(hlo, kinds=kinds, min_bytes=sent)
+    with pytest.raises(ValueError, match="kinds has 'gather'; it takes all-gather, "):
+        assert_fp8_collectives(hlo, kinds=("gather",))
+
+
+def test_the_table_is_narrow_and_begins_with_the_most_bytes():
+    for name in ("sharded MLP", "training step, 8 chips"):
+        cs = collectives(corpus()[name](), PROGRAMS[name].mesh_shape)
+        lines = str(cs).splitlines()
+        assert max(map(len, lines)) <= 100 and str(cs) == repr(cs)
+        numbers = [
+            float(n) * {"": 1, "k": 1e3, "M": 1e6}[p]
+            for n, p in re.findall(r"  ([\d.]+) ([kM]?)B  ", str(cs))
+        ]
+        runs = [int(n) for n in re.findall(r"^ +(\d+)  all", str(cs), re.M)] or [1] * len(numbers)
+        assert len(numbers) > 2 and sum(runs) == len(cs)
+        totals = [a * b for a, b in zip(numbers, runs)]
+        assert all(a >= b * 0.99 for a, b in itertools.pairwise(totals))
+        assert sum(totals) == pytest.approx(cs.bytes_sent, rel=0.01)
+
+
+def test_a_table_for_notebooks():
+    long = "layers/" + "block_with_a_long_name/" * 5 + "layer.py"
+    metadata = f'metadata={{source_file="{long}<b>" source_line=7}}'
+    hlo = gather("{}").replace("dimensions={0}", f"dimensions={{0}}, {metadata}")
+    cs = collectives(hlo)
+    assert max(map(len, str(cs).splitlines())) <= 100 + len(long)
+    table = cs._repr_html_()
+    assert (
+        table.count("<tr") == 2 and "1 collective, 0 asynchronous" in table and "<b>" not in table
+    )
+
+
+def test_without_jax():
+    code = (
+        "import sys, fp8lens.collectives; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,173 @@
+"""What `import fp8lens` loads and changes: Python alone reads HLO, and JAX comes with what compiles."""
+
+import ast
+import copy
+import pickle
+import pkgutil
+import pydoc
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import fp8lens
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DUMP = (ROOT / "tests" / "fp8lens" / "hlo" / "jax_0_4_32_bf16_scaled.txt").read_text()
+COMPILE = {
+    "aot_compile",
+    "gpu_available",
+    "mesh",
+    "passes",
+    "run",
+}  # of fp8lens.__all__, what is nothing without JAX
+HIDDEN = "import sys\nfor name in ('jax', 'jaxlib', 'numpy', 'ml_dtypes'):\n    sys.modules[name] = None\n"
+
+
+def python(code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_reads_text_works_without_jax():
+    told = python(
+        HIDDEN
+        + """
+import fp8lens
+from fp8lens.cost import print_kernels
+assert set(dir(fp8lens)) == set(fp8lens.__all__)
+for name in fp8lens.__all__:
+    try:
+        getattr(fp8lens, name)
+    except ImportError as error:
+        print(name, error, sep=": ")
+for ask in (fp8lens.report_gemms, fp8lens.why_not_fp8, fp8lens.assert_fp8_gemms, fp8lens.inspect):
+    try:
+        ask(lambda x: x, None)
+    except ImportError as error:
+        assert "compiling needs JAX" in str(error)
+text = open("tests/fp8lens/hlo/jax_0_4_32_bf16_scaled.txt").read()
+module = fp8lens.parse_hlo_module(text)
+assert isinstance(module, fp8lens.HloModule) and fp8lens.TARGETS["H100"].has_fp8
+fp8lens.print_hlo_module(fp8lens.format_hlo_module(module, metadata=True), file=sys.stderr)
+assert len(fp8lens.report_gemms(text).rows) == 1 and not fp8lens.diff_hlo(text, module)
+print_kernels(text)
+"""
+    )
+    *missing, kernels = told.split("\n", len(COMPILE))
+    assert {line.partition(":")[0] for line in missing} == COMPILE and "3 kernels" in kernels
+    for line in missing:
+        name = line.partition(":")[0]
+        assert line.startswith(f"{name}: compiling needs JAX (")
+        assert line.endswith("): pip install 'path/to/the/checkout[jax]'")
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'fp8lens' has no attribute 'report_gemm'"):
+        fp8lens.report_gemm
+
+
+def test_import_loads_nothing_compiled_and_changes_nothing_of_jax():
+    loaded = python(
+        "import fp8lens, fp8lens.cli, fp8lens.cost, fp8lens.reasons, fp8lens.testing, sys\n"
+        "print(*sys.modules, sep='\\n')"
+    ).split()
+    assert not {name.partition(".")[0] for name in loaded} & {"jax", "jaxlib", "numpy", "ml_dtypes"}
+    changed = """
+import os, jax
+before = dict(jax.config.values), dict(os.environ), list(sys.path)
+import fp8lens
+from fp8lens import *
+assert report_gemms is fp8lens.report_gemms and aot_compile is fp8lens.aot_compile
+assert (dict(jax.config.values), dict(os.environ), list(sys.path)) == before
+assert jax.config.jax_platforms is None
+"""
+    python(f"import os, sys\nos.environ.pop('JAX_PLATFORMS', None)\n{changed}")
+
+
+def test_everything_public_is_shown_and_found():
+    everything: dict = {}
+    exec("from fp8lens import *", everything)
+    assert set(dir(fp8lens)) == set(fp8lens.__all__) == set(everything) - {"__builtins__"}
+    text = pydoc.render_doc(fp8lens, renderer=pydoc.plaintext)
+    for name in fp8lens.__all__:
+        assert name in text and (name == "TARGETS" or getattr(fp8lens, name).__doc__), name
+        if name != "TARGETS":
+            assert pickle.loads(pickle.dumps(getattr(fp8lens, name))) is getattr(fp8lens, name)
+
+
+def test_what_was_read_can_be_sent_to_another_process():
+    report = fp8lens.report_gemms(DUMP)
+    with pytest.raises(fp8lens.HloParseError) as caught:
+        fp8lens.parse_hlo_module("HloModule m\n\n  nothing")
+    for again in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, copy.copy):
+        same = again(report)
+        assert same == report and str(same) == str(report)
+        call = same.rows[0].instruction
+        assert (
+            call.cmd == report.rows[0].instruction.cmd
+            and call.computation.module[call.name] is call
+        )
+        module, diff = (
+            again(call.computation.module),
+            fp8lens.diff_hlo(DUMP, DUMP.replace("448", "240")),
+        )
+        assert list(map(str, module)) == list(map(str, fp8lens.parse_hlo_module(DUMP)))
+        assert again(module.entry).name == module.entry.name and again(diff) == diff
+        error = again(caught.value)
+        assert (type(error), str(error)) == (fp8lens.HloParseError, str(caught.value))
+        assert (error.line, error.column, error.message) == (3, 3, caught.value.message)
+
+
+# The modules ----------------------------------------------------------------------------------------------------------
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "fp8lens").rglob("*.py")
+}
+
+
+def imports(name: str) -> list[tuple[str, str]]:
+    """(module, name in it, or "") of every import in a module of the package, wherever it stands."""
+    found = []
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, (
+                f"{name}: line {node.lineno} imports by dots; write the module's name"
+            )
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
+
+
+def test_no_private_name_is_imported_from_another_module():
+    for module in MODULES:
+        for place, name in imports(module):
+            if place.partition(".")[0] == "fp8lens":
+                private = [part for part in f"{place}.{name}".split(".") if part.startswith("_")]
+                assert not private, (module, place, name)
+
+
+def test_no_import_leads_back():
+    edges = {
+        module: {
+            f"{place}.{name}" if f"{place}.{name}" in MODULES else place
+            for place, name in imports(module)
+        }
+        & set(MODULES) - {module}
+        for module in MODULES
+    }
+    assert edges["fp8lens.report"] and edges["fp8lens.hlo"]
+    list(TopologicalSorter(edges).static_order())  # CycleError, with the cycle, where there is one
+
+
+def test_no_public_name_hides_a_module():
+    places = {module.name for module in pkgutil.iter_modules(fp8lens.__path__)}
+    assert {"compile", "report", "hlo"} <= places and not places & set(fp8lens.__all__)
+    assert fp8lens.__all__ == sorted(fp8lens.__all__)

@@ -1,0 +1,98 @@
+"""The ledger: each kernel is of the class of what it does, and counted as often as it runs."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fp8lens import inspect
+from helpers.recipes import scaled_dot, to_e4m3
+
+e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
+
+
+def S(*dims, dtype=e4m3):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+A, B, s = S(64, 256), S(128, 256), S(dtype=f32)
+
+
+@pytest.mark.parametrize(
+    "what, work, fn, args",
+    [
+        (
+            "quantize",
+            (),
+            lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y),
+            (S(64, 256, dtype=bf16), B, s, s),
+        ),
+        ("scale", (), lambda a, b, x, y: scaled_dot(a, b, x * y, y), (A, B, s, s)),
+        (
+            "scale",
+            (),
+            lambda a, b, history, y: scaled_dot(to_e4m3(a, 448 / jnp.max(history)), b, y, y),
+            (S(64, 256, dtype=bf16), B, S(1024, dtype=f32), s),
+        ),
+        (
+            "dequantize",
+            ("fp8",),
+            lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x + 1, (b.astype(f32) * y).T),
+            (A, B, s, s),
+        ),
+        (
+            "move",
+            ("transpose",),
+            lambda a, b, x, y: scaled_dot(a, b.T, x, y),
+            (A, S(256, 128), s, s),
+        ),
+        (
+            "after",
+            ("epilogue",),
+            lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)),
+            (A, B, s, s),
+        ),
+        ("rest", (), lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), (A, B, s, s)),
+        (
+            "unread",
+            (),
+            lambda a, b, x, y: jnp.linalg.cholesky(scaled_dot(a, b, x, y)),
+            (A, S(64, 256), s, s),
+        ),
+    ],
+)
+def test_each_class_is_told_by_what_the_kernel_does(what, work, fn, args):
+    seen = inspect(fn, *args)
+    found = [line for line in seen.ledger.of(what) if set(work) <= set(line.work)]
+    assert found, str(seen.ledger)
+    if what not in ("rest", "unread"):
+        assert all(line.serves for line in found) and not seen.ledger.of("rest"), str(seen.ledger)
+    document = json.loads(seen.json())
+    assert [line["what"] for line in document["ledger"]] == [line.what for line in seen.ledger]
+
+
+def test_what_fp8_costs_is_in_the_report():
+    seen = inspect(
+        lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), S(64, 256, dtype=bf16), B, s, s
+    )
+    spent = seen.ledger.for_fp8
+    assert (spent.kernels, spent.bytes_moved) == (
+        seen.report.kernels_for_fp8,
+        seen.report.bytes_for_fp8,
+    )
+    assert spent.kernels >= 1 and "to make and undo FP8, for 1 matmul" in " ".join(
+        str(seen.report).split()
+    )
+    plain = inspect(lambda a, b: a @ b, S(64, 64, dtype=bf16), S(64, 64, dtype=bf16))
+    assert plain.report.kernels_for_fp8 == 0 and "undo" not in str(plain.report)
+
+
+def test_a_loop_s_kernels_count_as_often_as_they_run():
+    step = lambda x, w: (
+        to_e4m3(scaled_dot(x, w, jnp.float32(1), jnp.float32(1)), jnp.float32(1)),
+        None,
+    )
+    seen = inspect(lambda x, w: jax.lax.scan(step, x, w)[0], S(64, 64), S(6, 64, 64))
+    (matmul,) = seen.ledger.of("matmul")
+    assert matmul.runs == 6 and matmul.nbytes == 6 * matmul.kernel.bytes_moved

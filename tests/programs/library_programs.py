@@ -1,0 +1,641 @@
+"""Programs with FP8 matmuls as the users of qwix, AQT, Keras, Flax, Equinox and Haiku write them.
+
+`PROGRAMS[name]()` is a function and its arguments, as shapes. Each library is imported where it is used.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+from flax.linen import fp8_ops
+from jax import lax
+
+os.environ["KERAS_BACKEND"] = "jax"
+e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
+ROWS, WIDTH, HIDDEN = 128, 256, 512
+PROGRAMS: dict[str, Callable[[], tuple[Callable, tuple]]] = {}
+
+
+def program(name: str, *args: Any, **kwargs: Any) -> Callable[[Callable], Callable]:
+    """Adds what a function makes of `args` to PROGRAMS."""
+
+    def add(make: Callable) -> Callable:
+        PROGRAMS[name] = functools.partial(make, *args, **kwargs)
+        return make
+
+    return add
+
+
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def S(*dims: int, dtype: Any = bf16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def trained(apply: Callable, variables: Any, x: jax.ShapeDtypeStruct) -> tuple[Callable, tuple]:
+    """A training step, and its arguments: the loss, and the parameters that follow from its gradient."""
+
+    def loss(variables, x, y):
+        return jnp.mean(jnp.square(apply(variables, x).astype(f32) - y))
+
+    def step(variables, x, y):
+        value, gradient = jax.value_and_grad(loss, allow_int=True)(variables, x, y)
+        if not isinstance(variables, dict) or "params" not in variables:
+            return value, gradient
+        params = jax.tree.map(lambda p, g: p - 1e-3 * g, variables["params"], gradient["params"])
+        return value, gradient | {"params": params}
+
+    return step, (variables, x, S(*x.shape, dtype=f32))
+
+
+def linen(
+    model: nn.Module, x: jax.ShapeDtypeStruct, train: bool = False, rngs: bool = False
+) -> tuple[Callable, tuple]:
+    variables = jax.eval_shape(model.init, jax.random.key(0), x)
+    apply = (
+        functools.partial(model.apply, rngs={"params": jax.random.key(1)}) if rngs else model.apply
+    )
+    return trained(apply, variables, x) if train else (apply, (variables, x))
+
+
+class MLP(nn.Module):
+    """Two dense layers; `general` is what multiplies."""
+
+    general: Any = None
+    dtype: Any = bf16
+    activation: Callable = nn.relu
+    bias: bool = True
+    param_dtype: Any = f32
+
+    @nn.compact
+    def __call__(self, x):
+        dense = functools.partial(
+            nn.Dense,
+            dot_general_cls=self.general,
+            dtype=self.dtype,
+            use_bias=self.bias,
+            param_dtype=self.param_dtype,
+        )
+        return dense(WIDTH, name="down")(self.activation(dense(HIDDEN, name="up")(x)))
+
+
+class Project(nn.Module):
+    """An einsum with a weight."""
+
+    spec: str
+    dims: tuple[int, ...]
+    einsum: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        weight = self.param("kernel", nn.initializers.lecun_normal(), self.dims, bf16)
+        return (jnp.einsum if self.einsum is None else self.einsum())(self.spec, x, weight)
+
+
+class Attention(nn.Module):
+    """Projections and attention as einsums."""
+
+    heads: int = 4
+    einsum: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        depth = WIDTH // self.heads
+        q, k, v = (
+            Project("bsd,dhk->bshk", (WIDTH, self.heads, depth), self.einsum, name=name)(x)
+            for name in "qkv"
+        )
+        scores = jax.nn.softmax(jnp.einsum("bqhk,bshk->bhqs", q, k))
+        mixed = jnp.einsum("bhqs,bshk->bqhk", scores, v)
+        return Project("bshk,hkd->bsd", (self.heads, depth, WIDTH), self.einsum, name="out")(mixed)
+
+
+# Flax -----------------------------------------------------------------------------------------------------------------
+
+DIRECT, QDQ = fp8_ops.Fp8DirectDotGeneralOp, fp8_ops.Fp8DotGeneralOp
+
+
+@jax.custom_jvp
+def relu(x):
+    """Whose gradient reads its result, where jax.nn.relu's reads what it was given. Of `result > 0` XLA would make
+    `x > 0`."""
+    return jnp.maximum(x, 0)
+
+
+relu.defjvps(lambda tangent, result, x: jnp.where(result != 0, tangent, 0))
+
+
+@program("flax: Dense", MLP(DIRECT), S(ROWS, WIDTH))
+@program("flax: Dense, f32", MLP(DIRECT, dtype=f32), S(ROWS, WIDTH, dtype=f32))
+@program("flax: Dense, bf16 parameters", MLP(DIRECT, param_dtype=bf16), S(ROWS, WIDTH))
+@program(
+    "flax: Dense, f32, bf16 parameters",
+    MLP(DIRECT, dtype=f32, param_dtype=bf16),
+    S(ROWS, WIDTH, dtype=f32),
+)
+@program("flax: Dense, gelu, a batch", MLP(DIRECT, activation=nn.gelu), S(4, ROWS, WIDTH))
+@program("flax: Dense, gelu, flat", MLP(DIRECT, activation=nn.gelu), S(4 * ROWS, WIDTH))
+@program("flax: Dense, no bias", MLP(DIRECT, bias=False), S(ROWS, WIDTH))
+@program("flax: Dense, trained", MLP(DIRECT), S(ROWS, WIDTH), train=True)
+@program(
+    "flax: Dense, another relu, trained", MLP(DIRECT, activation=relu), S(ROWS, WIDTH), train=True
+)
+@program(
+    "flax: Fp8Einsum, by rows",
+    Project("bk,nk->bn", (HIDDEN, WIDTH), fp8_ops.Fp8Einsum),
+    S(ROWS, WIDTH),
+)
+@program(
+    "flax: Fp8Einsum, by columns",
+    Project("bk,kn->bn", (WIDTH, HIDDEN), fp8_ops.Fp8Einsum),
+    S(ROWS, WIDTH),
+)
+@program(
+    "flax: Dense, a batch, trained", MLP(DIRECT, activation=nn.silu), S(4, ROWS, WIDTH), train=True
+)
+@program("flax: Fp8Einsum", Attention(einsum=fp8_ops.Fp8Einsum), S(2, ROWS, WIDTH))
+@program(
+    "flax: Fp8Einsum, trained", Attention(einsum=fp8_ops.Fp8Einsum), S(2, ROWS, WIDTH), train=True
+)
+def flax_linen(model, x, train=False):
+    return linen(model, x, train)
+
+
+@program("flax: quantize, dequantize", MLP(QDQ), S(ROWS, WIDTH))
+@program("flax: quantize, dequantize, trained", MLP(QDQ), S(ROWS, WIDTH), train=True)
+def flax_qdq(model, x, train=False):
+    return linen(model, x, train)
+
+
+@program("flax: nnx.Linear, weights ahead")
+def nnx_weights_ahead():
+    """FP8 weights and scales as variables of the module, and a dot_general by hand."""
+
+    class Quantized(nnx.Module):
+        def __init__(self, of: nnx.Linear):
+            kernel = of.kernel[...]
+            self.scale = nnx.Param(jnp.max(jnp.abs(kernel)) / 448)
+            self.kernel = nnx.Param((kernel / self.scale[...]).astype(e4m3))
+            self.bias = nnx.Param(of.bias[...])
+            self.x_scale = nnx.Param(jnp.float32(0.1))
+
+        def __call__(self, x):
+            q = jnp.clip(x / self.x_scale[...].astype(x.dtype), -448, 448).astype(e4m3)
+            y = lax.dot(
+                q.astype(bf16) * self.x_scale[...].astype(bf16),
+                self.kernel[...].astype(bf16) * self.scale[...].astype(bf16),
+            )
+            return y + self.bias[...].astype(bf16)
+
+    make = lambda: Quantized(nnx.Linear(WIDTH, HIDDEN, param_dtype=f32, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(nnx.eval_shape(make))
+    return lambda state, x: nnx.merge(graph, state)(x), (state, S(ROWS, WIDTH))
+
+
+@program("flax: nnx of a linen Dense")
+def nnx_bridged():
+    x = jnp.zeros((ROWS, WIDTH), bf16)
+    make = lambda: nnx.bridge.ToNNX(
+        nn.Dense(HIDDEN, dot_general_cls=DIRECT, dtype=bf16), rngs=nnx.Rngs(0)
+    ).lazy_init(x)
+    graph, state = nnx.split(nnx.eval_shape(make))
+    return lambda state, x: nnx.merge(graph, state)(x), (state, shapes(x))
+
+
+# qwix -----------------------------------------------------------------------------------------------------------------
+
+
+def ptq(model: nn.Module, x: jax.ShapeDtypeStruct, **rule: Any) -> tuple[Callable, tuple]:
+    """Weights quantized ahead."""
+    import qwix
+
+    rule = {"weight_qtype": e4m3, "act_qtype": e4m3} | rule
+    quantized = qwix.quantize_model(model, qwix.PtqProvider([qwix.QuantizationRule(**rule)]))
+    apply, (abstract, x) = linen(quantized, x)
+    if "act_static_scale" not in rule:  # of f32 weights; a static scale comes from training
+        params = linen(model, x)[1][0]["params"]
+        weights = jax.eval_shape(lambda p: qwix.quantize_params(p, abstract["params"]), params)
+        return apply, ({"params": weights}, x)
+    return apply, (abstract, x)
+
+
+def qt(
+    model: nn.Module, x: jax.ShapeDtypeStruct, train: bool = False, **rule: Any
+) -> tuple[Callable, tuple]:
+    """Quantized as it is trained."""
+    import qwix
+
+    rule = {"weight_qtype": e4m3, "act_qtype": e4m3} | rule
+    quantized = qwix.quantize_model(model, qwix.QtProvider([qwix.QtRule(**rule)]))
+    variables = jax.eval_shape(quantized.init, jax.random.key(0), x)
+    apply = lambda v, x: quantized.apply(v, x, mutable=["quant_stats"])[0]
+    return trained(apply, variables, x) if train else (apply, (variables, x))
+
+
+FIXED = {"weight_calibration_method": "fixed,-1,1", "act_calibration_method": "fixed,-8,8"}
+STATIC = {"act_static_scale": True}
+ONE = {"disable_channelwise_axes": True}
+E5M2 = {"bwd_qtype": e5m2}
+
+program("qwix: PTQ", MLP(), S(ROWS, WIDTH))(ptq)
+program("qwix: PTQ, no bias", MLP(bias=False), S(ROWS, WIDTH))(ptq)
+program(
+    "qwix: PTQ, by rows",
+    nn.Einsum((HIDDEN, WIDTH), "...k,nk->...n", dtype=bf16, use_bias=False),
+    S(ROWS, WIDTH),
+)(ptq)
+program("qwix: PTQ, weights alone", MLP(), S(ROWS, WIDTH), act_qtype=None)(ptq)
+program("qwix: PTQ, static", MLP(), S(ROWS, WIDTH), **STATIC)(ptq)
+program("qwix: PTQ, fixed", MLP(), S(ROWS, WIDTH), **FIXED)(ptq)
+program("qwix: PTQ, fixed, no bias", MLP(bias=False), S(ROWS, WIDTH), **FIXED)(ptq)
+program(
+    "qwix: PTQ, fixed weights, static",
+    MLP(),
+    S(ROWS, WIDTH),
+    **STATIC,
+    weight_calibration_method="fixed,-1,1",
+)(ptq)
+program("qwix: PTQ, tiles", MLP(), S(ROWS, WIDTH), tile_size=128)(ptq)
+program("qwix: PTQ, small tiles", MLP(), S(ROWS, WIDTH), tile_size=32)(ptq)
+program("qwix: PTQ, einsum", Attention(), S(2, ROWS, WIDTH))(ptq)
+program("qwix: QT", MLP(), S(ROWS, WIDTH))(qt)
+program("qwix: QT, one scale", MLP(), S(ROWS, WIDTH), **ONE)(qt)
+program("qwix: QT, one scale, static", MLP(), S(ROWS, WIDTH), **ONE, **STATIC)(qt)
+program("qwix: QT, one scale, no bias", MLP(bias=False), S(ROWS, WIDTH), **ONE)(qt)
+program("qwix: QT, f32, one scale", MLP(dtype=f32), S(ROWS, WIDTH, dtype=f32), **ONE)(qt)
+program("qwix: QT, fixed", MLP(), S(ROWS, WIDTH), **ONE, **FIXED)(qt)
+program("qwix: QT, trained", MLP(), S(ROWS, WIDTH), train=True)(qt)
+program("qwix: QT, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2)(qt)
+program("qwix: QT, E5M2 gradients, one scale", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **ONE)(qt)
+program(
+    "qwix: QT, E5M2 gradients, fixed",
+    MLP(),
+    S(ROWS, WIDTH),
+    train=True,
+    **E5M2,
+    **ONE,
+    **FIXED,
+    bwd_calibration_method="fixed,-1,1",
+)(qt)
+program(
+    "qwix: QT, all E5M2",
+    MLP(),
+    S(ROWS, WIDTH),
+    train=True,
+    weight_qtype=e5m2,
+    act_qtype=e5m2,
+    **E5M2,
+)(qt)
+TILED = {"tile_size": 128}
+program("qwix: QT, tiles, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **TILED)(qt)
+program(
+    "qwix: QT, tiles, E5M2 gradients, residuals",
+    MLP(),
+    S(ROWS, WIDTH),
+    train=True,
+    **E5M2,
+    **TILED,
+    additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3},
+)(qt)
+program(
+    "qwix: QT, einsum, E5M2 gradients", Attention(), S(2, ROWS, WIDTH), train=True, **E5M2, **ONE
+)(qt)
+
+
+@program("qwix: nnx, PTQ")
+@program("qwix: nnx, PTQ, fixed", **FIXED)
+def nnx_ptq(**rule):
+    import qwix
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.up = nnx.Linear(WIDTH, HIDDEN, dtype=bf16, rngs=rngs)
+            self.down = nnx.Linear(HIDDEN, WIDTH, dtype=bf16, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(nnx.relu(self.up(x)))
+
+    x = jnp.zeros((ROWS, WIDTH), bf16)
+    provider = qwix.PtqProvider(
+        [qwix.QuantizationRule(**{"weight_qtype": e4m3, "act_qtype": e4m3} | rule)]
+    )
+    quantized = nnx.eval_shape(lambda: qwix.quantize_model(Model(nnx.Rngs(0)), provider, x))
+    graph, state = nnx.split(quantized)
+    return lambda state, x: nnx.merge(graph, state)(x), (state, shapes(x))
+
+
+@program("qwix: QArrays")
+@program("qwix: QArrays, by channel", channelwise_axes=(1,))
+def qarrays(**how):
+    import qwix
+
+    weights = jax.eval_shape(lambda w: qwix.quantize(w, e4m3, **how), S(WIDTH, HIDDEN))
+
+    def forward(w, x):
+        return jax.nn.gelu(qwix.dot(qwix.quantize(x, e4m3), w))
+
+    return forward, (weights, S(ROWS, WIDTH))
+
+
+# AQT ------------------------------------------------------------------------------------------------------------------
+
+
+def aqt_config(
+    forward: str,
+    backward: str | None = None,
+    tensor: bool = False,
+    bound: float | None = None,
+    dots: Any = None,
+) -> Any:
+    """Configuration of FP8; `tensor`: one scale for each; `bound`: a constant one; `dots`: their results' type."""
+    from aqt.jax.v2 import config
+
+    cfg = config.config_fwd_fp8(forward)
+    if backward:
+        config.set_bits(cfg, forward, forward, backward, forward, backward, forward)
+    if dots:
+        config.set_accumulator_dtype(cfg, dots, dots, dots)
+    if bound:
+        config.set_constant_calibration(cfg, bound)
+    if tensor:
+        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
+            raw.dg_quantizer.lhs.calib_shared_axes = raw.dg_quantizer.rhs.calib_shared_axes = (
+                "per_tensor"
+            )
+    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
+    return cfg
+
+
+def aqt(
+    model: Any, x: jax.ShapeDtypeStruct, train: bool = False, **config: Any
+) -> tuple[Callable, tuple]:
+    from aqt.jax.v2.flax import aqt_flax
+
+    general = functools.partial(aqt_flax.AqtDotGeneral, aqt_config(**config))
+    return linen(dataclasses.replace(model, general=general), x, train, rngs=True)
+
+
+program("aqt: forward", MLP(), S(ROWS, WIDTH), forward="e4m3")(aqt)
+program("aqt: forward, one scale", MLP(), S(ROWS, WIDTH), forward="e4m3", tensor=True)(aqt)
+program("aqt: forward, constant", MLP(), S(ROWS, WIDTH), forward="e4m3", bound=8.0)(aqt)
+program("aqt: forward, bf16 dots", MLP(), S(ROWS, WIDTH), forward="e4m3", dots=bf16)(aqt)
+program(
+    "aqt: forward, bf16 dots, one scale",
+    MLP(),
+    S(ROWS, WIDTH),
+    forward="e4m3",
+    dots=bf16,
+    tensor=True,
+)(aqt)
+program(
+    "aqt: forward, bf16 dots, constant", MLP(), S(ROWS, WIDTH), forward="e4m3", dots=bf16, bound=8.0
+)(aqt)
+program("aqt: trained", MLP(), S(ROWS, WIDTH), train=True, forward="e4m3")(aqt)
+program(
+    "aqt: trained, E5M2 gradients",
+    MLP(),
+    S(ROWS, WIDTH),
+    train=True,
+    forward="e4m3",
+    backward="e5m2",
+)(aqt)
+program("aqt: E5M2", MLP(), S(ROWS, WIDTH), forward="e5m2")(aqt)
+
+
+@program("aqt: served")
+@program("aqt: served, one scale", tensor=True)
+def aqt_served(**config):
+    from aqt.jax.v2.flax import aqt_flax
+
+    general = lambda mode: functools.partial(
+        aqt_flax.AqtDotGeneral,
+        aqt_config("e4m3", **config),
+        rhs_quant_mode=mode,
+        use_legacy_freezer=False,
+        rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
+    )
+    x, rngs = S(ROWS, WIDTH), {"params": jax.random.key(0)}
+    convert = MLP(general(aqt_flax.QuantMode.CONVERT))
+    params = jax.eval_shape(convert.init, rngs, x)["params"]
+    frozen = jax.eval_shape(
+        lambda p, x: convert.apply({"params": p}, x, rngs=rngs, mutable=True)[1], params, x
+    )
+    serve = MLP(general(aqt_flax.QuantMode.SERVE))
+    return functools.partial(serve.apply, rngs=rngs), (frozen, x)
+
+
+# Keras ----------------------------------------------------------------------------------------------------------------
+
+
+def keras_model(
+    make: Callable, x: jax.ShapeDtypeStruct, train: bool = False
+) -> tuple[Callable, tuple]:
+    import keras
+
+    model = keras.Sequential([keras.Input(x.shape[1:]), *make(keras.layers)])
+    for layer in model.layers:
+        layer.quantize("float8")
+    trainable, rest = (
+        shapes([v.value for v in variables])
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+
+    def forward(variables, x):
+        return model.stateless_call(*variables, x, training=train)[0]
+
+    return trained(forward, (trainable, rest), x) if train else (forward, ((trainable, rest), x))
+
+
+def keras_dense(layers, dtype="mixed_bfloat16"):
+    mixed = {"dtype": dtype}
+    return layers.Dense(HIDDEN, activation="relu", **mixed), layers.Dense(WIDTH, **mixed)
+
+
+def keras_einsum(layers):
+    mixed = {"dtype": "mixed_bfloat16"}
+    return (
+        layers.EinsumDense(
+            "bsd,dh->bsh", (None, HIDDEN), bias_axes="h", activation="gelu", **mixed
+        ),
+        layers.EinsumDense("bsh,hd->bsd", (None, WIDTH), bias_axes="d", **mixed),
+    )
+
+
+def keras_rows(layers):
+    """Kernels as [N, K]."""
+    import keras
+
+    bf16 = {"dtype": "bfloat16"}
+    gelu = functools.partial(keras.activations.gelu, approximate=True)
+    return (
+        layers.EinsumDense("bsd,hd->bsh", (None, HIDDEN), bias_axes="h", activation=gelu, **bf16),
+        layers.EinsumDense("bsh,dh->bsd", (None, WIDTH), bias_axes="d", **bf16),
+    )
+
+
+def keras_f32(layers):
+    return layers.Dense(HIDDEN, activation="relu"), layers.Dense(WIDTH)
+
+
+program("keras: Dense", keras_dense, S(ROWS, WIDTH))(keras_model)
+program("keras: Dense, f32", keras_f32, S(ROWS, WIDTH, dtype=f32))(keras_model)
+program("keras: Dense, trained", keras_dense, S(ROWS, WIDTH), train=True)(keras_model)
+program("keras: Dense, bf16", functools.partial(keras_dense, dtype="bfloat16"), S(ROWS, WIDTH))(
+    keras_model
+)
+program("keras: EinsumDense, by rows", keras_rows, S(4, ROWS, WIDTH))(keras_model)
+program("keras: EinsumDense", keras_einsum, S(4, ROWS, WIDTH))(keras_model)
+program("keras: EinsumDense, trained", keras_einsum, S(4, ROWS, WIDTH), train=True)(keras_model)
+
+
+# Equinox and Haiku, with FP8 dots by hand -----------------------------------------------------------------------------
+
+
+def quantize(x, scale, to=e4m3):
+    bound = float(jnp.finfo(to).max)
+    return jnp.clip(x / scale.astype(x.dtype), -bound, bound).astype(to)
+
+
+@jax.custom_vjp
+def fp8_linear(x, w, x_scale, w_scale, g_scale):
+    """x [M, K] and w [N, K]."""
+    return fp8_forward(x, w, x_scale, w_scale, g_scale)[0]
+
+
+def fp8_dot(a, b, a_scale, b_scale, contract):
+    return lax.dot_general(
+        a.astype(bf16) * a_scale.astype(bf16),
+        b.astype(bf16) * b_scale.astype(bf16),
+        (contract, ((), ())),
+    )
+
+
+def fp8_forward(x, w, x_scale, w_scale, g_scale):
+    x, w = quantize(x, x_scale), quantize(w, w_scale)
+    return fp8_dot(x, w, x_scale, w_scale, ((1,), (1,))), (x, w, x_scale, w_scale, g_scale)
+
+
+def fp8_backward(saved, g):
+    x, w, x_scale, w_scale, g_scale = saved
+    g = quantize(g, g_scale, e5m2)
+    zero = jnp.zeros((), f32)
+    return (
+        fp8_dot(g, w, g_scale, w_scale, ((1,), (0,))),
+        fp8_dot(g, x, g_scale, x_scale, ((0,), (0,))),
+        zero,
+        zero,
+        zero,
+    )
+
+
+fp8_linear.defvjp(fp8_forward, fp8_backward)
+
+
+@program("equinox: Linear")
+@program("equinox: Linear, trained", train=True)
+def equinox_linear(train=False):
+    import equinox as eqx
+
+    class Linear(eqx.Module):
+        weight: jax.Array
+        bias: jax.Array
+        scales: jax.Array
+
+        def __init__(self, of, to, key):
+            self.weight = jax.random.normal(key, (to, of), bf16)
+            self.bias = jnp.zeros(to, bf16)
+            self.scales = jnp.ones(3, f32)
+
+        def __call__(self, x):
+            return fp8_linear(x, self.weight, *lax.stop_gradient(self.scales)) + self.bias
+
+    class Model(eqx.Module):
+        up: Linear
+        down: Linear
+
+        def __init__(self, key):
+            self.up, self.down = Linear(WIDTH, HIDDEN, key), Linear(HIDDEN, WIDTH, key)
+
+        def __call__(self, x):
+            return self.down(jax.nn.relu(self.up(x)))
+
+    model = eqx.filter_eval_shape(Model, jax.random.key(0))
+    call, x = lambda model, x: model(x), S(ROWS, WIDTH)
+    return trained(call, model, x) if train else (call, (model, x))
+
+
+@program("equinox: Linear, vmapped, weights ahead")
+def equinox_vmapped():
+    """Of one example, as Equinox's layers are, and mapped over the batch."""
+    import equinox as eqx
+
+    class Linear(eqx.Module):
+        weight: jax.Array
+        scale: jax.Array
+        x_scale: jax.Array
+
+        def __call__(self, x):
+            y = lax.dot(self.weight, quantize(x, self.x_scale), preferred_element_type=f32)
+            return (y * (self.scale * self.x_scale)).astype(bf16)
+
+    layer = Linear(S(HIDDEN, WIDTH, dtype=e4m3), S(dtype=f32), S(dtype=f32))
+    return lambda layer, x: jax.vmap(layer)(x), (layer, S(ROWS, WIDTH))
+
+
+@program("haiku: Linear")
+@program("haiku: Linear, trained", train=True)
+def haiku_linear(train=False):
+    import haiku as hk
+
+    class Linear(hk.Module):
+        def __init__(self, to, name=None):
+            super().__init__(name)
+            self.to = to
+
+        def __call__(self, x):
+            k = x.shape[-1]
+            w = hk.get_parameter("w", (k, self.to), f32, hk.initializers.VarianceScaling())
+            b = hk.get_parameter("b", (self.to,), f32, jnp.zeros)
+            scales = [
+                hk.get_parameter(name, (), f32, jnp.ones)
+                for name in ("x_scale", "w_scale", "g_scale")
+            ]
+            return fp8_linear(x, w.astype(bf16).T, *map(lax.stop_gradient, scales)) + b.astype(bf16)
+
+    model = hk.without_apply_rng(
+        hk.transform(lambda x: Linear(WIDTH, "down")(jax.nn.relu(Linear(HIDDEN, "up")(x))))
+    )
+    x = S(ROWS, WIDTH)
+    variables = jax.eval_shape(model.init, jax.random.key(0), x)
+    return trained(model.apply, variables, x) if train else (model.apply, (variables, x))
+
+
+@program("haiku: delayed scales")
+def haiku_delayed():
+    """Scales that follow the amax of earlier calls, kept in Haiku's state."""
+    import haiku as hk
+
+    def layer(x, name, to):
+        w = hk.get_parameter(
+            name, (to, x.shape[-1]), f32, hk.initializers.VarianceScaling()
+        ).astype(bf16)
+        scales = []
+        for what, value in (("x", x), ("w", w)):
+            amax = hk.get_state(f"{name}_{what}", (), f32, jnp.ones)
+            hk.set_state(f"{name}_{what}", jnp.max(jnp.abs(value)).astype(f32))
+            scales.append(amax / 448)
+        return fp8_dot(quantize(x, scales[0]), quantize(w, scales[1]), *scales, ((1,), (1,)))
+
+    model = hk.without_apply_rng(
+        hk.transform_with_state(lambda x: layer(jax.nn.gelu(layer(x, "up", HIDDEN)), "down", WIDTH))
+    )
+    x = S(ROWS, WIDTH)
+    return model.apply, (*jax.eval_shape(model.init, jax.random.key(0), x), x)

@@ -1,0 +1,224 @@
+"""What ends XLA's process is refused before, or answered from a process of its own; and the attack can fail."""
+
+import itertools
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fp8lens import TARGETS, aot_compile, assert_fp8_gemms, inspect, mesh
+from fp8lens.autotune import check_tile
+from fp8lens.compile import CompilerDied, Isolated
+from tools.attack import aborts
+
+MATRIX = jax.ShapeDtypeStruct((64, 128), jnp.float8_e4m3fn)
+SAMPLE = {
+    "mesh 0: {'d': 1000000000}": "refused",
+    "option xla_gpu_shape_checks -1": "refused",
+    "option xla_gpu_autotune_level 0": "answered",
+    "chip sms=-1": "refused",
+    "amax of all, ": "answered",
+    "a call of __cublas$lt$matmul$f8": "refused",
+}
+
+
+def dot(a, b):
+    return jnp.dot(a, b.T, preferred_element_type=jnp.bfloat16)
+
+
+def one(**options):
+    return aot_compile(dot, MATRIX, MATRIX, **options)
+
+
+def test_nothing_of_a_sample_is_lost():
+    assert {name: said for name, (said, _) in aborts.run(SAMPLE).items()} == SAMPLE
+
+
+def test_there_are_hundreds_each_with_its_name():
+    names = [name for name, _ in aborts.compiles()]
+    assert len(names) > 1000 and len(set(names)) == len(names)
+
+
+def test_the_attack_would_find(monkeypatch, capsys):
+    class Dies:
+        answers = iter(
+            [
+                ("lost", "SIGABRT"),
+                ("refused", "CompilerDied: why"),
+                ("lost", "SIGSEGV"),
+                ("lost", "exit 0"),
+            ]
+        )
+        ask = lambda self, name, **options: next(self.answers)
+        end = lambda self: None
+
+    monkeypatch.setattr(aborts, "Worker", Dies)
+    monkeypatch.setattr(aborts, "compiles", lambda: iter([("first", None), ("second", None)]))
+    assert aborts.main([]) == 1
+    assert (
+        "2 tried: 0 answered, 0 refused, 1 ended the process and are answered with isolate, 1 lost"
+        in (capsys.readouterr().out)
+    )
+
+
+@pytest.mark.parametrize("of", ["of rows", "of rows, scattered"])
+def test_an_amax_of_a_part_is_refused_with_the_mend(of):
+    fn, args = aborts.with_amax(of, product="batched" if "scattered" in of else "")
+    with pytest.raises(
+        CompilerDied, match=r"died \(SIGABRT\).* algebraic_simplifier.cc:\d+.*optimization_barrier"
+    ):
+        aot_compile(fn, *args)
+
+
+def test_what_xla_survives_is_compiled_here():
+    """An amax of tiles is not taken for the whole's."""
+    fn, args = aborts.with_amax("of tiles", product="square", dtype=jnp.bfloat16, after="barrier")
+    assert type(aot_compile(fn, *args)) is jax.stages.Compiled
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "options"),
+    [
+        (
+            TypeError,
+            "'xla_gpu_autotune_level' is .*; XLA takes",
+            {"compiler_options": {"xla_gpu_autotune_level": [1]}},
+        ),
+        (TypeError, "5 is 5; XLA takes a name", {"compiler_options": {5: 5}}),
+        (TypeError, "must be a mapping", {"compiler_options": "xla_gpu_autotune_level"}),
+        (ValueError, "XLA aborts: give 0 to 2", {"compiler_options": {"xla_gpu_shape_checks": 3}}),
+        (
+            ValueError,
+            "XLA aborts: give 0 to 1024",
+            {"compiler_options": {"xla_gpu_force_compilation_parallelism": "-1"}},
+        ),
+        (
+            ValueError,
+            "1,000,000,000 devices on 1 axes: the limit is 65,536",
+            {"mesh_shape": {"d": 10**9}},
+        ),
+        (ValueError, "limit", {"mesh_shape": {f"a{n}": 1 for n in range(100)}}),
+        (ValueError, "mesh_shape must be", {"mesh_shape": {5: 8}}),
+        (ValueError, "mesh_shape must be", {"mesh_shape": 8}),
+        (ValueError, "isolate must be True", {"isolate": {"minutes": 1}}),
+        (ValueError, "isolate must be True", {"isolate": {"seconds": 0}}),
+        (ValueError, "isolate must be True", {"isolate": "yes"}),
+    ],
+)
+def test_what_is_known_to_abort_is_refused(error, words, options):
+    with pytest.raises(error, match=words):
+        one(**options)
+    with pytest.raises(ValueError, match="limit"):
+        mesh("H100", (10**9,))
+
+
+def test_tiles():
+    for tile, more in itertools.product(
+        (aborts.TILE, aborts.TILE.replace(" block", ", block")),
+        ("", " split_k: 2", " is_tma_allowed: true split_k: 1"),
+    ):
+        check_tile(tile + more)
+    for bad in (
+        "is_tma_allowed: maybe",
+        "is_tma_allowed: 2",
+        "split_k: abc",
+        "split_k: 08",
+        "split_k: true",
+        f"split_k: {'9' * 20}",
+        ",,,",
+        "num_stages: 3",
+    ):
+        with pytest.raises(ValueError, match="XLA would abort"):
+            check_tile(f"{aborts.TILE} {bad}")
+
+
+def test_isolated_it_is_the_same():
+    fn, args = aborts.with_amax("of all", "relu")
+    here, apart = [
+        inspect(fn, *args, isolate=isolate) for isolate in (False, {"seconds": 300, "gigabytes": 8})
+    ]
+    assert isinstance(apart.compiled, Isolated) and apart.module.text == here.module.text
+    assert (
+        str(apart) == str(here)
+        and apart.json() == here.json()
+        and str(apart.ledger) == str(here.ledger)
+    )
+
+
+def test_isolated_on_a_mesh_and_what_xla_refuses():
+    assert "num_partitions=4" in one(mesh_shape=(4,), isolate=True, target="B200").as_text()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        one(isolate=True, compiler_options={"xla_no_such": 1})
+    with pytest.raises(ValueError, match="sharding is on cpu"):
+        cpus = jax.sharding.NamedSharding(
+            jax.make_mesh((1,), ("d",), devices=jax.devices("cpu")[:1]), jax.P()
+        )
+        aot_compile(
+            jax.jit(jnp.sin, out_shardings=cpus),
+            jax.ShapeDtypeStruct((8,), jnp.float32),
+            isolate=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "kill -SEGV $$",
+            r"died \(SIGSEGV\). Its last words: nothing. It is a bug of XLA's: report it",
+        ),
+        (
+            "echo 'F1122 17:00:00.1    42 some.cc:7] Check failed: x' >&2; echo '  @ 0x1' >&2; kill -ABRT $$",
+            r"died \(SIGABRT\). Its last words: some.cc:7\] Check failed: x. It is a bug",
+        ),
+        ("kill -KILL $$", r"SIGKILL.* It needs more memory than there is"),
+        ("exit 0", r"died \(exit status 0\)"),
+        ("sleep 60", "did not end within 1 s"),
+    ],
+)
+def test_however_it_dies_this_process_lives(tmp_path, monkeypatch, script, words):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat > /dev/null\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(CompilerDied, match=words):
+        assert_fp8_gemms(dot, MATRIX, MATRIX, isolate={"seconds": 1} if "sleep" in script else True)
+
+
+def test_a_limit_of_memory():
+    with pytest.raises(CompilerDied, match="It (needs|may need) more memory than 0.01 GB: give"):
+        one(isolate={"gigabytes": 0.01})
+
+
+FORKED = """
+import os, jax, jax.numpy as jnp
+from fp8lens import aot_compile
+x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+aot_compile(lambda x: x @ x, x)
+if os.fork() == 0:
+    try:
+        aot_compile(lambda x: jnp.tanh(x) @ x, x)
+    except RuntimeError as error:
+        print(error, flush=True)
+    print(type(aot_compile(lambda x: jnp.tanh(x) @ x, x, isolate=True)).__name__, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(aborts.os, "fork"), reason="Windows does not fork")
+def test_a_forked_process_is_told():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=300
+    )
+    said, isolated = done.stdout.splitlines()
+    assert re.search('get_context."spawn".*isolate=True', said) and isolated == "Isolated", done
+
+
+def test_a_target_goes_to_another_process():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(TARGETS["B200"])) == TARGETS["B200"]

@@ -1,0 +1,251 @@
+"""The census of FP8 libraries: it is whole, it is true of what is installed, and a library that loses FP8 is named."""
+
+import copy
+import datetime
+import json
+import os
+import re
+import sys
+
+import jax
+import pytest
+
+from helpers.results import digest, load_census
+from tools.records import census, releases
+
+RECORDED = census.read()
+NEWEST = max(RECORDED, key=releases.by_number)
+NIGHTLY = bool(os.environ.get("NIGHTLY"))
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
+)
+FIELDS = {
+    "matmuls",
+    "fp8",
+    "flops",
+    "fp8_flops",
+    "unknown",
+    "kernels",
+    "bytes",
+    "for_fp8_kernels",
+    "for_fp8_bytes",
+    "lost",
+    "outside",
+}
+
+
+@needs_compiler
+def test_rows_are_what_the_installed_libraries_become():
+    problems = census.check(RECORDED, lambda name: NIGHTLY or " | layer | " in name)
+    assert not problems, "\n".join(problems)
+
+
+def test_two_releases_have_every_way_and_their_provenance():
+    assert set(RECORDED) == {census.BEFORE, releases.locked()["jax"]}, census.MEND
+    for version, entry in RECORDED.items():
+        assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
+        assert {entry["packages"][name] for name in releases.OF_JAX} == {version}
+        assert all(entry["packages"][name] for name in census.LIBRARIES)
+        assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
+        wanted = [
+            " | ".join((name, *case))
+            for name in census.ways()
+            for case in census.cases(name, version)
+        ]
+        assert list(entry["rows"]) == wanted, f"{version}: {census.MEND}"
+        for name, row in entry["rows"].items():
+            assert set(row) in ({"error"}, FIELDS), name
+            if "error" not in row:
+                assert 0 <= row["fp8"] <= row["matmuls"] and 0 <= row["fp8_flops"] <= row["flops"]
+                assert (
+                    sum(n for n, _, _ in row["lost"]) == row["matmuls"] - row["fp8"]
+                    or row["unknown"]
+                ), name
+
+
+def test_ways_name_what_they_mend_and_where_they_are_promised():
+    ways = census.ways()
+    assert json.loads(census.DATA.read_text())["ways"] == census.about(), census.MEND
+    for name, way in ways.items():
+        assert way.package in (*census.LIBRARIES, "jax") and bool(way.says) == bool(way.url), name
+        assert bool(way.mends) == bool(way.setting) and way.mends in ("", *ways), name
+
+
+def test_data_tells_nothing_of_the_machine_and_is_written_alike(monkeypatch, tmp_path):
+    text = census.DATA.read_text()
+    assert not re.search(r"(?<![\w.:*/])/(?:home|root|tmp|usr|work)/|site-packages", text)
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    census.write(RECORDED)
+    assert census.DATA.read_text() == text
+
+
+def test_a_row_changed_by_hand_is_not_read(tmp_path):
+    found = load_census(census.DATA.parent)
+    assert list(found.releases) == list(RECORDED) and set(found.ways) == set(census.ways())
+    assert (
+        found.releases[NEWEST]["rows"]["bf16, no FP8", "layer", "forward", "H100", "cublaslt"][
+            "fp8"
+        ]
+        == 0
+    )
+    text = census.DATA.read_text()
+    (tmp_path / "census.json").write_text(text.replace('"fp8": 1', '"fp8": 2', 1))
+    with pytest.raises(
+        ValueError, match="is not as it was recorded: `make census` records it again"
+    ):
+        load_census(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [None, b"", b"[]", b"{}", b'{"releases": {"0.12.0": 3}}', b"\xff", b'{"releases": {'],
+)
+def test_a_file_that_is_no_census_is_answered_with_its_mend(monkeypatch, tmp_path, contents):
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    if contents is not None:
+        census.DATA.write_bytes(contents)
+        with pytest.raises(
+            SystemExit, match="census.json cannot be read .* delete it and run `make census`"
+        ):
+            census.main(["--check"])
+    with pytest.raises(ValueError, match="census.json cannot be read .*`make census` writes it"):
+        load_census(tmp_path)
+
+
+def test_a_census_of_nothing_is_none(tmp_path):
+    (tmp_path / "census.json").write_text('{"ways": {}, "releases": {}}')
+    with pytest.raises(ValueError, match="`make census` records it again"):
+        load_census(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["banana"], "'banana' is no release of JAX"),
+        (["--check", "0.11.2"], "takes no release"),
+        (["--check", "--only", "qwix"], "takes no release and no name"),
+    ],
+)
+def test_wrong_arguments_are_answered(capsys, arguments, said):
+    with pytest.raises(SystemExit):
+        census.main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def mini(monkeypatch, row: dict) -> dict:
+    """A census of one way that becomes `row`, recorded with the versions that are installed."""
+    monkeypatch.setattr(census, "ways", lambda: {"one": census.Way(census.linen, "flax")})
+    monkeypatch.setattr(census, "row", lambda way, *case: dict(row))
+    packages = {"jax": census.version_of("jax"), "flax": census.version_of("flax")}
+    entry = {"packages": packages, "rows": {"one | layer | forward | H100 | cublaslt": dict(row)}}
+    return {jax.__version__: entry | {"digest": digest(entry)}}
+
+
+def recorded_as(found: dict, **changes) -> dict:
+    found = copy.deepcopy(found)
+    (entry,) = found.values()
+    entry["rows"]["one | layer | forward | H100 | cublaslt"] |= changes
+    entry["digest"] = digest({key: value for key, value in entry.items() if key != "digest"})
+    return found
+
+
+def test_a_library_that_loses_fp8_is_named_with_its_mend(monkeypatch, capsys):
+    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4})
+    assert census.check(found) == []
+    (said,) = census.check(recorded_as(found, fp8=3))
+    assert said.startswith(
+        "one | layer | forward | H100 | cublaslt: fp8 3, now 1: run `make census`"
+    )
+    monkeypatch.setattr(census, "read", lambda: recorded_as(found, fp8=3))
+    assert census.main(["--check"]) == 1 and "fp8 3, now 1" in capsys.readouterr().out
+
+
+def test_with_other_versions_only_what_lost_fp8_is_a_problem(monkeypatch):
+    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4, "flops": 30, "fp8_flops": 10})
+    monkeypatch.setattr(census, "version_of", lambda package: "99.0")
+    assert census.check(recorded_as(found, kernels=9)) == []
+    (said,) = census.check(recorded_as(found, fp8_flops=30))
+    assert "100% of FLOPs in FP8, now 33%" in said
+    bf16, error = {"fp8_flops": 0, "flops": 30}, {"error": "TypeError: x"}
+    assert "0% of FLOPs in FP8, now TypeError: x" in census.lost({"a": bf16}, {"a": error})[0]
+    assert census.lost({"a": error}, {"a": bf16}) == census.lost({"a": error}, {"a": error}) == []
+
+
+def test_fewer_matmuls_of_the_same_flops_are_no_loss():
+    joined = {"matmuls": 20, "fp8": 14, "flops": 1792, "fp8_flops": 1236}
+    assert (
+        census.lost(
+            {"a": {"matmuls": 21, "fp8": 15, "flops": 1792, "fp8_flops": 1236}}, {"a": joined}
+        )
+        == []
+    )
+
+
+def test_a_census_changed_by_hand_is_a_problem(monkeypatch):
+    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4})
+    found[jax.__version__]["rows"]["one | layer | forward | H100 | cublaslt"]["kernels"] = 5
+    assert "is not as it was recorded" in census.check(found)[0]
+    assert "holds nothing" in census.check({})[0]
+
+
+@needs_compiler
+def test_what_does_not_compile_is_a_row_without_a_path():
+    def broken(model, train):
+        raise ImportError("cannot import name 'x' from 'y' (/some/where/site-packages/y.py)\nmore")
+
+    assert census.row(census.Way(broken, "flax"), "layer", "forward", "H100", "cublaslt") == {
+        "error": "ImportError: cannot import name 'x' from 'y'"
+    }
+
+
+def test_recording_says_what_was_lost_and_keeps_the_date_of_the_rest(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    census.write(RECORDED)
+    before = census.DATA.read_text()
+    again = copy.deepcopy(RECORDED[NEWEST]) | {"date": "2100-01-01"}
+    again["digest"] = digest({key: value for key, value in again.items() if key != "digest"})
+    monkeypatch.setattr(census, "environment", lambda version: sys.executable)
+
+    def run(command, **_):
+        command[command.index("--measure") + 1].write_text(json.dumps(again))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(releases.subprocess, "run", run)
+    assert census.record([NEWEST]) == 0 and census.DATA.read_text() == before
+    name = next(name for name, row in again["rows"].items() if row.get("fp8"))
+    again["rows"][name]["fp8_flops"] -= 1
+    again["digest"] = digest({key: value for key, value in again.items() if key != "digest"})
+    assert census.record([NEWEST]) == 1
+    assert (
+        f"LOST FP8: {name}" in capsys.readouterr().out
+        and census.read()[NEWEST]["date"] == "2100-01-01"
+    )
+
+
+def test_some_rows_alone_are_measured_and_the_others_kept_where_the_packages_are_the_same(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    census.write(RECORDED)
+    monkeypatch.setattr(census, "environment", lambda version: sys.executable)
+    entry = copy.deepcopy(RECORDED[NEWEST])
+    entry["rows"] = {
+        name: row | {"kernels": 9} for name, row in entry["rows"].items() if "qwix, PTQ" in name
+    }
+    asked = []
+
+    def run(command, **_):
+        asked.append(command[-1])
+        command[command.index("--measure") + 1].write_text(json.dumps(entry))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(releases.subprocess, "run", run)
+    census.main([NEWEST, "--only", "qwix, PTQ"])
+    now = census.read()[NEWEST]
+    assert asked == ["qwix, PTQ"] and now["digest"] == digest(now)
+    assert list(now["rows"]) == list(RECORDED[NEWEST]["rows"])
+    differ = {name for name, row in now["rows"].items() if row != RECORDED[NEWEST]["rows"][name]}
+    assert differ == set(entry["rows"]) and differ
+    entry["packages"]["qwix"] = "99.0"
+    with pytest.raises(SystemExit, match="measure all, without --only"):
+        census.main([NEWEST, "--only", "qwix, PTQ"])

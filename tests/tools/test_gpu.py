@@ -1,0 +1,1278 @@
+"""What `make gpu` does, rehearsed on the CPU: every part goes all its way, and what it writes satisfies the schema."""
+
+import ast
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import agreement
+import bundle
+import jax
+import jax.numpy as jnp
+import numerics
+import numpy as np
+import programs
+import pytest
+import record
+import speed
+import train
+import watch
+
+from fp8lens.cost import kernels
+from fp8lens.targets import attached_gpu
+from helpers import parse_hlo_module
+from tests.helpers.test_results import problems
+from tools import outputs
+from tools.files import of_project
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GPU = ROOT / "tools" / "gpu"
+
+spec = importlib.util.spec_from_file_location("gpu_runner", GPU / "__main__.py")
+runner = sys.modules["gpu_runner"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(runner)
+
+PARTS = ("agreement", "numerics", "speed", "autotune", "notebooks", "train")
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
+)
+
+
+def run(*arguments: str, script: Path = GPU, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, script, *map(str, arguments)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+    )
+
+
+@pytest.fixture
+def case(tmp_path) -> record.Case:
+    """A case under way, for what is called without the runner."""
+    return record.Case(tmp_path / "part.json", "part", "case", tmp_path / "marker.json", {})
+
+
+# The whole, rehearsed -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory) -> tuple[Path, str]:
+    """The folder with what a rehearsal of every part wrote, and what it said."""
+    folder = tmp_path_factory.mktemp("rehearsed")
+    made = run("--rehearse", "--minutes", "30", "--results", folder)
+    assert made.returncode == 0, made.stdout
+    return folder / "cpu", made.stdout
+
+
+@pytest.fixture(scope="module")
+def rehearsed(rehearsal) -> Path:
+    return rehearsal[0]
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+@needs_compiler
+@pytest.mark.parametrize("part", PARTS)
+def test_a_rehearsal_writes_what_the_schema_asks_for(rehearsed, part):
+    data = read(rehearsed / f"{part}.json")
+    assert problems(data) == []
+    (one,) = data["runs"]
+    assert one["rehearsal"] and set(data["cases"]) == set(importlib.import_module(part).cases(True))
+
+
+@needs_compiler
+def test_the_ladder_is_the_chapters_with_its_kernel_at_the_top(rehearsed):
+    forms = read(rehearsed / "speed.json")["cases"]["4096: blocks"]["forms"]
+    assert list(forms) == ["bf16", "FP8 scaled", "dequantized", "batched", "looped", "kernel"]
+    assert all(row["wall_seconds"] > 0 and "error" not in row for row in forms.values())
+    assert forms["kernel"]["kernels"] == 1 < forms["batched"]["kernels"]
+    assert "def kernel(" in (ROOT / "notebooks" / "10_scaling_strategies.md").read_text()
+    assert programs.chapter("10")["by_block"].__code__.co_filename == "10_scaling_strategies.ipynb"
+
+
+@needs_compiler
+def test_sums_are_compared_with_the_model_to_the_bit(case, monkeypatch):
+    same = numerics.sums(128, 16, True, case)["same_as_model"]
+    assert same["positive"]["fast"] < 0.5  # the CPU's sums are float32's, and the model's are not
+    exact = {"hopper_sums": lambda a, b: (a.astype(np.float32) @ b.T.astype(np.float32))[None]}
+    monkeypatch.setattr(
+        numerics,
+        "chapter",
+        lambda name: exact | {"promoted_sums": lambda a, b: [np.zeros((16, 16))]},
+    )
+    same = numerics.sums(128, 16, True, case)["same_as_model"]
+    assert same["either sign"]["careful"] > 0.9 and same["either sign"]["careful, promoted"] == 0
+
+
+@needs_compiler
+def test_a_rehearsal_leaves_as_many_files_as_may_be_brought_back_from_a_lent_machine(rehearsed):
+    names = sorted(
+        path.relative_to(rehearsed).as_posix()
+        for path in rehearsed.parent.rglob("*")
+        if path.is_file()
+    )
+    assert (
+        names == sorted([*(f"{part}.json" for part in PARTS), record.HLO]) and len(names) < 8
+    )  # and a log
+
+
+@needs_compiler
+def test_what_is_worth_knowing_first_comes_first(rehearsal):
+    _, said = rehearsal
+    order = [
+        "2048: first call: done",
+        "[cublaslt]: done",
+        "sums, K = 1024: done",
+        "8192: under load: done",
+        "8192: main: done",
+        "8192: what is fused: done",
+        "training step: done",
+        "8192: details: done",
+        "scaled in f32: done",
+        "forward: done",
+        "N = 512: main: done",
+        "01_fp8_formats: done",
+        "4096: main: done",
+        "8192: libraries: done",
+        "[auto]: done",
+    ]
+    places = [said.index(one) for one in order]
+    assert places == sorted(places)
+    assert "## train: 2 cases" in said and "over bf16: bf16 1.000" in said  # the summary at the end
+
+
+@pytest.mark.parametrize("rehearse", [True, False])
+def test_every_case_has_its_stage(rehearse):
+    stages = runner.agenda(list(PARTS), rehearse)
+    assert all(names for stage, names in stages if not rehearse)
+    for part in PARTS:
+        listed = [name for stage, names in stages if stage.part == part for name in names]
+        assert sorted(listed) == sorted(importlib.import_module(part).cases(rehearse))
+    # What is timed has a process of its own: nothing has recorded there before, and nothing has gone wrong.
+    assert all(stage.fresh == (stage.part in ("speed", "train")) for stage in runner.AGENDA)
+
+
+def test_a_run_and_its_start_end_within_ten_minutes():
+    assert runner.MINUTES * 60 + 30 <= 600
+    assert max(stage.seconds for stage in runner.AGENDA) + runner.GRACE < runner.MINUTES * 60
+
+
+@needs_compiler
+def test_the_programs_are_kept_as_the_compiler_wrote_them(rehearsed):
+    kept = record.kept_hlo(rehearsed / record.HLO)
+    cases = {
+        part: read(rehearsed / f"{part}.json")["cases"]
+        for part in ("agreement", "speed", "train", "autotune")
+    }
+    wanted = {
+        f"{part} / {name}"
+        for part in ("agreement", "autotune")
+        for name, case in cases[part].items()
+        if case.get("ran", True)
+    }
+    wanted |= {
+        f"speed / {name} / {form}"
+        for name, case in cases["speed"].items()
+        for form, row in case.get("forms", {}).items()
+        if "kernels" in row
+    }
+    wanted |= {
+        f"train / {name} / {form}"
+        for name, case in cases["train"].items()
+        for form in case["precisions"]
+    }
+    assert set(kept) == wanted and len(kept) > 100
+    for key, text in kept.items():
+        assert not re.search(r'"/\w', text), key
+    step = parse_hlo_module(kept["train / training step / bf16+fp8"])
+    assert (
+        len(kernels(step)) == cases["train"]["training step"]["precisions"]["bf16+fp8"]["kernels"]
+    )
+
+
+@needs_compiler
+def test_two_compiles_without_a_gpu_agree_and_run(rehearsed):
+    cases = read(rehearsed / "agreement.json")["cases"]
+    assert len(cases) > 20 and {case["gemm"] for case in cases.values()} == {"cublaslt", "auto"}
+    for name, case in cases.items():
+        assert case["agree"] and case["same_kernels"], name
+        assert case["ran"] != ("error" in case["on_gpu"]), name
+
+
+@needs_compiler
+def test_the_cpu_is_right_on_every_kind_of_input(rehearsed):
+    cases = read(rehearsed / "numerics.json")["cases"]
+    judged = {name: case for name, case in cases.items() if "inputs" in case}
+    assert len(judged) > 15 and all(
+        case["right"] for case in judged.values() if not case["refused"]
+    )
+    assert all(set(case["inputs"]) == set(programs.KINDS) for case in judged.values())
+    assert any(name.endswith("K = 4096") for name in judged)
+    sums = [case for case in cases.values() if "sums" in case]
+    errors = [error for case in sums for row in case["sums"].values() for error in row.values()]
+    assert len(sums) == 2 and len(errors) == 8 and max(errors) < 1e-6
+
+
+@needs_compiler
+def test_every_form_was_timed(rehearsed):
+    cases = read(rehearsed / "speed.json")["cases"]
+    for name, case in cases.items():
+        for form, row in case.get("forms", {}).items():
+            assert "error" not in row and row["wall_seconds"] > 0 and row["no_clock"], (name, form)
+    assert cases["2048: first call"]["forms"]["everything in one call"]["right"] is True
+    loads = cases["8192: under load"]["loads"]
+    assert {name for name in loads if "torch" not in name} == {
+        f"{form}, {what}" for form in speed.LOADED for what in ("random", "zeros")
+    }
+    assert all(row["burst_seconds"] > 0 and row["sustained_seconds"] > 0 for row in loads.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["training step", "forward"])
+def test_the_layer_was_timed_in_each_precision(rehearsed, name):
+    case = read(rehearsed / "train.json")["cases"][name]
+    training, rows = name == "training step", case["precisions"]
+    assert set(train.cases(True)) < set(train.cases(False))
+    assert set(rows) < set(train.TRAINING if training else train.FORWARD) and {
+        "bf16",
+        "bf16+fp8",
+    } <= set(rows)
+    for form, row in rows.items():
+        assert row["wall_seconds"] > 0 and row["device_seconds"] is None, row.get("error")
+        # Here cuDNN cannot be had, and the layer falls back to XLA's attention, which one row asks for.
+        assert row["attention"] == "xla" and (
+            "cuDNN not found" in row.get("cudnn_refused", "")
+        ) == ("XLA" not in form)
+        assert row["compiled_flops"] == case["flops"] and row["matmuls"] == (18 if training else 6)
+        assert row["fp8_matmuls"] == (12 if training else 4) * row["fp8"]
+        if training:
+            assert len(row["losses"]) == train.STEPS and row["losses"][-1] < 0.8 * row["losses"][0]
+            assert row["losses"][-1] == pytest.approx(rows["bf16"]["losses"][-1], rel=0.02)
+    assert not training or rows["bf16+fp8"]["losses"] != rows["bf16"]["losses"]
+
+
+@needs_compiler
+def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
+    monkeypatch.setenv("FP8_RESULTS", str(rehearsed.parent))
+    chapter = outputs.NOTEBOOKS / "09_performance.ipynb"
+    notebook, _, failure = outputs.fresh_run([chapter])[chapter.stem]
+    assert failure is None, failure
+    said = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
+    )
+    assert "REHEARSAL" in said and "would record it" not in said
+    assert re.search(r"^FP8 scaled, FP8 out, amax .* µs .* µs", said, re.M)
+    assert re.search(
+        r"training step in FP8, over bf16's: wanted at most 0.69 on an H100 .*; \d.*, on cpu", said
+    )
+    assert "bf16+fp8, XLA's attention, over bf16, XLA's attention: " in said
+    assert re.search(r"K = 4096 +\d\d\.\d", said) and "FP8 scaled, FP8 out, amax, zeros" in said
+
+
+def write(path, data: dict) -> None:
+    record.write(path, data["part"], data["runs"], data["cases"])
+
+
+@needs_compiler
+def test_a_second_run_measures_only_what_is_missing(rehearsed, tmp_path):
+    shutil.copytree(rehearsed, tmp_path / "cpu")
+    path = tmp_path / "cpu" / "numerics.json"
+    before = read(path)
+    missing = list(before["cases"])[1]
+    del before["cases"][missing]
+    write(path, before)
+    again = run("numerics", "--rehearse", "--results", tmp_path)
+    after = read(path)
+    assert (
+        again.returncode == 0
+        and again.stdout.count("done (") == 1
+        and f"{missing}: done" in again.stdout
+    )
+    assert {name: case for name, case in after["cases"].items() if name != missing} == before[
+        "cases"
+    ]
+    before["runs"][0]["jax"] = (
+        "0.1"  # what another JAX has measured is measured again, and stays until then
+    )
+    write(path, before)
+    out_of_time = run(
+        "numerics", "--rehearse", "--results", tmp_path, "--minutes", "0.84"
+    )  # GRACE, and no case more
+    assert out_of_time.returncode == 1 and re.search(r"\d+ cases are left", out_of_time.stdout), (
+        out_of_time.stdout
+    )
+    assert "goes on where this stopped" in out_of_time.stdout and set(read(path)["cases"]) >= set(
+        before["cases"]
+    )
+
+
+@needs_compiler
+def test_a_run_goes_on_from_what_was_carried(rehearsed, tmp_path):
+    data = read(rehearsed / "numerics.json")
+    names = list(data["cases"])
+    # On the machine are two that are newer, and one that is newer and of another commit.
+    for folder, some, at in (
+        ("carried", names[:-1], "2026-01-01"),
+        ("kept", names[:2], "2026-01-02"),
+        ("kept of another", names[2:3], "2026-01-03"),
+    ):
+        place = tmp_path / folder.split()[0] / "rehearsal"
+        for chip in ("cpu", "h200"):  # another chip's stay where they are
+            path = place / chip / "numerics.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cases = {
+                name: data["cases"][name] | {"took": len(folder), "at": f"{at}T00:00:00+00:00"}
+                for name in some
+            }
+            runs = [
+                one | ({"commit": "1" * 40} if "another" in folder else {}) for one in data["runs"]
+            ]
+            known = record.read(path)
+            record.write(
+                path,
+                "numerics",
+                known["runs"] + runs,
+                known["cases"]
+                | {name: case | {"run": len(known["runs"])} for name, case in cases.items()},
+            )
+        (place / "cpu" / "speed.json").write_text(
+            "{}"
+        )  # of another part, and damaged: neither is asked for it
+    (tmp_path / "kept" / "rehearsal" / "cpu" / "hlo.jsonl.gz").write_bytes(b"no archive")
+    (tmp_path / "carried" / "tree").write_text(
+        "0" * 40 + "\n"
+    )  # a commit without files: the copy differs from it
+    made = run(
+        "numerics",
+        "--rehearse",
+        "--results",
+        tmp_path / "out",
+        "--bundle",
+        tmp_path / "carried",
+        "--work",
+        tmp_path / "kept",
+    )
+    assert made.returncode == 0 and made.stdout.count("done (") == 1, made.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["cpu"]
+    cases = read(tmp_path / "out" / "cpu" / "numerics.json")["cases"]
+    assert {name: case["took"] for name, case in cases.items() if name != names[-1]} == {
+        name: len("kept" if name in names[:2] else "carried") for name in names[:-1]
+    }
+    assert read(tmp_path / "kept" / "rehearsal" / "cpu" / "numerics.json")["cases"] == cases
+
+
+# A part that fails ----------------------------------------------------------------------------------------------------
+
+
+def with_parts(folder: Path, grace: int = 2, seconds: int = 60, **sources: str) -> Path:
+    """A copy of the runner with other parts, in whose stages every case has its turn in the order it is given."""
+    copy = folder / "tests" / "gpu"
+    shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(GPU.parent / "files.py", copy.parent)
+    main = (copy / "__main__.py").read_text()
+    stages = "".join(f"    Stage({part!r}, '*', {seconds}),\n" for part in sources)
+    main = re.sub(r"^AGENDA = \(.*?^\)", f"AGENDA = (\n{stages})", main, flags=re.M | re.S)
+    (copy / "__main__.py").write_text(re.sub(r"^GRACE = \d+", f"GRACE = {grace}", main, flags=re.M))
+    (copy / "summary.py").write_text("def summary(folder, parts):\n    return 'summary'\n")
+    for part, source in sources.items():
+        (copy / f"{part}.py").write_text(source)
+    return copy
+
+
+FOUND = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+
+
+def test_a_case_that_ends_its_process_is_tried_again_and_recorded_and_the_rest_goes_on(tmp_path):
+    copy = with_parts(
+        tmp_path,
+        speed=(
+            "import os, sys\n"
+            "def refused(case): raise RuntimeError('no algorithm in /somewhere/on/this/machine.cc')\n"
+            "def aborts(case):\n"
+            "    print('Check failed: the reason', file=sys.stderr, flush=True)\n"
+            "    os.abort()\n"
+            "def cases(rehearse):\n"
+            "    return {'one': lambda case: {'n': 1}, 'aborts': aborts, 'refused': refused,\n"
+            "            'last': lambda case: {'n': 2}}\n"
+        ),
+    )
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", script=copy, **FOUND)
+    assert made.returncode == 0 and made.stdout.count("Check failed") >= 2, made.stdout
+    cases = read(tmp_path / "out" / "cpu" / "speed.json")["cases"]
+    assert cases["one"]["n"] == 1 and cases["last"]["n"] == 2
+    assert re.fullmatch(
+        "the process ended with signal SIGABRT: .*Check failed: the reason.*",
+        cases["aborts"]["error"],
+    )
+    assert cases["refused"]["error"] == "RuntimeError: no algorithm in <path>"
+    assert sorted(path.name for path in (tmp_path / "out" / "cpu").iterdir()) == ["speed.json"]
+
+
+def test_a_gpu_that_is_lost_once_costs_nothing_and_twice_the_form_that_did_it(tmp_path):
+    copy = with_parts(
+        tmp_path,
+        speed=(
+            "from pathlib import Path\n"
+            "import record\n"
+            f"once = Path({str(tmp_path / 'once')!r})\n"
+            "def form(name):\n"
+            "    if name == 'bad' or name == 'unlucky' and not once.exists():\n"
+            "        once.touch()\n"
+            "        record.answers = lambda: False\n"
+            "        raise RuntimeError(f'CUDA_ERROR_ILLEGAL_ADDRESS in {name}')\n"
+            "    return {'n': name}\n"
+            "def measure(case):\n"
+            "    rows = {}\n"
+            "    for name in ('good', 'unlucky', 'bad', 'after it'):\n"
+            "        rows[name] = {}\n"
+            "        rows[name] = case.attempt(rows, name, lambda: form(name)) or rows[name]\n"
+            "    return {'forms': rows}\n"
+            "def cases(rehearse):\n"
+            "    return {'all': measure, 'next': lambda case: {'n': 2}}\n"
+        ),
+    )
+    made = run("speed", "--rehearse", "--results", tmp_path / "out", script=copy, **FOUND)
+    assert made.returncode == 0 and made.stdout.count("again in a process of its own") == 2, (
+        made.stdout
+    )
+    cases = read(tmp_path / "out" / "cpu" / "speed.json")["cases"]
+    bad = "RuntimeError: RuntimeError: CUDA_ERROR_ILLEGAL_ADDRESS in bad"
+    assert cases["all"]["forms"] == {
+        "good": {"n": "good"},
+        "unlucky": {"n": "unlucky"},
+        "bad": {"error": bad},
+        "after it": {"n": "after it"},
+    }
+    assert cases["next"]["n"] == 2
+
+
+def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
+    copy = with_parts(
+        tmp_path,
+        speed=(
+            "import time\n"
+            "def cases(rehearse):\n"
+            "    return {'one': lambda case: {'n': 1}, 'long': lambda case: time.sleep(600),\n"
+            "            'last': lambda case: {'n': 2}}\n"
+        ),
+    )
+    made = run(
+        "speed",
+        "--rehearse",
+        "--results",
+        tmp_path / "out",
+        "--minutes",
+        "0.4",
+        script=copy,
+        **FOUND,
+    )
+    assert made.returncode == 1 and "2 cases are left" in made.stdout, made.stdout
+    assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
+
+
+def test_a_case_that_had_all_of_its_stages_time_has_failed_and_the_next_one_comes(tmp_path):
+    copy = with_parts(
+        tmp_path,
+        seconds=3,
+        speed=(
+            "import time\n"
+            "def cases(rehearse):\n"
+            "    return {'hangs': lambda case: time.sleep(600), 'last': lambda case: {'n': 2}}\n"
+        ),
+    )
+    made = run(
+        "speed", "--rehearse", "--results", tmp_path / "out", "--minutes", "5", script=copy, **FOUND
+    )
+    assert made.returncode == 0, made.stdout
+    cases = read(tmp_path / "out" / "cpu" / "speed.json")["cases"]
+    assert re.fullmatch(r"stopped after \d+ s", cases["hangs"]["error"]) and cases["last"]["n"] == 2
+    assert cases["hangs"]["stops"] == 2  # once more, after all others
+
+
+def test_threads_left_at_the_end_and_a_part_that_cannot_start_keep_no_other_part(tmp_path):
+    threads = (
+        "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "def one(case):\n"
+        "    ThreadPoolExecutor(1).submit(time.sleep, 600)\n"
+        "    return {'n': 1}\n"
+        "def cases(rehearse):\n"
+        "    return {'one': one}\n"
+    )
+    copy = with_parts(
+        tmp_path,
+        seconds=8,
+        speed=threads,
+        numerics="import a_package_that_is_not_here\n",
+        agreement="def cases(rehearse):\n    return {'only': lambda case: {'n': 3}}\n",
+    )
+    made = run(
+        "speed",
+        "numerics",
+        "agreement",
+        "--rehearse",
+        "--results",
+        tmp_path / "out",
+        script=copy,
+        **FOUND,
+    )
+    assert made.returncode == 1 and "did not start" not in made.stdout, made.stdout
+    assert "numerics: cannot start: No module named 'a_package_that_is_not_here'" in made.stdout
+    assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
+    assert list(read(tmp_path / "out" / "cpu" / "agreement.json")["cases"]) == ["only"]
+
+
+def test_a_kill_at_any_second_loses_only_the_case_that_was_running(tmp_path):
+    """Killed, with all its processes, after each of its cases but the last: nothing measured is measured again."""
+    log = tmp_path / "measured"
+    copy = with_parts(
+        tmp_path,
+        speed=(
+            "import functools, time\n"
+            "class Program:\n"
+            "    def __init__(self, text): self.text = text\n"
+            "    def as_text(self): return self.text\n"
+            "def measure(name, case):\n"
+            f"    with open({str(log)!r}, 'a') as log: log.write(name + '\\n')\n"
+            "    case.keep('form', Program('HLO of ' + name))\n"
+            "    return {'n': name}\n"
+            "def cases(rehearse):\n"
+            "    return {f'case {i}': functools.partial(measure, f'case {i}') for i in range(5)}\n"
+        ),
+    )
+    place, arguments = tmp_path / "out" / "cpu", ["--rehearse", "--results", tmp_path / "out"]
+    for kills in range(1, 5):
+        process = subprocess.Popen(
+            [sys.executable, copy, *map(str, arguments)],
+            env=os.environ | FOUND,
+            cwd=ROOT,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        deadline = time.time() + 300
+        while f"case {kills - 1}" not in (log.read_text() if log.exists() else ""):
+            assert time.time() < deadline and process.poll() is None, process.communicate()[0]
+            time.sleep(0.01)
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # its child sees that nobody waits, and begins no other case
+        process.communicate()
+        if (place / "speed.json").exists():
+            assert all(
+                case["n"] == name
+                for name, case in record.read(place / "speed.json")["cases"].items()
+            )
+        record.kept_hlo(place / record.HLO)
+    made = run(*arguments, script=copy, **FOUND)
+    assert made.returncode == 0, made.stdout
+    names = [f"case {i}" for i in range(5)]
+    assert sorted(read(place / "speed.json")["cases"]) == names
+    assert record.kept_hlo(place / record.HLO) == {
+        f"speed / {name} / form": f"HLO of {name}" for name in names
+    }
+    measured = log.read_text().split("\n")[:-1]
+    assert all(measured.count(name) <= 2 for name in names) and len(measured) <= 5 + 4
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_stop_says_how_to_go_on(tmp_path, sign):
+    copy = with_parts(
+        tmp_path,
+        speed=(
+            "import time\n"
+            "def cases(rehearse):\n"
+            "    return {'one': lambda case: {'n': 1}, 'long': lambda case: time.sleep(600)}\n"
+        ),
+    )
+    process = subprocess.Popen(
+        [sys.executable, copy, "speed", "--rehearse", "--results", tmp_path / "out"],
+        cwd=ROOT,
+        env=os.environ | FOUND,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    said = [process.stdout.readline() for _ in range(2)]
+    assert "one: done" in said[1], said
+    process.send_signal(sign)
+    said, _ = process.communicate(timeout=120)
+    assert (
+        process.returncode == 1 and "goes on where this stopped" in said and "Traceback" not in said
+    ), said
+    assert list(read(tmp_path / "out" / "cpu" / "speed.json")["cases"]) == ["one"]
+
+
+def test_a_child_that_begins_nothing_or_does_not_end_keeps_no_other(tmp_path):
+    copy = with_parts(
+        tmp_path,
+        seconds=60,
+        speed="import os, time\ndef cases(rehearse):\n    'MEASURE' in os.environ and time.sleep(600)\n"
+        "    return {'never': lambda case: {'n': 1}}\n",
+        numerics="import atexit, time\natexit.register(time.sleep, 600)\n"
+        "def cases(rehearse):\n    return {'one': lambda case: {'n': 2}}\n",
+    )
+    main = (copy / "__main__.py").read_text().replace("STARTS = 150", "STARTS = 8")
+    main = main.replace(
+        "env=os.environ | ENVIRONMENT", "env=os.environ | {'MEASURE': '1'} | ENVIRONMENT"
+    )
+    (copy / "__main__.py").write_text(main)
+    made = run(
+        "speed", "numerics", "--rehearse", "--results", tmp_path / "out", script=copy, **FOUND
+    )
+    assert made.returncode == 1 and "speed did not start: no case began in" in made.stdout, (
+        made.stdout
+    )
+    assert read(tmp_path / "out" / "cpu" / "numerics.json")["cases"]["one"]["n"] == 2
+
+
+def test_a_damaged_archive_gives_what_it_has(tmp_path):
+    class Program:
+        def as_text(self):
+            return "HLO in /some/where"
+
+    file = tmp_path / record.HLO
+    for key in ("one", "two"):
+        record.keep_hlo(tmp_path / "x.json", key, Program())
+    whole = file.read_bytes()
+    assert record.kept_hlo(file) == {"one": "HLO in <path>", "two": "HLO in <path>"}
+    file.write_bytes(whole[:-9])
+    assert record.kept_hlo(file) == {"one": "HLO in <path>"}
+    file.write_bytes(b"no archive")
+    assert record.kept_hlo(file) == record.kept_hlo(tmp_path / "nowhere") == {}
+
+
+def test_xla_is_told_of_a_toolkit_that_it_would_not_find(tmp_path, monkeypatch):
+    nvcc, functions = tmp_path / "bin" / "nvcc", tmp_path / "nvvm" / "libdevice" / "libdevice.10.bc"
+    for path in (nvcc, functions):
+        path.parent.mkdir(parents=True)
+        path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(nvcc.parent))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(runner, "TOOLKITS", [])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert runner.libdevice() == {"XLA_FLAGS": f"--xla_gpu_cuda_data_dir={tmp_path}"}
+    monkeypatch.setattr(runner, "TOOLKITS", [tmp_path])  # one that XLA looks at by itself
+    assert runner.libdevice() == {}
+
+
+def test_a_file_that_is_no_record_is_refused_and_stays(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "speed.json").write_text('{"schema": 1}')
+    made = run("speed", "--rehearse", "--results", tmp_path)
+    assert (
+        made.returncode == 2
+        and "speed.json is no record" in made.stdout
+        and "move it away" in made.stdout
+    )
+    assert (
+        tmp_path / "cpu" / "speed.json"
+    ).read_text() == '{"schema": 1}' and "Traceback" not in made.stdout
+
+
+# What cannot be described, and what is refused ------------------------------------------------------------------------
+
+
+def unreadable(*args, **options):
+    raise ValueError("a custom call nobody has seen")
+
+
+@needs_compiler
+def test_a_form_that_cannot_be_described_is_timed_and_right_all_the_same(case, monkeypatch):
+    monkeypatch.setattr(speed, "report_gemms", unreadable)
+    rows = speed.time_forms((32, 32, 32), "details", True, case)["forms"]
+    rows |= speed.first_call((32, 32, 32), True, case)["forms"]
+    assert rows["everything in one call"]["right"] and len(rows) == 9
+    for row in rows.values():
+        assert row["wall_seconds"] > 0 and "a custom call nobody has seen" in row["not_described"]
+        assert "error" not in row
+    assert set(record.kept_hlo(case.path.parent / record.HLO)) == {
+        f"part / case / {name}" for name in rows
+    }
+
+
+@needs_compiler
+def test_a_layer_that_cannot_be_described_is_timed_with_the_attention_that_ran(case, monkeypatch):
+    monkeypatch.setattr(train, "report_gemms", unreadable)
+    (row,) = train.measure(False, "cublaslt", ("bf16+fp8, XLA's attention",), True, case)[
+        "precisions"
+    ].values()
+    assert row["wall_seconds"] > 0 and row["attention"] == "xla" and "cudnn_refused" not in row
+    assert "a custom call nobody has seen" in row["not_described"]
+
+
+@needs_compiler
+def test_what_torch_does_costs_no_form_of_ours(case, monkeypatch):
+    def no_torch(*args):
+        raise OSError("libcudart.so.13: cannot open shared object file")
+        yield
+
+    monkeypatch.setattr(speed, "torch_forms", no_torch)
+    for rows in (
+        speed.time_forms((32, 32, 32), "main, untuned", True, case)["forms"],
+        speed.under_load((32, 32, 32), True, case)["loads"],
+    ):
+        assert "libcudart" in rows.pop("torch")["error"] and len(rows) >= 6
+        assert not any("error" in row for row in rows.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize("after", [1, 3, 7])  # as it is warmed up, and later
+def test_a_form_that_fails_while_it_is_timed_costs_no_other(case, after):
+    calls = {"good": lambda: None, "bad": lambda: next(left), "last": lambda: None}
+    left, rows = iter(range(after)), {name: {} for name in calls}
+    speed.timed(rows, calls, case, True)
+    assert rows["bad"] == {"error": "StopIteration:"}
+    assert rows["good"]["wall_seconds"] > 0 and rows["last"]["wall_seconds"] > 0
+
+
+def test_a_time_of_too_few_kernels_is_not_the_gpus_time():
+    row = {"device_seconds": 1e-3, "wall_seconds": 2e-3, "launches": 1, "kernels": 9}
+    assert (
+        speed.whole(row)["device_seconds"] is None
+        and "saw 1 of 9 kernels" in speed.whole(row)["no_clock"]
+    )
+    assert speed.whole(row | {"launches": 9}) == row | {"launches": 9} and speed.whole(
+        {"error": "x"}
+    ) == {"error": "x"}
+
+
+@needs_compiler
+def test_a_gpu_that_is_lost_in_a_compile_is_said(case, monkeypatch):
+    def lost(*args, **options):
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(agreement, "own_compile", lost)
+    program = programs.programs(16)["scaled in f32"]
+    assert "ILLEGAL_ADDRESS" in agreement.compare(program, "cublaslt", True, case)["refused"]
+    monkeypatch.setattr(record, "answers", lambda: False)
+    with pytest.raises(record.GpuLost):
+        agreement.compare(program, "cublaslt", True, case)
+
+
+@needs_compiler
+def test_a_program_that_runs_has_run_whether_or_not_it_can_be_read(case, monkeypatch):
+    monkeypatch.setattr(agreement, "report_gemms", unreadable)
+    program = programs.programs(16)["scaled in f32"]
+    found = agreement.compare(program, "cublaslt", True, case)
+    assert found["ran"] and "refused" not in found and "cannot be read" in found["on_gpu"]["error"]
+    assert not found["agree"] and not found["same_kernels"]  # of what nobody could read
+    assert runner.outcome(found) == "done"
+
+
+def test_where_nothing_runs_the_reasons_are_said(case, monkeypatch):
+    def refuses(*args, **options):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(speed, "own_compile", refuses)
+    monkeypatch.setattr(speed, "torch_forms", lambda *args: ())
+    for made in (
+        speed.time_forms((32, 32, 32), "main", True, case),
+        speed.first_call((32, 32, 32), True, case),
+    ):
+        assert made["forms"] and all(
+            "NOT_SUPPORTED" in row["error"] for row in made["forms"].values()
+        )
+        assert "everything in one call FAILED" in runner.outcome(
+            made
+        ) or "bf16 FAILED" in runner.outcome(made)
+    assert all(
+        "NOT_SUPPORTED" in row["error"]
+        for row in speed.under_load((32,) * 3, True, case)["loads"].values()
+    )
+
+
+def test_cudnns_attention_that_takes_the_gpu_with_it_leaves_xlas(case, monkeypatch):
+    def build(layer, *args):
+        if layer.attention == "cudnn":
+            raise RuntimeError("an illegal memory access")
+        return "compiled", "call", []
+
+    monkeypatch.setattr(train, "build", build)
+    monkeypatch.setattr(record, "answers", lambda: False)
+    arguments = "bf16", train.REHEARSAL, "cublaslt", True, True
+    with pytest.raises(record.GpuLost) as lost:
+        train.build_best(*arguments, case)
+    assert lost.value.args[0] == "bf16, by cuDNN"
+    case.avoid = {lost.value.args[0]: lost.value.args[1]}
+    row, *_ = train.build_best(*arguments, case)
+    assert row["attention"] == "xla" and "an illegal memory access" in row["cudnn_refused"]
+
+
+def test_the_outcome_of_a_refused_program_says_so():
+    assert runner.outcome({"ran": False, "refused": "no algorithm"}) == "refused: no algorithm"
+    assert runner.outcome({"refused": 3, "right": None}) == "done"  # numerics counts them
+    assert runner.outcome({"error": "why"}) == "FAILED: why"
+
+
+@pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
+def test_without_a_gpu_it_says_so_and_what_to_do(tmp_path):
+    refused = run("--results", tmp_path)
+    assert (
+        refused.returncode == 2
+        and "no NVIDIA GPU" in refused.stdout
+        and "--rehearse" in refused.stdout
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (["speeds"], "parts are speed, agreement"),
+        (["--minutes", "0.5"], "above 0.83"),
+        (["--rehearse", "--commit", "abc"], "40 hex"),
+    ],
+)
+def test_wrong_arguments_are_answered(wrong, said):
+    answer = run(*wrong)
+    assert answer.returncode != 0 and said in answer.stdout and "Traceback" not in answer.stdout
+
+
+def test_a_commit_is_named_and_a_copy_without_git_must_say_it(tmp_path, monkeypatch):
+    given = "0123456789" * 4
+    assert record.commit(given) == (
+        given,
+        None,
+    )  # nobody has looked whether the files are that commit's
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for inside_another in (False, True):  # whose commit says nothing of these files
+        if inside_another and shutil.which("git"):
+            subprocess.run(["git", "init", "-q", tmp_path], check=True)
+            subprocess.run(
+                [
+                    "git",
+                    "-C",
+                    tmp_path,
+                    "-c",
+                    "user.name=n",
+                    "-c",
+                    "user.email=e",
+                    "commit",
+                    "-qm",
+                    "x",
+                    "--allow-empty",
+                ],
+                check=True,
+            )
+        monkeypatch.setattr(record, "ROOT", copy)
+        monkeypatch.setattr(bundle, "ROOT", copy)
+        with pytest.raises(SystemExit, match="--commit"):
+            record.commit(None)
+        with pytest.raises(SystemExit, match="no git checkout"):
+            bundle.tree()
+
+
+def test_a_copy_is_compared_with_what_git_knows_of_its_commit(tmp_path, monkeypatch, needs_git):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in (
+        "helpers/one.py",
+        "notebooks/two.md",
+        "notebooks/two.ipynb",
+        "tools/gpu/three.py",
+        "README.md",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\r\n")
+    git = [
+        "git",
+        "-C",
+        tmp_path,
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e",
+        "-c",
+        "core.autocrlf=false",
+    ]
+    for words in (["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(bundle, "ROOT", tmp_path)
+    tree = tmp_path / "tree"
+    listed = bundle.tree()
+    tree.write_text(listed)
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    assert record.commit(None, tree) == (listed[:40], False)
+    (tmp_path / "README.md").write_text("no result depends on it")
+    (tmp_path / "notebooks/two.ipynb").write_text("nor on outputs")
+    assert record.commit(None, tree)[1] is False
+    for change in (
+        lambda: (tmp_path / "helpers/one.py").write_text("changed"),
+        lambda: (tmp_path / "helpers/one.py").unlink(),
+        lambda: (tmp_path / "tools/gpu/new.py").write_text("new"),
+    ):
+        change()
+        assert record.commit(None, tree)[1] is True
+        subprocess.run([*git, "reset", "-q", "--hard"], check=True)
+        subprocess.run([*git, "clean", "-qfd", "-e", "tree"], check=True)
+        assert record.commit(None, tree)[1] is False
+    with pytest.raises(SystemExit, match="commit these, or `git stash -u`"):
+        bundle.tree()  # the file `tree` itself is new
+
+
+def test_what_json_has_not_got_is_null(tmp_path):
+    record.write(
+        tmp_path / "x.json",
+        "train",
+        [{}],
+        {"step": {"losses": [1.0, float("nan")], "n": float("inf"), "run": 0}},
+    )
+    assert read(tmp_path / "x.json")["cases"] == {
+        "step": {"losses": [1.0, None], "n": None, "run": 0}
+    }
+
+
+def test_a_case_keeps_its_run(tmp_path, monkeypatch):
+    path, newer = tmp_path / "x.json", tmp_path / "y.json"
+    moments = iter(f"2026-01-01T00:00:{second:02}+00:00" for second in range(60))
+    monkeypatch.setattr(record, "now", lambda: next(moments))
+    record.add(path, "speed", {"commit": "a"}, "one", {"n": 1})
+    record.add(path, "speed", {"commit": "a"}, "two", {"n": 1})
+    record.add(path, "speed", {"commit": "b"}, "two", {"n": 2})
+    assert read(path)["runs"] == [{"commit": "a"}, {"commit": "b"}]
+    assert [(case["n"], case["run"]) for case in read(path)["cases"].values()] == [(1, 0), (2, 1)]
+    record.add(newer, "speed", {"commit": "b"}, "three", {"n": 3})
+    record.add(newer, "speed", {"commit": "c"}, "one", {"n": 3})
+    record.merge(path, "speed", newer, {"commit": "b"})
+    assert read(path)["runs"] == [{"commit": "b"}, {"commit": "c"}]  # nothing of the first is left
+    assert {name: (case["n"], case["run"]) for name, case in read(path)["cases"].items()} == {
+        "one": (3, 1),
+        "two": (2, 0),
+        "three": (3, 0),
+    }
+    before = path.read_text()
+    record.add(
+        newer, "speed", {"commit": "d"}, "two", {"n": 4}
+    )  # newer, and not of the commit that goes on
+    record.merge(path, "speed", newer, {"commit": "b"})
+    assert path.read_text() == before
+
+
+def test_messages_name_no_path_and_keep_the_reason_at_their_end():
+    assert (
+        record.clean("at /home/user/x.py:3, see https://x.org/a/b")
+        == "at <path>:3, see https://x.org/a/b"
+    )
+    error = RuntimeError(
+        "INTERNAL: while lowering\n" + "%fusion = f32[8] " * 200 + "\nCUBLAS_STATUS_NOT_SUPPORTED"
+    )
+    said = record.sentence(error)
+    assert said.startswith("RuntimeError: INTERNAL: while lowering") and said.endswith(
+        "CUBLAS_STATUS_NOT_SUPPORTED"
+    )
+    assert len(said) < 850 and "\n" not in said
+
+
+# What the chip does meanwhile -----------------------------------------------------------------------------------------
+
+
+def test_samples_are_sorted_by_what_was_timed(tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        "#!/usr/bin/env bash\n"
+        "while :; do echo \"$(date '+%Y/%m/%d %H:%M:%S.%3N'), 1755, 690.25, 61, 0x0000000000000004\"; "
+        "echo '2026/01/02 cut'; sleep 0.02; done\n"
+    )
+    smi.chmod(0o755)
+
+    def lines(seen: watch.Watch) -> int:
+        return os.pread(seen.file.fileno(), 1 << 20, 0).count(b"\n")
+
+    with watch.Watch((str(smi),)) as seen:
+        for name in ("one", "two"):
+            with seen.during(name):
+                before, deadline = lines(seen), time.time() + 60
+                while lines(seen) < before + 4 and time.time() < deadline:
+                    time.sleep(0.02)
+    found = seen.summary("two")
+    assert (
+        found["samples"] >= 1
+        and found["clock_mhz"] == [1755, 1755, 1755]
+        and found["power_w"] == [690.25, 690.25]
+    )
+    assert found["temperature_c"] == 61 and found["held_back_by"] == ["power cap"]
+    assert found["samples"] < len(seen.samples) and seen.summary("three") is None
+    assert seen.process.returncode is not None
+
+
+def test_without_nvidia_smi_there_is_no_summary():
+    with watch.Watch(("/no/such/nvidia-smi",)) as seen, seen.during("one"):
+        pass
+    assert seen.summary("one") is None
+    assert watch.sample("2026/11/21 21:17:17.123, 1755") is None
+    assert watch.sample("2026/11/21 21:17:17.123, 1755, [N/A], 61, 0x4")[1:] == (1755, None, 61, 4)
+
+
+# The folder to carry --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory, needs_git) -> Path:
+    """What `make gpu-bundle` writes of the files as they are here, for this Python and this machine."""
+    clone, place = (
+        tmp_path_factory.mktemp("clone"),
+        tmp_path_factory.mktemp("carried") / "gpu-bundle",
+    )
+    for path in of_project():
+        copy = clone / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x"],
+    ):
+        subprocess.run(["git", *words], cwd=clone, check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "ROOT", clone)
+        assert (
+            bundle.main(
+                [
+                    "--to",
+                    str(place),
+                    "--python",
+                    f"3.{sys.version_info.minor}",
+                    "--machine",
+                    platform.machine(),
+                ]
+            )
+            == 0
+        )
+    return place
+
+
+@needs_compiler
+def test_the_folder_brings_what_runs_a_notebook(carried, tmp_path):
+    """Without the site-packages of this Python: all that is imported is the folder's."""
+    shutil.unpack_archive(carried / "packages.tar.gz", tmp_path, filter="data")
+    code = (
+        "import IPython, ipykernel.kernelapp, ipywidgets, jsonschema, jupytext, nbclient, nbformat, nbmake; "
+        "import pytest, yaml, zmq, sys; assert all('site-packages' not in str(getattr(m, '__file__', '')) "
+        "for m in list(sys.modules.values()))"
+    )
+    made = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    assert not {"jax", "numpy", "flax", "jupyterlab"} & {path.name for path in tmp_path.iterdir()}
+    assert sum(path.stat().st_size for path in carried.rglob("*") if path.is_file()) < 25e6
+
+
+@needs_compiler
+def test_a_run_from_the_folder_records_its_commit_and_goes_on(carried, tmp_path):
+    def from_folder(*arguments: str) -> subprocess.CompletedProcess:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": "/nonexistent",
+            "TMPDIR": str(tmp_path),
+            "PYTHON": sys.executable,
+        }
+        return subprocess.run(
+            ["bash", carried / "run", *arguments],
+            env=environment,
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    made = from_folder("autotune", "--rehearse")
+    assert made.returncode == 0, made.stdout
+    data = read(carried / "rehearsal" / "cpu" / "autotune.json")
+    assert [(one["commit"], one["changed"]) for one in data["runs"]] == [
+        ((carried / "tree").read_text()[:40], False)
+    ]
+    assert not (carried / "results" / "cpu").exists() and "Nothing is left." in made.stdout
+    shutil.rmtree(carried / "rehearsal")  # not brought back: the machine still has them
+    again = from_folder("autotune", "--rehearse", "--results", str(tmp_path / "out"))
+    assert again.returncode == 0 and "done (" not in again.stdout
+    assert read(tmp_path / "out" / "cpu" / "autotune.json") == data
+    assert not list((tmp_path / "out").glob("*/*.running"))
+
+
+def test_the_folder_says_what_it_is_made_for(carried, tmp_path):
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho 3.10 riscv64\n")
+    other.chmod(0o755)
+    made = subprocess.run(
+        ["bash", carried / "run"],
+        env=os.environ | {"PYTHON": str(other)},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 2 and "is 3.10 riscv64" in made.stderr
+    assert "--python 3.10 --machine riscv64" in made.stderr
+    with pytest.raises(SystemExit):
+        bundle.main(["--to", str(ROOT / "img")])
+
+
+# The float64 reference ------------------------------------------------------------------------------------------------
+
+
+def errors_of(fn, wrong, kind: str = "random") -> list[dict]:
+    """What `numerics` says of `wrong`'s results where `fn` is asked for."""
+    args = programs.arguments(programs.programs(16)["bias + relu + amax"].args, kind)
+    results = jax.tree.leaves(wrong(*map(jnp.asarray, args)))
+    return [
+        numerics.errors(*pair) for pair in zip(results, numerics.reference(fn, args), strict=True)
+    ]
+
+
+def test_the_reference_is_the_function_in_float64():
+    a, b = (
+        np.random.default_rng(seed).normal(size=(24, 40)).astype(jnp.float8_e4m3fn)
+        for seed in (0, 1)
+    )
+    fn = lambda a, b: jax.nn.gelu(jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)) * 3
+    d = a.astype(np.float64) @ b.astype(np.float64).T
+    expected = 1.5 * d * (1 + np.tanh(np.sqrt(2 / np.pi) * (d + 0.044715 * d**3)))
+    (value,) = numerics.reference(fn, [a, b])
+    assert value.dtype == np.float64
+    np.testing.assert_allclose(
+        value, expected, rtol=1e-5, atol=1e-9
+    )  # gelu's constants are float32's
+    (rounded,) = numerics.reference(
+        lambda x: x.astype(jnp.float8_e4m3fn), [np.float32([1.07, 464, 465, 1e-9])]
+    )
+    np.testing.assert_array_equal(
+        rounded, [1.125, 448, np.nan, 0]
+    )  # to nearest, and NaN beyond the range
+
+
+@pytest.mark.parametrize("kind", programs.KINDS[:-1])
+def test_a_right_program_is_right(kind):
+    fn = programs.programs(16)["bias + relu + amax"].fn
+    assert all(map(numerics.is_right, errors_of(fn, fn, kind)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda a, b, x, y, z, c: (a, b, x * 1.1, y, z, c),  # a scale
+        lambda a, b, x, y, z, c: (a, b, x, y, z, c * 0),  # no bias
+        lambda a, b, x, y, z, c: (a, b, x, y, -z, c),  # the wrong sign
+        lambda a, b, x, y, z, c: (a.at[0, 0].set(jnp.nan), b, x, y, z, c),  # one NaN
+    ],
+)
+def test_a_wrong_program_is_not(wrong):
+    fn = programs.programs(16)["bias + relu + amax"].fn
+    assert not all(map(numerics.is_right, errors_of(fn, lambda *args: fn(*wrong(*args)))))
+
+
+def test_inputs_are_of_their_kind():
+    program = programs.programs(16)["E5M2 times E4M3, E5M2 result"]
+    for kind, holds in {
+        "random": lambda x: np.isfinite(x).all() and x.std() > 0.5,
+        "largest": lambda x: (
+            (np.abs(x) == np.abs(x).max()).all() and np.abs(x).max() in (448, 57344)
+        ),
+        "subnormal": lambda x: (x != 0).all() and np.abs(x).max() < 2.0**-6,
+        "zero": lambda x: not x.any(),
+        "not finite": lambda x: np.isnan(x).sum() == 1,
+    }.items():
+        for array in programs.arguments(program.args, kind)[:2]:
+            assert holds(array.astype(np.float64)), kind
+
+
+# What is timed --------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_fused_and_unfused_are_the_same_work_in_one_kernel_and_in_more():
+    found = speed.forms(64, 96, 128)["what is fused"]
+    for name in [name for name in found if name.startswith("+")] + ["FP8 scaled, FP8 out"]:
+        other = found["unfused: " + ("FP8 out" if name == "FP8 scaled, FP8 out" else name)]
+        args = speed.inputs(found[name].args, 0)
+        for one, two in zip(
+            jax.tree.leaves(found[name].fn(*args)), jax.tree.leaves(other.fn(*args)), strict=True
+        ):
+            first, second = (np.asarray(d).astype(np.float64) for d in (one, two))
+            assert one.dtype == two.dtype
+            assert np.linalg.norm(first - second) < 0.03 * np.linalg.norm(first), name
+        one, more = (
+            len(kernels(programs.own_compile(f.fn, *f.args, rehearse=True)))
+            for f in (found[name], other)
+        )
+        assert one == 1 < more, name
+
+
+@needs_compiler
+def test_forms_are_what_their_names_say():
+    groups = speed.forms(256, 512, 384)
+    forms = speed.group_of((256, 512, 384), "main, untuned") | groups["details"]
+    rows = {
+        name: speed.report_gemms(programs.own_compile(form.fn, *form.args, rehearse=True)).rows
+        for name, form in forms.items()
+    }
+    assert (
+        rows["accumulated in f32"][0].precision
+        == "HIGHEST"
+        != rows["FP8 scaled, FP8 out"][0].precision
+    )
+    assert rows["FP8 scaled, FP8 out, amax"][0].amax and not rows["FP8 scaled, FP8 out"][0].amax
+    assert "".join(rows["no scales"][0].scales) == "" and rows["B stored [K, N]"][0].outside
+    assert {rows[name][0].out_dtype for name in ("bf16 out", "f32 out")} == {"bf16", "f32"}
+    assert rows["FP8 from bf16 by amax"][0].is_fp8 and rows["quantize A"] == ()
+    # torch's like has no amax, and no kernel that XLA has chosen by timing.
+    like = forms["FP8 scaled, FP8 out, untuned"]
+    assert (
+        like.options == {"xla_gpu_autotune_level": 0}
+        and not rows["FP8 scaled, FP8 out, untuned"][0].amax
+    )
+    assert {f"{name}, untuned" for name in speed.TORCH} <= forms.keys() and not forms[
+        "bf16"
+    ].options
+
+
+def test_inputs_walk_through_more_than_the_cache():
+    assert speed.sets_of(2 * 1024**2) * 2 * 1024**2 > 100e6  # twice the L2 of an H100
+    assert speed.sets_of(2 * 16384**2) == 1
+    call = speed.walked(
+        lambda x: float(x[0, 0]), (jax.ShapeDtypeStruct((4, 4), jnp.float32),), True
+    )
+    first, second, third = call(), call(), call()
+    assert first == third != second
+
+
+def test_a_long_sum_may_lose_more_bits_where_it_is_fast():
+    error = {"dtype": "float32", "relative": 2.0**-6, "other_kind": 0}
+    assert (
+        not numerics.is_right(error)
+        and numerics.is_right(error, 4096)
+        and not numerics.is_right(error, 4096, False)
+    )
+    assert not numerics.is_right(
+        error | {"relative": 0.1}, 65536
+    )  # a lost scale is wrong at any length
+
+
+def test_the_readme_and_the_chapter_name_the_shapes_that_are_timed():
+    readme = " ".join((ROOT / "tools" / "gpu" / "README.md").read_text().split())
+    assert (
+        f"at {len(speed.SHAPES)} shapes" in readme
+        and len(speed.FUSED) == 3
+        and "at three of them" in readme
+    )
+    chapter = (ROOT / "notebooks" / "09_performance.md").read_text()
+    listed = ast.literal_eval(re.search(r"^SHAPES = (\{.*?^\})", chapter, re.M | re.S)[1])
+    assert listed == {
+        name: sizes for name, sizes in speed.SHAPES.items() if not name.startswith("N = ")
+    }

@@ -1,0 +1,145 @@
+"""The record of what each JAX release compiles: it is whole, and it is true of the release that is installed."""
+
+import copy
+import datetime
+import json
+import re
+import sys
+
+import jax
+import pytest
+
+from helpers.results import digest, load_releases
+from tools.records import releases
+
+RECORDED = releases.read()
+NEWEST = max(RECORDED, key=releases.by_number)
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
+)
+
+
+@needs_compiler
+def test_rows_are_what_the_installed_jax_compiles():
+    problems = releases.check(RECORDED)
+    assert not problems, "\n".join(problems)
+
+
+@needs_compiler
+def test_a_changed_row_is_named_with_its_mend(monkeypatch, capsys):
+    chosen = {
+        name: releases.programs()[name] for name in ("relu", "no clamp", "relu(unscaled) times 2")
+    }
+    monkeypatch.setattr(releases, "programs", lambda: chosen)
+    version = jax.__version__ if jax.__version__ in RECORDED else NEWEST
+    changed = copy.deepcopy({version: RECORDED[version]})
+    changed[version]["rows"] = {name: changed[version]["rows"][name] for name in chosen}
+    changed[version]["digest"] = digest(changed[version])
+    assert releases.check(changed) == []
+    changed[version]["rows"]["relu"]["gemms"][0]["epilogue"] = "DEFAULT"
+    changed[version]["rows"]["no clamp"]["kernels"] = 1
+    del changed[version]["rows"]["relu(unscaled) times 2"]
+    by_hand, *found = releases.check(changed)
+    assert by_hand.startswith(f"JAX {version} is not as it was recorded: run `make releases`")
+    assert [problem.split(":")[0] for problem in found] == list(chosen)
+    assert "make releases" in found[0] and "RELU" in found[0]
+    monkeypatch.setattr(releases, "read", lambda: changed)
+    assert releases.main(["--check"]) == 1
+    assert "no clamp: 1 kernel: " in capsys.readouterr().out
+
+
+@needs_compiler
+def test_a_program_that_does_not_compile_is_a_row():
+    made = releases.row(releases.Program(releases.dot, (releases.A, releases.shape(3, 5))))
+    assert re.match(r"\w+Error: .*\b5\b", made["error"]) and "\n" not in made["error"]
+
+
+def test_every_release_has_every_program_and_its_provenance():
+    missing = {*releases.RELEASES, releases.locked()["jax"]} - set(RECORDED)
+    assert not missing, f"JAX {', '.join(sorted(missing))} is not recorded: {releases.MEND}"
+    assert list(RECORDED) == sorted(RECORDED, key=releases.by_number)
+    for version, entry in RECORDED.items():
+        assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
+        assert {entry["packages"][name] for name in releases.OF_JAX} == {version}
+        assert set(entry["packages"]) == {*releases.OF_JAX, *releases.ASSEMBLER}
+        assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
+        assert entry["command"] == "make releases" and re.fullmatch(r"3\.\d+\.\d+", entry["python"])
+        assert list(entry["rows"]) == list(releases.programs()), f"{version}: {releases.MEND}"
+        for row in entry["rows"].values():
+            assert set(row) in ({"target", "gemm", "error"}, {"target", "gemm", "kernels", "gemms"})
+            assert 0 < len(row.get("gemms", "?")) <= row.get("kernels", 1)
+
+
+def test_a_row_changed_by_hand_is_not_read(tmp_path):
+    assert load_releases(releases.DATA.parent) == RECORDED
+    text = releases.DATA.read_text()
+    (tmp_path / "releases.json").write_text(text.replace('"kernels": 1', '"kernels": 2', 1))
+    oldest = min(RECORDED, key=releases.by_number)
+    with pytest.raises(ValueError, match=f"JAX {oldest} is not as it was recorded: `make releases"):
+        load_releases(tmp_path)
+
+
+def test_data_tells_nothing_of_the_machine_and_is_written_alike(monkeypatch, tmp_path):
+    text = releases.DATA.read_text()
+    assert not re.search(r'"[^"]*(?<![\w.:*])/(?:\w+/)+', text)
+    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
+    releases.write(RECORDED)
+    assert releases.DATA.read_text() == text and json.loads(text)["releases"] == RECORDED
+
+
+def test_what_changed_is_told_row_by_row(capsys):
+    relu = {
+        "target": "H100",
+        "gemm": "cublaslt",
+        "kernels": 1,
+        "gemms": [
+            {
+                "count": 1,
+                "library": "cublasLt",
+                "lhs_dtype": "f8e4m3fn",
+                "rhs_dtype": "f8e4m3fn",
+                "math_dtype": "f8e4m3fn",
+                "epilogue": "RELU",
+                "amax": False,
+                "alpha": 1,
+                "beta": 0,
+                "scales": "abd",
+                "precision": "DEFAULT",
+                "algorithm": "",
+                "tile": "",
+                "out_dtype": "f8e4m3fn",
+                "outside": 0,
+            }
+        ],
+    }
+    lost = copy.deepcopy(relu) | {"kernels": 2}
+    lost["gemms"][0] |= {"epilogue": "DEFAULT", "outside": 1}
+    rows = {"1.9": {"relu": relu, "same": relu}, "1.10": {"relu": lost, "same": relu}}
+    releases.print_changes({version: {"rows": made} for version, made in rows.items()})
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "JAX 1.9 to 1.10: 1 of 2 rows changed",
+        "  relu",
+        "    1.9       1 kernel: cublasLt f8e4m3fn RELU scales abd -> f8e4m3fn",
+        "    1.10      2 kernels: cublasLt f8e4m3fn DEFAULT scales abd -> f8e4m3fn (1 outside)",
+    ]
+    assert releases.changes(
+        {"new": relu}, {"new": {"target": "H100", "gemm": "cublaslt", "error": "E: x"}}
+    ) == [
+        ("new", "1 kernel: cublasLt f8e4m3fn RELU scales abd -> f8e4m3fn", "does not compile: E: x")
+    ]
+
+
+def test_recording_keeps_the_date_of_what_has_not_changed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
+    releases.write(RECORDED)
+    before = releases.DATA.read_text()
+    again = copy.deepcopy(RECORDED[NEWEST]) | {"date": "2100-01-01"}
+    again["digest"] = digest(again)
+    monkeypatch.setattr(releases, "environment", lambda version: sys.executable)
+    monkeypatch.setattr(releases, "measure", lambda version, python, only: again)
+    releases.record([NEWEST])
+    assert releases.DATA.read_text() == before
+    again["rows"]["relu"]["kernels"] += 1
+    releases.record([NEWEST])
+    assert "relu\n    was 1 kernel" in capsys.readouterr().out
+    assert releases.read()[NEWEST]["date"] == "2100-01-01"

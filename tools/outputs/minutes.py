@@ -1,0 +1,106 @@
+"""How long a chapter takes to work through, counted: words, visible code, visible output, predictions, puzzles.
+
+    python tools/outputs/minutes.py 03        what a chapter's minutes are made of
+
+The rates are the project's own. They suit a reader who knows JAX, runs each cell and reads what it prints.
+"""
+
+import dataclasses
+import re
+import sys
+
+import nbformat
+
+from tools import outputs
+
+WORDS, CODE, OUTPUT = (
+    180,
+    12,
+    25,
+)  # words of prose, lines of visible code, lines of visible output in a minute
+PREDICTION, PUZZLE = 0.5, 4  # minutes
+PICTURE = 12  # a picture is read like so many lines of output
+PREDICT = re.compile(r"^> \*\*Predict\.\*\*", re.M)
+TASK = re.compile(r"^\*\*\d+\. ", re.M)  # a puzzle's statement begins with its number
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """What a chapter holds for its reader."""
+
+    words: int = 0
+    code: int = 0
+    output: int = 0
+    predictions: int = 0
+    puzzles: int = 0
+
+    @property
+    def minutes(self) -> int:
+        return round(
+            self.words / WORDS
+            + self.code / CODE
+            + self.output / OUTPUT
+            + self.predictions * PREDICTION
+            + self.puzzles * PUZZLE
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.minutes:3} minutes: {self.words} words, {self.code} lines of code, {self.output} of output, "
+            f"{self.predictions} predictions, {self.puzzles} puzzles"
+        )
+
+
+def count(notebook) -> Count:
+    """What is counted: prose but for references, code that is not folded away, and output that is shown at once or
+    answers a prediction. A puzzle's own cells, from its statement to its solution, are in its minutes."""
+    words = code = shown = predictions = puzzles = 0
+    asked = solving = False
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            source, *references = re.split("^## References", cell.source, flags=re.M)
+            predictions += len(PREDICT.findall(source))
+            puzzles += len(TASK.findall(source))
+            asked, solving = (
+                asked or bool(PREDICT.search(source)),
+                bool(TASK.search(source)) or (solving and not re.search("^#", source, re.M)),
+            )
+            text = re.sub(r"\]\([^)]*\)|<[^>]*>", "", source)  # where a link leads is not read
+            words += len(re.findall(r"[^\s|>#*`$-]\S*", text))
+            if references:
+                break
+            continue
+        folded = set(outputs.tags(cell))
+        solution = cell.source.startswith("# Solution")
+        if solving or solution:
+            solving = not solution
+            continue
+        if not folded & {"hide-input", "hide-cell"}:
+            code += sum(bool(line.strip()) for line in cell.source.splitlines())
+        answers = asked and bool(cell.outputs)
+        if answers or not folded & {"hide-output", "hide-cell"}:
+            shown += sum(map(_lines, cell.outputs))
+        asked = asked and not cell.outputs
+    return Count(words, code, shown, predictions, puzzles)
+
+
+def _lines(output) -> int:
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if any(kind.startswith("image/") for kind in data):
+        return PICTURE
+    return sum(
+        bool(line.strip()) for line in outputs.text_of(data.get("text/plain", "")).splitlines()
+    )
+
+
+def main() -> None:
+    total = 0
+    for path in outputs.find(sys.argv[1:], outputs.NOTEBOOKS):
+        found = count(nbformat.read(path, 4))
+        total += found.minutes
+        print(f"{path.stem:24}{found}")
+    print(f"{'together':24}{total:3} minutes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,902 @@
+"""How much of a model each FP8 library of JAX has a Hopper multiply in FP8: `make census` measures, `--check` compares.
+
+A layer, an MLP and a decoder block are written in each library as its documentation says, and compiled for chips that
+are not there. What became of their matmuls goes into notebooks/results/census.json, with where it comes from. Chapter
+12 reads that file. A library that has FP8 in fewer matmuls than it had fails `--check`, and the tests.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+from flax.linen import fp8_ops
+
+from fp8lens import inspect
+from helpers import nnx as fp8_nnx
+from helpers.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
+from tools.files import in_one_step
+from tools.records import releases
+from tools.records.releases import OF_JAX, by_number, locked, version_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DATA = ROOT / "notebooks" / "results" / "census.json"
+LIBRARIES = ("flax", "qwix", "aqtp", "keras", "haliax", "equinox", "dm-haiku", "maxtext")
+BEFORE = "0.11.2"  # the JAX beside the lock's
+MEND = (
+    "run `make census`, look at what it says has changed, and commit notebooks/results/census.json"
+)
+
+# All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has what the others
+# have, for the rest too.
+MODELS, PASSES = ("layer", "MLP", "block"), ("forward", "training")
+OTHERS = (("H100", "triton"), ("H100", "auto"), ("B200", "cublaslt"))
+BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 4, 1024, 2048, 8192, 16
+
+e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
+X = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), bf16)
+Made = tuple[Callable, tuple]  # a function, and the shapes of its arguments
+
+
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def both(apply: Callable, state: Any, train: bool) -> Made:
+    """`apply(state, x)`; in training a loss of it, and its gradients by the state and by x, as a layer below asks for
+    them. What an optimizer makes of them is the same with each library, and left out."""
+
+    def loss(state, x, target):
+        return jnp.mean(jnp.square(apply(state, x).astype(f32) - target))
+
+    if not train:
+        return apply, (state, X)
+    y = jax.eval_shape(apply, state, X)
+    step = jax.value_and_grad(loss, (0, 1), allow_int=True)
+    return step, (state, X, jax.ShapeDtypeStruct(y.shape, f32))
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+WEIGHTS = {
+    "layer": {"up": (WIDTH, HIDDEN)},
+    "MLP": {"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)},
+}
+WEIGHTS["block"] = {**{name: (WIDTH, WIDTH) for name in "qkvo"}, **WEIGHTS["MLP"]}
+
+
+def norm(x: jax.Array) -> jax.Array:
+    wide = x.astype(f32)
+    return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-6)).astype(
+        x.dtype
+    )
+
+
+def written_out(
+    model: str, dense: Callable[[str, jax.Array], jax.Array], x: jax.Array
+) -> jax.Array:
+    """The three models, of whatever `dense(name, x)` multiplies with: causal attention, gelu, RMS norms."""
+    if model == "layer":
+        return dense("up", x)
+    if model == "MLP":
+        return dense("down", jax.nn.gelu(dense("up", x)))
+    h = norm(x)
+    q, k, v = (dense(name, h).reshape(*x.shape[:2], HEADS, -1) for name in "qkv")
+    x = x + dense("o", jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape))
+    return x + written_out("MLP", dense, norm(x))
+
+
+def by_hand(model: str, train: bool) -> Made:
+    """Chapter 08's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
+    amaxes = Amaxes(*[jax.ShapeDtypeStruct((16,), f32)] * 3)
+    state = {
+        name: {
+            "w": jax.ShapeDtypeStruct((n, k), f32),
+            "b": jax.ShapeDtypeStruct((n,), bf16),
+            "amaxes": amaxes,
+        }
+        for name, (k, n) in WEIGHTS[model].items()
+    }
+
+    def dense(state, name, x):
+        y = fp8_linear(x.reshape(-1, x.shape[-1]), state[name]["w"], state[name]["amaxes"])
+        return (y + state[name]["b"]).reshape(*x.shape[:-1], -1)
+
+    return both(
+        lambda state, x: written_out(model, functools.partial(dense, state), x), state, train
+    )
+
+
+def ahead(model: str, train: bool) -> Made:
+    """Chapter 03's: weights kept in E4M3, constant scales."""
+    scale = jax.ShapeDtypeStruct((), f32)
+    state = {
+        name: {
+            "w": jax.ShapeDtypeStruct((n, k), e4m3),
+            "b": jax.ShapeDtypeStruct((n,), bf16),
+            "x_scale": scale,
+            "w_scale": scale,
+        }
+        for name, (k, n) in WEIGHTS[model].items()
+    }
+
+    def dense(state, name, x):
+        its = state[name]
+        q = to_e4m3(x.reshape(-1, x.shape[-1]), 1 / its["x_scale"])
+        return (scaled_dot(q, its["w"], its["x_scale"], its["w_scale"], bf16) + its["b"]).reshape(
+            *x.shape[:-1], -1
+        )
+
+    return both(
+        lambda state, x: written_out(model, functools.partial(dense, state), x), state, train
+    )
+
+
+def haiku(model: str, train: bool) -> Made:
+    """Chapter 08's product in modules of Haiku, which has no FP8."""
+    import haiku as hk
+
+    class Fp8Linear(hk.Module):
+        def __init__(self, to, name):
+            super().__init__(name)
+            self.to = to
+
+        def __call__(self, x):
+            k = x.shape[-1]
+            w = hk.get_parameter("w", (self.to, k), f32, hk.initializers.VarianceScaling())
+            b = hk.get_parameter("b", (self.to,), f32, jnp.zeros)
+            amaxes = Amaxes(
+                *(hk.get_parameter(f"amax_{of}", (16,), f32, jnp.zeros) for of in "xwg")
+            )
+            return (fp8_linear(x.reshape(-1, k), w, amaxes) + b.astype(bf16)).reshape(
+                *x.shape[:-1], -1
+            )
+
+    sizes = {name: n for name, (_, n) in WEIGHTS[model].items()}
+    made = hk.without_apply_rng(
+        hk.transform(
+            lambda x: written_out(model, lambda name, x: Fp8Linear(sizes[name], name)(x), x)
+        )
+    )
+    return both(made.apply, jax.eval_shape(made.init, jax.random.key(0), X), train)
+
+
+def equinox(model: str, train: bool) -> Made:
+    """Flax's product in modules of Equinox, which has no FP8: a scale and a history of each operand beside them."""
+    import equinox as eqx
+
+    class Fp8Linear(eqx.Module):
+        weight: jax.ShapeDtypeStruct
+        bias: jax.ShapeDtypeStruct
+        kept: dict[str, jax.ShapeDtypeStruct]
+
+        def __call__(self, x):
+            y = fp8_ops.fp8_scaled_dot_general(
+                x,
+                self.weight.astype(bf16),
+                (((x.ndim - 1,), (0,)), ((), ())),
+                preferred_element_type=bf16,
+                quantize_compute_type=bf16,
+                **self.kept,
+            )
+            return y + self.bias.astype(bf16)
+
+    sizes = {"scale": (1,), "amax_history": (1024,)}
+    kept = {
+        f"{side}_{what}": jax.ShapeDtypeStruct(size, f32)
+        for side in ("lhs", "rhs", "grad")
+        for what, size in sizes.items()
+    }
+    state = {
+        name: Fp8Linear(jax.ShapeDtypeStruct(size, f32), jax.ShapeDtypeStruct(size[1:], f32), kept)
+        for name, size in WEIGHTS[model].items()
+    }
+    return both(
+        lambda state, x: written_out(model, lambda name, x: state[name](x), x), state, train
+    )
+
+
+# Flax, and what works on Flax's modules -------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    general: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(HIDDEN, dtype=bf16, dot_general_cls=self.general)(x)
+
+
+class MLP(nn.Module):
+    general: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        dense = functools.partial(nn.Dense, dtype=bf16, dot_general_cls=self.general)
+        return dense(WIDTH)(nn.gelu(dense(HIDDEN)(x)))
+
+
+class Block(nn.Module):
+    general: Any = None
+    einsum: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        attention = nn.MultiHeadDotProductAttention(
+            HEADS,
+            dtype=bf16,
+            qkv_dot_general_cls=self.general,
+            out_dot_general_cls=self.general,
+            qk_attn_weights_einsum_cls=self.einsum,
+            attn_weights_value_einsum_cls=self.einsum,
+        )
+        x = x + attention(nn.RMSNorm(dtype=bf16)(x), mask=nn.make_causal_mask(x[..., 0]))
+        return x + MLP(self.general)(nn.RMSNorm(dtype=bf16)(x))
+
+
+def linen(
+    model: str,
+    train: bool,
+    general: Any = None,
+    einsum: Any = None,
+    rngs: bool = False,
+    quantize: Callable[[nn.Module], nn.Module] = lambda module: module,
+) -> Made:
+    """Flax's layers with that class for their `dot_general_cls`, and the whole as `quantize` returns it."""
+    made = quantize(
+        {"layer": Layer(general), "MLP": MLP(general), "block": Block(general, einsum)}[model]
+    )
+    state = jax.eval_shape(made.init, {"params": jax.random.key(0)}, X)
+    keys = {"rngs": {"params": jax.random.key(1)}} if rngs else {}
+
+    def apply(state, x):
+        y = made.apply(state, x, mutable=["quant_stats", "aqt"], **keys)
+        return y[0]
+
+    return both(apply, state, train)
+
+
+def of_nnx(model: str, train: bool) -> Made:
+    """Flax NNX with `helpers.nnx`: its layers, each with an Fp8Dot of its own."""
+
+    def linear(of, to):
+        return nnx.Linear(of, to, dtype=bf16, dot_general=fp8_nnx.Fp8Dot(), rngs=nnx.Rngs(0))
+
+    class Mlp(nnx.Module):
+        def __init__(self):
+            self.up, self.down = linear(WIDTH, HIDDEN), linear(HIDDEN, WIDTH)
+
+        def __call__(self, x):
+            return self.down(nnx.gelu(self.up(x)))
+
+    class Decoder(nnx.Module):
+        def __init__(self):
+            self.norm, self.norm2 = (
+                nnx.RMSNorm(WIDTH, dtype=bf16, rngs=nnx.Rngs(0)) for _ in range(2)
+            )
+            self.attention = nnx.MultiHeadAttention(
+                HEADS, WIDTH, dtype=bf16, decode=False, rngs=nnx.Rngs(0)
+            )
+            for name in ("query", "key", "value", "out"):
+                getattr(self.attention, name).dot_general = nnx.data(fp8_nnx.Fp8Dot())
+            self.mlp = Mlp()
+
+        def __call__(self, x):
+            x = x + self.attention(self.norm(x), mask=nnx.make_causal_mask(x[..., 0]))
+            return x + self.mlp(self.norm2(x))
+
+    make = {"layer": lambda: linear(WIDTH, HIDDEN), "MLP": Mlp, "block": Decoder}[model]
+    graph, rest, state = nnx.split(nnx.eval_shape(make), nnx.RngState, ...)
+    return both(lambda state, x: nnx.merge(graph, rest, state)(x), state, train)
+
+
+def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Made:
+    """A rule, for all modules unless it names some: in training, or of weights quantized ahead."""
+    import qwix
+
+    provider, kind = (
+        (qwix.PtqProvider, qwix.QuantizationRule) if ptq else (qwix.QtProvider, qwix.QtRule)
+    )
+    rules = [kind(**{"module_path": ".*", "weight_qtype": e4m3, "act_qtype": e4m3} | rule)]
+    return linen(model, train, quantize=lambda module: qwix.quantize_model(module, provider(rules)))
+
+
+def aqt(
+    model: str, train: bool, backward: bool = False, einsum: bool = False, tensor: bool = False
+) -> Made:
+    """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in bf16 and one scale
+    for each `tensor`."""
+    from aqt.jax.v2 import config
+    from aqt.jax.v2.flax import aqt_flax
+
+    cfg = config.config_fwd_fp8("e4m3")
+    if backward:
+        config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")
+    if tensor:
+        config.set_accumulator_dtype(cfg, bf16, bf16, bf16)
+        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
+            raw.dg_quantizer.lhs.calib_shared_axes = raw.dg_quantizer.rhs.calib_shared_axes = (
+                "per_tensor"
+            )
+    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
+    general, products = (
+        functools.partial(made, cfg) for made in (aqt_flax.AqtDotGeneral, aqt_flax.AqtEinsum)
+    )
+    return linen(model, train, general, products if einsum else None, rngs=True)
+
+
+def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False) -> Made:
+    """What MaxText gives its own layers for `quantization=...`, with what its base.yml has for the rest: a class for
+    Linen's `dot_general_cls`; or, for `use_qwix_quantization=true`, rules. It imports pathwaysutils."""
+    from maxtext.layers import quantizations
+
+    absmax = dict.fromkeys(
+        (f"{of}_quantization_calibration_method" for of in ("weight", "act", "bwd")), "absmax"
+    )
+    config = types.SimpleNamespace(
+        quantization=quantization,
+        use_qwix_quantization=with_qwix,
+        use_batch_split_schedule=False,
+        constant_bound_config=[],
+        replicate_quant_scale=False,
+        quantize_router_proj=True,
+        quantize_logits_proj=False,
+        quantize_mtp=False,
+        weight_sparsity_n=None,
+        weight_sparsity_m=None,
+        quantization_local_shard_count=1,
+        **absmax,
+    )
+    if with_qwix:
+        import qwix
+
+        rules = [
+            dataclasses.replace(rule, module_path=".*")  # ours has not its decoder's names
+            for rule in quantizations.get_quantization_rule(config)
+        ]
+        return linen(
+            model,
+            train,
+            quantize=lambda module: qwix.quantize_model(module, qwix.QtProvider(rules)),
+        )
+    made = quantizations.configure_quantization(config)
+    return linen(model, train, made.dot_general_cls(), rngs=True)
+
+
+# Others ---------------------------------------------------------------------------------------------------------------
+
+
+def keras(model: str, train: bool) -> Made:
+    """Keras's layers and its `quantize("float8")`."""
+    import keras
+
+    with keras.device("cpu"):
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        layers, gelu = keras.layers, functools.partial(keras.activations.gelu, approximate=True)
+        x = inputs = keras.Input((LENGTH, WIDTH))
+        if model == "block":
+            h = layers.RMSNormalization()(x)
+            x = x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS, flash_attention=False)(
+                h, h, use_causal_mask=True
+            )
+            x = x + layers.Dense(WIDTH)(
+                layers.Dense(HIDDEN, activation=gelu)(layers.RMSNormalization()(x))
+            )
+        elif model == "MLP":
+            x = layers.Dense(WIDTH)(layers.Dense(HIDDEN, activation=gelu)(x))
+        else:
+            x = layers.Dense(HIDDEN)(x)
+        made = keras.Model(inputs, x)
+        made.quantize("float8")
+    trainable, rest = (
+        shapes([v.value for v in variables])
+        for variables in (made.trainable_variables, made.non_trainable_variables)
+    )
+    fixed = [leaf for leaf in rest if not jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert not fixed or not train, "only floats have gradients"
+    return both(
+        lambda state, x: made.stateless_call(*state, x, training=train)[0], (trainable, rest), train
+    )
+
+
+def haliax(model: str, train: bool, mended: bool = False) -> Made:
+    """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as by a policy of
+    mixed precision; what FP8 keeps is left as it is. `mended` gives back three names that it asks JAX for."""
+    if mended and not hasattr(jax.core, "is_constant_dim"):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "haliax"]:
+            del sys.modules[name]  # an import that failed leaves pieces
+        jax._src.tree_util.BuiltInKeyEntry = Any
+        jax.core.is_constant_dim = jax._src.core.is_constant_dim
+        jax._src.numpy.lax_numpy._einsum = jax._src.numpy.einsum._einsum
+    import equinox as eqx
+    import haliax as hax
+    from haliax import nn as hnn
+    from haliax.quantization import Fp8Config, OverwriteWithGradient, fp8_linear_layers
+
+    Batch, Pos, In, Mlp = (
+        hax.Axis("batch", BATCH),
+        hax.Axis("pos", LENGTH),
+        hax.Axis("d", WIDTH),
+        hax.Axis("f", HIDDEN),
+    )
+    Heads, Head, KPos = (
+        hax.Axis("heads", HEADS),
+        hax.Axis("head", WIDTH // HEADS),
+        hax.Axis("key_pos", LENGTH),
+    )
+    kinds = {
+        "up": (In, Mlp),
+        "down": (Mlp, In),
+        "o": ((Heads, Head), In),
+        **{name: (In, (Heads, Head)) for name in "qkv"},
+    }
+
+    class Model(eqx.Module):
+        layers: dict[str, hnn.Linear]
+
+        def __call__(self, x):
+            if model == "block":
+                x = x + self.attend(hax.named(norm(x.array), x.axes))
+                return x + self.mlp(hax.named(norm(x.array), x.axes))
+            return self.mlp(x) if model == "MLP" else self.layers["up"](x)
+
+        def mlp(self, x):
+            return self.layers["down"](hnn.gelu(self.layers["up"](x)))
+
+        def attend(self, x):
+            q, k, v = (self.layers[name](x) for name in "qkv")
+            k, v = (y.rename({"pos": "key_pos"}) for y in (k, v))
+            mixed = hnn.attention.dot_product_attention(
+                KPos, Head, q, k, v, mask=hnn.attention.causal_mask(Pos, KPos)
+            )
+            return self.layers["o"](mixed.astype(bf16))
+
+    make = lambda: fp8_linear_layers(
+        Model(
+            {name: hnn.Linear.init(*kinds[name], key=jax.random.key(0)) for name in WEIGHTS[model]}
+        ),
+        Fp8Config(compute_dtype=bf16),
+    )
+    state, static = eqx.partition(
+        eqx.filter_eval_shape(make), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
+    )
+
+    def apply(state, x):
+        is_fp8 = lambda leaf: isinstance(leaf, OverwriteWithGradient)
+        state = jax.tree.map(
+            lambda leaf: leaf if is_fp8(leaf) else leaf.astype(bf16), state, is_leaf=is_fp8
+        )
+        return eqx.combine(state, static)(hax.named(x, (Batch, Pos, In))).array
+
+    return both(apply, state, train)
+
+
+# The census -----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to have FP8. `says` is what the documentation at `url` says of it; `forward` whether it promises FP8 for
+    the forward pass alone; `mends` the way that this one is another setting of, and `setting` what was set."""
+
+    make: Callable[[str, bool], Made]
+    package: str
+    says: str = ""
+    url: str = ""
+    forward: bool = False
+    mends: str = ""
+    setting: str = ""
+
+
+GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
+QWIX, AQT = "https://github.com/google/qwix", "https://github.com/google/aqt"
+QWIX_QT = "https://github.com/google/qwix/blob/main/docs/source/qt.md"
+KERAS = "https://keras.io/examples/keras_recipes/float8_training_and_inference_with_transformer/"
+MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml"
+HALIAX = "https://haliax.readthedocs.io/en/latest/fp8/"
+
+
+def ways() -> dict[str, Way]:
+    """Every way by name. A new one is one entry here, then `make census`."""
+    qt, of = functools.partial(qwix, bwd_qtype=e5m2), functools.partial
+    one = {"disable_channelwise_axes": True}
+    return {
+        "bf16, no FP8": Way(linen, "flax"),
+        "JAX, chapter 03": Way(ahead, "flax", forward=True),
+        "JAX, chapter 08": Way(by_hand, "flax"),
+        "Haiku, chapter 08": Way(haiku, "dm-haiku"),
+        "Equinox, Flax's product": Way(equinox, "equinox"),
+        "Flax NNX, chapter 11": Way(of_nnx, "flax"),
+        "Flax, Fp8DotGeneralOp": Way(
+            of(linen, general=fp8_ops.Fp8DotGeneralOp),
+            "flax",
+            "enable the Dense layer to utilize the FP8 dot operation",
+            GUIDE,
+        ),
+        "Flax, Fp8DirectDotGeneralOp": Way(
+            of(linen, general=fp8_ops.Fp8DirectDotGeneralOp),
+            "flax",
+            mends="Flax, Fp8DotGeneralOp",
+            setting="dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp",
+        ),
+        "Flax, and Fp8Einsum": Way(
+            of(linen, general=fp8_ops.Fp8DirectDotGeneralOp, einsum=fp8_ops.Fp8Einsum),
+            "flax",
+            mends="Flax, Fp8DirectDotGeneralOp",
+            setting="and fp8_ops.Fp8Einsum for attention's einsums",
+        ),
+        "Flax, NANOOFp8DotGeneralOp": Way(of(linen, general=fp8_ops.NANOOFp8DotGeneralOp), "flax"),
+        "qwix, QAT": Way(
+            qwix, "qwix", "QAT only quantizes the forward pass", QWIX_QT, forward=True
+        ),
+        "qwix, QT": Way(
+            qt,
+            "qwix",
+            "QT quantizes both forward and backward passes",
+            QWIX_QT,
+            mends="qwix, QAT",
+            setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
+            "for qwix.QtProvider; a QuantizationRule has no bwd_qtype",
+        ),
+        "qwix, QT, one scale": Way(
+            of(qt, **one), "qwix", mends="qwix, QT", setting="and disable_channelwise_axes=True"
+        ),
+        "qwix, QT, only Dense": Way(
+            of(qt, module_path=".*Dense_.*"),
+            "qwix",
+            mends="qwix, QT",
+            setting='and module_path=".*Dense_.*"',
+        ),
+        "qwix, QT, tile_size=128": Way(
+            of(qt, tile_size=128),
+            "qwix",
+            "dot_general and einsum: per-channel and sub-channel.",
+            QWIX,
+            mends="qwix, QT",
+            setting="and tile_size=128",
+        ),
+        "qwix, QT, tiles, residuals": Way(
+            of(
+                qt,
+                tile_size=128,
+                additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3},
+            ),
+            "qwix",
+            mends="qwix, QT, tile_size=128",
+            setting='and additional_qt_config={"dlhs_residual_qtype": '
+            'jnp.float8_e4m3fn, "drhs_residual_qtype": jnp.float8_e4m3fn}',
+        ),
+        "qwix, PTQ": Way(
+            of(qwix, ptq=True),
+            "qwix",
+            "PTQ: this mode achieves the best serving performance on XLA "
+            "devices such as TPU and GPU.",
+            QWIX,
+            forward=True,
+        ),
+        "AQT, config_fwd_fp8": Way(aqt, "aqtp", "Configs for FP8 forward pass.", AQT, forward=True),
+        "AQT, set_bits": Way(
+            of(aqt, backward=True),
+            "aqtp",
+            mends="AQT, config_fwd_fp8",
+            setting='config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")',
+        ),
+        "AQT, and AqtEinsum": Way(
+            of(aqt, backward=True, einsum=True),
+            "aqtp",
+            mends="AQT, set_bits",
+            setting="and aqt_flax.AqtEinsum for attention's einsums",
+        ),
+        "AQT, one scale": Way(
+            of(aqt, backward=True, tensor=True),
+            "aqtp",
+            mends="AQT, set_bits",
+            setting="and config.set_accumulator_dtype(cfg, jnp.bfloat16, "
+            'jnp.bfloat16, jnp.bfloat16); calib_shared_axes = "per_tensor" of lhs and rhs of each '
+            "dg_quantizer",
+        ),
+        "Keras, float8": Way(
+            keras,
+            "keras",
+            "offering improved performance over 16-bit floating point with nearly no "
+            "degradation in accuracy",
+            KERAS,
+        ),
+        "haliax, fp8_linear_layers": Way(
+            haliax, "haliax", "Haliax supports training with FP8 and int8.", HALIAX
+        ),
+        "haliax, mended": Way(
+            of(haliax, mended=True),
+            "haliax",
+            mends="haliax, fp8_linear_layers",
+            setting="and three names of JAX's given back, as reference F says",
+        ),
+        "MaxText, fp8": Way(
+            of(maxtext, quantization="fp8"),
+            "maxtext",
+            "'fp8' for 8-bit floating-point gemms on nvidia gpus.",
+            MAXTEXT,
+        ),
+        "MaxText, qwix, fp8": Way(
+            of(maxtext, quantization="fp8", with_qwix=True),
+            "maxtext",
+            "It is strongly recommended to set use_qwix_quantization to true",
+            MAXTEXT,
+        ),
+        "MaxText, qwix, fp8_full": Way(
+            of(maxtext, quantization="fp8_full", with_qwix=True),
+            "maxtext",
+            "'fp8_full' for fp8 quantization with static scaling.",
+            MAXTEXT,
+        ),
+        "MaxText, qwix, fp8_e5m2": Way(
+            of(maxtext, quantization="fp8_e5m2", with_qwix=True), "maxtext"
+        ),
+        "MaxText, aqt_fp8": Way(of(maxtext, quantization="aqt_fp8"), "maxtext", forward=True),
+        "MaxText, aqt_fp8_full": Way(of(maxtext, quantization="aqt_fp8_full"), "maxtext"),
+        "MaxText, nanoo_fp8": Way(
+            of(maxtext, quantization="nanoo_fp8"),
+            "maxtext",
+            "'nanoo_fp8' for 8-bit floating-point gemms on amd mi300/mi325 gpus.",
+            MAXTEXT,
+        ),
+    }
+
+
+def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
+    """What is compiled of a way with that JAX: model, pass, chip, and who multiplies."""
+    passes = PASSES[:1] if way in ("JAX, chapter 03", "qwix, PTQ") else PASSES
+    others = () if version == BEFORE else OTHERS
+    return [(model, of, "H100", "cublaslt") for model in MODELS for of in passes] + [
+        ("block", of, *other) for other in others for of in passes
+    ]
+
+
+def row(way: Way, model: str, of: str, target: str, gemm: str) -> dict[str, Any]:
+    """What the installed JAX makes of it, as it stands in the data."""
+    options = {
+        "xla_gpu_autotune_level": 0
+    }  # there is no GPU to time on: it halves the time, and changes nothing
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fn, args = way.make(model, of == "training")
+            seen = inspect(fn, *args, target=target, gemm=gemm, compiler_options=options)
+            report, ledger, reasons = seen.report, seen.ledger, seen.reasons
+    except Exception as error:  # that it does not compile is a finding
+        return {"error": releases.first_line(error)[:300]}
+    lost = collections.Counter((r.reason, r.mend) for r in reasons if r.lost == "fp8")
+    outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
+    return {
+        "matmuls": sum(r.count for r in report.rows),
+        "fp8": sum(r.count for r in report.fp8_rows),
+        "flops": report.flops,
+        "fp8_flops": report.fp8_flops,
+        "unknown": len(seen.unknown),
+        "kernels": ledger.kernels,
+        "bytes": ledger.bytes_moved,
+        "for_fp8_kernels": ledger.for_fp8.kernels,
+        "for_fp8_bytes": ledger.for_fp8.bytes_moved,
+        "lost": [[n, *said] for said, n in sorted(lost.items())],
+        "outside": dict(sorted(outside.items())),
+    }
+
+
+def measured_rows(names: Iterable[str]) -> dict[str, Any]:
+    made = ways()
+    return {
+        " | ".join((name, *case)): row(made[name], *case)
+        for name in names
+        for case in cases(name, jax.__version__)
+    }
+
+
+def measured(only: str = "", workers: int = 2) -> dict[str, Any]:
+    """What the installed JAX and libraries make of every way with `only` in its name, and what it is that was asked."""
+    names = [name for name, way in ways().items() if version_of(way.package) and only in name]
+    rows: dict[str, Any] = {}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
+        for name, done in zip(names, pool.map(measured_rows, [[name] for name in names])):
+            rows |= done
+            print(f"  {name}: {summary(done)}", flush=True)
+    return releases.with_provenance(rows, "make census", *OF_JAX, *releases.ASSEMBLER, *LIBRARIES)
+
+
+def summary(rows: Mapping[str, Any]) -> str:
+    """A way in a line: FP8 of all matmuls, by case."""
+    return ", ".join(
+        "error" if "error" in row else f"{row['fp8']}/{row['matmuls']}" for row in rows.values()
+    )
+
+
+# The data -------------------------------------------------------------------------------------------------------------
+
+
+def read() -> dict[str, Any]:
+    """The data: JAX release to what was measured, oldest first."""
+    return releases.read_data(DATA, "make census")
+
+
+def about() -> dict[str, dict[str, Any]]:
+    """What is said of each way, for who reads the data without this file."""
+    return {
+        name: {
+            field: getattr(way, field)
+            for field in ("package", "says", "url", "forward", "mends", "setting")
+        }
+        for name, way in ways().items()
+    }
+
+
+def write(found: Mapping[str, Any]) -> None:
+    said = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in about().items())
+    head = "What JAX's FP8 libraries become. Written by `make census` of the programs in tools/records/census.py, not by hand."
+    in_one_step(
+        DATA,
+        f'{{\n "about": {json.dumps(head)},\n "ways": {{\n{said}\n }},\n '
+        f"{releases.as_text(found)}\n}}\n",
+    )
+
+
+def lost(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What has a smaller share of its FLOPs in FP8 than it had, or compiles no more, of what both have."""
+    found = []
+    for name in old.keys() & new.keys():
+        before, now = (
+            row.get("fp8_flops", 0) / row.get("flops", 1) for row in (old[name], new[name])
+        )
+        if now < before or "error" in new[name] and "error" not in old[name]:
+            found.append(
+                f"{name}: {before:.0%} of FLOPs in FP8, now {new[name].get('error', f'{now:.0%}')}"
+            )
+    return sorted(found)
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Each row of both that differs, in what differs."""
+    found = []
+    for name in (name for name in new if name in old and old[name] != new[name]):
+        keys = [
+            key for key in {**old[name], **new[name]} if old[name].get(key) != new[name].get(key)
+        ]
+        found.append(
+            f"{name}: "
+            + "; ".join(f"{key} {old[name].get(key)}, now {new[name].get(key)}" for key in keys)
+        )
+    return found
+
+
+def check(
+    recorded: Mapping[str, Any], only: Callable[[str], bool] = lambda name: True
+) -> list[str]:
+    """Problems: each recorded row that is not what the installed JAX and libraries make of it now. With another version
+    of JAX or of the library than is recorded, only what has lost FP8 is one."""
+    if not recorded:
+        return [f"notebooks/results/census.json holds nothing: {MEND}"]
+    problems = releases.edited(recorded, MEND)
+    against = recorded.get(jax.__version__) or recorded[max(recorded, key=by_number)]
+    for name, way in ways().items():
+        if (here := version_of(way.package)) is None:
+            continue
+        old = {
+            key: then
+            for key, then in against["rows"].items()
+            if key.startswith(f"{name} | ") and only(key)
+        }
+        new = {key: row(way, *key.split(" | ")[1:]) for key in old}
+        same = (
+            version_of("jax") == against["packages"]["jax"]
+            and here == against["packages"][way.package]
+        )
+        problems += [f"{one}: {MEND}" for one in (changed if same else lost)(old, new)]
+    return problems
+
+
+# Making it ------------------------------------------------------------------------------------------------------------
+
+
+def environment(version: str) -> Path:
+    """The Python of an environment with all libraries and that JAX."""
+    folder = f".venv-census-{version}"
+    python = ROOT / folder / releases.BIN / "python"
+    kept = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"} | {
+        "UV_SYSTEM_CERTS": "1"
+    }
+    if version == locked()["jax"]:
+        commands = [
+            ["sync", "--quiet", "--locked", "--python", releases.PYTHON, "--group", "libraries"]
+        ]
+    else:
+        packages = [
+            *(f"{name}=={version}" for name in OF_JAX),
+            *(f"{n}=={locked()[n]}" for n in releases.ASSEMBLER),
+        ]
+        commands = [
+            ["venv", "--quiet", "--allow-existing", "--python", releases.PYTHON, folder],
+            [
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                python,
+                "-e",
+                ".",
+                "--group",
+                "course",
+                "--group",
+                "lab",
+                "--group",
+                "libraries",
+                *packages,
+            ],
+        ]
+    for command in commands:
+        made = subprocess.run(
+            [releases.UV, *command],
+            cwd=ROOT,
+            env=kept | {"UV_PROJECT_ENVIRONMENT": folder, "PYENV_VERSION": releases.PYTHON},
+        )
+        if made.returncode:
+            raise SystemExit(
+                f"the environment of JAX {version} and the libraries could not be made: see above"
+            )
+    return python
+
+
+def record(versions: Iterable[str], only: str = "") -> int:
+    """Measure with these releases of JAX, or `only` some ways, write the data after each, and print what changed. 1
+    where FP8 was lost."""
+    worse = 0
+    for version in versions:
+        print(f"JAX {version}:", flush=True)
+        now = releases.measure(version, environment(version), only, __file__)
+        found = read()
+        before = found.get(version, {})
+        if only:
+            every = (" | ".join((name, *case)) for name in ways() for case in cases(name, version))
+            now = releases.merged(before, now, every)
+        if not releases.is_news(before, now):
+            write(
+                found
+            )  # what is said of the ways may be new; the date stays that of the first time
+            continue
+        for line in changed(before.get("rows", {}), now["rows"]):
+            print(f"  changed: {line}")
+        for line in lost(before.get("rows", {}), now["rows"]):
+            worse = 1
+            print(f"  LOST FP8: {line}")
+        write(found | {version: now})
+    return worse
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return releases.command(
+        arguments,
+        __doc__,
+        measured,
+        lambda: check(read()),
+        "what the installed libraries become is what is recorded",
+        record,
+        lambda: {BEFORE, locked()["jax"], *read()},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
