@@ -44,7 +44,6 @@ check: setup    ## re-run the chapters and compare their outputs with the commit
 
 refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"; FROM=md or ipynb)
 	$(PYTHON) -m tools.outputs refresh $(if $(FROM),--from $(FROM)) $(NB)
-	$(PYTHON) -m tests.course.test_pictures
 
 site: setup     ## build the chapters as a web site in _build/
 	$(PYTHON) -m tools.site.build $(ARGS)

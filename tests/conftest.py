@@ -1,4 +1,6 @@
-"""The order of the tests, and what those in a real browser share: where it is, and when its absence is a failure."""
+"""The order of the tests, and what those in a real browser share: where it is, and when its absence
+is a failure.
+"""
 
 import os
 import shutil
@@ -10,14 +12,21 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 # Several processes of tests may share a GPU: none may take most of its memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # a shell starts so what it runs in the background
+# A shell starts so what it runs in the background.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
-WAIT = 300_000  # milliseconds for a browser to start or a page to change: far more than a busy machine takes
+# milliseconds for a browser to start or a page to change: far more than a busy machine takes
+WAIT = 300_000
 
 # Minutes each: they go first.
 LONGEST = (
@@ -32,7 +41,9 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that of two processes none is left alone with one of them."""
+    """Begin with the files that take longest, so that of two processes none is left alone with one
+    of them.
+    """
     items.sort(
         key=lambda item: (
             LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)

@@ -10,8 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def of_project(*patterns: str) -> list[Path]:
-    """Files of the project: what git tracks, or would; ignored ones are somebody's own. Where git cannot say, as of an
-    unpacked archive, what .gitignore does not name."""
+    """Files of the project: what git tracks, or would; ignored ones are somebody's own. Where git
+    cannot say, as of an unpacked archive, what .gitignore does not name.
+    """
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns]
     not_above = os.environ | {
         "GIT_CEILING_DIRECTORIES": str(ROOT.parent)
@@ -31,7 +32,8 @@ def of_project(*patterns: str) -> list[Path]:
 
 
 def _not_ignored() -> list[str]:
-    # A folder with a .gitignore of its own is one that a tool made, and says that it is to be ignored.
+    # A folder with a .gitignore of its own is one that a tool made, and says that it is to be
+    # ignored.
     ignored = [
         ".git",
         *(line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()),
@@ -56,13 +58,17 @@ def mend(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{said}: make room, and run the command again."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{said}: its folder is read-only, or another user's. Make it writable, and run the command again."
+        return (
+            f"{said}: its folder is read-only, or another user's. Make it writable, and run the "
+            f"command again."
+        )
     return f"{said}."
 
 
 def in_one_step(path: Path, content: bytes | str) -> None:
-    """Write a file so that whoever reads it meanwhile, or after a kill, finds the whole of it or the one before; so
-    does whoever reads it after an OSError, as of a full disk."""
+    """Write a file so that whoever reads it meanwhile, or after a kill, finds the whole of it or
+    the one before; so does whoever reads it after an OSError, as of a full disk.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     try:

@@ -1,5 +1,6 @@
-"""JupyterLab's configuration for `make lab`: what it saves of a chapter is what `make refresh` would write, so that a
-chapter that was opened, run and saved is the one that git has."""
+"""JupyterLab's configuration for `make lab`: what it saves of a chapter is what `make refresh`
+would write, so that a chapter that was opened, run and saved is the one that git has.
+"""
 
 import re
 import sys
@@ -17,34 +18,36 @@ FORMATS = outputs.METADATA["jupytext"]["formats"]
 
 
 class Contents(AsyncLargeFileManager):
-    """Saves a chapter's two halves as `make refresh` writes them. And says of a chapter's kernel what it will say of
-    itself, with its version: else JupyterLab writes that into a chapter that is only opened, and asks to save it."""
+    """Saves a chapter's two halves as `make refresh` writes them."""
 
     async def get(self, path, *arguments, **options):
+        """Give a chapter's kernel the description that it will give of itself, with its version.
+
+        JupyterLab would otherwise write that into a chapter that is only opened, and ask to save.
+        """
         model = await super().get(path, *arguments, **options)
         if model["type"] == "notebook" and model["content"]:
             model["content"].metadata["language_info"] = IPythonKernel.language_info
         return model
 
     def run_pre_save_hooks(self, model, path, **options):
+        """Write a chapter, either half of it, as `make refresh` does."""
         super().run_pre_save_hooks(model, path, **options)
-        content, kind = model.get("content"), model["type"]
-        if (
-            kind == "notebook"
-            and outputs.lookup(content.get("metadata", {}), "jupytext.formats") == FORMATS
-        ):
-            model["content"] = outputs.normalise(nbformat.from_dict(content))
-        elif (
-            kind == "file"
-            and path.endswith(".md")
-            and re.search(f"^  formats: {FORMATS}$", content, re.M)
-        ):
-            model["content"] = outputs.twin_of(
-                outputs.normalise(jupytext.reads(content, fmt="md:myst"))
-            )
+        content = model.get("content")
+        if model["type"] == "notebook":
+            metadata = content.get("metadata", {})
+            if outputs.lookup(metadata, "jupytext.formats") == FORMATS:
+                model["content"] = outputs.normalise(nbformat.from_dict(content))
+        elif model["type"] == "file" and path.endswith(".md"):
+            if re.search(f"^  formats: {FORMATS}$", content, re.M):
+                notebook = outputs.normalise(jupytext.reads(content, fmt="md:myst"))
+                model["content"] = outputs.twin_of(notebook)
 
 
+# JupyterLab defines get_config for this file.
+c = get_config()  # type: ignore[name-defined] # noqa: F821
 c.ServerApp.contents_manager_class = Contents
-# What a kernel and the server say to each other is encrypted where the kernel can: else it warns, in the terminal.
+# What a kernel and the server say to each other is encrypted where the kernel can: else it warns,
+# in the terminal.
 c.KernelManager.transport_encryption = "auto"
 c.ServerApp.log_level = c.LabApp.log_level = "ERROR"

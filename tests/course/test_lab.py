@@ -1,4 +1,6 @@
-"""A reader's first minutes: `make lab` from a fresh clone, its address opened in a real browser, a chapter run."""
+"""A reader's first minutes: `make lab` from a fresh clone, its address opened in a real browser, a
+chapter run.
+"""
 
 import os
 import re
@@ -31,7 +33,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """The project as git would clone it, each .md older than its .ipynb: the order Jupytext likes least."""
+    """The project as git would clone it, each .md older than its .ipynb: the order Jupytext likes
+    least.
+    """
     clone = tmp_path_factory.mktemp("clone")
     for path in of_project("notebooks", "pyproject.toml"):
         copy = clone / path.relative_to(ROOT)
@@ -44,7 +48,9 @@ def clone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(clone, tmp_path_factory) -> str:
-    """The address that `make lab` prints, served from `clone`, for a user with no settings and no screen."""
+    """The address that `make lab` prints, served from `clone`, for a user with no settings and no
+    screen.
+    """
     home = tmp_path_factory.mktemp("home")
     dropped = ("MAKE", "MFLAGS", "JUPYTER", "PYTEST", "DISPLAY", "WAYLAND", "JAX_", "BROWSER")
     environment = {
@@ -148,9 +154,12 @@ def as_committed(clone: Path, chapter: str) -> bool:
 
 
 def open_chapter(page: Page, name: str):
-    """The panel of a notebook, opened by a double click or brought to the front by its tab, its kernel ready."""
+    """The panel of a notebook, opened by a double click or brought to the front by its tab, its
+    kernel ready.
+    """
     tab = page.locator(f'.lm-DockPanel-tabBar .lm-TabBar-tab:has-text("{name}")')
-    if tab.count():  # a double click on what is open moves the focus some time later, away from a menu or a field
+    # a double click on what is open moves the focus some time later, away from a menu or a field
+    if tab.count():
         tab.click()
     else:
         page.locator(f'.jp-DirListing-item:has-text("{name}")').dblclick()
@@ -176,7 +185,11 @@ def scroll_to(page: Page, panel, selector: str):
         assert time.time() < deadline, f"no {selector} in the whole notebook"
         # From the end back to the start: a place may have been left before it was drawn.
         panel.locator(".jp-WindowedPanel-outer").evaluate(
-            "e => { const at = e.scrollTop; e.scrollBy(0, e.clientHeight / 2); e.scrollTop > at || e.scrollTo(0, 0) }"
+            """e => {
+                const at = e.scrollTop;
+                e.scrollBy(0, e.clientHeight / 2);
+                if (e.scrollTop <= at) e.scrollTo(0, 0);
+            }"""
         )
         page.wait_for_timeout(50)
     found.first.scroll_into_view_if_needed()
@@ -209,14 +222,17 @@ def test_a_chapter_runs_and_is_saved_as_git_has_it(page, ran):
     assert not found
     if any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs):
         assert picture_width(page, open_chapter(page, ran.name)) > 100
-    # Saving wrote both halves: git has nothing to say, where the outputs made here are the committed ones.
+    # Saving wrote both halves: git has nothing to say, where the outputs made here are the
+    # committed ones.
     assert outputs.pair_problems(notebook, jupytext.read(ran.with_suffix(".md"))) == []
     if not outputs.why_not_compared():
         assert as_committed(ran.parent.parent, ran.stem)
 
 
 def test_chapters_that_are_opened_and_saved_are_as_they_were(page, clone):
-    chapters = [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
+    chapters = [path.stem for path in outputs.find([])]
+    if not os.environ.get("NIGHTLY"):
+        chapters = [name for name in chapters if name not in RUN][::6]
     for chapter in chapters:
         open_chapter(page, f"{chapter}.ipynb")
     page.wait_for_timeout(5000)  # what the kernels say of themselves has come by then

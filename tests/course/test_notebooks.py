@@ -1,4 +1,6 @@
-"""Every chapter runs under nbmake, and its committed outputs are those of the run. `make check` reports the same."""
+"""Every chapter runs under nbmake, and its committed outputs are those of the run. `make check`
+reports the same.
+"""
 
 import itertools
 import re
@@ -9,8 +11,10 @@ import pytest
 
 from tools import outputs
 from tools.outputs import minutes
+from tools.outputs.chapters import names, path_names
+from tools.outputs.commands import readme_wanted
 
-CHAPTERS = outputs.find([], outputs.NOTEBOOKS)
+CHAPTERS = outputs.find([])
 
 
 def asked_for(tests: list) -> list:
@@ -52,38 +56,40 @@ def test_only_the_chapters_that_were_asked_for_are_run():
     assert [path.stem for path in asked_for(tests)] == ["03_scaled_matmul"]
 
 
-# How a chapter is laid out --------------------------------------------------------------------------------------------
+def test_every_pair_is_in_the_contents():
+    assert [path.stem for path in CHAPTERS] == names()
+
+
+def test_the_readme_has_every_chapter_and_its_picture():
+    for path, content in readme_wanted().items():
+        assert path.read_bytes() == content, f"{path.name}: run `make refresh`"
+
+
+# How a chapter is laid out ------------------------------------------------------------------------
 
 NOTEBOOKS = {path.stem: nbformat.read(path, 4) for path in CHAPTERS}
-PATH = [name for name in NOTEBOOKS if name < "07"]
-LATER = ["08_train_a_layer", "10_scaling_strategies", "11_flax_layers", "12_libraries"]
-MOST = {
-    "07_fusion_lab": 35,
-    "08_train_a_layer": 40,
-    "09_performance": 40,
-    "10_scaling_strategies": 40,
-    "11_flax_layers": 40,
-    "12_libraries": 40,
-}  # minutes of those not of the path
+PATH = path_names()
+NUMBERED = [name for name in NOTEBOOKS if name[0].isdigit()]  # the others are reference
+LONGEST = 40  # minutes for a chapter that is not of the path
 
 
 def minutes_of(name: str) -> int:
     return minutes.count(NOTEBOOKS[name]).minutes
 
 
-@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name[0].isdigit()])
+@pytest.mark.parametrize("name", NUMBERED)
 def test_a_chapter_takes_the_time_that_it_states(name):
     counted = minutes_of(name)
     (stated,) = re.findall(
         r"^\| \*\*Time\*\* \| (\d+) minutes", NOTEBOOKS[name].cells[0].source, re.M
     )
     assert abs(int(stated) - counted) <= 1, f"{stated} stated: {minutes.count(NOTEBOOKS[name])}"
-    low, high = (15, 25) if name in PATH else (0, MOST[name])
+    low, high = (15, 25) if name in PATH else (0, LONGEST)
     assert low <= counted <= high
 
 
 def test_the_path_takes_two_hours():
-    assert len(PATH) == 6 and sum(map(minutes_of, PATH)) <= 120
+    assert sum(map(minutes_of, PATH)) <= 120
 
 
 def test_what_is_counted():
@@ -147,9 +153,11 @@ def test_the_answer_to_a_prediction_is_folded(name):
             assert "assert " not in answer.source, f"cell {number}: its code gives the answer away"
 
 
-@pytest.mark.parametrize("name", [*PATH, *LATER])
+@pytest.mark.parametrize("name", NUMBERED)
 def test_a_folded_answer_is_not_on_its_fold(name):
-    """JupyterLab shows the first line of what is folded: it is in the cell's code, or a tag, or the first of three."""
+    """JupyterLab shows the first line of what is folded: it is in the cell's code, or a tag, or the
+    first of three.
+    """
     for number, (_, *following) in cells_from(name, r"^> \*\*Predict\.\*\*"):
         answer = next(cell for cell in following if cell.get("outputs"))
         data = answer.outputs[0].get("data", {"text/plain": answer.outputs[0].get("text", "")})
@@ -167,7 +175,7 @@ def test_a_folded_answer_is_not_on_its_fold(name):
         ), f"cell {number}: {first}"
 
 
-@pytest.mark.parametrize("name", [*PATH, *LATER])
+@pytest.mark.parametrize("name", NUMBERED)
 def test_what_explains_an_answer_is_folded_with_it(name):
     for number, (_, *following) in cells_from(name, r"^> \*\*Predict\.\*\*"):
         until_text = itertools.takewhile(lambda cell: cell.cell_type == "code", following)

@@ -269,10 +269,10 @@ def test_the_layer_was_timed_in_each_precision(rehearsed, name):
 def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
     monkeypatch.setenv("FP8_RESULTS", str(rehearsed.parent))
     chapter = outputs.NOTEBOOKS / "09_performance.ipynb"
-    notebook, _, failure = outputs.fresh_run([chapter])[chapter.stem]
-    assert failure is None, failure
+    run = outputs.fresh_run([chapter])[chapter.stem]
+    assert run.failure is None, run.failure
     said = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
+        output.get("text", "") for cell in run.notebook.cells for output in cell.get("outputs", ())
     )
     assert "REHEARSAL" in said and "would record it" not in said
     assert re.search(r"^FP8 scaled, FP8 out, amax .* µs .* µs", said, re.M)

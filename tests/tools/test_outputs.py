@@ -1,10 +1,10 @@
-"""The check of the committed outputs can fail: every way of altering a chapter is caught, and only those."""
+"""The check of the committed outputs can fail: every way of altering a chapter is caught, and only
+those.
+"""
 
-import base64
 import copy
 import errno
 import importlib.metadata
-import io
 import json
 import os
 import platform
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import jupytext
 import nbformat
-import numpy as np
 import pytest
-from matplotlib.image import imread, imsave
 
 from tools import outputs
+from tools.outputs import commands, rules
 
 SOURCE = """---
 jupytext:
@@ -53,7 +52,8 @@ import ipywidgets
 
 class Slider(ipywidgets.FloatSlider):
     def _repr_mimebundle_(self, **options):
-        return super()._repr_mimebundle_(**options) | {"text/plain": "a slider", "text/html": f"<p>{self.value}</p>"}
+        shown = {"text/plain": "a slider", "text/html": f"<p>{self.value}</p>"}
+        return super()._repr_mimebundle_(**options) | shown
 
 Slider(value=3.0, description="scale")
 ```
@@ -69,11 +69,13 @@ time.perf_counter()
 
 @pytest.fixture(scope="session")
 def chapter(tmp_path_factory) -> Path:
-    """A refreshed chapter in a folder of its own: text in colour, a picture, a widget, a volatile cell."""
+    """A refreshed chapter in a folder of its own: text in colour, a picture, a widget, a volatile
+    cell.
+    """
     path = tmp_path_factory.mktemp("book") / "notebooks" / "01_tiny.ipynb"
     path.parent.mkdir()
     path.with_suffix(".md").write_text(SOURCE)
-    assert outputs.refresh(path)
+    assert outputs.refresh([path]) == ["01_tiny: rewritten"]
     return path
 
 
@@ -87,9 +89,8 @@ def pair(chapter, tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def compared(monkeypatch):
-    """Outputs of these tests' own chapter can be compared on any machine, but for one cell's."""
-    monkeypatch.setattr(outputs, "why_not_compared", lambda: None)
-    monkeypatch.setattr(outputs, "MAY_VARY", {"01_tiny": 1})
+    """Outputs of these tests' own chapter can be compared on any machine."""
+    monkeypatch.setattr(commands, "why_not_compared", lambda: None)
 
 
 def read(path: Path):
@@ -101,7 +102,7 @@ def cell(notebook, text: str):
     return next(cell for cell in notebook.cells if text in cell.source)
 
 
-# The fresh run --------------------------------------------------------------------------------------------------------
+# The fresh run ------------------------------------------------------------------------------------
 
 
 def test_a_second_run_changes_nothing(chapter, pair):
@@ -109,14 +110,16 @@ def test_a_second_run_changes_nothing(chapter, pair):
     assert not report.problems["01_tiny"], str(report)
     assert report.volatile == ["01_tiny cell 6 (import time)"]
     old = nbformat.read(chapter, 4)
-    outputs.refresh(pair)
+    outputs.refresh([pair])
     new = nbformat.read(pair, 4)
     cell(old, "perf_counter").outputs = cell(new, "perf_counter").outputs
     assert old == new
     assert pair.with_suffix(".md").read_text() == chapter.with_suffix(".md").read_text()
 
 
-def test_the_command_fails_on_one_altered_character(pair, capsys):
+def test_the_command_fails_on_one_altered_character(pair, capsys, monkeypatch):
+    fresh = outputs.Run(nbformat.read(pair, 4), 1.0, None)
+    monkeypatch.setattr(commands, "fresh_run", lambda paths: {"01_tiny": fresh})
     text = pair.read_text()
     assert text.count("custom-call\\n") == 1
     pair.write_text(text.replace("custom-call\\n", "custom_call\\n"))
@@ -125,7 +128,7 @@ def test_the_command_fails_on_one_altered_character(pair, capsys):
     assert (
         "01_tiny: cell 2" in report
         and "-custom_call\n+custom-call" in report
-        and "1 volatile cell " in report
+        and "volatile cells, run and not compared: 01_tiny cell 6" in report
     )
 
 
@@ -141,59 +144,68 @@ def interrupted(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("added", "patched", "by", "status", "said"),
+    ("added", "said"),
     [
-        ("1 / 0", None, None, 2, ": division by zero"),
-        ("import os\nos._exit(1)", None, None, 2, "The kernel died: mostly for want of memory"),
-        (
-            "print('new')",
-            (os, "fsync"),
-            fails_with(errno.ENOSPC),
-            2,
-            "No space left on device: a file. What was not written is as it was: make room, and run the command again.",
-        ),
-        (
-            "print('new')",
-            (os, "fsync"),
-            fails_with(errno.EROFS),
-            2,
-            "it was: its folder is read-only, or another user's.",
-        ),
-        (
-            "print('new')",
-            (os, "fsync"),
-            fails_with(errno.EACCES),
-            2,
-            "Permission denied: a file. What was not written is ",
-        ),
-        (
-            "print('new')",
-            (os, "fsync"),
-            fails_with(errno.EIO),
-            2,
-            "a file. What was not written is as it was.\n",
-        ),
-        ("print('new')", (outputs.NotebookClient, "execute"), interrupted, 130, "Stopped."),
+        ("1 / 0", "01_tiny fails, and stays as it was:\n"),
+        ("import os\nos._exit(1)", "The kernel died: mostly for want of memory"),
     ],
 )
-def test_a_refresh_that_fails_loses_nothing_and_says_why(
-    pair, capsys, monkeypatch, added, patched, by, status, said
-):
+def test_a_refresh_that_fails_writes_nothing_and_says_why(pair, capsys, added, said):
     twin = pair.with_suffix(".md")
     twin.write_text(f"{twin.read_text()}\n```{{code-cell}} ipython3\n{added}\n```\n")
-    before = {path: path.read_bytes() for path in pair.parent.iterdir()}
-    if patched:
-        monkeypatch.setattr(*patched, by)
-    assert outputs.main(["refresh", "--from", "md", "--folder", str(pair.parent)]) == status
+    before = contents(pair)
+    assert outputs.main(["refresh", "--from", "md", "--folder", str(pair.parent)]) == 2
+    assert said in capsys.readouterr().err
+    assert contents(pair) == before
+
+
+def contents(pair: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in pair.parent.iterdir()}
+
+
+DISK_FAULTS = [
+    (
+        errno.ENOSPC,
+        "No space left on device: a file. What was not written is as it was: make room, and run "
+        "the command again.",
+    ),
+    (errno.EROFS, "it was: its folder is read-only, or another user's."),
+    (errno.EACCES, "Permission denied: a file. What was not written is "),
+    (errno.EIO, "a file. What was not written is as it was.\n"),
+]
+
+
+@pytest.mark.parametrize(("number", "said"), DISK_FAULTS)
+def test_a_disk_that_fails_loses_nothing(pair, chapter, capsys, monkeypatch, number, said):
+    monkeypatch.setattr(commands, "run", as_run(chapter))
+    monkeypatch.setattr(os, "fsync", fails_with(number))
+    edit(pair.with_suffix(".md"), "# A chapter", "# Another")
+    before = contents(pair)
+    assert outputs.main(["refresh", "--from", "md", "--folder", str(pair.parent)]) == 2
     printed = capsys.readouterr().err
-    assert said in printed and ("Traceback" not in printed or added == "1 / 0")
-    assert {path: path.read_bytes() for path in pair.parent.iterdir()} == before
+    assert said in printed and "Traceback" not in printed
+    assert contents(pair) == before
+
+
+def as_run(chapter: Path):
+    """Stands for a run that changed an output."""
+    notebook = nbformat.read(chapter, 4)
+    notebook.cells[1].outputs[1].data["text/plain"] = "new"
+    return lambda notebooks, folder: {"01_tiny": outputs.Run(notebook, 1.0, None)}
+
+
+def test_an_interrupted_refresh_loses_nothing(pair, capsys, monkeypatch):
+    monkeypatch.setattr(commands, "run", interrupted)
+    before = contents(pair)
+    assert outputs.main(["refresh", "--folder", str(pair.parent)]) == 130
+    assert capsys.readouterr().err.startswith("Stopped.") and contents(pair) == before
 
 
 def test_under_other_versions_it_runs_and_says_that_it_compared_nothing(pair, capsys, monkeypatch):
-    monkeypatch.setattr(
-        outputs, "why_not_compared", lambda: "jax 0.10.2 is installed, uv.lock has 0.12.0"
-    )
+    said = "jax 0.10.2 is installed, uv.lock has 0.12.0"
+    monkeypatch.setattr(commands, "why_not_compared", lambda: said)
+    fresh = outputs.Run(nbformat.read(pair, 4), 1.0, None)
+    monkeypatch.setattr(commands, "fresh_run", lambda paths: {"01_tiny": fresh})
     pair.write_text(pair.read_text().replace("custom-call\\n", "custom_call\\n"))
     assert outputs.main(["check", "--folder", str(pair.parent)]) == 0
     assert "no outputs were compared: jax 0.10.2 is installed" in capsys.readouterr().out
@@ -224,40 +236,7 @@ def test_a_failing_cell_and_a_warning_fail_the_check(pair):
     assert "cell 2 (import warnings; warnings.warn('slow')) writes to stderr" in problems
 
 
-# What is caught without one -------------------------------------------------------------------------------------------
-
-
-def alter_text(notebook):
-    notebook.cells[1].outputs[1].data["text/plain"] = "[1, 3]"
-
-
-def alter_colour(notebook):
-    notebook.cells[1].outputs[0].text = notebook.cells[1].outputs[0].text.replace("[31m", "[32m")
-
-
-def alter_line_end(notebook):
-    notebook.cells[1].outputs[0].text += "\n"
-
-
-def alter_one_pixel(notebook):
-    data = cell(notebook, "plt.plot").outputs[0].data
-    pixels = imread(io.BytesIO(base64.b64decode(data["image/png"])), "png").copy()
-    pixels[20, 20, :3] -= 0.05
-    data["image/png"] = png(pixels)
-
-
-def crop_picture(notebook):
-    data = cell(notebook, "plt.plot").outputs[0].data
-    data["image/png"] = png(imread(io.BytesIO(base64.b64decode(data["image/png"])), "png")[:-1])
-
-
-def png(pixels) -> str:
-    imsave(buffer := io.BytesIO(), np.ascontiguousarray(pixels), format="png")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def drop_picture(notebook):
-    del cell(notebook, "plt.plot").outputs[0].data["image/png"]
+# What is caught (tools/attack/mutate.py alters chapters in many more ways) -----------------------
 
 
 def drop_panel(notebook):
@@ -268,30 +247,8 @@ def move_panel(notebook):
     cell(notebook, "Slider").outputs[0].data["text/html"] = "<p>4.0</p>"
 
 
-def empty_output(notebook):
-    notebook.cells[1].outputs = []
-
-
-def drop_cell(notebook):
-    del notebook.cells[4]
-
-
-@pytest.mark.parametrize(
-    "alter",
-    [
-        alter_text,
-        alter_colour,
-        alter_line_end,
-        alter_one_pixel,
-        crop_picture,
-        drop_picture,
-        drop_panel,
-        move_panel,
-        empty_output,
-        drop_cell,
-    ],
-)
-def test_an_altered_output_is_caught(chapter, alter):
+@pytest.mark.parametrize("alter", [drop_panel, move_panel])
+def test_an_altered_panel_is_caught(chapter, alter):
     fresh = nbformat.read(chapter, 4)
     assert outputs.compare(copy.deepcopy(fresh), fresh) == []
     altered = copy.deepcopy(fresh)
@@ -335,16 +292,8 @@ def test_a_half_of_a_pair_altered_alone_is_caught(pair, old, new):
     assert bool(outputs.pair_problems(*read(pair))) == (not old.startswith("+++"))
 
 
-def set_count(notebook):
-    cell(notebook, "plt.plot").execution_count = 7
-
-
 def unrun_cell(notebook):
     cell(notebook, "plt.plot").execution_count = None
-
-
-def set_output_count(notebook):
-    notebook.cells[1].outputs[1].execution_count = 9
 
 
 def add_error(notebook):
@@ -358,22 +307,6 @@ def add_stderr(notebook):
     )
 
 
-def add_timing(notebook):
-    cell(notebook, "plt.plot").metadata["execution"] = {"iopub.execute_input": "..."}
-
-
-def add_metadata(notebook):
-    notebook.metadata["vscode"] = {}
-
-
-def change_kernel(notebook):
-    notebook.metadata.kernelspec["name"] = "my-env"
-
-
-def add_python_version(notebook):
-    notebook.metadata.language_info["version"] = "3.12.1"
-
-
 def many_volatile(notebook):
     for cell in notebook.cells:
         cell.metadata["tags"] = [outputs.VOLATILE]
@@ -382,23 +315,17 @@ def many_volatile(notebook):
 @pytest.mark.parametrize(
     "alter",
     [
-        set_count,
         unrun_cell,
-        set_output_count,
         add_error,
         add_stderr,
-        add_timing,
-        add_metadata,
-        change_kernel,
-        add_python_version,
         many_volatile,
     ],
 )
 def test_what_a_reader_could_not_reproduce_is_caught(chapter, alter):
     notebook = nbformat.read(chapter, 4)
-    assert outputs.static_problems(notebook, chapter.stem) == []
+    assert outputs.static_problems(notebook) == []
     alter(notebook)
-    assert outputs.static_problems(notebook, chapter.stem)
+    assert outputs.static_problems(notebook)
 
 
 @pytest.mark.parametrize(
@@ -425,12 +352,12 @@ def test_traces_of_a_machine(text, found):
 
 
 def test_the_name_of_the_host_is_a_trace(monkeypatch):
-    monkeypatch.setattr(outputs.socket, "gethostname", lambda: "gpu-box-17")
+    monkeypatch.setattr(rules.socket, "gethostname", lambda: "gpu-box-17")
     output = nbformat.v4.new_output("stream", text="running on gpu-box-17.")
     assert outputs.machine_traces(output) == [("the host's name", "gpu-box-17")]
 
 
-# Which half a refresh takes -------------------------------------------------------------------------------------------
+# Which half a refresh takes -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -473,18 +400,7 @@ def test_without_a_commit_to_compare_with_a_refresh_asks(pair, capsys, monkeypat
     edit(pair.with_suffix(".md"), "# A chapter", "# From the text")
     assert outputs.main(["refresh", "--folder", str(pair.parent)]) == 2
     said = capsys.readouterr().err
-    assert (
-        "git shows no commit here that tells which was edited: say which to take, --from md or --from ipynb"
-        in said
-    )
-
-
-def test_a_failing_refresh_writes_nothing(committed, capsys):
-    edit(committed.with_suffix(".md"), "[1, 2]\n", "assert not [1, 2]\n")
-    before = committed.read_bytes(), committed.with_suffix(".md").read_bytes()
-    assert outputs.main(["refresh", "--folder", str(committed.parent)]) == 2
-    assert "assert not [1, 2]" in capsys.readouterr().err
-    assert before == (committed.read_bytes(), committed.with_suffix(".md").read_bytes())
+    assert "git shows no commit here that tells which was edited: say which to take" in said
 
 
 def test_an_unknown_chapter_is_named(pair, capsys):

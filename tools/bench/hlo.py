@@ -1,11 +1,12 @@
 """Time what reads HLO, `make bench`.
 
-First `parse_hlo_module` beside XLA's own C++ parser (jaxlib's private `_hlo`); then parsing, printing, reporting and
-comparing 0.1 to 50 MB, with time and memory for each MB, which stay the same where they grow with the text alone.
---quick leaves out what is larger than 1 MB.
+First `parse_hlo_module` beside XLA's own C++ parser (jaxlib's private `_hlo`); then parsing,
+printing, reporting and comparing 0.1 to 50 MB, with time and memory for each MB, which stay the
+same where they grow with the text alone. --quick leaves out what is larger than 1 MB.
 
-Both parsers read the whole text; ours also reads every instruction's name, opcode and operands, which XLA's parser
-resolves as it goes. The module is a transformer's training step with FP8 matmuls, compiled for an H100.
+Both parsers read the whole text; ours also reads every instruction's name, opcode and operands,
+which XLA's parser resolves as it goes. The module is a transformer's training step with FP8
+matmuls, compiled for an H100.
 """
 
 import argparse
@@ -40,10 +41,12 @@ def fp8_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def norm(x: jax.Array) -> jax.Array:
+    """Layer normalization of x [..., K], without parameters."""
     return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
 def attention(x: jax.Array, qkv: jax.Array, heads: int) -> jax.Array:
+    """Causal self-attention of x [batch, length, K]; qkv is [K, 3K]."""
     batch, length, width = x.shape
     q, k, v = jnp.moveaxis(
         fp8_matmul(x, qkv).reshape(batch, length, 3, heads, width // heads), 2, 0
@@ -92,10 +95,12 @@ def step_shapes(
 
 
 def replicated(text: str, times: int) -> str:
-    """The module with its computations `times` over: the copies have names of their own, and ENTRY calls what was the
-    ENTRY of each."""
+    """The module with its computations `times` over: the copies have names of their own, and ENTRY
+    calls what was the ENTRY of each.
+    """
     head, _, body = text.partition("\n\n\n")
     entry = re.search(r"^ENTRY %(\S+) \((.*)\) -> (.*) \{$", body, re.M)
+    assert entry, "a module has an ENTRY computation"
     given = ", ".join(f"%{name}" for name in re.findall(r"([\w.\-]+): ", entry[2]))
     copies = [
         re.sub(r"%([\w.\-]+)", rf"%\1.copy{n}", body).replace("\nENTRY ", "\n")
@@ -109,16 +114,18 @@ def replicated(text: str, times: int) -> str:
     return "\n\n".join([head, *copies, body[:root] + "".join(calls) + body[root:]])
 
 
-def read(text: str) -> None:
-    for i in parse_hlo_module(text):
-        i.name, i.opcode, i.operands
+def read(text: str) -> int:
+    """Parse a module and read every instruction. Returns the number of operands."""
+    return sum(len(i.operands) for i in parse_hlo_module(text) if i.name and i.opcode)
 
 
 def seconds(runs: int, *functions: Callable[[], object]) -> list[float]:
-    """Median time of each function, run in turn, so that what else the machine does falls on all of them."""
-    taken = [[] for _ in functions]
+    """Median time of each function, run in turn, so that what else the machine does falls on all of
+    them.
+    """
+    taken: list[list[float]] = [[] for _ in functions]
     for _ in range(runs):
-        for function, times in zip(functions, taken):
+        for function, times in zip(functions, taken, strict=True):
             gc.collect()
             start = time.perf_counter()
             function()
@@ -136,7 +143,9 @@ WAYS: dict[str, Callable[[str], object]] = {
 
 def _memory(what: str) -> int:
     """Bytes: VmRSS in use, VmHWM at the most so far."""
-    return 1024 * int(re.search(rf"{what}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
+    found = re.search(rf"{what}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found, f"Linux says {what} of each process"
+    return 1024 * int(found[1])
 
 
 def _measure(way: str, text: str, answer: multiprocessing.connection.Connection) -> None:
@@ -146,7 +155,9 @@ def _measure(way: str, text: str, answer: multiprocessing.connection.Connection)
 
 
 def measured(way: str, text: str) -> tuple[float, float]:
-    """Seconds of the processor, and bytes at the most beside what was in use before, in a process of its own."""
+    """Seconds of the processor, and bytes at the most beside what was in use before, in a process
+    of its own.
+    """
     here, there = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("spawn").Process(target=_measure, args=(way, text, there))
     child.start()
@@ -156,8 +167,7 @@ def measured(way: str, text: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    from jaxlib import _hlo
-
+    """Compile a large program and print what reading it takes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="nothing larger than 1 MB")
     quick = parser.parse_args().quick
@@ -166,31 +176,39 @@ def main() -> None:
     small, text = (aot_compile(training_step, *step_shapes(n)).as_text() for n in (0, layers))
     ours, rows = seconds(5, lambda: read(text), lambda: report_gemms(text))
     print(
-        f"{len(text) / 1e6:5.1f} MB, median of 5: report_gemms {rows:6.3f} s, {rows / ours:.1f} times the parser's "
-        f"time, for {len(report_gemms(text).rows)} matmuls"
+        f"{len(text) / 1e6:5.1f} MB, median of 5: report_gemms {rows:6.3f} s, "
+        f"{rows / ours:.1f} times the parser's time, for {len(report_gemms(text).rows)} matmuls"
     )
-    for module, runs in (
-        (text, 9),
-        *([] if quick else [(replicated(text, round(50e6 / len(text))), 3)]),
-    ):
-        ours, xla = seconds(runs, lambda: read(module), lambda: _hlo.hlo_module_from_text(module))
-        size = len(module) / 1e6
-        print(
-            f"{size:5.1f} MB, median of {runs}: parse_hlo_module {ours:6.3f} s = {size / ours:5.1f} MB/s; "
-            f"XLA's parser {xla:6.3f} s = {size / xla:5.1f} MB/s; ratio {xla / ours:.2f}"
-        )
-    print(
-        "\nfor each MB, milliseconds and MB of memory:\n   MB"
-        + "".join(f"{way:>16}" for way in WAYS)
-    )
+    beside_xla(text, 9)
+    if not quick:
+        beside_xla(replicated(text, round(50e6 / len(text))), 3)
+    heads = "".join(f"{way:>16}" for way in WAYS)
+    print(f"\nfor each MB, milliseconds and MB of memory:\n   MB{heads}")
     for size in (0.1, 1) if quick else (0.1, 1, 10, 50):
-        module = replicated(small, max(1, round(size * 1e6 / len(small))))
-        megabytes = len(module) / 1e6
-        cells = (
-            f"{1000 * s / megabytes:7.0f} ms {memory / 1e6 / megabytes:3.0f} MB"
-            for s, memory in (measured(way, module) for way in WAYS)
-        )
-        print(f"{megabytes:5.1f}" + "  ".join(["", *cells]), flush=True)
+        print(row(replicated(small, max(1, round(size * 1e6 / len(small))))), flush=True)
+
+
+def beside_xla(module: str, runs: int) -> None:
+    """Print how long our parser and XLA's take for a module."""
+    from jaxlib import _hlo
+
+    ours, xla = seconds(runs, lambda: read(module), lambda: _hlo.hlo_module_from_text(module))
+    size = len(module) / 1e6
+    print(
+        f"{size:5.1f} MB, median of {runs}: parse_hlo_module {ours:6.3f} s = "
+        f"{size / ours:5.1f} MB/s; XLA's parser {xla:6.3f} s = {size / xla:5.1f} MB/s; "
+        f"ratio {xla / ours:.2f}"
+    )
+
+
+def row(module: str) -> str:
+    """What each way to read a module takes, by megabyte."""
+    megabytes = len(module) / 1e6
+    cells = []
+    for way in WAYS:
+        taken, memory = measured(way, module)
+        cells.append(f"{1000 * taken / megabytes:7.0f} ms {memory / 1e6 / megabytes:3.0f} MB")
+    return f"{megabytes:5.1f}" + "  ".join(["", *cells])
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ class Runs:
             pool = ThreadPoolExecutor(AT_ONCE)
             for later in self.paths[self.paths.index(path) :]:
                 self.started[later.stem] = pool.submit(outputs.fresh_run, [later])
-        notebook, seconds, failure = self.started[path.stem].result()[path.stem]
-        cells = sum(cell.cell_type == "code" for cell in notebook.cells)
-        said = {} if failure is None else {"failure": clean(failure)}
+        run = self.started[path.stem].result()[path.stem]
+        cells = sum(cell.cell_type == "code" for cell in run.notebook.cells)
+        said = {} if run.failure is None else {"failure": clean(run.failure)}
         return {
-            "passed": failure is None,
+            "passed": run.failure is None,
             "code_cells": cells,
-            "seconds": round(seconds, 1),
+            "seconds": round(run.seconds, 1),
             **said,
         }
 

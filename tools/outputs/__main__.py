@@ -2,6 +2,6 @@
 
 import sys
 
-from tools.outputs import main
+from tools.outputs.commands import main
 
 sys.exit(main())
