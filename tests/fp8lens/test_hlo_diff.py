@@ -43,14 +43,15 @@ def plain():
 
 
 def renamed(text: str, seed: int = 0) -> str:
-    """The same program: every name new, numbered at random, independent instructions in another order, scratch of
-    another size, without metadata."""
+    """The same program: every name new, numbered at random, independent instructions in another
+    order, scratch of another size, without metadata.
+    """
     shuffle = random.Random(seed)
     header, _, body = text.partition("\n\n%")
     body = re.sub(r", metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}", "", f"%{body}")
     names = list(dict.fromkeys(re.findall(r"%([\w.\-]+)", body)))
     numbers = shuffle.sample(range(1000, 1000 + len(names)), len(names))
-    new = {name: f"n.{number}" for name, number in zip(names, numbers)}
+    new = {name: f"n.{number}" for name, number in zip(names, numbers, strict=True)}
     body = re.sub(r"%([\w.\-]+)", lambda m: "%" + new[m[1]], body).replace(
         "s8[4194304]", "s8[33554432]"
     )

@@ -37,7 +37,9 @@ def fused():
 
 @pytest.fixture(scope="module")
 def programs(fused):
-    linalg = lambda x: (jnp.linalg.cholesky(x), jnp.sort(x))
+    def linalg(x):
+        return (jnp.linalg.cholesky(x), jnp.sort(x))
+
     x = jax.ShapeDtypeStruct((16, 16), f32)
     return [
         fused,
@@ -109,7 +111,10 @@ def test_only_layouts_that_matter_are_shown():
         )
     )
     assert "{0,1}" in text and "{1,0}" not in text.replace("dimensions={1,0}", "")
-    one = "HloModule m\nENTRY %e {\n  ROOT %p = f32[2,3,4]{2,1,0} parameter(0), sharding={devices=[2,1,1]<=[2]}\n}"
+    one = (
+        "HloModule m\nENTRY %e {\n"
+        "  ROOT %p = f32[2,3,4]{2,1,0} parameter(0), sharding={devices=[2,1,1]<=[2]}\n}"
+    )
     assert "= f32[2,3,4] parameter(0), sharding={devices=[2,1,1]<=[2]}" in format_hlo_module(one)
     assert "f32[2,3,4]{2,1,0:T(8,128)} p" in format_hlo_module(
         one.replace("{2,1,0}", "{2,1,0:T(8,128)}")

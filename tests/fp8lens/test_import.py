@@ -1,4 +1,6 @@
-"""What `import fp8lens` loads and changes: Python alone reads HLO, and JAX comes with what compiles."""
+"""What `import fp8lens` loads and changes: Python alone reads HLO, and JAX comes with what
+compiles.
+"""
 
 import ast
 import copy
@@ -23,7 +25,11 @@ COMPILE = {
     "passes",
     "run",
 }  # of fp8lens.__all__, what is nothing without JAX
-HIDDEN = "import sys\nfor name in ('jax', 'jaxlib', 'numpy', 'ml_dtypes'):\n    sys.modules[name] = None\n"
+HIDDEN = """
+import sys
+for name in ("jax", "jaxlib", "numpy", "ml_dtypes"):
+    sys.modules[name] = None
+"""
 
 
 def python(code: str, *arguments: str) -> str:
@@ -69,7 +75,7 @@ print_kernels(text)
 
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="module 'fp8lens' has no attribute 'report_gemm'"):
-        fp8lens.report_gemm
+        fp8lens.report_gemm  # noqa: B018
 
 
 def test_import_loads_nothing_compiled_and_changes_nothing_of_jax():
@@ -124,7 +130,7 @@ def test_what_was_read_can_be_sent_to_another_process():
         assert (error.line, error.column, error.message) == (3, 3, caught.value.message)
 
 
-# The modules ----------------------------------------------------------------------------------------------------------
+# The modules --------------------------------------------------------------------------------------
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -133,7 +139,9 @@ MODULES = {
 
 
 def imports(name: str) -> list[tuple[str, str]]:
-    """(module, name in it, or "") of every import in a module of the package, wherever it stands."""
+    """(module, name in it, or "") of every import in a module of the package, wherever it
+    stands.
+    """
     found = []
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):

@@ -89,10 +89,12 @@ def test_what_fp8_costs_is_in_the_report():
 
 
 def test_a_loop_s_kernels_count_as_often_as_they_run():
-    step = lambda x, w: (
-        to_e4m3(scaled_dot(x, w, jnp.float32(1), jnp.float32(1)), jnp.float32(1)),
-        None,
-    )
+    def step(x, w):
+        return (
+            to_e4m3(scaled_dot(x, w, jnp.float32(1), jnp.float32(1)), jnp.float32(1)),
+            None,
+        )
+
     seen = inspect(lambda x, w: jax.lax.scan(step, x, w)[0], S(64, 64), S(6, 64, 64))
     (matmul,) = seen.ledger.of("matmul")
     assert matmul.runs == 6 and matmul.nbytes == 6 * matmul.kernel.bytes_moved

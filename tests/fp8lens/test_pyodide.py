@@ -1,6 +1,8 @@
-"""What reads HLO needs Python alone: in Pyodide, Python compiled to WebAssembly as a browser runs it, it says the same.
+"""What reads HLO needs Python alone: in Pyodide, Python compiled to WebAssembly as a browser runs
+it, it says the same.
 
-Pyodide comes from npm's registry into _build/, once: no other request is made, and nothing is added to it.
+Pyodide comes from npm's registry into _build/, once: no other request is made, and nothing is added
+to it.
 """
 
 import base64
@@ -16,7 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PYODIDE = "0.29.5"  # the last with Python 3.13; the digest is what `npm view pyodide@0.29.5 dist.integrity` prints
+# the last with Python 3.13; the digest is what `npm view pyodide@0.29.5 dist.integrity` prints
+PYODIDE = "0.29.5"
 SHA512 = "TkYrUv9m8QmfImADKRmpwZulL48E0uUaBSO+dvRQKyAJc0qh9gu7jn8btyHPh3NZm1r2IH2YrJhIr7Q2B9urAw=="
 FOLDER = ROOT / "_build" / f"pyodide-{PYODIDE}"
 PROGRAM = """
@@ -36,8 +39,8 @@ print(fp8lens.report_gemms(text))
 print(fp8lens.diff_hlo(text, text.replace("448", "240")))
 print_kernels(text)
 with contextlib.redirect_stderr(sys.stdout):
-    for arguments in ([dump], [dump, "--json"], [dump, "--require-fp8"], [dump, "--reasons"], ["README.md"],
-                      ["layers.py:layer", "--shapes", "f32[]"]):
+    for arguments in ([dump], [dump, "--json"], [dump, "--require-fp8"], [dump, "--reasons"],
+                      ["README.md"], ["layers.py:layer", "--shapes", "f32[]"]):
         print(f"fp8lens {' '.join(arguments)} gives {main(arguments)}")
 try:
     fp8lens.aot_compile
@@ -90,7 +93,8 @@ def pyodide(tmp_path_factory) -> Path:
         )
         archive = next(folder.glob("*.tgz"), None)
         if archive is None:
-            message = f"npm could not fetch pyodide@{PYODIDE}: {done.stderr.strip()[-300:] or 'no network?'}"
+            said = done.stderr.strip()[-300:] or "no network?"
+            message = f"npm could not fetch pyodide@{PYODIDE}: {said}"
             pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
         FOLDER.parent.mkdir(exist_ok=True)
         here = Path(

@@ -1,3 +1,4 @@
+import itertools
 import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,9 @@ def test_stages_end_with_the_program():
 def test_only_the_main_module():
     def f(
         x,
-    ):  # sorts, folds constants, and calls a jitted function: XLA compiles, and dumps, smaller modules for some
+        # Sorts, folds constants, and calls a jitted function: XLA compiles, and dumps, smaller
+        # modules for some.
+    ):
         table = jnp.sin(jnp.arange(4096.0)).reshape(64, 64) @ jnp.cos(jnp.arange(4096.0)).reshape(
             64, 64
         )
@@ -84,7 +87,8 @@ def test_again_and_with_a_cache_on_disk(tmp_path):
         name: getattr(jax.config, name)
         for name in ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     }
-    compilation_cache.reset_cache()  # JAX opens one a process, and keeps it whatever the options say later
+    # JAX opens one a process, and keeps it whatever the options say later
+    compilation_cache.reset_cache()
     f = jax.jit(relu_matmul)
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path))
@@ -123,7 +127,7 @@ def test_threads_do_not_mix():
         return dumped(make(n), jax.ShapeDtypeStruct((16 * n, 64), f32), pattern="gemm")[1]
 
     with ThreadPoolExecutor(2) as pool:
-        for n, found in zip(range(1, 5), pool.map(stages, range(1, 5))):
+        for n, found in zip(range(1, 5), pool.map(stages, range(1, 5)), strict=True):
             assert len(found) > 3 and all(f"f32[{16 * n},64]" in stage.text for stage in found)
 
 
@@ -160,7 +164,10 @@ def test_passes_of_a_fused_matmul():
     assert [step.name for step in steps] == ["transpose-folding", "cublas-gemm-rewriter"]
     last = steps[-1]
     assert isinstance(last.before, HloModule) and isinstance(last.after, HloModule)
-    opcodes = lambda module: {i.opcode for i in module}
+
+    def opcodes(module):
+        return {i.opcode for i in module}
+
     assert {"dot", "maximum"} <= opcodes(last.before) and not {"dot", "maximum"} & opcodes(
         last.after
     )
@@ -208,7 +215,7 @@ def test_passes_of_a_function_without_matmuls():
 def test_each_step_changes_a_matmul_and_no_other_pass_does():
     _, stages, _ = dumped(relu_matmul, *SHAPES, pattern=".*")
     steps = {(step.pipeline, step.name) for step in passes(relu_matmul, *SHAPES)}
-    for before, after in zip(stages, stages[1:]):
+    for before, after in itertools.pairwise(stages):
         calls = [
             [
                 i.custom_call_target or i.opcode

@@ -19,8 +19,8 @@ def test_fp8_exists_where_nvidia_says():
         assert ("f8e4m3fn" in TARGETS[name].peak_flops) == TARGETS[name].has_fp8
 
 
-# Multiply-adds per SM and cycle, from NVIDIA's architecture whitepapers, and the boost clock the peaks are quoted at
-# (GHz): an independent way to the same figures.
+# Multiply-adds per SM and cycle, from NVIDIA's architecture whitepapers, and the boost clock the
+# peaks are quoted at (GHz): an independent way to the same figures.
 @pytest.mark.parametrize(
     "name, dtype, fma, clock",
     [

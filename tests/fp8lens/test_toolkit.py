@@ -1,4 +1,6 @@
-"""Compiles for Hopper need no CUDA toolkit: proved with every toolkit on this machine hidden from the compiler."""
+"""Compiles for Hopper need no CUDA toolkit: proved with every toolkit on this machine hidden from
+the compiler.
+"""
 
 import importlib.util
 import os
@@ -11,14 +13,15 @@ import pytest
 
 from fp8lens.targets import attached_gpu
 
-# The silu stays outside the GEMM call: a kernel of its own, which XLA must turn into machine code. The second program
-# is a Triton GEMM: all of it is such a kernel.
+# The silu stays outside the GEMM call: a kernel of its own, which XLA must turn into machine code.
+# The second program is a Triton GEMM: all of it is such a kernel.
 PROGRAM = """
 import jax, jax.numpy as jnp
 from helpers import aot_compile
 
 def scaled_silu(a, b, scale):
-    return jax.nn.silu(jax.lax.dot(a.astype(jnp.float32) * scale, (b.astype(jnp.float32) * scale).T))
+    a, b = a.astype(jnp.float32) * scale, b.astype(jnp.float32) * scale
+    return jax.nn.silu(jax.lax.dot(a, b.T))
 
 matrix = jax.ShapeDtypeStruct((64, 64), jnp.float8_e4m3fn)
 scale = jax.ShapeDtypeStruct((), jnp.float32)
@@ -29,7 +32,9 @@ for gemm in ("cublaslt", "triton"):
 
 
 def toolkit_paths() -> tuple[set[Path], set[Path]]:
-    """Folders and programs of CUDA toolkits here, from the system's package, NVIDIA's installer or wheels."""
+    """Folders and programs of CUDA toolkits here, from the system's package, NVIDIA's installer or
+    wheels.
+    """
     folders = {
         folder.resolve()
         for pattern in ("usr/local/cuda*", "opt/cuda*", "usr/lib/cuda*")
@@ -64,7 +69,9 @@ def wheel_folders() -> list[Path]:
 
 
 def run_hidden(folders, programs, tmp_path) -> subprocess.CompletedProcess:
-    """PROGRAM in a mount namespace of its own, where `folders` are empty and `programs` cannot be run."""
+    """PROGRAM in a mount namespace of its own, where `folders` are empty and `programs` cannot be
+    run.
+    """
     mounts = [f"mount -t tmpfs none '{folder}'" for folder in sorted(folders)]
     mounts += [f"mount --bind /dev/null '{program}'" for program in sorted(programs)]
     script = " && ".join([*mounts, f"exec '{sys.executable}' -c \"$PROGRAM\""])
@@ -107,7 +114,8 @@ def test_compiles_without_a_toolkit(tmp_path):
 def test_without_the_wheels_too_it_fails_with_the_mend(tmp_path):
     if attached_gpu() is not None:
         pytest.skip("a GPU's driver can make machine code too, and cannot be hidden")
-    # Shows that the toolkit above was really out of reach: nothing is left to make machine code with.
+    # Shows that the toolkit above was really out of reach: nothing is left to make machine code
+    # with.
     folders, programs = toolkit_paths()
     result = run_hidden({*folders, *wheel_folders()}, programs, tmp_path)
     assert result.returncode != 0
