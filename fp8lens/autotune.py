@@ -18,10 +18,10 @@ def check_tile(text: str) -> None:
     """Refuse a forced Triton tile that would abort the process: XLA checks it with a fatal assertion."""
     text = re.sub(r"\s+", " ", str(text))
     short = text[:1000]  # a good one has 200
-    pairs = re.findall(r"(\w+) ?: ?(\w+)", short)
+    pairs = re.findall(r"(?<!\w)(\w++) ?: ?(\w+)", short)
     fields = dict(pairs)
     good = short == text and re.fullmatch(
-        r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*", short)
+        r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*+", short)
     good = good and len(fields) == len(pairs) and fields.pop("is_tma_allowed", "true") in ("true", "false")
     good = good and set(_TILE_FIELDS) <= set(fields) <= {*_TILE_FIELDS, "split_k"}
     numbers = [int(n) if n.isdigit() else 0 for n in map(fields.get, _TILE_FIELDS)] if good else [0]
@@ -35,8 +35,8 @@ def check_tile(text: str) -> None:
 
 # A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the hash of what a
 # choice is looked up by, and whose choices of cuBLASLt count for one CUDA version only; an option keeps this one.
-_CHOICE = re.compile(
-    r'^results {\n  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*\n)*)  }\n  version: (\d+)\n}\n', re.M)
+_CHOICE = re.compile(  # what follows "results {"
+    r'  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*+\n)*+)  }\n  version: (\d+)\n}\n')
 AS_TEXT = {"xla_gpu_use_new_autotune_cache_format": False} if jax.__version_info__ >= (0, 11) else {}
 
 
@@ -60,8 +60,11 @@ def choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str,
     text = str(autotune)
     if "\n" not in text:
         text = Path(text).read_text(encoding="utf-8", errors="replace")
-    recorded, rest = _CHOICE.findall(text), re.sub("^#.*", "", _CHOICE.sub("", text), flags=re.M).strip()
-    if rest != "version: 3" or not recorded:
+    rest, *written = re.split("^results {\n", text, flags=re.M)
+    recorded = [_CHOICE.match(choice) for choice in written]
+    rest += "".join(choice[m.end():] for choice, m in zip(written, recorded) if m)
+    rest = re.sub("^#.*", "", rest, flags=re.M).strip()
+    if rest != "version: 3" or not recorded or None in recorded:
         raise ValueError(
             f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. Record them with the options of "
             "recording(path); each is then results { device hlo result version }, after a line 'version: 3'.")
@@ -71,7 +74,7 @@ def choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str,
     key = f"{chip}, GPU clock: {target.clock_ghz:g} GHz, Memory bandwidth: {bandwidth:.0f} GB/s, L2 cache: "
     key += f"{target.l2_bytes / 2**20:g} MB, DNN version: {target.cudnn[0]}.{target.cudnn[1]}.{patch}"
     files = {}
-    for device, hlo, result, version in recorded:
+    for device, hlo, result, version in (m.groups() for m in recorded):
         # What tells chips apart. A driver gives slightly other clocks, bandwidths and caches than the data sheet.
         theirs = re.match(r"(.*), GPU clock: .* Memory bandwidth: (\d+) GB/s", device)
         if not theirs or theirs[1] != chip or not 0.8 < int(theirs[2]) / bandwidth < 1.25:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import jax
 
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
-_SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\][\s;,]*")
+_SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
 # What XLA's GPU compiler, and no other, writes: in the header, from JAX 0.4.31 on, and beside its kernels and calls.
 _OF_GPU = re.compile(r'fingerprint_before_lhs|"(?:operation_queue_id|fusion_backend_config|gemm_backend_config)"|"__cu')

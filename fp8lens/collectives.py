@@ -37,8 +37,8 @@ _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then ga
 _HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
                    "concatenate gather reverse broadcast".split())
 _CALLERS = CONTROL | {"fusion"}
-_MESH = re.compile(r"replica_groups=@?mesh[\[<]([^\]>]*+)[\]>]"
-                   r"(?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}")
+_MESH = re.compile(r"@?mesh[\[<]([^\]>]*+)[\]>](?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}")
+_LISTS = re.compile(r"\{\s*+(?:\{[\d,\s]*+\}\s*+,?\s*+)*+\}|")
 _MOST = 1 << 18  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
@@ -120,7 +120,7 @@ def groups(collective: Instruction) -> list[list[int]]:
     several replicas replica * partitions + partition. Raises HloParseError where that is not what the text has."""
     replicas, partitions = _devices(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
-    mesh, iota = _MESH.search(collective.cmd), _IOTA.fullmatch(text)
+    mesh, iota = _named_mesh(collective), _IOTA.fullmatch(text)
     named = prod(_mesh(mesh[1]).values()) if mesh else prod(_numbers(iota[2])) if iota else 1
     if max(named, replicas * partitions) > _MOST or iota and 0 in _numbers(iota[1]):
         raise collective.error(f"unknown replica_groups, {text} of {replicas * partitions} devices")
@@ -138,7 +138,7 @@ def groups(collective: Instruction) -> list[list[int]]:
         dims = _numbers(iota[2])
         return [list(g) for g in itertools.batched(_iota(dims, _numbers(iota[3]) or [*range(len(dims))]),
                                                    _numbers(iota[1])[-1])]
-    if not re.fullmatch(r"\{(\s*\{[\d,\s]*\}\s*,?)*\s*\}|", text):
+    if not _LISTS.fullmatch(text):
         raise collective.error(f"unknown replica_groups, {text}")
     found = [_numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)] or [[*range(replicas * partitions)]]
     reduces = collective.opcode.startswith(("all-gather", *_SUMS))
@@ -146,6 +146,12 @@ def groups(collective: Instruction) -> list[list[int]]:
         # XLA's kCrossReplicaAndPartition: the groups are of replicas, all partitions of each.
         found = [[r * partitions + p for r in g for p in range(partitions)] for g in found if g[-1] < replicas]
     return found
+
+
+def _named_mesh(collective: Instruction) -> re.Match | None:
+    """Its groups as axes of a mesh: the sizes of all axes, the devices if they are in another order, the axes taken."""
+    text, ids = (collective.attributes.get(key, "").strip() for key in ("replica_groups", "device_ids"))
+    return _MESH.fullmatch(f"{text}, device_ids={ids}" if ids else text)
 
 
 def _mesh(axes: str) -> dict[str, int]:
@@ -174,7 +180,7 @@ def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[in
 def _axis(collective: Instruction, together: list[list[int]], mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
     total = prod(_devices(collective.computation.module))
     total = max(total, 1 + max(itertools.chain(*together), default=0))
-    if mesh_shape is None and (own := _MESH.search(collective.cmd)) and not own[2]:
+    if mesh_shape is None and (own := _named_mesh(collective)) and not own[2]:
         mesh_shape = _mesh(own[1])
         mesh_shape = None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
     size = max(map(len, together), default=1)

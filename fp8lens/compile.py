@@ -536,13 +536,17 @@ def _may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> bool:
     text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=16)
     if "xla_gpu_ptx_compiler_extra_flags" in options or re.search(r"[<x]\d{10}|custom_call @__cu", text):
         return True
-    functions = dict(re.findall(r"func\.func .*?@([\w.]+)\((.*?\n)  }", text, re.S)) if "xf8E" in text else {}
+    functions = {}
+    for function in text.split("func.func ")[1:] if "xf8E" in text else ():
+        head, _, rest = function.partition("(")
+        functions[head.rpartition("@")[2]] = rest.partition("\n  }")[0]
     for body in functions.values():
         if "stablehlo.maximum across" not in body:
             continue
         made = {name: (op, rest) for name, op, rest in re.findall(
             r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", body, re.M)}
-        for first in re.findall(r"stablehlo\.reduce\((%\w+) init: .* applies stablehlo\.maximum .*-> tensor<\d", body):
+        for first in re.findall(
+                r"^ *%\w+ = stablehlo\.reduce\((%\w+) init: .* applies stablehlo\.maximum .*-> tensor<\d", body, re.M):
             todo, seen, ops = [first], set(), set()
             while todo:
                 op, rest = made.get(name := todo.pop(), ("", ""))
@@ -666,9 +670,10 @@ def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[Non
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if recorded and (kernel := re.search("No cached config found for HLO instr: (.*?), kind", str(error))):
+        _, _, missing = str(error).partition("No cached config found for HLO instr: ")
+        if recorded and ", kind" in missing:
             raise LookupError(
-                f"autotune: of the {len(recorded)} recorded choices XLA can use none for {kernel[1]}. It looks one up "
+                f"autotune: of the {len(recorded)} recorded choices XLA can use none for {missing.partition(", kind")[0]}. It looks one up "
                 "by its own release, the chip and the kernel's instructions: record this function with these "
                 f"shapes and options on {chip.device} with JAX {jax.__version__}."
             ) from error

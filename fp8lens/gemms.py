@@ -89,7 +89,7 @@ class GemmRow:
 
 def layer(op_name: str) -> str:
     """The names of Flax's modules, or of jax.named_scope, in an op_name."""
-    names = [re.sub(r"^(?:\w+\()+|\)+$", "", name) for name in op_name.split("/")[1:-1] if not _NO_LAYER.match(name)]
+    names = [re.sub(r"^(?:\w++\()++", "", name).rstrip(")") for name in op_name.split("/")[1:-1] if not _NO_LAYER.match(name)]
     return "/".join(name for name in names if re.fullmatch(r"[\w.\-]+", name))
 
 

@@ -103,6 +103,8 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
     if unknown := sorted(opcodes - _KNOWN):
         return Outside(i, unknown=unknown[0])
     shapes = results(i)
+    if not shapes:
+        raise i.error("it makes an operand of a matmul, and its shape is a tuple of nothing")
     result = shapes[min(element, len(shapes) - 1)]
     besides = "writes something else too" if len(shapes) > 1 else ""
     work = [j for j in part if j.opcode not in SOURCES]

@@ -9,9 +9,9 @@ from fp8lens.hlo.parse import Instruction
 
 # The types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
 # Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say which.
-_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w+\.)*?"
+_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w{1,30}\.){0,20}?"
                   r"(?:f16|f32|f64|s32)\.(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
-                  r"|\btcgen05\.mma\S*?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)")
+                  r"|\btcgen05\.mma\S{0,200}?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)")
 _PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
 
 

@@ -122,7 +122,7 @@ def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     # Mosaic GPU hands XLA MLIR's bytecode, which has each multiply instruction in words.
     types = instructions(i.cmd if target.startswith("mosaic_gpu") else text)
     rule, fields = "not looked into", {"target": target}
-    products = re.search(r"\b(fma|mul)\.(\w+\.)*b?f(16|32|64)", text)  # which a loop may sum, without an MMA
+    products = re.search(r"\b(fma|mul)\.(\w{1,30}\.){0,20}b?f(16|32|64)", text)  # which a loop may sum, without an MMA
     if types and all(name.startswith("f8") for name in types) or text and not types and not products:
         return []
     if types:

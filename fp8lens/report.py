@@ -2,7 +2,7 @@
 
 import dataclasses
 import html
-import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,7 +129,7 @@ def _cells(row: GemmRow) -> tuple[str, ...]:
 
 
 def _bare(name: str) -> str:
-    return re.sub(r"[.\d]+$", "", name)
+    return name.rstrip("." + string.digits)
 
 
 def _flops(rows: tuple[GemmRow, ...]) -> int:

@@ -23,8 +23,9 @@ _CONFIG_NOISE = {"operation_queue_id", "wait_on_operation_queues", "force_earlie
 _CONFIG_DEFAULTS = {"epilogue": "DEFAULT", "alpha_real": 1, "beta": 0, "damax_output": False}
 _MERGED = ("constant", "broadcast", "iota", "bitcast", "get-tuple-element")  # two alike are as good as one
 _WORKSPACE = re.compile(r"s8\[\d+\]\{0\}(?=\)$)")  # scratch memory, last in a library call's results
-_SUFFIX = re.compile(r"(?:[._](?:\d+|clone|remat\d*))+$")
-_CALL = re.compile(rf"(?<= )({'|'.join(CALLS)})=(\{{[^}}]*\}}|[^,\s]+)")
+_SEPARATOR, _SUFFIX = re.compile(r"([._])"), re.compile(r"\d+|clone|remat\d*")  # of names, as XLA numbers them
+_CALL = re.compile(rf"(?<= )({'|'.join(CALLS)})=(\{{[^{{}}]*+\}}|[^,\s]+)")
+_SIGNED_NAME, _NAME = re.compile(r"%([\w.\-]+)"), re.compile(r"%?([\w.\-]+)")
 _BACKGROUND = {"-": "rgba(213,94,0,.18)", "+": "rgba(0,114,178,.18)", " ": "none"}
 _LINE_BREAK = re.compile(r"\n\s*")
 _HEADER_NOISE = {*MODULE_NOISE, "entry_computation_layout"}  # that ENTRY says too
@@ -269,7 +270,10 @@ def _namer() -> Callable[[str], str]:
     counts = Counter()
 
     def give(name: str) -> str:
-        base = len(name) < 1000 and _SUFFIX.sub("", name) or name  # XLA's names are short; the search is not linear
+        parts = _SEPARATOR.split(name)
+        while len(parts) > 2 and _SUFFIX.fullmatch(parts[-1]):
+            del parts[-2:]
+        base = "".join(parts) or name
         counts[base] += 1
         return f"{base}.{counts[base] - 1}" if counts[base] > 1 else base
     return give
@@ -280,11 +284,11 @@ def _text(graph: _Graph, name: str, names: dict[str, str], titles: dict[str, str
     i = graph.computation[name]
     text = re.sub(r"s8\[\d+\](?=\)\s+custom-call\()", "s8[...]", format_instruction(i, False, False))
 
-    def rename(text: str, names: dict[str, str], sign: str = "%") -> str:
-        return re.sub(sign + r"([\w.\-]+)", lambda m: "%" + names.get(m[1], m[1]), text)
+    def rename(text: str, names: dict[str, str], name: re.Pattern = _SIGNED_NAME) -> str:
+        return name.sub(lambda m: "%" + names.get(m[1], m[1]), text)
     head, opcode, tail = text.partition(f" {i.opcode}(")
     inside, close, tail = tail.partition(")")
-    tail = _CALL.sub(lambda m: f"{m[1]}={rename(m[2], titles, '%?')}", tail)
+    tail = _CALL.sub(lambda m: f"{m[1]}={rename(m[2], titles, _NAME)}", tail)
     line = rename(head, names) + opcode + (inside if i.opcode == "constant" else rename(inside, names)) + close + tail
     return wrap(line + f", backend_config={json.dumps(config)}" * bool(config), INDENT)
 

@@ -32,19 +32,23 @@ _INSTRUCTIONS = re.compile(  # ROOT, name, shape, opcode, parameter's or constan
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
 _OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
-_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*,\n)*?.*)\{{[ \t]*$", re.M)
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*+(?<=,)\n)*?.*)\{{[ \t]*$", re.M)
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
                     rf"((?:\n[ \t]*\d{{1,18}} (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
-_TABLE_ROW = re.compile(rf"(\d+) (?:({_STRING})|\{{(.*)\}})")
-_FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}|[^\s,}}]+)")
+_TABLE_ROW = re.compile(rf"\n[ \t]*+(\d++) (?:({_STRING})|\{{([^\n{{}}]*+)\}})")
+_FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}?|[^\s,}}]+)")
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
 _ELEMENT = re.compile(rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)")  # of an element of one, and so on
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
-_COMMENT = re.compile(rf"({_STRING}|/\*(?!.*?\*/).*)|/\*.*?\*/", re.S)
-_TOKEN = re.compile(rf'{_STRING}|/\*.*?\*/|[][(){{}},"\n]|/\*|<[^][(){{}}<>="\n]*>', re.S)  # last: array<i64: 1, 2>
+# Strings and comments that do not end go on to the end of the line, or the text: else each would look for its end.
+# The last group is there where they end.
+_OPEN = rf'{_STRING.removesuffix('"')}(")?|/\*(?:[^*]|\*(?!/))*+(\*/)?'
+_COMMENT = re.compile(_OPEN, re.S)
+_TOKEN = re.compile(rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S)  # last: array<i64: 1, 2>
+_OCTAL, _HEXADECIMAL = re.compile(rb"\\(?:([0-7]{3})|(.))"), re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))")
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
 _INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
 CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations", "true_computation",
@@ -129,7 +133,7 @@ class Shape:
 
 def _uncommented(text: str) -> str:
     """Without the comments that are outside of strings and come to an end."""
-    return _COMMENT.sub(r"\1", text) if "/*" in text else text
+    return _COMMENT.sub(lambda m: "" if m[2] else m[0], text) if "/*" in text else text
 
 
 def _skip(text: str, pos: int, stop: str) -> int:
@@ -145,7 +149,7 @@ def _skip(text: str, pos: int, stop: str) -> int:
                 raise HloParseError(text, m.start(), f"brackets are nested more than {_MAX_DEPTH} deep")
         elif token in ")]}" and (not opened or _CLOSE[text[opened.pop()]] != token):
             raise HloParseError(text, m.start(), f"unbalanced {token}")
-        elif token in ('"', "/*"):
+        elif token[0] in '"/' and not m.lastindex:
             raise HloParseError(text, m.start(), "unterminated string or comment")
     if opened:
         raise HloParseError(text, opened[-1], "nothing closes this bracket")
@@ -186,11 +190,11 @@ def _key_values(text: str, pos: int) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-def _unescape(string: str, code: bytes = rb"[0-7]{3}", base: int = 8) -> str:
+def _unescape(string: str, escape: re.Pattern = _OCTAL, base: int = 8) -> str:
     r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two hexadecimal (\C3)."""
     def byte(m: re.Match) -> bytes:
         return bytes([int(m[1], base) & 255]) if m[1] else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
-    return re.sub(rb"\\(?:(" + code + rb")|(.))", byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
+    return escape.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
 
 
 @lru_cache(maxsize=4096)
@@ -218,7 +222,7 @@ def _mlir_value(text: str):
         items = [re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", part, re.S) for part in parts]
         return {m[1].strip('"'): True if m[2] is None else _mlir_value(m[2]) for m in items}
     if re.fullmatch(_STRING, text):
-        return _unescape(text, rb"[0-9a-fA-F]{2}", 16)
+        return _unescape(text, _HEXADECIMAL, 16)
     if m := re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:\s*:\s*\w+)?", text):
         return float(m[1]) if re.search(r"[.eE]", m[1]) else int(m[1])
     return {"true": True, "false": False}.get(text, text)
@@ -553,7 +557,7 @@ def _read_header(module: HloModule, text: str) -> int:
             if bool(string) != m[1].endswith("Names"):
                 raise HloParseError(text, pos, f"{m[1]} has a row {number} of another table's kind")
             tables[m[1]][int(number)] = _unescape(string) if string else {
-                key: int(value) for key, value in re.findall(r"(\w+)=(\d{1,18})\b", fields)}
+                key: int(value) for key, value in re.findall(r"(?<!\w)(\w++)=(\d{1,18})\b", fields)}
         end = m.end()
     return pos
 
