@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fp8lens.gemms import NOT_THE_PROGRAM
-from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module, visible
+from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import source_path
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, resolve
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
-# What XLA's GPU compiler, and no other, writes: in the header, from JAX 0.4.31 on, and beside its kernels and calls.
-_OF_GPU = re.compile(r'fingerprint_before_lhs|"(?:operation_queue_id|fusion_backend_config|gemm_backend_config)"|"__cu')
+# What XLA's GPU compiler, and no other, writes beside its kernels and calls.
+_OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
 # The names in HLO that numpy spells otherwise than by the rule in `_dtype`.
 _LONG = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
 _NOT_THEIRS = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")  # files of what is installed, and what is no file
@@ -230,7 +230,15 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
 def _not_of_a_gpu(path: Path, module: HloModule) -> str:
     if module.attributes.get("is_scheduled") != "true":  # the order of the kernels is the last that XLA settles
         return "a program that XLA has not optimized yet"
-    return "" if path.name.endswith(_DUMP) or _OF_GPU.search(module.text) else "a program that XLA compiled for a CPU"
+    # In the header it writes a fingerprint, from JAX 0.4.31 on.
+    of_gpu = path.name.endswith(_DUMP) or "fingerprint_before_lhs" in module.attributes.get("frontend_attributes", "")
+    return "" if of_gpu or any(map(_is_a_gpus, module)) else "a program that XLA compiled for a CPU"
+
+
+def _is_a_gpus(i: Instruction) -> bool:
+    """Whether XLA wrote an instruction for a GPU."""
+    config = i.backend_config if "backend_config" in i.attributes else None
+    return (i.custom_call_target or "").startswith("__cu") or isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
 
 
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:

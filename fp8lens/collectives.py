@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from fp8lens.cost import launches
-from fp8lens.gemms import executions, fused, matmuls, source_line
+from fp8lens.gemms import executions, fused, matmuls, op_name, setting, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape, visible
 from fp8lens.hlo.text import LOST, columns, html_table, wrapped
 from fp8lens.hlo.text import size as _size
@@ -142,7 +142,7 @@ def groups(collective: Instruction) -> list[list[int]]:
         raise collective.error(f"unknown replica_groups, {text}")
     found = [_numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)] or [[*range(replicas * partitions)]]
     reduces = collective.opcode.startswith(("all-gather", *_SUMS))
-    if reduces and "channel_id" in collective.attributes and "use_global_device_ids=true" not in collective.cmd:
+    if reduces and "channel_id" in collective.attributes and collective.attributes.get("use_global_device_ids") != "true":
         # XLA's kCrossReplicaAndPartition: the groups are of replicas, all partitions of each.
         found = [[r * partitions + p for r in g for p in range(partitions)] for g in found if g[-1] < replicas]
     return found
@@ -448,15 +448,19 @@ def _collective(at: Instruction, i: Instruction, flow: _Flow, mesh_shape: Mappin
                         transposed += [flow.kernel(value[0]).name] if _transposes(value[0]) else []
     problems += ["transposed after gathering"] * bool(transposed)
     problems += ["gathered twice"] * (kind(i) == "all-gather" and len({*sent}) < len(sent))
-    metadata = i.metadata or at.metadata
-    asynchronous = at.opcode.endswith("-start") and not re.search(r'"is_sync":\s*true', at.cmd + i.cmd)
+    asynchronous = at.opcode.endswith("-start") and not (_waits(at) or _waits(i))
     return Collective(
         at.name, kind(i), ", ".join(dict.fromkeys(s.shape.dtype for s in sent)), tuple(s.shape.brief for s in sent),
         sum(_SENT[kind(i)](s.shape.nbytes, size) for s in sent), size, axis, asynchronous,
         _beside(at) if asynchronous else (), tuple(k.name for k in feeds), tuple(k.name for k in fed_by),
         any(map(_multiplies_fp8, feeds)), count, source_line(i) or source_line(at),
-        metadata.op_name or "" if metadata else "", tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(readers)),
+        op_name(i if i.metadata else at), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(readers)),
         tuple(dict.fromkeys(transposed)), i)
+
+
+def _waits(i: Instruction) -> bool:
+    """Whether XLA noted that nothing runs beside a collective: its start is its end."""
+    return setting(i, "is_sync") is True or setting(i, "collective_backend_config", "is_sync") is True
 
 
 def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collectives":

@@ -7,18 +7,18 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fp8lens.hlo.parse import Computation, HloModule, HloParseError, Instruction, Shape
 from fp8lens.hlo.text import source_path
 from fp8lens.ops import CONTROL, DOTS
+from fp8lens.steps import behind, reducer
 
 FP8_CALL = "__cublas$lt$matmul$f8"
 _NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
     r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
     r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$")
 NOT_THE_PROGRAM = [str(Path(__file__).parent)]  # folders, beside installed packages, whose lines are nobody's program
-_TRIPS = re.compile(r'"?known_trip_count"?:\s*\{\s*"?n"?:\s*"?(\d{1,18})(?!\d)')
-_CALLS = re.compile(r"\bcalls=%?([\w.\-]+)")
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
@@ -30,7 +30,7 @@ class GemmRow:
     """One matrix multiplication, [m, k] x [k, n], `batch` times. Dtypes are named as in HLO: "f8e4m3fn", "bf16", ...
 
     `lhs_dtype` and `rhs_dtype` are the operands' in memory; `math_dtype` is what the hardware multiplies: "tf32" where
-    f32 is rounded to it; of two FP8 types, the lhs's. `library` is "cublasLt", "cublas", "triton", "cudnn", or "kernel"
+    f32 is rounded to it; of two FP8 types, the lhs's; FP8 only where both operands are. `library` is "cublasLt", "cublas", "triton", "cudnn", or "kernel"
     for a plain kernel of XLA's own. `epilogue` is cuBLASLt's name ("DEFAULT": none); of a kernel XLA generated, the
     opcodes that follow the dot in it. `amax`: it also returns max(abs(result)). `beta`: factor of an added matrix.
     `outside`: kernels on its operands' and its result's way that would not have to run, had the call taken their work.
@@ -94,8 +94,30 @@ def layer(op_name: str) -> str:
 
 
 def is_backward(op_name: str) -> bool:
-    """Whether JAX transposed what the instruction was made from, for a gradient."""
+    """Whether JAX transposed what the instruction was made from, for a gradient, as op_name tells it. It is for what is
+    shown alone: a scope of the program may be named so."""
     return "transpose(" in op_name
+
+
+def op_name(instruction: Instruction) -> str:
+    """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the text has none."""
+    metadata = instruction.metadata
+    return metadata.op_name or "" if metadata else ""
+
+
+def primitive(op_name: str) -> str:
+    """The name of JAX's primitive, the last part of an op_name. It is the only part to judge by: scopes, which have
+    whatever name the program gave them, come before it."""
+    return op_name.rpartition("/")[2]
+
+
+def setting(instruction: Instruction, *keys: str) -> Any:
+    """What an instruction's backend_config has under the first key, in that under the second, and so on; None where it
+    has nothing there."""
+    found = instruction.backend_config
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def results(instruction: Instruction) -> tuple[Shape, ...]:
@@ -104,9 +126,17 @@ def results(instruction: Instruction) -> tuple[Shape, ...]:
     if instruction.opcode.endswith("-start") and shape.is_tuple and len(shape.elements) > 1:
         shape = shape.elements[1]  # (operands, results, context)
     shapes = shape.elements if shape.is_tuple else (shape,)
+    if len(shapes) < 2 or shapes[-1].dtype not in ("s8", "u8"):
+        return shapes
     scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn")) or (
-        instruction.opcode.startswith("fusion") and '"__custom_fusion"' in instruction.cmd)  # around a library's call
-    return shapes[:-1] if scratch and len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") else shapes
+        fusion_kind(instruction) == "__custom_fusion")  # around a library's call
+    return shapes[:-1] if scratch else shapes
+
+
+def _trips(loop: Instruction) -> int | None:
+    """How often a loop's body runs, as XLA found out; None where it did not."""
+    trips = str(setting(loop, "known_trip_count", "n"))
+    return int(trips) if re.fullmatch(r"[0-9]{1,18}", trips) else None
 
 
 def executions(module: HloModule) -> dict[str, int | None]:
@@ -128,11 +158,10 @@ def executions(module: HloModule) -> dict[str, int | None]:
                 if opcode not in CONTROL | {"fusion"}:
                     continue
                 called, times = i.called if opcode in CONTROL else (fused(i).name,), 1
-                if opcode == "while" and (trips := _TRIPS.search(i.cmd)):
-                    times = int(trips[1])  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
-                    called = tuple(name for name in called if name != i.callee("condition"))
-                elif opcode == "while":
-                    times = None
+                if opcode == "while":
+                    times = _trips(i)
+                    if times is not None:  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
+                        called = tuple(name for name in called if name != i.callee("condition"))
                 for name in called:
                     if name in calls and name not in finished:
                         raise i.error(f"computation {name} calls itself")
@@ -152,17 +181,17 @@ def fused(instruction: Instruction) -> Computation | None:
     """What a fusion computes; None for any other instruction."""
     if not instruction.opcode.startswith("fusion") or instruction.opcode == "fusion-done":
         return None
-    name = _CALLS.search(instruction.cmd)
-    if not name or name[1] not in instruction.computation.module.computations:
+    computation = instruction.computation.module.computations.get(instruction.callee("calls"))
+    if computation is None:
         raise instruction.error("this fusion calls no computation of the text")
-    return instruction.computation.module.computations[name[1]]
+    return computation
 
 
 def fusion_kind(instruction: Instruction) -> str:
     """The backend's name of a fusion's kind, such as "__triton_gemm"; empty for kernels of XLA's own emitters."""
-    config = instruction.backend_config if instruction.opcode.startswith("fusion") else None
-    config = config.get("fusion_backend_config", {}) if isinstance(config, Mapping) else {}
-    return str(config.get("kind", "")) if isinstance(config, Mapping) else ""
+    if not instruction.opcode.startswith("fusion"):
+        return ""
+    return str(setting(instruction, "fusion_backend_config", "kind") or "")
 
 
 def gemm_config(call: Instruction) -> dict:
@@ -236,22 +265,28 @@ def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int
     return free[0], free[1], k, batch
 
 
-def _math(lhs: str, out: str, precision: str, algorithm: str) -> str:
-    """The type the hardware multiplies operands of type `lhs` in."""
+def _common(*dtypes: str) -> str:
+    """The type in which operands of these types can be multiplied: FP8, the first one's, only where all are FP8; else
+    the widest of those that are not."""
+    wide = [dtype for dtype in dtypes if not dtype.startswith("f8")]
+    return max(wide, key=lambda dtype: Shape(dtype).bits) if wide else dtypes[0]
+
+
+def _math(given: str, out: str, precision: str, algorithm: str) -> str:
+    """The type the hardware multiplies operands of type `given` in."""
     asked = re.match(r"ALG_DOT_(BF16|TF32|F16|F32|F64)_", algorithm)
-    if asked and lhs in ("f32", "f64"):
+    if asked and given in ("f32", "f64"):
         return asked[1].lower()
     # XLA's GetBlasComputationType: xla/service/gpu/matmul_utils.cc (TF32 for f32 to f32, at DEFAULT and HIGH).
-    return {"f32": "tf32", "c64": "tf32"}.get(lhs, lhs) if precision in _TF32 and lhs == out else lhs
+    return {"f32": "tf32", "c64": "tf32"}.get(given, given) if precision in _TF32 and given == out else given
 
 
 def _row(i: Instruction, sizes: tuple[int, int, int, int], lhs: str, rhs: str, math_dtype: str, library: str, out: str,
          origin: Instruction | None = None, **fields) -> GemmRow:
     origin = origin or i
-    names = [m.op_name for m in (origin.metadata, i.metadata) if m and m.op_name]
     fields = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
     return GemmRow(*sizes, lhs, rhs, math_dtype, library, out_dtype=out, outside=(), count=1, name=i.name,
-                   source=source_line(origin) or source_line(i), op_name=names[0] if names else "",
+                   source=source_line(origin) or source_line(i), op_name=op_name(origin) or op_name(i),
                    instruction=i, **fields)
 
 
@@ -269,7 +304,7 @@ def _cublas(i: Instruction, target: str) -> GemmRow:
         scalars = [computation[name] for name in i.operands[2:] if computation[name].shape.size == 1]
         named = zip("abd" if len(scalars) < 4 else "abcd", scalars)
         scales = tuple(letter for letter, s in named if letter in taken and s.literal not in ("1", "{1}"))
-    return _row(i, sizes, lhs.dtype, rhs.dtype, _math(lhs.dtype, out, precision, algorithm),
+    return _row(i, sizes, lhs.dtype, rhs.dtype, _math(_common(lhs.dtype, rhs.dtype), out, precision, algorithm),
                 "cublasLt" if "$lt$" in target else "cublas", out, epilogue=str(config.get("epilogue", "DEFAULT")),
                 amax=bool(config.get("damax_output", False)), beta=float(config.get("beta", 0)),
                 alpha=float(config.get("alpha_real", 1)), scales=scales, precision=precision, algorithm=algorithm)
@@ -290,7 +325,8 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     lhs, rhs = (dot.computation[name].shape for name in dot.operands[:2])
     precision, algorithm = _dot_settings(dot)
     tensor_cores = library != "kernel" or i is dot  # a dot of a program not yet compiled may still get them
-    math_dtype = _math(lhs.dtype, dot.shape.dtype, precision, algorithm) if tensor_cores else lhs.dtype
+    given = _common(lhs.dtype, rhs.dtype)
+    math_dtype = _math(given, dot.shape.dtype, precision, algorithm) if tensor_cores else given
     stored = [_stored(dot.computation, name) if dot is not i else dot.computation[name].shape.dtype
               for name in dot.operands[:2]]
     after = _following(dot) if dot is not i else []
@@ -339,7 +375,7 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
     if library == "triton":
         settings = i.backend_config["fusion_backend_config"]
         tile = _tile(settings, found[0])
-    return tuple(_split_k(_dot(i, dot, library, tile)) for dot in found)
+    return tuple(_split_k(_dot(i, dot, library, tile), dot) for dot in found)
 
 
 @once
@@ -371,10 +407,14 @@ def _tile(settings: Mapping, dot: Instruction) -> str:
     return "x".join(str(b) for b in [*blocks[-2:], *depth[-1:]])
 
 
-def _split_k(row: GemmRow) -> GemmRow:
-    """A kernel may sum K in parts, as a batch that the next kernel adds up: then K is the whole."""
+def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
+    """A kernel may sum K in parts, as a batch that the next kernel adds up, and does nothing to before: then K is the
+    whole. A sum over a batch of products is one contraction, whoever wrote it."""
     i, name = row.instruction, row.name
-    if row.library != "triton" or row.batch == 1:
+    batch = len(_dims(dot.attributes.get("lhs_batch_dims", "{}")))  # a dot's result has them first
+    written = dot.computation.root
+    if row.library != "triton" or row.batch == 1 or behind(written, ("convert", "bitcast")) is not dot or (
+            _outermost(written.shape, batch) != _outermost(dot.shape, batch)):
         return row
     users = i.computation.users.get(name, ())
     inside = fused(users[0]) if len(users) == 1 else None
@@ -382,12 +422,19 @@ def _split_k(row: GemmRow) -> GemmRow:
         return row
     parameter = inside.parameters[users[0].operands.index(name)]
     for reduce in inside:
-        if reduce.opcode == "reduce" and reduce.operands[0] == parameter.name and reduce.metadata and (
-                reduce.metadata.op_name == row.op_name):
-            parts = math.prod(i.shape.dims[d] for d in _dims(reduce.attributes.get("dimensions", "{}")))
-            if row.batch % parts == 0:
-                return dataclasses.replace(row, k=row.k * parts, batch=row.batch // parts)
+        if reduce.opcode != "reduce" or reduce.operands[0] != parameter.name or reducer(reduce) != "add":
+            continue
+        summed = set(_dims(reduce.attributes.get("dimensions", "{}")))
+        if summed <= set(range(batch)):
+            parts = math.prod(max(dot.shape.dims[d], 1) for d in summed)
+            return dataclasses.replace(row, k=row.k * parts, batch=row.batch // parts)
     return row
+
+
+def _outermost(shape: Shape, count: int) -> list[tuple[int, int]]:
+    """The dimensions that vary slowest in memory, so many, and how long each is."""
+    order = _dims(shape.layout.partition(":")[0]) if shape.layout else [*reversed(range(len(shape.dims)))]
+    return [(d, shape.dims[d]) for d in order[len(order) - count:]]
 
 
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
@@ -414,8 +461,7 @@ def _products(root: Instruction) -> list[Instruction]:
     computation = root.computation
     if "dot_general" not in computation.module.text[slice(*computation._body)]:  # as in most
         return []
-    return [i for i in computation if i.opcode == "multiply" and "dot_general" in i.cmd and i.metadata and (
-        i.metadata.op_name or "").rpartition("/")[2].endswith("dot_general")]
+    return [i for i in computation if i.opcode == "multiply" and primitive(op_name(i)).endswith("dot_general")]
 
 
 def _leads(computation: Computation, name: str, start: str) -> bool:
@@ -443,8 +489,8 @@ def _block_scaled(i: Instruction, library: str) -> GemmRow:
     batched = len(lhs.dims) == 3
     numbers = {f"{side}_{what}_dimensions": dims for side in ("lhs", "rhs")
                for what, dims in (("contracting", [len(lhs.dims) - 1]), ("batch", [0] * batched))}
-    return _row(i, _sizes(lhs, rhs, numbers), lhs.dtype, rhs.dtype, lhs.dtype, library, results(i)[0].dtype,
-                scales=("a", "b"))
+    return _row(i, _sizes(lhs, rhs, numbers), lhs.dtype, rhs.dtype, _common(lhs.dtype, rhs.dtype), library,
+                results(i)[0].dtype, scales=("a", "b"))
 
 
 def _attention(i: Instruction) -> tuple[GemmRow, ...]:
@@ -465,4 +511,5 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     sizes = [(m, n, depth), (m, values, n)]
     if backward:
         sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
-    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, q.dtype, "cudnn", results(i)[0].dtype) for s in sizes)
+    given = _common(q.dtype, k.dtype, v.dtype)
+    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", results(i)[0].dtype) for s in sizes)

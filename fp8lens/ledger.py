@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from fp8lens.cost import Kernel, kernel, launches
-from fp8lens.gemms import GemmRow, executions, is_backward, layer, results, source_line
+from fp8lens.gemms import GemmRow, executions, is_backward, layer, op_name, results, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.text import columns, html_table, size, wrapped
 from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
@@ -136,11 +136,10 @@ def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outsi
             classes[i] = "scale" if readers and readers <= {"quantize", "scale"} else "rest"
 
     def line(i: Instruction) -> Line:
-        op_name = metadata.op_name or "" if (metadata := i.metadata) else ""
         return Line(kernel(i, counts[i]), classes[i], tuple(dict.fromkeys(w for o in mine[i] for w in o.work)),
                     any(o.charged for o in mine[i]),
                     tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))) or _served(i, classes, around),
-                    layer(op_name), is_backward(op_name), source_line(i))
+                    layer(op_name(i)), is_backward(op_name(i)), source_line(i))
 
     return Ledger(map(line, counts))
 

@@ -21,6 +21,14 @@ def instructions(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys({"i8": "s8", **_PTX_TYPES}.get(name, name) for name in types))
 
 
+def of_kernel(name: str, ptx: Mapping[str, str]) -> str:
+    """The PTX of somebody's own kernel, together with that of others of its name, which XLA numbers name__1, name__2:
+    which of them is which nothing tells."""
+    first = re.sub(r"[.-]", "_", name)
+    numbered = [entry for entry in ptx if entry.startswith(f"{first}__") and entry[len(first) + 2:].isdigit()]
+    return "\n".join(ptx[entry] for entry in (first, *numbered) if entry in ptx)
+
+
 def _computed(i: Instruction) -> tuple[str, str]:
     """What two Triton kernels have in common that are alike."""
     return _text(fused(i).root), i.attributes.get("backend_config", "")
@@ -42,16 +50,24 @@ def _fusions(root: Instruction) -> dict[tuple[str, str], list[str]]:
 
 
 def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
-    """The type that a Triton kernel's PTX multiplies. Kernels that are alike share one PTX, under the name of one."""
-    texts = [ptx.get(re.sub(r"[.-]", "_", row.name))]
-    if not texts[0]:
+    """The type that a Triton kernel's PTX multiplies; of several, one that is not FP8. Kernels that are alike share one
+    PTX, under the name of one."""
+    text = ptx.get(re.sub(r"[.-]", "_", row.name))
+    if not text:
         alike = _fusions(row.instruction.computation.module.entry.root)[_computed(row.instruction)]
-        texts = [ptx[name] for name in alike if name in ptx]
-    mma = _MMA.search(texts[0]) if texts and texts[0] else None
-    if not mma:
-        return "unknown" if not texts or not texts[0] else row.math_dtype if "fma." not in texts[0] else "f32"
+        text = next((ptx[name] for name in alike if name in ptx), "")
+    found = list(dict.fromkeys(_type(m, row.math_dtype) for m in _MMA.finditer(text)))
+    if found:
+        return next((dtype for dtype in found if not dtype.startswith("f8")), found[0])
+    if "fma." in text:
+        return "f32"
+    return row.math_dtype if text and not row.is_fp8 else "unknown"
+
+
+def _type(mma: re.Match, says: str) -> str:
+    """The type that one instruction multiplies, of a kernel whose dot `says` another."""
     if mma[1]:
         return _PTX_TYPES.get(mma[1], mma[1])
     if not mma[2]:  # kind::f8f6f4
-        return row.math_dtype
-    return {"f16": "bf16" if row.math_dtype == "bf16" else "f16", "i8": "s8"}.get(mma[2], mma[2])
+        return says
+    return {"f16": "bf16" if says == "bf16" else "f16", "i8": "s8"}.get(mma[2], mma[2])

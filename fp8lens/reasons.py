@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8lens.collectives import Collective, why
-from fp8lens.gemms import GemmRow, executions, fused, matmuls, results
+from fp8lens.gemms import GemmRow, executions, fused, matmuls, op_name, primitive, results, setting
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.ledger import Line
 from fp8lens.libraries import mend_there
 from fp8lens.ops import COLLECTIVES, COMMUTES, DOTS, ELEMENTWISE, FP8_MULTIPLE, MOVES, SOURCES, padded
 from fp8lens.outside import ADDS, DEQUANTIZES, Outside, inside
 from fp8lens.pairing import pair, work
-from fp8lens.ptx import instructions
+from fp8lens.ptx import instructions, of_kernel
 from fp8lens.steps import (
     FAR, FP8_MAX, Operand, Result, Step, along_columns, behind, broadcast_of, clamp_bounds, depends, is_tanh_gelu,
     is_transpose, is_zero, operand, reducer,
@@ -98,7 +98,7 @@ def find_reasons(found: Sequence[tuple[GemmRow, Sequence[Outside]]], stages: Seq
         other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
             reasons.append(matmul.why("twice", other=other))
-        if row.op_name.rpartition("/")[2].startswith("ragged_dot"):
+        if primitive(row.op_name).startswith("ragged_dot"):
             reasons.append(matmul.why("ragged", m=row.m, n=row.n, k=row.k))
         gathered = {kernel for c in sent if row.name in c.feeds for kernel in c.transposed_by}  # a reason of their own
         near = [o for o in near if o.instruction.name not in gathered]
@@ -117,10 +117,9 @@ def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     """What is known of a kernel that is no instruction of HLO's: of Pallas's kernels, what they multiply."""
     i = line.kernel.instruction
     target = i.custom_call_target or i.opcode
-    config = i.backend_config if isinstance(i.backend_config, Mapping) and "triton" in target else {}
-    text = ptx.get(re.sub(r"[.-]", "_", str(config.get("name", ""))), "")
+    text = of_kernel(str(setting(i, "name")), ptx) if "triton" in target else ""
     # Mosaic GPU hands XLA MLIR's bytecode, which has each multiply instruction in words.
-    types = instructions(i.cmd if target.startswith("mosaic_gpu") else text)
+    types = instructions(i.attributes.get("backend_config", "") if target.startswith("mosaic_gpu") else text)
     rule, fields = "not looked into", {"target": target}
     products = re.search(r"\b(fma|mul)\.(\w{1,30}\.){0,20}b?f(16|32|64)", text)  # which a loop may sum, without an MMA
     if types and all(name.startswith("f8") for name in types) or text and not types and not products:
@@ -181,6 +180,12 @@ def _is_negative(i: Instruction, depth: int = 6) -> bool:
     if i.opcode == "subtract":
         return is_zero(operand(i, 0)) and not signs[1]
     return sum(signs) % 2 == 1 if i.opcode != "negate" else not signs[0]
+
+
+def _of_a_gradient(op_name: str) -> bool:
+    """Whether JAX made an operation for a gradient, and not to compute once more what the gradient needs."""
+    _, transposed, rest = op_name.rpartition("transpose(jvp(")
+    return bool(transposed) and "rematted_computation" not in rest
 
 
 def _is_constant(i: Instruction) -> bool:
@@ -271,9 +276,14 @@ class _Matmul:
                         wide=" and ".join(give[name] for name in thin))
 
     def _is_block_scaled(self) -> bool:
-        return self.dot.opcode == "scaled-dot" or "__op$block_scaled_dot" in self.written.text and any(
-            i.opcode == "custom-call" and i.custom_call_target == "__op$block_scaled_dot" and i.metadata
-            and self.row.op_name.endswith(i.metadata.op_name or "-") for i in self.written)
+        """Whether it was one in the program as written: one of its size, and no plain dot of that size that it may be
+        instead; where there are both, JAX's op_name tells them apart."""
+        if self.dot.opcode == "scaled-dot":
+            return True
+        calls = [i for i in self.written if i.custom_call_target == "__op$block_scaled_dot"
+                 and work(matmuls(i)[0]) == work(self.given)]
+        return bool(calls) and (not self._as_written or any(
+            self.row.op_name.endswith(op_name(i) or "-") for i in calls))
 
     def _not_quantized(self, missing: list[Operand]) -> Reason:
         one = missing[0]
@@ -499,8 +509,7 @@ class _Matmul:
         lost = "output" if converts else _LOST.get(left[0].kind, noun)
         moved = next((step.at for step in ahead if step.kind == "move" and is_transpose(step.at)), None)
         if moved and not (lost == "scale" and "a" in self.row.scales):  # which no call would take as it is
-            name = moved.metadata.op_name or "" if moved.metadata else ""
-            by_xla = not name.endswith(("transpose", "reshape")) and any(
+            by_xla = not primitive(op_name(moved)).endswith(("transpose", "reshape")) and any(
                 i.opcode.startswith(COLLECTIVES) and depends(i, moved) for i in moved.computation)
             rule = "turned first" if by_xla else "by columns" if moved.opcode == "bitcast" else "moved first"
             return self.why(rule, step=noun, lost=lost)
@@ -554,7 +563,7 @@ class _Matmul:
                 return self.why("scalar added" if first.at.opcode == "add" else "subtracted", what="scalar")
             case "activation" if {i.opcode for i in users} == {"compare"}:
                 return self.why("compared")
-            case "activation" if re.search(r"transpose\(jvp(?!.*remat)", str(first.at.metadata)):
+            case "activation" if _of_a_gradient(op_name(first.at)):
                 return self.why("derivative")
             case "activation":
                 return self.why("other activation")

@@ -48,8 +48,8 @@ def _small(i: Instruction) -> bool:
 
 def _written(i: Instruction) -> tuple:
     """Where in the program an instruction was written: the innermost place that its metadata names, to the column."""
-    module, number = i.computation.module, re.search(r"stack_frame_id=(\d+)", i.cmd)
-    frame = module.stack_frames.get(int(number[1]), {}) if number else {}
+    module = i.computation.module
+    frame = module.stack_frames.get(i.stack_frame, {})
     location = module.file_locations.get(frame.get("file_location_id"), {})
     return i.frames[:1], *(location.get(key) for key in ("column", "end_line", "end_column"))
 

@@ -312,13 +312,19 @@ class Instruction(NamedTuple):
         return Metadata(fields.get("op_type"), fields.get("op_name"), file, line)
 
     @property
+    def stack_frame(self) -> int | None:
+        """The number in the module's table of stack frames; None where the metadata has none."""
+        number = dict(_FIELD.findall(self.attributes.get("metadata", ""))).get("stack_frame_id", "")
+        return int(number) if re.fullmatch(r"[0-9]{1,18}", number) else None
+
+    @property
     def frames(self) -> tuple[tuple[str, int], ...]:
         """(file, line) of the call stack that wrote the instruction, innermost first; as much of it as the text has."""
-        number = re.search(r"\bstack_frame_id=(\d{1,18})", self.attributes.get("metadata", ""))
-        if not number:
+        frame = self.stack_frame
+        if frame is None:
             m = self.metadata
             return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
-        module, found, frame, seen = self.computation.module, [], int(number[1]), set()
+        module, found, seen = self.computation.module, [], set()
         while frame in module.stack_frames and frame not in seen and len(seen) < 50:  # JAX writes ten
             seen.add(frame)
             location = module.file_locations.get(module.stack_frames[frame].get("file_location_id"), {})

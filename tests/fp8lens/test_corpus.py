@@ -8,11 +8,14 @@ import pytest
 
 from fp8lens import inspect, report_gemms
 from fp8lens.cost import bytes_moved, kernels
+from fp8lens.gemms import fused
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.ledger import CLASSES
+from fp8lens.ops import DOTS
 from helpers import parse_hlo_module
 from tests.fp8lens.test_hlo_parse import assert_agrees, ours
-from tests.programs.corpus import PROGRAMS, corpus
+from tests.programs.corpus import PROGRAMS, corpus, inspection
+from tests.programs.renamed import figures, under_other_names
 
 CORPUS = corpus()
 LIBRARIES = {"cublasLt", "cublas", "triton", "cudnn", "kernel"}
@@ -164,3 +167,36 @@ def test_the_ledgers_lines_add_up_to_the_program(name):
     )
     assert all(line.serves[0] in text for line in ledger if line.serves)
     assert seen.ledger._repr_html_().count("<tr>") == len(ledger) + 1
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_figure_and_no_reason_is_of_a_name(name):
+    """Scopes, functions, arguments, instructions and computations may have any name."""
+    seen = inspection(name)
+    other, names = under_other_names(seen)
+    assert names.instructions and names.scopes
+    assert figures(other, names) == figures(seen)
+    saved, saved_other = inspect(seen.module), inspect(other.module)
+    assert figures(saved_other, names) == figures(saved)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_figure_is_of_an_op_name(name):
+    """Not even of JAX's own words in it, except where XLA spelled a dot out as a product: what that was, only JAX's
+    name of the primitive tells."""
+    seen = inspection(name)
+    other, names = under_other_names(seen, keep_primitives=False)
+    rows = [row for row in seen.report.rows if not spelled_out(row.instruction)]
+    assert [what(row) for row in other.report.rows] == [what(row) for row in rows]
+    if len(rows) == len(seen.report.rows):
+        assert figures(other, names, reasons=False) == figures(seen, reasons=False)
+
+
+def spelled_out(i):
+    """Whether a kernel multiplies matrices by products and sums: it has no dot in it, and calls no library."""
+    return i.opcode == "fusion" and not any(j.opcode in DOTS | {"custom-call"} for j in fused(i))
+
+
+def what(row):
+    """What a row says of a multiplication itself."""
+    return row.m, row.n, row.k, row.batch, row.count, row.lhs_dtype, row.rhs_dtype, row.math_dtype

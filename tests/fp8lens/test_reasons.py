@@ -36,6 +36,7 @@ from helpers.formats import dequantize
 from helpers.recipes import scaled_dot, to_e4m3
 from tests.fp8lens import test_collectives as sharded
 from tests.programs.corpus import by_hand, by_warpgroup
+from tests.programs.renamed import figures, under_other_names
 from tools.records import releases
 
 e4m3, e5m2, f32, bf16, f16 = (
@@ -2018,6 +2019,12 @@ def test_the_reason_is_given_and_its_mend_mends(name):
     left = mended(name).reasons
     assert {r.lost for r in left} <= set(case.leaves), "\n".join(map(str, left))
     assert mended(name).report.fp8_flops_share == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_reason_is_of_a_name(name):
+    other, names = under_other_names(seen(name))
+    assert figures(other, names) == figures(seen(name))
 
 
 SAME = [

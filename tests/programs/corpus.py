@@ -18,7 +18,8 @@ from flax.linen import fp8_ops
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from helpers import aot_compile
+import fp8lens
+from fp8lens import Inspection
 from tools.bench.hlo import step_shapes, training_step
 
 e4m3, e5m2, bf16, f32, f64 = (
@@ -492,9 +493,9 @@ class Program:
     def arguments(self) -> tuple:
         return self.args() if callable(self.args) else self.args
 
-    def compile(self) -> jax.stages.Compiled:
+    def inspect(self) -> Inspection:
         with jax.enable_x64(self.x64):
-            return aot_compile(self.fn, *self.arguments(), **self.options)
+            return fp8lens.inspect(self.fn, *self.arguments(), **self.options)
 
     def jaxpr(self):
         names = tuple(self.mesh_shape)
@@ -593,8 +594,13 @@ PROGRAMS: dict[str, Program] = {
 
 
 @functools.cache
+def inspection(name: str) -> Inspection:
+    """The program, compiled when it is first asked for, once a process."""
+    return PROGRAMS[name].inspect()
+
+
 def _text(name: str) -> str:
-    return PROGRAMS[name].compile().as_text()
+    return inspection(name).module.text
 
 
 def corpus() -> dict[str, Callable[[], str]]:
