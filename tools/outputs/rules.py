@@ -25,7 +25,7 @@ from tools.outputs.notebook import (
     text_of,
     written,
 )
-from tools.site import refused
+from tools.site import sanitize
 
 MAY_VARY = 3  # cells of a chapter that may be tagged volatile-output: a training's steps
 # Ways to show something else than what is run, or to run something else than what is shown.
@@ -105,11 +105,10 @@ def _output_problems(output: NotebookNode) -> list[str]:
         problems.append(f"writes to stderr: {text_of(output.text)[:200]}")
     problems += [f"its output holds {what}: {found}" for what, found in machine_traces(output)]
     data = output.get("data", {})
-    wrong = refused.in_html(text_of(data.get("text/html", "")))
-    if "image/svg+xml" in data:
-        wrong += refused.in_svg(text_of(data["image/svg+xml"]))
-    if "<style" in text_of(data.get("text/html", "")).lower():
-        wrong.append("<style>, which could hide what another cell shows")
+    wrong: list[str] = []
+    for kind, write_anew in (("text/html", sanitize.html), ("image/svg+xml", sanitize.svg)):
+        if kind in data:
+            wrong += write_anew(text_of(data[kind]))[1]
     return problems + [f"no page may hold what it shows: {what}" for what in wrong]
 
 

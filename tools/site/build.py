@@ -1,164 +1,140 @@
-"""Build the site into _build/html, from the chapters as they are stored: nothing is run, nothing asked of the network.
+"""Build the site into _build/html, from the chapters as they are stored.
 
-    python tools/site/build.py                  SITE_URL=https://... says where it will stand, for what search engines
-                                                and a link's readers are shown
+    python -m tools.site.build     SITE_URL=https://... says where it will stand,
+                                   for search engines and for who is sent a link
 
-The pages are those of myst.yml. What is wrong is listed, and the build exits with 1: whatever Sphinx warns of, an
-output that a page may not hold (conf.py), a link or picture that leads nowhere, anything loaded from elsewhere.
+Nothing is run, and nothing asked of the network. The pages are those of myst.yml. What is wrong is
+listed, and the build exits with 1: whatever Sphinx and MyST warn of, as a link that leads nowhere,
+and whatever a page may not hold (pages.py and sanitize.py).
 """
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import shutil
 import sys
 import tempfile
-from html.parser import HTMLParser
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import yaml
-from sphinx.cmd.build import build_main
+from sphinx.application import Sphinx
+from sphinx.util.console import nocolor
+from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+from tools import files
 
 HERE = Path(__file__).resolve().parent
+_LEAST = 1_000_000  # bytes of a disk that is not full
 
 
 class BuildError(Exception):
     """The site is not right; the message lists what is wrong, a line each."""
 
 
-class _Links(HTMLParser):
-    """What a page defines (ids), leads to (links) and loads."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.ids, self.links, self.loads = {"top"}, {}, {}
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        for name, value in attrs:
-            if name in ("id", "name"):
-                self.ids.add(value or "")
-            elif name in ("src", "poster") or tag == "object" and name == "data":
-                self.loads[value or ""] = None
-            elif name == "srcset":
-                self.loads |= {
-                    part.split()[0]: None for part in (value or "").split(",") if part.strip()
-                }
-            elif name == "href" and tag in ("link", "image", "use"):
-                if named.get("rel") != "canonical":  # where the page itself will stand
-                    self.loads[value or ""] = None
-            elif name == "href":
-                self.links[value or ""] = None
-        if tag == "meta" and "http-equiv" in named and named["http-equiv"].lower() == "refresh":
-            self.loads[f"<meta> {named.get('content')}"] = None
-
-
-def _pages(out: Path) -> list[Path]:
-    return sorted(file for file in out.rglob("*.html") if "_static" not in file.parts)
-
-
-def check_pages(out: Path) -> list[str]:
-    """What is wrong with the links and loads of the pages under `out`: what Sphinx does not look at, as in outputs."""
-    pages = {file: _Links(file.read_text(encoding="utf-8")) for file in _pages(out)}
-    problems = []
-    for file, page in pages.items():
-        where = file.relative_to(out).as_posix()
-        problems += [
-            f"{where}: the page would load {url!r} from elsewhere"
-            for url in page.loads
-            if urlsplit(url).netloc
-            or urlsplit(url).scheme not in ("", "data")
-            or url.startswith("/")
-        ]
-        for url in {**page.links, **page.loads}:
-            parts = urlsplit(url)
-            if parts.scheme or parts.netloc:
-                continue
-            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-            if parts.path.startswith("/") or not target.is_file():
-                problems.append(f"{where}: {url!r} leads to no file of the site")
-            elif (
-                parts.fragment
-                and target in pages
-                and unquote(parts.fragment) not in pages[target].ids
-            ):
-                problems.append(f"{where}: {url!r} leads to no place on its page")
-    return problems
-
-
-def _sources(project: Path, folder: Path) -> None:
-    """A copy of the project's files in which the first page of myst.yml is the index. They keep their times."""
+def _contents(project: Path) -> tuple[Path, list[Path]]:
+    """Return the first page of myst.yml, and the others."""
     try:
-        toc = yaml.safe_load((project / "myst.yml").read_text(encoding="utf-8"))["project"]["toc"]
-        first = Path(toc[0]["file"])
-        parts = [entry for entry in toc if "file" not in entry]
-        pages = [page for part in parts if part["title"] for page in part["children"]]
-        for page in [*(entry for entry in toc if "file" in entry), *pages]:
-            if not (project / page["file"]).is_file():
-                raise BuildError(f"myst.yml: {page['file']} is not there")
-    except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
+        text = (project / "myst.yml").read_text(encoding="utf-8")
+        first, *entries = yaml.safe_load(text)["project"]["toc"]
+        pages = []
+        for entry in entries:
+            if "file" in entry:
+                pages.append(Path(entry["file"]))
+            elif entry["title"]:
+                pages += [Path(page["file"]) for page in entry["children"]]
+        return Path(first["file"]), pages
+    except (FileNotFoundError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
         raise BuildError(
-            f"{project}/myst.yml: it must have project: toc:, a list of pages (file: ...) and of parts "
-            f"(title: ..., children: a list of pages). It gave {type(error).__name__}: {error}"
+            f"{project}/myst.yml: it must have project: toc:, a list of pages (file: ...) and of "
+            "parts (title: ..., children: a list of pages). "
+            f"It gave {type(error).__name__}: {error}"
         ) from error
-    if (
-        first.parent != Path(".")
-        or first.suffix != ".md"
-        or first.name != "index.md"
-        and (project / "index.md").exists()
-    ):
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a file. Where that fails, end: shutil.copytree would go on, and lose the reason."""
+    try:
+        shutil.copy2(source, target)
+    except OSError as error:
+        raise BuildError(files.mend(error)) from error
+
+
+def copy_sources(project: Path, folder: Path) -> None:
+    """Copy the project's files, with the first page of myst.yml as the index."""
+    first, others = _contents(project)
+    for page in [first, *others]:
+        if not (project / page).is_file():
+            raise BuildError(f"myst.yml: {page} is not there")
+    has_another_index = first.name != "index.md" and (project / "index.md").exists()
+    if first.parent != Path() or first.suffix != ".md" or has_another_index:
         raise BuildError(
-            f"myst.yml: its first page becomes index.html, and must be a .md file beside it, with no "
-            f"other index.md: got {first}"
+            "myst.yml: its first page becomes index.html, and must be a .md file beside it, "
+            f"with no other index.md: got {first}"
         )
+    ignored = shutil.ignore_patterns(".*", "_*", "*.egg-info")
     shutil.copytree(
-        project,
-        folder,
-        ignore=shutil.ignore_patterns(".*", "_*", "*.egg-info"),
-        ignore_dangling_symlinks=True,
+        project, folder, ignore=ignored, ignore_dangling_symlinks=True, copy_function=_copy
     )
     (folder / first).rename(folder / "index.md")
 
 
+def run_sphinx(source: Path, out: Path, doctrees: Path) -> list[str]:
+    """Write the pages of `source` into `out`. Returns what Sphinx and its extensions warn of."""
+    said = io.StringIO()
+    nocolor()
+    with (
+        contextlib.redirect_stderr(said),
+        patch_docutils(str(HERE)),
+        docutils_namespace(),
+    ):
+        app = Sphinx(source, HERE, out, doctrees, "html", status=None, warning=said)
+        app.build()
+    lines = said.getvalue().replace(f"{source}{os.sep}", "").splitlines()
+    return list(dict.fromkeys(line for line in lines if line.strip()))
+
+
 def build(project: Path) -> str:
-    """Build `project` into its _build/html, which stays as it was where that fails. Returns what to tell the reader;
-    raises BuildError."""
-    built, out = project / "_build", project / "_build" / "html"
+    """Build `project` into its _build/html, which stays as it was where that fails.
+
+    Returns what to tell the reader. Raises BuildError for what is wrong with the project.
+    """
+    built = project / "_build"
     built.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built, prefix="site-") as scratch:
         source, new = Path(scratch, "source"), Path(scratch, "html")
-        _sources(project, source)
-        said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-        arguments = [
-            "-q",
-            "--no-color",
-            "-c",
-            HERE,
-            "-d",
-            Path(scratch, "doctrees"),
-            "-b",
-            "html",
-            "-j",
-            "auto",
-            source,
-            new,
-        ]
-        with contextlib.redirect_stderr(said):
-            status = build_main(list(map(str, arguments)))
-        text = said.buffer.getvalue().decode().replace(f"{source}{os.sep}", "")
-        problems = [line for line in text.splitlines() if line.strip()]
-        problems += [] if status else check_pages(new)
-        if problems or status:
-            raise BuildError("\n".join(dict.fromkeys(problems)) or f"Sphinx exited with {status}")
-        shutil.rmtree(out, ignore_errors=True)
-        new.rename(out)
-    return f"{len(_pages(out))} pages in {out / 'index.html'}"
+        copy_sources(project, source)
+        problems = run_sphinx(source, new, Path(scratch, "doctrees"))
+        if shutil.disk_usage(scratch).free < _LEAST:  # Sphinx warns of files it could not copy
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(built))
+        if problems:
+            raise BuildError("\n".join(problems))
+        shutil.rmtree(built / "html", ignore_errors=True)
+        new.rename(built / "html")
+    return f"The site is built: {built / 'html' / 'index.html'}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what led to it: Sphinx wraps what its extensions raise."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def explained(error: Exception) -> str | None:
+    """Return what an error of the machine means and what to do; None for any other error."""
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError):
+            return "The memory is not enough. Close other programs, and run the command again."
+        if isinstance(cause, OSError) and cause.errno:
+            return files.mend(cause)
+    return None
 
 
 def main() -> int:
+    """Build the site, and say in a sentence what kept it from being built."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -166,12 +142,18 @@ def main() -> int:
         "--project",
         type=Path,
         default=HERE.parent.parent,
-        help="folder of myst.yml (default: this)",
+        help="folder of myst.yml (default: this checkout)",
     )
+    project = parser.parse_args().project.resolve()
     try:
-        print(build(parser.parse_args().project.resolve()))
+        print(build(project))
     except BuildError as error:
         print(f"The site was not built:\n{error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if (sentence := explained(error)) is None:
+            raise
+        print(f"The site was not built: {sentence}", file=sys.stderr)
         return 1
     return 0
 
