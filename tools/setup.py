@@ -1,12 +1,17 @@
-"""Set up the project inside this checkout: uv in .tools/, every locked package in .venv/. Needs only a python3.
+"""Set up the project inside this checkout: uv in .tools/, every locked package in .venv/. Needs
+only a python3.
 
-`make` runs it before each target; on Windows run `py tools\\setup.py` yourself. With everything in place it takes
-a fraction of a second. Written for any python3 from 3.8 on: it runs before the project's own Python is there.
+`make` runs it before each target; on Windows run `py tools\\setup.py` yourself. With everything in
+place it takes a fraction of a second. Written for any python3 from 3.8 on: it runs before the
+project's own Python is there.
 """
 
+import contextlib
 import ctypes
+import errno
 import hashlib
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -16,6 +21,13 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    import msvcrt
+
+    fcntl = None  # type: ignore[assignment]
 
 # Only for a python3 without pip, to install uv with.
 PIP = (
@@ -40,7 +52,8 @@ UNREACHABLE = [
     (
         r"Retrying \(|error sending request|dns error|[Tt]imed out|server error",
         "it gives no answer",
-        "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your proxy",
+        "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your "
+        "proxy",
     ),
     (
         r"from versions: none|\b40[134]\b|not found in the package registry",
@@ -59,9 +72,46 @@ LAB_SETTINGS = {
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
 BIN, EXE = ("Scripts", ".exe") if os.name == "nt" else ("bin", "")
-# One version for everybody, as uv.lock is written and read alike, with the hash of each platform's wheel.
+# One version for everybody, as uv.lock is written and read alike, with the hash of each platform's
+# wheel.
 UV_WHEELS = Path(__file__).resolve().parent / "uv.txt"
-UV = re.search(r"^uv==(\S+)", UV_WHEELS.read_text(encoding="utf-8"), re.M).group(1)
+UV = re.findall(r"^uv==(\S+)", UV_WHEELS.read_text(encoding="utf-8"), re.M)[0]
+AGAIN = "run the same command again"
+KILLED = (-9, 137)  # exit statuses of a process that the kernel ended, as it does without memory
+NO_MEMORY = f"Memory ran out. Close other programs, or take a machine with more, and {AGAIN}."
+# On Windows a lock is of a byte: this one is beyond the file's end, where nobody reads.
+LOCKED_BYTE = 1 << 30
+
+
+@contextlib.contextmanager
+def alone():
+    """Wait until no other set-up of this checkout runs, and keep others waiting meanwhile.
+
+    What is locked is tools/uv.txt itself, so no file is left behind. The system frees the lock when
+    the process ends, however it ends.
+    """
+    # Some network file systems lock only what is open for writing.
+    mode = "r+b" if os.access(str(UV_WHEELS), os.W_OK) else "rb"
+    with open(str(UV_WHEELS), mode) as file:
+        if not try_lock(file):
+            print("Waiting for another make setup in this checkout", flush=True)
+            while not try_lock(file):
+                time.sleep(0.2)
+        yield
+
+
+def try_lock(file):
+    """Whether this process has the lock on an open file now. True too where nothing can be locked."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            file.seek(LOCKED_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        # Any other error comes of a file system without locks: two set-ups there do not wait.
+        return error.errno != (errno.EACCES if fcntl is None else errno.EWOULDBLOCK)
+    return True
 
 
 def uv_path():
@@ -75,9 +125,8 @@ def uv_path():
 
 
 def install_uv():
-    try:
-        import venv
-    except ImportError:
+    """Put uv into .tools/, its wheel checked against the hash in tools/uv.txt."""
+    if importlib.util.find_spec("venv") is None:
         raise SystemExit(
             "This python3 has no venv module. Debian and Ubuntu: sudo apt install python3-venv"
         )
@@ -87,13 +136,10 @@ def install_uv():
         subprocess.run(create, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
     )
     if not has_pip and subprocess.run(create + ["--without-pip"]).returncode:
-        raise SystemExit(
-            "%s could not be made. Once what stands above is mended, run the same command again."
-            % TOOLS
-        )
+        raise SystemExit(f"{TOOLS} could not be made. Once what stands above is fixed, {AGAIN}.")
     with tempfile.TemporaryDirectory() as scratch:
         pip = ["-m", "pip"] if has_pip else [str(download_pip(Path(scratch)) / "pip")]
-        code, mend = run(
+        code, what_to_do = run(
             [str(TOOLS / BIN / ("python" + EXE))]
             + pip
             + [
@@ -109,11 +155,12 @@ def install_uv():
             pip_environment(),
         )
     if code:
-        raise SystemExit("uv is not installed. " + mend)
+        raise SystemExit("uv is not installed. " + what_to_do)
 
 
 def pip_environment():
-    """What pip is to see: the index and the certificates that uv will see, where it is not told of its own."""
+    """What pip is to see: the index and the certificates that uv will see, where it is not told of
+    its own."""
     env = dict(os.environ, PIP_USER="0")
     for name in ("PIP_DRY_RUN", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"):
         env.pop(name, None)  # it would go elsewhere, or nowhere
@@ -127,37 +174,38 @@ def pip_environment():
 
 
 def run(command, env):
-    """Run a command that may need a network: its status, and what to do about a failure, which it has shown."""
+    """Run a command that may need a network: its status, and what to do about a failure, which it
+    has shown."""
     done = subprocess.run(command, cwd=str(ROOT), env=env, stderr=subprocess.PIPE)
     said = done.stderr.decode("utf-8", "replace")
     sys.stderr.write(said)
-    return done.returncode, done.returncode and mend(said, env)
+    if done.returncode in KILLED:
+        return 1, f"{Path(command[0]).name} was killed. {NO_MEMORY}"
+    return done.returncode, done.returncode and advice(said, env)
 
 
-def mend(said, env):
+def advice(said, env):
     """What to do about what pip or uv said, as one or two sentences."""
     if "DO NOT MATCH THE HASHES" in said or "Hash mismatch" in said:
         return (
-            "What arrived is not the file that was published: the index, or something on the way to it, alters "
-            "files. Set UV_DEFAULT_INDEX or PIP_INDEX_URL to another."
+            "What arrived is not the file that was published: the index, or something on the way "
+            "to it, alters files. Set UV_DEFAULT_INDEX or PIP_INDEX_URL to another."
         )
     index = next(
         (env[name] for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX") if env.get(name)),
         "https://pypi.org",
     )
-    where = re.sub(
-        r"//[^/@]*@", "//", (re.findall(r"https?://[^\s/`']+", said) or [index])[0]
-    )  # and no password
+    where = (re.findall(r"https?://[^\s/`']+", said) or [index])[0]
+    where = re.sub(r"//[^/@]*@", "//", where)  # and no password
     for pattern, meaning, setting in UNREACHABLE:
         if re.search(pattern, said):
             if where == "https://github.com":
-                setting = "up Python 3.12 or 3.13 on this machine, or HTTPS_PROXY to a proxy that reaches it"
-            return "%s could not be reached: %s. Set %s, and run the same command again." % (
-                where,
-                meaning,
-                setting,
-            )
-    return "Once what stands above is mended, run the same command again."
+                setting = (
+                    "up Python 3.12 or 3.13 on this machine, or HTTPS_PROXY to a proxy that "
+                    "reaches it"
+                )
+            return f"{where} could not be reached: {meaning}. Set {setting}, and {AGAIN}."
+    return f"Once what stands above is fixed, {AGAIN}."
 
 
 def download_pip(folder):
@@ -167,10 +215,10 @@ def download_pip(folder):
             wheel = answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise SystemExit(
-            "This python3 has no pip, and pip could not be downloaded (%s). Set HTTPS_PROXY or "
-            "SSL_CERT_FILE as your network wants it, or on Debian and Ubuntu: sudo apt install "
-            "python3-venv" % error
-        )
+            f"This python3 has no pip, and pip could not be downloaded ({error}). Set HTTPS_PROXY "
+            "or SSL_CERT_FILE as your network wants it, or on Debian and Ubuntu: sudo apt install "
+            "python3-venv"
+        ) from None
     if hashlib.sha256(wheel).hexdigest() != PIP_SHA256:
         raise SystemExit("pip arrived damaged: run the command again")
     path = folder / PIP.rsplit("/", 1)[1]
@@ -179,8 +227,10 @@ def download_pip(folder):
 
 
 def cuda_driver():
-    """Newest CUDA the NVIDIA driver here can run, as (major, minor), or None where no GPU can be used."""
-    # /proc/driver/nvidia also shows in containers without access to the GPU: ask the driver library itself.
+    """Newest CUDA the NVIDIA driver here can run, as (major, minor), or None where no GPU can be
+    used."""
+    # /proc/driver/nvidia also shows in containers without access to the GPU: ask the driver library
+    # itself.
     for name in ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"):
         try:
             cuda = ctypes.CDLL(name)
@@ -198,8 +248,9 @@ def cuda_driver():
 
 
 def extras(driver):
-    """uv's arguments for the machine's driver: CUDA's libraries are several GB, for GPU machines only. With GPU=1 they
-    are installed without one, for a machine that shares these files, and then stay."""
+    """uv's arguments for the machine's driver: CUDA's libraries are several GB, for GPU machines
+    only. With GPU=1 they are installed without one, for a machine that shares these files, and then
+    stay."""
     libraries = ROOT / ".venv" / "lib"
     if (
         os.environ.get("GPU") == "1"
@@ -211,15 +262,16 @@ def extras(driver):
         return []
     if driver < (13, 0):
         print(
-            "The NVIDIA driver here runs CUDA %d.%d; the GPU packages need CUDA 13 (driver 580 or newer). Going on "
-            "without the GPU: compiling for Hopper needs none." % driver
+            f"The NVIDIA driver here runs CUDA {driver[0]}.{driver[1]}; the GPU packages need CUDA "
+            "13 (driver 580 or newer). Going on without the GPU: compiling for Hopper needs none."
         )
         return []
     return ["--extra", "gpu"]
 
 
 def python_choice(uv, env):
-    """3.12 as .python-version says; where the machine has only 3.13, that, rather than downloading another."""
+    """3.12 as .python-version says; where the machine has only 3.13, that, rather than downloading
+    another."""
     for version in ("3.12", "3.13"):
         env = dict(
             env, PYENV_VERSION=version
@@ -237,10 +289,12 @@ def python_choice(uv, env):
 
 
 def environment():
-    """What uv is to see: the machine's own certificates, its package index, folders to keep downloads in."""
+    """What uv is to see: the machine's own certificates, its package index, folders to keep
+    downloads in."""
     # Company networks have certificates of theirs, which uv's built-in ones do not include.
     env = dict(os.environ, UV_SYSTEM_CERTS="1")
-    # An environment active in the shell is not this project's, nor is a choice of another folder, or of fewer packages.
+    # An environment active in the shell is not this project's, nor is a choice of another folder,
+    # or of fewer packages.
     for name in (
         "VIRTUAL_ENV",
         "UV_PROJECT_ENVIRONMENT",
@@ -275,10 +329,12 @@ def nearest(folder):
 
 
 def steps(uv, choice, env, again):
-    """The commands that install what uv.lock names, each file with its hash. `again`: nothing there can be trusted."""
+    """The commands that install what uv.lock names, each file with its hash. `again`: nothing there
+    can be trusted."""
     if "UV_DEFAULT_INDEX" not in env:
         return [[uv, "sync", "--locked", "--quiet"] + choice + ["--reinstall"] * again]
-    # The lock names the public index; from another index the same files are taken, which their hashes prove.
+    # The lock names the public index; from another index the same files are taken, which their
+    # hashes prove.
     wanted, python = str(TOOLS / "requirements.txt"), str(ROOT / ".venv" / BIN / ("python" + EXE))
     version = choice[:2] if choice[:1] == ["--python"] else []
     return [
@@ -292,7 +348,8 @@ def steps(uv, choice, env, again):
 
 
 def install(uv, choice, env):
-    """Install what is not there. A file says so while it runs: what was stopped half-way is installed anew."""
+    """Install what is not there. A file says so while it runs: what was stopped half-way is
+    installed anew."""
     unfinished, made_from = TOOLS / "installing", ROOT / ".venv" / "made-from"
     again = unfinished.exists()
     if "UV_DEFAULT_INDEX" in env:
@@ -323,11 +380,12 @@ def install(uv, choice, env):
     if wanted:
         made_from.write_text(wanted)
     unfinished.unlink()
-    print("Installed in %d s" % (time.time() - start), flush=True)
+    print(f"Installed in {time.time() - start:.0f} s", flush=True)
     return 0
 
 
 def main():
+    """Install what is missing. The exit status."""
     env = environment()
     uv = uv_path()
     python, env = python_choice(uv, env)
@@ -337,21 +395,28 @@ def main():
     # Into .venv, where JupyterLab looks for defaults; a reader's own settings stay theirs.
     settings = ROOT / ".venv" / "etc" / "jupyter" / "labconfig" / "default_setting_overrides.json"
     text = json.dumps(LAB_SETTINGS, indent=2)
-    if not (
-        settings.exists() and settings.read_text() == text
-    ):  # the checkout may be read-only by now
+    if not (settings.exists() and settings.read_text() == text):  # the checkout may be read-only
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(text)
     return 0
 
 
-if __name__ == "__main__":
+def run_alone():
+    """What the command does: `main`, one at a time, and every failure as a sentence."""
     try:
-        sys.exit(main())
+        with alone():
+            return main()
     except KeyboardInterrupt:
-        sys.exit("Stopped: the same command begins anew.")
+        return "Stopped: the same command begins anew."
+    except MemoryError:
+        return NO_MEMORY
     except OSError as error:
-        sys.exit(
-            "%s: %s. Make room, or the folder writable, and run the same command again."
-            % (error.strerror, error.filename)
+        if error.errno == errno.ENOMEM:
+            return NO_MEMORY
+        return (
+            f"{error.strerror}: {error.filename}. Make room, or the folder writable, and {AGAIN}."
         )
+
+
+if __name__ == "__main__":
+    sys.exit(run_alone())

@@ -1,6 +1,7 @@
 """Autotuning travels: a compile without a GPU follows the choices that a file says a GPU made.
 
-No GPU chose anything here: the choices are made by hand, under the keys that XLA itself says it looks up.
+No GPU chose anything here: the choices are made by hand, under the keys that XLA itself says it
+looks up.
 """
 
 import dataclasses
@@ -62,7 +63,8 @@ def test_choices_stay_with_the_compile_that_asked_for_them(keys):
     name, wide = NAMES[0], autotune.by_hand(keys[NAMES[0]])
     narrow = wide.replace("block_m: 128", "block_m: 64")
     tiles = {wide: "128x128x64", narrow: "64x128x64", None: only_gemm(name)["tile"]}
-    # With the older format asked for, XLA looks where the choices are; the second option has JAX compile again.
+    # With the older format asked for, XLA looks where the choices are; the second option has JAX
+    # compile again.
     kept = {
         key: value for key, value in recording("x.txt").items() if not key.endswith("_results_to")
     }
@@ -82,7 +84,8 @@ def test_a_file_does_as_well_as_its_text(keys, tmp_path):
 
 
 def test_what_xla_writes_is_what_is_read(keys, tmp_path):
-    """XLA's own text, not this project's: where a dump is asked for, it writes the choices that it has."""
+    """XLA's own text, not this project's: where a dump is asked for, it writes the choices that it
+    has."""
     text = autotune.by_hand(keys[NAMES[3]]).replace(
         "block_n: 128", "block_n: 32"
     )  # of no other test in the process
@@ -122,7 +125,7 @@ def test_each_chips_choices_are_found(keys, chip):
     assert gemm["tile"] == "32x128x64"
 
 
-# What must not pass ---------------------------------------------------------------------------------------------------
+# What must not pass -------------------------------------------------------------------------------
 
 
 def test_a_program_that_nobody_recorded_is_said(keys):
@@ -197,7 +200,7 @@ def test_recording_asks_for_text():
         recording("choices.pb")
 
 
-# The GPU's side -------------------------------------------------------------------------------------------------------
+# The GPU's side -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_written_where_nothing_is_timed(tmp_path):
@@ -209,7 +212,8 @@ def test_nothing_is_written_where_nothing_is_timed(tmp_path):
 
 
 def test_the_part_says_where_a_gpu_chose_otherwise(keys):
-    """Choices for another program: the compile without the GPU has none to follow, and the case says so."""
+    """Choices for another program: the compile without the GPU has none to follow, and the case
+    says so."""
     program = programs(4)[NAMES[0]]
     own = compiled(NAMES[0], autotune.by_hand(keys[NAMES[0]]))
     result = autotune.travels(program, autotune.by_hand(keys["relu"]), TARGETS["H200"], own)
@@ -226,7 +230,8 @@ def case(tmp_path):
 
 
 def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch, case):
-    """All but the GPU: in its place, a compile that writes two programs' choices as a driver's chip has them."""
+    """All but the GPU: in its place, a compile that writes two programs' choices as a driver's chip
+    has them."""
 
     def own_compile(fn, *args, rehearse, compiler_options, **options):
         assert not rehearse

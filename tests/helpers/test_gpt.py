@@ -1,4 +1,5 @@
-"""The transformer layer: what it computes, that it learns in each precision, and what it is compiled to at its size."""
+"""The transformer layer: what it computes, that it learns in each precision, and what it is
+compiled to at its size."""
 
 import functools
 import re
@@ -38,7 +39,7 @@ def batch(dtype=f32, seed=0, shape=(2, 32, 64)):
     ]
 
 
-# What it computes -----------------------------------------------------------------------------------------------------
+# What it computes ---------------------------------------------------------------------------------
 
 
 def by_hand(params, x, heads, causal):
@@ -66,7 +67,8 @@ def by_hand(params, x, heads, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_is_the_layer_of_the_quickstart(causal):
-    """Two layer norms, one projection to q, k and v, attention, an MLP of four times the width with gelu, residuals."""
+    """Two layer norms, one projection to q, k and v, attention, an MLP of four times the width with
+    gelu, residuals."""
     layer, (x, y) = SMALL(dtype=f32, causal=causal), batch()
     state, _ = train_step(
         train_state(layer, x), x, y
@@ -126,7 +128,7 @@ def test_without_flax_the_import_names_the_mend():
     )
 
 
-# That it learns -------------------------------------------------------------------------------------------------------
+# That it learns -----------------------------------------------------------------------------------
 
 
 def test_the_loss_falls_alike_in_each_precision():
@@ -193,7 +195,7 @@ def test_a_step_uses_up_its_state_and_is_traced_once():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))
 
 
-# What it is compiled to -----------------------------------------------------------------------------------------------
+# What it is compiled to ---------------------------------------------------------------------------
 
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler has wheels for Linux only"
@@ -202,8 +204,8 @@ linux = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def compiled():
-    """compiled(precision, training): the layer at its size for an H200, attention by cuDNN where it is bf16. JAX asks
-    the machine for cuDNN and its version before it lowers; XLA needs neither."""
+    """compiled(precision, training): the layer at its size for an H200, attention by cuDNN where it
+    is bf16. JAX asks the machine for cuDNN and its version before it lowers; XLA needs neither."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     @functools.cache
@@ -258,7 +260,8 @@ def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
         {r.lhs_dtype, r.rhs_dtype} == {"f8e4m3fn", "f8e5m2"} for r in backward
     )
     assert all(r.lhs_dtype == r.rhs_dtype == "f8e4m3fn" for r in fp8 if r not in backward)
-    # Flax asks for exact accumulation of gradients, which costs speed on Hopper: tools/gpu/train.py measures it.
+    # Flax asks for exact accumulation of gradients, which costs speed on Hopper: tools/gpu/train.py
+    # measures it.
     assert {r.precision for r in backward} == {"HIGHEST"}
     assert {r.library for r in report.rows if r not in fp8} == {"cudnn"}
     assert len(report.rows) - len(fp8) == 7 and report.fp8_flops_share > 0.9
@@ -266,8 +269,9 @@ def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
 
 @linux
 def test_the_least_time_of_a_step_says_what_fp8_can_save(compiled):
-    """At full bandwidth and dense peak, with cuDNN's attention in both: no half, for attention stays as it is, and so
-    does what moves bytes. XLA keeps FP8 operands in two orders, and moves about a tenth more of them than in bf16."""
+    """At full bandwidth and dense peak, with cuDNN's attention in both: no half, for attention
+    stays as it is, and so does what moves bytes. XLA keeps FP8 operands in two orders, and moves
+    about a tenth more of them than in bf16."""
     least = {}
     (goal,) = goals(
         "train", "training step", Path(__file__).parent.parent.parent / "notebooks" / "results"
@@ -288,7 +292,7 @@ def test_f32_runs_on_the_tensor_cores(compiled):
     assert {r.math_dtype for r in report.rows} == {"tf32"} and len(report.rows) == 6
 
 
-# What times it --------------------------------------------------------------------------------------------------------
+# What times it ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

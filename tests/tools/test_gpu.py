@@ -1,4 +1,5 @@
-"""What `make gpu` does, rehearsed on the CPU: every part goes all its way, and what it writes satisfies the schema."""
+"""What `make gpu` does, rehearsed on the CPU: every part goes all its way, and what it writes
+satisfies the schema."""
 
 import ast
 import importlib.util
@@ -64,7 +65,7 @@ def case(tmp_path) -> record.Case:
     return record.Case(tmp_path / "part.json", "part", "case", tmp_path / "marker.json", {})
 
 
-# The whole, rehearsed -------------------------------------------------------------------------------------------------
+# The whole, rehearsed -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,8 @@ def test_every_case_has_its_stage(rehearse):
     for part in PARTS:
         listed = [name for stage, names in stages if stage.part == part for name in names]
         assert sorted(listed) == sorted(importlib.import_module(part).cases(rehearse))
-    # What is timed has a process of its own: nothing has recorded there before, and nothing has gone wrong.
+    # What is timed has a process of its own: nothing has recorded there before, and nothing has
+    # gone wrong.
     assert all(stage.fresh == (stage.part in ("speed", "train")) for stage in runner.AGENDA)
 
 
@@ -253,7 +255,8 @@ def test_the_layer_was_timed_in_each_precision(rehearsed, name):
     } <= set(rows)
     for form, row in rows.items():
         assert row["wall_seconds"] > 0 and row["device_seconds"] is None, row.get("error")
-        # Here cuDNN cannot be had, and the layer falls back to XLA's attention, which one row asks for.
+        # Here cuDNN cannot be had, and the layer falls back to XLA's attention, which one row asks
+        # for.
         assert row["attention"] == "xla" and (
             "cuDNN not found" in row.get("cudnn_refused", "")
         ) == ("XLA" not in form)
@@ -375,11 +378,12 @@ def test_a_run_goes_on_from_what_was_carried(rehearsed, tmp_path):
     assert read(tmp_path / "kept" / "rehearsal" / "cpu" / "numerics.json")["cases"] == cases
 
 
-# A part that fails ----------------------------------------------------------------------------------------------------
+# A part that fails --------------------------------------------------------------------------------
 
 
 def with_parts(folder: Path, grace: int = 2, seconds: int = 60, **sources: str) -> Path:
-    """A copy of the runner with other parts, in whose stages every case has its turn in the order it is given."""
+    """A copy of the runner with other parts, in whose stages every case has its turn in the order
+    it is given."""
     copy = folder / "tests" / "gpu"
     shutil.copytree(GPU, copy, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(GPU.parent / "files.py", copy.parent)
@@ -536,7 +540,8 @@ def test_threads_left_at_the_end_and_a_part_that_cannot_start_keep_no_other_part
 
 
 def test_a_kill_at_any_second_loses_only_the_case_that_was_running(tmp_path):
-    """Killed, with all its processes, after each of its cases but the last: nothing measured is measured again."""
+    """Killed, with all its processes, after each of its cases but the last: nothing measured is
+    measured again."""
     log = tmp_path / "measured"
     copy = with_parts(
         tmp_path,
@@ -683,7 +688,7 @@ def test_a_file_that_is_no_record_is_refused_and_stays(tmp_path):
     ).read_text() == '{"schema": 1}' and "Traceback" not in made.stdout
 
 
-# What cannot be described, and what is refused ------------------------------------------------------------------------
+# What cannot be described, and what is refused ----------------------------------------------------
 
 
 def unreadable(*args, **options):
@@ -977,7 +982,7 @@ def test_messages_name_no_path_and_keep_the_reason_at_their_end():
     assert len(said) < 850 and "\n" not in said
 
 
-# What the chip does meanwhile -----------------------------------------------------------------------------------------
+# What the chip does meanwhile ---------------------------------------------------------------------
 
 
 def test_samples_are_sorted_by_what_was_timed(tmp_path):
@@ -1017,12 +1022,13 @@ def test_without_nvidia_smi_there_is_no_summary():
     assert watch.sample("2026/11/21 21:17:17.123, 1755, [N/A], 61, 0x4")[1:] == (1755, None, 61, 4)
 
 
-# The folder to carry --------------------------------------------------------------------------------------------------
+# The folder to carry ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory, needs_git) -> Path:
-    """What `make gpu-bundle` writes of the files as they are here, for this Python and this machine."""
+    """What `make gpu-bundle` writes of the files as they are here, for this Python and this
+    machine."""
     clone, place = (
         tmp_path_factory.mktemp("clone"),
         tmp_path_factory.mktemp("carried") / "gpu-bundle",
@@ -1124,7 +1130,7 @@ def test_the_folder_says_what_it_is_made_for(carried, tmp_path):
         bundle.main(["--to", str(ROOT / "img")])
 
 
-# The float64 reference ------------------------------------------------------------------------------------------------
+# The float64 reference ----------------------------------------------------------------------------
 
 
 def errors_of(fn, wrong, kind: str = "random") -> list[dict]:
@@ -1192,7 +1198,7 @@ def test_inputs_are_of_their_kind():
             assert holds(array.astype(np.float64)), kind
 
 
-# What is timed --------------------------------------------------------------------------------------------------------
+# What is timed ------------------------------------------------------------------------------------
 
 
 @needs_compiler

@@ -60,7 +60,7 @@ def direct_requirements(but: str = "") -> list[str]:
     return [r for group in groups for r in group if not r.startswith("fp8lens")]
 
 
-# Dependencies ---------------------------------------------------------------------------------------------------------
+# Dependencies -------------------------------------------------------------------------------------
 
 
 def test_conda_environment_lists_the_same_packages():
@@ -149,7 +149,7 @@ def test_without_git_the_files_are_the_same(monkeypatch, tmp_path, patterns):
         assert of_project(*patterns) == listed
 
 
-# Set-up ---------------------------------------------------------------------------------------------------------------
+# Set-up -------------------------------------------------------------------------------------------
 
 
 def load_setup():
@@ -161,7 +161,8 @@ def load_setup():
 
 @pytest.fixture
 def uv_that_answers(tmp_path, monkeypatch):
-    """The set-up of an empty checkout, whose commands do nothing but give one status each, and the commands."""
+    """The set-up of an empty checkout, whose commands do nothing but give one status each, and the
+    commands."""
     setup, commands = load_setup(), []
     monkeypatch.setattr(setup, "ROOT", tmp_path)
     monkeypatch.setattr(setup, "TOOLS", tmp_path / ".tools")
@@ -295,7 +296,7 @@ def test_a_damaged_download_is_refused(tmp_path, monkeypatch):
         setup.download_pip(tmp_path)
 
 
-# What is fetched, and what cannot be ----------------------------------------------------------------------------------
+# What is fetched, and what cannot be --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -462,7 +463,7 @@ def test_what_builds_the_package_is_in_uv_itself(tmp_path):
     assert files == {path.relative_to(ROOT).as_posix() for path in of_project("fp8lens")}
 
 
-# What the documents say -----------------------------------------------------------------------------------------------
+# What the documents say ---------------------------------------------------------------------------
 
 
 def targets() -> set[str]:
@@ -561,7 +562,7 @@ def test_the_site_is_published_of_what_was_pushed_here_and_tested():
     assert deploy["needs"] == "build" and not any("run" in step for step in deploy["steps"])
 
 
-# Chapters and text ----------------------------------------------------------------------------------------------------
+# Chapters and text --------------------------------------------------------------------------------
 
 
 def test_the_folder_reads_like_a_table_of_contents(needs_git):

@@ -1,15 +1,17 @@
-"""Run the project on the attached Hopper GPU and record what came out: `make gpu`, `make train-bench`.
+"""Run the project on the attached Hopper GPU and record what came out: `make gpu`, `make
+train-bench`.
 
-Parts, each with a result file of its own, notebooks/results/<model>/<part>.json: agreement (does the compile without a
-GPU give what the GPU's own gives, and does the GPU run it), numerics (are the numbers right), speed, autotune (what XLA
-chose), notebooks (do the chapters run), train (a transformer layer). Beside them hlo.jsonl.gz, the programs as the
-GPU's compiler wrote them.
+Parts, each with a result file of its own, notebooks/results/<model>/<part>.json: agreement (does
+the compile without a GPU give what the GPU's own gives, and does the GPU run it), numerics (are the
+numbers right), speed, autotune (what XLA chose), notebooks (do the chapters run), train (a
+transformer layer). Beside them hlo.jsonl.gz, the programs as the GPU's compiler wrote them.
 
-What is worth knowing first comes first, whichever part it is of: see AGENDA. A run that is stopped, at whatever second,
-or runs out of its minutes loses the case that was under way; the next one goes on with it: what the same commit has
-measured on such a machine is not measured again (after an edit that is not committed, give --fresh), what another has
-measured stays until it is. A case that takes its process down, or the GPU, is tried once more in a process of its own;
-after that, what did it is recorded as that, and the rest goes on.
+What is worth knowing first comes first, whichever part it is of: see AGENDA. A run that is stopped,
+at whatever second, or runs out of its minutes loses the case that was under way; the next one goes
+on with it: what the same commit has measured on such a machine is not measured again (after an edit
+that is not committed, give --fresh), what another has measured stays until it is. A case that takes
+its process down, or the GPU, is tried once more in a process of its own; after that, what did it is
+recorded as that, and the rest goes on.
 """
 
 import argparse
@@ -41,11 +43,11 @@ for place in (ROOT, HERE):  # helpers and tools; the parts
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Cases of a part that come at the same time. `seconds` after the first has begun the next stage has its turn; what
-    is left comes again when all have had theirs.
+    """Cases of a part that come at the same time. `seconds` after the first has begun the next
+    stage has its turn; what is left comes again when all have had theirs.
 
-    `fresh` gives each case a process of its own: what has been recorded of a process before, or gone wrong in it, then
-    changes no time.
+    `fresh` gives each case a process of its own: what has been recorded of a process before, or
+    gone wrong in it, then changes no time.
     """
 
     part: str
@@ -90,14 +92,15 @@ GRACE = 50  # seconds that a case may go on after its stage's time; none begins 
 RESTART = 75  # exit status of a child whose next case wants a process of its own
 CRASHES = 24  # failures of processes before a stage is given up
 TOOLKITS = [Path("/usr/local/cuda"), Path("/opt/cuda")]  # where XLA looks by itself
-# A working directory of memory for cuBLASLt and for torch beside JAX; and no traces of the machine in messages.
+# A working directory of memory for cuBLASLt and for torch beside JAX; and no traces of the machine
+# in messages.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One part of one run: where its file is, what the measurements come from, and a folder for what passes between
-    the processes."""
+    """One part of one run: where its file is, what the measurements come from, and a folder for
+    what passes between the processes."""
 
     part: str
     path: Path
@@ -138,7 +141,7 @@ def recorded(run: Run) -> dict[str, Any]:
     }
 
 
-# In a child process ---------------------------------------------------------------------------------------------------
+# In a child process -------------------------------------------------------------------------------
 
 
 def measure(run: Run) -> int:
@@ -194,7 +197,7 @@ def outcome(result: Mapping[str, Any]) -> str:
     return "done" + "".join(f"\n    {form} FAILED: {error}" for form, error in failed.items())
 
 
-# In the process that supervises ---------------------------------------------------------------------------------------
+# In the process that supervises -------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -241,8 +244,8 @@ def spent(run: Run) -> float:
 def supervise(
     run: Run, names: list[str], stage: Stage, end: float, avoid: dict[str, dict[str, str]]
 ) -> None:
-    """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`. `avoid` says of forms
-    that have taken their processes down, by case and name, how; it grows."""
+    """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`.
+    `avoid` says of forms that have taken their processes down, by case and name, how; it grows."""
     from record import add, clean, read
 
     failures: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -322,7 +325,8 @@ def supervise(
 
 
 def libdevice() -> dict[str, str]:
-    """XLA's flag for where CUDA's device functions are, where it would not find them: beside the nvcc on PATH."""
+    """XLA's flag for where CUDA's device functions are, where it would not find them: beside the
+    nvcc on PATH."""
     where, flags = "nvvm/libdevice/libdevice.10.bc", os.environ.get("XLA_FLAGS", "")
     at_hand = TOOLKITS + [
         Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")
@@ -389,8 +393,9 @@ def agenda(parts: list[str], rehearse: bool) -> list[tuple[Stage, list[str]]]:
 def go_through(
     runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float, after: Callable[[], None]
 ) -> tuple[int, int]:
-    """Measure what is left, stage by stage, again and again until nothing is or the time is over; `after` each stage
-    something may be done. How many cases are left, and how many parts cannot start."""
+    """Measure what is left, stage by stage, again and again until nothing is or the time is over;
+    `after` each stage something may be done. How many cases are left, and how many parts cannot
+    start."""
     from record import read
 
     stages = agenda(parts, rehearse)
@@ -423,8 +428,9 @@ def go_through(
 def carry_on(
     folder: Path, earlier: list[Path], about: Mapping[str, Mapping[str, Any]], parts: list[str]
 ) -> None:
-    """Take into this chip's folder what others have of these parts: records that were carried here, or kept by a run
-    before. What cannot be read stays where it is. Raises ValueError for what the folder itself has and is no record."""
+    """Take into this chip's folder what others have of these parts: records that were carried here,
+    or kept by a run before. What cannot be read stays where it is. Raises ValueError for what the
+    folder itself has and is no record."""
     from record import HLO, merge, merge_hlo, read
 
     for cut_off in folder.glob("*.new"):

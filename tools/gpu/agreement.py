@@ -1,7 +1,8 @@
-"""Does the compile without a GPU give what the attached GPU's own compile gives, and does the GPU run it?
+"""Does the compile without a GPU give what the attached GPU's own compile gives, and does the GPU
+run it?
 
-Every program twice: with cuBLASLt for the matmuls, and with XLA's default options, for which the GPU times the
-candidates and a machine without one takes the first that compiles.
+Every program twice: with cuBLASLt for the matmuls, and with XLA's default options, for which the
+GPU times the candidates and a machine without one takes the first that compiles.
 """
 
 import functools
@@ -22,7 +23,8 @@ ASKED = ("library", "math_dtype", "epilogue", "amax", "out_dtype")
 
 
 def gemms(compiled: jax.stages.Compiled) -> list[dict[str, Any]]:
-    """A program's matmuls by the fields that are compared, in an order that is not the scheduler's."""
+    """A program's matmuls by the fields that are compared, in an order that is not the
+    scheduler's."""
     rows = [
         {field: getattr(row, field) for field in ASKED}
         | {"outside": len(row.outside), "tile": row.tile}
@@ -32,7 +34,8 @@ def gemms(compiled: jax.stages.Compiled) -> list[dict[str, Any]]:
 
 
 def side(compiled: jax.stages.Compiled) -> dict[str, Any]:
-    """What one compiler made of a program; that it cannot be read is said, and costs nothing else."""
+    """What one compiler made of a program; that it cannot be read is said, and costs nothing
+    else."""
     try:
         return {"gemms": gemms(compiled), "kernels": list(kernel_lines(compiled))}
     except Exception as error:
@@ -40,8 +43,8 @@ def side(compiled: jax.stages.Compiled) -> dict[str, Any]:
 
 
 def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) -> dict[str, Any]:
-    """Compile one program both ways, run it, and compare. An error on either side is recorded as that side's: a program
-    that runs has run, whether or not its text can be read."""
+    """Compile one program both ways, run it, and compare. An error on either side is recorded as
+    that side's: a program that runs has run, whether or not its text can be read."""
     options = {"gemm": gemm, "compiler_options": program.options}
     compiles = {
         "without_gpu": lambda: aot_compile(
@@ -61,7 +64,8 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
             case.keep("", compiled)
         result[where] = side(compiled)
     without, own = result["without_gpu"], result["on_gpu"]
-    # Two compilers that refuse a program in the same words agree; of what cannot be read, nothing is known.
+    # Two compilers that refuse a program in the same words agree; of what cannot be read, nothing
+    # is known.
     known = not any(one.get("error", "").startswith(UNREAD) for one in (own, without))
     for answer, field in (("agree", "gemms"), ("same_kernels", "kernels")):
         result[answer] = known and own.get(field, own.get("error")) == without.get(

@@ -1,7 +1,9 @@
-"""What XLA's autotuning chose on the attached GPU, and whether a compile without the GPU follows what was recorded.
+"""What XLA's autotuning chose on the attached GPU, and whether a compile without the GPU follows
+what was recorded.
 
-A case keeps its choices as XLA's text, those that no case before it in the same process already has. The whole is
-"version: 3" and the choices of all cases: that goes into `aot_compile(..., gemm="auto", autotune=...)`.
+A case keeps its choices as XLA's text, those that no case before it in the same process already
+has. The whole is "version: 3" and the choices of all cases: that goes into `aot_compile(...,
+gemm="auto", autotune=...)`.
 """
 
 import functools
@@ -42,9 +44,9 @@ CHOSEN = (
 HEADER = "version: 3\n"
 CHOICE = re.compile(r"^results \{\n.*?^\}\n", re.M | re.S)
 
-# Choices made by hand -------------------------------------------------------------------------------------------------
-# For what is not there to be timed: tests, and rehearsals. XLA logs what it looks up and does not find; that and an
-# answer is a choice.
+# Choices made by hand -----------------------------------------------------------------------------
+# For what is not there to be timed: tests, and rehearsals. XLA logs what it looks up and does not
+# find; that and an answer is a choice.
 
 TILE = """triton {
       block_m: 128
@@ -89,7 +91,8 @@ def options(program: releases.Program, more: Mapping[str, Any] | None = None) ->
 
 @functools.cache
 def looked_up(names: tuple[str, ...], divide: int) -> dict[str, list[tuple[str, str, str]]]:
-    """For each program, what XLA looks up when it compiles it without a GPU: (chip, instructions, release)."""
+    """For each program, what XLA looks up when it compiles it without a GPU: (chip, instructions,
+    release)."""
     child = subprocess.run(
         [sys.executable, __file__, str(divide), *names],
         env=os.environ | LOGGING,
@@ -103,7 +106,8 @@ def looked_up(names: tuple[str, ...], divide: int) -> dict[str, list[tuple[str, 
 
 
 def by_hand(keys: list[tuple[str, str, str]], matmul: str = TILE) -> str:
-    """HAND-MADE results, chosen by nobody's timing: `matmul` for every matmul, XLA's own emitter for the rest."""
+    """HAND-MADE results, chosen by nobody's timing: `matmul` for every matmul, XLA's own emitter
+    for the rest."""
     text = f"# hand-made, not measured\n{HEADER}"
     for device, hlo, version in keys:
         quoted = hlo.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -115,7 +119,7 @@ def by_hand(keys: list[tuple[str, str, str]], matmul: str = TILE) -> str:
     return text
 
 
-# The part -------------------------------------------------------------------------------------------------------------
+# The part -----------------------------------------------------------------------------------------
 
 
 def recorded(program: releases.Program) -> tuple[jax.stages.Compiled, str]:
@@ -135,7 +139,8 @@ def recorded(program: releases.Program) -> tuple[jax.stages.Compiled, str]:
 def travels(
     program: releases.Program, text: str, target: Target, own: jax.stages.Compiled
 ) -> dict[str, Any]:
-    """What a compile without the GPU makes of a program, untimed and with the GPU's choices: is that the GPU's own?"""
+    """What a compile without the GPU makes of a program, untimed and with the GPU's choices: is
+    that the GPU's own?"""
 
     def compile_without(autotune: str | None) -> dict[str, Any]:
         try:

@@ -1,8 +1,9 @@
 """Write one folder to carry to a GPU machine that has no network: `make gpu-bundle`.
 
-In it: the project as committed, what git knows of each of its files (so that a result can say whether they were
-changed), the Python packages that such a machine lacks beside JAX, installed, and the results so far. There
-`bash gpu-bundle/run` does what `make gpu` does here, and leaves its results in the folder.
+In it: the project as committed, what git knows of each of its files (so that a result can say
+whether they were changed), the Python packages that such a machine lacks beside JAX, installed, and
+the results so far. There `bash gpu-bundle/run` does what `make gpu` does here, and leaves its
+results in the folder.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 UV = ROOT / ".tools" / "bin" / "uv"
 PLACE = ROOT / "_build" / "gpu-bundle"
-# A machine that runs JAX on a GPU has these and what comes with them; nobody there opens JupyterLab.
+# A machine that runs JAX on a GPU has these and what comes with them; nobody there opens
+# JupyterLab.
 THERE = (
     "jax",
     "jaxlib",

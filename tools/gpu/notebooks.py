@@ -1,4 +1,5 @@
-"""Do the chapters run on the GPU? Each under nbmake, several at once: outputs are not compared, assertions are."""
+"""Do the chapters run on the GPU? Each under nbmake, several at once: outputs are not compared,
+assertions are."""
 
 import functools
 import os

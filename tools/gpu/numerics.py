@@ -1,9 +1,11 @@
-"""Are the numbers right? Each program runs on the GPU and, in float64, on the host, over the same inputs.
+"""Are the numbers right? Each program runs on the GPU and, in float64, on the host, over the same
+inputs.
 
-The reference is the function itself, its jaxpr evaluated with every float a float64 and every rounding but those to FP8
-left out. Inputs are random, and adversarial: of the largest magnitude, subnormal, zero, with NaN and infinity. Each
-runs twice, with fast accumulation (XLA's default) and without it (precision HIGHEST). And the sums themselves, with K
-from 32 to 65,536: how many bits of a long sum are right, and are they those of chapter 10's model of a tensor core?
+The reference is the function itself, its jaxpr evaluated with every float a float64 and every
+rounding but those to FP8 left out. Inputs are random, and adversarial: of the largest magnitude,
+subnormal, zero, with NaN and infinity. Each runs twice, with fast accumulation (XLA's default) and
+without it (precision HIGHEST). And the sums themselves, with K from 32 to 65,536: how many bits of
+a long sum are right, and are they those of chapter 10's model of a tensor core?
 """
 
 import functools
@@ -19,11 +21,12 @@ from record import Case
 
 from tools.records import releases
 
-# Largest relative error, ||got - reference|| / ||reference||, of a result that counts as right. A wrong scale, a lost
-# activation or bias gives over 1e-1; a sum of 1,024 products in 14 bits about 1e-3. An FP8 result is compared with the
-# reference rounded to FP8 as well: what is left are values that a small error pushed over to the next code, a tenth of
-# them in E4M3 where the function computes in bfloat16.
-# Those hold for K = 1,024. Fast sums lose bits as they grow longer, so it may be more for a larger K, up to LIMIT.
+# Largest relative error, ||got - reference|| / ||reference||, of a result that counts as right. A
+# wrong scale, a lost activation or bias gives over 1e-1; a sum of 1,024 products in 14 bits about
+# 1e-3. An FP8 result is compared with the reference rounded to FP8 as well: what is left are values
+# that a small error pushed over to the next code, a tenth of them in E4M3 where the function
+# computes in bfloat16. Those hold for K = 1,024. Fast sums lose bits as they grow longer, so it may
+# be more for a larger K, up to LIMIT.
 LIMIT = 2.0**-4
 RIGHT = {
     "float8_e4m3fn": 2.0**-5,
@@ -100,16 +103,17 @@ def wide(array: Any) -> Any:
 
 
 def reference(fn: Callable, args: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """`fn(*args)` in float64 on the host: the leaves of its result. Raises whatever a primitive that has no float64
-    version does."""
+    """`fn(*args)` in float64 on the host: the leaves of its result. Raises whatever a primitive
+    that has no float64 version does."""
     jaxpr = jax.make_jaxpr(fn)(*args)
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         return [np.asarray(leaf) for leaf in _evaluate(jaxpr, [wide(arg) for arg in args])]
 
 
 def errors(got: Any, expected: np.ndarray) -> dict[str, Any]:
-    """How far a result is from its reference: the relative error, the largest error, and in how many places NaN or an
-    infinity stands in one and not in the other. Places that are not finite on either side count in no error."""
+    """How far a result is from its reference: the relative error, the largest error, and in how
+    many places NaN or an infinity stands in one and not in the other. Places that are not finite on
+    either side count in no error."""
     got_wide = np.asarray(got).astype(np.float64)
     with np.errstate(
         all="ignore"
@@ -198,9 +202,10 @@ def judge(program: releases.Program, k: int, rehearse: bool, case: Case) -> dict
 
 
 def sums(k: int, size: int, rehearse: bool, case: Case) -> dict[str, Any]:
-    """Relative errors of [size, K] times [size, K] in E4M3, f32 results, against float64: with fast accumulation and
-    without, of operands of either sign and of positive ones, whose sums grow. And what part of [64, 64] of them are to
-    the bit those of chapter 10's model: with sums kept up, and promoted each 128."""
+    """Relative errors of [size, K] times [size, K] in E4M3, f32 results, against float64: with fast
+    accumulation and without, of operands of either sign and of positive ones, whose sums grow. And
+    what part of [64, 64] of them are to the bit those of chapter 10's model: with sums kept up, and
+    promoted each 128."""
     found: dict[str, dict[str, float]] = {}
     same: dict[str, dict[str, float]] = {}
     defined = chapter("10")
@@ -239,7 +244,8 @@ def _all(answers: Iterable[bool]) -> bool | None:
 
 
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
-    """The sums; then a case a program, without a loop and block scaling, which the reference does not evaluate."""
+    """The sums; then a case a program, without a loop and block scaling, which the reference does
+    not evaluate."""
 
     def of(k: int) -> dict[str, releases.Program]:
         # The longer the sums, the fewer of them.

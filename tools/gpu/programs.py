@@ -1,5 +1,5 @@
-"""The programs that run on the GPU, those of tools/records/releases.py that are for Hopper and what a chapter defines, and what
-to feed them."""
+"""The programs that run on the GPU, those of tools/records/releases.py that are for Hopper and what
+a chapter defines, and what to feed them."""
 
 import ast
 import contextlib
@@ -27,7 +27,8 @@ def chip(rehearse: bool) -> Target:
 
 
 def own_compile(fn: Callable, *args: Any, rehearse: bool, **options: Any) -> jax.stages.Compiled:
-    """The attached GPU's compile. A rehearsal has no GPU, and takes the compile without one in its place."""
+    """The attached GPU's compile. A rehearsal has no GPU, and takes the compile without one in its
+    place."""
     return aot_compile(fn, *args, target="H200" if rehearse else "local", **options)
 
 
@@ -37,7 +38,8 @@ def runnable(fn: Callable, compiled: jax.stages.Compiled, rehearse: bool) -> Cal
 
 
 def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, releases.Program]:
-    """Every program for Hopper by name, or only `every` so many, its M and N divided, its K this one."""
+    """Every program for Hopper by name, or only `every` so many, its M and N divided, its K this
+    one."""
     return {
         name: program.of_size(releases.M // divide, releases.N // divide, k)
         for name, program in list(releases.programs().items())[::every]
@@ -47,7 +49,8 @@ def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, 
 
 @functools.cache
 def chapter(name: str) -> dict[str, Any]:
-    """What a chapter imports and defines, functions and constants, by name: nothing that it computes is run."""
+    """What a chapter imports and defines, functions and constants, by name: nothing that it
+    computes is run."""
     import jupytext  # with what it brings, seconds: each process of a run would pay them
 
     from tools import outputs
@@ -94,9 +97,10 @@ def _operand(kind: str, shape: tuple[int, ...], dtype: np.dtype, *seed: int) -> 
 
 
 def arguments(args: tuple, kind: str, seed: int = 0) -> list[np.ndarray]:
-    """Arrays for a program's arguments. FP8 operands are as `kind` says: normally distributed, all of the largest
-    magnitude, all subnormal, all zero, or normally distributed with a NaN (and in E5M2 an infinity) among them. Scalar
-    scales go with it, so that the result is in reach of its own format: some of it clipped, most not.
+    """Arrays for a program's arguments. FP8 operands are as `kind` says: normally distributed, all
+    of the largest magnitude, all subnormal, all zero, or normally distributed with a NaN (and in
+    E5M2 an infinity) among them. Scalar scales go with it, so that the result is in reach of its
+    own format: some of it clipped, most not.
     """
     rng, scalars, found = np.random.default_rng(seed), 0, []
     for place, arg in enumerate(args):

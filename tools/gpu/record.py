@@ -1,8 +1,8 @@
 """Where a measurement comes from, the file it stands in, and what to do about one that fails.
 
-A record is a file a part: its cases, each with the number of the run that measured it, and the runs, each with all that
-its figures depend on. So a run may go on where another stopped, on a machine or a commit of its own, and no case is
-taken for another run's.
+A record is a file a part: its cases, each with the number of the run that measured it, and the
+runs, each with all that its figures depend on. So a run may go on where another stopped, on a
+machine or a commit of its own, and no case is taken for another run's.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ LOOKED_AT = ("fp8lens", "helpers", "tools", "notebooks")  # folders whose files 
 def commit(given: str | None, tree: Path | None = None) -> tuple[str, bool | None]:
     """(commit, whether the files differ from it; None where nobody can tell).
 
-    Of a copy without .git the commit is given, or it comes with `tree`: a line with its hash and what `git ls-tree -r`
-    says of it, which the files are compared with.
+    Of a copy without .git the commit is given, or it comes with `tree`: a line with its hash and
+    what `git ls-tree -r` says of it, which the files are compared with.
     """
 
     def git(*words: str) -> str:
@@ -78,7 +78,8 @@ def commit(given: str | None, tree: Path | None = None) -> tuple[str, bool | Non
 
 
 def differs(listed: Iterable[str]) -> bool:
-    """Whether a file under `LOOKED_AT` is not the one that `git ls-tree -r` lists, or is missing, or is not listed."""
+    """Whether a file under `LOOKED_AT` is not the one that `git ls-tree -r` lists, or is missing,
+    or is not listed."""
     wanted = dict(reversed(line.split(" ", 2)[2].split("\t")) for line in listed)
     wanted = {name: blob for name, blob in wanted.items() if _counts(name)}
     here = {
@@ -111,7 +112,8 @@ def without_paths(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """An error's text as one line without paths: its beginning, and its end, where cuBLAS and XLA give the reason."""
+    """An error's text as one line without paths: its beginning, and its end, where cuBLAS and XLA
+    give the reason."""
     text = " ".join(without_paths(text).split())
     return text if len(text) <= 800 else f"{text[:350]} [...] {text[-440:]}"
 
@@ -158,8 +160,8 @@ def versions() -> dict[str, str]:
 
 
 def provenance(made_from: tuple[str, bool | None], rehearse: bool) -> dict[str, Any]:
-    """Everything a reader needs to judge a figure, or to make it again, but for the command, which is a part's own. No
-    path, host or user. `made_from` is what `commit` says."""
+    """Everything a reader needs to judge a figure, or to make it again, but for the command, which
+    is a part's own. No path, host or user. `made_from` is what `commit` says."""
     packages = {}
     for name in (
         "jaxlib",
@@ -200,11 +202,12 @@ def same_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return all(old.get(key) == new.get(key) for key in {*old, *new} - {"date", "command"})
 
 
-# The file -------------------------------------------------------------------------------------------------------------
+# The file -----------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record, or an empty one where there is none. Raises ValueError for a file that is no record."""
+    """A record, or an empty one where there is none. Raises ValueError for a file that is no
+    record."""
     if not path.exists():
         return {"runs": [], "cases": {}}
     try:
@@ -232,8 +235,8 @@ def json_numbers(value: Any) -> Any:
 def write(
     path: Path, part: str, runs: list[Mapping[str, Any]], cases: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Write a record, a line a case, in one step: a run that is cut off leaves the file of before. Equal runs become
-    one, and those that have no case any more are left out."""
+    """Write a record, a line a case, in one step: a run that is cut off leaves the file of before.
+    Equal runs become one, and those that have no case any more are left out."""
     first = [runs.index(run) for run in runs]
     used = sorted({first[case["run"]] for case in cases.values()})
     about = ",\n".join(
@@ -270,8 +273,8 @@ def add(path: Path, part: str, run: Mapping[str, Any], name: str, case: Mapping[
 
 
 def merge(path: Path, part: str, other: Path, run: Mapping[str, Any]) -> None:
-    """Take into a record what another has. Of a case that both have, what counts is what is the same as `run`'s, and
-    then what is newer."""
+    """Take into a record what another has. Of a case that both have, what counts is what is the
+    same as `run`'s, and then what is newer."""
     here, there = read(path), read(other)
 
     def weight(data: Mapping[str, Any], name: str) -> tuple[bool, str]:
@@ -288,8 +291,8 @@ def merge(path: Path, part: str, other: Path, run: Mapping[str, Any]) -> None:
 
 
 def keep_hlo(path: Path, key: str, compiled: Any) -> None:
-    """Keep a program's HLO as the compiler wrote it, without paths, under the file of that name beside `path`: what the
-    parser makes of a GPU's own programs can then be looked at anywhere."""
+    """Keep a program's HLO as the compiler wrote it, without paths, under the file of that name
+    beside `path`: what the parser makes of a GPU's own programs can then be looked at anywhere."""
     file = path.parent / HLO
     new = _packed({key: without_paths(compiled.as_text())})
     in_one_step(file, (file.read_bytes() if file.exists() else b"") + new)
@@ -303,8 +306,8 @@ def _packed(programs: Mapping[str, str]) -> bytes:
 
 
 def kept_hlo(file: Path) -> dict[str, str]:
-    """The programs that a file holds, by part, case and form; of two of one name the last. Of a file that is cut off or
-    damaged, those before that."""
+    """The programs that a file holds, by part, case and form; of two of one name the last. Of a
+    file that is cut off or damaged, those before that."""
     programs: dict[str, str] = {}
     with (
         contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, zlib.error),
@@ -321,18 +324,20 @@ def merge_hlo(file: Path, newer: Path) -> None:
         in_one_step(file, _packed(programs))
 
 
-# A case under way -----------------------------------------------------------------------------------------------------
+# A case under way ---------------------------------------------------------------------------------
 
 
 class GpuLost(RuntimeError):
-    """After a form of a case the GPU answers nothing any more: what follows needs a process of its own."""
+    """After a form of a case the GPU answers nothing any more: what follows needs a process of its
+    own."""
 
 
 class Case:
-    """The case under way in this process: which form of it is tried, what to leave out, and where its programs go.
+    """The case under way in this process: which form of it is tried, what to leave out, and where
+    its programs go.
 
-    `marker` is the file that says what is under way, so that what takes the process down is known; `avoid` says of
-    forms that have done so, by name, how.
+    `marker` is the file that says what is under way, so that what takes the process down is known;
+    `avoid` says of forms that have done so, by name, how.
     """
 
     def __init__(self, path: Path, part: str, name: str, marker: Path, avoid: Mapping[str, str]):
@@ -341,8 +346,8 @@ class Case:
 
     @contextlib.contextmanager
     def form(self, form: str) -> Iterator[None]:
-        """What is done within is a form's: if the process goes down, it is that form's doing. Raises RuntimeError for
-        one that has brought processes down before."""
+        """What is done within is a form's: if the process goes down, it is that form's doing.
+        Raises RuntimeError for one that has brought processes down before."""
         if form in self.avoid:
             raise RuntimeError(self.avoid[form])
         self.note(form)
@@ -355,7 +360,8 @@ class Case:
         in_one_step(self.marker, json.dumps(said).encode())
 
     def attempt(self, rows: dict[str, Any], form: str, do: Callable[[], Any]) -> Any:
-        """What `do` returns, or None and the error in the form's row. Raises GpuLost where the GPU is gone after it."""
+        """What `do` returns, or None and the error in the form's row. Raises GpuLost where the GPU
+        is gone after it."""
         try:
             with self.form(form):
                 return do()
@@ -372,7 +378,8 @@ class Case:
         self.note()
 
     def refused(self, error: Exception, form: str = "") -> str:
-        """What a GPU refuses is a result: the error as one line. Raises GpuLost where the GPU is gone with it."""
+        """What a GPU refuses is a result: the error as one line. Raises GpuLost where the GPU is
+        gone with it."""
         if form not in self.avoid and not answers():
             raise GpuLost(form, sentence(error)) from error
         return sentence(error)

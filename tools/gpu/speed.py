@@ -1,8 +1,10 @@
-"""How fast: bf16 and FP8 in every form of the chapters, on cubes and on the shapes of two transformers.
+"""How fast: bf16 and FP8 in every form of the chapters, on cubes and on the shapes of two
+transformers.
 
-What is compared is timed side by side, in one case: a ratio of two figures of one case is of one run. Every FP8 result
-stays in the chip's reach (random operands of unit size), and no call finds its inputs in the cache. A form runs and is
-timed first and is described afterwards: what cannot be read of its program costs no figure.
+What is compared is timed side by side, in one case: a ratio of two figures of one case is of one
+run. Every FP8 result stays in the chip's reach (random operands of unit size), and no call finds
+its inputs in the cache. A form runs and is timed first and is described afterwards: what cannot be
+read of its program costs no figure.
 """
 
 import contextlib
@@ -32,8 +34,9 @@ from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from tools.records.releases import dot
 from tools.records.releases import scaled as fused
 
-# Tokens by the matrices of Llama 2 (Touvron et al. 2023): hidden sizes 4096 and 8192, MLPs of 11008 and 28672, and in
-# the 70B model 8 heads of 128 for keys and for values. M is 8192 tokens, or few, as when text is generated.
+# Tokens by the matrices of Llama 2 (Touvron et al. 2023): hidden sizes 4096 and 8192, MLPs of 11008
+# and 28672, and in the 70B model 8 heads of 128 for keys and for values. M is 8192 tokens, or few,
+# as when text is generated.
 SHAPES = {
     "8192": (8192, 8192, 8192),
     "4096": (4096, 4096, 4096),
@@ -64,8 +67,8 @@ BF16, E4M3 = jnp.bfloat16, jnp.float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A way to write a matmul: the function, the types and shapes of its arguments, and who runs it. `rehearsal` is
-    what runs in its place where there is no GPU."""
+    """A way to write a matmul: the function, the types and shapes of its arguments, and who runs
+    it. `rehearsal` is what runs in its place where there is no GPU."""
 
     fn: Callable
     args: tuple[jax.ShapeDtypeStruct, ...]
@@ -75,7 +78,8 @@ class Form:
 
     @property
     def untuned(self) -> "Form":
-        """By the kernel that cuBLASLt proposes first, as torch takes it. XLA by itself times several."""
+        """By the kernel that cuBLASLt proposes first, as torch takes it. XLA by itself times
+        several."""
         return dataclasses.replace(self, options={"xla_gpu_autotune_level": 0})
 
 
@@ -185,7 +189,8 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
 
 
 def ladder(m: int, n: int, k: int) -> dict[str, Form]:
-    """Chapter 10's ladder of block-scaled matmuls, with its kernel at the top, beside bf16 and a scale an operand."""
+    """Chapter 10's ladder of block-scaled matmuls, with its kernel at the top, beside bf16 and a
+    scale an operand."""
     (main, defined), size = (forms(m, n, k)["main"], chapter("10")), 128
     args = (
         *main["FP8"].args,
@@ -229,7 +234,8 @@ def walked(
     return lambda: call(*next(sets))
 
 
-# torch's call, and the form of ours that does the same: no amax, by the kernel that cuBLASLt proposes first.
+# torch's call, and the form of ours that does the same: no amax, by the kernel that cuBLASLt
+# proposes first.
 TORCH = {
     "bf16": "torch bf16",
     "FP8 scaled": "torch._scaled_mm",
@@ -267,7 +273,8 @@ def torch_forms(m: int, n: int, k: int, rehearse: bool) -> Iterator[tuple[str, C
 def torch_calls(
     rows: dict[str, Any], sizes: tuple[int, int, int], rehearse: bool, case: Case
 ) -> dict[str, Callable[[], Any]]:
-    """torch's forms; none, and the reason in a row, where it cannot be imported or has no memory."""
+    """torch's forms; none, and the reason in a row, where it cannot be imported or has no
+    memory."""
     return case.attempt(rows, "torch", lambda: dict(torch_forms(*sizes, rehearse))) or {}
 
 
@@ -302,7 +309,8 @@ def describe(
     rehearse: bool,
     read: Callable[..., Mapping[str, Any]] = description,
 ) -> None:
-    """Add to each row what can be read from its program, or why that cannot: it costs no figure. Keep the programs."""
+    """Add to each row what can be read from its program, or why that cannot: it costs no figure.
+    Keep the programs."""
     for name, compiled in programs.items():
         try:
             rows[name] |= read(compiled, rehearse)
@@ -313,8 +321,8 @@ def describe(
 
 
 def whole(row: dict[str, Any]) -> dict[str, Any]:
-    """A row, without its time by the GPU's clock where that saw too few of the program's kernels: it is too short then.
-    (Copies are no kernels to it, and a call of a library may be several.)"""
+    """A row, without its time by the GPU's clock where that saw too few of the program's kernels:
+    it is too short then. (Copies are no kernels to it, and a call of a library may be several.)"""
     if row.get("device_seconds") and row["launches"] < 0.9 * row.get("kernels", 0):
         saw = f"CUPTI saw {row['launches']:g} of {row['kernels']} kernels, {row['device_seconds']:.3g} s"
         return row | {"device_seconds": None, "no_clock": saw}
@@ -335,8 +343,8 @@ def timed(
     slices: float = 0.02,
     rounds: int = 4,
 ) -> None:
-    """Add to each row what its call takes, and what the chip does meanwhile. A call that fails now is left out, and the
-    others are timed without it."""
+    """Add to each row what its call takes, and what the chip does meanwhile. A call that fails now
+    is left out, and the others are timed without it."""
 
     @contextlib.contextmanager
     def during(name):
@@ -365,7 +373,8 @@ def timed(
 
 
 def group_of(sizes: tuple[int, int, int], group: str) -> dict[str, Form]:
-    """The forms of a group; "main, untuned" has those beside which torch's are like for like as well."""
+    """The forms of a group; "main, untuned" has those beside which torch's are like for like as
+    well."""
     name, _, more = group.partition(", ")
     found = ladder(*sizes) if name == "blocks" else forms(*sizes)[name]
     return found | ({f"{form}, {more}": found[form].untuned for form in TORCH} if more else {})
@@ -374,7 +383,8 @@ def group_of(sizes: tuple[int, int, int], group: str) -> dict[str, Form]:
 def time_forms(
     sizes: tuple[int, int, int], group: str, rehearse: bool, case: Case
 ) -> dict[str, Any]:
-    """Compile every form of a group, time all of them side by side, and then say what the compiler made of each."""
+    """Compile every form of a group, time all of them side by side, and then say what the compiler
+    made of each."""
     rows: dict[str, Any] = {}
     calls, programs = {}, {}
     for name, form in group_of(sizes, group).items():
@@ -411,8 +421,8 @@ def time_forms(
 
 
 def first_call(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[str, Any]:
-    """What everything else stands on: one call with all in it runs, its numbers are right, and CUPTI sees it. Beside it
-    the rate at which this chip copies memory."""
+    """What everything else stands on: one call with all in it runs, its numbers are right, and
+    CUPTI sees it. Beside it the rate at which this chip copies memory."""
     form = forms(*sizes)["what is fused"]["+ bias + gelu + amax"]
     gigabyte = jax.ShapeDtypeStruct((2**12 if rehearse else 2**29,), BF16)
     name, copy = "everything in one call", "a copy of 1 GiB"
@@ -446,8 +456,9 @@ LOADED = ("bf16", "FP8 scaled, FP8 out, amax", "FP8 scaled, FP8 out, untuned")
 
 
 def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[str, Any]:
-    """How the rate sinks: of the first calls after a pause, and of those after a second and a half without one; with
-    random operands and with zeros, which draw less power. By the host's clock, of calls sent one after the other."""
+    """How the rate sinks: of the first calls after a pause, and of those after a second and a half
+    without one; with random operands and with zeros, which draw less power. By the host's clock, of
+    calls sent one after the other."""
     rows: dict[str, Any] = {}
     calls: dict[str, Callable[[], Any]] = {}
     for name in LOADED:
@@ -475,7 +486,8 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
 
 
 def held(call: Callable[[], Any], watch: Watch, seconds: float) -> dict[str, float]:
-    """Seconds of a call: the median of the first batches, and of the last third of those without a pause."""
+    """Seconds of a call: the median of the first batches, and of the last third of those without a
+    pause."""
     wait(call())
     count = max(1, round(0.02 / wall_seconds(call, 3)))  # 20 ms between two looks at the clock
     time.sleep(seconds / 3)

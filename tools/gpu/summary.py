@@ -1,4 +1,5 @@
-"""What the records of a chip say, in a screen: printed at the end of a run, for whoever must decide at once."""
+"""What the records of a chip say, in a screen: printed at the end of a run, for whoever must decide
+at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from helpers.results import Record, goals
 
 
 def summary(folder: Path, parts: Sequence[str]) -> str:
-    """What goals are reached, and a few lines for each of the parts that has a record in the folder."""
+    """What goals are reached, and a few lines for each of the parts that has a record in the
+    folder."""
     records = {part: record for part in parts if (record := read(folder / f"{part}.json"))["cases"]}
     lines = ["## goals"] if {"speed", "train"} & records.keys() else []
     for part in ("speed", "train"):
@@ -105,7 +107,8 @@ def speed(cases: Mapping[str, Any]) -> Iterator[str]:
             by_gpu = all(row["device_seconds"] for row in forms.values())
             clock = "device_seconds" if by_gpu else "wall_seconds"
             base = next(iter(forms.values()))[clock]
-            # All forms where goals are about them, the first few elsewhere: a screen is all that may come back.
+            # All forms where goals are about them, the first few elsewhere: a screen is all that
+            # may come back.
             some = list(forms.items())[: None if name.startswith("8192") else 5]
             said = ", ".join(
                 f"{form} {row[clock] * 1e6:.0f}us x{base / row[clock]:.2f}" for form, row in some

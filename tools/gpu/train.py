@@ -1,9 +1,11 @@
-"""How fast a transformer layer is, forward and in training: in f32, in bf16, and in bf16 with FP8 matmuls.
+"""How fast a transformer layer is, forward and in training: in f32, in bf16, and in bf16 with FP8
+matmuls.
 
-The precisions of a case are built first and then timed side by side, so a ratio of two of them is of one run. Each has
-trained a few steps before it is timed: what is multiplied has the scales of training, and that the loss falls is
-recorded beside the time. Going forward, as in training, parameters are f32 and converted in each call. What the
-compiler made of a step is read after everything is timed.
+The precisions of a case are built first and then timed side by side, so a ratio of two of them is
+of one run. Each has trained a few steps before it is timed: what is multiplied has the scales of
+training, and that the loss falls is recorded beside the time. Going forward, as in training,
+parameters are f32 and converted in each call. What the compiler made of a step is read after
+everything is timed.
 """
 
 import contextlib
@@ -26,7 +28,8 @@ from helpers.gpt import GPTLayer, train_state, train_step
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
 REHEARSAL = {"hidden": 64, "heads": 4, "sequence": 32, "batch": 2}
 FAST, XLA = ", fast backward", ", XLA's attention"
-# By name: which layer it is; the layer is "bf16" or "bf16+fp8" with another backward pass, or another attention.
+# By name: which layer it is; the layer is "bf16" or "bf16+fp8" with another backward pass, or
+# another attention.
 LAYERS = {
     "bf16": {"dtype": jnp.bfloat16},
     "bf16+fp8": {"dtype": jnp.bfloat16, "fp8": True},
@@ -39,8 +42,9 @@ STEPS = 20  # of training, whose losses are recorded
 
 @contextlib.contextmanager
 def fast_backward() -> Iterator[None]:
-    """What Flax does not offer: gradients accumulated as fast as the forward pass. Flax asks for exact accumulation
-    there, and cuBLASLt then adds up more slowly: this is to measure how much of a step that is."""
+    """What Flax does not offer: gradients accumulated as fast as the forward pass. Flax asks for
+    exact accumulation there, and cuBLASLt then adds up more slowly: this is to measure how much of
+    a step that is."""
     exact, fast = fp8_ops.dot_general_transpose_lhs, jax.lax.Precision.DEFAULT
     with mock.patch.object(
         fp8_ops,
@@ -51,8 +55,8 @@ def fast_backward() -> Iterator[None]:
 
 
 def model_flops(sizes: dict[str, int], training: bool) -> int:
-    """Of the layer's matmuls as written, whoever runs them: 12 hidden^2 weights, and attention's two for each head; the
-    backward pass multiplies twice as much."""
+    """Of the layer's matmuls as written, whoever runs them: 12 hidden^2 weights, and attention's
+    two for each head; the backward pass multiplies twice as much."""
     hidden, sequence, tokens = (
         sizes["hidden"],
         sizes["sequence"],
@@ -64,14 +68,15 @@ def model_flops(sizes: dict[str, int], training: bool) -> int:
 def build(
     layer: GPTLayer, sizes: dict[str, int], gemm: str, training: bool, rehearse: bool
 ) -> tuple[jax.stages.Compiled, Callable[[], jax.Array], list[float]]:
-    """The compiled pass, a function without arguments that runs it once, and the losses of the first steps. It has run.
-    Raises whatever XLA and cuDNN raise."""
+    """The compiled pass, a function without arguments that runs it once, and the losses of the
+    first steps. It has run. Raises whatever XLA and cuDNN raise."""
     keys = jax.random.split(jax.random.key(0))
     dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
     x, target = (jax.random.normal(key, dims, jnp.bfloat16).astype(layer.dtype) for key in keys)
     state, losses = train_state(layer, x), []
     if training:
-        # A function of its own each time: JAX must not reuse what it has traced with the other accumulation.
+        # A function of its own each time: JAX must not reuse what it has traced with the other
+        # accumulation.
         one_step = jax.jit(lambda *args: train_step.__wrapped__(*args), donate_argnums=0)
         compiled = own_compile(one_step, state, x, target, rehearse=rehearse, gemm=gemm)
         step = runnable(one_step, compiled, rehearse)
@@ -93,7 +98,8 @@ def build(
 def build_best(
     precision: str, sizes: dict[str, int], gemm: str, training: bool, rehearse: bool, case: Case
 ) -> tuple[dict[str, Any], jax.stages.Compiled, Callable[[], jax.Array]]:
-    """With cuDNN's fused attention where it takes the layer, else with XLA's; with XLA's where the name says so."""
+    """With cuDNN's fused attention where it takes the layer, else with XLA's; with XLA's where the
+    name says so."""
     fields = {"hidden": sizes["hidden"], "heads": sizes["heads"], **LAYERS[precision.split(",")[0]]}
     row = {"dtype": jnp.dtype(fields["dtype"]).name, "fp8": fields.get("fp8", False), "gemm": gemm}
     for attention in (
@@ -140,7 +146,8 @@ def read(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
 def measure(
     training: bool, gemm: str, precisions: tuple[str, ...], rehearse: bool, case: Case
 ) -> dict[str, Any]:
-    """One pass over the layer in each precision, timed side by side. What one of them raises, its row says."""
+    """One pass over the layer in each precision, timed side by side. What one of them raises, its
+    row says."""
     sizes = REHEARSAL if rehearse else SIZES
     rows: dict[str, Any] = {}
     calls, programs = {}, {}
@@ -157,8 +164,9 @@ def measure(
 
 
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
-    """A training step and a forward pass with cuBLASLt's matmuls, then with those that XLA chooses by timing (of f32 it
-    would have much to time, and no goal is about it; a rehearsal times nothing)."""
+    """A training step and a forward pass with cuBLASLt's matmuls, then with those that XLA chooses
+    by timing (of f32 it would have much to time, and no goal is about it; a rehearsal times
+    nothing)."""
     one = functools.partial(functools.partial, measure, rehearse=rehearse)
     if rehearse:
         return {

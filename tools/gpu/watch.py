@@ -1,7 +1,8 @@
-"""What the chip does while something is timed: its clock, its power, its temperature, and what holds it back.
+"""What the chip does while something is timed: its clock, its power, its temperature, and what
+holds it back.
 
-nvidia-smi samples all the while, in a process of its own; afterwards its samples are sorted by what was being timed. So
-a ratio of two forms can be told from a ratio of two clocks.
+nvidia-smi samples all the while, in a process of its own; afterwards its samples are sorted by what
+was being timed. So a ratio of two forms can be told from a ratio of two clocks.
 """
 
 import contextlib
@@ -22,9 +23,11 @@ FIELDS = (
     "clocks_event_reasons.active",
 )
 EVERY = 25  # milliseconds
-# nvidia-smi sees all GPUs of the machine; JAX the first of those that it is given, by number or by name.
+# nvidia-smi sees all GPUs of the machine; JAX the first of those that it is given, by number or by
+# name.
 WHICH = f"--id={os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',')[0] or '0'}"
-# Bits of clocks_event_reasons.active, NVML's nvmlClocksEventReason*: what keeps a clock below its highest.
+# Bits of clocks_event_reasons.active, NVML's nvmlClocksEventReason*: what keeps a clock below its
+# highest.
 REASONS = {
     0x1: "idle",
     0x2: "application clocks",
@@ -38,13 +41,14 @@ REASONS = {
 }
 
 
-# `timeout`: it must not outlive a process that is killed; in the same group, so that it is killed with it. `stdbuf`: a
-# line a sample, and none left behind when it is ended.
+# `timeout`: it must not outlive a process that is killed; in the same group, so that it is killed
+# with it. `stdbuf`: a line a sample, and none left behind when it is ended.
 COMMAND = ("timeout", "--foreground", "600", "stdbuf", "-oL", "nvidia-smi")
 
 
 class Watch:
-    """Samples of the GPU while `with Watch() as watch:` lasts; `watch.during(name)` says what is timed meanwhile.
+    """Samples of the GPU while `with Watch() as watch:` lasts; `watch.during(name)` says what is
+    timed meanwhile.
 
     On a machine without nvidia-smi there are no samples, and every summary is None.
     """
@@ -85,8 +89,9 @@ class Watch:
             self.slices.append((name, start, time.time()))
 
     def summary(self, name: str) -> dict[str, Any] | None:
-        """Of the samples taken while `name` was timed: clock in MHz (lowest, median, highest), power in W (median,
-        highest), temperature in degrees Celsius (highest), and what held the clock back."""
+        """Of the samples taken while `name` was timed: clock in MHz (lowest, median, highest),
+        power in W (median, highest), temperature in degrees Celsius (highest), and what held the
+        clock back."""
         within = [
             s
             for s in self.samples or ()
@@ -113,8 +118,8 @@ class Watch:
 
 
 def sample(line: str) -> tuple[float, float | None, float | None, float | None, int | None] | None:
-    """(seconds since 1970, MHz, W, degrees, reasons) of a line of nvidia-smi's, None in place of what this machine does
-    not tell; None for a line that is cut."""
+    """(seconds since 1970, MHz, W, degrees, reasons) of a line of nvidia-smi's, None in place of
+    what this machine does not tell; None for a line that is cut."""
 
     def number(word: str, read=float):
         try:
