@@ -6,6 +6,11 @@ SETUP = @for p in python3 /usr/bin/python3; do $$p -c '' 2>/dev/null && exec $$p
 # uv uses the machine's own certificates: company networks have theirs.
 export UV_SYSTEM_CERTS := 1
 export GPU
+# Python reads what .venv says of this folder in the locale's encoding: of the C locale that is ASCII, and this folder's
+# name may have other letters.
+ifneq (,$(filter C POSIX,$(LC_ALL)))
+export LC_ALL := C.UTF-8
+endif
 # Kernels and tests run in .venv, whichever environment the shell has active.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 

@@ -13,6 +13,7 @@ import hashlib
 import http.client
 import importlib.util
 import json
+import locale
 import os
 import re
 import subprocess
@@ -101,7 +102,7 @@ def alone():
 
 
 def try_lock(file):
-    """Whether this process has the lock on an open file now. True too where nothing can be locked."""
+    """Whether this process has the lock on an open file now; True if nothing can be locked."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,6 +113,20 @@ def try_lock(file):
         # Any other error comes of a file system without locks: two set-ups there do not wait.
         return error.errno != (errno.EACCES if fcntl is None else errno.EWOULDBLOCK)
     return True
+
+
+def check_locale():
+    """SystemExit where Python cannot read this folder's name in the files of .venv."""
+    if str(ROOT).isascii() or not hasattr(locale, "nl_langinfo"):
+        return
+    with contextlib.suppress(locale.Error):  # a locale that is not installed: it stays C
+        locale.setlocale(locale.LC_CTYPE, "")
+    encoding = locale.nl_langinfo(locale.CODESET)
+    if encoding.upper().replace("-", "") != "UTF8":
+        raise SystemExit(
+            f"The name of the folder {ROOT} has letters outside ASCII, and the locale's encoding is "
+            f"{encoding}. Set LC_ALL=C.UTF-8, or rename the folder, and {AGAIN}."
+        )
 
 
 def uv_path():
@@ -386,6 +401,7 @@ def install(uv, choice, env):
 
 def main():
     """Install what is missing. The exit status."""
+    check_locale()
     env = environment()
     uv = uv_path()
     python, env = python_choice(uv, env)

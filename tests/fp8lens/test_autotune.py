@@ -108,15 +108,20 @@ def test_each_chips_choices_are_found(keys, chip):
     device = (
         "CUDA: {}.{}, ".format(*target.compute_capability)
         + f"Cores: {target.sms}, GPU clock: 1.7 GHz, Memory "
-        f"bandwidth: {1.03 * target.memory_bandwidth / 1e9:.0f} GB/s, L2 cache: 60 MB, DNN version: 9.21.1"
+        f"bandwidth: {1.03 * target.memory_bandwidth / 1e9:.0f} GB/s, L2 cache: 60 MB, "
+        "DNN version: 9.21.1"
     )
-    fn = lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
+
+    def fn(a, b):
+        return jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
+
     operand = jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
     options = {"target": chip, "gemm": "auto"}
     hlo = (
-        "{\n  tmp_0 = bf16[512,256]{1,0} parameter(0)\n  tmp_1 = bf16[512,256]{1,0} parameter(1)\n  ROOT tmp_2 = "
-        "f32[512,512]{1,0} dot(bf16[512,256]{1,0} tmp_0, bf16[512,256]{1,0} tmp_1), lhs_contracting_dims={1}, "
-        "rhs_contracting_dims={1}\n}"
+        "{\n  tmp_0 = bf16[512,256]{1,0} parameter(0)\n"
+        "  tmp_1 = bf16[512,256]{1,0} parameter(1)\n"
+        "  ROOT tmp_2 = f32[512,512]{1,0} dot(bf16[512,256]{1,0} tmp_0, bf16[512,256]{1,0} tmp_1), "
+        "lhs_contracting_dims={1}, rhs_contracting_dims={1}\n}"
     )
     text = autotune.by_hand([(device, hlo, keys[NAMES[0]][0][2])]).replace(
         "block_m: 128", "block_m: 32"

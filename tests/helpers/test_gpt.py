@@ -2,6 +2,7 @@
 compiled to at its size."""
 
 import functools
+import itertools
 import re
 import subprocess
 import sys
@@ -141,7 +142,7 @@ def test_the_loss_falls_alike_in_each_precision():
             state, loss = train_step(state, x, y)
             assert loss.dtype == f32
             losses[name].append(float(loss))
-        assert all(after < before for before, after in zip(losses[name], losses[name][1:])), (
+        assert all(after < before for before, after in itertools.pairwise(losses[name])), (
             name,
             losses[name],
         )

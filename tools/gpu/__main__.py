@@ -1,5 +1,6 @@
-"""Run the project on the attached Hopper GPU and record what came out: `make gpu`, `make
-train-bench`.
+"""Run the project on the attached Hopper GPU and record what came out.
+
+`make gpu` measures all parts, `make train-bench` the transformer layer alone.
 
 Parts, each with a result file of its own, notebooks/results/<model>/<part>.json: agreement (does
 the compile without a GPU give what the GPU's own gives, and does the GPU run it), numerics (are the
@@ -88,7 +89,8 @@ AGENDA = (
 PARTS = tuple(dict.fromkeys(stage.part for stage in AGENDA))
 MINUTES = 9  # of a run: with its start, and what ends it, one of a batch system's ten
 STARTS = 150  # seconds after which a child that has begun no case never will
-GRACE = 50  # seconds that a case may go on after its stage's time; none begins in the last ones of a run
+# Seconds that a case may go on after its stage's time. None begins in the last ones of a run.
+GRACE = 50
 RESTART = 75  # exit status of a child whose next case wants a process of its own
 CRASHES = 24  # failures of processes before a stage is given up
 TOOLKITS = [Path("/usr/local/cuda"), Path("/opt/cuda")]  # where XLA looks by itself
@@ -124,6 +126,7 @@ class Run:
 
 
 def cases(part: str, rehearse: bool) -> dict[str, Callable[..., dict[str, Any]]]:
+    """A part's cases by name, each a function that measures it."""
     return importlib.import_module(part).cases(rehearse)
 
 
@@ -218,7 +221,7 @@ def child(run: Run) -> Iterator[tuple[subprocess.Popen, collections.deque[str]]]
     last: collections.deque[str] = collections.deque(maxlen=20)
 
     def pass_on() -> None:
-        for line in process.stdout:
+        for line in process.stdout or ():
             last.append(line)
             print(line, end="", flush=True)
 
@@ -241,13 +244,53 @@ def spent(run: Run) -> float:
     return time.time() - json.loads(run.began.read_text()) if run.began.exists() else 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a child came to its end: its exit status (None for one that was stopped), when it was
+    started, and the last lines it said."""
+
+    status: int | None
+    started: float
+    last: collections.deque[str]
+
+    @property
+    def how(self) -> str:
+        """The exit status in words."""
+        if self.status == -signal.SIGKILL:
+            return "signal SIGKILL, as the kernel sends it where memory runs out"
+        if self.status is not None and self.status < 0:
+            return f"signal {signal.Signals(-self.status).name}"
+        return f"exit status {self.status}"
+
+
+def run_child(run: Run, stage: Stage, end: float) -> Ended:
+    """Have a child measure what is ordered, until it ends or its time is over."""
+    with child(run) as (process, last):
+        status, started = None, time.time()
+        while (
+            status is None
+            and time.time() < end
+            and spent(run) < stage.seconds + GRACE
+            and (run.marker.exists() or run.began.exists() or time.time() < started + STARTS)
+        ):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=0.2)
+    return Ended(status, started, last)
+
+
+def say_if_nothing_began(run: Run, ended: Ended) -> None:
+    """Say so where a child ended, or was stopped, before its first case."""
+    if ended.status or not run.began.exists():
+        waited = f"no case began in {time.time() - ended.started:.0f} s"
+        how = ended.how if ended.status else waited
+        print(f"{run.part} did not start: {how}, see above", flush=True)
+
+
 def supervise(
     run: Run, names: list[str], stage: Stage, end: float, avoid: dict[str, dict[str, str]]
 ) -> None:
     """Measure cases of a part in child processes, for the stage's seconds and not beyond `end`.
     `avoid` says of forms that have taken their processes down, by case and name, how; it grows."""
-    from record import add, clean, read
-
     failures: collections.Counter[tuple[str, str]] = collections.Counter()
     run.began.unlink(missing_ok=True)
     while (
@@ -259,69 +302,61 @@ def supervise(
         if not (todo := [name for name in names if name not in done]):
             break
         run.marker.unlink(missing_ok=True)
-        run.orders.write_text(
-            json.dumps(
-                {
-                    "cases": todo,
-                    "fresh": stage.fresh,
-                    "seconds": seconds,
-                    "end": end - GRACE,
-                    "avoid": avoid,
-                }
-            )
-        )
-        with child(run) as (process, last):
-            status, started = None, time.time()  # None while it runs
-            while (
-                status is None
-                and time.time() < end
-                and spent(run) < stage.seconds + GRACE
-                and (run.marker.exists() or run.began.exists() or time.time() < started + STARTS)
-            ):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    status = process.wait(timeout=0.2)
+        orders = {
+            "cases": todo,
+            "fresh": stage.fresh,
+            "seconds": seconds,
+            "end": end - GRACE,
+            "avoid": avoid,
+        }
+        run.orders.write_text(json.dumps(orders))
+        ended = run_child(run, stage, end)
         if not run.marker.exists():
-            if status == RESTART:
+            if ended.status == RESTART:
                 continue
-            if status or not run.began.exists():
-                how = (
-                    f"exit status {status}"
-                    if status
-                    else f"no case began in {time.time() - started:.0f} s"
-                )
-                print(f"{run.part} did not start: {how}, see above", flush=True)
+            say_if_nothing_began(run, ended)
             break  # it is through, or out of time, or only its threads were left
         doing = json.loads(run.marker.read_text())
         if doing["case"] in recorded(run):
             continue  # it was recorded, and had just not been crossed out
-        if status is None:
-            took = time.time() - doing["since"]
-            if (
-                took < stage.seconds + GRACE - 2
-            ):  # it began late: its next turn has all of the stage's time
-                print(f"  {doing['case']}: cut off after {took:.0f} s, comes again", flush=True)
-                break
-            why = doing["error"] or f"stopped after {took:.0f} s"
-        else:
-            by = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            why = doing["error"] or clean(
-                f"the process ended with {by}: {' '.join(last)}".rstrip(": ")
-            )
-        what = f"{doing['case']}, {doing['form']}" if doing["form"] else doing["case"]
-        key = doing["case"], doing["form"]
-        failures[key] += 1
-        again = status is not None and failures[key] == 1
-        print(
-            f"  {what}: {'again in a process of its own' if again else 'FAILED'}: {why}", flush=True
-        )
-        if again:
-            continue
-        if doing["form"]:
-            avoid.setdefault(doing["case"], {})[doing["form"]] = why
-        else:
-            old = read(run.path)["cases"].get(doing["case"], {})
-            stops = {"stops": old.get("stops", 0) + 1} if status is None else {}
-            add(run.path, run.part, run.provenance, doing["case"], {"error": why, **stops})
+        took = time.time() - doing["since"]
+        # A case that began late and was stopped has all of the stage's time when it comes again.
+        if ended.status is None and took < stage.seconds + GRACE - 2:
+            print(f"  {doing['case']}: cut off after {took:.0f} s, comes again", flush=True)
+            break
+        failures[doing["case"], doing["form"]] += 1
+        first = failures[doing["case"], doing["form"]] == 1
+        note_failure(run, doing, ended, took, first, avoid)
+
+
+def note_failure(
+    run: Run,
+    doing: Mapping[str, Any],
+    ended: Ended,
+    took: float,
+    first: bool,
+    avoid: dict[str, dict[str, str]],
+) -> None:
+    """Say what took a child down. The first time that is all; the second time it is recorded: of a
+    form in `avoid`, of a case without forms as its result."""
+    from record import add, clean, read
+
+    if ended.status is None:
+        why = doing["error"] or f"stopped after {took:.0f} s"
+    else:
+        said = f"the process ended with {ended.how}: {' '.join(ended.last)}".rstrip(": ")
+        why = doing["error"] or clean(said)
+    what = f"{doing['case']}, {doing['form']}" if doing["form"] else doing["case"]
+    again = ended.status is not None and first
+    print(f"  {what}: {'again in a process of its own' if again else 'FAILED'}: {why}", flush=True)
+    if again:
+        return
+    if doing["form"]:
+        avoid.setdefault(doing["case"], {})[doing["form"]] = why
+        return
+    old = read(run.path)["cases"].get(doing["case"], {})
+    stops = {"stops": old.get("stops", 0) + 1} if ended.status is None else {}
+    add(run.path, run.part, run.provenance, doing["case"], {"error": why, **stops})
 
 
 def libdevice() -> dict[str, str]:
@@ -354,65 +389,80 @@ def refusal(rehearse: bool) -> str | None:
     if rehearse:
         return None
     instead = "With --rehearse it goes through all of it on the CPU, small."
+    device = (attached_gpu() or ("",))[0]
     if not gpu_available():
         if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
             why = "JAX_PLATFORMS keeps JAX from using one: unset it."
-        elif attached_gpu() is None:
+        elif not device:
             why = (
-                "no NVIDIA GPU with a driver for CUDA 13 (580 or newer) answers here. On a cluster: is this the "
-                "node with the GPU?"
+                "no NVIDIA GPU with a driver for CUDA 13 (580 or newer) answers here. On a "
+                "cluster: is this the node with the GPU?"
             )
         else:
-            why = f"this Python has no CUDA libraries for the {attached_gpu()[0]}: pip install 'jax[cuda13]'."
+            why = f"this Python has no CUDA libraries for the {device}: pip install 'jax[cuda13]'."
         return f"This measures a GPU, and {why} {instead}"
     try:
         chip = TARGETS["local"]
     except KeyError as error:
         return f"{error} {instead}"
-    if chip.compute_capability != (9, 0) or "MIG" in attached_gpu()[0]:
-        return f"This is for a whole H100 or H200 (SXM, capability 9.0); attached is {attached_gpu()[0]}. {instead}"
+    if chip.compute_capability != (9, 0) or "MIG" in device:
+        return (
+            "This is for a whole H100 or H200 (SXM, capability 9.0); attached is "
+            f"{device}. {instead}"
+        )
     return None
 
 
-def agenda(parts: list[str], rehearse: bool) -> list[tuple[Stage, list[str]]]:
-    """The stages of these parts with the names of their cases, each case once."""
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The stages with the names of their cases, each case once, and the parts that cannot start."""
+
+    stages: list[tuple[Stage, list[str]]]
+    broken: list[str]
+
+
+def agenda(parts: list[str], rehearse: bool, only: list[str] | None = None) -> Plan:
+    """What these parts measure. Of their cases only those that a pattern of `only` names."""
     names: dict[str, list[str]] = collections.defaultdict(list)
+    broken = []
     for part in parts:
         try:
-            names[part] = list(cases(part, rehearse))
+            found = cases(part, rehearse)
         except ImportError as error:  # the other parts may not need it
             print(f"{part}: cannot start: {error}", flush=True)
+            broken.append(part)
+        else:
+            names[part] = [name for name in found if only is None or is_named(name, only)]
     stages = []
     for stage in AGENDA:
         mine = fnmatch.filter(names[stage.part], stage.cases)
         names[stage.part] = [name for name in names[stage.part] if name not in mine]
         stages.append((stage, mine))
-    return stages
+    return Plan(stages, broken)
 
 
-def go_through(
-    runs: Mapping[str, Run], parts: list[str], rehearse: bool, end: float, after: Callable[[], None]
-) -> tuple[int, int]:
+def is_named(name: str, patterns: list[str]) -> bool:
+    """Whether one of the patterns is a case's name, or matches it as a shell's would."""
+    return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def go_through(runs: Mapping[str, Run], plan: Plan, end: float, after: Callable[[], None]) -> int:
     """Measure what is left, stage by stage, again and again until nothing is or the time is over;
-    `after` each stage something may be done. How many cases are left, and how many parts cannot
-    start."""
+    `after` each stage something may be done. How many cases are left."""
     from record import read
 
-    stages = agenda(parts, rehearse)
     avoid: dict[str, dict[str, dict[str, str]]] = collections.defaultdict(dict)
 
     def left(anybodys: bool = False) -> list[tuple[Stage, list[str]]]:
         """What nobody has measured, or what not this run has."""
         found = []
-        for stage, names in stages:
+        for stage, names in plan.stages:
             done = read(runs[stage.part].path)["cases"] if anybodys else recorded(runs[stage.part])
             found.append((stage, [name for name in names if name not in done]))
         return [(stage, names) for stage, names in found if names]
 
-    for anybodys in (
-        True,
-        False,
-    ):  # first what nobody has measured, then what another commit or driver has
+    # First what nobody has measured, then what another commit or driver has.
+    for anybodys in (True, False):
         before = None
         while (todo := left(anybodys)) and todo != before and time.time() < end - GRACE:
             before = todo
@@ -421,8 +471,7 @@ def go_through(
                     print(f"{stage.part} ({len(names)} cases):", flush=True)
                     supervise(runs[stage.part], names, stage, end, avoid[stage.part])
                     after()
-    broken = set(parts) - {stage.part for stage, names in stages if names}
-    return sum(len(names) for _, names in left()), len(broken)
+    return sum(len(names) for _, names in left())
 
 
 def carry_on(
@@ -458,40 +507,46 @@ def keep_copy(folder: Path, to: Path) -> None:
         print(f"not kept in {to}: {error}", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def arguments_of(words: list[str] | None) -> argparse.Namespace:
+    """The command line, and what is wrong with it as a sentence (SystemExit)."""
     parser = argparse.ArgumentParser(
         prog="tools/gpu",
-        description=f"{__doc__.splitlines()[0]} Exit status: 0 all is recorded, 1 some is left, 2 it "
-        "cannot run here.",
+        description=f"{__doc__.splitlines()[0]} Exit status: 0 all is recorded, 1 some is left, "
+        "2 it cannot run here, 3 all is recorded and a chapter failed.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "parts",
         nargs="*",
-        help=f"of {', '.join(PARTS)}; without: all of them, what is worth knowing "
-        "first coming first",
+        help=f"of {', '.join(PARTS)}; without: all of them, what is worth knowing first coming "
+        "first",
     )
-    parser.add_argument(
+    add(
+        "--only",
+        action="append",
+        metavar="CASE",
+        help="only cases of this name, or of names that match it (* is anything); may be repeated",
+    )
+    add(
         "--rehearse",
         action="store_true",
-        help="on the CPU, small; into _build/rehearsal, or into the "
-        "folder rehearsal of a carried folder",
+        help="on the CPU, small; into _build/rehearsal, or into the folder rehearsal of a carried "
+        "folder",
     )
-    parser.add_argument(
-        "--fresh", action="store_true", help="delete what is recorded of these parts"
-    )
-    parser.add_argument(
+    add("--fresh", action="store_true", help="delete what is recorded of these parts")
+    add(
         "--minutes",
         type=float,
         default=MINUTES,
         help=f"the whole run is over after so many ({MINUTES})",
     )
-    parser.add_argument(
+    add(
         "--results",
         type=Path,
         metavar="FOLDER",
         help="where the models' folders are, instead of notebooks/results",
     )
-    parser.add_argument("--commit", help="the commit of a copy that has no .git")
+    add("--commit", help="the commit of a copy that has no .git")
     carried = parser.add_argument_group(
         "a carried folder", "what `make gpu-bundle` wrote gives these by itself"
     )
@@ -504,110 +559,151 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FOLDER",
         help="keep the results here as well, for the next run",
     )
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # a child's scratch folder
-    options = parser.parse_args(arguments)
-    os.environ.update(
-        ENVIRONMENT | libdevice()
-    )  # before JAX starts, which asks the GPU for its name
-    parts = options.parts or list(PARTS)
-    if unknown := set(parts) - set(PARTS):
+    add("--measure", type=Path, help=argparse.SUPPRESS)  # a child's scratch folder
+    options = parser.parse_args(words)
+    options.parts = options.parts or list(PARTS)
+    if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     if not options.minutes * 60 > GRACE:
+        least = f"{GRACE / 60:.2g}"
         parser.error(
-            f"--minutes must be above {GRACE / 60:.2g}, for a case to begin; got {options.minutes:g}"
+            f"--minutes must be above {least}, for a case to begin; got {options.minutes:g}"
         )
-    if options.rehearse:
+    return options
+
+
+def set_environment(rehearse: bool) -> None:
+    """What JAX reads when it starts; it starts when it is asked for the GPU's name."""
+    os.environ.update(ENVIRONMENT | libdevice())
+    if rehearse:
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif "cuda" in os.environ.get("JAX_PLATFORMS", ""):
-        del os.environ[
-            "JAX_PLATFORMS"
-        ]  # "cuda" alone would leave JAX no CPU, which the float64 reference runs on
-    start = time.time()
-    if options.measure:
-        about = json.loads((options.measure / "run.json").read_text())
-        return measure(
-            Run(
-                parts[0],
-                Path(about["folder"], f"{parts[0]}.json"),
-                about[parts[0]],
-                options.measure,
-            )
+        # "cuda" alone would leave JAX no CPU, which the float64 reference runs on.
+        del os.environ["JAX_PLATFORMS"]
+
+
+def measure_as_child(options: argparse.Namespace) -> int:
+    """What a child does: one part, as its supervisor's scratch folder says. The exit status."""
+    about = json.loads((options.measure / "run.json").read_text())
+    (part,) = options.parts
+    path = Path(about["folder"], f"{part}.json")
+    return measure(Run(part, path, about[part], options.measure))
+
+
+def measure_all(
+    options: argparse.Namespace,
+    plan: Plan,
+    place: Path,
+    about: Mapping[str, Mapping[str, Any]],
+    end: float,
+) -> int | None:
+    """Measure into a folder all that is planned, until `end`. How many cases are left; None where
+    somebody stopped it. Raises ValueError for a file there that is no record."""
+    kind = "rehearsal" if options.rehearse else "results"
+    # What is carried, and what this machine still has of a run whose results have not come back.
+    earlier = [where / kind for where in (options.bundle, options.work) if where]
+
+    def keep() -> None:
+        if options.work:
+            keep_copy(place, options.work / kind / place.name)
+
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        (scratch / "run.json").write_text(json.dumps({**about, "folder": str(place.resolve())}))
+        runs = {part: Run(part, place / f"{part}.json", about[part], scratch) for part in PARTS}
+        try:
+            if options.fresh:
+                for part in options.parts:
+                    runs[part].path.unlink(missing_ok=True)
+            carry_on(place, earlier, about, [] if options.fresh else options.parts)
+            return go_through(runs, plan, end, keep)
+        except KeyboardInterrupt:
+            print("\nstopped", flush=True)
+            return None
+
+
+def last_words(place: Path, missing: int | None, broken: list[str], failed: list[str]) -> str:
+    """What is left to do after a run, as a sentence. `missing` is None where it was stopped."""
+    shown = place.resolve().relative_to(ROOT) if place.resolve().is_relative_to(ROOT) else place
+    said = [f"results are in {shown}."]
+    if missing is None:
+        said.append("The same command goes on where this stopped.")
+    elif missing:
+        said.append(
+            f"The same command goes on where this stopped: {missing} cases are left "
+            "(exit status 1)."
         )
+    elif broken:
+        said.append(f"Nothing is left, but for {', '.join(broken)}: it cannot start, see above.")
+    else:
+        said.append("Nothing is left.")
+    if failed:
+        said.append(
+            f"FAILED: {', '.join(failed)} (exit status 3 once nothing is left). Once that is "
+            "fixed, run them again: --fresh notebooks."
+        )
+    return " ".join(said)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, or rehearse, and say what came out. The exit status is what `--help` says."""
+    options = arguments_of(arguments)
+    start = time.time()
+    set_environment(options.rehearse)
+    if options.measure:
+        return measure_as_child(options)
     if why := refusal(options.rehearse):
         print(why, file=sys.stderr)
         return 2
 
-    from record import commit, folder, provenance
+    from record import commit, failed_chapters, folder, provenance
     from summary import summary
 
     from helpers.results import COMMANDS
 
     tree = options.bundle / "tree" if options.bundle else None
-    made_from = (
-        ("0" * 40, True)
-        if options.rehearse and not (options.commit or tree)
-        else commit(options.commit, tree)
-    )
+    if options.rehearse and not (options.commit or tree):
+        made_from: tuple[str, bool | None] = ("0" * 40, True)
+    else:
+        made_from = commit(options.commit, tree)
     here = provenance(made_from, options.rehearse)
     about = {part: here | {"command": COMMANDS[part]} for part in PARTS}
-    kind = "rehearsal" if options.rehearse else "results"
-    # What is carried, and what this machine still has of a run whose results have not come back.
-    earlier = [place / kind for place in (options.bundle, options.work) if place]
-    place = folder(here, options.results or (earlier[0] if options.bundle else None))
-    missing, broken = None, 0
-    with tempfile.TemporaryDirectory() as scratch:
-        Path(scratch, "run.json").write_text(json.dumps(about | {"folder": str(place.resolve())}))
-        runs = {
-            part: Run(part, place / f"{part}.json", about[part], Path(scratch)) for part in PARTS
-        }
-
-        def keep() -> None:
-            if options.work:
-                keep_copy(place, options.work / kind / place.name)
-
-        try:
-            if options.fresh:
-                for part in parts:
-                    runs[part].path.unlink(missing_ok=True)
-            carry_on(
-                place,
-                earlier,
-                about,
-                [part for part in PARTS if part in parts and not options.fresh],
-            )
-            missing, broken = go_through(
-                runs, parts, options.rehearse, start + options.minutes * 60, keep
-            )
-        except ValueError as error:  # a file that is no record
-            print(error, file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            print("\nstopped", flush=True)
-    print(summary(place, parts))
-    shown = place.resolve().relative_to(ROOT) if place.resolve().is_relative_to(ROOT) else place
-    print(
-        f"{time.time() - start:.0f} s; results are in {shown}. "
-        + (
-            "Nothing is left"
-            + (f", but for {broken} part that cannot start, see above." if broken else ".")
-            if missing == 0
-            else "The same command goes on where this stopped"
-            + (f": {missing} cases are left (exit status 1)." if missing else ".")
-        ),
-        flush=True,
-    )
-    return int(missing != 0 or broken > 0)
+    carried = options.bundle / ("rehearsal" if options.rehearse else "results") if tree else None
+    place = folder(here, options.results or carried)
+    plan = agenda(options.parts, options.rehearse, options.only)
+    if not plan.broken and not any(names for _, names in plan.stages):
+        print(f"no case of {', '.join(options.parts)} is named {options.only}", file=sys.stderr)
+        return 2
+    try:
+        missing = measure_all(options, plan, place, about, start + options.minutes * 60)
+        failed = failed_chapters(place / "notebooks.json") if "notebooks" in options.parts else []
+    except ValueError as error:  # a file that is no record
+        print(error, file=sys.stderr)
+        return 2
+    print(summary(place, options.parts))
+    words = last_words(place, missing, plan.broken, failed)
+    print(f"{time.time() - start:.0f} s; {words}", flush=True)
+    if missing != 0 or plan.broken:
+        return 1
+    return 3 if failed else 0
 
 
 def stop(*signal_and_frame: object) -> None:
+    """End as Ctrl-C does, on a signal that says that the time is up."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)  # as a batch system says that the time is up
-    status = main()
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        print("stopped before the first case: the same command begins again", file=sys.stderr)
+        status = 1
+    except MemoryError:
+        print("Memory ran out: the same command goes on where this stopped.", file=sys.stderr)
+        status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        status
-    )  # what is left to take down may hang where the GPU is lost, and nothing of it is wanted
+    # What is left to take down may hang where the GPU is lost, and nothing of it is wanted.
+    os._exit(status)

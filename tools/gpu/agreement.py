@@ -79,6 +79,7 @@ def compare(program: releases.Program, gemm: str, rehearse: bool, case: Case) ->
 def run(
     program: releases.Program, compiled: jax.stages.Compiled, rehearse: bool, case: Case
 ) -> dict[str, Any]:
+    """Whether a program runs once, and why it does not."""
     try:
         jax.block_until_ready(
             runnable(program.fn, compiled, rehearse)(*arguments(program.args, "random"))

@@ -17,11 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-
-HERE = Path(__file__).resolve().parent
-if __name__ == "__main__":
-    sys.path[:0] = map(str, (HERE.parent.parent, HERE))
-
 from agreement import side
 from programs import chip, own_compile, programs
 from record import Case, sentence
@@ -30,6 +25,7 @@ from fp8lens.autotune import recording
 from helpers import Target, aot_compile
 from tools.records import releases
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CHOSEN = (
     "unscaled, f32 result",
     "scaled in f32",
@@ -93,16 +89,17 @@ def options(program: releases.Program, more: Mapping[str, Any] | None = None) ->
 def looked_up(names: tuple[str, ...], divide: int) -> dict[str, list[tuple[str, str, str]]]:
     """For each program, what XLA looks up when it compiles it without a GPU: (chip, instructions,
     release)."""
+    found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     child = subprocess.run(
         [sys.executable, __file__, str(divide), *names],
-        env=os.environ | LOGGING,
+        env=os.environ | LOGGING | {"PYTHONPATH": os.pathsep.join(found)},
         capture_output=True,
         text=True,
     )
     said = re.split(r"^program (.*)\n", child.stderr, flags=re.M)
     if child.returncode:
         raise RuntimeError(f"XLA could not say what it looks up: {said[-1][-400:]}")
-    return {name: MISSED.findall(log) for name, log in zip(said[1::2], said[2::2])}
+    return {name: MISSED.findall(log) for name, log in zip(said[1::2], said[2::2], strict=True)}
 
 
 def by_hand(keys: list[tuple[str, str, str]], matmul: str = TILE) -> str:
@@ -113,7 +110,8 @@ def by_hand(keys: list[tuple[str, str, str]], matmul: str = TILE) -> str:
         quoted = hlo.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         answer = CUBLASLT if "custom-call(" in hlo else matmul if " dot(" in hlo else NATIVE
         text += (
-            f'results {{\n  device: "{device}"\n  hlo: "{quoted}"\n  result {{\n    {answer}\n  }}\n'
+            f'results {{\n  device: "{device}"\n  hlo: "{quoted}"\n'
+            f"  result {{\n    {answer}\n  }}\n"
             f"  version: {version}\n}}\n"
         )
     return text
@@ -168,6 +166,7 @@ def travels(
 
 
 def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
+    """A case a program, of those on which the ways to multiply differ."""
     names, divide = (CHOSEN[::3], 16) if rehearse else (CHOSEN, 1)
     everything, before = programs(divide), set()
 

@@ -10,6 +10,7 @@ import argparse
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -37,11 +38,15 @@ THERE = (
     "jupyterlab-widgets",
     "widgetsnbextension",
 )
+# What runs a chapter besides, by dependency group: several chapters at once; a look at what one
+# shows.
+CARRIED_TOO = {"test": ("pytest-xdist", "execnet"), "site": ("nh3",)}
 RUN = """\
 #!/usr/bin/env bash
 [ -n "${{BASH_VERSION:-}}" ] || exec bash "$0" "$@"  # called as `sh run`
-# Measures the attached Hopper GPU: what `make gpu` does, without a network and without installing anything. Give it
-# the same options. Results go into the folder beside this file, or where --results says; the next run goes on there.
+# Measures the attached Hopper GPU: what `make gpu` does, without a network and without installing
+# anything. Give it the same options. Results go into the folder beside this file, or where
+# --results says; the next run goes on there.
 set -euo pipefail
 here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
 python=${{PYTHON:-python3}}
@@ -49,12 +54,13 @@ stop() {{ echo "$*" >&2; exit 2; }}
 ask='import platform, sys; print("%d.%d" % sys.version_info[:2], platform.machine())'
 have=$("$python" -c "$ask") ||
     stop "no python3 runs here: name one, as in PYTHON=/path/to/python{python} bash $0"
-[ "$have" = "{python} {machine}" ] || stop "the packages in this folder are for Python {python} on {machine}, and" \\
-    "$python is $have: name another, as in PYTHON=/path/to/python3, or make the folder again with" \\
-    "make gpu-bundle ARGS=\\"--python ${{have% *}} --machine ${{have#* }}\\""
-"$python" -c 'import jax, flax, matplotlib' 2>/dev/null || stop "$python needs JAX for CUDA 13 (0.10.2 or newer)," \\
-    "Flax (0.12.8) and matplotlib, which this folder does not bring:" \\
-    "$("$python" -c 'import jax, flax, matplotlib' 2>&1 | tail -n 1)"
+[ "$have" = "{python} {machine}" ] || stop "the packages in this folder are for Python {python}" \\
+    "on {machine}, and $python is $have: name another, as in PYTHON=/path/to/python3, or make the" \\
+    "folder again with make gpu-bundle ARGS=\\"--python ${{have% *}} --machine ${{have#* }}\\""
+needs='import jax, flax, matplotlib'
+"$python" -c "$needs" 2>/dev/null || stop "$python needs JAX for CUDA 13 (0.10.2 or newer), Flax" \\
+    "(0.12.8) and matplotlib, which this folder does not bring:" \\
+    "$("$python" -c "$needs" 2>&1 | tail -n 1)"
 work=${{TMPDIR:-/tmp}}/fp8-gpu-$(id -u)
 unpacked=$work/$(cat "$here/packages.tar.gz" "$here/project.tar.gz" | cksum | tr ' ' -)
 if [ ! -d "$unpacked" ]; then  # in one step: a run that is cut off here leaves nothing half done
@@ -72,9 +78,8 @@ exec "$python" "$unpacked/project/tools/gpu" --bundle "$here" --work "$work" "$@
 
 
 def git(*words: str) -> str:
-    not_above = os.environ | {
-        "GIT_CEILING_DIRECTORIES": str(ROOT.parent)
-    }  # where an archive may be unpacked
+    """What git says of this checkout; of none above it, where an archive may be unpacked."""
+    not_above = os.environ | {"GIT_CEILING_DIRECTORIES": str(ROOT.parent)}
     return subprocess.run(
         ["git", *words], cwd=ROOT, env=not_above, check=True, capture_output=True, text=True
     ).stdout
@@ -85,7 +90,8 @@ def tree() -> str:
     try:
         if changed := git("status", "--porcelain"):
             raise SystemExit(
-                f"{changed}Results name the commit they were made from: commit these, or `git stash -u`."
+                f"{changed}Results name the commit they were made from: commit these, or "
+                "`git stash -u`."
             )
         return git("rev-parse", "HEAD") + git("ls-tree", "-r", "HEAD")
     except (OSError, subprocess.CalledProcessError) as error:
@@ -94,24 +100,30 @@ def tree() -> str:
         ) from None
 
 
+def exported(*choice: str) -> list[str]:
+    """The locked packages of some dependency groups, one a line, as `uv export` writes them.
+    SystemExit where uv fails, which has said why."""
+    command = [str(UV), "export", "--quiet", "--locked", "--no-default-groups", *choice]
+    command += ["--no-emit-project", "--no-hashes", "--no-annotate"]
+    made = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if made.returncode:
+        raise SystemExit(f"uv could not list the locked packages{why(made.returncode)}")
+    return made.stdout.splitlines()
+
+
+def why(status: int) -> str:
+    """Whether a failed command may have lacked memory: the kernel ends it with SIGKILL then."""
+    return ": memory ran out" if status in (-signal.SIGKILL, 128 + signal.SIGKILL) else ""
+
+
 def requirements() -> str:
     """The locked packages that a GPU machine lacks: what runs and checks a notebook."""
     prune = [word for name in THERE for word in ("--prune", name)]
-    export = [
-        UV,
-        "export",
-        "--quiet",
-        "--locked",
-        "--no-default-groups",
-        "--group",
-        "course",
-        "--group",
-        "lab",
-        "--no-emit-project",
-        "--no-hashes",
-        *prune,
-    ]
-    return subprocess.run(export, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    found = exported("--group", "course", "--group", "lab", *prune)
+    for group, names in CARRIED_TOO.items():
+        of_group = exported("--group", group)
+        found += [line for line in of_group if line.partition("==")[0] in names]
+    return "\n".join(found)
 
 
 def packages(python: str, machine: str) -> bytes:
@@ -120,7 +132,7 @@ def packages(python: str, machine: str) -> bytes:
         wanted, site = Path(folder, "requirements.txt"), Path(folder, "site")
         wanted.write_text(requirements())
         install = [
-            UV,
+            str(UV),
             "pip",
             "install",
             "--quiet",
@@ -134,13 +146,14 @@ def packages(python: str, machine: str) -> bytes:
             "--python-platform",
             f"{machine}-manylinux_2_28",
             "--target",
-            site,
+            str(site),
             "--requirement",
-            wanted,
+            str(wanted),
         ]
-        if subprocess.run(install).returncode:
+        if status := subprocess.run(install).returncode:
             raise SystemExit(
-                "the packages could not be had: making the folder needs a network, using it does not"
+                f"the packages could not be had{why(status)}: making the folder needs a network, "
+                "using it does not"
             )
         for unwanted in [*site.rglob("__pycache__"), *map(site.joinpath, ("bin", "share", "etc"))]:
             shutil.rmtree(unwanted, ignore_errors=True)
@@ -152,6 +165,7 @@ def packages(python: str, machine: str) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the folder. The exit status."""
     parser = argparse.ArgumentParser(prog="make gpu-bundle", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--to", type=Path, default=PLACE, help="the folder to write (_build/gpu-bundle)"
@@ -190,12 +204,15 @@ def main(arguments: list[str] | None = None) -> int:
     results = sorted(path.relative_to(place).as_posix() for path in place.glob("results/*/*.json"))
     shown = place.relative_to(ROOT) if place.is_relative_to(ROOT) else place
     print(
-        f"{shown}: {size / 1e6:.1f} MB, commit {known[:12]}, for Python {options.python} on {options.machine}; "
-        f"results so far: {', '.join(results) or 'none'}\n"
+        f"{shown}: {size / 1e6:.1f} MB, commit {known[:12]}, for Python {options.python} on "
+        f"{options.machine}; results so far: {', '.join(results) or 'none'}\n"
         f"Carry the folder to the machine, and there: bash {shown.name}/run"
     )
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except MemoryError:
+        sys.exit("Memory ran out: close other programs, and run the same command again.")

@@ -22,6 +22,7 @@ class Runs:
         self.paths, self.started = paths, dict[str, Future]()
 
     def result(self, path: Path, case: Case) -> dict[str, Any]:
+        """Whether a chapter passed, and what was said where it did not."""
         if path.stem not in self.started:
             pool = ThreadPoolExecutor(AT_ONCE)
             for later in self.paths[self.paths.index(path) :]:

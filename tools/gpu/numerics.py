@@ -67,10 +67,12 @@ def _evaluate(jaxpr: core.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     def read(atom: Any) -> Any:
         if not isinstance(atom, core.Literal):
             return values[atom]
-        return _convert(atom.val, atom.aval.dtype) if _is_float(atom.aval.dtype) else atom.val
+        literal: Any = atom  # JAX's types do not say that its aval has a dtype
+        dtype = literal.aval.dtype
+        return _convert(literal.val, dtype) if _is_float(dtype) else literal.val
 
-    values.update(zip(jaxpr.jaxpr.constvars, [wide(c) for c in jaxpr.consts]))
-    values.update(zip(jaxpr.jaxpr.invars, args))
+    values.update(zip(jaxpr.jaxpr.constvars, [wide(c) for c in jaxpr.consts], strict=True))
+    values.update(zip(jaxpr.jaxpr.invars, args, strict=True))
     for equation in jaxpr.jaxpr.eqns:
         inputs, params = [read(atom) for atom in equation.invars], dict(equation.params)
         inner = params.get("jaxpr") or params.get("call_jaxpr")
@@ -85,11 +87,11 @@ def _evaluate(jaxpr: core.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
                 params |= {"preferred_element_type": np.dtype(np.float64), "precision": None}
             outputs = equation.primitive.bind(*inputs, **params)
             outputs = outputs if equation.primitive.multiple_results else [outputs]
-            if (
-                equation.primitive.name == "dot_general"
-            ):  # its own result may be narrower than its operands' products
-                outputs = [_convert(outputs[0], equation.outvars[0].aval.dtype)]
-        values.update(zip(equation.outvars, outputs))
+            if equation.primitive.name == "dot_general":
+                # Its own result may be narrower than its operands' products.
+                result: Any = equation.outvars[0].aval
+                outputs = [_convert(outputs[0], result.dtype)]
+        values.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
 
 
@@ -261,6 +263,7 @@ def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
         }
 
     lengths, size = (SUMS[:2], 32) if rehearse else (SUMS, 512)
+    made: dict[str, Callable[[Case], dict[str, Any]]]
     made = {f"sums, K = {k}": functools.partial(sums, k, size, rehearse) for k in lengths}
     made |= {
         name: functools.partial(judge, program, releases.K, rehearse)

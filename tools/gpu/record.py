@@ -72,16 +72,19 @@ def commit(given: str | None, tree: Path | None = None) -> tuple[str, bool | Non
         )
     except (OSError, subprocess.CalledProcessError):
         raise SystemExit(
-            "results name the commit they were made from, and this is no git checkout: give it with "
-            "--commit"
+            "results name the commit they were made from, and this is no git checkout: give it "
+            "with --commit"
         ) from None
 
 
 def differs(listed: Iterable[str]) -> bool:
     """Whether a file under `LOOKED_AT` is not the one that `git ls-tree -r` lists, or is missing,
     or is not listed."""
-    wanted = dict(reversed(line.split(" ", 2)[2].split("\t")) for line in listed)
-    wanted = {name: blob for name, blob in wanted.items() if _counts(name)}
+    wanted = {}
+    for line in listed:  # "<mode> blob <hash>\t<path>"
+        blob, name = line.split(" ", 2)[2].split("\t")
+        if _counts(name):
+            wanted[name] = blob
     here = {
         path.relative_to(ROOT).as_posix()
         for folder in LOOKED_AT
@@ -134,7 +137,9 @@ def dotted(number: int, *units: int) -> str:
 
 def versions() -> dict[str, str]:
     """What runs the kernels: driver, the CUDA it runs, and the libraries that JAX has loaded."""
-    from jax._src.lib import cuda_versions  # what `jax.print_environment_info` asks, too
+    from jax._src.lib import cuda_versions as found  # what `jax.print_environment_info` asks, too
+
+    cuda_versions: Any = found  # None without JAX's CUDA plugin, and nobody asks then
 
     ask = [
         "nvidia-smi",
@@ -223,6 +228,12 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
+def failed_chapters(path: Path) -> list[str]:
+    """The chapters that failed, by a record of the notebooks: their own code, or what runs it."""
+    cases = read(path)["cases"]
+    return [name for name, case in cases.items() if not case.get("passed")]
+
+
 def json_numbers(value: Any) -> Any:
     """A case with null in place of NaN and infinity, which JSON has not got."""
     if isinstance(value, dict):
@@ -262,6 +273,7 @@ def write(
 
 
 def now() -> str:
+    """The time, in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -355,6 +367,7 @@ class Case:
         self.note()
 
     def note(self, form: str = "", error: str = "") -> None:
+        """Write down which form is under way, or that it was and the GPU is lost."""
         self.under_way = form
         said = {"case": self.name, "form": form, "error": error, "since": self.since}
         in_one_step(self.marker, json.dumps(said).encode())

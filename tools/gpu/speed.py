@@ -55,13 +55,11 @@ SHAPES = {
     # Around the N from which on FP8 should pay where A has to be quantized first.
     **{f"N = {n}": (8192, n, 8192) for n in (256, 512, 1024, 2048)},
 }
-FUSED = (
-    "8192",
-    "4096",
-    "7B gate and up",
-)  # the shapes at which each epilogue is timed, and the same work unfused
+# The shapes at which each epilogue is timed, and the same work unfused.
+FUSED = ("8192", "4096", "7B gate and up")
 REHEARSAL = {"8192": (64, 96, 128), "4096": (64, 128, 128), "N = 512": (32, 16, 64)}
-BETWEEN = 200e6  # bytes of inputs to walk through before the first set comes again: Hopper's L2 holds 50 or 60 MB
+# Bytes of inputs to walk through before the first set comes again: Hopper's L2 holds 50 or 60 MB.
+BETWEEN = 200e6
 BF16, E4M3 = jnp.bfloat16, jnp.float8_e4m3fn
 
 
@@ -137,7 +135,7 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
         "FP8 from bf16": Form(lambda x, w, scale: quantized(x, w, lambda _: scale), (a16, b16, s)),
         "FP8 from bf16 by amax": Form(lambda x, w: quantized(x, w, amax_scale), (a16, b16)),
     }
-    added = {
+    added: dict[str, dict[str, Any]] = {
         "relu": {"act": relu},
         "gelu": {"act": gelu},
         "bias": {},
@@ -154,7 +152,7 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
             f"+ {name}": Form(fused(**how), args),
             f"unfused: + {name}": Form(unfused(**how), args),
         }
-    everything = {"act": gelu, "amax": "activated"}
+    everything: dict[str, Any] = {"act": gelu, "amax": "activated"}
     cost |= {
         "+ bias + gelu + amax": Form(fused(**everything), (*scaled, bias)),
         "unfused: + bias + gelu + amax": Form(unfused(**everything), (*scaled, bias)),
@@ -211,7 +209,7 @@ def inputs(args: tuple[jax.ShapeDtypeStruct, ...], seed: int) -> list[jax.Array]
         jax.random.uniform(key, (), minval=0.5, maxval=1.5).astype(arg.dtype)
         if not arg.shape
         else jax.random.normal(key, arg.shape, jnp.bfloat16).astype(arg.dtype)
-        for key, arg in zip(keys, args)
+        for key, arg in zip(keys, args, strict=True)
     ]
 
 
@@ -254,11 +252,12 @@ def torch_forms(m: int, n: int, k: int, rehearse: bool) -> Iterator[tuple[str, C
     normal = functools.partial(
         torch.randn, device="cpu" if rehearse else "cuda", dtype=torch.bfloat16
     )
-    wide = [(normal(m, k), normal(n, k)) for _ in range(2 if rehearse else sets_of(m * k + n * k))]
+    count = 2 if rehearse else sets_of(m * k + n * k)
+    sets = [(normal(m, k), normal(n, k)) for _ in range(count)]
     narrow = itertools.cycle(
-        [(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T) for a, b in wide]
+        [(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).T) for a, b in sets]
     )
-    wide = itertools.cycle([(a, b.T) for a, b in wide])
+    wide = itertools.cycle([(a, b.T) for a, b in sets])
     one = torch.tensor(0.75, device=normal(1).device)
 
     def scaled_mm(dtype, **options):
@@ -291,6 +290,7 @@ def as_row(timing: Timing) -> dict[str, Any]:
 
 
 def description(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
+    """What the compiler made of a form: kernels, bytes, matmuls, and the least time by roofline."""
     return {
         "kernels": len(kernels(compiled)),
         "bytes": bytes_moved(compiled),
@@ -324,12 +324,16 @@ def whole(row: dict[str, Any]) -> dict[str, Any]:
     """A row, without its time by the GPU's clock where that saw too few of the program's kernels:
     it is too short then. (Copies are no kernels to it, and a call of a library may be several.)"""
     if row.get("device_seconds") and row["launches"] < 0.9 * row.get("kernels", 0):
-        saw = f"CUPTI saw {row['launches']:g} of {row['kernels']} kernels, {row['device_seconds']:.3g} s"
+        saw = (
+            f"CUPTI saw {row['launches']:g} of {row['kernels']} kernels, "
+            f"{row['device_seconds']:.3g} s"
+        )
         return row | {"device_seconds": None, "no_clock": saw}
     return row
 
 
 def compile_form(form: Form, rehearse: bool) -> jax.stages.Compiled:
+    """A form compiled for the attached GPU, by its own way to multiply."""
     return own_compile(
         form.fn, *form.args, rehearse=rehearse, gemm=form.gemm, compiler_options=form.options
     )
@@ -409,13 +413,8 @@ def time_forms(
             if not rows[name]:
                 calls[name] = call
     # What goals are about is timed for longer: 0.1 s of each form in a round.
-    timed(
-        rows,
-        calls,
-        case,
-        rehearse,
-        **({"slices": 0.1, "rounds": 6} if sizes == SHAPES["8192"] else {}),
-    )
+    longer: dict[str, Any] = {"slices": 0.1, "rounds": 6} if sizes == SHAPES["8192"] else {}
+    timed(rows, calls, case, rehearse, **longer)
     describe(rows, programs, case, rehearse)
     return {"shape": list(sizes), "flops": 2 * math.prod(sizes), "forms": rows}
 
@@ -465,11 +464,9 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
         form = group_of(sizes, "main, untuned")[name]
         compiled = case.attempt(rows, name, lambda form=form: compile_form(form, rehearse))
         for what, make in (("random", inputs), ("zeros", zeros)) if compiled is not None else ():
-            call = case.attempt(
-                rows,
-                f"{name}, {what}",
-                lambda: walked(runnable(form.fn, compiled, rehearse), form.args, rehearse, make),
-            )
+            ready = runnable(form.fn, compiled, rehearse)
+            start = functools.partial(walked, ready, form.args, rehearse, make)
+            call = case.attempt(rows, f"{name}, {what}", start)
             calls |= {f"{name}, {what}": call} if call else {}
     calls |= {
         f"{name}, random": call for name, call in torch_calls(rows, sizes, rehearse, case).items()
@@ -477,7 +474,8 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
     for name, call in calls.items():
         rows[name] = {}
         with Watch() as watch:
-            found = case.attempt(rows, name, lambda: held(call, watch, 0.05 if rehearse else 1.5))
+            hold = functools.partial(held, call, watch, 0.05 if rehearse else 1.5)
+            found = case.attempt(rows, name, hold)
         if found:
             rows[name] = found | {
                 what: chip for what in ("burst", "sustained") if (chip := watch.summary(what))
@@ -496,7 +494,7 @@ def held(call: Callable[[], Any], watch: Watch, seconds: float) -> dict[str, flo
     stop, last = time.time() + seconds * 2 / 3, time.time() + seconds
     while time.time() < stop:
         wall_seconds(call, count)
-    late = []
+    late: list[float] = []
     with watch.during("sustained"):
         while not late or time.time() < last:
             late.append(wall_seconds(call, count))

@@ -26,12 +26,15 @@ def summary(folder: Path, parts: Sequence[str]) -> str:
 
 
 def of_part(part: str, record: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of one part: how many cases, what failed, and what its cases say."""
     failed = {name: case["error"] for name, case in record["cases"].items() if "error" in case}
     cases = {name: case for name, case in record["cases"].items() if name not in failed}
     took, about = sum(case.get("took", 0) for case in record["cases"].values()), record["runs"][-1]
+    chapters = sum(case.get("passed") is False for case in cases.values())
     yield (
-        f"## {part}: {len(record['cases'])} cases in {took:.0f} s, {len(failed)} failed; {about['device']}, cuBLAS "
-        f"{about['cublas']}, {about.get('power_limit', 'no power limit')}"
+        f"## {part}: {len(record['cases'])} cases in {took:.0f} s, "
+        f"{len(failed) + chapters} failed; {about['device']}, cuBLAS {about['cublas']}, "
+        f"{about.get('power_limit', 'no power limit')}"
     )
     yield from (
         f"   FAILED {name}: {why[:120]} [...] {why[-120:]}"
@@ -48,6 +51,7 @@ def of_part(part: str, record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def few(names: list[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
     return (
         ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
         or "none"
@@ -55,6 +59,7 @@ def few(names: list[str], most: int = 8) -> str:
 
 
 def agreement(cases: Mapping[str, Any]) -> Iterator[str]:
+    """How many programs agree and ran, and the first that were refused."""
     for gemm in ("cublaslt", "auto"):
         some = {name: case for name, case in cases.items() if case["gemm"] == gemm}
         if some:
@@ -71,6 +76,7 @@ def agreement(cases: Mapping[str, Any]) -> Iterator[str]:
 
 
 def numerics(cases: Mapping[str, Any]) -> Iterator[str]:
+    """The errors of the sums, and which programs are wrong."""
     judged = {name: case for name, case in cases.items() if "inputs" in case}
     for name, case in cases.items():
         if "sums" in case:
@@ -84,14 +90,14 @@ def numerics(cases: Mapping[str, Any]) -> Iterator[str]:
                 for what, same in case.get("same_as_model", {}).items()
             )
     if judged:
-        yield (
-            f"   wrong: {few([name for name, case in judged.items() if case['right'] is False])}; NaN elsewhere: "
-            f"{few([name for name, case in judged.items() if case['keeps_nan'] is False])}; refused: "
-            f"{few([name for name, case in judged.items() if case['refused']])}"
-        )
+        wrong = [name for name, case in judged.items() if case["right"] is False]
+        elsewhere = [name for name, case in judged.items() if case["keeps_nan"] is False]
+        refused = [name for name, case in judged.items() if case["refused"]]
+        yield (f"   wrong: {few(wrong)}; NaN elsewhere: {few(elsewhere)}; refused: {few(refused)}")
 
 
 def speed(cases: Mapping[str, Any]) -> Iterator[str]:
+    """Rates under load, and each form's time beside the first form's."""
     for name, case in cases.items():
         for load, row in case.get("loads", {}).items():
             yield f"   {name}: {load}: " + (
@@ -99,7 +105,8 @@ def speed(cases: Mapping[str, Any]) -> Iterator[str]:
                 if "error" in row
                 else (
                     f"{case['flops'] / row['burst_seconds'] / 1e12:.4g} TFLOP/s, then "
-                    f"{case['flops'] / row['sustained_seconds'] / 1e12:.4g} {chip(row.get('sustained'))}"
+                    f"{case['flops'] / row['sustained_seconds'] / 1e12:.4g} "
+                    f"{chip(row.get('sustained'))}"
                 )
             )
         forms = {form: row for form, row in case.get("forms", {}).items() if "wall_seconds" in row}
@@ -129,6 +136,7 @@ def speed(cases: Mapping[str, Any]) -> Iterator[str]:
 
 
 def chip(row: Mapping[str, Any] | None) -> str:
+    """What the chip did meanwhile: clock, power, what held it back. Empty where nobody looked."""
     if not row:
         return ""
     clock, power = row.get("clock_mhz", [0, 0])[1], row.get("power_w", [0])[0]
@@ -136,6 +144,7 @@ def chip(row: Mapping[str, Any] | None) -> str:
 
 
 def train(cases: Mapping[str, Any]) -> Iterator[str]:
+    """Each precision's time, and its ratio to bf16's."""
     for name, case in cases.items():
         rows = {form: row for form, row in case["precisions"].items() if "wall_seconds" in row}
         for form, row in case["precisions"].items():
@@ -161,6 +170,7 @@ def train(cases: Mapping[str, Any]) -> Iterator[str]:
 
 
 def autotune(cases: Mapping[str, Any]) -> Iterator[str]:
+    """What the GPU chose, and whether a compile without it follows."""
     for name, case in cases.items():
         chosen = " + ".join(
             f"{row['library']} {row['tile']}".strip() for row in case["on_gpu"].get("gemms", ())
@@ -170,5 +180,7 @@ def autotune(cases: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notebooks(cases: Mapping[str, Any]) -> Iterator[str]:
+    """Which chapters passed, and of the others the end of what was said."""
     for name, case in cases.items():
-        yield f"   {name}: {'passed' if case['passed'] else 'FAILED ' + case['failure'][-200:]} ({case['seconds']} s)"
+        how = "passed" if case["passed"] else f"FAILED {case['failure'][-200:]}"
+        yield f"   {name}: {how} ({case['seconds']} s)"

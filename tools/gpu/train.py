@@ -30,7 +30,7 @@ REHEARSAL = {"hidden": 64, "heads": 4, "sequence": 32, "batch": 2}
 FAST, XLA = ", fast backward", ", XLA's attention"
 # By name: which layer it is; the layer is "bf16" or "bf16+fp8" with another backward pass, or
 # another attention.
-LAYERS = {
+LAYERS: dict[str, dict[str, Any]] = {
     "bf16": {"dtype": jnp.bfloat16},
     "bf16+fp8": {"dtype": jnp.bfloat16, "fp8": True},
     "f32": {"dtype": jnp.float32},
@@ -77,7 +77,8 @@ def build(
     if training:
         # A function of its own each time: JAX must not reuse what it has traced with the other
         # accumulation.
-        one_step = jax.jit(lambda *args: train_step.__wrapped__(*args), donate_argnums=0)
+        untraced = train_step.__wrapped__  # type: ignore[attr-defined]  # what jax.jit was given
+        one_step = jax.jit(lambda *args: untraced(*args), donate_argnums=0)
         compiled = own_compile(one_step, state, x, target, rehearse=rehearse, gemm=gemm)
         step = runnable(one_step, compiled, rehearse)
         for _ in range(STEPS):
@@ -100,7 +101,11 @@ def build_best(
 ) -> tuple[dict[str, Any], jax.stages.Compiled, Callable[[], jax.Array]]:
     """With cuDNN's fused attention where it takes the layer, else with XLA's; with XLA's where the
     name says so."""
-    fields = {"hidden": sizes["hidden"], "heads": sizes["heads"], **LAYERS[precision.split(",")[0]]}
+    fields: dict[str, Any] = {
+        "hidden": sizes["hidden"],
+        "heads": sizes["heads"],
+        **LAYERS[precision.split(",")[0]],
+    }
     row = {"dtype": jnp.dtype(fields["dtype"]).name, "fp8": fields.get("fp8", False), "gemm": gemm}
     for attention in (
         ("cudnn", "xla") if row["dtype"] == "bfloat16" and not precision.endswith(XLA) else ("xla",)
@@ -129,17 +134,18 @@ def build_best(
 
 def read(compiled: jax.stages.Compiled, rehearse: bool) -> dict[str, Any]:
     """What the compiler made of a pass."""
-    report = report_gemms(compiled)
+    report, memory = report_gemms(compiled), compiled.memory_analysis()
     return description(compiled, rehearse) | {
         "fp8_matmuls": len(report.fp8_rows),
         "matmuls": len(report.rows),
         "compiled_flops": report.flops,
         "fp8_flops_share": report.fp8_flops_share,
         "gemms": [
-            f"{r.m}x{r.n}x{r.k} {r.library} {r.math_dtype} {r.epilogue} {r.precision} {r.tile}".strip()
-            for r in report.rows
+            f"{row.m}x{row.n}x{row.k} {row.library} {row.math_dtype} {row.epilogue} "
+            f"{row.precision} {row.tile}".strip()
+            for row in report.rows
         ],
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes if memory else None,
     }
 
 
@@ -153,9 +159,8 @@ def measure(
     calls, programs = {}, {}
     for precision in precisions:
         rows[precision] = {}
-        built = case.attempt(
-            rows, precision, lambda: build_best(precision, sizes, gemm, training, rehearse, case)
-        )
+        build_this = functools.partial(build_best, precision, sizes, gemm, training, rehearse, case)
+        built = case.attempt(rows, precision, build_this)
         if built:
             rows[precision], programs[precision], calls[precision] = built
     timed(rows, calls, case, rehearse, slices=0.25, rounds=6)

@@ -46,6 +46,10 @@ REASONS = {
 COMMAND = ("timeout", "--foreground", "600", "stdbuf", "-oL", "nvidia-smi")
 
 
+# (seconds since 1970, MHz, W, degrees, reasons), None in place of what the machine does not tell.
+Sample = tuple[float, float | None, float | None, float | None, int | None]
+
+
 class Watch:
     """Samples of the GPU while `with Watch() as watch:` lasts; `watch.during(name)` says what is
     timed meanwhile.
@@ -60,16 +64,19 @@ class Watch:
             WHICH,
             f"--loop-ms={EVERY}",
         )
-        self.command, self.slices, self.samples = (*command, *ask), [], None
+        self.command = (*command, *ask)
+        self.slices: list[tuple[str, float, float]] = []
+        self.samples: list[Sample] = []
 
     def __enter__(self) -> "Watch":
         self.file = tempfile.TemporaryFile("w+")
+        self.process: subprocess.Popen[bytes] | None = None
         try:
             self.process = subprocess.Popen(
                 self.command, stdout=self.file, stderr=subprocess.DEVNULL
             )
         except OSError:
-            self.process = None
+            pass  # no nvidia-smi: there are no samples
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -82,6 +89,7 @@ class Watch:
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
+        """What the chip does within belongs to `name`."""
         start = time.time()
         try:
             yield
@@ -94,14 +102,15 @@ class Watch:
         clock back."""
         within = [
             s
-            for s in self.samples or ()
+            for s in self.samples
             for other, start, end in self.slices
             if other == name and start <= s[0] <= end
         ]
         if not within:
             return None
         clock, power, heat, reasons = (
-            [one for one in column if one is not None] for column in list(zip(*within))[1:]
+            [one for one in column if one is not None]
+            for column in list(zip(*within, strict=True))[1:]
         )
         found: dict[str, Any] = {"samples": len(within)}
         if clock:
@@ -117,9 +126,8 @@ class Watch:
         }
 
 
-def sample(line: str) -> tuple[float, float | None, float | None, float | None, int | None] | None:
-    """(seconds since 1970, MHz, W, degrees, reasons) of a line of nvidia-smi's, None in place of
-    what this machine does not tell; None for a line that is cut."""
+def sample(line: str) -> Sample | None:
+    """What a line of nvidia-smi's says; None for a line that is cut."""
 
     def number(word: str, read=float):
         try:
