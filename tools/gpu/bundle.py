@@ -55,8 +55,8 @@ ask='import platform, sys; print("%d.%d" % sys.version_info[:2], platform.machin
 have=$("$python" -c "$ask") ||
     stop "no python3 runs here: name one, as in PYTHON=/path/to/python{python} bash $0"
 [ "$have" = "{python} {machine}" ] || stop "the packages in this folder are for Python {python}" \\
-    "on {machine}, and $python is $have: name another, as in PYTHON=/path/to/python3, or make the" \\
-    "folder again with make gpu-bundle ARGS=\\"--python ${{have% *}} --machine ${{have#* }}\\""
+    "on {machine}, and $python is $have: name another, as in PYTHON=/path/to/python3, or make" \\
+    "the folder again with make gpu-bundle ARGS=\\"--python ${{have% *}} --machine ${{have#* }}\\""
 needs='import jax, flax, matplotlib'
 "$python" -c "$needs" 2>/dev/null || stop "$python needs JAX for CUDA 13 (0.10.2 or newer), Flax" \\
     "(0.12.8) and matplotlib, which this folder does not bring:" \\

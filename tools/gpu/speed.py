@@ -462,7 +462,7 @@ def under_load(sizes: tuple[int, int, int], rehearse: bool, case: Case) -> dict[
     calls: dict[str, Callable[[], Any]] = {}
     for name in LOADED:
         form = group_of(sizes, "main, untuned")[name]
-        compiled = case.attempt(rows, name, lambda form=form: compile_form(form, rehearse))
+        compiled = case.attempt(rows, name, functools.partial(compile_form, form, rehearse))
         for what, make in (("random", inputs), ("zeros", zeros)) if compiled is not None else ():
             ready = runnable(form.fn, compiled, rehearse)
             start = functools.partial(walked, ready, form.args, rehearse, make)
