@@ -37,6 +37,8 @@ THERE = (
     "jupyterlab",
     "jupyterlab-widgets",
     "widgetsnbextension",
+    "debugpy",
+    "jedi",
 )
 # What runs a chapter besides, by dependency group: several chapters at once; a look at what one
 # shows.

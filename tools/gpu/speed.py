@@ -376,6 +376,11 @@ def timed(
             rows[name]["chip"] = chip
 
 
+def once(call: Callable[[], Any]) -> None:
+    """Call it, and wait until the result is there."""
+    wait(call())
+
+
 def group_of(sizes: tuple[int, int, int], group: str) -> dict[str, Form]:
     """The forms of a group; "main, untuned" has those beside which torch's are like for like as
     well."""
@@ -409,7 +414,7 @@ def time_forms(
     if group.startswith("main"):
         for name, call in torch_calls(rows, sizes, rehearse, case).items():
             rows[name] = {}
-            case.attempt(rows, name, lambda call=call: wait(call()))
+            case.attempt(rows, name, functools.partial(once, call))
             if not rows[name]:
                 calls[name] = call
     # What goals are about is timed for longer: 0.1 s of each form in a round.
