@@ -18,6 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from fp8lens.targets import attached_gpu
 from tools import outputs
 from tools.files import of_project
 
@@ -463,6 +464,30 @@ def test_what_builds_the_package_is_in_uv_itself(tmp_path):
     names = [name for name in zipfile.ZipFile(wheel).namelist() if name[-1] != "/"]
     files = {name for name in names if ".dist-info/" not in name}
     assert files == {path.relative_to(ROOT).as_posix() for path in of_project("fp8lens")}
+
+
+@pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pytest", "-n", "2", "tests/helpers/test_formats.py"],
+        ["tools.outputs", "check", "01"],
+        ["tools.records.training"],
+        ["tools.bench.inspection"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_jax_platforms_that_ask_for_a_gpu_are_answered(command):
+    end = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cuda"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert end.returncode != 0 and "Traceback" not in end.stdout
+    assert "JAX_PLATFORMS=cuda asks for a GPU, and no NVIDIA GPU" in end.stdout
 
 
 # What the documents say ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 
 from tools.outputs.chapters import ROOT, Refused
 from tools.outputs.notebook import WIDGET, describe, text_of, without_outputs
+from tools.platforms import missing_gpu
 
 CELL_SECONDS = 300  # longest a cell may run
 AT_ONCE = 2  # chapters: each has a kernel that compiles, and memory for more is not everywhere
@@ -180,6 +181,8 @@ def why_not_compared() -> str | None:
     """Why fresh outputs may rightly differ here from the committed ones, or None where they must
     not.
     """
+    if why := missing_gpu():
+        raise Refused(why)
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return f"they were made on linux x86_64, this is {sys.platform} {platform.machine()}"
     if other := _other_version():

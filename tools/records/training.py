@@ -22,6 +22,7 @@ import optax
 
 from helpers.results import digest
 from tools.files import in_one_step
+from tools.platforms import require_platform
 
 DATA = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results" / "training.json"
 STEPS, BATCH, LENGTH, WIDTH, HIDDEN, HEADS, BLOCKS = 600, 16, 128, 128, 512, 4, 2
@@ -137,6 +138,7 @@ def measured() -> dict[str, Any]:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    require_platform()
     jax.config.update("jax_default_device", jax.devices("cpu")[0])
     made = measured()
     lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in made.items())
