@@ -56,7 +56,7 @@ site: setup     ## build the chapters as a web site in _build/
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) -m tools.records.releases $(ARGS)
 
-census: setup   ## record what JAX's FP8 libraries become (2 GB, most of an hour; ARGS="--only qwix" for some)
+census: setup   ## record what JAX's FP8 libraries become (2 GB; ARGS="--only qwix" for some, --check to compare)
 	$(PYTHON) -m tools.records.census $(ARGS)
 
 training: setup ## train a small language model on the CPU and record its tensors for chapter 10

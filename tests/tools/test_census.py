@@ -1,4 +1,6 @@
-"""The census of FP8 libraries: it is whole, it is true of what is installed, and a library that loses FP8 is named."""
+"""The census of FP8 libraries: it is whole, it is true of what is installed, and it names a library
+that loses FP8.
+"""
 
 import copy
 import datetime
@@ -6,15 +8,16 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from helpers.results import digest, load_census
-from tools.records import census, releases
+from tools.records import census, data
 
 RECORDED = census.read()
-NEWEST = max(RECORDED, key=releases.by_number)
+NEWEST = max(RECORDED, key=data.by_number)
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
@@ -36,15 +39,16 @@ FIELDS = {
 
 @needs_compiler
 def test_rows_are_what_the_installed_libraries_become():
-    problems = census.check(RECORDED, lambda name: NIGHTLY or " | layer | " in name)
-    assert not problems, "\n".join(problems)
+    rows = census.measured("" if NIGHTLY else " | layer | ")["rows"]
+    problems = census.check(RECORDED, rows)
+    assert rows and not problems, "\n".join(problems)
 
 
 def test_two_releases_have_every_way_and_their_provenance():
-    assert set(RECORDED) == {census.BEFORE, releases.locked()["jax"]}, census.MEND
+    assert set(RECORDED) == {census.BEFORE, data.locked()["jax"]}, census.FIX
     for version, entry in RECORDED.items():
         assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
-        assert {entry["packages"][name] for name in releases.OF_JAX} == {version}
+        assert {entry["packages"][name] for name in data.OF_JAX} == {version}
         assert all(entry["packages"][name] for name in census.LIBRARIES)
         assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
         wanted = [
@@ -52,7 +56,7 @@ def test_two_releases_have_every_way_and_their_provenance():
             for name in census.ways()
             for case in census.cases(name, version)
         ]
-        assert list(entry["rows"]) == wanted, f"{version}: {census.MEND}"
+        assert list(entry["rows"]) == wanted, f"{version}: {census.FIX}"
         for name, row in entry["rows"].items():
             assert set(row) in ({"error"}, FIELDS), name
             if "error" not in row:
@@ -63,9 +67,9 @@ def test_two_releases_have_every_way_and_their_provenance():
                 ), name
 
 
-def test_ways_name_what_they_mend_and_where_they_are_promised():
+def test_ways_name_what_they_alter_and_where_they_are_promised():
     ways = census.ways()
-    assert json.loads(census.DATA.read_text())["ways"] == census.about(), census.MEND
+    assert json.loads(census.DATA.read_text())["ways"] == census.about(), census.FIX
     for name, way in ways.items():
         assert way.package in (*census.LIBRARIES, "jax") and bool(way.says) == bool(way.url), name
         assert bool(way.mends) == bool(way.setting) and way.mends in ("", *ways), name
@@ -100,14 +104,16 @@ def test_a_row_changed_by_hand_is_not_read(tmp_path):
     "contents",
     [None, b"", b"[]", b"{}", b'{"releases": {"0.12.0": 3}}', b"\xff", b'{"releases": {'],
 )
-def test_a_file_that_is_no_census_is_answered_with_its_mend(monkeypatch, tmp_path, contents):
+def test_a_file_that_is_no_census_is_answered_with_its_fix(monkeypatch, tmp_path, capsys, contents):
     monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
     if contents is not None:
         census.DATA.write_bytes(contents)
         with pytest.raises(
             SystemExit, match="census.json cannot be read .* delete it and run `make census`"
         ):
-            census.main(["--check"])
+            census.read()
+    assert census.main(["--check"]) == 1
+    assert "`make census` writes it" in capsys.readouterr().out
     with pytest.raises(ValueError, match="census.json cannot be read .*`make census` writes it"):
         load_census(tmp_path)
 
@@ -123,7 +129,6 @@ def test_a_census_of_nothing_is_none(tmp_path):
     [
         (["banana"], "'banana' is no release of JAX"),
         (["--check", "0.11.2"], "takes no release"),
-        (["--check", "--only", "qwix"], "takes no release and no name"),
     ],
 )
 def test_wrong_arguments_are_answered(capsys, arguments, said):
@@ -132,39 +137,38 @@ def test_wrong_arguments_are_answered(capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
-def mini(monkeypatch, row: dict) -> dict:
-    """A census of one way that becomes `row`, recorded with the versions that are installed."""
+NAME = "one | layer | forward | H100 | cublaslt"
+
+
+def mini(monkeypatch, row: dict) -> tuple[dict, dict]:
+    """A census of one way that became `row`, as recorded with the versions that are installed, and
+    what is measured now: the same.
+    """
     monkeypatch.setattr(census, "ways", lambda: {"one": census.Way(census.linen, "flax")})
-    monkeypatch.setattr(census, "row", lambda way, *case: dict(row))
     packages = {"jax": census.version_of("jax"), "flax": census.version_of("flax")}
-    entry = {"packages": packages, "rows": {"one | layer | forward | H100 | cublaslt": dict(row)}}
-    return {jax.__version__: entry | {"digest": digest(entry)}}
+    return {jax.__version__: {"packages": packages, "rows": {NAME: dict(row)}}}, {NAME: dict(row)}
 
 
 def recorded_as(found: dict, **changes) -> dict:
     found = copy.deepcopy(found)
     (entry,) = found.values()
-    entry["rows"]["one | layer | forward | H100 | cublaslt"] |= changes
-    entry["digest"] = digest({key: value for key, value in entry.items() if key != "digest"})
+    entry["rows"][NAME] |= changes
     return found
 
 
-def test_a_library_that_loses_fp8_is_named_with_its_mend(monkeypatch, capsys):
-    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4})
-    assert census.check(found) == []
-    (said,) = census.check(recorded_as(found, fp8=3))
-    assert said.startswith(
-        "one | layer | forward | H100 | cublaslt: fp8 3, now 1: run `make census`"
-    )
-    monkeypatch.setattr(census, "read", lambda: recorded_as(found, fp8=3))
-    assert census.main(["--check"]) == 1 and "fp8 3, now 1" in capsys.readouterr().out
+def test_a_library_that_loses_fp8_is_named_with_its_fix(monkeypatch):
+    found, now = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4})
+    assert census.check(found, now) == []
+    (said,) = census.check(recorded_as(found, fp8=3), now)
+    assert said.startswith(f"{NAME}: fp8 3, now 1: run `make census`")
 
 
 def test_with_other_versions_only_what_lost_fp8_is_a_problem(monkeypatch):
-    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4, "flops": 30, "fp8_flops": 10})
+    row = {"matmuls": 3, "fp8": 1, "kernels": 4, "flops": 30, "fp8_flops": 10}
+    found, now = mini(monkeypatch, row)
     monkeypatch.setattr(census, "version_of", lambda package: "99.0")
-    assert census.check(recorded_as(found, kernels=9)) == []
-    (said,) = census.check(recorded_as(found, fp8_flops=30))
+    assert census.check(recorded_as(found, kernels=9), now) == []
+    (said,) = census.check(recorded_as(found, fp8_flops=30), now)
     assert "100% of FLOPs in FP8, now 33%" in said
     bf16, error = {"fp8_flops": 0, "flops": 30}, {"error": "TypeError: x"}
     assert "0% of FLOPs in FP8, now TypeError: x" in census.lost({"a": bf16}, {"a": error})[0]
@@ -181,21 +185,74 @@ def test_fewer_matmuls_of_the_same_flops_are_no_loss():
     )
 
 
-def test_a_census_changed_by_hand_is_a_problem(monkeypatch):
-    found = mini(monkeypatch, {"matmuls": 3, "fp8": 1, "kernels": 4})
-    found[jax.__version__]["rows"]["one | layer | forward | H100 | cublaslt"]["kernels"] = 5
-    assert "is not as it was recorded" in census.check(found)[0]
-    assert "holds nothing" in census.check({})[0]
+def test_a_census_changed_by_hand_is_a_problem(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
+    altered = copy.deepcopy(RECORDED)
+    next(iter(altered[NEWEST]["rows"].values()))["kernels"] += 1
+    census.write(altered)
+    assert census.main(["--check"]) == 1
+    assert f"JAX {NEWEST} is not as it was recorded" in capsys.readouterr().out
 
 
-@needs_compiler
-def test_what_does_not_compile_is_a_row_without_a_path():
-    def broken(model, train):
+def test_what_cannot_be_made_is_a_row_without_a_path():
+    def broken():
         raise ImportError("cannot import name 'x' from 'y' (/some/where/site-packages/y.py)\nmore")
 
-    assert census.row(census.Way(broken, "flax"), "layer", "forward", "H100", "cublaslt") == {
+    assert census.row(broken, "H100", "cublaslt") == {
         "error": "ImportError: cannot import name 'x' from 'y'"
     }
+
+
+def test_a_program_is_made_once_for_all_chips(monkeypatch):
+    made = []
+
+    def make(model, train):
+        made.append((model, train))
+        return make, ()
+
+    monkeypatch.setattr(census, "ways", lambda: {"one": census.Way(make, "flax")})
+    monkeypatch.setattr(census, "row", lambda program, *chip: {"made": program(), "chip": chip})
+    rows = dict(census.rows_of("one"))
+    assert list(rows) == census.names_of_rows("one", jax.__version__)
+    assert len(made) == len(set(made)) == 6
+
+
+def test_each_library_has_a_process_and_one_that_alters_jax_its_own(monkeypatch):
+    monkeypatch.setattr(census, "version_of", lambda package: "1.0")
+    groups = census.groups()
+    assert sorted(name for group in groups.values() for name in group) == sorted(census.ways())
+    assert groups["haliax"] == ["haliax, fp8_linear_layers"]
+    assert groups["haliax, mended"] == ["haliax, mended"]
+    assert all(name.startswith(("qwix",)) for name in groups["qwix"])
+    monkeypatch.setattr(census, "version_of", lambda package: "1" if package == "keras" else None)
+    assert census.groups() == {"keras": ["Keras, float8"]}
+
+
+@pytest.mark.parametrize(
+    "end, said",
+    [
+        ("import sys; sys.exit('no')", "its process ended with status 1"),
+        ("import os; os.abort()", "its process was ended by signal 6"),
+        ("pass", "its process ended with status 0"),
+    ],
+)
+def test_a_library_that_ends_its_process_is_an_error_in_the_rows_that_it_lacks(
+    monkeypatch, end, said
+):
+    first, *rest = census.names_of_rows("Keras, float8", jax.__version__)
+    monkeypatch.setattr(census, "version_of", lambda package: "1.0")
+    written = json.dumps([first, {"fp8": 1}])
+    code = f"import sys; print({written!r}, file=open(sys.argv[3], 'a'), flush=True); {end}"
+    rows = census.in_a_process("keras", "Keras", code)
+    assert rows == {first: {"fp8": 1}} | {name: {"error": said} for name in rest}
+
+
+def test_a_library_that_hangs_is_stopped(monkeypatch):
+    monkeypatch.setattr(census, "version_of", lambda package: "1.0")
+    monkeypatch.setattr(census, "MINUTES", 0.01)
+    rows = census.in_a_process("keras", "Keras", "import time; time.sleep(600)")
+    assert list(rows) == census.names_of_rows("Keras, float8", jax.__version__)
+    assert all(row["error"] == "its process was stopped after 0.01 minutes" for row in rows.values())
 
 
 def test_recording_says_what_was_lost_and_keeps_the_date_of_the_rest(monkeypatch, tmp_path, capsys):
@@ -207,10 +264,10 @@ def test_recording_says_what_was_lost_and_keeps_the_date_of_the_rest(monkeypatch
     monkeypatch.setattr(census, "environment", lambda version: sys.executable)
 
     def run(command, **_):
-        command[command.index("--measure") + 1].write_text(json.dumps(again))
+        Path(command[command.index("--measure") + 1]).write_text(json.dumps(again))
         return type("Done", (), {"returncode": 0})
 
-    monkeypatch.setattr(releases.subprocess, "run", run)
+    monkeypatch.setattr(data.subprocess, "run", run)
     assert census.record([NEWEST]) == 0 and census.DATA.read_text() == before
     name = next(name for name, row in again["rows"].items() if row.get("fp8"))
     again["rows"][name]["fp8_flops"] -= 1
@@ -236,10 +293,10 @@ def test_some_rows_alone_are_measured_and_the_others_kept_where_the_packages_are
 
     def run(command, **_):
         asked.append(command[-1])
-        command[command.index("--measure") + 1].write_text(json.dumps(entry))
+        Path(command[command.index("--measure") + 1]).write_text(json.dumps(entry))
         return type("Done", (), {"returncode": 0})
 
-    monkeypatch.setattr(releases.subprocess, "run", run)
+    monkeypatch.setattr(data.subprocess, "run", run)
     census.main([NEWEST, "--only", "qwix, PTQ"])
     now = census.read()[NEWEST]
     assert asked == ["qwix, PTQ"] and now["digest"] == digest(now)

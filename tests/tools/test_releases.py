@@ -1,4 +1,6 @@
-"""The record of what each JAX release compiles: it is whole, and it is true of the release that is installed."""
+"""The record of what each JAX release compiles: it is whole, and it is true of the release that is
+installed.
+"""
 
 import copy
 import datetime
@@ -10,7 +12,7 @@ import jax
 import pytest
 
 from helpers.results import digest, load_releases
-from tools.records import releases
+from tools.records import data, releases
 
 RECORDED = releases.read()
 NEWEST = max(RECORDED, key=releases.by_number)
@@ -25,25 +27,36 @@ def test_rows_are_what_the_installed_jax_compiles():
     assert not problems, "\n".join(problems)
 
 
-@needs_compiler
-def test_a_changed_row_is_named_with_its_mend(monkeypatch, capsys):
-    chosen = {
-        name: releases.programs()[name] for name in ("relu", "no clamp", "relu(unscaled) times 2")
-    }
-    monkeypatch.setattr(releases, "programs", lambda: chosen)
+def some(*names: str) -> dict:
+    """The data of the installed release, or the newest, with these rows alone."""
     version = jax.__version__ if jax.__version__ in RECORDED else NEWEST
-    changed = copy.deepcopy({version: RECORDED[version]})
-    changed[version]["rows"] = {name: changed[version]["rows"][name] for name in chosen}
-    changed[version]["digest"] = digest(changed[version])
+    entry = copy.deepcopy(RECORDED[version])
+    entry["rows"] = {name: entry["rows"][name] for name in names}
+    return {version: entry}
+
+
+@needs_compiler
+def test_a_changed_row_is_named_with_its_fix(monkeypatch, tmp_path, capsys):
+    names = ("relu", "no clamp", "relu(unscaled) times 2")
+    chosen = {name: releases.programs()[name] for name in names}
+    monkeypatch.setattr(releases, "programs", lambda: chosen)
+    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
+    changed = some(*names)
     assert releases.check(changed) == []
-    changed[version]["rows"]["relu"]["gemms"][0]["epilogue"] = "DEFAULT"
-    changed[version]["rows"]["no clamp"]["kernels"] = 1
-    del changed[version]["rows"]["relu(unscaled) times 2"]
-    by_hand, *found = releases.check(changed)
-    assert by_hand.startswith(f"JAX {version} is not as it was recorded: run `make releases`")
+    (entry,) = changed.values()
+    entry["rows"]["relu"]["gemms"][0]["epilogue"] = "DEFAULT"
+    entry["rows"]["no clamp"]["kernels"] = 1
+    del entry["rows"]["relu(unscaled) times 2"]
+    found = releases.check(changed)
     assert [problem.split(":")[0] for problem in found] == list(chosen)
     assert "make releases" in found[0] and "RELU" in found[0]
-    monkeypatch.setattr(releases, "read", lambda: changed)
+    assert len(releases.check(changed, only="clamp")) == 1
+    releases.write(changed)
+    assert releases.main(["--check"]) == 1
+    said = capsys.readouterr().out
+    assert "is not as it was recorded: `make releases` records it again" in said
+    entry["digest"] = digest(entry)
+    releases.write(changed)
     assert releases.main(["--check"]) == 1
     assert "no clamp: 1 kernel: " in capsys.readouterr().out
 
@@ -56,7 +69,7 @@ def test_a_program_that_does_not_compile_is_a_row():
 
 def test_every_release_has_every_program_and_its_provenance():
     missing = {*releases.RELEASES, releases.locked()["jax"]} - set(RECORDED)
-    assert not missing, f"JAX {', '.join(sorted(missing))} is not recorded: {releases.MEND}"
+    assert not missing, f"JAX {', '.join(sorted(missing))} is not recorded: {releases.FIX}"
     assert list(RECORDED) == sorted(RECORDED, key=releases.by_number)
     for version, entry in RECORDED.items():
         assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
@@ -64,10 +77,21 @@ def test_every_release_has_every_program_and_its_provenance():
         assert set(entry["packages"]) == {*releases.OF_JAX, *releases.ASSEMBLER}
         assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
         assert entry["command"] == "make releases" and re.fullmatch(r"3\.\d+\.\d+", entry["python"])
-        assert list(entry["rows"]) == list(releases.programs()), f"{version}: {releases.MEND}"
+        assert list(entry["rows"]) == list(releases.programs()), f"{version}: {releases.FIX}"
         for row in entry["rows"].values():
             assert set(row) in ({"target", "gemm", "error"}, {"target", "gemm", "kernels", "gemms"})
             assert 0 < len(row.get("gemms", "?")) <= row.get("kernels", 1)
+
+
+def test_an_altered_release_is_recorded_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
+    altered = some("relu")
+    (entry,) = altered.values()
+    now = copy.deepcopy(entry)
+    now["digest"] = digest(now)
+    assert data.is_news({**now, "digest": "another"}, now)
+    assert data.is_news({**now, "rows": {}}, now)
+    assert not data.is_news({**now, "date": now["date"]}, now)
 
 
 def test_a_row_changed_by_hand_is_not_read(tmp_path):
@@ -136,7 +160,7 @@ def test_recording_keeps_the_date_of_what_has_not_changed(monkeypatch, tmp_path,
     again = copy.deepcopy(RECORDED[NEWEST]) | {"date": "2100-01-01"}
     again["digest"] = digest(again)
     monkeypatch.setattr(releases, "environment", lambda version: sys.executable)
-    monkeypatch.setattr(releases, "measure", lambda version, python, only: again)
+    monkeypatch.setattr(data, "measure", lambda *_: again)
     releases.record([NEWEST])
     assert releases.DATA.read_text() == before
     again["rows"]["relu"]["kernels"] += 1

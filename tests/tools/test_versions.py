@@ -1,156 +1,117 @@
-"""The packages and the chapters on the oldest JAX that pyproject.toml allows, the packages on the other Python.
+"""The packages and the chapters on the oldest JAX that pyproject.toml allows, the packages on the
+other Python.
 
-Each has an environment of its own, kept between runs: .venv-oldest, with the lowest version of everything that
-pyproject.toml names, and .venv-py313, with the lock's. A part is tried in each run, all of it with NIGHTLY=1, as once a
-week in CI: it would be half of `make test`.
+A part is tried in each run, for some 130 seconds of a processor: on the oldest JAX what compiles
+and what reads its output; on the other Python what compiles nothing. NIGHTLY=1, as in CI once a
+week, tries all of it.
 """
 
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tools.environments import Environment, NotMadeError, variables
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
-BIN = "Scripts" if os.name == "nt" else "bin"
-UV = str(ROOT / ".tools" / BIN / "uv")
-MODULES = {
-    "properties",
-    *(path.stem for path in (ROOT / "helpers").glob("*.py")),
-    *(
-        "_".join(path.relative_to(ROOT / "fp8lens").with_suffix("").parts)
-        for path in (ROOT / "fp8lens").rglob("*.py")
+NEEDS_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
+)
+
+OLDEST = Environment(
+    "oldest",
+    "3.12",
+    install=(
+        "--resolution=lowest-direct",
+        "--editable=.[jax]",
+        "--group=course",
+        "--group=lab",
+        "--group=test",
     ),
+)
+OTHER = "3.13" if sys.version_info[:2] == (3, 12) else "3.12"
+OTHER_PYTHON = Environment(f"py{OTHER.replace('.', '')}", OTHER, sync=())
+
+# These hold what is said of one compiler, the lock's: its log, its rules, its output for many
+# programs.
+OF_THE_LOCK = {"corpus", "random_programs", "libraries", "toolkit", "pyodide"}
+# These take minutes, and the chapters try the same code on the oldest JAX.
+LONG = {"autotune", "fusion", "plots", "gpt"}
+TESTS = {
+    path.stem.removeprefix("test_"): str(path.relative_to(ROOT))
+    for folder in ("fp8lens", "helpers")
+    for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
 }
-# It compiles large programs for minutes, and what it holds the other files' tests try on the oldest JAX too.
-MODULES -= {"autotune"}
-# What draws, and the large model, is tried by the chapters, on the oldest JAX too.
-MODULES -= {"fusion", "plots", "gpt"}
-# Tried in each run: three of the chapters, and of the packages what calls JAX or reads what it prints.
-CHAPTERS = ("02", "05", "11")
-CALLS_JAX = ("compile", "hlo_parse", "nnx", "recipes", "report", "stages")
-PACKAGE_TESTS = [
-    str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if path.stem[5:] in MODULES
-]
+WEEKLY = set(TESTS) - OF_THE_LOCK - LONG
+CALLS_JAX = {"compile", "hlo_parse", "report", "stages"}
+READS_TEXT = {"import", "hlo_text", "hlo_diff", "targets"}
 
 
-def run(command: list[str], **environment: str) -> subprocess.CompletedProcess:
-    dropped = ("VIRTUAL_ENV", "PYTHONPATH", "PYTEST", "NIGHTLY")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=kept | {"UV_SYSTEM_CERTS": "1"} | environment,
-    )
-
-
-def environment(name: str, python: str, *commands: list[str]) -> str:
-    """Program of an environment for Python version `python`, made anew when `commands`, pyproject.toml or uv.lock have
-    changed."""
-    if not shutil.which(UV):
-        pytest.skip("needs .tools/bin/uv: run through make")
-    wanted = hashlib.sha256(
-        repr(commands).encode()
-        + (ROOT / "pyproject.toml").read_bytes()
-        + (ROOT / "uv.lock").read_bytes()
-    ).hexdigest()
-    stamp = ROOT / name / "made-from"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        shutil.rmtree(ROOT / name, ignore_errors=True)
-        for command in commands:
-            # pyenv hides every other version than .python-version's
-            made = run([UV, *command], UV_PROJECT_ENVIRONMENT=name, PYENV_VERSION=python)
-            if made.returncode:
-                signs = ("dns error", "Connect", "timed out", "No interpreter")
-                unreachable = any(sign in made.stdout for sign in signs)
-                if unreachable and not os.environ.get("CI"):
-                    pytest.skip(f"{name} could not be made: {made.stdout.strip().splitlines()[-1]}")
-                pytest.fail(f"uv {' '.join(command)}\n{made.stdout}")
-        stamp.write_text(wanted)
-    return str(ROOT / name / BIN / "python")
+def python_of(environment: Environment) -> str:
+    """Its Python; without a network the test is skipped, but in CI."""
+    try:
+        return str(environment.make())
+    except NotMadeError as error:
+        if error.unreachable and not os.environ.get("CI"):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture(scope="module")
 def oldest() -> str:
-    python = str(Path(".venv-oldest") / BIN / "python")
-    return environment(
-        ".venv-oldest",
-        "3.12",
-        ["venv", "--quiet", "--python", "3.12", ".venv-oldest"],
-        [
-            "pip",
-            "install",
-            "--quiet",
-            "--python",
-            python,
-            "--resolution",
-            "lowest-direct",
-            "-e",
-            ".[jax]",
-            "--group",
-            "course",
-            "--group",
-            "lab",
-            "--group",
-            "test",
-        ],
-    )
+    return python_of(OLDEST)
 
 
 @pytest.fixture(scope="module")
 def other_python() -> str:
-    other = "3.13" if sys.version_info[:2] == (3, 12) else "3.12"
-    return environment(
-        f".venv-py{other.replace('.', '')}",
-        other,
-        ["sync", "--quiet", "--locked", "--python", other],
+    return python_of(OTHER_PYTHON)
+
+
+def output(*command: str) -> str:
+    """What a command prints, which must succeed."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=variables(),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def run_tests(python: str, names: set[str]) -> None:
+    paths = [TESTS[name] for name in sorted(names)]
+    output(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths)
 
 
 def test_oldest_is_what_pyproject_names(oldest):
-    result = run([oldest, "-c", "import jax, jaxlib; print(jax.__version__, jaxlib.__version__)"])
-    assert result.stdout.split() == ["0.10.2", "0.10.2"]
+    said = output(oldest, "-c", "import jax, jaxlib; print(jax.__version__, jaxlib.__version__)")
+    assert said.split() == ["0.10.2", "0.10.2"]
     assert "jax>=0.10.2" in (ROOT / "pyproject.toml").read_text()
 
 
 def test_packages_on_the_oldest_jax(oldest):
-    # What reads texts alone, or arguments, is the same with every JAX: the other Python tries it.
-    texts = ("properties", "hlo_text", "cli")
-    tests = [
-        path
-        for path in PACKAGE_TESTS
-        if (Path(path).stem[5:] not in texts if NIGHTLY else Path(path).stem[5:] in CALLS_JAX)
-    ]
-    result = run([oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
-    assert result.returncode == 0, result.stdout[-6000:]
+    # What reads texts alone is the same with every JAX: the other Python tries it.
+    run_tests(oldest, WEEKLY - {"properties", *READS_TEXT} if NIGHTLY else CALLS_JAX)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="the chapters compile for Hopper, which needs Linux"
-)
+@NEEDS_LINUX
 def test_chapters_on_the_oldest_jax(oldest):
-    result = run([oldest, "tools/outputs", "check", *(() if NIGHTLY else CHAPTERS)])
-    assert result.returncode == 0, result.stdout[-6000:]
-    assert "no outputs were compared: " in result.stdout
+    chapters = [] if NIGHTLY else ["03"]
+    said = output(oldest, "-m", "tools.outputs", "check", *chapters)
+    assert "no outputs were compared: " in said
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only")
+@NEEDS_LINUX
 def test_recorded_rows_on_the_oldest_jax(oldest):
-    result = run([oldest, "tools/records/releases.py", "--check"])
-    assert result.returncode == 0, result.stdout[-6000:]
+    output(oldest, "-m", "tools.records.releases", "--check")
 
 
 def test_packages_on_the_other_python(other_python):
-    # These take long, and hold nothing of Python's own: the oldest JAX tries the most of them.
-    long = (*CALLS_JAX, "reasons", "collectives", "ledger", "properties")
-    tests = [path for path in PACKAGE_TESTS if NIGHTLY or Path(path).stem[5:] not in long]
-    result = run([other_python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
-    assert result.returncode == 0, result.stdout[-6000:]
+    run_tests(other_python, WEEKLY if NIGHTLY else READS_TEXT)

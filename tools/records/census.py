@@ -1,8 +1,13 @@
-"""How much of a model each FP8 library of JAX has a Hopper multiply in FP8: `make census` measures, `--check` compares.
+"""How much of a model each FP8 library has a Hopper multiply in FP8: `make census` measures,
+`--check` compares.
 
-A layer, an MLP and a decoder block are written in each library as its documentation says, and compiled for chips that
-are not there. What became of their matmuls goes into notebooks/results/census.json, with where it comes from. Chapter
-12 reads that file. A library that has FP8 in fewer matmuls than it had fails `--check`, and the tests.
+A layer, an MLP and a decoder block are written in each library as its documentation says, and
+compiled for chips that are not there. What became of their matmuls goes into
+notebooks/results/census.json, with where it comes from. Chapter 12 reads that file. A library that
+has FP8 in fewer matmuls than it had fails `--check`, and the tests.
+
+Each library is measured in a process of its own, two at a time. What ends such a process is an error
+in the rows that it had not finished.
 """
 
 import collections
@@ -10,13 +15,13 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +36,21 @@ from flax.linen import fp8_ops
 from fp8lens import inspect
 from helpers import nnx as fp8_nnx
 from helpers.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
+from helpers.results import load_census
+from tools.environments import Environment, variables
 from tools.files import in_one_step
-from tools.records import releases
-from tools.records.releases import OF_JAX, by_number, locked, version_of
+from tools.records import data
+from tools.records.data import ASSEMBLER, OF_JAX, PYTHON, ROOT, by_number, locked, version_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "notebooks" / "results" / "census.json"
+COMMAND = "make census"
 LIBRARIES = ("flax", "qwix", "aqtp", "keras", "haliax", "equinox", "dm-haiku", "maxtext")
 BEFORE = "0.11.2"  # the JAX beside the lock's
-MEND = (
+FIX = (
     "run `make census`, look at what it says has changed, and commit notebooks/results/census.json"
 )
+AT_ONCE = 2  # processes: XLA's compiler takes a core and up to 3 GB in each
+MINUTES = 40  # for one library's process, before it counts as hung
 
 # All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has what the others
 # have, for the rest too.
@@ -418,9 +427,7 @@ def keras(model: str, train: bool) -> Made:
 def haliax(model: str, train: bool, mended: bool = False) -> Made:
     """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as by a policy of
     mixed precision; what FP8 keeps is left as it is. `mended` gives back three names that it asks JAX for."""
-    if mended and not hasattr(jax.core, "is_constant_dim"):
-        for name in [name for name in sys.modules if name.partition(".")[0] == "haliax"]:
-            del sys.modules[name]  # an import that failed leaves pieces
+    if mended:
         jax._src.tree_util.BuiltInKeyEntry = Any
         jax.core.is_constant_dim = jax._src.core.is_constant_dim
         jax._src.numpy.lax_numpy._einsum = jax._src.numpy.einsum._einsum
@@ -492,8 +499,10 @@ def haliax(model: str, train: bool, mended: bool = False) -> Made:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way to have FP8. `says` is what the documentation at `url` says of it; `forward` whether it promises FP8 for
-    the forward pass alone; `mends` the way that this one is another setting of, and `setting` what was set."""
+    """One way to have FP8. `says` is what the documentation at `url` says of it; `forward` whether
+    it promises FP8 for the forward pass alone; `mends` the way that this one is another setting of,
+    and `setting` what was set; `alters_jax` whether it changes JAX for all others in its process.
+    """
 
     make: Callable[[str, bool], Made]
     package: str
@@ -502,6 +511,7 @@ class Way:
     forward: bool = False
     mends: str = ""
     setting: str = ""
+    alters_jax: bool = False
 
 
 GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
@@ -626,6 +636,7 @@ def ways() -> dict[str, Way]:
             "haliax",
             mends="haliax, fp8_linear_layers",
             setting="and three names of JAX's given back, as reference F says",
+            alters_jax=True,
         ),
         "MaxText, fp8": Way(
             of(maxtext, quantization="fp8"),
@@ -668,19 +679,18 @@ def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def row(way: Way, model: str, of: str, target: str, gemm: str) -> dict[str, Any]:
-    """What the installed JAX makes of it, as it stands in the data."""
-    options = {
-        "xla_gpu_autotune_level": 0
-    }  # there is no GPU to time on: it halves the time, and changes nothing
+def row(make: Callable[[], Made], target: str, gemm: str) -> dict[str, Any]:
+    """What the installed JAX makes of a program for that chip, as it stands in the data."""
+    # There is no GPU to time on: it halves the time, and changes nothing.
+    options = {"xla_gpu_autotune_level": 0}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fn, args = way.make(model, of == "training")
+            fn, args = make()
             seen = inspect(fn, *args, target=target, gemm=gemm, compiler_options=options)
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
     except Exception as error:  # that it does not compile is a finding
-        return {"error": releases.first_line(error)[:300]}
+        return {"error": data.first_line(error)[:300]}
     lost = collections.Counter((r.reason, r.mend) for r in reasons if r.lost == "fp8")
     outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
     return {
@@ -698,25 +708,105 @@ def row(way: Way, model: str, of: str, target: str, gemm: str) -> dict[str, Any]
     }
 
 
-def measured_rows(names: Iterable[str]) -> dict[str, Any]:
-    made = ways()
-    return {
-        " | ".join((name, *case)): row(made[name], *case)
-        for name in names
-        for case in cases(name, jax.__version__)
-    }
+def names_of_rows(way: str, version: str, only: str = "") -> list[str]:
+    """The rows of a way with that JAX, those with `only` in their names."""
+    names = [" | ".join((way, *case)) for case in cases(way, version)]
+    return [name for name in names if only in name]
 
 
-def measured(only: str = "", workers: int = 2) -> dict[str, Any]:
-    """What the installed JAX and libraries make of every way with `only` in its name, and what it is that was asked."""
-    names = [name for name, way in ways().items() if version_of(way.package) and only in name]
-    rows: dict[str, Any] = {}
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
-        for name, done in zip(names, pool.map(measured_rows, [[name] for name in names])):
-            rows |= done
-            print(f"  {name}: {summary(done)}", flush=True)
-    return releases.with_provenance(rows, "make census", *OF_JAX, *releases.ASSEMBLER, *LIBRARIES)
+def rows_of(way: str, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row of a way by its name. A program that several chips compile is made, traced and
+    lowered once.
+    """
+    make = ways()[way].make
+    program = functools.cache(lambda model, of: make(model, of == "training"))
+    for name in names_of_rows(way, jax.__version__, only):
+        _, model, of, target, gemm = name.split(" | ")
+        yield name, row(functools.partial(program, model, of), target, gemm)
+
+
+# A process for each library -------------------------------------------------------------------------
+
+
+def groups(only: str = "") -> dict[str, list[str]]:
+    """The ways that share a process, of the packages that are installed: those of one library.
+
+    One that alters JAX has a process to itself. The groups with most rows are first: what begins
+    last should be short.
+    """
+    found: dict[str, list[str]] = {}
+    for name, way in ways().items():
+        if version_of(way.package) and names_of_rows(name, jax.__version__, only):
+            found.setdefault(name if way.alters_jax else way.package, []).append(name)
+    return dict(sorted(found.items(), key=lambda group: -len(group[1])))
+
+
+def write_group(group: str, only: str, path: str) -> None:
+    """Measure the ways of a group, and append each row to a file as soon as it is there."""
+    with open(path, "a", encoding="utf-8") as file:
+        for way in groups(only)[group]:
+            for name, made in rows_of(way, only):
+                print(json.dumps([name, made]), file=file, flush=True)
+
+
+GROUP = "import sys; from tools.records.census import write_group; write_group(*sys.argv[1:])"
+
+
+def in_a_process(group: str, only: str, code: str = GROUP) -> dict[str, Any]:
+    """A group's rows, measured in a fresh process.
+
+    What ended that process early is the error in the rows that it had not finished.
+    """
+    quiet = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows"
+        path.touch()
+        command = [sys.executable, "-c", code, group, only, str(path)]
+        ended = _run(command, variables(PYTHONPATH=str(ROOT), **quiet))
+        rows = dict(json.loads(line) for line in path.read_text().splitlines())
+    for way in groups(only)[group]:
+        for name in names_of_rows(way, jax.__version__, only):
+            rows.setdefault(name, {"error": ended})
+    return rows
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> str:
+    """How a process ended, in words."""
+    try:
+        done = subprocess.run(
+            command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=MINUTES * 60
+        )
+    except subprocess.TimeoutExpired:
+        return f"its process was stopped after {MINUTES} minutes"
+    if done.returncode:
+        print(done.stderr[-3000:], file=sys.stderr)
+    if done.returncode < 0:
+        return f"its process was ended by signal {-done.returncode}"
+    return f"its process ended with status {done.returncode}"
+
+
+def measured(only: str = "") -> dict[str, Any]:
+    """What the installed JAX and libraries make of every way, or of the rows with `only` in their
+    names, and what it is that was asked.
+    """
+    found: dict[str, Any] = {}
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = [pool.submit(in_a_process, group, only) for group in groups(only)]
+        for done in concurrent.futures.as_completed(runs):
+            for way, rows in by_way(done.result()).items():
+                print(f"  {way}: {summary(rows)}", flush=True)
+            found |= done.result()
+    names = [name for way in ways() for name in names_of_rows(way, jax.__version__)]
+    rows = {name: found[name] for name in names if name in found}
+    return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER, *LIBRARIES)
+
+
+def by_way(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of each way."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, made in rows.items():
+        found.setdefault(name.split(" | ")[0], {})[name] = made
+    return found
 
 
 def summary(rows: Mapping[str, Any]) -> str:
@@ -731,7 +821,7 @@ def summary(rows: Mapping[str, Any]) -> str:
 
 def read() -> dict[str, Any]:
     """The data: JAX release to what was measured, oldest first."""
-    return releases.read_data(DATA, "make census")
+    return data.read(DATA, COMMAND)
 
 
 def about() -> dict[str, dict[str, Any]]:
@@ -746,12 +836,16 @@ def about() -> dict[str, dict[str, Any]]:
 
 
 def write(found: Mapping[str, Any]) -> None:
+    """Write the data."""
     said = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in about().items())
-    head = "What JAX's FP8 libraries become. Written by `make census` of the programs in tools/records/census.py, not by hand."
+    head = (
+        "What JAX's FP8 libraries become. Written by `make census` of the programs in "
+        "tools/records/census.py, not by hand."
+    )
     in_one_step(
         DATA,
         f'{{\n "about": {json.dumps(head)},\n "ways": {{\n{said}\n }},\n '
-        f"{releases.as_text(found)}\n}}\n",
+        f"{data.as_text(found)}\n}}\n",
     )
 
 
@@ -783,99 +877,52 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def check(
-    recorded: Mapping[str, Any], only: Callable[[str], bool] = lambda name: True
-) -> list[str]:
-    """Problems: each recorded row that is not what the installed JAX and libraries make of it now. With another version
-    of JAX or of the library than is recorded, only what has lost FP8 is one."""
-    if not recorded:
-        return [f"notebooks/results/census.json holds nothing: {MEND}"]
-    problems = releases.edited(recorded, MEND)
+def check(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Problems: each row measured now that is not as it was recorded.
+
+    With another version of JAX or of the library than is recorded, only what has lost FP8 is one.
+    """
     against = recorded.get(jax.__version__) or recorded[max(recorded, key=by_number)]
-    for name, way in ways().items():
-        if (here := version_of(way.package)) is None:
-            continue
-        old = {
-            key: then
-            for key, then in against["rows"].items()
-            if key.startswith(f"{name} | ") and only(key)
-        }
-        new = {key: row(way, *key.split(" | ")[1:]) for key in old}
-        same = (
-            version_of("jax") == against["packages"]["jax"]
-            and here == against["packages"][way.package]
+    problems = []
+    for name, rows in by_way(now).items():
+        same = all(
+            version_of(package) == against["packages"][package]
+            for package in ("jax", ways()[name].package)
         )
-        problems += [f"{one}: {MEND}" for one in (changed if same else lost)(old, new)]
-    return problems
+        problems += (changed if same else lost)(against["rows"], rows)
+    return [f"{problem}: {FIX}" for problem in problems]
 
 
-# Making it ------------------------------------------------------------------------------------------------------------
+# Making it ----------------------------------------------------------------------------------------
 
 
 def environment(version: str) -> Path:
     """The Python of an environment with all libraries and that JAX."""
-    folder = f".venv-census-{version}"
-    python = ROOT / folder / releases.BIN / "python"
-    kept = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"} | {
-        "UV_SYSTEM_CERTS": "1"
-    }
     if version == locked()["jax"]:
-        commands = [
-            ["sync", "--quiet", "--locked", "--python", releases.PYTHON, "--group", "libraries"]
-        ]
+        wanted = Environment(f"census-{version}", PYTHON, sync=("--group", "libraries"))
     else:
-        packages = [
-            *(f"{name}=={version}" for name in OF_JAX),
-            *(f"{n}=={locked()[n]}" for n in releases.ASSEMBLER),
-        ]
-        commands = [
-            ["venv", "--quiet", "--allow-existing", "--python", releases.PYTHON, folder],
-            [
-                "pip",
-                "install",
-                "--quiet",
-                "--python",
-                python,
-                "-e",
-                ".",
-                "--group",
-                "course",
-                "--group",
-                "lab",
-                "--group",
-                "libraries",
-                *packages,
-            ],
-        ]
-    for command in commands:
-        made = subprocess.run(
-            [releases.UV, *command],
-            cwd=ROOT,
-            env=kept | {"UV_PROJECT_ENVIRONMENT": folder, "PYENV_VERSION": releases.PYTHON},
-        )
-        if made.returncode:
-            raise SystemExit(
-                f"the environment of JAX {version} and the libraries could not be made: see above"
-            )
-    return python
+        groups = [f"--group={name}" for name in ("course", "lab", "libraries")]
+        install = ("-e", ".", *groups, *data.pinned(version))
+        wanted = Environment(f"census-{version}", PYTHON, install=install)
+    return data.made(wanted)
 
 
-def record(versions: Iterable[str], only: str = "") -> int:
-    """Measure with these releases of JAX, or `only` some ways, write the data after each, and print what changed. 1
-    where FP8 was lost."""
+def record(versions: list[str], only: str = "") -> int:
+    """Measure with these releases of JAX, or `only` some rows, write the data after each, and print
+    what changed. 1 where FP8 was lost.
+    """
     worse = 0
     for version in versions:
         print(f"JAX {version}:", flush=True)
-        now = releases.measure(version, environment(version), only, __file__)
+        now = data.measure(version, environment(version), "tools.records.census", only)
         found = read()
         before = found.get(version, {})
         if only:
-            every = (" | ".join((name, *case)) for name in ways() for case in cases(name, version))
-            now = releases.merged(before, now, every)
-        if not releases.is_news(before, now):
-            write(
-                found
-            )  # what is said of the ways may be new; the date stays that of the first time
+            every = [name for way in ways() for name in names_of_rows(way, version)]
+            now = data.merged(before, now, every)
+        if not data.is_news(before, now):
+            # What is said of the ways may be new; the date stays that of the first time.
+            write(found)
             continue
         for line in changed(before.get("rows", {}), now["rows"]):
             print(f"  changed: {line}")
@@ -887,15 +934,21 @@ def record(versions: Iterable[str], only: str = "") -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return releases.command(
-        arguments,
-        __doc__,
-        measured,
-        lambda: check(read()),
-        "what the installed libraries become is what is recorded",
-        record,
-        lambda: {BEFORE, locked()["jax"], *read()},
-    )
+    """Measure, compare or record, as the arguments say; the exit status."""
+    options = data.read_arguments(str(__doc__), arguments)
+    if options.measure:
+        in_one_step(options.measure, json.dumps(measured(options.only)))
+        return 0
+    if options.check:
+        try:
+            load_census(DATA.parent)  # refuses what was altered
+        except ValueError as error:
+            problems = [str(error)]
+        else:
+            problems = check(read(), measured(options.only)["rows"])
+        return data.status(problems, "what the installed libraries become is what is recorded")
+    versions = options.releases or {BEFORE, locked()["jax"], *read()}
+    return record(sorted(versions, key=by_number), options.only)
 
 
 if __name__ == "__main__":
