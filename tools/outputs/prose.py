@@ -1,173 +1,235 @@
 """What the prose of a chapter may hold: words, and numbers that the chapter computes.
 
-A number is one that a cell near it prints, or has in its code; or it belongs to a name or a date, by the lists here.
-Comments are prose too. What looks like code or output, or is not text, comes from a cell.
+A number is one that a cell near it prints, or has in its code, with the same unit; or it belongs to a name or a date, by
+the lists here. Comments are prose too. What looks like code or output, or is not text, comes from a cell. References
+are a list of links. Other pages (`page_problems`) may say what the chapters print to which the same section links.
 """
 
 import ast
+import dataclasses
 import io
 import itertools
 import re
 import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
+NOTEBOOKS = Path(__file__).resolve().parent.parent.parent / "notebooks"
 NEAR = 3  # cells on either side
 LANGUAGES = {"bash", "python", "yaml"}  # of what is not run: a command, a file, a program on a GPU
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 HTML = re.compile(r"</?(details|summary)>|\s+")
-MYST = re.compile(
-    r"^\s*(?:%|:{3}).*|\{[\w:-]+\}`.*|\{\{.*|^\s*\(.*\)=$", re.M
-)  # what Jupyter does not know
+# What Jupyter does not know.
+MYST = re.compile(r"^\s*(?:%|:{3}).*|\{[\w:-]+\}`.*|\{\{.*|^\s*\(.*\)=$", re.M)
+CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like what they are not
+
+# Numbers and units ----------------------------------------------------------------------------------------------------
+
+_COUNTED = (
+    "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty"
+)
+_TENS = "thirty forty fifty sixty seventy eighty ninety"
+_ORDINALS = "third fourth fifth sixth seventh eighth ninth tenth"
 WORDS = {
-    word: str(number)
-    for number, word in enumerate(
-        "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-        "nineteen twenty".split(),
-        3,
-    )
-} | {
-    "thirty": "30",
-    "forty": "40",
-    "fifty": "50",
-    "sixty": "60",
-    "seventy": "70",
-    "eighty": "80",
-    "ninety": "90",
+    **{word: str(number) for number, word in enumerate(_COUNTED.split(), 3)},
+    **{word: str(10 * number) for number, word in enumerate(_TENS.split(), 3)},
 }
+# A place, "the third", or a part, "two thirds": of three, or 0.33.
+ORDINALS = {word: number for number, word in enumerate(_ORDINALS.split(), 3)}
+# The spellings of a unit, in a line. What is left out, as "matmuls", is rarely printed as a word beside its number.
+_SPELLINGS = """\
+B byte bytes
+kB KB KiB
+MB MiB
+GB GiB gigabytes
+TB TiB
+bit bits
+dB db
+ns
+us µs
+ms
+s second seconds
+minute minutes
+hour hours
+FLOP FLOPs
+MFLOP
+GFLOP
+TFLOP
+TFLOP/s
+GB/s
+TB/s
+MHz
+W
+% percent
+times x × fold
+kernel kernels""".splitlines()
+UNITS = {spelling: line.split()[0] for line in _SPELLINGS for spelling in line.split()}
+_UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+_DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
+# "2x", but not "2 x 3": that is a shape.
+_WITH_UNIT = rf"(?:[ -]?(?P<unit>{_UNIT})(?![\w/^])(?! ?\d))?"
 NUMBER = re.compile(
-    rf"\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:{'|'.join(WORDS)})\b|"
-    r"\b(?:dozens?|hundred|thousand|million|billion)\b|\w+fold\b",
+    rf"(?P<number>{_DIGITS}|\b(?:{'|'.join(WORDS)})\b|"
+    rf"\b(?:{'|'.join(ORDINALS)})s?\b|"
+    rf"\b(?:dozens?|hundred|thousand|million|billion)\b|\w+fold\b){_WITH_UNIT}",
     re.I,
 )
-CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like what they are not
-PRINTED = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
+PRINTED = re.compile(rf"(?P<number>{_DIGITS}){_WITH_UNIT}")
+LABEL = re.compile(rf"(?<![\w/])(?:{_UNIT})(?![\w/])")  # of a column, an axis, a variable
+WIDTH = re.compile(r"(?:float|int|fp|f|e|m)(\d+)", re.I)  # a type has its bits in its name
+FACTOR = re.compile(rf"({_DIGITS}) \*(?!\*)|(?<!\*)\* ({_DIGITS})")  # so many times, in code
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
+
+
+def _chapters() -> str:
+    """The numbers of the chapters that there are, as an expression."""
+    return "|".join(sorted(path.name[:2] for path in NOTEBOOKS.glob("[0-9][0-9]_*.md")))
+
+
+_CHAPTER = f"(?:{_chapters()})"
 NAMES = [
     re.compile(name)
     for name in (
-        r"[Cc]hapters? (?:0\d|1[0-2])(?:(?:, | to | and )(?:0\d|1[0-2]))*",
-        r"^(?:0\d|1[0-2]) · ",
+        # This course: its chapters, their minutes (tests count them), what is numbered in one.
+        rf"[Cc]hapters? {_CHAPTER}(?:(?:, | to | and ){_CHAPTER})*",
+        rf"^{_CHAPTER} · ",
         r"^\d\d minutes$",
         r"^\d\. ",
         r"NB=09",
         r"Six chapters",
         r"^# Solution \d$",
+        # Standards, types and formats.
         r"IEEE (?:Std )?754(?:-\d+)?",
-        r"[Ss]ections? (?:4\.2|3\.3\.2(?: and 3\.5\.2)?)\b",
-        r"issue 17887\b|request 7751\b",
-        r"\b0\.(?:4|9|1[0-2])(?:\.\d+)+\b|(?:JAX|than|and|in) 0\.(?:9|1[0-2])(?:\.\d+)*\b",  # releases of JAX
-        r"XLA of 2024|In October 2024|in December 2023",
+        r"0x[0-9A-Fa-f]{2}\b",
+        r"\bE(?:4M3|5M2|8M0)(?:B11)?(?:FN)?(?:UZ)?\b",
+        r"\bP3109",
+        r"\b(?:bfloat16|float(?:16|32|64)|bf16|f(?:8|16|32|64)|tf32|FP(?:[468]|16)|int8|relu6)\b",
+        r"\bMXFP8\b",
+        r"\w*fp8\w*",
+        r"\bB11\b",
+        r"ten bits",  # those of tf32's mantissa
+        r"\b24 bits",  # those of float32's significand
+        # Chips, systems and releases.
+        r"\b(?:A100|H[128]00|B200|L40S|MI3[05]0)X?\b",
+        r"[Cc]apability 9\.0",
+        r"Below 8\.9",
+        r"12\.0 is Blackwell",
+        r"A100 as 9\.0",
+        r"\b(?:aarch64|m64)\b",
         r"x86-64",
         r"ubuntu-24\.04",
         r'python-version: "3\.12"',
-        r"0x[0-9A-Fa-f]{2}\b|\bE(?:4M3|5M2|8M0)(?:B11)?(?:FN)?(?:UZ)?\b|\bP3109|@v[56]\b|(?:[Ss]everal|many) hundred|dozen",
-        r"\b(?:bfloat16|float(?:16|32|64)|bf16|f(?:8|16|32|64)|tf32|FP(?:[468]|16)|int8|relu6|B11|aarch64|m64)\b",
-        r"\b(?:A100|H[128]00|B200|L40S|MI3[05]0)X?\b",
-        r"[Cc]apability 9\.0|Below 8\.9|12\.0 is Blackwell|A100 as 9\.0",
-        r"ten bits",  # those of tf32's mantissa
+        r"@v[56]\b",
+        r"\b0\.(?:4|9|1[0-2])(?:\.\d+)+\b",  # JAX, to the patch
+        r"(?:JAX|than|and|in) 0\.(?:9|1[0-2])(?:\.\d+)*\b",
+        r"XLA of 2024",
+        r"In October 2024",
+        r"in December 2023",
+        # What others wrote, and named.
+        r"[Ss]ection 4\.2\b",  # of Higham's book
+        r"[Ss]ections 3\.3\.2 and 3\.5\.2\b",  # of DeepSeek-V3's report
+        r"about 14 bits",  # as that report has it
+        r"\bF8(?:ConvertD|AddDAmax)\b",
+        r"\btcgen05\b",
+        r"issue 17887\b",
         r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
+        r"\bDeepSeek-V3\b",
+        r"\bLlama 2\b",
+        # No number is meant.
+        r"(?:[Ss]everal|many) hundred",
+        r"dozen",
     )
 ]
+# In references: a year, and a place in a document.
+YEAR = re.compile(r"(?:, |CACM )(?:19|20)\d\d\b")
+PLACE = re.compile(
+    r"\b(?:[Tt]able|[Ss]ections?|revision|version|v)\s?\d+(?:\.\d+)*(?: and \d+(?:\.\d+)*)?|"
+    r"\b\d(?:st|nd|rd|th) edition"
+)
 
 
-def problems(notebook) -> list[tuple[int, str]]:
-    """(cell, what is wrong) for everything in a chapter's prose that no cell of it bears out."""
-    shown = [_printed(cell) if cell.cell_type == "code" else set() for cell in notebook.cells]
-    found = []
-    for number, cell in enumerate(notebook.cells):
-        there = set().union(*shown[max(0, number - NEAR) : number + NEAR + 1])
-        for text in (
-            texts(cell.source, found, number + 1)
-            if cell.cell_type == "markdown"
-            else _comments(cell.source)
-        ):
-            for name in NAMES:
-                text = name.sub("", text)
-            found += [
-                (
-                    number + 1,
-                    f"{said!r} stands in {text.strip()[:80]!r}, and no cell near it has that number: "
-                    f"print it, or name it in tools/outputs/prose.py",
-                )
-                for said in NUMBER.findall(text)
-                if value(said) not in there | KNOWN
-            ]
-    return found
+def without_names(text: str) -> str:
+    """The text without what only looks like a claim."""
+    for name in NAMES:
+        text = name.sub("", text)
+    return text
 
 
-def texts(source: str, wrong: list[tuple[int, str]], number: int = 0) -> list[str]:
-    """The pieces of text of a text cell, in which a number is a claim; what may not be in one goes to `wrong`."""
-    found = []
-    if odd := CHARACTERS.findall(source):
-        wrong.append(
-            (
-                number,
-                f"{odd[0]!a}, which may look like another: tools/outputs/prose.py has the characters in use",
-            )
-        )
-    wrong += [
-        (number, f"what MyST alone reads: {myst[0].strip()[:60]!r}")
-        for myst in MYST.finditer(source)
-    ]
-    found += map(
-        " ".join, re.findall(r"<summary>([^<]*)</summary>|^\[[^\]]*\]:(.*)", source, re.M)
-    )  # and footnotes
-    source = re.sub(
-        r"(?<=\d)(?:\\[,;:! ]|\{,?\}|~)+(?=\d)", "", source
-    )  # TeX's spaces do not part a number
-    source, *references = re.split(r"^## References$", source, flags=re.M)
-    for token in MarkdownIt("commonmark").enable("table").parse("\n".join(references)):
-        if token.type in ("fence", "code_block", "html_block", "heading_open"):
-            wrong.append((number, "more than a list of references"))
-    for token in MarkdownIt("commonmark").enable("table").parse(source):
-        if token.type == "list_item_open" and len(token.info) > 1:
-            found.append(token.info)  # where a list starts
-        if token.type == "fence":
-            found.append(token.content)
-            if token.info.strip() not in LANGUAGES:
-                wrong.append(
-                    (
-                        number,
-                        f"a fence of {token.info.strip()!r}: what a program printed is the output of a "
-                        f"cell, and a command or file is one of {', '.join(sorted(LANGUAGES))}",
-                    )
-                )
-        elif token.type == "code_block":
-            wrong.append(
-                (
-                    number,
-                    f"an indented block: {token.content.strip()[:60]!r}; code belongs in a cell",
-                )
-            )
-        elif token.type == "html_block":
-            wrong += _html(token.content, number)
-        text = ""
-        for before, part in itertools.pairwise([None, *(token.children or ())]):
-            if before and before.type == "link_open" and before.markup == "autolink":
-                continue  # the address itself
-            if part.type == "html_inline":
-                wrong += _html(part.content, number)
-            elif part.type == "image":
-                wrong.append((number, "a picture that no cell draws"))
-            text += (
-                part.content
-                if part.type in ("text", "code_inline")
-                else " "
-                if "break" in part.type
-                else ""
-            )
-        found.append(text)
-    return found
+# What is shown --------------------------------------------------------------------------------------------------------
 
 
-def _html(html: str, number: int) -> list[tuple[int, str]]:
-    rest = HTML.sub("", re.sub(r"<summary>[^<]*</summary>", "", html))
-    return [(number, f"HTML in prose: {rest[:60]!r}")] if rest else []
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """Numbers in outputs and code, and the units with which they stand there."""
+
+    numbers: frozenset[str] = frozenset()
+    with_units: frozenset[tuple[str, str]] = frozenset()
+
+    def lacks(self, said: re.Match) -> str | None:
+        """What of a number that the prose says is shown nowhere, or None."""
+        number, unit = value(said["number"]), said["unit"]
+        parts = ORDINALS.get(said["number"].lower().removesuffix("s"))
+        if parts:
+            meant = {str(parts), f"{1 / parts:.1g}", f"{1 / parts:.2g}"}
+            return None if meant & self.numbers else said["number"]
+        if number not in self.numbers | KNOWN:
+            return said["number"]
+        if unit and (number, UNITS.get(unit, unit.lower())) not in self.with_units:
+            return said[0]
+        return None
 
 
-def _comments(source: str) -> list[str]:
-    lines = tokenize.generate_tokens(io.StringIO(source).readline)
-    return [token.string for token in lines if token.type == tokenize.COMMENT]
+def together(shown: Iterable[Shown]) -> Shown:
+    """What several cells show."""
+    shown = [*shown]
+    return Shown(
+        frozenset().union(*(one.numbers for one in shown)),
+        frozenset().union(*(one.with_units for one in shown)),
+    )
+
+
+def shown_by(cell) -> Shown:
+    """What a cell's outputs show, and its code without the comments.
+
+    A number has the unit that follows it. Where none does, it may have any that stands alone in the same cell: the head
+    of a column, the label of an axis, a variable's name.
+    """
+    if cell.cell_type != "code":
+        return Shown()
+    code = ast.unparse(ast.parse(cell.source))
+    pieces = [re.sub(r"\b0x[0-9a-fA-F]+", " ", piece) for piece in (code, *_outputs(cell))]
+    labels = set(LABEL.findall(re.sub(r"[^a-zA-Z%]|_", " ", code)))
+    bare, pairs = set(), set()
+    widths = {(width, "bit") for piece in pieces for width in WIDTH.findall(piece)}
+    factors = {(value(one or other), "times") for one, other in FACTOR.findall(code)}
+    for piece in pieces:
+        labels.update(LABEL.findall(PRINTED.sub(" ", piece)))
+        for found in PRINTED.finditer(piece):
+            if found["unit"]:
+                pairs.add((value(found["number"]), UNITS[found["unit"]]))
+            else:
+                bare.add(value(found["number"]))
+    numbers = bare | {number for number, _ in pairs}
+    with_labels = set(itertools.product(bare, {UNITS[label] for label in labels}))
+    return Shown(frozenset(numbers), frozenset(pairs | with_labels | widths | factors))
+
+
+def _outputs(cell) -> Iterator[str]:
+    """The texts among a cell's outputs."""
+    for output in cell.outputs:
+        yield _joined(output.get("text", ""))
+        for kind, content in output.get("data", {}).items():
+            if kind.startswith("text/") or kind == "image/svg+xml":
+                yield re.sub(r"<style.*?</style>|<[^>]*>", " ", _joined(content), flags=re.S)
+        for meta in output.get("metadata", {}).values():
+            yield meta.get("alt", "")
 
 
 def value(said: str) -> str:
@@ -175,23 +237,155 @@ def value(said: str) -> str:
     return WORDS.get(said.lower(), re.sub(r"\.0+$", "", said.replace(",", "")))
 
 
-def _printed(cell) -> set[str]:
-    """Numbers in a cell's outputs, and in its code without the comments."""
-    pieces = [ast.unparse(ast.parse(cell.source))]
-    for output in cell.outputs:
-        pieces.append(_joined(output.get("text", "")))
-        for kind, content in output.get("data", {}).items():
-            if kind.startswith("text/") or kind == "image/svg+xml":
-                pieces.append(
-                    re.sub(r"<style.*?</style>|<[^>]*>", " ", _joined(content), flags=re.S)
-                )
-        pieces += [meta["alt"] for meta in output.get("metadata", {}).values() if "alt" in meta]
-    return {
-        value(number)
-        for piece in pieces
-        for number in PRINTED.findall(re.sub(r"\b0x[0-9a-fA-F]+", " ", piece))
-    }
+def _joined(content) -> str:
+    return "".join(content) if isinstance(content, list) else content
 
 
-def _joined(value) -> str:
-    return "".join(value) if isinstance(value, list) else value
+# What is said ---------------------------------------------------------------------------------------------------------
+
+
+def problems(notebook) -> list[tuple[int, str]]:
+    """(cell, what is wrong) for everything in a chapter's prose that no cell of it bears out."""
+    shown = [shown_by(cell) for cell in notebook.cells]
+    found: list[tuple[int, str]] = []
+    for number, cell in enumerate(notebook.cells):
+        near = together(shown[max(0, number - NEAR) : number + NEAR + 1])
+        wrong: list[str] = []
+        said = texts(cell.source, wrong) if cell.cell_type == "markdown" else _comments(cell.source)
+        wrong += unsaid(said, near, "no cell near it has that")
+        found += [(number + 1, what) for what in wrong]
+    return found
+
+
+def unsaid(said: Iterable[str], shown: Shown, why: str) -> list[str]:
+    """A sentence for each number in these texts that is not shown with its unit."""
+    return [
+        f"{lacking!r} stands in {text.strip()[:80]!r}, and {why}: print it, or name it in "
+        f"tools/outputs/prose.py"
+        for text in said
+        for number in NUMBER.finditer(without_names(text))
+        if (lacking := shown.lacks(number))
+    ]
+
+
+def page_problems(source: str, chapters: Callable[[str], Shown], facts: Iterable[str]) -> list[str]:
+    """What is wrong in a page that is no chapter, such as the README.
+
+    A number there is in one of the `facts`, phrases that the caller has computed, or shown in a chapter that the same
+    section names: `chapters` gives what one shows, by the beginning of its name. Of a fence only comments are read:
+    tests run the programs and commands in such pages, and compare what they print.
+    """
+    facts = [*facts]
+    found = [f"nowhere in it: {fact!r}" for fact in facts if fact not in source]
+    source = FENCE.sub(lambda fence: "\n".join(re.findall("#.*", fence[0])), source)
+    for section in re.split(r"^(?=## )", source, flags=re.M):
+        named = re.findall(r"\bchapter \d\d|\((?:notebooks/)?(?:\d\d|[A-Z])(?=_)", section)
+        names = {re.split("[ (/]", name)[-1] for name in named}
+        shown = together(map(chapters, sorted(names)))
+        for fact in facts:
+            section = section.replace(fact, "")
+        found += unsaid(texts(section, [], images=True), shown, "no chapter named there has that")
+    return found
+
+
+def texts(source: str, wrong: list[str], images: bool = False) -> list[str]:
+    """The pieces of text of a text cell, in which a number is a claim; what may not be in one goes to `wrong`.
+
+    With `images`, their descriptions are such texts; without, an image is wrong.
+    """
+    if odd := CHARACTERS.findall(source):
+        wrong.append(
+            f"{odd[0]!a}, which may look like another: tools/outputs/prose.py has the characters in use"
+        )
+    wrong += [f"what MyST alone reads: {myst[0].strip()[:60]!r}" for myst in MYST.finditer(source)]
+    # Summaries and footnotes.
+    aside = re.findall(r"<summary>([^<]*)</summary>|^\[[^\]]*\]:(.*)", source, re.M)
+    found = [" ".join(pair) for pair in aside]
+    # TeX's spaces do not part a number.
+    source = re.sub(r"(?<=\d)(?:\\[,;:! ]|\{,?\}|~)+(?=\d)", "", source)
+    source, *references = re.split(r"^## References$", source, flags=re.M)
+    found += _references("\n".join(references), wrong)
+    for token in MarkdownIt("commonmark").enable("table").parse(source):
+        if token.type == "list_item_open" and len(token.info) > 1:
+            found.append(token.info)  # where a list starts
+        if token.type == "fence":
+            found.append(token.content)
+        wrong += _not_prose(token, images)
+        found.append(_text(token.children or [], images))
+    return found
+
+
+def _not_prose(token: Token, images: bool) -> list[str]:
+    """What is wrong with a block, and with what stands in its lines."""
+    wrong = []
+    if token.type == "fence" and token.info.strip() not in LANGUAGES:
+        wrong.append(
+            f"a fence of {token.info.strip()!r}: what a program printed is the output of a cell, and a "
+            f"command or file is one of {', '.join(sorted(LANGUAGES))}"
+        )
+    elif token.type == "code_block":
+        wrong.append(f"an indented block: {token.content.strip()[:60]!r}; code belongs in a cell")
+    for part in (token, *(token.children or ())):
+        if part.type in ("html_block", "html_inline"):
+            wrong += _html(part.content)
+        elif part.type == "image" and not images:
+            wrong.append("a picture that no cell draws")
+    return wrong
+
+
+def _text(parts: list[Token], images: bool = False) -> str:
+    """What is read of a line: not the addresses."""
+    text = ""
+    for before, part in itertools.pairwise([None, *parts]):
+        if before and before.type == "link_open" and before.markup == "autolink":
+            continue  # the address itself
+        if part.type in ("text", "code_inline") or part.type == "image" and images:
+            text += part.content
+        elif "break" in part.type:
+            text += " "
+    return text
+
+
+def _references(source: str, wrong: list[str]) -> list[str]:
+    """The texts of a list of references, without years and what else names a document or a place in it.
+
+    Each entry has a link, and a number of its name is in the link's address too: that of a paper, an issue, a type.
+    """
+    found, inside = [], 0
+    for token in MarkdownIt("commonmark").enable("table").parse(source):
+        inside += token.nesting if token.type.startswith("bullet_list") else 0
+        wrong += _not_prose(token, False)
+        if token.type in (
+            "fence",
+            "code_block",
+            "html_block",
+            "heading_open",
+            "table_open",
+            "ordered_list_open",
+        ):
+            wrong.append("more than a list of references")
+        if token.type != "inline":
+            continue
+        parts = token.children or []
+        text = _text(parts)
+        links = [str(part.attrs["href"]) for part in parts if part.type == "link_open"]
+        if not inside and not text.endswith(":"):
+            wrong.append(f"no entry of the list of references: {text[:60]!r}")
+        if inside and not any(link.startswith("https://") for link in links):
+            wrong.append(f"a reference without an address: {text[:60]!r}")
+        numbers = set(re.findall(r"\d+(?:\.\d+)*", " ".join(links)))
+        text = PLACE.sub("", YEAR.sub("", text))
+        found.append(
+            NUMBER.sub(lambda said: "" if said["number"] in numbers else said[0], text)  # noqa: B023
+        )
+    return found
+
+
+def _html(html: str) -> list[str]:
+    rest = HTML.sub("", re.sub(r"<summary>[^<]*</summary>", "", html))
+    return [f"HTML in prose: {rest[:60]!r}"] if rest else []
+
+
+def _comments(source: str) -> list[str]:
+    lines = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [token.string for token in lines if token.type == tokenize.COMMENT]

@@ -1,0 +1,81 @@
+"""The pages that are no chapters: each number in them is printed by a chapter they link to, or computed here."""
+
+import functools
+import re
+import tomllib
+from pathlib import Path
+
+import nbformat
+
+from tools.outputs import find, prose
+
+ROOT = prose.NOTEBOOKS.parent
+PAGES = ("README.md", "fp8lens/README.md", "notebooks/glossary.md")
+# How the package's page shows an option: numbers that claim nothing.
+EXAMPLES = (
+    "`count=2`",
+    "`min_flops_share=0.9`",
+    '`mesh(target, {"data": 8})`',
+    '`{"seconds": 60, "gigabytes": 4}`',
+)
+
+
+@functools.cache
+def shown(name: str) -> prose.Shown:
+    """What the cells of one chapter show."""
+    (path,) = find([name], prose.NOTEBOOKS)
+    return prose.together(map(prose.shown_by, nbformat.read(path, 4).cells))
+
+
+def problems(name: str, source: str) -> list[str]:
+    """What is wrong in such a page, here given as text."""
+    computed = {"README.md": of_the_readme, "fp8lens/README.md": of_the_package}
+    facts = computed[name]() if name in computed else []
+    return prose.page_problems(source, shown, facts)
+
+
+def of_the_readme() -> list[str]:
+    """The phrases in the README that have a number which no chapter prints."""
+    setup = (ROOT / "tools" / "setup.py").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    programs = [
+        path for path in (ROOT / "tools" / "attack").glob("*.py") if path.stem != "__init__"
+    ]
+    counted = {number: word for word, number in prose.WORDS.items()}[str(len(programs))]
+    (cuda, driver), *_ = re.findall(r"CUDA (\d+) \(driver (\d+) or newer\)", setup)
+    return [
+        *(_row(path) for path in find([], prose.NOTEBOOKS) if path.name[0].isdigit()),
+        f"{2**8} codes of an FP8 number",
+        *re.findall(r"about a minute and \d+ GB", setup),
+        f"CUDA {cuda} ({driver} or newer)",
+        f"{counted.capitalize()} programs",
+        project["license"].replace("-", " License "),
+    ]
+
+
+def _row(path: Path) -> str:
+    """How the README's table begins the row of a chapter: its title, and the minutes of one of the path."""
+    text = path.with_suffix(".md").read_text()
+    (title,) = re.findall(r"^# (.*)", text, re.M)[:1]
+    link = f"[{title.replace(' · ', ' ')}](notebooks/{path.name})"
+    minutes = re.findall(r"^\| \*\*Time\*\* \| (\d+) minutes", text, re.M)
+    return f"{link} | {minutes[0]} |" if path.name < "07" else link
+
+
+def of_the_package() -> list[str]:
+    """The phrases in the page of `fp8lens` that have a number."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first, end = map(int, re.findall(r"3\.(\d+)", project["requires-python"]))
+    statuses = re.findall(
+        r"exit status: (\d); (\d) where [^;]*; (\d) for [^;]*; (\d) where",
+        (ROOT / "fp8lens" / "cli.py").read_text(),
+    )
+    (answer, not_fp8, unusable, died), *_ = statuses
+    return [
+        "Python " + " or ".join(f"3.{minor}" for minor in range(first, end)),
+        f"It exits with {answer}; with {not_fp8} where",
+        f"with {unusable} for what it cannot use",
+        f"with {died} where",
+        f"{answer} is the status only of an answer",
+        *EXAMPLES,
+    ]
