@@ -8,9 +8,7 @@ carries that program's digest, and is read only as it was written.
 
 import base64
 import dataclasses
-import datetime
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -180,7 +178,8 @@ def not_measured(part: str) -> str:
 @dataclasses.dataclass(frozen=True)
 class Goal:
     """What a ratio of two times of one case should be: `over` divided by `of` at `least`, or `of` divided by `over` at
-    `most`, for each chip by its name in `TARGETS`. `roofline` is the ratio of the two programs' rooflines."""
+    `most`, for each chip by its name in `TARGETS`. `roofline` is the ratio of the two programs' rooflines, and `reason`
+    says which `share` of it is wanted and why; a test computes both anew."""
 
     name: str
     part: str
@@ -189,6 +188,7 @@ class Goal:
     over: str
     clock: str
     roofline: Mapping[str, float]
+    reason: Mapping[str, Any]
     least: Mapping[str, float] | None = None
     most: Mapping[str, float] | None = None
 
@@ -232,7 +232,6 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
 # What others measured -------------------------------------------------------------------------------------------------
 
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
-_UNITS = {"TFLOP/s", "ms", "tokens/s", "times bf16", "share"}
 _MOVED = {"": 0, "row": 3, "tensor": 5}  # bytes for a bf16 value made FP8: a tensor is read whole to know its scale
 
 
@@ -281,10 +280,15 @@ class Figure:
         return matmul_seconds(m, n, k, self.dtype, "bf16", chip) + _MOVED[self.per] * values / chip.memory_bandwidth
 
 
+def _numbers(text: str) -> set[float]:
+    return {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Published:
     """What one document says, in its own words (`quotes`): on which `hardware`, what exactly it `counts`, over which
-    `baseline`. `chip` names the one in `TARGETS` that has its rates. Raises ValueError for what cannot be so."""
+    `baseline`. `chip` names the one in `TARGETS` that has its rates; some quotes may be of the documents `beside` it.
+    Raises ValueError for what cannot be so. schema.json says what form an entry has."""
 
     name: str
     url: str
@@ -296,26 +300,26 @@ class Published:
     quotes: tuple[str, ...]
     rows: tuple[Figure, ...]
     remark: str = ""
+    beside: tuple[str, ...] = ()
 
     def __post_init__(self):
-        known = {("", ""), *itertools.product(("A", "A and B"), ("row", "tensor"))}
-        said = {float(n) for n in re.findall(r"\d+(?:\.\d+)?", " ".join(self.quotes))}
-        wrong = [f"{field} is {text!r}" for field in ("name", "hardware", "counts", "baseline")
-                 if not isinstance(text := getattr(self, field), str) or not text.strip()]
-        wrong += [] if re.fullmatch(r"https://\S+", self.url) else [f"url is {self.url!r}"]
-        wrong += [] if self.rows and self.quotes and all(self.quotes) else ["no row, or no quote"]
-        if self.date is not None:
-            datetime.date.fromisoformat(self.date)
-        for row in self.rows:
-            missing = {row.value, *(row.shape or ()), *([row.over] if row.over else [])} - said
-            wrong += [f"{row.of!r}: in no quote: {', '.join(f'{n:g}' for n in sorted(missing))}"] if missing else []
-            wrong += [] if row.unit in _UNITS and row.value > 0 else [f"{row.of!r}: {row.value} {row.unit!r}"]
-            how = row.quantized, row.per
-            wrong += [] if how in known else [f"{row.of!r}: quantized and per are {how}"]
-            if (share := self.share(row)) > 1 or share > SANE and not self.remark:
-                wrong.append(f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: say in remark why that can be")
-        if wrong:
+        if wrong := [said for row in self.rows for said in self._wrong(row)]:
             raise ValueError("; ".join(wrong))
+
+    def _wrong(self, row: Figure) -> list[str]:
+        said = [_numbers(quote) for quote in self.quotes]
+        shape, figures = set(row.shape or ()), {row.value} | ({row.over} - {None})
+        found = []
+        if missing := (figures | shape) - set().union(*said):
+            found.append(f"{row.of!r}: in no quote: {', '.join(f'{n:g}' for n in sorted(missing))}")
+        # Where quotes give a shape beside its figure, as a line of a table does, this row's are in one quote too.
+        values = {other.value for other in self.rows}
+        lines = [numbers for numbers in said if shape and shape < numbers and numbers & values]
+        if lines and not missing and not any(row.value in numbers for numbers in lines):
+            found.append(f"{row.of!r}: {row.value:g} is in no quote that has its shape")
+        if (share := self.share(row)) > 1 or share > SANE and not self.remark:
+            found.append(f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: say in remark why that can be")
+        return found
 
     def share(self, row: Figure) -> float:
         """The part of the chip's dense peak that a row's matmul reaches, 0 where nobody can say."""
@@ -332,6 +336,7 @@ def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
         try:
             rows = (row | {"shape": tuple(row["shape"])} if "shape" in row else row for row in entry["rows"])
             whole = {"rows": tuple(Figure(**row) for row in rows), "quotes": tuple(entry["quotes"])}
+            whole["beside"] = tuple(entry.get("beside", ()))
             found.append(Published(**entry | whole))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"{path.name}: {entry.get('name')!r}: {error}") from error

@@ -1,0 +1,279 @@
+"""What is recorded has the form that schema.json gives, and comes from where it says."""
+
+import copy
+import functools
+import http.server
+import json
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from helpers.results import digest, goals, load_training
+from tools.records import form, published, sources, sums, training
+from tools.records import goals as reasons
+
+RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
+NIGHTLY = bool(os.environ.get("NIGHTLY"))
+
+# Forms ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", form.RECORDS)
+def test_a_record_has_its_form(name):
+    assert form.problems(RECORDS[name], name) == []
+    assert {path.stem for path in form.RESULTS.glob("*.json")} == {*form.RECORDS, "schema"}
+
+
+def changed(data: dict, path: str, value) -> dict:
+    """A copy with another value at "a/0/b", or without one where that is None."""
+    data = copy.deepcopy(data)
+    *way, last = [int(key) if key.isdigit() else key for key in path.split("/")]
+    inner = functools.reduce(lambda held, key: held[key], way, data)
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return data
+
+
+FIGURE = "figures/0"
+ROW = "figures/2/rows/2"  # quantized, with a scale for each row
+NOT_OF_THE_FORM = [
+    ("goals", "goals/0/most", {"H100": 1.0, "H200": 1.0}, "goals[0]"),  # beside least
+    ("goals", "goals/0/least/B200", 1.0, "goals[0]"),
+    ("goals", "goals/0/reason", None, "reason"),
+    ("goals", "goals/0/clock", "mine", "clock"),
+    ("published", f"{FIGURE}/url", "ftp://example.org", "url"),
+    ("published", f"{FIGURE}/url", "https://github.com/a/b/blob/main/README.md", "url"),
+    ("published", f"{FIGURE}/date", "yesterday", "date"),
+    ("published", f"{FIGURE}/hardware", " ", "hardware"),
+    ("published", f"{FIGURE}/counts", "", "counts"),
+    ("published", f"{FIGURE}/baseline", 1, "baseline"),
+    ("published", f"{FIGURE}/chip", "B200", "chip"),
+    ("published", f"{FIGURE}/quotes", [], "quotes"),
+    ("published", f"{FIGURE}/rows", [], "rows"),
+    ("published", f"{FIGURE}/rows/0/unit", "GFLOP/s", "unit"),
+    ("published", f"{FIGURE}/rows/0/value", 0, "value"),
+    ("published", f"{FIGURE}/rows/0/value", None, "value"),
+    ("published", f"{FIGURE}/rows/0/shape", [64, 64], "shape"),
+    ("published", f"{ROW}/per", None, "per"),
+    ("published", f"{ROW}/quantized", None, "quantized"),
+    ("published", f"{ROW}/quantized", "B", "quantized"),
+    ("training", "losses/0", 0, "losses[0]"),
+    ("training", "amaxes/g", None, "amaxes"),
+    ("training", "tensors/x/shape", [128, 100], "shape"),
+    ("training", "host", "mine", "host"),
+    ("sums", "commit", "main", "commit"),
+    ("sums", "licence", "mine", "licence"),
+    ("sums", "formats/float8_e5m2", None, "formats"),
+    ("releases", "releases/0.9.2/rows/relu/kernels", None, "relu"),
+    ("releases", "releases/0.9.2/packages", {}, "packages"),
+    ("census", "ways/qwix, QT/url", "docs", "url"),
+    ("census", "releases/0.12.0.1/rows/a | b", {"error": "c"}, "a | b"),
+    ("census", "releases/0.12.0.1/date", "today", "date"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "where"), NOT_OF_THE_FORM)
+def test_what_has_another_form_is_named(name, path, value, where):
+    found = form.problems(changed(RECORDS[name], path, value), name)
+    assert any(where in problem for problem in found), found
+
+
+# Goals ----------------------------------------------------------------------------------------------------------------
+
+GOALS = [goal for part in ("speed", "train") for goal in goals(part, None, form.RESULTS)]
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal.name)
+def test_a_goal_follows_from_its_reason(goal):
+    assert reasons.problems(goal) == []
+
+
+@pytest.mark.parametrize("number", range(len(GOALS)))
+@pytest.mark.parametrize("with_its_share", [False, True])
+def test_a_goal_lowered_by_a_hundredth_is_named(number, with_its_share, tmp_path):
+    data = copy.deepcopy(RECORDS["goals"])
+    one = data["goals"][number]
+    factor = 0.99 if "least" in one else 1.01
+    one["least" if "least" in one else "most"]["H100"] *= factor
+    if with_its_share:
+        one["reason"]["share"] *= factor
+    (tmp_path / "goals.json").write_text(json.dumps(data))
+    lowered = [goal for part in ("speed", "train") for goal in goals(part, None, tmp_path)]
+    found = reasons.problems(lowered[number])
+    assert found and all(one["name"] in problem for problem in found)
+
+
+# What others published ------------------------------------------------------------------------------------------------
+
+COMMIT = "0123456789" * 4
+PATCH = f"From {COMMIT} Mon Sep 17 00:00:00 2001\nDate: Fri, 2 Jan 2026 23:30:00 -0800\n\n---\n"
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder that answers as GitHub does."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    folder = tmp_path / "site"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(sources, "GITHUB", address)
+    monkeypatch.setattr(sources, "RAW", f"{address}/raw")
+    monkeypatch.setattr(sources, "API", f"{address}/api")
+    yield folder, address
+    server.shutdown()
+    server.server_close()
+
+
+def put(folder, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+@pytest.fixture
+def quoted(site, tmp_path):
+    """Writes published.json of a file and of a pull request, changed as given, and checks it."""
+    folder, address = site
+    put(folder, f"raw/a/b/{COMMIT}/docs/speed.md", "We   reach\n**1126 TFLOPS** & more, a < b.")
+    put(folder, f"a/b/commit/{COMMIT}.patch", PATCH)
+    put(folder, "api/repos/a/b/pulls/7", json.dumps({"body": "It took <b>1.25</b>&nbsp;ms"}))
+    entry = RECORDS["published"]["figures"][1] | {"date": "2026-01-02"}
+    of_file = entry | {
+        "name": "a file",
+        "url": f"{address}/a/b/blob/{COMMIT}/docs/speed.md",
+        "quotes": ["We reach **1126 TFLOPS** & more, a < b."],
+        "rows": [{"of": "FP8", "value": 1126, "unit": "TFLOP/s"}],
+    }
+    of_request = entry | {
+        "name": "a request",
+        "url": f"{address}/a/b/pull/7",
+        "quotes": ["It took 1.25 ms"],
+        "rows": [{"of": "FP8", "value": 1.25, "unit": "ms"}],
+    }
+
+    def check(**replaced) -> int:
+        (tmp_path / "published.json").write_text(
+            json.dumps({"figures": [of_file | replaced, of_request]})
+        )
+        return published.main(["--check", "--results", str(tmp_path)])
+
+    return check
+
+
+def test_quotations_are_looked_up_at_their_commit(quoted, capsys):
+    assert quoted() == 0 and "2 quotations of 2 sources are as recorded" in capsys.readouterr().out
+    together = {
+        "quotes": ["We reach **1127 TFLOPS** & more, a < b."],
+        "rows": [{"of": "FP8", "value": 1127, "unit": "TFLOP/s"}],
+    }
+    assert quoted(**together) == 1
+    assert "a file: http" in (said := capsys.readouterr().out) and "1127 TFLOPS" in said
+    assert quoted(date="2026-01-05") == 1
+    assert "its commit is of 2026-01-02, and 2026-01-05 is recorded" in capsys.readouterr().out
+
+
+def test_without_a_network_the_check_says_so(quoted, site, capsys):
+    _, address = site
+    gone = f"{address}/a/b/blob/{'9' * 40}/gone.md"
+    assert quoted(url=gone) == 2
+    assert "9/gone.md cannot be read (HTTP Error 404" in (said := capsys.readouterr().err)
+    assert "needs a network" in said
+
+
+# Sums and the training ------------------------------------------------------------------------------------------------
+
+
+def test_sums_are_compared_with_what_their_authors_have(site, monkeypatch, tmp_path, capsys):
+    folder, _ = site
+    there = f"raw/{sums.REPOSITORY}/{sums.COMMIT}"
+    pattern = "{:08x}".format
+    for name in sums.FORMATS.values():
+        ones = " ".join([pattern(np.float32(1).view(np.uint32))] * 32)
+        for operand in "ab":
+            put(folder, f"{there}/model_validation/H100/{name}/{operand}_H100_{name}.txt", ones)
+        binary = f"{np.float32(32).view(np.uint32):032b}"
+        put(folder, f"{there}/model_validation/H100/{name}/d_H100_fp32.txt", binary)
+    put(folder, f"{there}/LICENCE", "Redistributions of source code must retain")
+    monkeypatch.setattr(sums, "DATA", tmp_path / "sums.json")
+    assert sums.main([]) == 0 and sums.main(["--check"]) == 0
+    data = json.loads(sums.DATA.read_text())
+    assert form.problems(data, "sums") == []
+    data["formats"]["float8_e5m2"]["sums"] = "AAAAQA=="  # 2.0
+    sums.DATA.write_text(json.dumps(data | {"digest": digest(data)}, indent=1) + "\n")
+    assert sums.main(["--check"]) == 1 and "differs" in capsys.readouterr().out
+    (folder / there / "LICENCE").unlink()
+    assert sums.main(["--check"]) == 2 and "LICENCE cannot be read" in capsys.readouterr().err
+
+
+def test_the_sums_come_from_the_commit_they_name():
+    assert RECORDED_SUMS == (f"https://github.com/{sums.REPOSITORY}", sums.COMMIT, sums.EACH)
+
+
+RECORDED_SUMS = tuple(RECORDS["sums"][key] for key in ("repository", "commit", "each"))
+STEPS = training.STEPS if NIGHTLY else 3
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The training, made again with the text of the Python that it was recorded with."""
+    python = RECORDS["training"]["python"]
+    try:
+        letters = training.text(python)
+    except sources.Unreachable as error:
+        pytest.skip(f"Python {python}'s documentation is not here, and {error}")
+    return training.measured(letters, STEPS)
+
+
+def test_the_training_gives_what_is_recorded(trained):
+    """With NIGHTLY=1 all of it, which takes minutes; else its first steps."""
+    assert training.problems(RECORDS["training"], trained) == []
+
+
+@pytest.mark.parametrize("what", ["losses/2", "amaxes/x/2", "amaxes/w/0", "amaxes/g/1"])
+def test_a_changed_step_of_the_training_is_named(trained, what):
+    first, *rest = what.split("/")
+    kept = RECORDS["training"][first]
+    value = (kept[rest[0]] if first == "amaxes" else kept)[int(rest[-1])]
+    forged = changed(RECORDS["training"], what, 1.02 * value)
+    forged["digest"] = digest(forged)
+    assert len(training.problems(forged, trained)) == 1
+
+
+@pytest.mark.parametrize("name", "xwg")
+def test_a_changed_tensor_of_the_last_step_is_named(name):
+    whole = RECORDS["training"]
+    held = training.tensor(whole["tensors"][name])
+    forged = copy.deepcopy(whole)
+    forged["tensors"][name] = training.stored(training.jnp.asarray(1.03 * held))
+    assert training.problems(forged, whole) == [f"the last step's {name}"]
+    assert training.problems(whole, whole) == []
+
+
+def test_the_kept_weight_is_the_whole_one_of_the_last_amax():
+    """Of the input and the gradient a sixteenth is kept: its largest is some part of the amax."""
+    kept = load_training(form.RESULTS)
+    for name, tensor in kept.tensors.items():
+        part = np.abs(tensor.astype(np.float64)).max() / kept.amaxes[name][-1]
+        assert abs(part - 1) < 2**-8 if name == "w" else 0.01 < part < 1 + 2**-8, name
+
+
+def test_a_training_is_written_as_it_was_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(training, "STEPS", 2)
+    monkeypatch.setattr(training, "DATA", tmp_path / "training.json")
+    monkeypatch.setattr(sys, "argv", ["training.py"])
+    training.main()
+    assert capsys.readouterr().out.startswith("2 steps, from ")
+    made = json.loads(training.DATA.read_text())
+    assert made.keys() == RECORDS["training"].keys() and len(load_training(tmp_path).losses) == 2
