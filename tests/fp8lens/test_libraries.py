@@ -1,8 +1,10 @@
-"""The inspector on programs as the users of other libraries write them, and its mends in those libraries' terms.
+"""The inspector on programs as the users of other libraries write them, and its mends in those
+libraries' terms.
 
 With NIGHTLY=1 in the environment, and the group of dependencies `libraries` installed:
 
-    .tools/bin/uv sync --group libraries && NIGHTLY=1 .venv/bin/python -m pytest tests/fp8lens/test_libraries.py
+    .tools/bin/uv sync --group libraries
+    NIGHTLY=1 .venv/bin/python -m pytest tests/fp8lens/test_libraries.py
 """
 
 import functools
@@ -31,7 +33,8 @@ NAMES = ("bitcast", "get-tuple-element", "reshape")
 FREE = frozenset("parameter constant bitcast broadcast reshape tuple get-tuple-element".split())
 MOVING = FREE | {"transpose", "copy", "convert"}
 POINTWISE = MOVING | frozenset(
-    "add subtract multiply divide maximum minimum clamp abs negate tanh logistic exponential select compare erf power "
+    "add subtract multiply divide maximum minimum clamp abs negate tanh logistic exponential "
+    "select compare erf power "
     "and or is-finite".split()
 )
 
@@ -47,7 +50,7 @@ def module(name: str) -> Module:
     return Module(seen(name).compiled.as_text())
 
 
-# Rows and kernels -----------------------------------------------------------------------------------------------------
+# Rows and kernels -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -77,7 +80,7 @@ def test_the_ledger_adds_up_to_the_text(name):
     assert {line.name for line in ledger.of("matmul")} == {row.name for row in report.rows}
 
 
-# Reasons, by the kernels around each call as a few regular expressions see them ---------------------------------------
+# Reasons, by the kernels around each call as a few regular expressions see them -----------------
 
 
 class Around:
@@ -116,7 +119,9 @@ class Around:
 
     @property
     def left(self) -> Iterator[set[str]]:
-        """What a reason must name, of each alternatives: nobody but the call's user has these kernels run."""
+        """What a reason must name, of each alternatives: nobody but the call's user has these
+        kernels run.
+        """
         for maker in self.makers(self.call, 0, 1):
             if self.moves(maker):
                 yield {"transpose"}
@@ -195,10 +200,10 @@ def test_no_kernel_is_left_without_a_reason(name):
             assert named & kinds, f"{row.title} {row.path}: {kinds}, named {named}"
 
 
-# Mends in a library's own terms ---------------------------------------------------------------------------------------
+# Mends in a library's own terms -----------------------------------------------------------------
 
-# For a file and rule of LIBRARIES: a program that breaks the rule there, and what it is with the mend; None where the
-# library has no setting.
+# For a file and rule of LIBRARIES: a program that breaks the rule there, and what it is with the
+# mend; None where the library has no setting.
 MENDED: dict[tuple[str, str], tuple[str, str | None]] = {
     ("qwix/_src/providers/ptq.py", "not quantized"): ("qwix: PTQ, weights alone", "qwix: PTQ"),
     ("qwix/_src/providers/ptq.py", "array of scales"): (
@@ -312,7 +317,7 @@ def test_a_library_s_mend_is_not_given_to_others():
         assert said <= {library, "flax"}, name
 
 
-# Mends in general terms, in the user's own code -----------------------------------------------------------------------
+# Mends in general terms, in the user's own code -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_the_general_mend_mends(rule, before, after):
     assert broken(before, rule) and not broken(after, rule)
 
 
-# What the census quotes -----------------------------------------------------------------------------------------------
+# What the census quotes -------------------------------------------------------------------------
 
 QUOTED = [
     name
@@ -339,7 +344,9 @@ QUOTED = [
     "name", QUOTED
 )  # the others' words are on their sites, not in their packages
 def test_a_quotation_is_in_the_package(name):
-    flat = lambda text: re.sub(r"\s+", " ", re.sub("[`*#]", "", text)).lower()
+    def flat(text):
+        return re.sub(r"\s+", " ", re.sub("[`*#]", "", text)).lower()
+
     way = census.ways()[name]
     files = [
         file.locate()

@@ -1,4 +1,5 @@
-"""The inspector on random programs: what it says of each is held to what is known of it without the inspector.
+"""The inspector on random programs: what it says of each is held to what is known of it without the
+inspector.
 
 40 programs; with NIGHTLY=1 in the environment, 300. A seed that fails, as small as it still fails:
 
@@ -39,8 +40,9 @@ of_seed = functools.cache(lambda seed: seen(program(seed)))
 
 
 def layer_of(module: Module, name: str, asked: Program) -> int | None:
-    """The number of the layer that an instruction of the compiled program multiplies for: by the weight that it reads;
-    in a loop or a branch, by its sizes."""
+    """The number of the layer that an instruction of the compiled program multiplies for: by the
+    weight that it reads; in a loop or a branch, by its sizes.
+    """
     computation, line = module.find(name)
     if computation == module.entry:
         found = module.weights(name)
@@ -81,7 +83,8 @@ def complaints(asked: Program, inspected: Inspection) -> list[str]:
         else:
             named[number].add(reason.lost)
     for number, layer in asked.layers.items():
-        # In a gradient other kernels read a layer's result: what follows the matmul may be done there.
+        # In a gradient other kernels read a layer's result: what follows the matmul may be done
+        # there.
         for kinds in OPERANDS[layer.operands].loses if asked.gradient else layer.loses:
             if not named[number].intersection(kinds.split("|")):
                 wrong.append(f"missed, layer {number}: lost {kinds}, named {sorted(named[number])}")
@@ -127,7 +130,9 @@ def alone(layer: Layer) -> tuple[set[tuple[str, ...]], int]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_oracle_is_right(seed):
-    """A layer loses something where it is more than one FP8 call by itself; and its call is the same among others."""
+    """A layer loses something where it is more than one FP8 call by itself; and its call is the
+    same among others.
+    """
     asked = program(seed)
     module = Module(of_seed(seed).compiled.as_text())
     calls: dict[int, set] = {number: set() for number in asked.layers}

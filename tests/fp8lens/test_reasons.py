@@ -2300,10 +2300,20 @@ def test_what_is_outside_and_the_reasons_agree():
 LOG = """
 import sys
 from tests.fp8lens.test_reasons import CASES, aot_compile
-for name, case in CASES.items():
+for name in sys.argv[1:]:
+    case = CASES[name]
     print(f"=== {name}", file=sys.stderr, flush=True)
     aot_compile(case.broken, *case.args, **case.options)
 """
+
+
+def has_a_log(name):
+    """Whether XLA's log may say something of a case: a reason quotes it, or FP8 was lost."""
+    return (
+        any('"' in reason.rule or reason.lost == "fp8" for reason in reasons(name))
+        or not all(row.is_fp8 for row in seen(name).report.rows)
+        or os.environ.get("NIGHTLY") == "1"
+    )
 
 
 def test_reasons_agree_with_xlas_own_log():
@@ -2315,12 +2325,14 @@ def test_reasons_agree_with_xlas_own_log():
         "JAX_PLATFORMS": "cpu",
     }
     root = Path(__file__).parent.parent.parent
+    # One compile more of each: XLA reads what to log once, when a process first compiles.
+    asked = [name for name in CASES if has_a_log(name)]
     run = subprocess.run(
-        [sys.executable, "-c", LOG], env=env, cwd=root, capture_output=True, text=True
+        [sys.executable, "-c", LOG, *asked], env=env, cwd=root, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr[-3000:]
     logs = dict(part.split("\n", 1) for part in re.split(r"^=== ", run.stderr, flags=re.M)[1:])
-    assert set(logs) == set(CASES) and any("rewritten into FP8" in log for log in logs.values())
+    assert set(logs) == set(asked) and any("rewritten into FP8" in log for log in logs.values())
     quoted = set()
     for name, log in logs.items():
         log = " ".join(log.split())

@@ -1,6 +1,7 @@
 """Programs with FP8 matmuls as the users of qwix, AQT, Keras, Flax, Equinox and Haiku write them.
 
-`PROGRAMS[name]()` is a function and its arguments, as shapes. Each library is imported where it is used.
+`PROGRAMS[name]()` is a function and its arguments, as shapes. Each library is imported where it is
+used.
 """
 
 import dataclasses
@@ -41,7 +42,9 @@ def S(*dims: int, dtype: Any = bf16) -> jax.ShapeDtypeStruct:
 
 
 def trained(apply: Callable, variables: Any, x: jax.ShapeDtypeStruct) -> tuple[Callable, tuple]:
-    """A training step, and its arguments: the loss, and the parameters that follow from its gradient."""
+    """A training step, and its arguments: the loss, and the parameters that follow from its
+    gradient.
+    """
 
     def loss(variables, x, y):
         return jnp.mean(jnp.square(apply(variables, x).astype(f32) - y))
@@ -118,15 +121,16 @@ class Attention(nn.Module):
         return Project("bshk,hkd->bsd", (self.heads, depth, WIDTH), self.einsum, name="out")(mixed)
 
 
-# Flax -----------------------------------------------------------------------------------------------------------------
+# Flax -------------------------------------------------------------------------------------------
 
 DIRECT, QDQ = fp8_ops.Fp8DirectDotGeneralOp, fp8_ops.Fp8DotGeneralOp
 
 
 @jax.custom_jvp
 def relu(x):
-    """Whose gradient reads its result, where jax.nn.relu's reads what it was given. Of `result > 0` XLA would make
-    `x > 0`."""
+    """Whose gradient reads its result, where jax.nn.relu's reads what it was given. Of `result > 0`
+    XLA would make `x > 0`.
+    """
     return jnp.maximum(x, 0)
 
 
@@ -195,7 +199,9 @@ def nnx_weights_ahead():
             )
             return y + self.bias[...].astype(bf16)
 
-    make = lambda: Quantized(nnx.Linear(WIDTH, HIDDEN, param_dtype=f32, rngs=nnx.Rngs(0)))
+    def make():
+        return Quantized(nnx.Linear(WIDTH, HIDDEN, param_dtype=f32, rngs=nnx.Rngs(0)))
+
     graph, state = nnx.split(nnx.eval_shape(make))
     return lambda state, x: nnx.merge(graph, state)(x), (state, S(ROWS, WIDTH))
 
@@ -203,14 +209,16 @@ def nnx_weights_ahead():
 @program("flax: nnx of a linen Dense")
 def nnx_bridged():
     x = jnp.zeros((ROWS, WIDTH), bf16)
-    make = lambda: nnx.bridge.ToNNX(
-        nn.Dense(HIDDEN, dot_general_cls=DIRECT, dtype=bf16), rngs=nnx.Rngs(0)
-    ).lazy_init(x)
+
+    def make():
+        dense = nn.Dense(HIDDEN, dot_general_cls=DIRECT, dtype=bf16)
+        return nnx.bridge.ToNNX(dense, rngs=nnx.Rngs(0)).lazy_init(x)
+
     graph, state = nnx.split(nnx.eval_shape(make))
     return lambda state, x: nnx.merge(graph, state)(x), (state, shapes(x))
 
 
-# qwix -----------------------------------------------------------------------------------------------------------------
+# qwix -------------------------------------------------------------------------------------------
 
 
 def ptq(model: nn.Module, x: jax.ShapeDtypeStruct, **rule: Any) -> tuple[Callable, tuple]:
@@ -236,7 +244,10 @@ def qt(
     rule = {"weight_qtype": e4m3, "act_qtype": e4m3} | rule
     quantized = qwix.quantize_model(model, qwix.QtProvider([qwix.QtRule(**rule)]))
     variables = jax.eval_shape(quantized.init, jax.random.key(0), x)
-    apply = lambda v, x: quantized.apply(v, x, mutable=["quant_stats"])[0]
+
+    def apply(v, x):
+        return quantized.apply(v, x, mutable=["quant_stats"])[0]
+
     return trained(apply, variables, x) if train else (apply, (variables, x))
 
 
@@ -345,7 +356,7 @@ def qarrays(**how):
     return forward, (weights, S(ROWS, WIDTH))
 
 
-# AQT ------------------------------------------------------------------------------------------------------------------
+# AQT --------------------------------------------------------------------------------------------
 
 
 def aqt_config(
@@ -355,7 +366,9 @@ def aqt_config(
     bound: float | None = None,
     dots: Any = None,
 ) -> Any:
-    """Configuration of FP8; `tensor`: one scale for each; `bound`: a constant one; `dots`: their results' type."""
+    """Configuration of FP8; `tensor`: one scale for each; `bound`: a constant one; `dots`: their
+    results' type.
+    """
     from aqt.jax.v2 import config
 
     cfg = config.config_fwd_fp8(forward)
@@ -415,13 +428,15 @@ program("aqt: E5M2", MLP(), S(ROWS, WIDTH), forward="e5m2")(aqt)
 def aqt_served(**config):
     from aqt.jax.v2.flax import aqt_flax
 
-    general = lambda mode: functools.partial(
-        aqt_flax.AqtDotGeneral,
-        aqt_config("e4m3", **config),
-        rhs_quant_mode=mode,
-        use_legacy_freezer=False,
-        rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
-    )
+    def general(mode):
+        return functools.partial(
+            aqt_flax.AqtDotGeneral,
+            aqt_config("e4m3", **config),
+            rhs_quant_mode=mode,
+            use_legacy_freezer=False,
+            rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
+        )
+
     x, rngs = S(ROWS, WIDTH), {"params": jax.random.key(0)}
     convert = MLP(general(aqt_flax.QuantMode.CONVERT))
     params = jax.eval_shape(convert.init, rngs, x)["params"]
@@ -432,7 +447,7 @@ def aqt_served(**config):
     return functools.partial(serve.apply, rngs=rngs), (frozen, x)
 
 
-# Keras ----------------------------------------------------------------------------------------------------------------
+# Keras ------------------------------------------------------------------------------------------
 
 
 def keras_model(
@@ -496,7 +511,7 @@ program("keras: EinsumDense", keras_einsum, S(4, ROWS, WIDTH))(keras_model)
 program("keras: EinsumDense, trained", keras_einsum, S(4, ROWS, WIDTH), train=True)(keras_model)
 
 
-# Equinox and Haiku, with FP8 dots by hand -----------------------------------------------------------------------------
+# Equinox and Haiku, with FP8 dots by hand -------------------------------------------------------
 
 
 def quantize(x, scale, to=e4m3):

@@ -1,9 +1,10 @@
-"""Random programs with FP8 matmuls, what each of their layers loses by how it is written, and what a compiled module
-launches: both known without the inspector.
+"""Random programs with FP8 matmuls, what each of their layers loses by how it is written, and what
+a compiled module launches: both known without the inspector.
 
-A layer is three choices: how its matmul gets its operands, what is done with the result that the call takes, and how
-the layer ends. Each choice that loses something says what. `program(seed)` draws layers and puts them together: in a
-row or side by side, in loops and branches, over eight devices, in a gradient.
+A layer is three choices: how its matmul gets its operands, what is done with the result that the
+call takes, and how the layer ends. Each choice that loses something says what. `program(seed)`
+draws layers and puts them together: in a row or side by side, in loops and branches, over eight
+devices, in a gradient.
 """
 
 import dataclasses
@@ -42,8 +43,9 @@ AFTER = (
 
 
 class Part(NamedTuple):
-    """One choice for a layer. `fn` names what it takes (see `shapes`). `loses`: of each alternatives ("a|b") one must
-    be named, of `also` any may be."""
+    """One choice for a layer. `fn` names what it takes (see `shapes`). `loses`: of each
+    alternatives ("a|b") one must be named, of `also` any may be.
+    """
 
     fn: Callable
     loses: tuple[str, ...] = ()
@@ -96,7 +98,7 @@ def normalized(d):
     return (d - d.mean(-1, keepdims=True)) * lax.rsqrt(d.var(-1, keepdims=True) + 1e-5)
 
 
-# The parts ------------------------------------------------------------------------------------------------------------
+# The parts --------------------------------------------------------------------------------------
 
 FP8 = functools.partial(lossy, loses="fp8", all_after=AFTER)
 OPERANDS = {
@@ -361,13 +363,15 @@ OWN = {
 }
 
 
-# Layers ---------------------------------------------------------------------------------------------------------------
+# Layers -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One matmul, M x N x K on each device, and how it is written. `source`: the layer whose FP8 result it multiplies,
-    None for an argument of the program. `inside`: where it stands, "" or one of `INSIDE`."""
+    """One matmul, M x N x K on each device, and how it is written. `source`: the layer whose FP8
+    result it multiplies, None for an argument of the program. `inside`: where it stands, "" or one
+    of `INSIDE`.
+    """
 
     operands: str
     taken: str
@@ -416,13 +420,15 @@ class Layer:
         if "fp8" in operands.loses:
             return operands.loses
         odd = ("pad",) if any(d % 16 for d in (self.m, self.n, self.k)) else ()
-        # The conversion to FP8 stays outside where the call adds a float32 matrix; or where XLA, for an input that is
-        # transposed, multiplies the other way round, and so gets the result transposed.
+        # The conversion to FP8 stays outside where the call adds a float32 matrix; or where XLA,
+        # for an input that is transposed, multiplies the other way round, and so gets the result
+        # transposed.
         spoiled = (
             self.dtype == f32 if "matrix" in self.taken else self.operands == "transposed input"
         )
         after = ("output",) if spoiled and self.end in TO_FP8 else end.loses
-        # A result that goes into a kernel of the program's own, or is copied to where a loop collects it.
+        # A result that goes into a kernel of the program's own, or is copied to where a loop
+        # collects it.
         elsewhere = self.own or self.inside == "map"
         return (*operands.loses, *(() if elsewhere else after), *odd)
 
@@ -546,7 +552,9 @@ def sharding(name: str, layer: Layer, mesh: str) -> P:
 
 
 def fits(layer: Layer, mesh: str, gradient: bool) -> bool:
-    """Whether it is known what becomes of a layer: what XLA rescues, or refuses to compile, is left out."""
+    """Whether it is known what becomes of a layer: what XLA rescues, or refuses to compile, is left
+    out.
+    """
     end = ENDS[layer.end]
     if not all(layer.dtype in part.dtypes for part in layer.parts) or (end.alone and layer.taken):
         return False
@@ -607,14 +615,22 @@ def fits(layer: Layer, mesh: str, gradient: bool) -> bool:
     )
 
 
-# Programs -------------------------------------------------------------------------------------------------------------
+# Programs ---------------------------------------------------------------------------------------
+
+
+def zeros_like(layer: Layer, given: dict[str, jax.Array]) -> Any:
+    """Zeros in the place of a layer's results."""
+    shapes = jax.eval_shape(layer, given)
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 @dataclass(frozen=True)
 class Program:
-    """`layers` in the order they are written, by number; `order`: numbers of those returned, in their order. `mesh`:
-    "", or what is divided over eight devices, the "rows" of inputs or the "columns" of weights. `one_scale`: layers
-    share their scalars. `gradient`: of all results, by scales and what is added."""
+    """`layers` in the order they are written, by number; `order`: numbers of those returned, in
+    their order. `mesh`: "", or what is divided over eight devices, the "rows" of inputs or the
+    "columns" of weights. `one_scale`: layers share their scalars. `gradient`: of all results, by
+    scales and what is added.
+    """
 
     seed: int
     layers: dict[int, Layer]
@@ -660,9 +676,11 @@ class Program:
             for name, value in p.items()
             if value.dtype in (f32, bf16) and name[0] in "xvc"
         }
-        total = lambda by: sum(
-            jnp.sum(jnp.cos(leaf.astype(f32))) for leaf in jax.tree.leaves(self._forward(p | by))
-        )
+
+        def total(by):
+            results = jax.tree.leaves(self._forward(p | by))
+            return sum(jnp.sum(jnp.cos(leaf.astype(f32))) for leaf in results)
+
         return jax.value_and_grad(total)(by)
 
     def _forward(self, p: dict[str, jax.Array]) -> list:
@@ -698,10 +716,7 @@ class Program:
                     0, TIMES["repeat"], lambda _, a: layer(given | {"a": a}), given["a"]
                 )
             case "branch":
-                zeros = lambda: jax.tree.map(
-                    lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(layer, given)
-                )
-                return lax.cond(flag, lambda: layer(given), zeros)
+                return lax.cond(flag, lambda: layer(given), lambda: zeros_like(layer, given))
             case "vmap":
                 return jax.vmap(lambda each: layer(given | each))(each)
         return layer(given)
@@ -766,11 +781,8 @@ def doubled(x: jax.Array) -> jax.Array:
     )(x)
 
 
-def program(seed: int) -> Program:
-    """A program, always the same for a seed."""
-    r = random.Random(seed)
-    mesh, gradient = r.choices(("", "rows", "columns"), (84, 10, 6))[0], r.random() < 0.08
-    broken, alike, twins = r.choice((0, 0.3, 0.6, 0.9)), r.random() < 0.35, r.random() < 0.3
+def _drawn(r: random.Random, broken: float, base: int) -> Layer:
+    """A layer, of which a part `broken` loses something."""
     pick = {
         name: [
             [key for key, part in table.items() if bool(part.loses) == lost]
@@ -778,6 +790,67 @@ def program(seed: int) -> Program:
         ]
         for name, table in (("operands", OPERANDS), ("end", ENDS))
     }
+    lost = r.random() < broken
+    where = r.choices(("end", "operands", "both"), (70, 25, 5))[0] if lost else ""
+    operands = "scaled"
+    if where or r.random() < 0.4:
+        operands = r.choice(pick["operands"][where in ("operands", "both")])
+    return Layer(
+        operands,
+        r.choice(list(TAKEN)),
+        r.choice(pick["end"][where in ("end", "both")]),
+        dtype=r.choices((f32, bf16, f16), (5, 4, 1))[0],
+        m=base,
+        n=r.choice((32, 64, 96, 128, 160)),
+        k=r.choice((32, 64, 96, 128)),
+        inside=r.choice(INSIDE) if r.random() < 0.25 else "",
+        scope=r.choice(SCOPES) if r.random() < 0.3 else "",
+    )
+
+
+def _joined(
+    r: random.Random, layer: Layer, layers: dict[int, Layer], mesh: str, alike: bool
+) -> Layer:
+    """The layer, which may multiply another's result, or be of odd sizes."""
+    feeds = [
+        n
+        for n, before in layers.items()
+        if _feeds(before) and all(other.source != n for other in layers.values())
+    ]
+    if feeds and r.random() < 0.6 and mesh != "columns":
+        source = r.choice(feeds)
+        return dataclasses.replace(layer, source=source, k=layers[source].n)
+    if r.random() < 0.1 and not alike:
+        odd = r.choice("mnk")
+        return dataclasses.replace(
+            layer,
+            inside="",
+            end=r.choice(("", "E4M3", "silu")),
+            operands="scaled",
+            taken="",
+            own="",
+            **{odd: r.choice((24, 50, 100, 120))},
+        )
+    return layer
+
+
+def _consistent(layer: Layer, alike: bool) -> Layer:
+    """The layer, without what cannot stand together in it."""
+    if layer.inside in ("carry", "repeat"):
+        layer = dataclasses.replace(layer, n=layer.k)
+    if layer.source is not None and ("a" not in layer.takes or layer.inside in ("map", "vmap")):
+        layer = dataclasses.replace(layer, source=None)
+    # In a loop or a branch, its sizes tell whose a matmul is.
+    if alike and layer.inside in APART:
+        layer = dataclasses.replace(layer, inside="")
+    return layer
+
+
+def program(seed: int) -> Program:
+    """A program, always the same for a seed."""
+    r = random.Random(seed)
+    mesh, gradient = r.choices(("", "rows", "columns"), (84, 10, 6))[0], r.random() < 0.08
+    broken, alike, twins = r.choice((0, 0.3, 0.6, 0.9)), r.random() < 0.35, r.random() < 0.3
     square = r.choice((32, 64, 96, 128))
     base = r.choice((32, 64, 96, 128))
     layers: dict[int, Layer] = {}
@@ -786,21 +859,7 @@ def program(seed: int) -> Program:
     count = r.choice((1, 2, 2, 3, 3, 4, 5, 6))
     while len(layers) < count:
         number = len(layers)
-        lost = r.random() < broken
-        where = r.choices(("end", "operands", "both"), (70, 25, 5))[0] if lost else ""
-        layer = Layer(
-            r.choice(pick["operands"][where in ("operands", "both")])
-            if where or r.random() < 0.4
-            else "scaled",
-            r.choice(list(TAKEN)),
-            r.choice(pick["end"][where in ("end", "both")]),
-            dtype=r.choices((f32, bf16, f16), (5, 4, 1))[0],
-            m=base,
-            n=r.choice((32, 64, 96, 128, 160)),
-            k=r.choice((32, 64, 96, 128)),
-            inside=r.choice(INSIDE) if r.random() < 0.25 else "",
-            scope=r.choice(SCOPES) if r.random() < 0.3 else "",
-        )
+        layer = _drawn(r, broken, base)
         if shared and twins:  # the same lines of the program, but for its end
             layer = dataclasses.replace(
                 layer, operands=shared.operands, taken=shared.taken, dtype=shared.dtype
@@ -809,36 +868,10 @@ def program(seed: int) -> Program:
             layer = dataclasses.replace(layer, n=square, k=square)
         if not layer.end and r.random() < 0.4:
             layer = dataclasses.replace(layer, own=r.choice(list(OWN)))
-        feeds = [
-            n
-            for n, before in layers.items()
-            if _feeds(before) and all(other.source != n for other in layers.values())
-        ]
-        if feeds and r.random() < 0.6 and mesh != "columns":
-            source = r.choice(feeds)
-            layer = dataclasses.replace(layer, source=source, k=layers[source].n)
-        elif r.random() < 0.1 and not alike:
-            odd = r.choice("mnk")
-            layer = dataclasses.replace(
-                layer,
-                inside="",
-                end=r.choice(("", "E4M3", "silu")),
-                operands="scaled",
-                taken="",
-                own="",
-                **{odd: r.choice((24, 50, 100, 120))},
-            )
-        if layer.inside in ("carry", "repeat"):
-            layer = dataclasses.replace(layer, n=layer.k)
-        if layer.source is not None and ("a" not in layer.takes or layer.inside in ("map", "vmap")):
-            layer = dataclasses.replace(layer, source=None)
-        if (
-            alike and layer.inside in APART
-        ):  # in a loop or a branch, its sizes tell whose a matmul is
-            layer = dataclasses.replace(layer, inside="")
+        layer = _consistent(_joined(r, layer, layers, mesh, alike), alike)
         size = (*sorted((up(layer.m), up(layer.n))), up(layer.k))
-        # Layers of one size share the computation of jnp.clip, and so, when XLA assigns layouts, the order of its
-        # dimensions: one that transposes behind it costs others their bias.
+        # Layers of one size share the computation of jnp.clip, and so, when XLA assigns layouts,
+        # the order of its dimensions: one that transposes behind it costs others their bias.
         if not fits(layer, mesh, gradient) or (
             layer.end == "E4M3 by columns" if alike else size in sizes
         ):
@@ -900,7 +933,7 @@ def smallest(program: Program, fails: Callable[[Program], bool]) -> Program:
     return program
 
 
-# A compiled module, by a few regular expressions ----------------------------------------------------------------------
+# A compiled module, by a few regular expressions ------------------------------------------------
 
 _LINE = re.compile(r"^  (?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _BYTES = {
@@ -918,7 +951,8 @@ _BYTES = {
     "u64": 8,
 }
 _NOTHING = set(
-    "parameter constant tuple get-tuple-element bitcast while conditional call after-all opt-barrier "
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
+    "opt-barrier "
     "partition-id replica-id async-start async-done add-dependency".split()
 )
 
@@ -952,8 +986,9 @@ class Module:
                 here[found[1]] = Line(found[1], found[2], found[3], operands, found[4])
 
     def runs(self) -> Iterator[tuple[str, int]]:
-        """Each computation that runs by itself, and how often. XLA's runtime does not compute the condition of a loop
-        whose length it knows (xla/backends/gpu/runtime/while_thunk.cc)."""
+        """Each computation that runs by itself, and how often. XLA's runtime does not compute the
+        condition of a loop whose length it knows (xla/backends/gpu/runtime/while_thunk.cc).
+        """
         todo = [(self.entry, 1)]
         while todo:
             name, times = todo.pop()
@@ -974,8 +1009,9 @@ class Module:
                     todo.append((line.has(r"(?:to_apply|calls)=%([\w.\-]+)"), times))
 
     def kernels(self) -> Iterator[tuple[Line, int, int]]:
-        """What is launched: the instruction, how often, and the bytes it reads and writes: each operand and each result
-        once, whole, but for a library's scratch space."""
+        """What is launched: the instruction, how often, and the bytes it reads and writes: each
+        operand and each result once, whole, but for a library's scratch space.
+        """
         for name, times in self.runs():
             lines = self.computations[name]
             for line in lines.values():
@@ -1004,7 +1040,9 @@ class Module:
         raise LookupError(name)
 
     def weights(self, name: str) -> set[int]:
-        """Numbers of the layers whose weights an instruction of ENTRY reads, other matmuls not looked behind."""
+        """Numbers of the layers whose weights an instruction of ENTRY reads, other matmuls not
+        looked behind.
+        """
         lines, found, todo, seen = self.computations[self.entry], set(), [name], set()
         while todo:
             line = lines[todo.pop()]
@@ -1039,7 +1077,9 @@ def launched(text: str) -> tuple[int, int]:
 
 
 def call(line: Line) -> tuple[str, ...]:
-    """What a library call of a module computes: whether in FP8, epilogue, alpha and beta, amax, the result's type."""
+    """What a library call of a module computes: whether in FP8, epilogue, alpha and beta, amax, the
+    result's type.
+    """
     fields = (
         r'target="__cublas\$(?:lt\$)?(\S*?)"',
         r'"epilogue":"(\w+)',

@@ -6,8 +6,8 @@ compiled for chips that are not there. What became of their matmuls goes into
 notebooks/results/census.json, with where it comes from. Chapter 12 reads that file. A library that
 has FP8 in fewer matmuls than it had fails `--check`, and the tests.
 
-Each library is measured in a process of its own, two at a time. What ends such a process is an error
-in the rows that it had not finished.
+Each library is measured in a process of its own, two at a time. What ends such a process is an
+error in the rows that it had not finished.
 """
 
 import collections
@@ -52,8 +52,8 @@ FIX = (
 AT_ONCE = 2  # processes: XLA's compiler takes a core and up to 3 GB in each
 MINUTES = 40  # for one library's process, before it counts as hung
 
-# All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has what the others
-# have, for the rest too.
+# All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has
+# what the others have, for the rest too.
 MODELS, PASSES = ("layer", "MLP", "block"), ("forward", "training")
 OTHERS = (("H100", "triton"), ("H100", "auto"), ("B200", "cublaslt"))
 BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 4, 1024, 2048, 8192, 16
@@ -64,12 +64,15 @@ Made = tuple[Callable, tuple]  # a function, and the shapes of its arguments
 
 
 def shapes(tree: Any) -> Any:
+    """The shapes and types of its arrays."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def both(apply: Callable, state: Any, train: bool) -> Made:
-    """`apply(state, x)`; in training a loss of it, and its gradients by the state and by x, as a layer below asks for
-    them. What an optimizer makes of them is the same with each library, and left out."""
+    """`apply(state, x)`; in training a loss of it, and its gradients by the state and by x, as a
+    layer below asks for them. What an optimizer makes of them is the same with each library, and
+    left out.
+    """
 
     def loss(state, x, target):
         return jnp.mean(jnp.square(apply(state, x).astype(f32) - target))
@@ -81,7 +84,7 @@ def both(apply: Callable, state: Any, train: bool) -> Made:
     return step, (state, X, jax.ShapeDtypeStruct(y.shape, f32))
 
 
-# By hand --------------------------------------------------------------------------------------------------------------
+# By hand ----------------------------------------------------------------------------------------
 
 WEIGHTS = {
     "layer": {"up": (WIDTH, HIDDEN)},
@@ -91,6 +94,7 @@ WEIGHTS["block"] = {**{name: (WIDTH, WIDTH) for name in "qkvo"}, **WEIGHTS["MLP"
 
 
 def norm(x: jax.Array) -> jax.Array:
+    """RMS norm, without a weight."""
     wide = x.astype(f32)
     return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + 1e-6)).astype(
         x.dtype
@@ -100,7 +104,9 @@ def norm(x: jax.Array) -> jax.Array:
 def written_out(
     model: str, dense: Callable[[str, jax.Array], jax.Array], x: jax.Array
 ) -> jax.Array:
-    """The three models, of whatever `dense(name, x)` multiplies with: causal attention, gelu, RMS norms."""
+    """The three models, of whatever `dense(name, x)` multiplies with: causal attention, gelu, RMS
+    norms.
+    """
     if model == "layer":
         return dense("up", x)
     if model == "MLP":
@@ -113,7 +119,8 @@ def written_out(
 
 def by_hand(model: str, train: bool) -> Made:
     """Chapter 08's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
-    amaxes = Amaxes(*[jax.ShapeDtypeStruct((16,), f32)] * 3)
+    history: Any = jax.ShapeDtypeStruct((16,), f32)
+    amaxes = Amaxes(history, history, history)
     state = {
         name: {
             "w": jax.ShapeDtypeStruct((n, k), f32),
@@ -187,12 +194,14 @@ def haiku(model: str, train: bool) -> Made:
 
 
 def equinox(model: str, train: bool) -> Made:
-    """Flax's product in modules of Equinox, which has no FP8: a scale and a history of each operand beside them."""
+    """Flax's product in modules of Equinox, which has no FP8: a scale and a history of each operand
+    beside them.
+    """
     import equinox as eqx
 
     class Fp8Linear(eqx.Module):
-        weight: jax.ShapeDtypeStruct
-        bias: jax.ShapeDtypeStruct
+        weight: Any
+        bias: Any
         kept: dict[str, jax.ShapeDtypeStruct]
 
         def __call__(self, x):
@@ -221,32 +230,38 @@ def equinox(model: str, train: bool) -> Made:
     )
 
 
-# Flax, and what works on Flax's modules -------------------------------------------------------------------------------
+# Flax, and what works on Flax's modules ---------------------------------------------------------
 
 
 class Layer(nn.Module):
+    """One layer."""
+
     general: Any = None
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x):  # noqa: D102 - what the class says
         return nn.Dense(HIDDEN, dtype=bf16, dot_general_cls=self.general)(x)
 
 
 class MLP(nn.Module):
+    """Two layers, and gelu between them."""
+
     general: Any = None
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x):  # noqa: D102 - what the class says
         dense = functools.partial(nn.Dense, dtype=bf16, dot_general_cls=self.general)
         return dense(WIDTH)(nn.gelu(dense(HIDDEN)(x)))
 
 
 class Block(nn.Module):
+    """A decoder block."""
+
     general: Any = None
     einsum: Any = None
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x):  # noqa: D102 - what the class says
         attention = nn.MultiHeadDotProductAttention(
             HEADS,
             dtype=bf16,
@@ -267,15 +282,17 @@ def linen(
     rngs: bool = False,
     quantize: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> Made:
-    """Flax's layers with that class for their `dot_general_cls`, and the whole as `quantize` returns it."""
+    """Flax's layers with that class for their `dot_general_cls`, and the whole as `quantize`
+    returns it.
+    """
     made = quantize(
         {"layer": Layer(general), "MLP": MLP(general), "block": Block(general, einsum)}[model]
     )
     state = jax.eval_shape(made.init, {"params": jax.random.key(0)}, X)
-    keys = {"rngs": {"params": jax.random.key(1)}} if rngs else {}
+    keys = {"params": jax.random.key(1)} if rngs else None
 
     def apply(state, x):
-        y = made.apply(state, x, mutable=["quant_stats", "aqt"], **keys)
+        y = made.apply(state, x, rngs=keys, mutable=["quant_stats", "aqt"])
         return y[0]
 
     return both(apply, state, train)
@@ -311,7 +328,8 @@ def of_nnx(model: str, train: bool) -> Made:
             return x + self.mlp(self.norm2(x))
 
     make = {"layer": lambda: linear(WIDTH, HIDDEN), "MLP": Mlp, "block": Decoder}[model]
-    graph, rest, state = nnx.split(nnx.eval_shape(make), nnx.RngState, ...)
+    parts: Any = nnx.split(nnx.eval_shape(make), nnx.RngState, ...)
+    graph, rest, state = parts
     return both(lambda state, x: nnx.merge(graph, rest, state)(x), state, train)
 
 
@@ -329,8 +347,9 @@ def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Made:
 def aqt(
     model: str, train: bool, backward: bool = False, einsum: bool = False, tensor: bool = False
 ) -> Made:
-    """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in bf16 and one scale
-    for each `tensor`."""
+    """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in
+    bf16 and one scale for each `tensor`.
+    """
     from aqt.jax.v2 import config
     from aqt.jax.v2.flax import aqt_flax
 
@@ -351,8 +370,10 @@ def aqt(
 
 
 def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False) -> Made:
-    """What MaxText gives its own layers for `quantization=...`, with what its base.yml has for the rest: a class for
-    Linen's `dot_general_cls`; or, for `use_qwix_quantization=true`, rules. It imports pathwaysutils."""
+    """What MaxText gives its own layers for `quantization=...`, with what its base.yml has for the
+    rest: a class for Linen's `dot_general_cls`; or, for `use_qwix_quantization=true`, rules. It
+    imports pathwaysutils.
+    """
     from maxtext.layers import quantizations
 
     absmax = dict.fromkeys(
@@ -388,7 +409,7 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
     return linen(model, train, made.dot_general_cls(), rngs=True)
 
 
-# Others ---------------------------------------------------------------------------------------------------------------
+# Others -----------------------------------------------------------------------------------------
 
 
 def keras(model: str, train: bool) -> Made:
@@ -425,12 +446,15 @@ def keras(model: str, train: bool) -> Made:
 
 
 def haliax(model: str, train: bool, mended: bool = False) -> Made:
-    """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as by a policy of
-    mixed precision; what FP8 keeps is left as it is. `mended` gives back three names that it asks JAX for."""
+    """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as
+    by a policy of mixed precision; what FP8 keeps is left as it is. `mended` gives back three names
+    that it asks JAX for.
+    """
     if mended:
-        jax._src.tree_util.BuiltInKeyEntry = Any
-        jax.core.is_constant_dim = jax._src.core.is_constant_dim
-        jax._src.numpy.lax_numpy._einsum = jax._src.numpy.einsum._einsum
+        internals: Any = jax._src
+        internals.tree_util.BuiltInKeyEntry = Any
+        jax.core.is_constant_dim = internals.core.is_constant_dim  # type: ignore[attr-defined]
+        internals.numpy.lax_numpy._einsum = internals.numpy.einsum._einsum
     import equinox as eqx
     import haliax as hax
     from haliax import nn as hnn
@@ -474,18 +498,20 @@ def haliax(model: str, train: bool, mended: bool = False) -> Made:
             )
             return self.layers["o"](mixed.astype(bf16))
 
-    make = lambda: fp8_linear_layers(
-        Model(
-            {name: hnn.Linear.init(*kinds[name], key=jax.random.key(0)) for name in WEIGHTS[model]}
-        ),
-        Fp8Config(compute_dtype=bf16),
-    )
+    def make():
+        layers = {
+            name: hnn.Linear.init(*kinds[name], key=jax.random.key(0)) for name in WEIGHTS[model]
+        }
+        return fp8_linear_layers(Model(layers), Fp8Config(compute_dtype=bf16))
+
     state, static = eqx.partition(
         eqx.filter_eval_shape(make), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     )
 
     def apply(state, x):
-        is_fp8 = lambda leaf: isinstance(leaf, OverwriteWithGradient)
+        def is_fp8(leaf):
+            return isinstance(leaf, OverwriteWithGradient)
+
         state = jax.tree.map(
             lambda leaf: leaf if is_fp8(leaf) else leaf.astype(bf16), state, is_leaf=is_fp8
         )
@@ -494,7 +520,7 @@ def haliax(model: str, train: bool, mended: bool = False) -> Made:
     return both(apply, state, train)
 
 
-# The census -----------------------------------------------------------------------------------------------------------
+# The census -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -725,7 +751,7 @@ def rows_of(way: str, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, row(functools.partial(program, model, of), target, gemm)
 
 
-# A process for each library -------------------------------------------------------------------------
+# A process for each library ---------------------------------------------------------------------
 
 
 def groups(only: str = "") -> dict[str, list[str]]:
@@ -816,7 +842,7 @@ def summary(rows: Mapping[str, Any]) -> str:
     )
 
 
-# The data -------------------------------------------------------------------------------------------------------------
+# The data ---------------------------------------------------------------------------------------
 
 
 def read() -> dict[str, Any]:
@@ -850,7 +876,9 @@ def write(found: Mapping[str, Any]) -> None:
 
 
 def lost(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What has a smaller share of its FLOPs in FP8 than it had, or compiles no more, of what both have."""
+    """What has a smaller share of its FLOPs in FP8 than it had, or compiles no more, of what both
+    have.
+    """
     found = []
     for name in old.keys() & new.keys():
         before, now = (
