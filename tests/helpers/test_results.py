@@ -12,9 +12,7 @@ import pytest
 from helpers import TARGETS, parse_hlo_module, report_gemms
 from helpers.results import (
     COMMANDS,
-    SANE,
     Figure,
-    Goal,
     Record,
     digest,
     goals,
@@ -62,7 +60,9 @@ def record(part: str = "notebooks", cases: dict | None = None, **changed) -> dic
 
 
 def faster_than_the_chip(data: dict) -> list[str]:
-    """Forms whose time is shorter than the FLOPs or the bytes take at the chip's peak: no call can be."""
+    """Forms whose time is shorter than the FLOPs or the bytes take at the chip's peak: no call can
+    be.
+    """
     chip = Record("speed", data["runs"], data["cases"]).chip
     return [
         f"{case}: {name}"
@@ -75,7 +75,9 @@ def faster_than_the_chip(data: dict) -> list[str]:
 
 
 def timed_without_all_kernels(data: dict) -> list[str]:
-    """Forms of which the GPU's clock saw fewer kernels than there are matmuls: their time is not the whole."""
+    """Forms of which the GPU's clock saw fewer kernels than there are matmuls: their time is not
+    the whole.
+    """
     return [
         f"{case}: {name}"
         for case, row in data["cases"].items()
@@ -262,7 +264,7 @@ def test_choices_of_all_cases_are_one_text_for_xla():
     assert Record("autotune", (provenance(),), cases).choices == "version: 3\nresults {\n}\n"
 
 
-# Goals ----------------------------------------------------------------------------------------------------------------
+# Goals --------------------------------------------------------------------------------------------
 
 
 def test_goals_are_found_by_part_and_case():
@@ -274,11 +276,11 @@ def test_goals_are_found_by_part_and_case():
 
 def test_a_goal_is_reached_or_missed_by_its_own_clock_or_says_which():
     step = goals("train", "training step", FOLDER)[0]
-    cases = lambda fp8: {
-        "training step": {
-            "precisions": {"bf16": {"wall_seconds": 1.0}, "bf16+fp8": {"wall_seconds": fp8}}
-        }
-    }
+
+    def cases(fp8: float) -> dict:
+        rows = {"bf16": {"wall_seconds": 1.0}, "bf16+fp8": {"wall_seconds": fp8}}
+        return {"training step": {"precisions": rows}}
+
     for device, most in (("NVIDIA H200", 0.65), ("NVIDIA H100 80GB HBM3", 0.69)):
         for fp8, word in ((most - 0.001, "reached"), (most + 0.001, "MISSED")):
             said = step.verdict(Record("train", (provenance(device=device),), cases(fp8)))
@@ -298,9 +300,11 @@ def test_a_goal_is_reached_or_missed_by_its_own_clock_or_says_which():
     ).endswith("not measured")
     faster, *_ = goals("speed", "8192: main", FOLDER)
     forms = {faster.of: timed(5e-4), faster.over: timed(1e-3)}
-    verdict = lambda: faster.verdict(
-        Record("speed", (provenance(),), {"8192: main": {"forms": forms}})
-    )
+
+    def verdict() -> str:
+        found = {"8192: main": {"forms": forms}}
+        return faster.verdict(Record("speed", (provenance(),), found))
+
     assert verdict().endswith("2.000, reached")
     forms[faster.of] = timed(None)
     assert verdict().endswith("1.000, MISSED, by the host's clock")
@@ -315,7 +319,7 @@ def test_the_form_that_torch_is_compared_with_is_like_it():
     assert "amax" in as_is.of and "like for like" in like.name
 
 
-# Published ------------------------------------------------------------------------------------------------------------
+# Published ----------------------------------------------------------------------------------------
 
 PUBLISHED = json.loads((FOLDER / "published.json").read_text())["figures"]
 CHAPTER = FOLDER.parent / "09_performance.md"
@@ -431,7 +435,7 @@ def test_the_chapter_says_once_that_nothing_was_measured():
     assert RECORDED or not re.search("MISSED|, reached$", said, re.M)
 
 
-# A training's tensors -------------------------------------------------------------------------------------------------
+# A training's tensors -----------------------------------------------------------------------------
 
 
 def test_a_training_is_read_as_it_was_written(tmp_path):
@@ -450,7 +454,7 @@ def test_a_training_is_read_as_it_was_written(tmp_path):
         load_training(tmp_path)
 
 
-# Sums on a tensor core, as others measured them -----------------------------------------------------------------------
+# Sums on a tensor core, as others measured them ---------------------------------------------------
 
 
 def test_sums_are_read_as_they_were_written(tmp_path):
@@ -464,7 +468,8 @@ def test_sums_are_read_as_they_were_written(tmp_path):
         )
         exact = np.sum(a.astype(np.float64) * b.astype(np.float64), axis=1)
         largest = np.max(np.abs(a.astype(np.float64) * b.astype(np.float64)), axis=1)
-        # Each of 32 products loses less than a unit 13 bits below the largest exponent, and so does the sum.
+        # Each of 32 products loses less than a unit 13 bits below the largest exponent, and so
+        # does the sum.
         assert np.all(np.abs(sums - exact) <= 33 * 2.0**-12 * np.maximum(largest, np.abs(exact)))
         assert np.any(sums != exact)
     text = (FOLDER / "sums.json").read_text()

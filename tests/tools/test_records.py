@@ -18,7 +18,7 @@ from tools.records import goals as reasons
 RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
 
-# Forms ----------------------------------------------------------------------------------------------------------------
+# Forms --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", form.RECORDS)
@@ -83,7 +83,7 @@ def test_what_has_another_form_is_named(name, path, value, where):
     assert any(where in problem for problem in found), found
 
 
-# Goals ----------------------------------------------------------------------------------------------------------------
+# Goals --------------------------------------------------------------------------------------------
 
 GOALS = [goal for part in ("speed", "train") for goal in goals(part, None, form.RESULTS)]
 
@@ -108,7 +108,7 @@ def test_a_goal_lowered_by_a_hundredth_is_named(number, with_its_share, tmp_path
     assert found and all(one["name"] in problem for problem in found)
 
 
-# What others published ------------------------------------------------------------------------------------------------
+# What others published ----------------------------------------------------------------------------
 
 COMMIT = "0123456789" * 4
 PATCH = f"From {COMMIT} Mon Sep 17 00:00:00 2001\nDate: Fri, 2 Jan 2026 23:30:00 -0800\n\n---\n"
@@ -192,7 +192,7 @@ def test_without_a_network_the_check_says_so(quoted, site, capsys):
     assert "needs a network" in said
 
 
-# Sums and the training ------------------------------------------------------------------------------------------------
+# Sums and the training ----------------------------------------------------------------------------
 
 
 def test_sums_are_compared_with_what_their_authors_have(site, monkeypatch, tmp_path, capsys):

@@ -1,8 +1,10 @@
-"""How long a chapter takes to work through, counted: words, visible code, visible output, predictions, puzzles.
+"""How long a chapter takes to work through, counted: words, visible code, visible output,
+predictions, puzzles.
 
     python tools/outputs/minutes.py 03        what a chapter's minutes are made of
 
-The rates are the project's own. They suit a reader who knows JAX, runs each cell and reads what it prints.
+The rates are the project's own. They suit a reader who knows JAX, runs each cell and reads what it
+prints.
 """
 
 import dataclasses
@@ -36,6 +38,7 @@ class Count:
 
     @property
     def minutes(self) -> int:
+        """What the counted takes, by the rates above."""
         return round(
             self.words / WORDS
             + self.code / CODE
@@ -46,14 +49,16 @@ class Count:
 
     def __str__(self) -> str:
         return (
-            f"{self.minutes:3} minutes: {self.words} words, {self.code} lines of code, {self.output} of output, "
-            f"{self.predictions} predictions, {self.puzzles} puzzles"
+            f"{self.minutes:3} minutes: {self.words} words, {self.code} lines of code, "
+            f"{self.output} of output, {self.predictions} predictions, {self.puzzles} puzzles"
         )
 
 
 def count(notebook) -> Count:
-    """What is counted: prose but for references, code that is not folded away, and output that is shown at once or
-    answers a prediction. A puzzle's own cells, from its statement to its solution, are in its minutes."""
+    """What is counted: prose but for references, code that is not folded away, and output that is
+    shown at once or answers a prediction. A puzzle's own cells, from its statement to its solution,
+    are in its minutes.
+    """
     words = code = shown = predictions = puzzles = 0
     asked = solving = False
     for cell in notebook.cells:
@@ -94,6 +99,7 @@ def _lines(output) -> int:
 
 
 def main() -> None:
+    """Print the count of each chapter named."""
     total = 0
     for path in outputs.find(sys.argv[1:], outputs.NOTEBOOKS):
         found = count(nbformat.read(path, 4))

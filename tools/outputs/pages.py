@@ -1,4 +1,6 @@
-"""The pages that are no chapters: each number in them is printed by a chapter they link to, or computed here."""
+"""The pages that are no chapters: each number in them is printed by a chapter they link to, or
+computed here.
+"""
 
 import functools
 import re
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 
-from tools.outputs import find, prose
+from tools.outputs import Refused, find, prose
 
 ROOT = prose.NOTEBOOKS.parent
 PAGES = ("README.md", "fp8lens/README.md", "notebooks/glossary.md")
@@ -22,8 +24,11 @@ EXAMPLES = (
 
 @functools.cache
 def shown(name: str) -> prose.Shown:
-    """What the cells of one chapter show."""
-    (path,) = find([name], prose.NOTEBOOKS)
+    """What the cells of one chapter show; nothing where there is no such chapter."""
+    try:
+        (path,) = find([name], prose.NOTEBOOKS)
+    except Refused:
+        return prose.Shown()
     return prose.together(map(prose.shown_by, nbformat.read(path, 4).cells))
 
 
@@ -54,7 +59,9 @@ def of_the_readme() -> list[str]:
 
 
 def _row(path: Path) -> str:
-    """How the README's table begins the row of a chapter: its title, and the minutes of one of the path."""
+    """How the README's table begins the row of a chapter: its title, and the minutes of one of the
+    path.
+    """
     text = path.with_suffix(".md").read_text()
     (title,) = re.findall(r"^# (.*)", text, re.M)[:1]
     link = f"[{title.replace(' · ', ' ')}](notebooks/{path.name})"

@@ -1,8 +1,9 @@
 """What the prose of a chapter may hold: words, and numbers that the chapter computes.
 
-A number is one that a cell near it prints, or has in its code, with the same unit; or it belongs to a name or a date, by
-the lists here. Comments are prose too. What looks like code or output, or is not text, comes from a cell. References
-are a list of links. Other pages (`page_problems`) may say what the chapters print to which the same section links.
+A number is one that a cell near it prints, or has in its code, with the same unit; or it belongs to
+a name or a date, by the lists here. Comments are prose too. What looks like code or output, or is
+not text, comes from a cell. References are a list of links. Other pages (`page_problems`) may say
+what the chapters print to which the same section links.
 """
 
 import ast
@@ -26,7 +27,7 @@ HTML = re.compile(r"</?(details|summary)>|\s+")
 MYST = re.compile(r"^\s*(?:%|:{3}).*|\{[\w:-]+\}`.*|\{\{.*|^\s*\(.*\)=$", re.M)
 CHARACTERS = re.compile(r"[^\n -~·×¹⁴−±≈]")  # others can look like what they are not
 
-# Numbers and units ----------------------------------------------------------------------------------------------------
+# Numbers and units --------------------------------------------------------------------------------
 
 _COUNTED = (
     "three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
@@ -40,13 +41,18 @@ WORDS = {
 }
 # A place, "the third", or a part, "two thirds": of three, or 0.33.
 ORDINALS = {word: number for number, word in enumerate(_ORDINALS.split(), 3)}
-# The spellings of a unit, in a line. What is left out, as "matmuls", is rarely printed as a word beside its number.
+# The spellings of a unit, in a line. What is left out, as "matmuls", is rarely printed as a word
+# beside its number.
 _SPELLINGS = """\
 B byte bytes
-kB KB KiB
-MB MiB
-GB GiB gigabytes
-TB TiB
+kB KB
+MB
+GB gigabytes
+TB
+KiB
+MiB
+GiB
+TiB
 bit bits
 dB db
 ns
@@ -83,7 +89,7 @@ LABEL = re.compile(rf"(?<![\w/])(?:{_UNIT})(?![\w/])")  # of a column, an axis, 
 WIDTH = re.compile(r"(?:float|int|fp|f|e|m)(\d+)", re.I)  # a type has its bits in its name
 FACTOR = re.compile(rf"({_DIGITS}) \*(?!\*)|(?<!\*)\* ({_DIGITS})")  # so many times, in code
 
-# Names ----------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
 
@@ -144,7 +150,7 @@ NAMES = [
 # In references: a year, and a place in a document.
 YEAR = re.compile(r"(?:, |CACM )(?:19|20)\d\d\b")
 PLACE = re.compile(
-    r"\b(?:[Tt]able|[Ss]ections?|revision|version|v)\s?\d+(?:\.\d+)*(?: and \d+(?:\.\d+)*)?|"
+    r"\b(?:[Tt]able|[Ss]ections?|revision|version|v)\s?\d(?:\.\d)*(?: and \d(?:\.\d)*)?\b|"
     r"\b\d(?:st|nd|rd|th) edition"
 )
 
@@ -156,7 +162,7 @@ def without_names(text: str) -> str:
     return text
 
 
-# What is shown --------------------------------------------------------------------------------------------------------
+# What is shown ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +198,8 @@ def together(shown: Iterable[Shown]) -> Shown:
 def shown_by(cell) -> Shown:
     """What a cell's outputs show, and its code without the comments.
 
-    A number has the unit that follows it. Where none does, it may have any that stands alone in the same cell: the head
-    of a column, the label of an axis, a variable's name.
+    A number has the unit that follows it. Where none does, it may have any that stands alone in the
+    same cell: the head of a column, the label of an axis, a variable's name.
     """
     if cell.cell_type != "code":
         return Shown()
@@ -223,7 +229,8 @@ def _outputs(cell) -> Iterator[str]:
             if kind.startswith("text/") or kind == "image/svg+xml":
                 yield re.sub(r"<style.*?</style>|<[^>]*>", " ", _joined(content), flags=re.S)
         for meta in output.get("metadata", {}).values():
-            yield meta.get("alt", "")
+            if isinstance(meta, dict):  # anything may stand there in a file that somebody edited
+                yield str(meta.get("alt", ""))
 
 
 def value(said: str) -> str:
@@ -235,7 +242,7 @@ def _joined(content) -> str:
     return "".join(content) if isinstance(content, list) else content
 
 
-# What is said ---------------------------------------------------------------------------------------------------------
+# What is said -------------------------------------------------------------------------------------
 
 
 def problems(notebook) -> list[tuple[int, str]]:
@@ -245,10 +252,14 @@ def problems(notebook) -> list[tuple[int, str]]:
     for number, cell in enumerate(notebook.cells):
         near = together(shown[max(0, number - NEAR) : number + NEAR + 1])
         wrong: list[str] = []
-        said = texts(cell.source, wrong) if cell.cell_type == "markdown" else _comments(cell.source)
-        wrong += unsaid(said, near, "no cell near it has that")
+        wrong += unsaid(said_by(cell, wrong), near, "no cell near it has that")
         found += [(number + 1, what) for what in wrong]
     return found
+
+
+def said_by(cell, wrong: list[str]) -> list[str]:
+    """The texts of a cell: its prose, or its comments."""
+    return texts(cell.source, wrong) if cell.cell_type == "markdown" else _comments(cell.source)
 
 
 def unsaid(said: Iterable[str], shown: Shown, why: str) -> list[str]:
@@ -265,15 +276,16 @@ def unsaid(said: Iterable[str], shown: Shown, why: str) -> list[str]:
 def page_problems(source: str, chapters: Callable[[str], Shown], facts: Iterable[str]) -> list[str]:
     """What is wrong in a page that is no chapter, such as the README.
 
-    A number there is in one of the `facts`, phrases that the caller has computed, or shown in a chapter that the same
-    section names: `chapters` gives what one shows, by the beginning of its name. Of a fence only comments are read:
-    tests run the programs and commands in such pages, and compare what they print.
+    A number there is in one of the `facts`, phrases that the caller has computed, or shown in a
+    chapter that the same section names: `chapters` gives what one shows, by the beginning of its
+    name. Of a fence only comments are read: tests run the programs and commands in such pages, and
+    compare what they print.
     """
     facts = [*facts]
     found = [f"nowhere in it: {fact!r}" for fact in facts if fact not in source]
     source = FENCE.sub(lambda fence: "\n".join(re.findall("#.*", fence[0])), source)
     for section in re.split(r"^(?=## )", source, flags=re.M):
-        named = re.findall(r"\bchapter \d\d|\((?:notebooks/)?(?:\d\d|[A-Z])(?=_)", section)
+        named = re.findall(r"\bchapter \d\d\b|\((?:notebooks/)?(?:\d\d|[A-Z])(?=_)", section)
         names = {re.split("[ (/]", name)[-1] for name in named}
         shown = together(map(chapters, sorted(names)))
         for fact in facts:
@@ -283,13 +295,15 @@ def page_problems(source: str, chapters: Callable[[str], Shown], facts: Iterable
 
 
 def texts(source: str, wrong: list[str], images: bool = False) -> list[str]:
-    """The pieces of text of a text cell, in which a number is a claim; what may not be in one goes to `wrong`.
+    """The pieces of text of a text cell, in which a number is a claim; what may not be in one goes
+    to `wrong`.
 
     With `images`, their descriptions are such texts; without, an image is wrong.
     """
     if odd := CHARACTERS.findall(source):
         wrong.append(
-            f"{odd[0]!a}, which may look like another: tools/outputs/prose.py has the characters in use"
+            f"{odd[0]!a}, which may look like another: tools/outputs/prose.py has the characters "
+            f"in use"
         )
     wrong += [f"what MyST alone reads: {myst[0].strip()[:60]!r}" for myst in MYST.finditer(source)]
     # Summaries and footnotes.
@@ -314,8 +328,8 @@ def _not_prose(token: Token, images: bool) -> list[str]:
     wrong = []
     if token.type == "fence" and token.info.strip() not in LANGUAGES:
         wrong.append(
-            f"a fence of {token.info.strip()!r}: what a program printed is the output of a cell, and a "
-            f"command or file is one of {', '.join(sorted(LANGUAGES))}"
+            f"a fence of {token.info.strip()!r}: what a program printed is the output of a cell, "
+            f"and a command or file is one of {', '.join(sorted(LANGUAGES))}"
         )
     elif token.type == "code_block":
         wrong.append(f"an indented block: {token.content.strip()[:60]!r}; code belongs in a cell")
@@ -330,9 +344,12 @@ def _not_prose(token: Token, images: bool) -> list[str]:
 def _text(parts: list[Token], images: bool = False) -> str:
     """What is read of a line: not the addresses."""
     text = ""
-    for before, part in itertools.pairwise([None, *parts]):
-        if before and before.type == "link_open" and before.markup == "autolink":
-            continue  # the address itself
+    address = False
+    for part in parts:
+        if address:
+            address = False
+            continue
+        address = part.type == "link_open" and part.markup == "autolink"
         if part.type in ("text", "code_inline") or part.type == "image" and images:
             text += part.content
         elif "break" in part.type:
@@ -341,9 +358,11 @@ def _text(parts: list[Token], images: bool = False) -> str:
 
 
 def _references(source: str, wrong: list[str]) -> list[str]:
-    """The texts of a list of references, without years and what else names a document or a place in it.
+    """The texts of a list of references, without years and what else names a document or a place in
+    it.
 
-    Each entry has a link, and a number of its name is in the link's address too: that of a paper, an issue, a type.
+    Each entry has a link, and a number of its name is in the link's address too: that of a paper,
+    an issue, a type.
     """
     found, inside = [], 0
     for token in MarkdownIt("commonmark").enable("table").parse(source):

@@ -1,4 +1,6 @@
-"""Why a goal in notebooks/results/goals.json is what it is: a share of a ratio of rooflines, computed anew."""
+"""Why a goal in notebooks/results/goals.json is what it is: a share of a ratio of rooflines,
+computed anew.
+"""
 
 import math
 
@@ -18,7 +20,9 @@ def share(goal: Goal) -> float:
 
 
 def roofline(goal: Goal, chip: str) -> float:
-    """The ratio of the rooflines of the two forms of one matmul: all but "bf16" multiply FP8 and write it."""
+    """The ratio of the rooflines of the two forms of one matmul: all but "bf16" multiply FP8 and
+    write it.
+    """
 
     def seconds(form: str) -> float:
         kind = "bf16" if form == "bf16" else "f8e4m3fn"
@@ -29,7 +33,9 @@ def roofline(goal: Goal, chip: str) -> float:
 
 
 def problems(goal: Goal) -> list[str]:
-    """What in a goal does not follow from its reason. The roofline of a training step is compiled in another test."""
+    """What in a goal does not follow from its reason. The roofline of a training step is compiled
+    in another test.
+    """
     found = []
     if goal.reason["share"] != share(goal):
         found.append(f"{goal.name}: the share is {goal.reason['share']}, not {share(goal)}")

@@ -1,8 +1,10 @@
-"""Whether what others published is still there, in the words that notebooks/results/published.json quotes.
+"""Whether what others published is still there, in the words that notebooks/results/published.json
+quotes.
 
     python -m tools.records.published --check    needs a network
 
-A file is read at the commit in its address, so it is the one that was quoted. A commit's date is compared too.
+A file is read at the commit in its address, so it is the one that was quoted. A commit's date is
+compared too.
 """
 
 import argparse
@@ -37,13 +39,13 @@ def problems(entry: Published) -> list[str]:
 
 
 def _date(patch: str) -> datetime.date:
-    """The day of a commit, from its patch as mail; a time zone can make it the day before or after."""
+    """The day of a commit, from its patch as mail; a time zone can make it a day off."""
     (said,) = re.findall(r"^Date: (.*)", patch, re.M)[:1]
     return email.utils.parsedate_to_datetime(said).date()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print every quotation that is not found, and return 1 if there is one, 2 without a network."""
+    """Print every quotation that is not found; return 1 if there is one, 2 without a network."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", required=True)
     parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)

@@ -24,12 +24,14 @@ def text_at(url: str) -> str:
             return answer.read().decode(errors="replace")
     except (urllib.error.URLError, OSError) as error:
         raise Unreachable(
-            f"{url} cannot be read ({error}): this check needs a network. If others have one, the page is gone"
+            f"{url} cannot be read ({error}): this check needs a network. Where there is one, the "
+            f"page is gone"
         ) from error
 
 
 def said_at(url: str) -> str:
-    """What is said at the address of a page of GitHub's: by the file, at its commit, or by the author of a request.
+    """What is said at the address of a page of GitHub's: by the file, at its commit, or by the
+    author of a request.
 
     Raises Unreachable.
     """

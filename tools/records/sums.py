@@ -1,11 +1,12 @@
 """What an H100's tensor core made of sums of 32 products, as others measured it.
 
-    python -m tools.records.sums            reads it from GitHub, and writes notebooks/results/sums.json
+    python -m tools.records.sums            reads it from GitHub, and writes results/sums.json
     python -m tools.records.sums --check    compares the file with what is read, at the same commit
 
-F. A. Khattak and M. Mikaitis (arXiv:2512.07004) published operands and results under the BSD licence
-that goes into the file as well. By their Validate_TC_models.m, in FP8 the instruction was `wgmma`, and
-every sum began at zero. Of each format's 5,000 sums each fifth is taken, operands as FP8 codes.
+F. A. Khattak and M. Mikaitis (arXiv:2512.07004) published operands and results under the BSD
+licence that goes into the file as well. By their Validate_TC_models.m, in FP8 the instruction was
+`wgmma`, and every sum began at zero. Of each format's 5,000 sums each fifth is taken, operands as
+FP8 codes.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""What a small language model's tensors look like while it is trained, as `make training` records it.
+"""What a small language model's tensors look like while it is trained, as `make training` records
+it.
 
-A decoder of two blocks learns Python's own documentation, which comes with Python, letter by letter, in
-float32 on the CPU. Of the last block's down-projection, whose input is a gated product, this goes into
-notebooks/results/training.json: the largest magnitude of input, weight and output's gradient in each
-step; and, of the last step, the three tensors.
+A decoder of two blocks learns Python's own documentation, which comes with Python, letter by
+letter, in float32 on the CPU. Of the last block's down-projection, whose input is a gated product,
+this goes into notebooks/results/training.json: the largest magnitude of input, weight and output's
+gradient in each step; and, of the last step, the three tensors.
 """
 
 import argparse
@@ -34,7 +35,8 @@ KEPT = 128  # tokens of the last step, of one text
 
 
 def text(python: str | None = None) -> np.ndarray:
-    """The documentation's letters as numbers: of this Python, or of another, which GitHub then has to give.
+    """The documentation's letters as numbers: of this Python, or of another, which GitHub then has
+    to give.
 
     Raises sources.Unreachable.
     """
@@ -81,7 +83,8 @@ def loss(
 ) -> tuple[jax.Array, jax.Array]:
     """The mean cross entropy in nats a letter, and the last block's gated product.
 
-    `probe` is added to what the last block's down-projection gives: its gradient is that of the result.
+    `probe` is added to what the last block's down-projection gives: its gradient is that of the
+    result.
     """
     x = weights["letters"][tokens[:, :-1]] * WIDTH**0.5 + weights["places"]
     for n, block in enumerate(weights["blocks"]):
@@ -129,7 +132,8 @@ def measured(letters: np.ndarray, steps: int = STEPS) -> dict[str, Any]:
     """Train for so many steps, and return what the file holds."""
     random = np.random.default_rng(0)
     weights = new_weights(jax.random.key(0))
-    state, losses, amaxes = optimizer.init(weights), [], {name: [] for name in "xwg"}
+    state, losses = optimizer.init(weights), []
+    amaxes: dict[str, list[float]] = {name: [] for name in "xwg"}
     for _ in range(steps):
         starts = random.integers(0, len(letters) - LENGTH, BATCH)
         tokens = jnp.asarray(letters[starts[:, None] + np.arange(LENGTH + 1)], jnp.int32)
@@ -137,7 +141,11 @@ def measured(letters: np.ndarray, steps: int = STEPS) -> dict[str, Any]:
         losses.append(round(float(error), 5))
         for name, tensor in tensors.items():
             amaxes[name].append(
-                float(np.format_float_scientific(jnp.max(jnp.abs(tensor)), precision=5))
+                float(
+                    np.format_float_scientific(
+                        np.asarray(jnp.max(jnp.abs(tensor)))[()], precision=5
+                    )
+                )
             )
     tensors = {
         name: tensor.reshape(-1, tensor.shape[-1])[:KEPT] for name, tensor in tensors.items()
@@ -160,9 +168,9 @@ def measured(letters: np.ndarray, steps: int = STEPS) -> dict[str, Any]:
 def problems(recorded: dict[str, Any], again: dict[str, Any]) -> list[str]:
     """Where a record is not what the same training gives again, in as many steps as `again` has.
 
-    A CPU of another kind adds in another order, and each step goes on from that: losses may differ by a
-    thousandth, largest magnitudes by a hundredth, and what is kept of the last step by two hundredths of
-    its norm. The same kind of CPU with other work beside it gave 1e-5, 6e-6 and 2e-4.
+    A CPU of another kind adds in another order, and each step goes on from that: losses may differ
+    by a thousandth, largest magnitudes by a hundredth, and what is kept of the last step by two
+    hundredths of its norm. The same kind of CPU with other work beside it gave 1e-5, 6e-6 and 2e-4.
     """
     found = []
     if (said := recorded["text"]) != again["text"] or recorded["parameters"] != again["parameters"]:
