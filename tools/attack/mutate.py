@@ -67,6 +67,11 @@ def code(notebook) -> Iterator:
     return (cell for cell in notebook.cells if cell.cell_type == "code")
 
 
+def compared(notebook) -> Iterator:
+    """The cells whose outputs are compared: not the few that are let vary, which are counted."""
+    return (cell for cell in code(notebook) if outputs.VOLATILE not in outputs.tags(cell))
+
+
 def text_cells(notebook) -> Iterator:
     """The cells with prose."""
     return (cell for cell in notebook.cells if cell.cell_type == "markdown")
@@ -75,7 +80,7 @@ def text_cells(notebook) -> Iterator:
 def shown(notebook, *mimes: str) -> list[tuple[dict, str]]:
     """(a bundle, its key) for every text of that type among the outputs; of streams without one."""
     found = []
-    for output in (output for cell in code(notebook) for output in cell.outputs):
+    for output in (output for cell in compared(notebook) for output in cell.outputs):
         if "text" in output and not mimes:
             found.append((output, "text"))
         found += [
@@ -181,7 +186,8 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 def other_pixels(png: bytes) -> bytes:
     """The picture with its upper half dark: IDAT written anew."""
-    sizes, data, rest = struct.unpack(">II", png[16:24]), b"", []
+    sizes, data = struct.unpack(">II", png[16:24]), b""
+    rest: list[bytes] = []
     at = 8
     while at < len(png):
         (size,) = struct.unpack(">I", png[at : at + 4])
@@ -222,7 +228,7 @@ kind("a picture: no base64")(
 def _description(notebook, by):
     places = [
         meta
-        for cell in code(notebook)
+        for cell in compared(notebook)
         for output in cell.outputs
         for meta in output.get("metadata", {}).values()
         if "alt" in meta
@@ -232,13 +238,13 @@ def _description(notebook, by):
 
 def with_outputs(notebook, by):
     """A cell that has outputs."""
-    return choose((cell for cell in code(notebook) if cell.outputs), by)
+    return choose((cell for cell in compared(notebook) if cell.outputs), by)
 
 
 def result(notebook, by):
     """An output that is no stream."""
     return choose(
-        (output for cell in code(notebook) for output in cell.outputs if "data" in output), by
+        (output for cell in compared(notebook) for output in cell.outputs if "data" in output), by
     )
 
 
@@ -269,7 +275,7 @@ kind("outputs: a count")(
 def _exchanged(notebook, by):
     one = with_outputs(notebook, by)
     other = choose(
-        (cell for cell in code(notebook) if cell.outputs and cell.outputs != one.outputs), by
+        (cell for cell in compared(notebook) if cell.outputs not in ([], one.outputs)), by
     )
     one.outputs, other.outputs = other.outputs, one.outputs
 
@@ -518,7 +524,7 @@ def _twice(notebook, by):
 
 
 def caught(path: Path, alter: Callable, by: random.Random, folder: Path) -> str | None:
-    """What the check says first of an altered pair, None if it is taken for true. Raises NoPlace."""
+    """What the check says first of an altered pair, None if taken for true. Raises NoPlace."""
     committed = nbformat.read(path, 4)
     altered = copy.deepcopy(committed)
     texts = alter(altered, by)

@@ -141,11 +141,7 @@ def measured(letters: np.ndarray, steps: int = STEPS) -> dict[str, Any]:
         losses.append(round(float(error), 5))
         for name, tensor in tensors.items():
             amaxes[name].append(
-                float(
-                    np.format_float_scientific(
-                        np.asarray(jnp.max(jnp.abs(tensor)))[()], precision=5
-                    )
-                )
+                float(np.format_float_scientific(np.float32(jnp.max(jnp.abs(tensor))), precision=5))
             )
     tensors = {
         name: tensor.reshape(-1, tensor.shape[-1])[:KEPT] for name, tensor in tensors.items()
