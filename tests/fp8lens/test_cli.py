@@ -37,7 +37,8 @@ def layer(params, x):
 
 def layer_args():
     s = jax.ShapeDtypeStruct
-    params = {{"w": s((256, 128), jnp.float8_e4m3fn), "x_scale": s((), jnp.float32), "w_scale": s((), jnp.float32)}}
+    scale = s((), jnp.float32)
+    params = {{"w": s((256, 128), jnp.float8_e4m3fn), "x_scale": scale, "w_scale": scale}}
     return params, s((64, 128), jnp.float8_e4m3fn)
 
 def bare(x, w):
@@ -69,7 +70,9 @@ SHAPES = "f8e4m3fn[64,128] float8_e4m3fn[256,128] f32[] float32[]"
 
 @pytest.fixture
 def file(tmp_path) -> str:
-    """A file of functions, and one that it imports; named anew each time, as Python keeps what it imports."""
+    """A file of functions, and one that it imports; named anew each time, as Python keeps what it
+    imports.
+    """
     beside = re.sub(r"\W", "_", f"beside_{tmp_path.name}")
     (tmp_path / f"{beside}.py").write_text("MAX = 448\n")
     (tmp_path / f"layers_{beside}.py").write_text(LAYERS.format(beside=beside))
@@ -237,7 +240,10 @@ def test_triton_is_judged_by_its_instructions(file, capsys):
         == 0
     )
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    fn = lambda x, w: jnp.dot(x, w.T, preferred_element_type=jnp.float32)
+
+    def fn(x, w):
+        return jnp.dot(x, w.T, preferred_element_type=jnp.float32)
+
     shapes = parse_shapes("f8e4m3fn[64,128] f8e4m3fn[256,128]")
     (said,) = report_gemms(aot_compile(fn, *shapes, gemm="triton")).rows
     (run,) = report_gemms(fn, *shapes, gemm="triton").rows
@@ -307,7 +313,8 @@ def test_saved_program(dumps, capsys):
     assert main([path, "--require-fp8"]) == 1
     out = capsys.readouterr().out
     assert re.search(
-        r"\nnot in FP8: \S+ \[64 x 256 x 128\] \(\S*test_cli\.py:\d+\)\n1 of 1 matmul not in FP8\n$",
+        r"\nnot in FP8: \S+ \[64 x 256 x 128\] \(\S*test_cli\.py:\d+\)\n1 of 1 matmul not in "
+        r"FP8\n$",
         out,
     )
 
@@ -398,7 +405,8 @@ _SAVED = "tests/fp8lens/hlo/jax_0_4_31_plain.txt"
         (
             ["{file}:plain", "--shapes", "f32[8,4] f32[8,4]"],
             "plain failed (TypeError at {name}:11: dot_general requires "
-            "contracting dimensions to have the same shape, got (4,) and (8,)): mend it, or the shapes.",
+            "contracting dimensions to have the same shape, got (4,) and (8,)): mend it, or the "
+            "shapes.",
         ),
         (
             ["{file}:MAX", "--shapes", "f32[8,4]"],
@@ -483,7 +491,8 @@ _SAVED = "tests/fp8lens/hlo/jax_0_4_31_plain.txt"
         ([_SAVED, "--shapes", "f32[]"], "--shapes is for a function"),
         (
             [_SAVED, "--args", "f"],
-            "--args is for a function, and 'tests/fp8lens/hlo/jax_0_4_31_plain.txt' is a saved program",
+            "--args is for a function, and 'tests/fp8lens/hlo/jax_0_4_31_plain.txt' is a saved "
+            "program",
         ),
         (
             [_SAVED, "--target", "H100"],
@@ -574,15 +583,17 @@ def test_shapes_in_every_spelling():
     assert all(isinstance(s, jax.ShapeDtypeStruct) for s in shapes)
 
 
-# What comes from a file -----------------------------------------------------------------------------------------------
+# What comes from a file ---------------------------------------------------------------------------
 
-EVIL = "\x1b[2J\x9b31m\u202e\x7f\r\n\t\u2028"  # clears, colours, turns, deletes, goes back and begins a line
+# clears, colours, turns, deletes, goes back and begins a line
+EVIL = "\x1b[2J\x9b31m\u202e\x7f\r\n\t\u2028"
 CRAFTED = """HloModule m, is_scheduled=true, frontend_attributes={{fingerprint_before_lhs="0"}}
 
 ENTRY %e (x: f8e4m3fn[32,32], s: f32[]) -> (bf16[32,32], f32[32,32]) {{
   %x = f8e4m3fn[32,32]{{1,0}} parameter(0)
   %s = f32[] parameter(1)
-  %call = (bf16[32,32]{{1,0}}, s8[64]{{0}}) custom-call(%x, %x, %s, %s), custom_call_target="__cublas$lt$matmul$f8", \
+  %call = (bf16[32,32]{{1,0}}, s8[64]{{0}}) custom-call(%x, %x, %s, %s), \
+custom_call_target="__cublas$lt$matmul$f8", \
 metadata={{op_name="jit(f)/{op}/dot_general" source_file="{file}" source_line=3}}, \
 backend_config={{"gemm_backend_config":{{"epilogue":{epilogue},"dot_dimension_numbers":{{"lhs_contracting_dimensions":\
 ["1"],"rhs_contracting_dimensions":["1"]}}}}}}
@@ -726,7 +737,7 @@ def test_names_that_the_terminal_s_encoding_lacks(tmp_path):
     assert (done.returncode, done.stderr) == (1, "") and "gr\\xf6\\xdfe.py:3" in done.stdout
 
 
-# Dtypes ---------------------------------------------------------------------------------------------------------------
+# Dtypes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -761,7 +772,7 @@ def test_dtypes_that_are_meant_are_not_noted(file, capsys):
     )
 
 
-# How it ends ----------------------------------------------------------------------------------------------------------
+# How it ends --------------------------------------------------------------------------------------
 
 DUMP = ROOT / "tests" / "fp8lens" / "hlo" / "jax_0_4_32_bf16_scaled.txt"
 
@@ -842,7 +853,7 @@ def test_a_file_may_set_what_jax_reads(file):
 def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
     for fault in (ZeroDivisionError, SystemExit):
 
-        def fails(*_):
+        def fails(*_, fault=fault):
             raise fault("oh \x1b")
 
         monkeypatch.setattr(fp8lens.cli, "inspect", fails)
@@ -909,7 +920,8 @@ def test_a_function_that_ends_the_process_is_no_verdict(file):
 def test_python_alone_helps_and_reads_a_saved_program():
     code = (
         "import sys\nfrom fp8lens.cli import main\ntry:\n    print(main(sys.argv[1:]))\n"
-        "except SystemExit as stopped:\n    print(stopped.code)\nfor name, module in sys.modules.items():\n"
+        "except SystemExit as stopped:\n    print(stopped.code)\nfor name, module in "
+        "sys.modules.items():\n"
         "    print('loaded', name, getattr(module, '__file__', ''))"
     )
     for arguments, status in (
@@ -935,7 +947,8 @@ def test_python_alone_helps_and_reads_a_saved_program():
 
 
 def test_a_function_without_jax(file):
-    code = "import sys; sys.modules['jax'] = None; from fp8lens.cli import main; sys.exit(main(sys.argv[1:]))"
+    hide = "import sys; sys.modules['jax'] = None; "
+    code = f"{hide}from fp8lens.cli import main; sys.exit(main(sys.argv[1:]))"
     done = command(
         "-c",
         code,
@@ -946,7 +959,5 @@ def test_a_function_without_jax(file):
         program=(sys.executable,),
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == "error: a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'.\n"
-    )
+    fix = "pip install 'path/to/the/checkout[jax]'"
+    assert done.stderr == f"error: a function is compiled, which needs JAX: {fix}.\n"

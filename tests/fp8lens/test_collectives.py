@@ -1,4 +1,6 @@
-"""Collectives of sharded programs: compiled for 8 H100s, and as HLO text in the forms that XLA prints elsewhere."""
+"""Collectives of sharded programs: compiled for 8 H100s, and as HLO text in the forms that XLA
+prints elsewhere.
+"""
 
 import functools
 import itertools
@@ -78,7 +80,7 @@ def only(*args, **options):
     return collective
 
 
-# What each says -------------------------------------------------------------------------------------------------------
+# What each says -----------------------------------------------------------------------------------
 
 gathered = mapped(lambda x, w, a, b: fp8_dot(x, lax.all_gather(w, "x", tiled=True), a, b))
 EXPERTS = (P(None, "x"), P("x"), None, None)
@@ -174,9 +176,9 @@ def test_an_all_to_all_to_the_experts_and_one_back():
 
 
 def test_what_runs_between_start_and_done_overlaps():
-    unscaled = lambda x, w, a, b: (
-        lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=f32) * (a * b)
-    )
+    def unscaled(x, w, a, b):
+        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=f32) * (a * b)
+
     one = only(unscaled)
     lines = text(unscaled, (X, W, s, s)).partition("\nENTRY")[2].splitlines()
     start, done = (
@@ -202,7 +204,9 @@ def test_arrays_combined_in_one_collective():
 
 def test_a_collective_in_a_loop_runs_as_often_and_feeds_its_matmul():
     def layers(x, weights, a, b):
-        layer = lambda x, w: (quantize(jax.nn.relu(fp8_dot(x, constrained(w, P()), a, b)), a), None)
+        def layer(x, w):
+            return (quantize(jax.nn.relu(fp8_dot(x, constrained(w, P()), a, b)), a), None)
+
         return lax.scan(layer, x, weights)[0]
 
     cs = found(layers, (X, S(5, K, K), s, s), (P("x"), P(None, "x"), None, None))
@@ -255,7 +259,7 @@ def test_a_triton_kernel_is_fed_too():
     )
 
 
-# Axes -----------------------------------------------------------------------------------------------------------------
+# Axes ---------------------------------------------------------------------------------------------
 
 CUBE = {"a": 2, "b": 2, "c": 2}
 SUBSETS = [names for n in (1, 2, 3) for names in itertools.combinations(CUBE, n)]
@@ -324,10 +328,12 @@ def gather(replica_groups, attributes="num_partitions=8", more=", use_global_dev
     )
 
 
-NUMPY = lambda dims, order, size: (
-    np.arange(np.prod(dims)).reshape(dims).transpose(order).reshape(-1, size).tolist()
-)
-# Of meshes, as XLA's own tests have them: MaterializedReplicaGroups..., in xla/hlo/ir/replica_group_test.cc.
+def NUMPY(dims, order, size):
+    return np.arange(np.prod(dims)).reshape(dims).transpose(order).reshape(-1, size).tolist()
+
+
+# Of meshes, as XLA's own tests have them: MaterializedReplicaGroups..., in
+# xla/hlo/ir/replica_group_test.cc.
 GROUPS = {
     "{{0,1,2,3},{4,5,6,7}}": [[0, 1, 2, 3], [4, 5, 6, 7]],
     "{{0,4}, {1,5}, {2,6}, {3,7}}": [[0, 4], [1, 5], [2, 6], [3, 7]],
@@ -408,9 +414,14 @@ def test_a_permutes_pairs_are_groups_too(pairs, size, axis):
     assert (one.group_size, one.axis, one.bytes_sent) == (size, axis, 128)
 
 
-# Forms that XLA prints elsewhere --------------------------------------------------------------------------------------
+# Forms that XLA prints elsewhere ------------------------------------------------------------------
 
-ADD = "%add {\n  %a = bf16[] parameter(0)\n  %b = bf16[] parameter(1)\n  ROOT %c = bf16[] add(%a, %b)\n}\n"
+ADD = """%add {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %c = bf16[] add(%a, %b)
+}
+"""
 CONFIG = (
     '{"gemm_backend_config":{"alpha_real":1,"beta":0,"epilogue":"DEFAULT","dot_dimension_numbers":'
     '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["1"]}}}'
@@ -465,7 +476,8 @@ def test_an_asynchronous_computation_that_wraps_a_collective():
 
 def test_a_group_of_collectives_in_one_asynchronous_computation():
     wrapped = (
-        "%wrapped {\n  %p = f8e4m3fn[64,64]{1,0} parameter(0)\n  %q = f8e4m3fn[64,64]{1,0} parameter(1)\n"
+        "%wrapped {\n  %p = f8e4m3fn[64,64]{1,0} parameter(0)\n  %q = f8e4m3fn[64,64]{1,0} "
+        "parameter(1)\n"
         f"  %one = f8e4m3fn[512,64]{{1,0}} all-gather(%p), {ALL}, dimensions={{0}}\n"
         f"  %two = f8e4m3fn[64,64]{{1,0}} all-to-all(%q), {ALL}, dimensions={{0}}\n"
         "  ROOT %t = (f8e4m3fn[512,64]{1,0}, f8e4m3fn[64,64]{1,0}) tuple(%one, %two)\n}\n"
@@ -474,7 +486,8 @@ def test_a_group_of_collectives_in_one_asynchronous_computation():
     gathered, exchanged = collectives(
         module(
             *PARAMETERS,
-            f"%start = ((f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[64,64]{{1,0}}), {result}) async-start(%w, %x), "
+            f"%start = ((f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[64,64]{{1,0}}), {result}) "
+            f"async-start(%w, %x), "
             "calls=%wrapped",
             f"%done = {result} async-done(%start)",
             "%g = f8e4m3fn[512,64]{1,0} get-tuple-element(%done), index=0",
@@ -535,7 +548,8 @@ def test_several_types_in_one():
     (one,) = collectives(
         module(
             *PARAMETERS,
-            "%s = ((f8e4m3fn[64,64]{1,0}, bf16[64,512]{1,0}), (f8e4m3fn[512,64]{1,0}, bf16[512,512]{1,0})) "
+            "%s = ((f8e4m3fn[64,64]{1,0}, bf16[64,512]{1,0}), (f8e4m3fn[512,64]{1,0}, "
+            "bf16[512,512]{1,0})) "
             f"all-gather-start(%w, %h), {ALL}, dimensions={{0}}",
             "%d = (f8e4m3fn[512,64]{1,0}, bf16[512,512]{1,0}) all-gather-done(%s)",
             "%g = f8e4m3fn[512,64]{1,0} get-tuple-element(%d), index=0",
@@ -551,7 +565,9 @@ def test_several_types_in_one():
 
 
 def test_a_collective_within_a_fusion():
-    """xla_gpu_enable_dynamic_slice_fusion: a reduce-scatter that writes where its result belongs."""
+    """xla_gpu_enable_dynamic_slice_fusion: a reduce-scatter that writes where its result
+    belongs.
+    """
     inside = ADD + (
         "%inside {\n  %p = bf16[64,512]{1,0} parameter(0)\n  ROOT %rs = bf16[8,512]{1,0} "
         f"reduce-scatter(%p), {ALL}, dimensions={{0}}, to_apply=%add\n}}\n"
@@ -609,8 +625,10 @@ def test_of_several_collectives_in_a_row_each_feeds_the_nearest_matmul():
 
 def test_a_loop_of_unknown_length_and_a_branch():
     body = (
-        "%body {\n  %t = (bf16[64]{0}) parameter(0)\n  %g = bf16[64]{0} get-tuple-element(%t), index=0\n"
-        f"  %r = bf16[64]{{0}} all-reduce(%g), {ALL}, to_apply=%add\n  ROOT %u = (bf16[64]{{0}}) tuple(%r)\n}}\n"
+        "%body {\n  %t = (bf16[64]{0}) parameter(0)\n  %g = bf16[64]{0} get-tuple-element(%t), "
+        "index=0\n"
+        f"  %r = bf16[64]{{0}} all-reduce(%g), {ALL}, to_apply=%add\n  ROOT %u = (bf16[64]{{0}}) "
+        f"tuple(%r)\n}}\n"
         "%cond {\n  %t2 = (bf16[64]{0}) parameter(0)\n  ROOT %go = pred[] constant(true)\n}\n"
         "%yes {\n  %y = bf16[64]{0} parameter(0)\n"
         f"  ROOT %z = bf16[64]{{0}} all-to-all(%y), {ALL}, dimensions={{0}}\n"
@@ -623,7 +641,8 @@ def test_a_loop_of_unknown_length_and_a_branch():
             "%t = (bf16[64]{0}) tuple(%p)",
             "%l = (bf16[64]{0}) while(%t), condition=%cond, body=%body",
             "%e = bf16[64]{0} get-tuple-element(%l), index=0",
-            "ROOT %c = bf16[64]{0} conditional(%q, %e, %e), true_computation=%yes, false_computation=%no",
+            "ROOT %c = bf16[64]{0} conditional(%q, %e, %e), true_computation=%yes, "
+            "false_computation=%no",
             computations=ADD + body,
         )
     )
@@ -631,14 +650,16 @@ def test_a_loop_of_unknown_length_and_a_branch():
     assert "counted once" in str(cs) and "?" in str(cs)
 
 
-# What is sent wide, or transposed after it ----------------------------------------------------------------------------
+# What is sent wide, or transposed after it --------------------------------------------------------
 
 B = S(M, K, dtype=bf16)
 V = S(N, K, dtype=bf16)
 
 
 def step(x, w1, w2, a, b, g, *, transposed=False, once=False):
-    """Two FP8 layers and their gradient, by hand; the backward pass reads the weights the other way round."""
+    """Two FP8 layers and their gradient, by hand; the backward pass reads the weights the other way
+    round.
+    """
 
     @jax.custom_vjp
     def dense(x, w):
@@ -656,7 +677,10 @@ def step(x, w1, w2, a, b, g, *, transposed=False, once=False):
         return dx, fp8_dot(d, quantize(x, 1 / a), 1 / g, a, (0, 0)).astype(f32)
 
     dense.defvjp(forward, backward)
-    loss = lambda w1, w2: jnp.mean(dense(jax.nn.relu(dense(x, w1)), w2).astype(f32) ** 2)
+
+    def loss(w1, w2):
+        return jnp.mean(dense(jax.nn.relu(dense(x, w1)), w2).astype(f32) ** 2)
+
     value, (d1, d2) = jax.value_and_grad(loss, (0, 1))(w1, w2)
     return value, w1 - d1, w2 - d2
 
@@ -859,7 +883,7 @@ def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_mend():
     assert "{" not in "".join(r.reason + r.mend for c in cs for r in why(c))
 
 
-# The assertion and the table ------------------------------------------------------------------------------------------
+# The assertion and the table ----------------------------------------------------------------------
 
 
 def test_what_the_assertion_asks_of():
@@ -885,7 +909,7 @@ def test_the_table_is_narrow_and_begins_with_the_most_bytes():
         ]
         runs = [int(n) for n in re.findall(r"^ +(\d+)  all", str(cs), re.M)] or [1] * len(numbers)
         assert len(numbers) > 2 and sum(runs) == len(cs)
-        totals = [a * b for a, b in zip(numbers, runs)]
+        totals = [a * b for a, b in zip(numbers, runs, strict=True)]
         assert all(a >= b * 0.99 for a, b in itertools.pairwise(totals))
         assert sum(totals) == pytest.approx(cs.bytes_sent, rel=0.01)
 

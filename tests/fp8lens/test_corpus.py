@@ -1,4 +1,6 @@
-"""The parser, the printer, the cost, the report and the ledger on programs that nobody made for them."""
+"""The parser, the printer, the cost, the report and the ledger on programs that nobody made for
+them.
+"""
 
 import math
 import re
@@ -46,8 +48,9 @@ def test_what_is_printed_is_read_again(name):
 
 
 def written_flops(jaxpr, unknown: bool = False) -> int:
-    """2*M*N*K of a jaxpr's dot_generals: a scan's as often as it runs, a branch's as if taken, and once whatever is in
-    a loop of unknown length. Knows nothing of HLO."""
+    """2*M*N*K of a jaxpr's dot_generals: a scan's as often as it runs, a branch's as if taken, and
+    once whatever is in a loop of unknown length. Knows nothing of HLO.
+    """
     total = 0
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
@@ -59,7 +62,10 @@ def written_flops(jaxpr, unknown: bool = False) -> int:
             continue  # a kernel of its own, that HLO does not look into
         times = params["length"] if name == "scan" and not unknown else 1
         times *= params["mesh"].size if name == "shard_map" else 1
-        is_jaxpr = lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
+
+        def is_jaxpr(p):
+            return hasattr(p, "eqns") or hasattr(p, "jaxpr")
+
         for inner in filter(is_jaxpr, jax.tree.leaves(list(params.values()), is_leaf=is_jaxpr)):
             total += times * written_flops(
                 getattr(inner, "jaxpr", inner), unknown or name == "while"
@@ -71,7 +77,9 @@ def written_flops(jaxpr, unknown: bool = False) -> int:
     "name", [name for name, program in PROGRAMS.items() if program.flops is not None]
 )
 def test_no_flop_is_lost(name):
-    """The sum over the report's rows is that of the program as written, before any HLO; sharded, on all chips."""
+    """The sum over the report's rows is that of the program as written, before any HLO; sharded, on
+    all chips.
+    """
     program = PROGRAMS[name]
     written = written_flops(program.jaxpr()) if program.flops == "jaxpr" else program.flops
     assert report_gemms(CORPUS[name]()).flops * math.prod(program.mesh_shape.values()) == written
@@ -182,8 +190,9 @@ def test_no_figure_and_no_reason_is_of_a_name(name):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_no_figure_is_of_an_op_name(name):
-    """Not even of JAX's own words in it, except where XLA spelled a dot out as a product: what that was, only JAX's
-    name of the primitive tells."""
+    """Not even of JAX's own words in it, except where XLA spelled a dot out as a product: what that
+    was, only JAX's name of the primitive tells.
+    """
     seen = inspection(name)
     other, names = under_other_names(seen, keep_primitives=False)
     rows = [row for row in seen.report.rows if not spelled_out(row.instruction)]
@@ -193,7 +202,9 @@ def test_no_figure_is_of_an_op_name(name):
 
 
 def spelled_out(i):
-    """Whether a kernel multiplies matrices by products and sums: it has no dot in it, and calls no library."""
+    """Whether a kernel multiplies matrices by products and sums: it has no dot in it, and calls no
+    library.
+    """
     return i.opcode == "fusion" and not any(j.opcode in DOTS | {"custom-call"} for j in fused(i))
 
 

@@ -88,7 +88,9 @@ def test_a_triton_fusion_shows_the_type_its_dot_multiplies():
 
 def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
     def loop(a, b):
-        body = lambda i, x: jnp.clip(to_f32(x, b), -448, 448).astype(e4m3)
+        def body(i, x):
+            return jnp.clip(to_f32(x, b), -448, 448).astype(e4m3)
+
         return jax.lax.fori_loop(0, 5, body, a)
 
     program = aot_compile(loop, shape(M, K), shape(K, K))

@@ -1,4 +1,6 @@
-"""A name is shown and never judged by. What holds for whole programs under other names is in test_corpus."""
+"""A name is shown and never judged by. What holds for whole programs under other names is in
+test_corpus.
+"""
 
 import ast
 from pathlib import Path
@@ -20,7 +22,9 @@ e4m3, bf16 = jnp.float8_e4m3fn, jnp.bfloat16
 
 
 def test_no_line_is_searched():
-    """An instruction's text has names and strings in it: outside of the parser nobody reads it, but attributes."""
+    """An instruction's text has names and strings in it: outside of the parser nobody reads it, but
+    attributes.
+    """
     files = [*ROOT.rglob("*.py"), *ROOT.parent.joinpath("helpers").glob("*.py")]
     found = [
         f"{path.name}:{node.lineno}"
@@ -50,7 +54,9 @@ def test_a_scope_changes_nothing():
 
 
 def test_a_kernels_name_is_not_its_code():
-    """Mosaic's kernel is judged by what it multiplies: neither name nor scope can say that it is FP8, or is not."""
+    """Mosaic's kernel is judged by what it multiplies: neither name nor scope can say that it is
+    FP8, or is not.
+    """
 
     def named(scope):
         def fn(a, b):
@@ -71,8 +77,8 @@ CPU = """HloModule jit_f, is_scheduled=true
 
 ENTRY %main (a: f32[64,64]) -> f32[64,64] {{
   %a = f32[64,64]{{1,0}} parameter(0)
-  ROOT %dot = f32[64,64]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, \
-metadata={{op_name="jit(f)/{scope}/dot_general"}}
+  ROOT %dot = f32[64,64]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, \
+rhs_contracting_dims={{0}}, metadata={{op_name="jit(f)/{scope}/dot_general"}}
 }}
 """
 
@@ -89,10 +95,15 @@ def test_a_scope_makes_no_program_a_gpus(scope, tmp_path, capsys):
 
 def test_a_frame_is_read_from_the_metadata():
     """And not from a scope with the words of one."""
-    text = CPU.format(scope="stack_frame_id=2").replace('"}', '" stack_frame_id=1}').replace(
-        "\nENTRY",
-        '\nFileNames\n1 "mine.py"\n2 "evil.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
-        "1 {file_name_id=1 function_name_id=1 line=3}\n2 {file_name_id=2 function_name_id=1 line=4}\n\n"
-        "StackFrames\n1 {file_location_id=1}\n2 {file_location_id=2}\n\nENTRY",
+    text = (
+        CPU.format(scope="stack_frame_id=2")
+        .replace('"}', '" stack_frame_id=1}')
+        .replace(
+            "\nENTRY",
+            '\nFileNames\n1 "mine.py"\n2 "evil.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
+            "1 {file_name_id=1 function_name_id=1 line=3}\n2 {file_name_id=2 function_name_id=1 "
+            "line=4}\n\n"
+            "StackFrames\n1 {file_location_id=1}\n2 {file_location_id=2}\n\nENTRY",
+        )
     )
     assert parse_hlo_module(text).entry["dot"].frames == (("mine.py", 3),)

@@ -1,4 +1,6 @@
-"""why_not_fp8 on programs that lose something: the reason agrees with XLA's own log, and its mend mends it."""
+"""why_not_fp8 on programs that lose something: the reason agrees with XLA's own log, and its mend
+mends it.
+"""
 
 import collections
 import dataclasses
@@ -22,7 +24,7 @@ from fp8lens.collectives import why
 from fp8lens.inspection import Inspection
 from fp8lens.ptx import instructions
 from fp8lens.reasons import Reasons, _Matmul
-from fp8lens.rules import RULES, Rule
+from fp8lens.rules import RULES
 from fp8lens.stages import dumped
 from helpers import (
     TARGETS,
@@ -82,7 +84,9 @@ def with_amax(d, scale, amax_of=None):
 
 
 def delayed(x, history, scale):
-    """Quantized as by flax.linen.fp8_ops: by the largest amax of earlier steps, where there is one."""
+    """Quantized as by flax.linen.fp8_ops: by the largest amax of earlier steps, where there is
+    one.
+    """
     amax = jnp.max(history)
     factor = jnp.where(jnp.isfinite(amax), jnp.where(amax > 0, 448 / amax, 1 / scale), 1 / scale)
     return clip(x / (1 / factor).astype(x.dtype)).astype(e4m3)
@@ -98,7 +102,8 @@ def bare(a, b, dtype=f32):
     return jax.lax.dot(a, b.T, preferred_element_type=dtype)
 
 
-RMS_NORM = lambda h: h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5)
+def RMS_NORM(h):
+    return h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5)
 
 
 def in_a_loop(after, weights, x, scale, dtype=bf16):
@@ -118,7 +123,9 @@ def with_gradient(act, d, w, scale):
 
 @jax.custom_vjp
 def own_relu(x):
-    """Its gradient reads its result; that of jax.nn.relu reads its input, and XLA makes one of the other."""
+    """Its gradient reads its result; that of jax.nn.relu reads its input, and XLA makes one of the
+    other.
+    """
     return relu(x)
 
 
@@ -153,9 +160,10 @@ SHARDED = {"mesh_shape": (8,), "in_specs": (P("x"), P("x"), P(), P())}
 
 
 UNMERGED = {"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}}
-LAYER_NORM = lambda h: (
-    (h - h.mean(-1, keepdims=True)) * jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
-)
+
+
+def LAYER_NORM(h):
+    return (h - h.mean(-1, keepdims=True)) * jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
 
 
 TILED = {
@@ -180,7 +188,9 @@ def patches(x, w, x_scale, w_scale):
 
 @dataclass(frozen=True)
 class Case:
-    """A program that loses `lost`, because of what `says` finds in the reason, and the program after the mend."""
+    """A program that loses `lost`, because of what `says` finds in the reason, and the program
+    after the mend.
+    """
 
     lost: str
     says: str
@@ -508,8 +518,8 @@ CASES = {
         mended_options={
             "gemm": "triton",
             "compiler_options": {
-                "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 "
-                "num_stages: 3"
+                "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 "
+                "block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
             },
         },
     ),
@@ -668,7 +678,8 @@ CASES = {
     **{
         f"{name} and its gradient": Case(
             "epilogue",
-            "input of the activation is read by something else as well, as its gradient does, and a call has one result",
+            "input of the activation is read by something else as well, as its gradient does, and "
+            "a call has one result",
             lambda a, b, x, y, c, w, act=act: with_gradient(
                 act, scaled_dot(a, b, x, y, bf16) + c, w, x
             ),
@@ -1423,7 +1434,8 @@ CASES = {
     **{
         f"padded with {what}": Case(
             "scale",
-            "wrong numbers, by an error of XLA's: the left operand is padded with something other than zero",
+            "wrong numbers, by an error of XLA's: the left operand is padded with something other "
+            "than zero",
             lambda a, b, x, y, v, number=number, places=places: jax.lax.dot(
                 padded(dequantize(a, x, f32), number(v), **places), dequantize(b, y, f32).T
             ),
@@ -1523,7 +1535,8 @@ CASES = {
     **{
         f"{what}, in 16 bits": Case(
             "output",
-            "writes the dot's type, f32, and a kernel converts it to bf16; it is done in a kernel that runs anyway",
+            "writes the dot's type, f32, and a kernel converts it to bf16; it is done in a kernel "
+            "that runs anyway",
             lambda a, b, x, y, cut=cut: cut(scaled_dot(a, b, x, y), bf16),
             OPERANDS,
             lambda a, b, x, y, cut=cut: cut(scaled_dot(a, b, x, y, bf16), bf16),
@@ -1824,7 +1837,8 @@ CASES = {
     ),
     "relu of the codes beside an amax": Case(
         "epilogue",
-        "the relu stands behind the conversion to FP8, where a call with a relu or an amax takes none$",
+        "the relu stands behind the conversion to FP8, where a call with a relu or an amax takes "
+        "none$",
         lambda a, b, x, y, z: (relu(to_e4m3(d := scaled_dot(a, b, x, y), z)), jnp.max(jnp.abs(d))),
         (*OPERANDS, s),
         lambda a, b, x, y, z: with_amax(relu(scaled_dot(a, b, x, y)), z),
@@ -2032,7 +2046,8 @@ SAME = [
     for name in CASES
     if name not in ("negated behind relu", "negated, exchanged")
     and re.match(
-        "relu, scaled and|relu of (a scaled|the codes,)|relu in|negated|bounded by z|(relu, )?quantized, then t|padded w|"
+        "relu, scaled and|relu of (a scaled|the codes,)|relu in|negated|bounded by z|(relu, "
+        ")?quantized, then t|padded w|"
         ".* behind relu, (wide|FP8)$",
         name,
     )
@@ -2054,7 +2069,9 @@ def test_the_mend_keeps_the_numbers(name):
 
 @functools.cache
 def pattern(name: str) -> re.Pattern:
-    """What a rule's texts are with its {names} filled in, and what may stand behind its reason and its rule."""
+    """What a rule's texts are with its {names} filled in, and what may stand behind its reason and
+    its rule.
+    """
 
     class Blank(dict):
         def __missing__(self, name):
@@ -2062,14 +2079,19 @@ def pattern(name: str) -> re.Pattern:
 
     lost, reason, mend, rule = (re.escape(text.format_map(Blank())) for text in RULES[name])
     known: set[str] = set()
-    named = lambda m: ".*" if m[1] in known or known.add(m[1]) else f"(?P<{m[1]}>.*)"
+
+    def named(m):
+        return ".*" if m[1] in known or known.add(m[1]) else f"(?P<{m[1]}>.*)"
+
     return re.compile(
         re.sub(r"\0(\w+)\0", named, rf"{lost}\n{rule}( \(.*\))?\n{mend}\n{reason}(; .*)?")
     )
 
 
 def broken_rules(of: Inspection) -> dict[str, list[dict[str, str]]]:
-    """The rules that a program breaks, and what their {names} are; each text is that of one rule."""
+    """The rules that a program breaks, and what their {names} are; each text is that of one
+    rule.
+    """
     found = {}
     for r in [*of.reasons, *(rule for c in of.collectives for rule in why(c))]:
         text = "\n".join((r.lost, r.rule, r.mend, r.reason))
@@ -2317,8 +2339,10 @@ def has_a_log(name):
 
 
 def test_reasons_agree_with_xlas_own_log():
-    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged that for the
-    program; and where XLA logged that it failed to rewrite, the reasons must say that FP8 was lost, in XLA's words."""
+    """XLA logs why its rewriter left a matmul. Where a reason quotes the log, XLA must have logged
+    that for the program; and where XLA logged that it failed to rewrite, the reasons must say that
+    FP8 was lost, in XLA's words.
+    """
     env = os.environ | {
         "TF_CPP_MIN_LOG_LEVEL": "0",
         "TF_CPP_VMODULE": "gemm_rewriter=1",
@@ -2351,9 +2375,14 @@ def test_reasons_agree_with_xlas_own_log():
 
 
 def test_what_no_rule_explains_is_said_to_be_unknown():
-    """A program that breaks no rule, with a compiled row that pretends it did: no rule may be blamed for it."""
+    """A program that breaks no rule, with a compiled row that pretends it did: no rule may be
+    blamed for it.
+    """
     args = (*OPERANDS, s)
-    fn = lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z)
+
+    def fn(a, b, x, y, z):
+        return to_e4m3(scaled_dot(a, b, x, y), z)
+
     compiled, stages, _ = dumped(fn, *args, pattern="gemm-rewriter")
     before = parse_hlo_module(
         next(stage.text for stage in stages if stage.before == "cublas-gemm-rewriter")
@@ -2423,11 +2452,13 @@ def test_reasons_need_the_function():
         why_not_fp8(aot_compile(scaled_dot, *OPERANDS))
 
 
-# Kernels that are no instructions of HLO's ----------------------------------------------------------------------------
+# Kernels that are no instructions of HLO's --------------------------------------------------------
 
 
 def test_a_kernel_by_hand_is_judged_by_its_instructions():
-    wide = lambda a, b, c, x, y: by_hand(scaled_dot(a, b, x, y, bf16), c, bf16)
+    def wide(a, b, c, x, y):
+        return by_hand(scaled_dot(a, b, x, y, bf16), c, bf16)
+
     args = (S(128, 128), S(128, 128), S(128, 128, dtype=bf16), s, s)
     wide = inspect(wide, *args)
     (reason,) = wide.reasons
@@ -2494,7 +2525,7 @@ def test_a_kernel_that_does_what_nobody_here_knows_is_unknown(does, fn, monkeypa
     )
 
 
-# assert_fp8_gemms -----------------------------------------------------------------------------------------------------
+# assert_fp8_gemms ---------------------------------------------------------------------------------
 
 
 def mixed(a, b, c, x, y):

@@ -38,7 +38,7 @@ def quantized(a, b, a_scale, b_scale, d_scale, bias):
     return to_e4m3(d, d_scale), jnp.max(jnp.abs(d))
 
 
-# What a row says ------------------------------------------------------------------------------------------------------
+# What a row says ----------------------------------------------------------------------------------
 
 
 def test_every_field_of_a_fused_call():
@@ -70,7 +70,8 @@ def test_every_field_of_a_fused_call():
     assert (
         names
         == (
-            "m n k batch lhs_dtype rhs_dtype math_dtype library epilogue amax beta out_dtype outside source "
+            "m n k batch lhs_dtype rhs_dtype math_dtype library epilogue amax beta out_dtype "
+            "outside source "
             "op_name count"
         ).split()
     )
@@ -245,7 +246,8 @@ def test_triton_split_over_k_is_one_matmul():
 
 
 TILE = {
-    "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
+    "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 "
+    "num_ctas: 1 num_stages: 3"
 }
 
 
@@ -271,8 +273,8 @@ def test_equal_kernels_share_their_ptx_and_blackwell_has_its_own_instruction():
     args = (S(512, 512),) * 4
     rows = report_gemms(fn, *args, gemm="triton").rows
     assert [row.math_dtype for row in rows] == ["f16", "f16"]  # XLA emits one kernel for both
-    row = only(lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), *args[:2], gemm="triton",
-               compiler_options=TILE, target="B200")  # fmt: skip
+    options = {"gemm": "triton", "compiler_options": TILE, "target": "B200"}
+    row = only(lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), *args[:2], **options)
     assert row.math_dtype == "f8e4m3fn"
 
 
@@ -288,7 +290,7 @@ def test_the_source_is_the_line_outside_of_the_package():
     assert names[:2] == ["recipes.py", "test_report.py"] and (frames[1][1] == line)
 
 
-# Where they are -------------------------------------------------------------------------------------------------------
+# Where they are -----------------------------------------------------------------------------------
 
 
 def step(c, w):
@@ -344,7 +346,7 @@ def test_a_module_that_is_not_optimized_has_its_dots():
     assert (row.m, row.n, row.k, row.lhs_dtype, row.library) == (M, N, K, "f32", "kernel")
 
 
-# What stayed outside --------------------------------------------------------------------------------------------------
+# What stayed outside ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -409,7 +411,7 @@ def test_kernels_between_two_matmuls_belong_to_the_one_they_serve():
     assert len(first.outside) == 1 and second.outside == ()
 
 
-# Totals and output ----------------------------------------------------------------------------------------------------
+# Totals and output --------------------------------------------------------------------------------
 
 
 def both(a, b, c, x, y):
@@ -490,7 +492,9 @@ def test_custom_calls_that_hide_what_they_do_are_named():
 
 
 def test_fused_attention_is_two_matmuls_forward_and_five_backward():
-    """q [256, 64], k and v [128, 64], 2 x 8 heads, as JAX lowers cuDNN's attention and its gradient."""
+    """q [256, 64], k and v [128, 64], 2 x 8 heads, as JAX lowers cuDNN's attention and its
+    gradient.
+    """
     rows = report_gemms((Path(__file__).parent / "hlo" / "cudnn_attention.hlo").read_text()).rows
     scores, values, gradients = (256, 128, 64), (256, 64, 128), (128, 64, 256)
     assert [(r.m, r.n, r.k) for r in rows] == [
@@ -524,7 +528,7 @@ def test_attention_whose_heads_share_keys_and_values():
     assert {r.batch for r in rows} == {16}  # each of the 8 heads multiplies
 
 
-# Input ----------------------------------------------------------------------------------------------------------------
+# Input --------------------------------------------------------------------------------------------
 
 
 def test_takes_whatever_holds_a_program():
@@ -591,7 +595,9 @@ def test_a_computation_that_calls_itself_is_refused():
 
 
 def test_allow_and_inspections_in_an_assertion():
-    fn = lambda a, b, x, y: scaled_dot(a, b.T, x, y)
+    def fn(a, b, x, y):
+        return scaled_dot(a, b.T, x, y)
+
     seen = inspect(fn, A, S(K, N), s, s)
     with pytest.raises(AssertionError, match="left outside: transpose"):
         assert_fp8_gemms(seen, fused=True)

@@ -1,8 +1,9 @@
-"""Large programs as people write them, none of them made for the parser or the report, compiled for a chip each.
+"""Large programs as people write them, none of them made for the parser or the report, compiled for
+a chip each.
 
-`corpus()` gives the text of each optimized module by name, compiled once a process. `PROGRAMS` has the functions
-themselves, for tests that count their matmuls in another way. cuDNN's attention is not here: JAX asks for the library
-itself before it lowers it.
+`corpus()` gives the text of each optimized module by name, compiled once a process. `PROGRAMS` has
+the functions themselves, for tests that count their matmuls in another way. cuDNN's attention is
+not here: JAX asks for the library itself before it lowers it.
 """
 
 import functools
@@ -35,7 +36,7 @@ def shape(*dims: int, dtype: Any = f32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
-# Transformers ---------------------------------------------------------------------------------------------------------
+# Transformers -------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -148,7 +149,7 @@ def dispatched_experts(x, router, up, down):
     return jnp.einsum("gsec,egcm->gsm", combine, jnp.einsum("egch,ehm->egcm", h, down))
 
 
-# Loops and branches ---------------------------------------------------------------------------------------------------
+# Loops and branches -------------------------------------------------------------------------------
 
 
 def deep_mlp(x, weights):
@@ -188,14 +189,19 @@ def lstm(xs, w, u):
             return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
 
         start = jnp.zeros((xs.shape[2], u.shape[0])), jnp.zeros((xs.shape[2], u.shape[0]))
-        outer = lambda carry, chunk: (lax.scan(cell, carry, chunk)[0], None)
+
+        def outer(carry, chunk):
+            return (lax.scan(cell, carry, chunk)[0], None)
+
         return jnp.sum(lax.scan(outer, start, xs)[0][0] ** 2)
 
     return jax.grad(loss, (0, 1))(w, u)
 
 
 def until_converged(a, x):
-    """Conjugate gradients in a loop whose trip count nobody knows, with a loop of known count inside."""
+    """Conjugate gradients in a loop whose trip count nobody knows, with a loop of known count
+    inside.
+    """
 
     def step(state):
         x, r, p, _ = state
@@ -220,7 +226,7 @@ def branches(x, weights, which):
     )
 
 
-# Other work of a GPU --------------------------------------------------------------------------------------------------
+# Other work of a GPU ------------------------------------------------------------------------------
 
 
 class ResNet(nn.Module):
@@ -290,7 +296,7 @@ def data_movement(x, i):
     )
 
 
-# Matmuls of odd shapes and types --------------------------------------------------------------------------------------
+# Matmuls of odd shapes and types ------------------------------------------------------------------
 
 
 def odd_dots(a, b, v, w, tall):
@@ -390,7 +396,9 @@ def by_hand(a, b, dtype):
 
 
 def by_warpgroup(a, b):
-    """Pallas's Mosaic GPU: one warpgroup multiplies a [64, K] by b, [128, K] of FP8 or [K, 128] of bfloat16."""
+    """Pallas's Mosaic GPU: one warpgroup multiplies a [64, K] by b, [128, K] of FP8 or [K, 128] of
+    bfloat16.
+    """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as mosaic
 
@@ -416,15 +424,13 @@ def by_warpgroup(a, b):
         mosaic.SMEM((64, 128), f32),
         mosaic.Barrier(num_barriers=2),
     ]
-    new = "out_type" in inspect.signature(mosaic.kernel).parameters  # JAX 0.10's names are others
+    out = shape(64, 128)
+    made = {"out_type": out, "scratch_types": tiles}
+    if "out_type" not in inspect.signature(mosaic.kernel).parameters:  # JAX 0.10's names
+        made = {"out_shape": out, "scratch_shapes": tiles}
     return mosaic.kernel(
         kernel,
-        **dict(
-            zip(
-                ("out_type", "scratch_types") if new else ("out_shape", "scratch_shapes"),
-                (shape(64, 128), tiles),
-            )
-        ),
+        **made,
         grid=(1,),
         grid_names=("x",),
     )(a, b)
@@ -435,7 +441,7 @@ def pallas_matmul(a, b):
     return by_hand(a @ b[:, : a.shape[1]], b.T, f32) @ b.T
 
 
-# Several chips --------------------------------------------------------------------------------------------------------
+# Several chips ------------------------------------------------------------------------------------
 
 
 def sharded_mlp(x, up, down):
@@ -472,13 +478,15 @@ def ring_matmul(x, w):
     return ring(x, w)
 
 
-# The corpus -----------------------------------------------------------------------------------------------------------
+# The corpus ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Program:
-    """A function, its arguments' shapes (or what makes them), and how to compile it. `flops`: 2*M*N*K of its matmuls,
-    where they are not the dot_generals of its jaxpr; None where XLA does other work than was written."""
+    """A function, its arguments' shapes (or what makes them), and how to compile it. `flops`:
+    2*M*N*K of its matmuls, where they are not the dot_generals of its jaxpr; None where XLA does
+    other work than was written.
+    """
 
     fn: Callable
     args: tuple | Callable[[], tuple]
@@ -604,5 +612,7 @@ def _text(name: str) -> str:
 
 
 def corpus() -> dict[str, Callable[[], str]]:
-    """Name to what gives the text of the optimized module, compiled when first asked for, once a process."""
+    """Name to what gives the text of the optimized module, compiled when first asked for, once a
+    process.
+    """
     return {name: functools.partial(_text, name) for name in PROGRAMS}

@@ -1,7 +1,8 @@
 """The same program under other names: no name that a program gives may change what is said of it.
 
-Renamed are scopes and functions, arguments, instructions and computations, each everywhere alike, to names that look
-like what a careless reader searches for. JAX's own words in an op_name stay: its primitives and transformations.
+Renamed are scopes and functions, arguments, instructions and computations, each everywhere alike,
+to names that look like what a careless reader searches for. JAX's own words in an op_name stay: its
+primitives and transformations.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ HOSTILE_NAMES = (
 )
 # What JAX writes around the program's names.
 _OF_JAX = frozenset(
-    "jit vmap jvp transpose pjit shard_map while body cond closed_call checkpoint rematted_computation "
+    "jit vmap jvp transpose pjit shard_map while body cond closed_call checkpoint "
+    "rematted_computation "
     "custom_jvp_call custom_vjp_call".split()
 )
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
@@ -67,8 +69,9 @@ def _new(old: str, known: dict[str, str], hostile: tuple[str, ...]) -> str:
 
 
 def renamed(text: str, names: Names, keep_primitives: bool = True) -> str:
-    """HLO text with other names; `names` is added to, and what it has stays. Without `keep_primitives` an op_name keeps
-    nothing, not even what JAX wrote."""
+    """HLO text with other names; `names` is added to, and what it has stays. Without
+    `keep_primitives` an op_name keeps nothing, not even what JAX wrote.
+    """
 
     def op_name(m: re.Match) -> str:
         scopes, slash, primitive = m[1].rpartition("/")
@@ -96,7 +99,9 @@ def renamed_ptx(ptx: dict[str, str], names: Names) -> dict[str, str]:
 
 
 def figures(inspection: Inspection, names: Names | None = None, reasons: bool = True) -> str:
-    """All that an inspection says but for what only shows names; under the old ones, where `names` tells them."""
+    """All that an inspection says but for what only shows names; under the old ones, where `names`
+    tells them.
+    """
     found = json.loads(inspection.json(reasons=reasons))
     for row in found["rows"]:
         del row["op_name"], row["path"]

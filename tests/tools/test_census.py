@@ -252,7 +252,9 @@ def test_a_library_that_hangs_is_stopped(monkeypatch):
     monkeypatch.setattr(census, "MINUTES", 0.01)
     rows = census.in_a_process("keras", "Keras", "import time; time.sleep(600)")
     assert list(rows) == census.names_of_rows("Keras, float8", jax.__version__)
-    assert all(row["error"] == "its process was stopped after 0.01 minutes" for row in rows.values())
+    assert all(
+        row["error"] == "its process was stopped after 0.01 minutes" for row in rows.values()
+    )
 
 
 def test_recording_says_what_was_lost_and_keeps_the_date_of_the_rest(monkeypatch, tmp_path, capsys):
