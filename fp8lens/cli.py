@@ -24,7 +24,7 @@ from fp8lens.gemms import NOT_THE_PROGRAM
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import source_path
 from fp8lens.inspection import Inspection, inspect
-from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, resolve
+from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
 if TYPE_CHECKING:
     import jax
@@ -249,6 +249,8 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     if not jax:
         raise _Mistake("a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'.")
     how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
+    with _answered(RuntimeError, str):
+        check_platforms(os.environ.get("JAX_PLATFORMS"))
     with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
         resolve(how["target"])
         if attached_gpu() is None:  # else the file's first array prints a traceback of JAX's CUDA plugin
@@ -314,8 +316,11 @@ def _answer(given: argparse.Namespace) -> int:
     except (KeyboardInterrupt, OSError):
         raise
     except BaseException as error:
-        said = str(error) if isinstance(error, _Mistake) else (
-            f"fp8lens itself failed ({_told(error)}): please report this with what --debug adds.")
+        said = f"fp8lens itself failed ({_told(error)}): please report this with what --debug adds."
+        if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+            said = f"there is not enough memory for {given.what!r}: give a smaller program, or the process more memory."
+        elif isinstance(error, _Mistake):
+            said = str(error)
         if given.debug:
             print(visible(traceback.format_exc(), keep="\n"), file=sys.stderr)
         print(f"error: {visible(said)}", file=sys.stderr)
@@ -408,7 +413,7 @@ def _apart() -> int:
             return int(Path(folder, str(child.pid)).read_text())
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     print(f"error: the file, or XLA's compiler, ended the process ({how}) before there was an answer: mend the file; "
-          "report what XLA said above.", file=sys.stderr)
+          "report what XLA said above, or give the process more memory where that was short.", file=sys.stderr)
     return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3
 
 

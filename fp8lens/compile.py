@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -32,17 +33,39 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"compiling needs JAX ({error}): pip install 'path/to/the/checkout[jax]'") from error
 import numpy as np
+from jax._src import xla_bridge
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fp8lens.autotune import AS_TEXT, check_tile, choices
 from fp8lens.rules import COMPILER_BUGS, FATAL_BUT
-from fp8lens.targets import GEMM_OPTIONS, TARGETS, Target, attached_gpu, resolve
+from fp8lens.targets import GEMM_OPTIONS, TARGETS, Target, attached_gpu, check_platforms, resolve
 
 _DEVICES = 1 << 16  # more than any machine has: each takes memory here
 _ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 
 
-_COMPILED_IN: list[int] = []  # the process that was the first to
+# The process that was the first to use JAX, as far as is known here: it, or one that it was forked from.
+_USED_IN: list[int] = []
+
+
+def _before_fork() -> None:
+    if not _USED_IN and xla_bridge.backends_are_initialized():
+        _USED_IN.append(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
+    if xla_bridge.backends_are_initialized() and os.path.isdir("/proc/self/task") and (
+            len(os.listdir("/proc/self/task")) == threading.active_count()):
+        _USED_IN.append(0)  # no process's number: JAX has begun, and has no threads but Python's own
+
+
+def _check_process() -> None:
+    """Refuse what would hang, or fail obscurely, before anything is traced or lowered."""
+    if _USED_IN and _USED_IN[0] != os.getpid():
+        raise RuntimeError("this process was forked from one that had used JAX, whose threads it lacks: it would wait "
+                           'for them without end. Start it with multiprocessing.get_context("spawn").')
+    check_platforms(jax.config.jax_platforms)
 
 
 class CompilerDied(RuntimeError):
@@ -129,6 +152,7 @@ def mesh(target: str | Target = "H100", shape: Mapping[str, int] | Sequence[int]
     """
     if getattr(target, "name", target) == "local":
         raise ValueError('a mesh of the attached GPU is jax.make_mesh\'s; here name a chip, as in target="H100".')
+    _check_process()
     return _mesh(resolve(target), _axes(shape), 0)
 
 
@@ -181,13 +205,16 @@ def aot_compile(
     JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is not here.
 
     Raises KeyError for an unknown chip, TypeError or ValueError for arguments, meshes or options that XLA cannot take,
-    and RuntimeError where no CUDA compiler is installed, or in a process forked from one that had compiled, each naming
-    the mend; CompilerDied, with `isolate` and where XLA is known to abort; and what `fn` raises.
+    and RuntimeError where no CUDA compiler is installed, where JAX_PLATFORMS asks for a GPU and there is none, or in a
+    process forked from one that had used JAX, each naming the mend; CompilerDied, with `isolate` and where XLA is known to abort; and what `fn` raises.
     """
+    _check_process()
     chip = _chip(target, mesh_shape, autotune)
     limits = _limits(isolate, chip)
     options = _options(gemm, compiler_options)
     call = _call(fn, args, kwargs, in_specs, static_argnums, static_argnames)
+    if not _USED_IN:
+        _USED_IN.append(os.getpid())
     if chip is None:
         return _compile(call.placed().lower(), options)
     patch, files = choices(autotune, chip) if autotune is not None else (0, {})
@@ -509,18 +536,9 @@ def _compile(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Targ
         options = {**never, **options}
         if limits is not None:
             return _apart(lowered, options, chip, patch, **limits)
-        _check_fork()
         if chip is not None and _may_abort(lowered, options):
             _apart(lowered, {k: v for k, v in options.items() if not k.startswith("xla_dump")}, chip, patch)
         return lowered.compile(compiler_options=options)
-
-
-def _check_fork() -> None:
-    if not _COMPILED_IN:
-        _COMPILED_IN.append(os.getpid())
-    if _COMPILED_IN[0] != os.getpid():
-        raise RuntimeError("this process was forked from one that had compiled, whose compiler's threads it lacks: "
-                           'start it with multiprocessing.get_context("spawn"), or give isolate=True.')
 
 
 # Apart: in a fresh process, as XLA ends the one that it fails in.
@@ -611,7 +629,8 @@ def _last_words(status: int, log: str, gigabytes: float | None) -> str:
     fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
     said = fatal[1] if fatal else next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing")
     mend = next((note for sign, note in COMPILER_BUGS.items() if sign in said), "")
-    short = status == -signal.SIGKILL or re.search("bad_alloc|MemoryError|out of memory|Cannot allocate", log)
+    short = status == -signal.SIGKILL or re.search(
+        "bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create.* failed", log)
     if short or gigabytes and said == "nothing":  # where its memory ends it may die without a word
         mend = (f"It {'needs' if short else 'may need'} more memory than "
                 f"{f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes.")
@@ -703,6 +722,7 @@ def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:
     On the CPU XLA has no FP8 matmul: it computes the same expression in wider types, so the numbers are those of the
     program as written, not of a tensor core.
     """
+    _check_process()
     if gpu_available():
         return aot_compile(fn, *args, target="local", gemm=gemm)(*args)
     return jax.jit(fn)(*args)

@@ -89,7 +89,8 @@ class GemmRow:
 
 def layer(op_name: str) -> str:
     """The names of Flax's modules, or of jax.named_scope, in an op_name."""
-    names = [re.sub(r"^(?:\w++\()++", "", name).rstrip(")") for name in op_name.split("/")[1:-1] if not _NO_LAYER.match(name)]
+    parts = [part for part in op_name.split("/")[1:-1] if not _NO_LAYER.match(part)]
+    names = [re.sub(r"^(?:\w++\()++", "", part).rstrip(")") for part in parts]
     return "/".join(name for name in names if re.fullmatch(r"[\w.\-]+", name))
 
 
@@ -327,6 +328,9 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     tensor_cores = library != "kernel" or i is dot  # a dot of a program not yet compiled may still get them
     given = _common(lhs.dtype, rhs.dtype)
     math_dtype = _math(given, dot.shape.dtype, precision, algorithm) if tensor_cores else given
+    compiled = i.computation.module.attributes.get("is_scheduled") == "true"
+    if library == "kernel" and compiled and given.startswith("f8"):
+        math_dtype = "unknown"  # no GPU multiplies FP8 outside of its tensor cores
     stored = [_stored(dot.computation, name) if dot is not i else dot.computation[name].shape.dtype
               for name in dot.operands[:2]]
     after = _following(dot) if dot is not i else []

@@ -159,6 +159,11 @@ def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> 
     return tuple(dict.fromkeys(found))
 
 
+def _is_unread(i: Instruction) -> bool:
+    sorts = (i.custom_call_target or "").startswith("__cub$")  # and sums up: CUB multiplies no matrices
+    return i.opcode.removesuffix("-start") in _UNREAD and not sorts
+
+
 def _class(i: Instruction, near: Sequence[Outside]) -> str:
     opcode = i.opcode.removesuffix("-start")
     if opcode.startswith(COLLECTIVES):
@@ -166,8 +171,9 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
     if not is_plain(i):
         if opcode in _MOVES_ALONE:
             return "move"
-        sorts = (i.custom_call_target or "").startswith("__cub$")  # and sums up: CUB multiplies no matrices
-        return "unread" if opcode in _UNREAD and not sorts else "rest"
+        return "unread" if _is_unread(i) else "rest"
+    if any(map(_is_unread, inside(i))):  # a fusion may hold a library's kernel, with the slices that it reads
+        return "unread"
     charged = [o for o in near if o.charged]
     if any("fp8" in o.work for o in charged):
         return "dequantize"

@@ -173,6 +173,15 @@ def attached_gpu() -> tuple[str, tuple[int, int]] | None:
     return name.value.decode(), (major.value, minor.value)
 
 
+def check_platforms(platforms: str | None) -> None:
+    """Refuse JAX_PLATFORMS that ask for a GPU where there is none: JAX would only say which library it lacks."""
+    asked = {"cuda", "gpu"} & set((platforms or "").split(","))
+    if asked and attached_gpu() is None:
+        raise RuntimeError(f"JAX_PLATFORMS={platforms} asks for a GPU, and there is none here that CUDA 13 can use (it "
+                           "needs driver 580 or newer): unset it, or JAX_PLATFORMS=cpu. To compile for a named chip, "
+                           "such as H100, no GPU is needed.")
+
+
 class UnknownTarget(KeyError):
     """No such chip, or no GPU attached for "local"."""
 

@@ -616,3 +616,82 @@ else:
     results = [with_cache(tmp_path, program, who) for who in ("jax", "fp8lens", "jax")]
     assert [done.returncode for done in results] == [0, 0, 1], results[1].stderr
     assert "Error reading persistent compilation cache" in results[2].stderr
+
+
+FORKED = """
+import os, signal, sys
+import jax, jax.numpy as jnp
+
+def program(n):
+    def fn(x):  # many functions: to lower them JAX asks its threads for help
+        for k in range(6):
+            step = jax.jit(lambda x, k=k: jnp.where(x > n + k, jnp.cos(x), x) @ jnp.clip(x, 0, 1))
+            x = jax.nn.gelu(jax.nn.softmax(step(x)))
+        return x
+    return fn
+
+x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+if sys.argv[1] == "compiled":
+    import fp8lens
+    fp8lens.aot_compile(program(0), x)
+else:
+    jax.block_until_ready(jax.jit(program(0))(jnp.ones((64, 64))))
+if os.fork() == 0:
+    signal.alarm(120)  # ends a child that waits
+    jax.clear_caches()
+    import fp8lens
+    numbers = iter(range(1, 99))
+    for name in ("aot_compile", "inspect", "report_gemms", "why_not_fp8", "assert_fp8_gemms",
+                 "assert_fp8_collectives", "passes", "run", "mesh"):
+        for isolate in (False, True)[: 1 if name in ("run", "mesh") else 2]:
+            args = (program(next(numbers)), x) if name != "mesh" else ()
+            try:
+                getattr(fp8lens, name)(*args, **({"isolate": True} if isolate else {}))
+            except RuntimeError as error:
+                print(name, "forked" in str(error) and "spawn" in str(error), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+@pytest.mark.parametrize("parent", ["compiled", "used"])
+def test_a_forked_process_is_told_before_it_hangs(parent):
+    """A fork has none of JAX's threads, and lowering waits for them without end: whatever compiles says so first. The
+    package may have been there before the fork, or be imported in the child."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, parent], env=environment,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    said = dict(line.split() for line in done.stdout.splitlines())
+    assert set(said.values()) == {"True"} and len(said) == 9, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 16
+
+
+def test_a_fork_that_comes_first_may_compile():
+    """What the parent has imported, and not used, does no harm."""
+    script = (
+        "import os, jax, jax.numpy as jnp, fp8lens.compile\n"
+        "if os.fork() == 0:\n"
+        "    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)\n"
+        "    print(type(fp8lens.aot_compile(lambda x: x @ x, x)).__name__, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True,
+                          timeout=300)  # fmt: skip
+    assert done.stdout == "Compiled\n", done.stderr
+
+
+@pytest.mark.parametrize("asked", ["cuda", "gpu", "cuda,cpu"])
+def test_a_gpu_that_is_not_there_is_named(monkeypatch, asked):
+    monkeypatch.setattr("fp8lens.targets.attached_gpu", lambda: None)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", asked)
+    try:
+        for call in (aot_compile, run):
+            with pytest.raises(RuntimeError, match=f"JAX_PLATFORMS={asked} asks.*JAX_PLATFORMS=cpu"):
+                call(jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32))
+        with pytest.raises(RuntimeError, match="JAX_PLATFORMS"):
+            mesh("H100")
+    finally:
+        jax.config.update("jax_platforms", before)

@@ -40,11 +40,11 @@ def test_a_scope_changes_nothing():
     """Written in JAX, which quotes it itself: a loop of four iterations stays one of four."""
 
     def loop(scope):
-        def body(_, x):
+        def fn(x):
             with jax.named_scope(scope):
-                return jnp.tanh(x @ x)
+                return jax.lax.fori_loop(0, 4, lambda _, x: jnp.tanh(x @ x), x)
 
-        return lambda x: jax.lax.fori_loop(0, 4, body, x)
+        return fn
 
     x = shape(64, 64, dtype=bf16)
     plain, *others = (inspect(loop(scope), x) for scope in ("plain", *HOSTILE[:2]))

@@ -193,31 +193,6 @@ def test_a_limit_of_memory():
         one(isolate={"gigabytes": 0.01})
 
 
-FORKED = """
-import os, jax, jax.numpy as jnp
-from fp8lens import aot_compile
-x = jax.ShapeDtypeStruct((16, 16), jnp.float32)
-aot_compile(lambda x: x @ x, x)
-if os.fork() == 0:
-    try:
-        aot_compile(lambda x: jnp.tanh(x) @ x, x)
-    except RuntimeError as error:
-        print(error, flush=True)
-    print(type(aot_compile(lambda x: jnp.tanh(x) @ x, x, isolate=True)).__name__, flush=True)
-    os._exit(0)
-os.wait()
-"""
-
-
-@pytest.mark.skipif(not hasattr(aborts.os, "fork"), reason="Windows does not fork")
-def test_a_forked_process_is_told():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=300
-    )
-    said, isolated = done.stdout.splitlines()
-    assert re.search('get_context."spawn".*isolate=True', said) and isolated == "Isolated", done
-
-
 def test_a_target_goes_to_another_process():
     import pickle
 
