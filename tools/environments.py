@@ -10,8 +10,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.setup import try_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = "Scripts" if os.name == "nt" else "bin"
@@ -134,8 +137,7 @@ def only_one(name: str) -> Iterator[None]:
 
     The system gives the lock back when its holder ends, however it ends.
     """
-    import fcntl  # not on Windows, where nobody makes these environments
-
     with (ROOT / ".tools" / f"{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not try_lock(file):
+            time.sleep(0.2)
         yield

@@ -4,6 +4,7 @@ that loses FP8.
 
 import copy
 import datetime
+import functools
 import json
 import os
 import re
@@ -198,7 +199,7 @@ def test_what_cannot_be_made_is_a_row_without_a_path():
     def broken():
         raise ImportError("cannot import name 'x' from 'y' (/some/where/site-packages/y.py)\nmore")
 
-    assert census.row(broken, "H100", "cublaslt") == {
+    assert census.row(broken, False, "H100", "cublaslt") == {
         "error": "ImportError: cannot import name 'x' from 'y'"
     }
 
@@ -217,15 +218,33 @@ def test_a_program_is_made_once_for_all_chips(monkeypatch):
     assert len(made) == len(set(made)) == 6
 
 
-def test_each_library_has_a_process_and_one_that_alters_jax_its_own(monkeypatch):
+def test_each_way_has_a_process_and_all_are_merged_in_order(monkeypatch):
+    asked = []
+
+    def in_a_process(way, only):
+        asked.append(way)
+        return {
+            name: {"error": "none"} for name in census.names_of_rows(way, jax.__version__, only)
+        }
+
+    monkeypatch.setattr(census, "in_a_process", in_a_process)
     monkeypatch.setattr(census, "version_of", lambda package: "1.0")
-    groups = census.groups()
-    assert sorted(name for group in groups.values() for name in group) == sorted(census.ways())
-    assert groups["haliax"] == ["haliax, fp8_linear_layers"]
-    assert groups["haliax, mended"] == ["haliax, mended"]
-    assert all(name.startswith(("qwix",)) for name in groups["qwix"])
+    made = census.measured("| layer |")
+    assert sorted(asked) == sorted(census.ways())
+    rows = RECORDED[NEWEST]["rows"]
+    assert list(made["rows"]) == [name for name in rows if "| layer |" in name]
     monkeypatch.setattr(census, "version_of", lambda package: "1" if package == "keras" else None)
-    assert census.groups() == {"keras": ["Keras, float8"]}
+    asked.clear()
+    census.measured()
+    assert asked == ["Keras, float8"]
+
+
+@needs_compiler
+def test_what_is_isolated_becomes_the_same():
+    """Compiled apart, a program has the same row."""
+    program = functools.partial(census.by_hand, "layer", True)
+    isolated, here = (census.row(program, isolate, "H100", "triton") for isolate in (True, False))
+    assert isolated == here and here["matmuls"] == 3
 
 
 @pytest.mark.parametrize(
@@ -240,17 +259,15 @@ def test_a_library_that_ends_its_process_is_an_error_in_the_rows_that_it_lacks(
     monkeypatch, end, said
 ):
     first, *rest = census.names_of_rows("Keras, float8", jax.__version__)
-    monkeypatch.setattr(census, "version_of", lambda package: "1.0")
     written = json.dumps([first, {"fp8": 1}])
     code = f"import sys; print({written!r}, file=open(sys.argv[3], 'a'), flush=True); {end}"
-    rows = census.in_a_process("keras", "Keras", code)
+    rows = census.in_a_process("Keras, float8", code=code)
     assert rows == {first: {"fp8": 1}} | {name: {"error": said} for name in rest}
 
 
 def test_a_library_that_hangs_is_stopped(monkeypatch):
-    monkeypatch.setattr(census, "version_of", lambda package: "1.0")
     monkeypatch.setattr(census, "MINUTES", 0.01)
-    rows = census.in_a_process("keras", "Keras", "import time; time.sleep(600)")
+    rows = census.in_a_process("Keras, float8", code="import time; time.sleep(600)")
     assert list(rows) == census.names_of_rows("Keras, float8", jax.__version__)
     assert all(
         row["error"] == "its process was stopped after 0.01 minutes" for row in rows.values()

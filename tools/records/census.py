@@ -6,8 +6,8 @@ compiled for chips that are not there. What became of their matmuls goes into
 notebooks/results/census.json, with where it comes from. Chapter 12 reads that file. A library that
 has FP8 in fewer matmuls than it had fails `--check`, and the tests.
 
-Each library is measured in a process of its own, two at a time. What ends such a process is an
-error in the rows that it had not finished.
+Each way is measured in a process of its own, two at a time. What ends such a process is an error in
+the rows that it had not finished.
 """
 
 import collections
@@ -50,7 +50,10 @@ FIX = (
     "run `make census`, look at what it says has changed, and commit notebooks/results/census.json"
 )
 AT_ONCE = 2  # processes: XLA's compiler takes a core and up to 3 GB in each
-MINUTES = 40  # for one library's process, before it counts as hung
+MINUTES = 30  # for one way's process, before it counts as hung
+# They take an amax of rows or tiles, at which XLA was seen to abort. fp8lens compiles such a program
+# twice, first in another process. With `isolate` it compiles there alone.
+ISOLATED = ("qwix", "aqtp", "maxtext")
 
 # All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has
 # what the others have, for the rest too.
@@ -527,7 +530,7 @@ def haliax(model: str, train: bool, mended: bool = False) -> Made:
 class Way:
     """One way to have FP8. `says` is what the documentation at `url` says of it; `forward` whether
     it promises FP8 for the forward pass alone; `mends` the way that this one is another setting of,
-    and `setting` what was set; `alters_jax` whether it changes JAX for all others in its process.
+    and `setting` what was set.
     """
 
     make: Callable[[str, bool], Made]
@@ -537,7 +540,6 @@ class Way:
     forward: bool = False
     mends: str = ""
     setting: str = ""
-    alters_jax: bool = False
 
 
 GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
@@ -662,7 +664,6 @@ def ways() -> dict[str, Way]:
             "haliax",
             mends="haliax, fp8_linear_layers",
             setting="and three names of JAX's given back, as reference F says",
-            alters_jax=True,
         ),
         "MaxText, fp8": Way(
             of(maxtext, quantization="fp8"),
@@ -705,7 +706,7 @@ def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def row(make: Callable[[], Made], target: str, gemm: str) -> dict[str, Any]:
+def row(make: Callable[[], Made], isolate: bool, target: str, gemm: str) -> dict[str, Any]:
     """What the installed JAX makes of a program for that chip, as it stands in the data."""
     # There is no GPU to time on: it halves the time, and changes nothing.
     options = {"xla_gpu_autotune_level": 0}
@@ -713,7 +714,9 @@ def row(make: Callable[[], Made], target: str, gemm: str) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fn, args = make()
-            seen = inspect(fn, *args, target=target, gemm=gemm, compiler_options=options)
+            seen = inspect(
+                fn, *args, target=target, gemm=gemm, compiler_options=options, isolate=isolate
+            )
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
     except Exception as error:  # that it does not compile is a finding
         return {"error": data.first_line(error)[:300]}
@@ -740,46 +743,33 @@ def names_of_rows(way: str, version: str, only: str = "") -> list[str]:
     return [name for name in names if only in name]
 
 
-def rows_of(way: str, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of(name: str, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row of a way by its name. A program that several chips compile is made, traced and
     lowered once.
     """
-    make = ways()[way].make
-    program = functools.cache(lambda model, of: make(model, of == "training"))
-    for name in names_of_rows(way, jax.__version__, only):
-        _, model, of, target, gemm = name.split(" | ")
-        yield name, row(functools.partial(program, model, of), target, gemm)
+    way = ways()[name]
+    program = functools.cache(lambda model, of: way.make(model, of == "training"))
+    isolate = way.package in ISOLATED
+    for case in names_of_rows(name, jax.__version__, only):
+        _, model, of, target, gemm = case.split(" | ")
+        yield case, row(functools.partial(program, model, of), isolate, target, gemm)
 
 
-# A process for each library ---------------------------------------------------------------------
+# A process for each way ---------------------------------------------------------------------------
 
 
-def groups(only: str = "") -> dict[str, list[str]]:
-    """The ways that share a process, of the packages that are installed: those of one library.
-
-    One that alters JAX has a process to itself. The groups with most rows are first: what begins
-    last should be short.
-    """
-    found: dict[str, list[str]] = {}
-    for name, way in ways().items():
-        if version_of(way.package) and names_of_rows(name, jax.__version__, only):
-            found.setdefault(name if way.alters_jax else way.package, []).append(name)
-    return dict(sorted(found.items(), key=lambda group: -len(group[1])))
-
-
-def write_group(group: str, only: str, path: str) -> None:
-    """Measure the ways of a group, and append each row to a file as soon as it is there."""
+def write_rows(way: str, only: str, path: str) -> None:
+    """Measure a way, and append each row to a file as soon as it is there."""
     with open(path, "a", encoding="utf-8") as file:
-        for way in groups(only)[group]:
-            for name, made in rows_of(way, only):
-                print(json.dumps([name, made]), file=file, flush=True)
+        for name, made in rows_of(way, only):
+            print(json.dumps([name, made]), file=file, flush=True)
 
 
-GROUP = "import sys; from tools.records.census import write_group; write_group(*sys.argv[1:])"
+WRITE_ROWS = "import sys; from tools.records.census import write_rows; write_rows(*sys.argv[1:])"
 
 
-def in_a_process(group: str, only: str, code: str = GROUP) -> dict[str, Any]:
-    """A group's rows, measured in a fresh process.
+def in_a_process(way: str, only: str = "", code: str = WRITE_ROWS) -> dict[str, Any]:
+    """A way's rows, measured in a fresh process, which has imported no other library.
 
     What ended that process early is the error in the rows that it had not finished.
     """
@@ -787,12 +777,11 @@ def in_a_process(group: str, only: str, code: str = GROUP) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         path.touch()
-        command = [sys.executable, "-c", code, group, only, str(path)]
+        command = [sys.executable, "-c", code, way, only, str(path)]
         ended = _run(command, variables(PYTHONPATH=str(ROOT), **quiet))
         rows = dict(json.loads(line) for line in path.read_text().splitlines())
-    for way in groups(only)[group]:
-        for name in names_of_rows(way, jax.__version__, only):
-            rows.setdefault(name, {"error": ended})
+    for name in names_of_rows(way, jax.__version__, only):
+        rows.setdefault(name, {"error": ended})
     return rows
 
 
@@ -815,15 +804,17 @@ def measured(only: str = "") -> dict[str, Any]:
     """What the installed JAX and libraries make of every way, or of the rows with `only` in their
     names, and what it is that was asked.
     """
-    found: dict[str, Any] = {}
+    names = [
+        name
+        for name, way in ways().items()
+        if version_of(way.package) and names_of_rows(name, jax.__version__, only)
+    ]
+    rows: dict[str, Any] = {}
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = [pool.submit(in_a_process, group, only) for group in groups(only)]
-        for done in concurrent.futures.as_completed(runs):
-            for way, rows in by_way(done.result()).items():
-                print(f"  {way}: {summary(rows)}", flush=True)
-            found |= done.result()
-    names = [name for way in ways() for name in names_of_rows(way, jax.__version__)]
-    rows = {name: found[name] for name in names if name in found}
+        found = pool.map(functools.partial(in_a_process, only=only), names)
+        for name, done in zip(names, found, strict=True):
+            print(f"  {name}: {summary(done)}", flush=True)
+            rows |= done
     return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER, *LIBRARIES)
 
 
