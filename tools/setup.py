@@ -124,8 +124,8 @@ def check_locale():
     encoding = locale.nl_langinfo(locale.CODESET)
     if encoding.upper().replace("-", "") != "UTF8":
         raise SystemExit(
-            f"The name of the folder {ROOT} has letters outside ASCII, and the locale's encoding is "
-            f"{encoding}. Set LC_ALL=C.UTF-8, or rename the folder, and {AGAIN}."
+            f"The name of the folder {ROOT} has letters outside ASCII, and the locale's encoding "
+            f"is {encoding}. Set LC_ALL=C.UTF-8, or rename the folder, and {AGAIN}."
         )
 
 
