@@ -112,7 +112,8 @@ def ours(module):
 
 def assert_agrees(module):
     found, expected = ours(module), oracle(module.text)
-    # `fusion-start` is short for an async-start that wraps a computation of one fusion: XLA's parser unfolds it.
+    # `fusion-start` is short for an async-start that wraps a computation of one fusion: XLA's
+    # parser unfolds it.
     for name in expected.keys() - found.keys():
         assert f"%{name} (" not in module.text and [i[1] for i in expected[name][:-1]] == [
             "parameter"
@@ -209,7 +210,8 @@ def test_backend_config_in_every_form(programs):
     assert old["custom-call.11"].backend_config == "plain, with {braces"
     assert old["constant.6"].literal == "(1, -0.5)" and old["broadcast.12"].backend_config is None
     mlir = (
-        '{custom_call_config = {body = "a\\22}", f = 1.5e+00 : f32}, lower = true, x = -1 : i32, flag, '
+        '{custom_call_config = {body = "a\\22}", f = 1.5e+00 : f32}, lower = true, '
+        "x = -1 : i32, flag, "
         "dims = [1, 2 : i64], a = array<i64: 1, 2>}"
     )
     one = parse_hlo_module(
@@ -280,7 +282,7 @@ def test_every_lost_bracket_and_quote_is_found(programs):
         if c in '(){}[]"' and not any(start < n < end - 1 for start, end in inside):
             with pytest.raises(HloParseError):
                 for i in parse_hlo_module(text[:n] + text[n + 1 :]):
-                    i.attributes
+                    dict(i.attributes)
 
 
 BROKEN = {
@@ -307,12 +309,14 @@ BROKEN = {
         1,
     ),
     "two roots": (
-        "HloModule m\nENTRY %e {\n  ROOT %p = f32[] parameter(0)\n  ROOT %q = f32[] parameter(1)\n}",
+        "HloModule m\nENTRY %e {\n  ROOT %p = f32[] parameter(0)\n"
+        "  ROOT %q = f32[] parameter(1)\n}",
         2,
         1,
     ),
     "two entries": (
-        "HloModule m\nENTRY %e {\n  ROOT %p = f32[] parameter(0)\n}\nENTRY %f {\n  %p = f32[] parameter(0)\n}",
+        "HloModule m\nENTRY %e {\n  ROOT %p = f32[] parameter(0)\n}\n"
+        "ENTRY %f {\n  %p = f32[] parameter(0)\n}",
         5,
         1,
     ),
@@ -342,7 +346,10 @@ def test_errors_say_where(name):
 
 
 def test_of_several_missing_operands_the_first_is_named():
-    text = "HloModule m\nENTRY %e {\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] custom-call(%p, %a, %b, %c, %d)\n}"
+    text = (
+        "HloModule m\nENTRY %e {\n  %p = f32[] parameter(0)\n"
+        "  ROOT %r = f32[] custom-call(%p, %a, %b, %c, %d)\n}"
+    )
     with pytest.raises(HloParseError, match="operand a is not an instruction"):
         parse_hlo_module(text)
 
@@ -377,8 +384,10 @@ def test_other_input_names_what_to_pass(programs):
 
 def test_unusual_but_whole():
     text = (
-        '\r\nHloModule "m"\n\n// a comment\n  ENTRY %e (p: f32[2],\n      q: f32[2]) -> f32[2]{0} { \n\n'
-        "    %p = f32[2]{0} parameter(0)  \n    %q = f32[2]{0} parameter(/*0*/ 1),\n        sharding={replicated}\n"
+        '\r\nHloModule "m"\n\n// a comment\n  ENTRY %e (p: f32[2],\n'
+        "      q: f32[2]) -> f32[2]{0} { \n\n"
+        "    %p = f32[2]{0} parameter(0)  \n    %q = f32[2]{0} parameter(/*0*/ 1),\n"
+        "        sharding={replicated}\n"
         "    %c = s32[2,2] constant({\n { 1, 2 },\n {3, 4}\n })\n"
         "    ROOT %r = f32[2]{0} add(f32[2]{0} %p ,%q) // end\n"
         '    , metadata={op_name="}\\"{"}\n  }, execution_thread="host"\n'
@@ -400,7 +409,10 @@ def test_unusual_but_whole():
 
 
 def test_names_shared_by_computations_prefer_entry():
-    text = "HloModule m\n%f {\n  ROOT %p = f32[1] parameter(0)\n}\nENTRY %e {\n  ROOT %p = f32[2] parameter(0)\n}\n"
+    text = (
+        "HloModule m\n%f {\n  ROOT %p = f32[1] parameter(0)\n}\n"
+        "ENTRY %e {\n  ROOT %p = f32[2] parameter(0)\n}\n"
+    )
     module = parse_hlo_module(text)
     assert module["p"].computation is module.entry and module.computations["f"]["p"].shape.dims == (
         1,
@@ -408,7 +420,10 @@ def test_names_shared_by_computations_prefer_entry():
 
 
 def test_deep_and_large_texts_neither_crash_nor_hang():
-    one = "HloModule m\nENTRY %e {{\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] negate(%p), a={}\n}}\n"
+    one = (
+        "HloModule m\nENTRY %e {{\n  %p = f32[] parameter(0)\n"
+        "  ROOT %r = f32[] negate(%p), a={}\n}}\n"
+    )
     assert len(parse_hlo_module(one.format("{" * 150 + "}" * 150))["r"].attributes["a"]) == 300
     quoted = parse_hlo_module(
         one.format('1, backend_config="' + r"{\"a\":" * 50_000 + "1" + "}" * 50_000 + '"')

@@ -1,4 +1,5 @@
-"""What ends XLA's process is refused before, or answered from a process of its own; and the attack can fail."""
+"""What ends XLA's process is refused before, or answered from a process of its own; and the attack
+can fail."""
 
 import itertools
 import re
@@ -52,8 +53,12 @@ def test_the_attack_would_find(monkeypatch, capsys):
                 ("lost", "exit 0"),
             ]
         )
-        ask = lambda self, name, **options: next(self.answers)
-        end = lambda self: None
+
+        def ask(self, name, **options):
+            return next(self.answers)
+
+        def end(self):
+            pass
 
     monkeypatch.setattr(aborts, "Worker", Dies)
     monkeypatch.setattr(aborts, "compiles", lambda: iter([("first", None), ("second", None)]))
@@ -171,7 +176,8 @@ def test_isolated_on_a_mesh_and_what_xla_refuses():
             r"died \(SIGSEGV\). Its last words: nothing. It is a bug of XLA's: report it",
         ),
         (
-            "echo 'F1122 17:00:00.1    42 some.cc:7] Check failed: x' >&2; echo '  @ 0x1' >&2; kill -ABRT $$",
+            "echo 'F1122 17:00:00.1    42 some.cc:7] Check failed: x' >&2; echo '  @ 0x1' >&2; "
+            "kill -ABRT $$",
             r"died \(SIGABRT\). Its last words: some.cc:7\] Check failed: x. It is a bug",
         ),
         ("kill -KILL $$", r"SIGKILL.* It needs more memory than there is"),

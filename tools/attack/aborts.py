@@ -1,10 +1,12 @@
-"""Attack the compiler: programs, options, tiles, chips and meshes that were made to end the process, or to fill it.
+"""Attack the compiler: programs, options, tiles, chips and meshes made to end or fill the process.
 
-    python tools/attack/aborts.py          all of them, for half an hour; or a part of their names: "tile " mesh "amax of rows"
+    python -m tools.attack.aborts          all of them, for half an hour; or those with a part of
+                                           a name: "tile " mesh "amax of rows"
 
-Each is compiled in a worker process, which goes on until something ends it. It is answered by a compiled program, or
-refused by an error. What ends the worker, takes more than SECONDS or MEMORY is tried again with isolate: then only the
-compile's own process may die, and an error has to say so. Whatever else happens is lost, and must not.
+Each is compiled in a worker process, which goes on until something ends it. It is answered by a
+compiled program, or refused by an error. What ends the worker, takes more than SECONDS or MEMORY is
+tried again with isolate: then only the compile's own process may die, and an error has to say so.
+Whatever else happens is lost, and must not.
 """
 
 import argparse
@@ -45,14 +47,16 @@ S = jax.ShapeDtypeStruct
 SCALAR = S((), f32)
 
 
-# Programs -------------------------------------------------------------------------------------------------------------
+# Programs --------------------------------------------------------------------------------------
 
 
 def amax(d, axis=None, **options):
+    """The largest magnitude."""
     return jnp.max(jnp.abs(d), axis, **options)
 
 
 def by_row(d):
+    """The largest magnitude of each row, whatever the other axes are."""
     return amax(d.reshape(d.shape[0], -1), -1)
 
 
@@ -120,6 +124,11 @@ def _in_loop(fn: Callable) -> Callable:
     return lambda *args: lax.scan(lambda c, _: (c, fn(*args)), 0, length=3)[1]
 
 
+def _jitted_again(fn: Callable) -> Callable:
+    inner = jax.jit(fn)
+    return jax.jit(lambda *args: jax.jit(inner)(*args))
+
+
 def _deep(n: int) -> Callable:
     def fn(x):
         for _ in range(n):
@@ -130,8 +139,9 @@ def _deep(n: int) -> Callable:
 
 
 ODD_DTYPES = (
-    "int2 int4 uint4 int8 uint32 int64 bool float16 float64 complex64 complex128 float8_e3m4 float8_e4m3 "
-    "float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn"
+    "int2 int4 uint4 int8 uint32 int64 bool float16 float64 complex64 complex128 "
+    "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2fnuz "
+    "float8_e8m0fnu float4_e2m1fn"
 ).split()
 SIZES = (
     (0, 16, 16),
@@ -150,8 +160,11 @@ SIZES = (
 )
 
 
-def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
-    """A name, a function, its arguments, and options."""
+Programs = Iterator[tuple[str, Callable, tuple, dict]]
+
+
+def with_amaxes() -> Programs:
+    """An amax of each kind, of each product."""
     for of, after in itertools.product(AMAXES, AFTER):
         yield f"amax {of}, {after}", *with_amax(of, after), {}
     for of, product in itertools.product(AMAXES, ("batched", "of three axes", "odd")):
@@ -169,6 +182,10 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
         yield f"amax {of}, {product}, {target}", *with_amax(of, "", product), {"target": target}
     for gemm, of in itertools.product(GEMM_OPTIONS, list(AMAXES)[:4]):
         yield f"amax {of}, {gemm}", *with_amax(of), {"gemm": gemm}
+
+
+def with_amaxes_around() -> Programs:
+    """An amax on a mesh, in a loop, in further jits, vmapped, of a gradient."""
     for axes in itertools.product((None, "x"), repeat=2):
         for of in ("of all", "of rows", "of columns"):
             fn, args = with_amax(of)
@@ -181,7 +198,7 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
     for of in ("of all", "of rows"):
         fn, args = with_amax(of)
         yield f"amax {of}, in a loop", _in_loop(fn), args, {}
-        yield f"amax {of}, jitted", jax.jit(lambda *a, fn=jax.jit(fn): jax.jit(fn)(*a)), args, {}
+        yield f"amax {of}, jitted", _jitted_again(fn), args, {}
         yield (
             f"amax {of}, vmapped",
             jax.vmap(fn, (0, None, None, None, None)),
@@ -195,6 +212,10 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
             {},
         )
     yield "gradient of an amax", _gradient, (S((64, 64), bf16), S((64, 64), bf16)), {}
+
+
+def of_odd_types() -> Programs:
+    """Odd sizes, odd types, every algorithm."""
     for m, n, k in SIZES:
         for dtype in (e4m3, bf16):
             yield (
@@ -213,7 +234,7 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
                 {"gemm": gemm},
             )
         yield (
-            f"{name} of {e4m3.__name__}",
+            f"{name} of float8_e4m3fn",
             lambda a, b: a.astype(f32) @ b.astype(f32),
             (S((64, 64), dtype), S((64, 64), e4m3)),
             {},
@@ -236,7 +257,11 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
             (S((64, 64), dtype),) * 2,
             {},
         )
-    square, image = S((64, 64), f32), S((2, 16, 16, 32), e4m3)
+
+
+def odd() -> Programs:
+    """Deep, endless, large; and what is no matmul."""
+    square = S((64, 64), f32)
     yield "300 jits deep", _deep(300), (square,), {}
     yield (
         "a loop without end",
@@ -268,8 +293,20 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
     for name in ("cholesky", "svd", "eigh", "qr", "inv", "det"):
         yield name, getattr(jnp.linalg, name), (square,), {}
     yield "fft", jnp.fft.fft2, (square,), {}
+    yield (
+        "attention",
+        lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"),
+        (S((2, 64, 4, 64), bf16),),
+        {},
+    )
+    yield "a print", lambda x: jax.debug.print("{}", x), (square,), {}
     yield "sort", lambda x: jnp.sort(x.astype(f32), axis=0), (S((64, 64), e4m3),), {}
     yield "top_k", lambda x: lax.top_k(x, 4), (S((64, 64), e4m3),), {}
+
+
+def of_libraries() -> Programs:
+    """What XLA hands to a library, and calls of what may not be there."""
+    square, image = S((64, 64), f32), S((2, 16, 16, 32), e4m3)
     for dtype in (e4m3, f32):
         yield (
             f"convolution of {jnp.dtype(dtype).name}",
@@ -317,33 +354,37 @@ def programs() -> Iterator[tuple[str, Callable, tuple, dict]]:
             (square,),
             {},
         )
-    yield "a print", lambda x: jax.debug.print("{}", x), (square,), {}
-    yield (
-        "attention",
-        lambda q: jax.nn.dot_product_attention(q, q, q, implementation="cudnn"),
-        (S((2, 64, 4, 64), bf16),),
-        {},
-    )
 
 
-# What it is compiled with ---------------------------------------------------------------------------------------------
+def programs() -> Programs:
+    """A name, a function, its arguments, and options."""
+    for group in (with_amaxes, with_amaxes_around, of_odd_types, odd, of_libraries):
+        yield from group()
+
+
+# What it is compiled with ----------------------------------------------------------------------
 
 TILE = "block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
+FLAGS = ["maybe", "1", "2", "True", "t", "true", ""]
+SPLITS = ["abc", "0", "1", "3", "08", "9" * 20, "0x10", "-1", "1.0"]
+BLOCKS = [
+    *("08", "0100", "9" * 20, str(2**31), str(2**32), str(2**30), "65536", "-64", "1", "2"),
+    *("64.0", "6_4", "٦٤", "²", "0x40", "many", "63", ""),
+]
 TILES = [
-    "", " ", ",,,", ":", "{}", "tile", "block_m", "block_m:", TILE, f"{TILE} ,,,", f",{TILE}",
-    TILE.upper(), "a" * 100_000, TILE + " " * 100_000, f"{TILE} num_stages: 3", f"{TILE} # a comment",
-    f"{TILE} split_k: 1 split_k: 1",
-    *(f"{TILE} is_tma_allowed: {value}" for value in ("maybe", "1", "2", "True", "t", "true", "")),
-    *(f"{TILE} split_k: {value}" for value in ("abc", "0", "1", "3", "08", "9" * 20, "0x10", "-1", "1.0")),
-    *(TILE.replace("64", size) for size in (
-        "08", "0100", "9" * 20, str(2**31), str(2**32), str(2**30), "65536", "-64", "1", "2", "64.0", "6_4", "٦٤", "²",
-        "0x40", "many", "63", "")),
+    *("", " ", ",,,", ":", "{}", "tile", "block_m", "block_m:", TILE, f"{TILE} ,,,", f",{TILE}"),
+    *(TILE.upper(), "a" * 100_000, TILE + " " * 100_000),
+    *(f"{TILE} num_stages: 3", f"{TILE} # a comment", f"{TILE} split_k: 1 split_k: 1"),
+    *(f"{TILE} is_tma_allowed: {value}" for value in FLAGS),
+    *(f"{TILE} split_k: {value}" for value in SPLITS),
+    *(TILE.replace("64", size) for size in BLOCKS),
     *(TILE.replace("warps: 4", f"warps: {n}") for n in (3, 32, 1024, 2**31)),
     *(TILE.replace("ctas: 1", f"ctas: {n}") for n in (0, 2, 64)),
     *(TILE.replace("stages: 3", f"stages: {n}") for n in (0, 1, 1000, 2**31 - 1, 2**32)),
-    *(TILE.replace(*pair) for pair in ((": ", ":"), (" ", "\n"), (" ", "\0"), (" ", ", "), (" block", "; block"))),
-]  # fmt: skip
-VALUES = (
+    *(TILE.replace(": ", ":"), TILE.replace(" ", "\n"), TILE.replace(" ", "\0")),
+    *(TILE.replace(" ", ", "), TILE.replace(" block", "; block")),
+]
+VALUES: tuple[Any, ...] = (
     None,
     True,
     0,
@@ -368,19 +409,24 @@ VALUES = (
     object(),
 )
 OPTIONS = """
-xla_gpu_enable_triton_gemm xla_gpu_autotune_level xla_gpu_enable_command_buffer xla_gpu_graph_min_graph_size
-xla_dump_hlo_pass_re xla_dump_to xla_disable_hlo_passes xla_enable_hlo_passes_only xla_gpu_force_compilation_parallelism
-xla_gpu_override_gemm_autotuner xla_gpu_per_fusion_autotune_cache_dir xla_gpu_load_autotune_results_from
+xla_gpu_enable_triton_gemm xla_gpu_autotune_level xla_gpu_enable_command_buffer
+xla_gpu_graph_min_graph_size xla_dump_hlo_pass_re xla_dump_to xla_disable_hlo_passes
+xla_enable_hlo_passes_only xla_gpu_force_compilation_parallelism
+xla_gpu_override_gemm_autotuner xla_gpu_per_fusion_autotune_cache_dir
+xla_gpu_load_autotune_results_from
 xla_gpu_dump_autotune_results_to xla_backend_optimization_level xla_gpu_redzone_padding_bytes
 xla_gpu_all_reduce_combine_threshold_bytes xla_gpu_memory_limit_slop_factor xla_gpu_cuda_data_dir
-xla_gpu_shape_checks xla_gpu_ptx_file xla_gpu_llvm_ir_file xla_backend_extra_options xla_gpu_kernel_cache_file
-xla_gpu_experimental_autotune_backends xla_gpu_triton_gemm_any xla_hlo_evaluator_use_fast_path xla_no_such_option
-xla_gpu_analytical_latency_estimator_options xla_gpu_pgle_profile_file_or_directory_path xla_flags_reset
-xla_gpu_target_config_filename xla_dump_max_hlo_modules xla_gpu_nccl_termination_timeout_seconds fdo_profile
+xla_gpu_shape_checks xla_gpu_ptx_file xla_gpu_llvm_ir_file xla_backend_extra_options
+xla_gpu_kernel_cache_file
+xla_gpu_experimental_autotune_backends xla_gpu_triton_gemm_any xla_hlo_evaluator_use_fast_path
+xla_no_such_option xla_gpu_analytical_latency_estimator_options
+xla_gpu_pgle_profile_file_or_directory_path xla_flags_reset xla_gpu_target_config_filename
+xla_dump_max_hlo_modules xla_gpu_nccl_termination_timeout_seconds fdo_profile
 xla_gpu_command_buffer_update_mode xla_gpu_experimental_parallel_collective_overlap_limit
-xla_gpu_ptx_compiler_extra_flags optimization_level memory_fitting_level individually_defined_output_indices
+xla_gpu_ptx_compiler_extra_flags optimization_level memory_fitting_level
+individually_defined_output_indices
 """.split()
-NUMBERS = (
+NUMBERS: tuple[Any, ...] = (
     -1,
     0,
     10**9,
@@ -410,7 +456,7 @@ PAIRS = (
     (12, 0),
     (2**31, 2**31),
 )
-MESHES = (
+MESHES: tuple[Any, ...] = (
     {"d": 10**9},
     {"d": 10**12},
     {"d": -1},
@@ -437,11 +483,11 @@ MESHES = (
     {},
     [[8]],
     object(),
-    dict(zip("abcd", (2, 3, 5, 7))),
+    {"a": 2, "b": 3, "c": 5, "d": 7},
     {f"a{n}": 1 for n in range(100)},
     {f"a{n}": 2 for n in range(20)},
 )
-SPECS = (
+SPECS: tuple[Any, ...] = (
     (P("x"), None),
     (P("q"), None),
     (P(("x", "x")), None),
@@ -466,10 +512,22 @@ CHIP = (
 TILED = "    triton {\n      block_m: 99999999999\n    }\n"
 
 
-def compiles() -> Iterator[tuple[str, Callable]]:
+def _dot(a, b):
+    return (a @ b.T).astype(bf16)
+
+
+MATRIX = S((64, 128), e4m3)
+one = functools.partial(aot_compile, _dot, MATRIX, MATRIX)
+Compiles = Iterator[tuple[str, Callable]]
+
+
+ODD_OPTIONS: tuple[Any, ...]
+ODD_OPTIONS = (None, [], "abc", 5, {5: 5}, {"": ""}, {None: 1}, {b"xla_dump_to": b"x"}, [("a", 1)])
+ODD_GEMMS: tuple[Any, ...] = ("", None, 5, [], "CUBLASLT", ("triton",), {})
+
+
+def compiles() -> Compiles:
     """A name, and a compile."""
-    dot, matrix = (lambda a, b: (a @ b.T).astype(bf16)), S((64, 128), e4m3)
-    one = functools.partial(aot_compile, dot, matrix, matrix)
     for name, fn, args, options in programs():
         yield name, functools.partial(aot_compile, fn, *args, **options)
     for number, tile in enumerate(TILES):
@@ -482,18 +540,14 @@ def compiles() -> Iterator[tuple[str, Callable]]:
     for option, value in itertools.product(OPTIONS, VALUES):
         shown = re.sub(r" at 0x\w+", "", repr(value))
         yield f"option {option} {shown}", functools.partial(one, compiler_options={option: value})
-    for options in (
-        None,
-        [],
-        "abc",
-        5,
-        {5: 5},
-        {"": ""},
-        {None: 1},
-        {b"xla_dump_to": b"x"},
-        [("a", 1)],
-    ):
-        yield f"options {options}", functools.partial(one, compiler_options=options)
+    for odd_options in ODD_OPTIONS:
+        yield f"options {odd_options}", functools.partial(one, compiler_options=odd_options)
+    yield from of_chips()
+    yield from of_arguments()
+
+
+def of_chips() -> Compiles:
+    """A chip of which one figure is odd."""
     h100 = TARGETS["H100"]
     for field in dataclasses.fields(h100):
         values = {
@@ -509,6 +563,10 @@ def compiles() -> Iterator[tuple[str, Callable]]:
                     target=dataclasses.replace(h100, **{field.name: value}), **o
                 ),
             )
+
+
+def of_arguments() -> Compiles:
+    """Odd meshes, specs, names of chips and libraries, recorded choices."""
     for number, shape in enumerate(MESHES):
         yield (
             f"mesh {number}: {re.sub(' at 0x.*', '', str(shape))[:60]}",
@@ -518,7 +576,7 @@ def compiles() -> Iterator[tuple[str, Callable]]:
         yield f"specs {specs}", functools.partial(one, mesh_shape=(8,), in_specs=specs)
     for target in ("", "H1000", None, 5, b"H100", "local", object, TARGETS):
         yield f"target {str(target)[:20]}", functools.partial(one, target=target)
-    for gemm in ("", None, 5, [], "CUBLASLT", ("triton",), {}):
+    for gemm in ODD_GEMMS:
         yield f"gemm {gemm!r}", functools.partial(one, gemm=gemm)
     for number, filled in enumerate(
         (
@@ -534,7 +592,7 @@ def compiles() -> Iterator[tuple[str, Callable]]:
         yield f"autotune {number}", functools.partial(one, gemm="auto", autotune=CHOICES % filled)
 
 
-# Workers --------------------------------------------------------------------------------------------------------------
+# Workers ---------------------------------------------------------------------------------------
 
 
 def work() -> None:
@@ -544,7 +602,11 @@ def work() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (2 * MEMORY,) * 2)
     named = dict(compiles())
-    peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10
+
+    def peak() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
     for line in sys.stdin:
         name, options = json.loads(line)
         Path("/proc/self/clear_refs").write_text("5")  # else it is the peak of all before
@@ -561,6 +623,8 @@ def work() -> None:
 
 
 class Worker:
+    """A process that compiles, and a new one where something has ended it."""
+
     def __init__(self):
         self.process: subprocess.Popen | None = None
         self.folder = tempfile.TemporaryDirectory()  # some options have XLA write where it stands
@@ -576,11 +640,14 @@ class Worker:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "JAX_PLATFORMS": "cpu"},
             )
-        self.process.stdin.write(json.dumps([name, options]).encode() + b"\n")
-        self.process.stdin.flush()
-        ready, _, _ = select.select([self.process.stdout], [], [], SECONDS * (2 if options else 1))
-        if ready and (line := self.process.stdout.readline()):
-            return tuple(json.loads(line))
+        questions, answers = self.process.stdin, self.process.stdout
+        assert questions is not None and answers is not None  # both are pipes
+        questions.write(json.dumps([name, options]).encode() + b"\n")
+        questions.flush()
+        ready, _, _ = select.select([answers], [], [], SECONDS * (2 if options else 1))
+        if ready and (line := answers.readline()):
+            said, why = json.loads(line)
+            return said, why
         status = self.end()
         return "lost", f"more than {SECONDS} s" if not ready else (
             signal.Signals(-status).name if status < 0 else f"exit status {status}"
@@ -591,6 +658,7 @@ class Worker:
         process, self.process = self.process, None
         if process is None:
             return 0
+        assert process.stdin is not None and process.stdout is not None
         process.stdin.close()  # it ends at the end of its names
         try:
             return process.wait(timeout=1)
@@ -602,7 +670,8 @@ class Worker:
 
 
 def run(names: Iterable[str], listed: bool = False) -> dict[str, tuple[str, str]]:
-    """What came of each: answered, refused, isolated or lost, and what was said. Lost ones are printed, or all."""
+    """What came of each: answered, refused, isolated or lost, and what was said. Lost ones are
+    printed, or all."""
     found, worker = {}, Worker()
     try:
         for name in names:
@@ -622,6 +691,7 @@ def run(names: Iterable[str], listed: bool = False) -> dict[str, tuple[str, str]
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command: prints what it tried and what was lost; 1 if anything was."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", nargs="*", help="of a name: those alone")
     parser.add_argument("--list", action="store_true", help="what was said of each, too")
@@ -634,11 +704,15 @@ def main(arguments: list[str] | None = None) -> int:
     found = run(names, options.list)
     counted = collections.Counter(said for said, _ in found.values())
     print(
-        f"{len(found)} tried: {counted['answered']} answered, {counted['refused']} refused, {counted['isolated']} "
-        f"ended the process and are answered with isolate, {counted['lost']} lost"
+        f"{len(found)} tried: {counted['answered']} answered, {counted['refused']} refused, "
+        f"{counted['isolated']} ended the process and are answered with isolate, "
+        f"{counted['lost']} lost"
     )
     return int(bool(counted["lost"]))
 
 
 if __name__ == "__main__":
-    sys.exit(work() if "--worker" in sys.argv else main())
+    if "--worker" in sys.argv:
+        work()
+    else:
+        sys.exit(main())
