@@ -122,7 +122,9 @@ def test_the_hosts_clock_is_read_before_cupti_records(monkeypatch):
 
 
 def test_a_turn_lasts_as_long_as_is_asked(monkeypatch):
-    """On a clock that goes on by a millisecond with every call: a tenth of a second is a hundred of them."""
+    """On a clock that goes on by a millisecond with every call: a tenth of a second is a hundred of
+    them.
+    """
     now, called = [0.0], []
 
     def call():

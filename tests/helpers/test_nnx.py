@@ -1,4 +1,6 @@
-"""FP8 for NNX layers: the numbers of chapter 08's layer, its state's way through a step, and what is refused."""
+"""FP8 for NNX layers: the numbers of chapter 08's layer, its state's way through a step, and what
+is refused.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,8 @@ def test_a_step_updates_weights_by_the_optimizer_and_amaxes_by_what_was_seen(nam
         assert seen.shape == (3, 4) and (seen[:, :step] > 0).all() and not seen[:, step:].any()
         assert float(seen[0, 0]) == float(jnp.max(jnp.abs(x)))
     assert model.kernel[...].dtype == F32 and not np.array_equal(model.kernel[...], kernel)
-    # The last step's gradient is that of what was multiplied: operands in FP8, by scales of the steps before.
+    # The last step's gradient is that of what was multiplied: operands in FP8, by scales of the
+    # steps before.
     assert len(jax.tree.leaves(nnx.state(model, Overwrite))) == 1
 
 
@@ -67,7 +70,10 @@ def test_a_step_updates_weights_by_the_optimizer_and_amaxes_by_what_was_seen(nam
 def test_parameters_and_the_optimizers_state_keep_their_type(kind):
     model = nnx.Linear(64, 32, dtype=BF16, param_dtype=kind, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-    state = lambda: jax.tree.map(lambda leaf: leaf.dtype, (nnx.state(model), nnx.state(optimizer)))
+
+    def state():
+        return jax.tree.map(lambda leaf: leaf.dtype, (nnx.state(model), nnx.state(optimizer)))
+
     before, kernel = state(), model.kernel[...]
     update(model, optimizer, value_and_grad(loss)(model, x_for("linear", 8))[1])
     assert (
@@ -89,7 +95,10 @@ def test_gradients_are_near_those_of_float32():
         np.asarray(dequantize(quantize(t, amax_scale(t)), amax_scale(t)), np.float32)
         for t in (x, kernel)
     ]
-    y = lambda kernel: jnp.einsum("mk,khd->mhd", stored[0], kernel) + model.bias[...]
+
+    def y(kernel):
+        return jnp.einsum("mk,khd->mhd", stored[0], kernel) + model.bias[...]
+
     exact = jax.grad(lambda kernel: jnp.mean(jnp.square(y(kernel))))(stored[1])
     assert np.linalg.norm(gradient["kernel"][...] - exact) < 0.05 * np.linalg.norm(exact)
 
@@ -114,7 +123,7 @@ def histories(of, steps: int, x) -> list[np.ndarray]:
     optimizer = nnx.Optimizer(model, optax.sgd(0.0), wrt=nnx.Param)
     for step in range(steps):
         _, gradient = value_and_grad(
-            lambda model, x: jnp.mean(jnp.square(of(model, x, step).astype(F32)))
+            lambda model, x, step=step: jnp.mean(jnp.square(of(model, x, step).astype(F32)))
         )(model, x)
         update(model, optimizer, gradient)
     return [np.asarray(layer.dot_general.amaxes[...]) for layer in (model.a, model.b)]
@@ -195,9 +204,12 @@ def test_an_optimizer_that_is_not_of_the_parameters_alone_is_refused(made):
 def test_a_mesh_is_xlas_to_share_out(kind):
     model, x = LAYERS["linear"](Fp8Dot()), x_for("linear", 8)
     mesh = jax.make_mesh((1,), ("rows",), axis_types=(kind,))
-    step = lambda: value_and_grad(loss)(
-        model, jax.device_put(x, jax.NamedSharding(mesh, jax.P("rows")))
-    )
+
+    def step():
+        return value_and_grad(loss)(
+            model, jax.device_put(x, jax.NamedSharding(mesh, jax.P("rows")))
+        )
+
     with jax.set_mesh(mesh):
         if kind == jax.sharding.AxisType.Auto:
             assert step()[0] > 0

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from helpers import plots
-from helpers.formats import FORMATS
 from tools.site import sanitize
 
 LATTICE = {
@@ -94,7 +93,8 @@ def test_svg_is_a_part_of_a_page(name):
 
 
 def test_same_figure_twice_gives_the_same_bytes():
-    for first, second in zip(*(FIGURES["snr"]()._repr_mimebundle_()[0].values() for _ in range(2))):
+    pictures = [FIGURES["snr"]()._repr_mimebundle_()[0].values() for _ in range(2)]
+    for first, second in zip(*pictures, strict=True):
         assert first == second
     assert b"Software" not in FIGURES["snr"]()._repr_mimebundle_()[0]["image/png"]
 
@@ -143,7 +143,7 @@ def test_code_map_refuses_16_bits():
 
 def test_relative_error_is_half_a_step_where_normal_and_one_where_flushed():
     (line,) = plots.plot_relative_error(["float8_e4m3fn"], -14, 12).axes[0].lines
-    error = dict(zip(line.get_xdata(), line.get_ydata()))
+    error = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
     assert (
         error[1.0] == pytest.approx(1 / 17) and error[2.0**-6] == error[1.0]
     )  # 1 + 1/16 lies between 1 and 1 + 1/8
@@ -194,7 +194,7 @@ def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
         "cuBLASLt, 6 programs: 3 fused, 2 outside, 1 refused; "
         "Triton, 6 programs: 2 outside, 4 lost."
     )
-    for axes, grid in zip(figure.axes, LATTICE.values()):
+    for axes, grid in zip(figure.axes, LATTICE.values(), strict=True):
         cells = {
             (round(t.get_position()[0]), t.get_position()[1]): t.get_text() for t in axes.texts[:6]
         }
@@ -205,7 +205,7 @@ def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
         assert [t.get_text() for t in axes.texts[6:]] == ["no bias", "bias"]
         papers = [patch.get_facecolor() for patch in axes.patches]
         kinds = [kind for line in grid for kind, _ in line]
-        assert len(set(zip(kinds, papers))) == len(set(kinds)) == len(set(papers))
+        assert len(set(zip(kinds, papers, strict=True))) == len(set(kinds)) == len(set(papers))
         assert (
             axes.xaxis.get_tick_params()["labeltop"]
             and not axes.xaxis.get_tick_params()["labelbottom"]

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def tensors(m=48, n=80, k=112, dtype=f32, size=1.0):
     keys = jax.random.split(jax.random.key(3), 3)
     x, w, g = (
-        jax.random.normal(key, dims, dtype) for key, dims in zip(keys, ((m, k), (n, k), (m, n)))
+        jax.random.normal(key, dims, dtype)
+        for key, dims in zip(keys, ((m, k), (n, k), (m, n)), strict=True)
     )
     return x, w.astype(f32), (size * g).astype(dtype)
 
@@ -71,9 +72,11 @@ def test_results_and_gradients_are_those_of_the_quantized_operands(dims, size, d
     amaxes = jax.jit(step)(x, w, new_amaxes(4), g)[3]
     assert all(
         h.shape == (4,) and h[0] == jnp.max(jnp.abs(t)).astype(f32) and not h[1:].any()
-        for h, t in zip(amaxes, (x, w, g))
+        for h, t in zip(amaxes, (x, w, g), strict=True)
     )
-    scales = [scale_of(history, kind) for history, kind in zip(amaxes, (e4m3, e4m3, e5m2))]
+    scales = [
+        scale_of(history, kind) for history, kind in zip(amaxes, (e4m3, e4m3, e5m2), strict=True)
+    ]
     x_q, w_q, g_q = map(quantize, (x, w, g), scales, (e4m3, e4m3, e5m2))
     y, x_gradient, w_gradient, _ = jax.jit(step)(x, w, amaxes, g)
     assert (y.dtype, x_gradient.dtype, w_gradient.dtype) == (dtype, dtype, f32)

@@ -82,13 +82,14 @@ def test_a_panel_without_a_kernel_is_a_picture_of_itself(box, chosen, given):
     )
 
 
-# Whether FP8 is faster ------------------------------------------------------------------------------------------------
+# Whether FP8 is faster ----------------------------------------------------------------------------
 
 
 def test_speedup_panel_follows_what_is_chosen():
     box = speedup_panel("H200", 8192, 8192, 8192)
     sliders, choices, shown = box.children[0].children, box.children[1].children, box.children[2]
-    # 2 * 8192^3 FLOPs at 989.4 and 1978.9 TFLOP/s, and 3 * 8192^2 bytes at 4.8 TB/s before the second
+    # 2 * 8192^3 FLOPs at 989.4 and 1978.9 TFLOP/s, and 3 * 8192^2 bytes at 4.8 TB/s before the
+    # second
     assert "FP8 is 1.86 times as fast" in shown.value and "estimated" in shown.value
     m, n, k = sliders
     n.value = 64  # little work for each value of A that is quantized
@@ -97,7 +98,7 @@ def test_speedup_panel_follows_what_is_chosen():
     assert "FP8 is" in shown.value
     assert set(choices[0].options) == {"L40S", "H100", "H200", "B200"}
     for chip in choices[0].options:
-        for choices[1].value in choices[1].options:
+        for choices[1].value in choices[1].options:  # noqa: B020
             choices[0].value = chip
             assert "times as fast" in shown.value
 

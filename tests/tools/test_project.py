@@ -19,33 +19,10 @@ import yaml
 from packaging.requirements import Requirement
 
 from fp8lens.targets import attached_gpu
-from tools import outputs
 from tools.files import of_project
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CHAPTERS = [
-    "01_fp8_formats",
-    "02_simple_matmul",
-    "03_scaled_matmul",
-    "04_relu_matmul",
-    "05_amax_matmul",
-    "06_bias_matmul",
-    "07_fusion_lab",
-    "08_train_a_layer",
-    "09_performance",
-    "10_scaling_strategies",
-    "11_flax_layers",
-    "12_libraries",
-]
-REFERENCE = [
-    "A_format_family",
-    "B_epilogues",
-    "C_amax",
-    "D_rules",
-    "E_chips_and_releases",
-    "F_reports",
-]
 
 
 def requirement(text: str) -> tuple[str, str]:
@@ -533,42 +510,6 @@ def test_workflows_run_actions_of_one_commit():
 
 
 # Chapters and text --------------------------------------------------------------------------------
-
-
-def test_chapters_are_pairs_and_all_in_the_site():
-    names = {
-        path.relative_to(ROOT / "notebooks").as_posix() for path in of_project("notebooks/*")
-    } - {"glossary.md"}
-    assert {name for name in names if name.endswith((".ipynb", ".md"))} == {
-        f"{path.stem}{end}"
-        for path in outputs.find([], outputs.NOTEBOOKS)
-        for end in (".ipynb", ".md")
-    }
-    assert CHAPTERS + REFERENCE == [path.stem for path in outputs.find([], outputs.NOTEBOOKS)]
-    toc = yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"]
-    listed = [page["file"] for part in toc for page in part.get("children", [])]
-    assert listed == [
-        *(f"notebooks/{name}.ipynb" for name in CHAPTERS + REFERENCE),
-        "notebooks/glossary.md",
-        "fp8lens/README.md",
-        "tools/gpu/README.md",
-        "CONTRIBUTING.md",
-    ]
-
-
-def test_the_readme_states_the_minutes_that_the_chapters_state():
-    rows = re.findall(
-        r"^\| \[(.*?)\]\((notebooks/0\w+)\.ipynb\) \| (\d+) \|",
-        (ROOT / "README.md").read_text(),
-        re.M,
-    )
-    assert [name for _, name, _ in rows] == [f"notebooks/{name}" for name in CHAPTERS[:6]]
-    for title, name, minutes in rows:
-        text = (ROOT / f"{name}.md").read_text()
-        assert (
-            f"# {title.replace(' ', ' · ', 1)}\n" in text
-            and f"| **Time** | {minutes} minutes |" in text
-        ), name
 
 
 def test_no_module_imports_from_one_below_it_in_contributings_table():

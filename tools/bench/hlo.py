@@ -190,7 +190,7 @@ def main() -> None:
 
 def beside_xla(module: str, runs: int) -> None:
     """Print how long our parser and XLA's take for a module."""
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     ours, xla = seconds(runs, lambda: read(module), lambda: _hlo.hlo_module_from_text(module))
     size = len(module) / 1e6

@@ -5,7 +5,7 @@ written, `run` the one way to execute it, `comparison` and `rules` what must hol
 the command line.
 """
 
-from tools.outputs.chapters import NOTEBOOKS, Refused, find
+from tools.outputs.chapters import NOTEBOOKS, ROOT, Refused, find
 from tools.outputs.commands import check, edited_side, main, refresh
 from tools.outputs.comparison import compare
 from tools.outputs.notebook import (
@@ -24,6 +24,7 @@ from tools.outputs.run import Run, fresh_run, run_environment, why_not_compared
 __all__ = [
     "METADATA",
     "NOTEBOOKS",
+    "ROOT",
     "VOLATILE",
     "Refused",
     "Run",

@@ -51,8 +51,8 @@ FIX = (
 )
 AT_ONCE = 2  # processes: XLA's compiler takes a core and up to 3 GB in each
 MINUTES = 30  # for one way's process, before it counts as hung
-# They take an amax of rows or tiles, at which XLA was seen to abort. fp8lens compiles such a program
-# twice, first in another process. With `isolate` it compiles there alone.
+# They take an amax of rows or tiles, at which XLA was seen to abort. fp8lens compiles such a
+# program twice, first in another process. With `isolate` it compiles there alone.
 ISOLATED = ("qwix", "aqtp", "maxtext")
 
 # All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has

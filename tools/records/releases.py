@@ -521,9 +521,7 @@ def row(program: Program) -> dict[str, Any]:
 
 
 def measured(only: str = "") -> dict[str, Any]:
-    """What the installed JAX makes of every program with `only` in its name, and what it is that was
-    asked.
-    """
+    """What the installed JAX makes of every program with `only` in its name, and its provenance."""
     rows = {name: row(program) for name, program in programs().items() if only in name}
     return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER)
 
