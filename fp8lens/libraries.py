@@ -1,4 +1,4 @@
-"""Mends in the terms of the library that wrote a matmul: tests/test_libraries.py applies each there."""
+"""Mends in the terms of the library that wrote a matmul: tests/fp8lens/test_libraries.py applies each there."""
 
 import re
 

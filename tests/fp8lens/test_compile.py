@@ -59,7 +59,10 @@ def test_arrays_shapes_trees_and_jitted_functions_give_one_program():
         return jax.lax.dot(x, params["w"].T)
 
     concrete = ({"w": jnp.ones((64, 256), e4m3)}, np.ones((64, 256), jnp.dtype(e4m3)))
-    body = lambda compiled: compiled.as_text().split("\nENTRY")[1]
+
+    def body(compiled):
+        return compiled.as_text().split("\nENTRY")[1]
+
     first = body(aot_compile(f, *concrete))
     assert body(aot_compile(f, {"w": MATRIX}, MATRIX)) == first
     assert body(aot_compile(jax.jit(f), {"w": MATRIX}, MATRIX)) == first
@@ -118,9 +121,17 @@ def test_a_forced_triton_tile():
 
 @pytest.mark.parametrize(
     "tile",
-    ["triton { " + TILE + " }", TILE.replace("m: 64", "m: 63"), TILE + " block_q: 1", TILE + " }", "block_m: 64",
-     TILE.replace("num_warps: 4", "num_warps: 3"), TILE + " block_m: 32", TILE.replace("n: 128", "n: many")],
-)  # fmt: skip
+    [
+        "triton { " + TILE + " }",
+        TILE.replace("m: 64", "m: 63"),
+        TILE + " block_q: 1",
+        TILE + " }",
+        "block_m: 64",
+        TILE.replace("num_warps: 4", "num_warps: 3"),
+        TILE + " block_m: 32",
+        TILE.replace("n: 128", "n: many"),
+    ],
+)
 def test_a_tile_that_would_abort_the_process_is_refused(tile):
     with pytest.raises(ValueError, match="XLA would abort"):
         aot_compile(
@@ -134,22 +145,57 @@ def test_a_tile_that_would_abort_the_process_is_refused(tile):
 @pytest.mark.parametrize(
     "error, words, call",
     [
-        (KeyError, "Did you mean 'H100'", lambda: aot_compile(scaled_matmul, *SCALED, target="h100")),
+        (
+            KeyError,
+            "Did you mean 'H100'",
+            lambda: aot_compile(scaled_matmul, *SCALED, target="h100"),
+        ),
         (TypeError, "a name or a Target", lambda: aot_compile(scaled_matmul, *SCALED, target=90)),
-        (ValueError, "'cublaslt', 'triton', 'auto'", lambda: aot_compile(scaled_matmul, *SCALED, gemm="cublas")),
-        (TypeError, "argument 2 is 0.5, a float",
-         lambda: aot_compile(scaled_matmul, MATRIX, MATRIX, 0.5, SCALAR, SCALAR)),
-        (TypeError, r"argument 0\['w'\]\[1\] is 'x'", lambda: aot_compile(lambda p: p, {"w": [MATRIX, "x"]})),
+        (
+            ValueError,
+            "'cublaslt', 'triton', 'auto'",
+            lambda: aot_compile(scaled_matmul, *SCALED, gemm="cublas"),
+        ),
+        (
+            TypeError,
+            "argument 2 is 0.5, a float",
+            lambda: aot_compile(scaled_matmul, MATRIX, MATRIX, 0.5, SCALAR, SCALAR),
+        ),
+        (
+            TypeError,
+            r"argument 0\['w'\]\[1\] is 'x'",
+            lambda: aot_compile(lambda p: p, {"w": [MATRIX, "x"]}),
+        ),
         (TypeError, "must be a function", lambda: aot_compile(MATRIX, MATRIX)),
-        (ValueError, "mesh_shape must be", lambda: aot_compile(scaled_matmul, *SCALED, mesh_shape=(0,))),
-        (ValueError, "mesh_shape must be", lambda: aot_compile(scaled_matmul, *SCALED, mesh_shape=(2, 2, 2, 2))),
-        (ValueError, "in_specs has 1 entries for 5", lambda: aot_compile(scaled_matmul, *SCALED, in_specs=(P(),))),
-        (ValueError, r"sharded over \['q'\]",
-         lambda: aot_compile(scaled_matmul, *SCALED, mesh_shape=(8,), in_specs=(P("q"), None, None, None, None))),
-        (jax.errors.JaxRuntimeError, "No such compile option",
-         lambda: aot_compile(scaled_matmul, *SCALED, compiler_options={"xla_no_such": 1})),
+        (
+            ValueError,
+            "mesh_shape must be",
+            lambda: aot_compile(scaled_matmul, *SCALED, mesh_shape=(0,)),
+        ),
+        (
+            ValueError,
+            "mesh_shape must be",
+            lambda: aot_compile(scaled_matmul, *SCALED, mesh_shape=(2, 2, 2, 2)),
+        ),
+        (
+            ValueError,
+            "in_specs has 1 entries for 5",
+            lambda: aot_compile(scaled_matmul, *SCALED, in_specs=(P(),)),
+        ),
+        (
+            ValueError,
+            r"sharded over \['q'\]",
+            lambda: aot_compile(
+                scaled_matmul, *SCALED, mesh_shape=(8,), in_specs=(P("q"), None, None, None, None)
+            ),
+        ),
+        (
+            jax.errors.JaxRuntimeError,
+            "No such compile option",
+            lambda: aot_compile(scaled_matmul, *SCALED, compiler_options={"xla_no_such": 1}),
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_answered_by_name(error, words, call):
     with pytest.raises(error, match=words):
         call()
@@ -179,7 +225,8 @@ def test_local_needs_no_recorded_rates(monkeypatch):
     [
         (
             "linux",
-            "is not installed: pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-nvjitlink nvidia-nvvm",
+            "is not installed: pip install jax-cuda13-plugin jax-cuda13-pjrt nvidia-nvjitlink "
+            "nvidia-nvvm",
         ),
         ("darwin", "has no wheels for this system: use a Linux container, Google Colab, or WSL."),
     ],
@@ -223,7 +270,8 @@ def test_it_compiles_even_where_jax_was_used_first():
 import jax, jax.numpy as jnp
 print(jnp.ones(2).sum())
 from helpers import aot_compile
-print("lt$matmul$f8" in aot_compile(lambda a: a @ a.T, jax.ShapeDtypeStruct((16, 16), jnp.float8_e4m3fn)).as_text())
+shape = jax.ShapeDtypeStruct((16, 16), jnp.float8_e4m3fn)
+print("lt$matmul$f8" in aot_compile(lambda a: a @ a.T, shape).as_text())
 """
     bare = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=bare)
@@ -245,8 +293,9 @@ def test_run_gives_numbers():
 
 
 def test_an_attached_gpu_takes_no_part(monkeypatch):
-    """JAX hands a compile-only compile to the client of a GPU that is there, to time candidates on it, if both have one
-    version of the platform. They have not: a described chip's is its name, a GPU's is CUDA's version.
+    """JAX hands a compile-only compile to the client of a GPU that is there, to time candidates on
+    it, if both have one version of the platform. They have not: a described chip's is its name, a
+    GPU's is CUDA's version.
     """
     from jax._src import xla_bridge
 
@@ -265,7 +314,10 @@ def test_an_attached_gpu_takes_no_part(monkeypatch):
             asked.append(platform) or Attached() if platform in ("gpu", "cuda") else find(platform)
         ),
     )
-    dot = lambda a, b: a @ b.T
+
+    def dot(a, b):
+        return a @ b.T
+
     assert "gemm_fusion" in aot_compile(dot, MATRIX, MATRIX, target="H200", gemm="auto").as_text()
     assert asked, "JAX no longer looks for a GPU here"
     described = mesh("H200").devices.flat[0].client.platform_version
@@ -321,7 +373,12 @@ WEIGHT = jnp.ones((64, 64))
         (1, lambda: aot_compile(times, X, n=2, static_argnames=["n"])),
         (1, lambda: aot_compile(jax.jit(times, static_argnums=1), X, 2)),
         (1, lambda: aot_compile(jax.jit(jnp.astype, static_argnums=1), X, np.float16)),
-        (1, lambda: aot_compile(jax.jit(lambda x, n: x * n.item(), static_argnums=1), X, np.int64(3))),
+        (
+            1,
+            lambda: aot_compile(
+                jax.jit(lambda x, n: x * n.item(), static_argnums=1), X, np.int64(3)
+            ),
+        ),
         (2, lambda: aot_compile(jax.jit(lambda x, n: x * n), X, 2.0)),
         (1, lambda: aot_compile(jax.jit(lambda x: x * 2, donate_argnums=0), X)),
         (1, lambda: aot_compile(functools.partial(times, n=2), X)),
@@ -338,7 +395,7 @@ WEIGHT = jnp.ones((64, 64))
         (1, lambda: aot_compile(lambda key: jax.random.normal(key, (3,)), jax.random.key(0))),
         (0, lambda: aot_compile(lambda: jnp.arange(3))),
     ],
-)  # fmt: skip
+)
 def test_what_is_callable_compiles(expected, call):
     compiled = call()
     assert type(compiled) is jax.stages.Compiled and len(parameters(compiled)) == expected
@@ -444,22 +501,39 @@ def test_a_mesh_of_other_devices_is_answered_with_the_mend(way):
     "error, words, call",
     [
         (ValueError, r"sharded over \['data'\]", lambda: aot_compile(jnp.sin, placed_on(cpus()))),
-        (ValueError, r"on NVIDIA H100.*fp8lens\.mesh\('B200'",
-         lambda: aot_compile(jnp.sin, placed_on(mesh("H100", {"data": 8})), target="B200")),
-        (ValueError, "Give mesh_shape, as in",
-         lambda: aot_compile(lambda x: jax.lax.with_sharding_constraint(x, P("data")), X)),
+        (
+            ValueError,
+            r"on NVIDIA H100.*fp8lens\.mesh\('B200'",
+            lambda: aot_compile(jnp.sin, placed_on(mesh("H100", {"data": 8})), target="B200"),
+        ),
+        (
+            ValueError,
+            "Give mesh_shape, as in",
+            lambda: aot_compile(lambda x: jax.lax.with_sharding_constraint(x, P("data")), X),
+        ),
         (ValueError, "jax.make_mesh", lambda: mesh("local")),
         (KeyError, "Did you mean 'H100'", lambda: mesh("h100")),
         (ValueError, "mesh_shape must be", lambda: mesh("H100", (0,))),
-        (TypeError, "argument y is 2.0, a float.* static_argnames", lambda: aot_compile(lambda x, *, y: x, X, y=2.0)),
-        (TypeError, "argument 1 is 2, a int.* static_argnums", lambda: aot_compile(times, X, 2, static_argnums=0)),
-        (TypeError, r"argument 0\['act'\] is .*filter_jit",
-         lambda: aot_compile(lambda p: p["w"], {"w": X, "act": abs})),
+        (
+            TypeError,
+            "argument y is 2.0, a float.* static_argnames",
+            lambda: aot_compile(lambda x, *, y: x, X, y=2.0),
+        ),
+        (
+            TypeError,
+            "argument 1 is 2, a int.* static_argnums",
+            lambda: aot_compile(times, X, 2, static_argnums=0),
+        ),
+        (
+            TypeError,
+            r"argument 0\['act'\] is .*filter_jit",
+            lambda: aot_compile(lambda p: p["w"], {"w": X, "act": abs}),
+        ),
         (TypeError, "jitted already", lambda: aot_compile(jax.jit(times), X, 2, static_argnums=1)),
         (TypeError, "marked as static", lambda: aot_compile(jax.jit(lambda x, way: x), X, "up")),
         (TypeError, "contracting dimensions", lambda: aot_compile(jnp.matmul, X, jnp.ones((3, 3)))),
     ],
-)  # fmt: skip
+)
 def test_bad_calls_are_answered_with_the_mend(error, words, call):
     with pytest.raises(error, match=words):
         call()
@@ -518,7 +592,10 @@ def test_a_training_step_of_nnx_keeps_its_updates():
 def test_equinox():
     eqx = pytest.importorskip("equinox")
     layer = eqx.nn.MLP(64, 8, 16, 2, activation=jax.nn.relu, key=jax.random.key(0))
-    call = lambda layer, x: jax.vmap(layer)(x)
+
+    def call(layer, x):
+        return jax.vmap(layer)(x)
+
     weights = ["f32[16,64]", "f32[16]", "f32[16,16]", "f32[16]", "f32[8,16]", "f32[8]"]
     for fn in (eqx.filter_jit(call), eqx.filter_jit(eqx.filter_jit(call))):
         for skeleton in (layer, eqx.filter_eval_shape(lambda: layer)):
@@ -587,27 +664,30 @@ with ThreadPoolExecutor(2) as pool:
     stages = [n for _, n in pool.map(ours, range(1, 4))]
 assert min(stages) > 3, stages
 theirs()
-print(len(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"])), jax.config.jax_persistent_cache_min_compile_time_secs,
+print(len(os.listdir(os.environ["JAX_COMPILATION_CACHE_DIR"])),
+      jax.config.jax_persistent_cache_min_compile_time_secs,
       jax.config.jax_enable_compilation_cache)
 """
 
 
 @pytest.mark.parametrize("when", ["first", "last"])
 def test_jaxs_cache_on_disk_is_left_alone(tmp_path, when):
-    """Nothing of ours in it, nothing read, and what the process compiles for itself still goes there."""
+    """Nothing of ours in it, nothing read, and what the process compiles for itself still goes
+    there."""
     for _ in range(2):
         done = with_cache(tmp_path, CACHED, when)
         assert done.stdout == "1 0.0 True\n", done.stderr
 
 
 def test_what_another_program_kept_is_not_read(tmp_path):
-    """JAX's own compile for a chip that is not here is kept, and cannot be read: that warns, and ours must not ask."""
+    """JAX's own compile for a chip that is not here is kept, and cannot be read: that warns, and
+    ours must not ask."""
     program = """
 import sys, jax, jax.numpy as jnp
 from fp8lens import aot_compile, mesh
 f = jax.jit(lambda x: x @ x)
-x = jax.ShapeDtypeStruct((16, 16), jnp.float32,
-                         sharding=jax.sharding.NamedSharding(mesh("H100"), jax.sharding.PartitionSpec()))
+replicated = jax.sharding.NamedSharding(mesh("H100"), jax.sharding.PartitionSpec())
+x = jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=replicated)
 if sys.argv[1] == "jax":
     f.lower(x).compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 else:
@@ -657,11 +737,16 @@ os.wait()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 @pytest.mark.parametrize("parent", ["compiled", "used"])
 def test_a_forked_process_is_told_before_it_hangs(parent):
-    """A fork has none of JAX's threads, and lowering waits for them without end: whatever compiles says so first. The
-    package may have been there before the fork, or be imported in the child."""
+    """A fork has none of JAX's threads, and lowering waits for them without end: whatever compiles
+    says so first. The package may have been there before the fork, or be imported in the child."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, parent], env=environment,
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, parent],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     said = dict(line.split() for line in done.stdout.splitlines())
     assert set(said.values()) == {"True"} and len(said) == 9, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == 16
@@ -677,8 +762,9 @@ def test_a_fork_that_comes_first_may_compile():
         "    os._exit(0)\n"
         "os.wait()"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True,
-                          timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert done.stdout == "Compiled\n", done.stderr
 
 
@@ -689,7 +775,9 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch, asked):
     jax.config.update("jax_platforms", asked)
     try:
         for call in (aot_compile, run):
-            with pytest.raises(RuntimeError, match=f"JAX_PLATFORMS={asked} asks.*JAX_PLATFORMS=cpu"):
+            with pytest.raises(
+                RuntimeError, match=f"JAX_PLATFORMS={asked} asks.*JAX_PLATFORMS=cpu"
+            ):
                 call(jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32))
         with pytest.raises(RuntimeError, match="JAX_PLATFORMS"):
             mesh("H100")
