@@ -2,8 +2,6 @@
 can fail."""
 
 import itertools
-import re
-import subprocess
 import sys
 
 import jax
