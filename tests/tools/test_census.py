@@ -162,6 +162,8 @@ def test_a_library_that_loses_fp8_is_named_with_its_fix(monkeypatch):
     assert census.check(found, now) == []
     (said,) = census.check(recorded_as(found, fp8=3), now)
     assert said.startswith(f"{NAME}: fp8 3, now 1: run `make census`")
+    (said,) = census.check(found, {NAME: {"error": "it ended"}})
+    assert said.startswith(f"{NAME}: was compiled, now it ended: run `make census`")
 
 
 def test_with_other_versions_only_what_lost_fp8_is_a_problem(monkeypatch):

@@ -885,14 +885,14 @@ def lost(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Each row of both that differs, in what differs."""
     found = []
-    for name in (name for name in new if name in old and old[name] != new[name]):
-        keys = [
-            key for key in {**old[name], **new[name]} if old[name].get(key) != new[name].get(key)
-        ]
-        found.append(
-            f"{name}: "
-            + "; ".join(f"{key} {old[name].get(key)}, now {new[name].get(key)}" for key in keys)
-        )
+    for name, now in new.items():
+        before = old.get(name, now)
+        if "error" in now and now != before:
+            found.append(f"{name}: was {before.get('error', 'compiled')}, now {now['error']}")
+        elif now != before:
+            keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+            said = (f"{key} {before.get(key)}, now {now.get(key)}" for key in keys)
+            found.append(f"{name}: {'; '.join(said)}")
     return found
 
 
