@@ -13,11 +13,15 @@ from tools.attack import mutate
 from tools.outputs import pages, prose
 
 CHAPTER = outputs.NOTEBOOKS / "01_fp8_formats.ipynb"
+OTHERS = {
+    "prose: a unit": outputs.NOTEBOOKS / "04_relu_matmul.ipynb"
+}  # where the first has no place
 
 
 @pytest.mark.parametrize("kind", mutate.KINDS)
 def test_an_alteration_is_caught(kind, tmp_path):
-    said = mutate.caught(CHAPTER, mutate.KINDS[kind], random.Random(kind), tmp_path)
+    chapter = OTHERS.get(kind, CHAPTER)
+    said = mutate.caught(chapter, mutate.KINDS[kind], random.Random(kind), tmp_path)
     assert said or kind in mutate.MAY_PASS
 
 
@@ -35,7 +39,7 @@ def test_an_altered_record_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("name", pages.PAGES)
 def test_a_page_says_what_chapters_print(name):
-    assert pages.problems(name, (outputs.ROOT / name).read_text()) == []
+    assert pages.problems(name, (pages.ROOT / name).read_text()) == []
 
 
 def test_an_altered_page_is_noticed():
@@ -175,7 +179,7 @@ def test_references_are_a_list_of_links(text, what):
 def test_every_name_is_used():
     """An exception that no text needs any more would let something else through."""
     texts = [
-        text for name in pages.PAGES for text in prose.texts((outputs.ROOT / name).read_text(), [])
+        text for name in pages.PAGES for text in prose.texts((pages.ROOT / name).read_text(), [])
     ]
     for path in outputs.find([], outputs.NOTEBOOKS):
         for cell in nbformat.read(path, 4).cells:

@@ -411,7 +411,7 @@ def by_one(number: str) -> str | None:
 
 
 def _as_word(number: str) -> str | None:
-    return "eighty" if number.lower() in prose.WORDS else None
+    return "ninety" if number.lower() in prose.WORDS else None
 
 
 def _as_ordinal(number: str) -> str | None:
@@ -574,7 +574,7 @@ def other_pages(each: int, seed: int = 0) -> collections.Counter:
     """The same of the README, the package's page and the glossary."""
     counted: collections.Counter = collections.Counter()
     for name in pages.PAGES:
-        text = (outputs.ROOT / name).read_text()
+        text = (pages.ROOT / name).read_text()
         bare = prose.FENCE.sub(lambda fence: CODE.sub(_blank, fence[0]), text)
         for number in range(each):
             by = random.Random(f"{name} {number} {seed}")

@@ -5,13 +5,12 @@ computed here.
 import functools
 import re
 import tomllib
-from pathlib import Path
 
 import nbformat
 
-from tools.outputs import Refused, find, prose
+from tools.outputs import chapters, prose
 
-ROOT = prose.NOTEBOOKS.parent
+ROOT = chapters.ROOT
 PAGES = ("README.md", "fp8lens/README.md", "notebooks/glossary.md")
 # How the package's page shows an option: numbers that claim nothing.
 EXAMPLES = (
@@ -26,8 +25,8 @@ EXAMPLES = (
 def shown(name: str) -> prose.Shown:
     """What the cells of one chapter show; nothing where there is no such chapter."""
     try:
-        (path,) = find([name], prose.NOTEBOOKS)
-    except Refused:
+        (path,) = chapters.find([name])
+    except chapters.Refused:
         return prose.Shown()
     return prose.together(map(prose.shown_by, nbformat.read(path, 4).cells))
 
@@ -47,26 +46,17 @@ def of_the_readme() -> list[str]:
         path for path in (ROOT / "tools" / "attack").glob("*.py") if path.stem != "__init__"
     ]
     counted = {number: word for word, number in prose.WORDS.items()}[str(len(programs))]
-    (cuda, driver), *_ = re.findall(r"CUDA (\d+) \(driver (\d+) or newer\)", setup)
+    (cuda, driver), *_ = re.findall(r"(\d+) \(driver (\d+) or newer\)", setup)
+    made = chapters.with_contents((ROOT / "README.md").read_text())
+    rows = re.findall(r"^\| \[.*\(notebooks/\w+\.ipynb\) \|.*", made, re.M)
     return [
-        *(_row(path) for path in find([], prose.NOTEBOOKS) if path.name[0].isdigit()),
+        *rows,
         f"{2**8} codes of an FP8 number",
         *re.findall(r"about a minute and \d+ GB", setup),
         f"CUDA {cuda} ({driver} or newer)",
         f"{counted.capitalize()} programs",
         project["license"].replace("-", " License "),
     ]
-
-
-def _row(path: Path) -> str:
-    """How the README's table begins the row of a chapter: its title, and the minutes of one of the
-    path.
-    """
-    text = path.with_suffix(".md").read_text()
-    (title,) = re.findall(r"^# (.*)", text, re.M)[:1]
-    link = f"[{title.replace(' · ', ' ')}](notebooks/{path.name})"
-    minutes = re.findall(r"^\| \*\*Time\*\* \| (\d+) minutes", text, re.M)
-    return f"{link} | {minutes[0]} |" if path.name < "07" else link
 
 
 def of_the_package() -> list[str]:

@@ -13,12 +13,12 @@ import itertools
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-NOTEBOOKS = Path(__file__).resolve().parent.parent.parent / "notebooks"
+from tools.outputs import chapters
+
 NEAR = 3  # cells on either side
 LANGUAGES = {"bash", "python", "yaml"}  # of what is not run: a command, a file, a program on a GPU
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
@@ -86,7 +86,7 @@ NUMBER = re.compile(
 )
 PRINTED = re.compile(rf"(?P<number>{_DIGITS}){_WITH_UNIT}")
 LABEL = re.compile(rf"(?<![\w/])(?:{_UNIT})(?![\w/])")  # of a column, an axis, a variable
-WIDTH = re.compile(r"(?:float|int|fp|f|e|m)(\d+)", re.I)  # a type has its bits in its name
+WIDTH = re.compile(r"(?:float|int|fp|f|m)(\d+)", re.I)  # a type has its bits in its name
 FACTOR = re.compile(rf"({_DIGITS}) \*(?!\*)|(?<!\*)\* ({_DIGITS})")  # so many times, in code
 
 # Names --------------------------------------------------------------------------------------------
@@ -94,12 +94,7 @@ FACTOR = re.compile(rf"({_DIGITS}) \*(?!\*)|(?<!\*)\* ({_DIGITS})")  # so many t
 KNOWN = {"448"}  # E4M3's largest number, which chapter 01 prints
 
 
-def _chapters() -> str:
-    """The numbers of the chapters that there are, as an expression."""
-    return "|".join(sorted(path.name[:2] for path in NOTEBOOKS.glob("[0-9][0-9]_*.md")))
-
-
-_CHAPTER = f"(?:{_chapters()})"
+_CHAPTER = f"(?:{'|'.join(name[:2] for name in chapters.names() if name[0].isdigit())})"
 NAMES = [
     re.compile(name)
     for name in (
@@ -273,11 +268,11 @@ def unsaid(said: Iterable[str], shown: Shown, why: str) -> list[str]:
     ]
 
 
-def page_problems(source: str, chapters: Callable[[str], Shown], facts: Iterable[str]) -> list[str]:
+def page_problems(source: str, shown_in: Callable[[str], Shown], facts: Iterable[str]) -> list[str]:
     """What is wrong in a page that is no chapter, such as the README.
 
     A number there is in one of the `facts`, phrases that the caller has computed, or shown in a
-    chapter that the same section names: `chapters` gives what one shows, by the beginning of its
+    chapter that the same section names: `shown_in` gives what one shows, by the beginning of its
     name. Of a fence only comments are read: tests run the programs and commands in such pages, and
     compare what they print.
     """
@@ -287,7 +282,7 @@ def page_problems(source: str, chapters: Callable[[str], Shown], facts: Iterable
     for section in re.split(r"^(?=## )", source, flags=re.M):
         named = re.findall(r"\bchapter \d\d\b|\((?:notebooks/)?(?:\d\d|[A-Z])(?=_)", section)
         names = {re.split("[ (/]", name)[-1] for name in named}
-        shown = together(map(chapters, sorted(names)))
+        shown = together(map(shown_in, sorted(names)))
         for fact in facts:
             section = section.replace(fact, "")
         found += unsaid(texts(section, [], images=True), shown, "no chapter named there has that")
