@@ -13,7 +13,10 @@ from tools.attack import mutate
 from tools.outputs import pages, prose
 
 CHAPTER = outputs.NOTEBOOKS / "01_fp8_formats.ipynb"
-OTHERS = {
+OTHERS = {  # where the first chapter has no place
+    "prose: a unit": outputs.NOTEBOOKS / "04_relu_matmul.ipynb",
+    "prose: an ordinal": outputs.NOTEBOOKS / "08_train_a_layer.ipynb",
+}
     "prose: a unit": outputs.NOTEBOOKS / "04_relu_matmul.ipynb"
 }  # where the first has no place
 
