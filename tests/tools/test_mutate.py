@@ -17,8 +17,6 @@ OTHERS = {  # where the first chapter has no place
     "prose: a unit": outputs.NOTEBOOKS / "04_relu_matmul.ipynb",
     "prose: an ordinal": outputs.NOTEBOOKS / "08_train_a_layer.ipynb",
 }
-    "prose: a unit": outputs.NOTEBOOKS / "04_relu_matmul.ipynb"
-}  # where the first has no place
 
 
 @pytest.mark.parametrize("kind", mutate.KINDS)

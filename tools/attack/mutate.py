@@ -398,6 +398,7 @@ def number_in_prose(
         for cell in text_cells(notebook)
         for text, found in free_numbers(cell)
         if found[part] and change(found[part])
+        if part == "number" or not prose.is_ordinal(found["number"])
     ]
     cell, text, found = choose(places, by)
     start, end = found.span(part)
@@ -420,8 +421,10 @@ def _as_ordinal(number: str) -> str | None:
     return others[others.index(word) - 1] + number[len(word) :] if word in others else None
 
 
-def other_unit(unit: str) -> str:
-    """A unit of the same kind where there is one: MB to TB."""
+def other_unit(unit: str) -> str | None:
+    """A unit of the same kind where there is one: MB to TB. None for the sign in a shape, 1 × K."""
+    if unit == "×":
+        return None
     kinds = ("B kB MB GB TB".split(), "ns us ms s".split(), ["bits", "bytes"], ["kernels", "times"])
     for kind in kinds:
         if unit in kind:
@@ -434,7 +437,7 @@ for name_, part_, change_ in (
     ("prose: a number, by one", "number", by_one),
     ("prose: a number in words", "number", _as_word),
     ("prose: an ordinal", "number", _as_ordinal),
-    ("prose: a unit", "unit", other_unit),
+    ("prose: a unit", "unit", other_unit),  # an ordinal has none: "a third kernel"
 ):
     kind(name_)(
         lambda notebook, by, part=part_, change=change_: number_in_prose(notebook, by, part, change)

@@ -160,6 +160,11 @@ def without_names(text: str) -> str:
 # What is shown ------------------------------------------------------------------------------------
 
 
+def is_ordinal(number: str) -> bool:
+    """Whether it is "third", "thirds", ... "tenths"."""
+    return number.lower().removesuffix("s") in ORDINALS
+
+
 @dataclasses.dataclass(frozen=True)
 class Shown:
     """Numbers in outputs and code, and the units with which they stand there."""
@@ -170,8 +175,8 @@ class Shown:
     def lacks(self, said: re.Match) -> str | None:
         """What of a number that the prose says is shown nowhere, or None."""
         number, unit = value(said["number"]), said["unit"]
-        parts = ORDINALS.get(said["number"].lower().removesuffix("s"))
-        if parts:
+        if is_ordinal(said["number"]):
+            parts = ORDINALS[said["number"].lower().removesuffix("s")]
             meant = {str(parts), f"{1 / parts:.1g}", f"{1 / parts:.2g}"}
             return None if meant & self.numbers else said["number"]
         if number not in self.numbers | KNOWN:
