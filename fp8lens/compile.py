@@ -630,7 +630,7 @@ def _last_words(status: int, log: str, gigabytes: float | None) -> str:
     said = fatal[1] if fatal else next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing")
     mend = next((note for sign, note in COMPILER_BUGS.items() if sign in said), "")
     short = status == -signal.SIGKILL or re.search(
-        "bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create.* failed", log)
+        "bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create", log)
     if short or gigabytes and said == "nothing":  # where its memory ends it may die without a word
         mend = (f"It {'needs' if short else 'may need'} more memory than "
                 f"{f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes.")

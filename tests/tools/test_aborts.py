@@ -179,6 +179,10 @@ def test_isolated_on_a_mesh_and_what_xla_refuses():
             r"died \(SIGABRT\). Its last words: some.cc:7\] Check failed: x. It is a bug",
         ),
         ("kill -KILL $$", r"SIGKILL.* It needs more memory than there is"),
+        (
+            "echo 'F1122 17:00:00.1 42 env.cc:9] pthread_create() failed' >&2; kill -ABRT $$",
+            r"died \(SIGABRT\).* It needs more memory than there is",
+        ),
         ("exit 0", r"died \(exit status 0\)"),
         ("sleep 60", "did not end within 1 s"),
     ],
