@@ -23,6 +23,7 @@ NOISE = {"metadata", "backend_config", "frontend_attributes", "operand_layout_co
 SPLIT_AXIS = re.compile(r"devices=\[|=(?:[2-9]|\d\d)")  # a sharding over more than one device
 _LAYOUT = re.compile(r"(\b\w++\[([^\[\]]*+)\])\{([\d,]*+)\}")
 _STRING = r'"(?:[^"\\]|\\[\s\S]?)*+"?'  # one that does not end goes on to the end: else each quote would look for it
+_TO_ESCAPE, _ESCAPES = re.compile(r'["\\\x00-\x1f]'), {'"': r'\"', "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])++(?:, )?', re.S)
 _PAINT = re.compile(
     rf'(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)'
@@ -64,6 +65,11 @@ def _json(value, indent: str) -> str:
     return f"{opening}\n{rows}\n{indent}{closing}"
 
 
+def _quoted(text: str) -> str:
+    """A string as XLA prints it: JSON has other escapes of control characters, which XLA does not read."""
+    return f'"{_TO_ESCAPE.sub(lambda m: _ESCAPES.get(m[0]) or f"\\{ord(m[0]):03o}", text)}"'
+
+
 @functools.lru_cache(maxsize=1024)
 def _below(file: str, folder: str) -> str:
     below = os.path.join(folder, "")  # no Path: its time grows with the square of a path's parts
@@ -86,8 +92,8 @@ def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str
     parts += [f"{key}={value}" for key, value in i.attributes.items() if key not in NOISE
               and not (key == "sharding" and not SPLIT_AXIS.search(value))]
     if metadata and (m := i.metadata):
-        fields = [f"op_name={json.dumps(m.op_name, ensure_ascii=False)}"] if m.op_name else []
-        fields += [f"source_file={json.dumps(source_path(m.source_file), ensure_ascii=False)} "
+        fields = [f"op_name={_quoted(m.op_name)}"] if m.op_name else []
+        fields += [f"source_file={_quoted(source_path(m.source_file))} "
                    f"source_line={m.source_line}"] if m.source_file else []
         parts += [f"metadata={{{' '.join(fields)}}}"] if fields else []
     line = wrap("  " + ", ".join(parts), INDENT)

@@ -92,11 +92,10 @@ def test_matmuls_of_dynamic_and_empty_dimensions(dims):
     assert len(report.rows) == 1 and report.flops >= 0 and bytes_moved(text) >= 0
 
 
-@pytest.mark.parametrize("target", ["a kernel", "a copy"])
-def test_a_kernel_before_a_matmul_that_gives_nothing_is_refused(target):
+@pytest.mark.parametrize("kernel", ["a kernel", "a fusion"])
+def test_a_kernel_before_a_matmul_that_gives_nothing_is_refused(kernel):
     with pytest.raises(HloParseError, match="its shape is a tuple of nothing"):
-        report_gemms(SMALL["a copy before a matmul gives nothing"])
-    use_all_of(SMALL[f"{target} before a matmul gives nothing"])
+        report_gemms(SMALL[f"{kernel} before a matmul gives nothing"])
 
 
 @examples(200)
@@ -170,13 +169,13 @@ def test_a_computation_called_twice_at_each_of_many_levels_is_visited_once(kind)
     use_all_of(text)
     assert len(kernels(text)) == 2 and len(report_gemms(text).rows) == 1
     if kind == "call":
-        assert report_gemms(text).rows[0].count == 2**59
+        assert report_gemms(text).rows[0].count == 2**60
 
 
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("target", ["c0", "c1", "main"])
 def test_a_computation_that_calls_itself_is_no_endless_loop(kind, target):
-    text = called(CALLS[kind], 3, CALLS[kind].replace("%c{0}", f"%{target}"))
+    text = called(CALLS[kind], 3, CALLS[kind].replace("%c@", f"%{target}"))
     use_all_of(text)
     if kind in ("call", "while", "conditional", "fusion"):
         with pytest.raises(HloParseError, match="calls itself"):

@@ -188,26 +188,26 @@ def words() -> Iterator[tuple[str, Callable[[int], str]]]:
 
 
 def chained(line: str, n: int, first: str = ROOT) -> str:
-    """n computations, each of which calls the one before it; {0} in `line` is its number."""
-    rest = (computation(f"c{k}", line.replace("{0}", str(k - 1))) for k in range(1, n))
+    """n computations, each of which calls the one before it; @ in `line` is its number."""
+    rest = (computation(f"c{k}", line.replace("@", str(k - 1))) for k in range(1, n))
     return computation("c0", first) + "".join(rest)
 
 
 def called(line: str, n: int, first: str = ROOT) -> str:
     """A program that calls the last of n such computations."""
-    return module(line.replace("{0}", str(n - 1)), before=chained(line, n, first))
+    return module(line.replace("@", str(n - 1)), before=chained(line, n, first))
 
 
-CALLS = {  # of computation c{0}
-    "call": "ROOT %r = f32[8] call(%p), to_apply=%c{0}",
-    "while": "ROOT %r = f32[8] while(%p), condition=%c{0}, body=%c{0}",
-    "conditional": "ROOT %r = f32[8] conditional(%p, %p, %p), branch_computations={%c{0}, %c{0}}",
-    "fusion": "ROOT %r = f32[8] fusion(%p), kind=kLoop, calls=%c{0}",
-    "async": "%s = ((f32[8]), f32[8], u32[]) async-start(%p), calls=%c{0}\n"
+CALLS = {  # of computation c@
+    "call": "ROOT %r = f32[8] call(%p), to_apply=%c@",
+    "while": "ROOT %r = f32[8] while(%p), condition=%c@, body=%c@",
+    "conditional": "ROOT %r = f32[8] conditional(%p, %p, %p), branch_computations={%c@, %c@}",
+    "fusion": "ROOT %r = f32[8] fusion(%p), kind=kLoop, calls=%c@",
+    "async": "%s = ((f32[8]), f32[8], u32[]) async-start(%p), calls=%c@\n"
     "  ROOT %r = f32[8] async-done(%s)",
-    "reduce": "ROOT %r = f32[8] reduce(%p, %p), dimensions={}, to_apply=%c{0}",
+    "reduce": "ROOT %r = f32[8] reduce(%p, %p), dimensions={}, to_apply=%c@",
 }
-SQUARE = "dot(%x{0}, %x{0}), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+SQUARE = "dot(%x@, %x@), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
 
 
 def doubled(n: int, step: str, first: str = "negate(%p)", last: str = "negate(%x)") -> str:
@@ -226,7 +226,7 @@ def twice(n: int, kind: str) -> str:
 def loops(n: int, trips: int) -> str:
     """Loops in loops, n deep, around a matmul."""
     count = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}'
-    line = f"ROOT %r = f32[8] while(%p), condition=%cond, body=%c{{0}}, {count}"
+    line = f"ROOT %r = f32[8] while(%p), condition=%cond, body=%c@, {count}"
     return called(line, n, dot("d", "p", "p", root=True)).replace("%c0 (", CONDITION + "%c0 (", 1)
 
 
@@ -234,8 +234,8 @@ def shared(fusions: int, steps: int, matmuls: int) -> str:
     """Fusions of one computation, so many steps long, of which so many multiply."""
     inner = ""
     for k in range(steps):
-        step = SQUARE if k < matmuls else "tanh(%x{0})"
-        inner += f"  %x{k + 1} = f32[8,8] {step.replace('{0}', str(k))}\n"
+        step = SQUARE if k < matmuls else "tanh(%x@)"
+        inner += f"  %x{k + 1} = f32[8,8] {step.replace('@', str(k))}\n"
     before = (
         f"%many (p: f32[8,8]) -> f32[8,8] {{\n  %x0 = f32[8,8] parameter(0)\n{inner}"
         f"  ROOT %d = f32[8,8] negate(%x{steps})\n}}\n\n"
@@ -268,12 +268,9 @@ def sum_of_calls(n: int) -> str:
 
 
 def repeated(line: str, n: int, first: str = "p") -> str:
-    """A line n times; {0} in it is its number, {1} the name of the line before it."""
+    """A line n times; $ in it is the name of the line before it."""
     names = [first, *(f"x{k}" for k in range(n - 1))]
-    lines = [
-        f"%x{k} = " + line.replace("{0}", str(k)).replace("{1}", name)
-        for k, name in enumerate(names)
-    ]
+    lines = [f"%x{k} = " + line.replace("$", name) for k, name in enumerate(names)]
     return module(*lines, ROOT)
 
 
@@ -290,7 +287,7 @@ def call_of(result: str, operands: str) -> str:
     return f'{result} custom-call({operands}), {TARGET}="x"'
 
 
-GATHER = "f32[8] all-gather(%{1}), replica_groups={{0,1}}, dimensions={0}"
+GATHER = "f32[8] all-gather(%$), replica_groups={{0,1}}, dimensions={0}"
 CLAMPED = (
     "clamp(%x, %p, %x)\n  %g = f32[8] all-gather(%r), replica_groups={}, dimensions={0}\n  "
     + dot("d", "g", "g")
@@ -306,9 +303,9 @@ GROWING: dict[str, Callable[[int], str]] = {
     **{
         f"very many of {line}": lambda n, line=line: repeated(line, n)
         for line in (
-            *("s8[9] copy(%{1})", "f32[8] negate(%{1})", "f8e5m2[9] convert(%{1})"),
-            *("s8[9] bitcast(%{1})", "f32[] broadcast(%{1})", "f32[] reduce(%{1})"),
-            f"f32[] dot(%{{1}}, %p), {CONTRACTED}",
+            *("s8[9] copy(%$)", "f32[8] negate(%$)", "f8e5m2[9] convert(%$)"),
+            *("s8[9] bitcast(%$)", "f32[] broadcast(%$)", "f32[] reduce(%$)"),
+            f"f32[] dot(%$, %p), {CONTRACTED}",
             GATHER,
         )
     },
@@ -337,7 +334,7 @@ GROWING: dict[str, Callable[[int], str]] = {
     "FP8 calls in a row": lambda n: fp8(n=n),
     "stacks": frames,
     "matmuls of one operand": lambda n: repeated(f"f32[] dot(%p, %p), {CONTRACTED}", n),
-    "groups that differ": lambda n: sent("replica_groups=[@,2048]<=[2048]", n),
+    "groups of one kind": lambda n: sent("replica_groups=[1,4]<=[4]", n),
     "one computation called by many": lambda n: module(
         *(f"%r{k} = f32[8] call(%p), to_apply=%c0" for k in range(n)),
         ROOT,
@@ -387,11 +384,15 @@ SMALL: dict[str, str] = {
     "read before it is there": module("ROOT %a = f32[8] negate(%b)", "%b = f32[8] negate(%p)"),
     "calls itself": module("ROOT %a = f32[8] call(%p), to_apply=%main"),
     "a kernel before a matmul gives nothing": module(
-        "%e = () custom-call(%p), custom_call_target=\"x\"", dot("d", "e", "p", root=True)
+        "%e = () negate(%p)", "%b = f32[8] bitcast(%e)", dot("d", "b", "p", root=True)
     ),
-    "a copy before a matmul gives nothing": module(
-        "%e = () copy(%p)", dot("d", "e", "p", root=True)
+    "a fusion before a matmul gives nothing": module(
+        "%e = () fusion(%p), kind=kLoop, calls=%c0",
+        "%b = f32[8] get-tuple-element(%e), index=0",
+        dot("d", "b", "p", root=True),
+        before=computation("c0", ROOT),
     ),
+    "a matmul of nothing": module("%e = () copy(%p)", dot("d", "e", "p", root=True)),
     "trip counts whose product is large": loops(9, 10**17 + 1),
     "attention over nothing": (SAVED / "cudnn_attention.hlo")
     .read_text()

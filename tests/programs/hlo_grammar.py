@@ -468,7 +468,12 @@ def wrapped(w: Writer) -> None:
     value = w.array()
     shape = w.shapes[value]
     opcode = w.one_of(UNARY)
-    callee = w.computation([shape], lambda inner, given: inner.add(shape, opcode, (given[0],)))
+
+    def both(inner: Writer, given: list[str]) -> None:
+        # Two: XLA spells an async-start of one operation as that operation's own start.
+        inner.add(shape, opcode, (inner.add(shape, opcode, (given[0],)),))
+
+    callee = w.computation([shape], both)
     if w.chance():
         w.add(
             shape, "fusion", (value,), (f"kind={w.one_of(['kLoop', 'kInput'])}", f"calls={callee}")
