@@ -7,12 +7,13 @@ the call then reads and writes what this part of the graph reads and writes. All
 """
 import collections
 import dataclasses
+import graphlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import igraph
 import jax
 import matplotlib as mpl
 
@@ -28,6 +29,7 @@ from fp8lens.ops import DOTS, ELEMENTWISE, MOVES, padded
 from fp8lens.outside import inside
 from fp8lens.pairing import pair
 from fp8lens.steps import behind, clamp_bounds, is_zero, operand
+from helpers.layers import Column, arrange
 from helpers.plots import INK, PALETTE, Picture, ink_on, text_width
 
 MOST = 40  # nodes that a picture can hold
@@ -373,11 +375,22 @@ def _box(inspection: Inspection, line: Line) -> Box:
 
 def _dissolve(graph: Graph) -> None:
     """No kernel reads what is made of its results: where boxes say so, they are wrong, and go."""
-    number = {key: n for n, key in enumerate(dict.fromkeys(node.box or node for node in graph.nodes))}
-    pairs = [(number[a.box or a], number[b.box or b]) for a, b in graph.edges]
-    parts = igraph.Graph(len(number), pairs, directed=True).connected_components(mode="strong")
+    readers: dict[Any, set] = collections.defaultdict(set)
+    for a, b in graph.edges:
+        if a.box is None or a.box is not b.box:
+            readers[a.box or a].add(b.box or b)
+    wrong = set()
+    for box in graph.boxes:
+        reached: set = set()
+        todo = [box]
+        while todo:
+            some = readers[todo.pop()] - reached
+            reached |= some
+            todo += some
+        if box in reached:
+            wrong.add(box)
     for node in graph.nodes:
-        if node.box and len(parts[parts.membership[number[node.box]]]) > 1:
+        if node.box in wrong:
             node.box = None
 
 
@@ -420,113 +433,129 @@ def _tall(node: Any) -> float:
 def _ranks(keys: list, edges: Iterable[tuple]) -> dict:
     """How far down each key of an acyclic graph stands: as far as the longest way to it; one without a way to it, just
     above who reads it, where nothing else stands."""
-    number = {key: n for n, key in enumerate(keys)}
-    graph = igraph.Graph(len(keys), sorted({(number[a], number[b]) for a, b in edges if a is not b}), directed=True)
-    rank = [0] * len(keys)
-    for n in graph.topological_sorting():
-        rank[n] = max((rank[m] + 2 for m in graph.predecessors(n)), default=0)
-    for n in range(len(keys)):
-        if not graph.predecessors(n) and graph.successors(n):
-            rank[n] = min(rank[m] for m in graph.successors(n)) - 1
-    order = sorted(set(rank))
-    return {key: order.index(rank[n]) for n, key in enumerate(keys)}
+    above: dict = {key: [] for key in keys}
+    below: dict = {key: [] for key in keys}
+    for a, b in edges:
+        if a is not b:
+            above[b].append(a)
+            below[a].append(b)
+    rank: dict = {}
+    for key in graphlib.TopologicalSorter(above).static_order():
+        rank[key] = max((rank[other] + 2 for other in above[key]), default=0)
+    for key in keys:
+        if below[key] and not above[key]:
+            rank[key] = min(rank[other] for other in below[key]) - 1
+    levels = sorted(set(rank.values()))
+    return {key: levels.index(rank[key]) for key in keys}
 
 
 class _Bend:
-    """Where a long edge goes by what it has no part in."""
+    """Where a long edge passes a row."""
+    detail = ""
+
+
+Chains = dict[tuple[Node, Node], list[Node | _Bend]]  # the places that each edge goes through, its ends included
+
+
+def _layers(graph: Graph) -> tuple[list[list[Column]], dict[Box, Column], Chains]:
+    """The bands of a graph, the columns of its boxes, and the ways of its edges. The band that a box takes is its own,
+    or shared with what stands beside it."""
+    owner = {node: node.box or node for node in graph.nodes}
+    owners = list(dict.fromkeys(owner.values()))
+    band = _ranks(owners, [(owner[a], owner[b]) for a, b in graph.edges])
+    row: dict[Node, int] = {}
+    height = [1] * (1 + max(band.values()))
+    for one in owners:
+        nodes = [node for node in graph.nodes if owner[node] is one]
+        row |= _ranks(nodes, [(a, b) for a, b in graph.edges if owner[a] is one is owner[b]])
+        height[band[one]] = max(height[band[one]], *(row[node] + 1 for node in nodes))
+
+    bands: list[list[Column]] = [[] for _ in height]
+    boxes: dict[Box, Column] = {}
+    for one in owners:
+        if isinstance(one, Box):
+            lines = [text_width(line, SMALL + 0.5, "normal" if n else "bold") for n, line in enumerate(one.caption)]
+            column = boxes[one] = Column([[] for _ in range(height[band[one]])], PAD, max(lines))
+            for node in graph.nodes:
+                if node.box is one:
+                    column.rows[row[node]].append(node)
+        else:
+            column = Column([[one]] * height[band[one]])
+        bands[band[one]].append(column)
+
+    chains: Chains = {}
+    for a, b in graph.edges:
+        first, last = band[owner[a]], band[owner[b]]
+        passed = []  # rows in which the edge bends
+        if a.box:
+            passed += boxes[a.box].rows[row[a] + 1:row[b] if first == last else None]
+        for n in range(first + 1, last):
+            bands[n].append(Column([[]]))
+            passed += bands[n][-1].rows
+            bands[n][-1].rows *= height[n]
+        if b.box and first != last:
+            passed += boxes[b.box].rows[:row[b]]
+        chains[a, b] = [a, *(_Bend() for _ in passed), b]
+        for places, bend in zip(passed, chains[a, b][1:]):
+            places.append(bend)
+    return bands, boxes, chains
+
+
+def _wide(place: Node | _Bend) -> float:
+    if isinstance(place, _Bend):
+        return 0.1
+    weight = "bold" if place.kind == "dot" else "normal"
+    return 0.22 + max(text_width(place.label, FONT, weight), text_width(place.detail, SMALL))
 
 
 def _layout(graph: Graph) -> tuple[dict, dict, dict]:
     """(x, y, width) of nodes in inches, y downwards; for each edge the points that it goes through; for each box its
-    left, top, right and bottom. The rows that a box takes are its own, or shared with what stands beside it."""
-    cluster = {n: n.box or n for n in graph.nodes}
-    rank = _ranks(list(dict.fromkeys(cluster.values())), [(cluster[a], cluster[b]) for a, b in graph.edges])
-    inner, layer, rows = {}, {}, []
-    for box in rank:
-        nodes = [n for n in graph.nodes if cluster[n] is box]
-        inner |= _ranks(nodes, [(a, b) for a, b in graph.edges if cluster[a] is box is cluster[b]])
-    for r in range(max(rank.values()) + 1):
-        mine = [n for n in graph.nodes if rank[cluster[n]] == r]
-        layer |= {n: len(rows) + inner[n] for n in mine}
-        rows += [r] * (1 + max(inner[n] for n in mine))
+    left, top, right and bottom."""
+    bands, columns, chains = _layers(graph)
+    wide = {place: _wide(place) for band in bands for column in band for place in column.places}
+    x = arrange(bands, [step for chain in chains.values() for step in itertools.pairwise(chain)], wide)
+    operands = [[x[a] for a, b in graph.edges if b is node] for node in graph.nodes if node.kind == "dot"]
+    swapped = [some for some in operands if len(some) > 1 and some[0] > some[-1]]
+    if 2 * len(swapped) > len(operands):
+        x = {place: -at for place, at in x.items()}  # what is multiplied from the left stands on the left
+    left = min(column.extent(x, wide)[0] for band in bands for column in band)
+    x = {place: at - left + 0.08 for place, at in x.items()}
 
-    places, bends, steps = list(graph.nodes), {}, []
-    for a, b in graph.edges:
-        bends[a, b], beside = [], {}
-        for row in range(layer[a] + 1, layer[b]):
-            bends[a, b].append(bend := _Bend())
-            layer[bend] = row
-            homes = [cluster[n] for n in (a, b) if n.box and rank[cluster[n]] == rows[row]]
-            cluster[bend] = homes[0] if homes else beside.setdefault(rows[row], bend)
-        chain = [a, *bends[a, b], b]
-        places += bends[a, b]
-        steps += zip(chain, chain[1:])
-    number = {place: n for n, place in enumerate(places)}
-    weight = {"dot": "bold"}
-    wide = {p: 0.1 if isinstance(p, _Bend) else 0.22 + max(
-        text_width(p.label, FONT, weight.get(p.kind, "normal")), text_width(p.detail, SMALL)) for p in places}
-    drawn = igraph.Graph(len(places), [(number[a], number[b]) for a, b in steps], directed=True)
-    found = drawn.layout_sugiyama(layers=[layer[p] for p in places], hgap=max(wide.values()) + 0.16, maxiter=1000)
-    x = {p: found[n][0] for p, n in number.items()}
-    operands = [[x[a] for a, b in graph.edges if b is n] for n in graph.nodes if n.kind == "dot"]
-    if sum(left > right for left, *_, right in filter(lambda o: len(o) > 1, operands)) * 2 > len(operands):
-        x = {p: -at for p, at in x.items()}  # what is multiplied from the left stands on the left
-
-    beside = [{} for _ in range(rows[-1] + 1)]
-    for p in places:
-        beside[rows[layer[p]]].setdefault(cluster[p], []).append(p)
-    for members in beside:
-        _separate(members, x, wide)
-    for members in beside:
-        for n, _ in ((n, own) for n, own in members.items() if isinstance(n, Node)):
-            near = [x[b] for a, b in steps if a is n] or [x[a] for a, b in steps if b is n]
-            x[n] = sum(near) / len(near) if near else x[n]
-        _separate(members, x, wide)
-
-    y, down, extents, span = {}, 0.08, {}, []
-    for r, members in enumerate(beside):
-        head = max((LINE * len(c.caption) + HEAD for c in members if isinstance(c, Box)), default=0.0)
+    y: dict[Node | _Bend, float] = {}
+    straight: dict[Node | _Bend, tuple[float, float]] = {}  # from where to where edges through a place go straight
+    boxes: dict[Box, tuple[float, float, float, float]] = {}
+    down = 0.08
+    for band in bands:
+        here = {box: column for box, column in columns.items() if column in band}
+        head = max((LINE * len(box.caption) + HEAD for box in here), default=0.0)
         top, down = down, down + head
-        for row in [row for row, own in enumerate(rows) if own == r]:
-            tall = max(_tall(p) for p in places if layer[p] == row)
-            y |= {p: down + tall / 2 for p in places if layer[p] == row}
+        for rows in zip(*(column.rows for column in band)):
+            places = list(itertools.chain.from_iterable(rows))
+            tall = max((_tall(place) for place in places if place not in y), default=0.3)
+            for place in places:
+                y.setdefault(place, down + tall / 2)
+                straight[place] = (down, down + tall)
             down += tall + GAP
-        for box in (c for c in members if isinstance(c, Box)):
-            low, high = _extent(box, members[box], x, wide)
-            lowest = max(y[p] + _tall(p) / 2 for p in members[box])
-            extents[box] = (low, top + head - LINE * len(box.caption) - HEAD, high, lowest + PAD)
-        span.append((top, down - GAP + PAD * bool(head)))
-        down += HEAD * bool(head)
-    shift = 0.08 - min([x[p] - wide[p] / 2 for p in places] + [e[0] for e in extents.values()])
-    ways = {edge: [(x[bend] + shift, at) for bend in some for at in (
-        [y[bend]] if isinstance(cluster[bend], Box) else span[rows[layer[bend]]] if cluster[bend] is bend else [])]
-        for edge, some in bends.items()}  # straight by what stands beside it
-    return ({n: (x[n] + shift, y[n], wide[n]) for n in graph.nodes}, ways,
-            {box: (l + shift, t, r + shift, b) for box, (l, t, r, b) in extents.items()})
-
-
-def _extent(cluster: Any, members: list, x: dict, wide: dict) -> tuple[float, float]:
-    """From where to where a box, or what is in none, reaches."""
-    low, high = min(x[p] - wide[p] / 2 for p in members), max(x[p] + wide[p] / 2 for p in members)
-    reach = (high - low) / 2
-    if isinstance(cluster, Box):
-        lines = [text_width(line, SMALL + 0.5, "normal" if n else "bold") for n, line in enumerate(cluster.caption)]
-        reach = max(reach, *(line / 2 for line in lines)) + PAD
-    return (low + high) / 2 - reach, (low + high) / 2 + reach
-
-
-def _separate(members: dict, x: dict, wide: dict) -> None:
-    """Shift what stands side by side apart: a box reaches further than its nodes."""
-    order = sorted(members, key=lambda c: sum(x[p] for p in members[c]) / len(members[c]))
-    moves, right = [], -1e9
-    for c in order:
-        low, high = _extent(c, members[c], x, wide)
-        moves.append(max(0.0, right + 0.16 - low))
-        right = high + moves[-1]
-    back = (moves[0] + moves[-1]) / 2
-    for c, move in zip(order, moves):
-        for p in members[c]:
-            x[p] += move - back
+        bottom = down - GAP + (PAD if here else 0.0)
+        for column in band:
+            if column not in here.values():  # beside a box
+                straight |= dict.fromkeys(column.places, (top, bottom))
+        for box, column in here.items():
+            low, high = column.extent(x, wide)
+            lowest = max(y[place] + _tall(place) / 2 for place in column.places)
+            boxes[box] = (low, top + head - LINE * len(box.caption) - HEAD, high, lowest + PAD)
+        down += HEAD if here else 0.0
+    ways: dict[tuple[Node, Node], list[tuple[float, float]]] = {}
+    for (a, b), chain in chains.items():
+        start, end = y[a] + _tall(a) / 2, y[b] - _tall(b) / 2
+        points = [(x[place], at) for place in chain for at in straight[place]]
+        ways[a, b] = [(across, at) for across, at in points if start + 0.01 < at < end - 0.01]
+        if b.box and b.box is not a.box:  # upright from where it enters the box
+            top = boxes[b.box][1]
+            before = [point for point in ways[a, b] if point[1] < top - 0.01]
+            within = [*ways[a, b][len(before):], (x[b], end)]
+            ways[a, b] = [*before, (within[0][0], top), *within[:-1]]
+    return {node: (x[node], y[node], wide[node]) for node in graph.nodes}, ways, boxes
 
 
 def plot_fusion(x: Any, *args: Any, **options: Any) -> Picture:
@@ -575,7 +604,7 @@ def plot_fusion(x: Any, *args: Any, **options: Any) -> Picture:
         if b.box and b.box is not a.box:  # no line goes through a caption
             top = boxes[b.box][1]
             at = next(n for n, (_, y) in enumerate(points) if y > top + 0.01)
-            _edge(axes, [*points[:at], (points[at][0], top)])
+            _edge(axes, points[:at])
             points = [(points[at][0], top + HEAD - 0.17 + LINE * len(b.box.caption)), *points[at:]]
         _edge(axes, points)
     for node in graph.nodes:

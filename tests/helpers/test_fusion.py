@@ -1,4 +1,4 @@
-"""The picture of a program's graph: what stands in which box is what the compiled program does in that kernel."""
+"""The picture of a program: what is in a box is what the compiled program does in that kernel."""
 
 import functools
 import itertools
@@ -14,7 +14,9 @@ from fp8lens.cost import launches
 from fp8lens.flow import Flow
 from helpers import fusion
 from helpers.fusion import plot_fusion
+from helpers.layers import arrange, crossings
 from helpers.plots import contrast
+from tests.helpers.test_layers import fewest_crossings
 from tests.programs.random_programs import (
     ENDS,
     OPERANDS,
@@ -239,7 +241,7 @@ def test_parameters_results_and_what_goes_through_memory():
     assert ("convert to f8e4m3fn", "result") in labels
 
 
-# What is drawn is what runs -------------------------------------------------------------------------------------------
+# What is drawn is what runs -----------------------------------------------------------------------
 
 
 def differences(graph: fusion.Graph, inspection) -> list[str]:
@@ -260,7 +262,8 @@ LAYERS = [
     *(("scaled", taken, "E4M3") for taken in TAKEN),
     *(("scaled", "", end) for end in ENDS),
 ]
-SOME = LAYERS if os.environ.get("NIGHTLY") == "1" else LAYERS[::6]
+# One in six, and one with parameters beside a kernel of several rows.
+SOME = LAYERS if os.environ.get("NIGHTLY") == "1" else [*LAYERS[::6], ("guarded scalar", "", "")]
 
 
 @pytest.mark.parametrize("parts", SOME, ids=" ".join)
@@ -268,11 +271,14 @@ def test_layers_are_drawn_as_they_run(parts):
     dtype = next(
         dt
         for dt in (bf16, f32)
-        if all(dt in kinds[part].dtypes for kinds, part in zip((OPERANDS, TAKEN, ENDS), parts))
+        if all(
+            dt in kinds[part].dtypes
+            for kinds, part in zip((OPERANDS, TAKEN, ENDS), parts, strict=True)
+        )
     )
     layer = Layer(*parts, dtype, m=64, n=128, k=256)
     given = (argument(layer, name) for name in layer.takes)
-    inspection = inspect(lambda *given: layer(dict(zip(layer.takes, given))), *given)
+    inspection = inspect(lambda *given: layer(dict(zip(layer.takes, given, strict=True))), *given)
     graph = fusion._graph(inspection)
     assert not graph.lost and not differences(graph, inspection)
     assert_nothing_overlaps(graph)
@@ -293,35 +299,66 @@ def test_random_programs_are_drawn_as_they_run(seed):
 
 
 def assert_nothing_overlaps(graph: fusion.Graph) -> None:
-    place, _, boxes = fusion._layout(graph)
-    areas = {
-        node: (x - w / 2, y - fusion._tall(node) / 2, x + w / 2, y + fusion._tall(node) / 2)
-        for node, (x, y, w) in place.items()
-    }
-    apart = lambda a, b: a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-    for a, b in [
-        *itertools.combinations(areas.values(), 2),
-        *itertools.combinations(boxes.values(), 2),
-    ]:
-        assert apart(a, b)
+    """Nor does an edge lead upwards, or through what it has no part in."""
+    place, ways, boxes = fusion._layout(graph)
+    areas = {}
+    for node, (x, y, w) in place.items():
+        tall = fusion._tall(node)
+        areas[node] = (x - w / 2, y - tall / 2, x + w / 2, y + tall / 2)
+    for some in (areas, boxes):
+        for a, b in itertools.combinations(some.values(), 2):
+            assert apart(a, b)
     for node, area in areas.items():
         for box, around in boxes.items():
-            inside = all(
-                low <= n <= high for low, n, high in zip(around[:2] * 2, area, around[2:] * 2)
-            )
-            assert inside if node.box is box else apart(area, around), node.label
+            assert lies_in(area, around) if node.box is box else apart(area, around), node.label
+    for (a, b), way in ways.items():
+        line = [(place[a][0], areas[a][3]), *way, (place[b][0], areas[b][1])]
+        for (x0, y0), (x1, y1) in itertools.pairwise(line):
+            assert y0 <= y1, (a.label, b.label)
+            passed = (min(x0, x1), y0 + 1e-6, max(x0, x1), y1 - 1e-6)
+            for node, area in areas.items():
+                assert node in (a, b) or apart(area, passed), (a.label, b.label, node.label)
+            for box, around in boxes.items():
+                assert box in (a.box, b.box) or apart(around, passed), (a.label, b.label)
+
+
+def apart(a: tuple, b: tuple) -> bool:
+    return a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+def lies_in(area: tuple, around: tuple) -> bool:
+    starts = around[0] <= area[0] and around[1] <= area[1]
+    return starts and area[2] <= around[2] and area[3] <= around[3]
+
+
+def test_an_edge_is_straight_beside_a_box_that_it_passes():
+    """A wide kernel of three rows makes a scalar; what is computed from it and `a` is below both."""
+    wide, narrow = (fusion.Box(None, (caption,), "C0") for caption in ("a kernel " * 8, "call"))
+    a, *rows, last, result = (
+        fusion.Node(label, kind, box)
+        for label, kind, box in [
+            ("a", "parameter", None),
+            *((label, "operation", wide) for label in ("eq", "select", "exp")),
+            ("mul", "operation", narrow),
+            ("result", "result", None),
+        ]
+    )
+    edges = [*itertools.pairwise([*rows, last, result]), (a, last), (a, result)]
+    graph = fusion.Graph([a, *rows, last, result], dict.fromkeys(edges), [wide, narrow])
+    assert_nothing_overlaps(graph)
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
-def test_edges_lead_down_and_nothing_overlaps(fn):
-    place, ways, _ = fusion._layout(drawn(fn))
-    for (a, b), way in ways.items():
-        heights = [place[a][1], *(y for _, y in way), place[b][1]]
-        assert heights == sorted(heights)
+def test_nothing_overlaps_and_no_order_has_fewer_crossings(fn):
     assert_nothing_overlaps(drawn(fn))
+    bands, _, chains = fusion._layers(drawn(fn))
+    steps = [step for chain in chains.values() for step in itertools.pairwise(chain)]
+    wide = {place: 1.0 for band in bands for column in band for place in column.places}
+    arrange(bands, steps, wide)
+    assert crossings(bands, steps) == fewest_crossings(bands, steps)
 
 
-# The picture ----------------------------------------------------------------------------------------------------------
+# The picture --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
