@@ -332,7 +332,7 @@ def lies_in(area: tuple, around: tuple) -> bool:
 
 
 def test_an_edge_is_straight_beside_a_box_that_it_passes():
-    """A wide kernel of three rows makes a scalar; what is computed from it and `a` is below both."""
+    """A wide kernel of three rows makes a scalar; what is computed of it and `a` is below both."""
     wide, narrow = (fusion.Box(None, (caption,), "C0") for caption in ("a kernel " * 8, "call"))
     a, *rows, last, result = (
         fusion.Node(label, kind, box)
