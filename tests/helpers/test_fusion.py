@@ -241,6 +241,16 @@ def test_parameters_results_and_what_goes_through_memory():
     assert ("convert to f8e4m3fn", "result") in labels
 
 
+def test_boxes_that_read_each_other_are_wrong_and_go():
+    boxes = [fusion.Box(None, (name,), "C0") for name in ("first", "second", "third")]
+    a, b, c = (fusion.Node("", "operation", box) for box in boxes)
+    again, between = fusion.Node("", "operation", boxes[0]), fusion.Node("", "operation")
+    edges = [(a, b), (b, between), (between, again), (a, again), (again, c)]
+    graph = fusion.Graph([a, b, between, again, c], dict.fromkeys(edges), boxes)
+    fusion._dissolve(graph)
+    assert [node.box for node in graph.nodes] == [None, None, None, None, boxes[2]]
+
+
 # What is drawn is what runs -----------------------------------------------------------------------
 
 
@@ -332,7 +342,7 @@ def lies_in(area: tuple, around: tuple) -> bool:
 
 
 def test_an_edge_is_straight_beside_a_box_that_it_passes():
-    """A wide kernel of three rows makes a scalar; what is computed of it and `a` is below both."""
+    """A wide kernel of three rows makes a scalar; what reads it, and `a`, is below both."""
     wide, narrow = (fusion.Box(None, (caption,), "C0") for caption in ("a kernel " * 8, "call"))
     a, *rows, last, result = (
         fusion.Node(label, kind, box)
@@ -411,7 +421,7 @@ def test_what_is_not_attributed_is_said_to_be(monkeypatch):
         ),
     ],
 )
-def test_errors_name_the_mend(given, error, message):
+def test_errors_name_the_fix(given, error, message):
     with pytest.raises(error, match=message):
         plot_fusion(*given())
 
