@@ -167,7 +167,7 @@ PLACES: dict[str, Callable[[str], str]] = {  # to a text with a word in that pla
 UNITS = (
     "a", "a.", ".1", ".clone", "9", "1,", "-1,", "2]", "a=", "a=1 ", "a, ", "%a, ", " ", "\t",
     "/*", "*/", "/**/", "//", '"', '\\"', "\\", "\\n", "()", "[]", "{}", "(", "[", "{", "<", ")",
-    "{0},", "{0} , ", "{0,1},", "a[", "a[1]", "a[1]{0}", "(a)", "#0", "$", "'", "/a", "vmap(", "é",
+    "{0},", "{0} ", "{0,1},", "a[", "a[1]", "a[1]{0}", "(a)", "#0", "$", "'", "/a", "vmap(", "é",
     "\u202e", "\\033[31m", "T(", "<=[", "f32[8],", '"a":', "'a'=2,", ".py/", "site-packages/", MARK,
     "mesh[", "], device_ids=(", "aligned.", "wgmma.mma_async.sync.aligned.",
 )  # fmt: skip
@@ -444,7 +444,7 @@ SMALL: dict[str, str] = {
     "a mesh of a thousand axes": sent(
         f"replica_groups=mesh[{','.join(f'a{k}=1' for k in range(5000))}] {{a1}}"
     ),
-    "groups that nearly end": sent(f"replica_groups={{{'{0} , ' * 40}x}}"),
+    "groups that nearly end": sent(f"replica_groups={{{'{0} ' * 70}x}}"),
     "pairs of many": module(
         "%g = f32[8] collective-permute(%p), source_target_pairs={"
         + ",".join(f"{{{2 * k},{2 * k + 1}}}" for k in range(7000)) + "}",
