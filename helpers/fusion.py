@@ -544,17 +544,16 @@ def _layout(graph: Graph) -> tuple[dict, dict, dict]:
             low, high = column.extent(x, wide)
             lowest = max(y[place] + _tall(place) / 2 for place in column.places)
             boxes[box] = (low, top + head - LINE * len(box.caption) - HEAD, high, lowest + PAD)
+            for place in column.rows[0]:  # edges enter and leave a box upright
+                straight[place] = (boxes[box][1], straight[place][1])
+            for place in column.rows[-1]:
+                straight[place] = (straight[place][0], boxes[box][3])
         down += HEAD if here else 0.0
     ways: dict[tuple[Node, Node], list[tuple[float, float]]] = {}
     for (a, b), chain in chains.items():
         start, end = y[a] + _tall(a) / 2, y[b] - _tall(b) / 2
         points = [(x[place], at) for place in chain for at in straight[place]]
         ways[a, b] = [(across, at) for across, at in points if start + 0.01 < at < end - 0.01]
-        if b.box and b.box is not a.box:  # upright from where it enters the box
-            top = boxes[b.box][1]
-            before = [point for point in ways[a, b] if point[1] < top - 0.01]
-            within = [*ways[a, b][len(before):], (x[b], end)]
-            ways[a, b] = [*before, (within[0][0], top), *within[:-1]]
     return {node: (x[node], y[node], wide[node]) for node in graph.nodes}, ways, boxes
 
 

@@ -272,8 +272,9 @@ LAYERS = [
     *(("scaled", taken, "E4M3") for taken in TAKEN),
     *(("scaled", "", end) for end in ENDS),
 ]
-# One in six, and one with parameters beside a kernel of several rows.
-SOME = LAYERS if os.environ.get("NIGHTLY") == "1" else [*LAYERS[::6], ("guarded scalar", "", "")]
+# Parameters beside a kernel of several rows; kernels of one and of two rows side by side.
+BESIDE = [("guarded scalar", "", ""), ("scale per row", "", "")]
+SOME = LAYERS if os.environ.get("NIGHTLY") == "1" else [*LAYERS[::6], *BESIDE]
 
 
 @pytest.mark.parametrize("parts", SOME, ids=" ".join)
