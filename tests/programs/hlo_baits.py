@@ -138,9 +138,16 @@ LINE = "ROOT %n = f32[8] negate(%p)"
 GEMM = fp8()
 
 
-def matmul_named(name: str) -> str:
-    """A program with the name for its matmul, and for a kernel before it."""
-    return re.sub(r"%[ca]0\b", lambda m: m[0] + name, GEMM)
+def named(name: str) -> str:
+    """A program with the name for its matmul, and for a kernel that the matmul did not take in."""
+    return module(
+        "%s = f32[] constant(1)",
+        "%x = f8e4m3fn[16,16] parameter(1)",
+        f"%a{name} = f8e4m3fn[16,16] transpose(%x), dimensions={{1,0}}",
+        fp8_call(0, f"a{name}").replace("%c0", f"%c{name}"),
+        f"ROOT %e = f32[16,16] get-tuple-element(%c{name}), index=0",
+        shape="f32[16,16]",
+    )
 
 
 PLACES: dict[str, Callable[[str], str]] = {  # to a text with a word in that place
@@ -148,7 +155,7 @@ PLACES: dict[str, Callable[[str], str]] = {  # to a text with a word in that pla
         place: lambda word, line=line: PLAIN.replace(LINE, f"ROOT %n = {line.replace('@', word)}")
         for place, line in LINES.items()
     },
-    "name": matmul_named,
+    "name": named,
     "module": lambda word: PLAIN.replace("HloModule m", f"HloModule m{word}"),
     "header": lambda word: PLAIN.replace(HEADER, f"{HEADER}, a={word}"),
     "header's list": lambda word: PLAIN.replace(HEADER, f"{HEADER}, a={{{word}}}"),
