@@ -36,8 +36,7 @@ def layer(params, x):
     return scaled(x, params["w"], params["x_scale"], params["w_scale"])
 
 def layer_args():
-    s = jax.ShapeDtypeStruct
-    scale = s((), jnp.float32)
+    s, scale = jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((), jnp.float32)
     params = {{"w": s((256, 128), jnp.float8_e4m3fn), "x_scale": scale, "w_scale": scale}}
     return params, s((64, 128), jnp.float8_e4m3fn)
 
