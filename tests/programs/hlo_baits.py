@@ -385,7 +385,30 @@ def deep(opening: str, closing: str = "", inner: str = "", n: int = 190) -> str:
     return opening * n + inner + closing * n
 
 
+OPCODES = (
+    "all-gather all-reduce bitcast broadcast call clamp conditional convert copy custom-call dot "
+    "dynamic-slice fusion get-tuple-element multiply pad parameter reduce reshape scaled-dot "
+    "select slice transpose tuple while"
+).split()
+
+
+def without_operands(opcode: str) -> str:
+    """An instruction that reads nothing, before a matmul and behind one, and a collective."""
+    return module(
+        f"%x = f8e4m3fn[8] {opcode}(), dimensions={{0}}, to_apply=%c0, calls=%c0",
+        "%y = f8e4m3fn[8] convert(%p)",
+        dot("d", "x", "y"),
+        "%b = f32[8] broadcast(%d), dimensions={}",
+        f"%z = f32[8] {opcode}(), dimensions={{0}}, index=0",
+        "%m = f32[8] multiply(%b, %z)",
+        "%g = f32[8] all-gather(%m), replica_groups={}, dimensions={0}",
+        dot("r", "g", "x", root=True),
+        before=computation("c0", ROOT),
+    )
+
+
 SMALL: dict[str, str] = {
+    **{f"{opcode} of nothing": without_operands(opcode) for opcode in OPCODES},
     "reads itself": module("ROOT %b = f32[8] bitcast(%b)"),
     "read each other": module("%a = f32[8] negate(%b)", "ROOT %b = f32[8] negate(%a)"),
     "read before it is there": module("ROOT %a = f32[8] negate(%b)", "%b = f32[8] negate(%p)"),

@@ -597,6 +597,7 @@ VALUES: dict[str, list[str]] = {
     ],
     r"(?<==)%?[\w.\-]+": [],
     r"(?<=[( ])%[\w.\-]+(?=[,)])": [],
+    r"(?<=[a-z]\()[^()\n]*(?=\))": ["", "0"],
     r"\w+(?==)": ["to_apply", "body", "calls", "metadata", "backend_config", "replica_groups"],
     r"(?<==)\{[^{}\n]*\}": ["{}", "null", "{1,0,1}", "{{0},{1}}"],
 }
