@@ -202,5 +202,6 @@ def test_what_grows_faster_is_told_from_what_does_not(monkeypatch, power):
             pass
 
     monkeypatch.setattr(fuzz, "ENTRIES", {"work": work})
+    monkeypatch.setattr(fuzz, "NOTICED", 0.001)
     found = fuzz.grows("a".__mul__, 600_000 if power == 1 else 1000)
     assert len(found) == power - 1

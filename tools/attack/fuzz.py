@@ -342,7 +342,7 @@ def finds(text: str, other: str) -> list[str]:
 
 # How the time grows ---------------------------------------------------------------------------
 
-NOTICED = 0.01  # seconds: far more than noise, and than what a linear entry takes for LENGTH
+NOTICED = 0.005  # seconds: far more than noise, and than what a linear entry takes for LENGTH
 LENGTH = 8_000
 LIMIT = 3.0  # times as long, for twice the text: linear time gives 2, quadratic 4
 
