@@ -447,7 +447,7 @@ def by_hand(found: Found) -> None:
 
 def growing(found: Found) -> None:
     """A long word in each place, and programs that grow: whether the time grows with the text."""
-    programs_that_grow = ((name, of, 700) for name, of in hlo_baits.GROWING.items())
+    programs_that_grow = ((name, of, 400) for name, of in hlo_baits.GROWING.items())
     long_words = ((name, of, LENGTH) for name, of in hlo_baits.words())
     for name, text_of, n in (*programs_that_grow, *long_words):
         slow = grows(text_of, n)
