@@ -1,6 +1,7 @@
 """Compile, read and judge FP8 matmuls in JAX: for Hopper and its relatives, on any machine.
 
-What reads HLO needs the standard library alone. What compiles needs JAX: those names load it when they are first used.
+What reads HLO needs the standard library alone. What compiles needs JAX: those names load it when
+they are first used.
 """
 
 import importlib

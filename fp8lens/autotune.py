@@ -1,4 +1,6 @@
-"""What a GPU's compiler chose by timing: have it recorded, and compile elsewhere with the same choices."""
+"""What a GPU's compiler chose by timing: have it recorded, and compile elsewhere with the same
+choices.
+"""
 
 import base64
 import hashlib
@@ -15,71 +17,106 @@ _TILE_FIELDS = ("block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_s
 
 
 def check_tile(text: str) -> None:
-    """Refuse a forced Triton tile that would abort the process: XLA checks it with a fatal assertion."""
+    """Refuse a forced Triton tile that would abort the process: XLA checks it with a fatal
+    assertion.
+    """
     text = re.sub(r"\s+", " ", str(text))
     short = text[:1000]  # a good one has 200
     pairs = re.findall(r"(?<!\w)(\w++) ?: ?(\w+)", short)
     fields = dict(pairs)
     good = short == text and re.fullmatch(
-        r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*+", short)
-    good = good and len(fields) == len(pairs) and fields.pop("is_tma_allowed", "true") in ("true", "false")
+        r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*+", short
+    )
+    good = (
+        good
+        and len(fields) == len(pairs)
+        and fields.pop("is_tma_allowed", "true") in ("true", "false")
+    )
     good = good and set(_TILE_FIELDS) <= set(fields) <= {*_TILE_FIELDS, "split_k"}
     numbers = [int(n) if n.isdigit() else 0 for n in map(fields.get, _TILE_FIELDS)] if good else [0]
-    if not all(numbers) or any(n & (n - 1) for n in numbers[:5]) or not fields.get("split_k", "1").isdigit():
+    if (
+        not all(numbers)
+        or any(n & (n - 1) for n in numbers[:5])
+        or not fields.get("split_k", "1").isdigit()
+    ):
         raise ValueError(
-            f"xla_gpu_override_gemm_autotuner: XLA would abort on {short!r}. Give each of {', '.join(_TILE_FIELDS)} "
-            "once, all but num_stages powers of two, in plain digits, as in "
-            "'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
+            f"xla_gpu_override_gemm_autotuner: XLA would abort on {short!r}. Give each of"
+            f" {', '.join(_TILE_FIELDS)} once, all but num_stages powers of two, in plain digits,"
+            " as in 'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
         )
 
 
-# A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the hash of what a
-# choice is looked up by, and whose choices of cuBLASLt count for one CUDA version only; an option keeps this one.
+# A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the
+# hash of what a choice is looked up by, and whose choices of cuBLASLt count for one CUDA version
+# only; an option keeps this one.
 _CHOICE = re.compile(  # what follows "results {"
-    r'  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*+\n)*+)  }\n  version: (\d+)\n}\n')
-AS_TEXT = {"xla_gpu_use_new_autotune_cache_format": False} if jax.__version_info__ >= (0, 11) else {}
+    r'  device: "(.*)"\n  hlo: "(.*)"\n  result {\n((?:    .*+\n)*+)  }\n  version: (\d+)\n}\n'
+)
+AS_TEXT = (
+    {"xla_gpu_use_new_autotune_cache_format": False} if jax.__version_info__ >= (0, 11) else {}
+)
 
 
 def recording(path: str | os.PathLike) -> dict[str, Any]:
-    """Compiler options with which the attached GPU's compiler writes what it chose to `path`, for `autotune`.
+    """Compiler options with which the attached GPU's compiler writes what it chose to `path`, for
+    `autotune`.
 
-    For `target="local"`: where XLA has nothing to time, it writes no file. The file holds every choice that the process
-    has made with these options. Raises ValueError for a name that XLA would not fill with text.
+    For `target="local"`: where XLA has nothing to time, it writes no file. The file holds every
+    choice that the process has made with these options. Raises ValueError for a name that XLA would
+    not fill with text.
     """
     if Path(path).suffix not in (".txt", ".textproto", ".pbtxt"):
-        raise ValueError(f"XLA writes text only to a name that ends in .txt, .textproto or .pbtxt; got {str(path)!r}.")
+        raise ValueError(
+            "XLA writes text only to a name that ends in .txt, .textproto or .pbtxt; got"
+            f" {str(path)!r}."
+        )
     return {**AS_TEXT, "xla_gpu_dump_autotune_results_to": os.path.abspath(path)}
 
 
 def choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str, str]]:
-    """The recorded choices as files of a folder that XLA looks in, and the cuDNN patch release they are filed under.
+    """The recorded choices as files of a folder that XLA looks in, and the cuDNN patch release they
+    are filed under.
 
-    Once found, a choice stays with XLA for the whole process, under the chip, cuDNN's version and the instructions. The
-    patch release is one that no cuDNN has, and no other text: so only the compiles that ask for a text see its choices.
+    Once found, a choice stays with XLA for the whole process, under the chip, cuDNN's version and
+    the instructions. The patch release is one that no cuDNN has, and no other text: so only the
+    compiles that ask for a text see its choices.
     """
     text = str(autotune)
     if "\n" not in text:
         text = Path(text).read_text(encoding="utf-8", errors="replace")
     rest, *written = re.split("^results {\n", text, flags=re.M)
     recorded = [_CHOICE.match(choice) for choice in written]
-    rest += "".join(choice[m.end():] for choice, m in zip(written, recorded) if m)
+    rest += "".join(choice[m.end() :] for choice, m in zip(written, recorded) if m)
     rest = re.sub("^#.*", "", rest, flags=re.M).strip()
     if rest != "version: 3" or not recorded or None in recorded:
         raise ValueError(
-            f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. Record them with the options of "
-            "recording(path); each is then results { device hlo result version }, after a line 'version: 3'.")
+            f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. Record them"
+            " with the options of recording(path); each is then results { device hlo result"
+            " version }, after a line 'version: 3'."
+        )
     patch = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:5], 16)
     (major, minor), bandwidth = target.compute_capability, target.memory_bandwidth / 1e9
     chip = f"CUDA: {major}.{minor}, Cores: {target.sms}"
-    key = f"{chip}, GPU clock: {target.clock_ghz:g} GHz, Memory bandwidth: {bandwidth:.0f} GB/s, L2 cache: "
-    key += f"{target.l2_bytes / 2**20:g} MB, DNN version: {target.cudnn[0]}.{target.cudnn[1]}.{patch}"
+    key = (
+        f"{chip}, GPU clock: {target.clock_ghz:g} GHz, Memory bandwidth: {bandwidth:.0f} GB/s, L2"
+        " cache: "
+    )
+    key += (
+        f"{target.l2_bytes / 2**20:g} MB, DNN version: {target.cudnn[0]}.{target.cudnn[1]}.{patch}"
+    )
     files = {}
     for device, hlo, result, version in (m.groups() for m in recorded):
-        # What tells chips apart. A driver gives slightly other clocks, bandwidths and caches than the data sheet.
+        # What tells chips apart. A driver gives slightly other clocks, bandwidths and caches than
+        # the data sheet.
         theirs = re.match(r"(.*), GPU clock: .* Memory bandwidth: (\d+) GB/s", device)
         if not theirs or theirs[1] != chip or not 0.8 < int(theirs[2]) / bandwidth < 1.25:
-            raise ValueError(f"autotune: recorded on {device!r}, and {target.name} is another chip: {key!r}.")
+            raise ValueError(
+                f"autotune: recorded on {device!r}, and {target.name} is another chip: {key!r}."
+            )
         hlo = hlo.encode().decode("unicode_escape").encode("latin-1")
         name = f"<key model='{key}', hlo='".encode() + hlo + f"', version={version}>".encode()
-        files[base64.urlsafe_b64encode(hashlib.sha256(name).digest()).decode().strip("=") + ".textproto"] = result
+        files[
+            base64.urlsafe_b64encode(hashlib.sha256(name).digest()).decode().strip("=")
+            + ".textproto"
+        ] = result
     return patch, files

@@ -36,7 +36,9 @@ _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compil
 _OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
 # The names in HLO that numpy spells otherwise than by the rule in `_dtype`.
 _LONG = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
-_NOT_THEIRS = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")  # files of what is installed, and what is no file
+_NOT_THEIRS = re.compile(
+    r"[/\\](site|dist)-packages[/\\]|^<"
+)  # files of what is installed, and what is no file
 _LIBRARY = (str(Path(os.__file__).parent), *NOT_THE_PROGRAM)
 
 
@@ -50,12 +52,18 @@ def _dtype(name: str) -> Any:
 
     short = re.fullmatch(r"([fsiu])(\d+)(e\w+)?", name)
     kind = {"f": "float", "s": "int", "i": "int", "u": "uint"}
-    long = f"{kind[short[1]]}{short[2]}{'_' * bool(short[3])}{short[3] or ''}" if short else _LONG.get(name, name)
+    long = (
+        f"{kind[short[1]]}{short[2]}{'_' * bool(short[3])}{short[3] or ''}"
+        if short
+        else _LONG.get(name, name)
+    )
     with contextlib.suppress(TypeError):
         if jnp.dtype(long).name == long and (long == "bool" or jnp.issubdtype(long, jnp.number)):
             return jnp.dtype(long)
-    raise _Mistake(f"{name!r} is no dtype: write it as HLO or numpy does, such as f8e4m3fn or float8_e4m3fn, "
-                   "bf16, f32, s32, pred.")
+    raise _Mistake(
+        f"{name!r} is no dtype: write it as HLO or numpy does, such as f8e4m3fn or float8_e4m3fn, "
+        "bf16, f32, s32, pred."
+    )
 
 
 def _notes(shapes: "tuple[jax.ShapeDtypeStruct, ...]") -> Iterator[str]:
@@ -63,10 +71,17 @@ def _notes(shapes: "tuple[jax.ShapeDtypeStruct, ...]") -> Iterator[str]:
     import jax
 
     for name, dtype in {shape.dtype.name: shape.dtype for shape in shapes}.items():
-        # Not an error: what XLA makes of such a format can be asked. But whoever writes f8e4m3 mostly means f8e4m3fn.
-        if re.match("float8_(e4m3|e5m2|e3m4)", name) and name not in ("float8_e4m3fn", "float8_e5m2"):
+        # Not an error: what XLA makes of such a format can be asked. But whoever writes f8e4m3
+        # mostly means f8e4m3fn.
+        if re.match("float8_(e4m3|e5m2|e3m4)", name) and name not in (
+            "float8_e4m3fn",
+            "float8_e5m2",
+        ):
             meant = "float8_e5m2" if "e5m2" in name else "float8_e4m3fn"
-            yield f"{name} is taken as written: it is another format than {meant}, which tensor cores multiply."
+            yield (
+                f"{name} is taken as written: it is another format than {meant}, which tensor cores"
+                " multiply."
+            )
         if (taken := jax.dtypes.canonicalize_dtype(dtype).name) != name:
             yield f"JAX takes {name} as {taken} unless JAX_ENABLE_X64=1 is set."
 
@@ -78,7 +93,10 @@ def parse_shapes(text: str) -> "tuple[jax.ShapeDtypeStruct, ...]":
     shapes, pos = [], len(text) - len(text.lstrip())
     while pos < len(text):
         if not (m := _SHAPE.match(text, pos)):
-            raise _Mistake(f"--shapes: {text[pos:].split()[0]!r} is no shape: write dtype[dims], as in {_EXAMPLE}.")
+            raise _Mistake(
+                f"--shapes: {text[pos:].split()[0]!r} is no shape: write dtype[dims], as in"
+                f" {_EXAMPLE}."
+            )
         shapes.append(jax.ShapeDtypeStruct(tuple(map(int, re.findall(r"\d+", m[2]))), _dtype(m[1])))
         pos = m.end()
     return tuple(shapes)
@@ -106,16 +124,29 @@ def _reading(path: Any) -> contextlib.AbstractContextManager:
 def _existing(path: Path) -> Path:
     if path.is_file():
         return path
-    if path.is_dir() and (dumps := sorted(path.glob(f"*{_DUMP}"), key=lambda p: (-p.stat().st_size, p.name))):
-        raise _Mistake(f"{str(path)!r} is a folder: give one of the programs in it, such as the largest: "
-                       f"{', '.join(map(str, dumps[:3]))}.")
+    if path.is_dir() and (
+        dumps := sorted(path.glob(f"*{_DUMP}"), key=lambda p: (-p.stat().st_size, p.name))
+    ):
+        raise _Mistake(
+            f"{str(path)!r} is a folder: give one of the programs in it, such as the largest: "
+            f"{', '.join(map(str, dumps[:3]))}."
+        )
     folder = path.parent
     if not folder.is_dir():
-        raise _Mistake(f"there is no folder {str(folder)!r}: give a path from here to a .py file or a saved HLO text.")
+        raise _Mistake(
+            f"there is no folder {str(folder)!r}: give a path from here to a .py file or a saved"
+            " HLO text."
+        )
     kind = "a folder" if path.is_dir() else "no file"
-    names = (p.name for p in (path if path.is_dir() else folder).iterdir() if p.suffix in (".py", ".txt", ".hlo"))
-    raise _Mistake(f"{str(path)!r} is {kind}: give a .py file and a function in it, or a saved HLO text"
-                   f"{_nearest(path.name, names)}.")
+    names = (
+        p.name
+        for p in (path if path.is_dir() else folder).iterdir()
+        if p.suffix in (".py", ".txt", ".hlo")
+    )
+    raise _Mistake(
+        f"{str(path)!r} is {kind}: give a .py file and a function in it, or a saved HLO text"
+        f"{_nearest(path.name, names)}."
+    )
 
 
 def _told(error: BaseException) -> str:
@@ -127,17 +158,28 @@ def _told(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """file:line of the innermost call that is neither in an installed package nor in Python's library or this one."""
+    """file:line of the innermost call that is neither in an installed package nor in Python's
+    library or this one.
+    """
     frames = traceback.walk_tb(error.__traceback__)
-    places = [(error.filename, error.lineno)] if isinstance(error, SyntaxError) and error.filename else [
-        (frame.f_code.co_filename, number) for frame, number in frames
-        if not _NOT_THEIRS.search(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_LIBRARY)]
+    places = (
+        [(error.filename, error.lineno)]
+        if isinstance(error, SyntaxError) and error.filename
+        else [
+            (frame.f_code.co_filename, number)
+            for frame, number in frames
+            if not _NOT_THEIRS.search(frame.f_code.co_filename)
+            and not frame.f_code.co_filename.startswith(_LIBRARY)
+        ]
+    )
     return f"{source_path(places[-1][0])}:{places[-1][1]}" if places else ""
 
 
 @contextlib.contextmanager
 def _theirs(what: str, mend: str) -> Iterator[None]:
-    """The user's code runs: what it raises, be it SystemExit, is a mistake; what it prints is no part of the report."""
+    """The user's code runs: what it raises, be it SystemExit, is a mistake; what it prints is no
+    part of the report.
+    """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -148,24 +190,33 @@ def _theirs(what: str, mend: str) -> Iterator[None]:
 
 
 def _load(path: Path) -> ModuleType:
-    """The file, run as a module; what lies beside it can be imported, as when it is run itself, and what lies here."""
+    """The file, run as a module; what lies beside it can be imported, as when it is run itself, and
+    what lies here.
+    """
     with _reading(path):
         path = _existing(path).resolve()
     if path.suffix != ".py":
         raise _Mistake(f"{path.name!r} is no .py file, which a function is in.")
-    sys.path[:0] = [folder for folder in (str(path.parent), str(Path.cwd())) if folder not in sys.path]
+    sys.path[:0] = [
+        folder for folder in (str(path.parent), str(Path.cwd())) if folder not in sys.path
+    ]
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    with _theirs(f"{path.name} could not be imported", "it must run to its end when it is imported"):
+    with _theirs(
+        f"{path.name} could not be imported", "it must run to its end when it is imported"
+    ):
         spec.loader.exec_module(module)
     return module
 
 
 def _function(module: ModuleType, name: str) -> Callable:
     file = Path(module.__file__).name
-    own = {n for n, value in vars(module).items() if callable(value) and not n.startswith("__")
-           and not signatures.isclass(value)}
+    own = {
+        n
+        for n, value in vars(module).items()
+        if callable(value) and not n.startswith("__") and not signatures.isclass(value)
+    }
     if name in own:
         return getattr(module, name)
     if not name:
@@ -179,14 +230,19 @@ def _function(module: ModuleType, name: str) -> Callable:
     raise _Mistake(f"{what}{_nearest(name, own)}.")
 
 
-def _arguments(module: ModuleType, fn: Callable, name: str, shapes: str | None, factory: str | None) -> tuple:
+def _arguments(
+    module: ModuleType, fn: Callable, name: str, shapes: str | None, factory: str | None
+) -> tuple:
     if factory is not None:
         file, _, maker = factory.rpartition(":")
         make = _function(_load(Path(file)) if file else module, maker)
         with _theirs(f"{maker} failed", "mend it"):
             args = make()
         if not isinstance(args, tuple):
-            raise _Mistake(f"--args: {maker}() returned a {type(args).__name__}: return a tuple, {name}'s arguments.")
+            raise _Mistake(
+                f"--args: {maker}() returned a {type(args).__name__}: return a tuple, {name}'s"
+                " arguments."
+            )
     else:
         args = parse_shapes(shapes or "")
         for note in _notes(args):
@@ -198,9 +254,11 @@ def _arguments(module: ModuleType, fn: Callable, name: str, shapes: str | None, 
     except TypeError:
         parameters = signatures.signature(fn).parameters.values()
         source = "--args" if factory is not None else "--shapes"
-        raise _Mistake(f"{name}({', '.join(map(str, parameters))}) cannot be called with the {len(args)} "
-                       f"argument{'s' * (len(args) != 1)} of {source}: give a shape for each, as in {_EXAMPLE}, or "
-                       "--args with a function that returns the tuple of arguments.") from None
+        raise _Mistake(
+            f"{name}({', '.join(map(str, parameters))}) cannot be called with the"
+            f" {len(args)} argument{'s' * (len(args) != 1)} of {source}: give a shape for each, as"
+            f" in {_EXAMPLE}, or --args with a function that returns the tuple of arguments."
+        ) from None
     return args
 
 
@@ -208,19 +266,36 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
     """A saved program, and what the program is where it is not one that XLA compiled for a GPU."""
     file, _, name = given.what.rpartition(":")
     if file and name.isidentifier() and not os.path.lexists(given.what):
-        raise _Mistake(f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
-                       f"{_nearest(Path(file).name, (p.name for p in Path(file).parent.glob('*.py')))}.")
-    if unused := [name for name in ("shapes", "args", "target", "gemm", "reasons") if getattr(given, name)]:
-        why = "says no more what XLA's rewriter was given" if unused[0] == "reasons" else "is compiled already"
-        raise _Mistake(f"--{unused[0]} is for a function, and {given.what!r} is a saved program, which {why}: leave it "
-                       "out, or give path/to/file.py:function.")
+        raise _Mistake(
+            f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
+            f"{_nearest(Path(file).name, (p.name for p in Path(file).parent.glob('*.py')))}."
+        )
+    if unused := [
+        name for name in ("shapes", "args", "target", "gemm", "reasons") if getattr(given, name)
+    ]:
+        why = (
+            "says no more what XLA's rewriter was given"
+            if unused[0] == "reasons"
+            else "is compiled already"
+        )
+        raise _Mistake(
+            f"--{unused[0]} is for a function, and {given.what!r} is a saved program, which {why}:"
+            " leave it out, or give path/to/file.py:function."
+        )
     with _reading(given.what):
         data = _existing(path := Path(given.what)).read_bytes()
     if not data.strip() or b"\0" in data:
-        raise _Mistake(f"{given.what!r} is {'no text' if data.strip() else 'empty'}: give the text that XLA dumps with "
-                       "--xla_dump_hlo_as_text.")
-    with _answered(HloParseError, lambda error: f"{given.what} is not one whole HLO module ({error}): give the text "
-                   f"that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."):
+        raise _Mistake(
+            f"{given.what!r} is {'no text' if data.strip() else 'empty'}: give the text that XLA"
+            " dumps with --xla_dump_hlo_as_text."
+        )
+    with _answered(
+        HloParseError,
+        lambda error: (
+            f"{given.what} is not one whole HLO module ({error}): give the text "
+            f"that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."
+        ),
+    ):
         module = parse_hlo_module(data.decode("utf-8-sig", errors="replace"))
         seen = inspect(module)
         _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
@@ -228,32 +303,46 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
 
 
 def _not_of_a_gpu(path: Path, module: HloModule) -> str:
-    if module.attributes.get("is_scheduled") != "true":  # the order of the kernels is the last that XLA settles
+    if (
+        module.attributes.get("is_scheduled") != "true"
+    ):  # the order of the kernels is the last that XLA settles
         return "a program that XLA has not optimized yet"
     # In the header it writes a fingerprint, from JAX 0.4.31 on.
-    of_gpu = path.name.endswith(_DUMP) or "fingerprint_before_lhs" in module.attributes.get("frontend_attributes", "")
+    of_gpu = path.name.endswith(_DUMP) or "fingerprint_before_lhs" in module.attributes.get(
+        "frontend_attributes", ""
+    )
     return "" if of_gpu or any(map(_is_a_gpus, module)) else "a program that XLA compiled for a CPU"
 
 
 def _is_a_gpus(i: Instruction) -> bool:
     """Whether XLA wrote an instruction for a GPU."""
     config = i.backend_config if "backend_config" in i.attributes else None
-    return (i.custom_call_target or "").startswith("__cu") or isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
+    return (
+        (i.custom_call_target or "").startswith("__cu")
+        or isinstance(config, dict)
+        and not _OF_GPU.isdisjoint(config)
+    )
 
 
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     """The function, compiled."""
     jax = None
     with contextlib.suppress(ImportError):
-        jax = importlib.util.find_spec("jax")  # to be imported by the file, which may first set what JAX reads
+        jax = importlib.util.find_spec(
+            "jax"
+        )  # to be imported by the file, which may first set what JAX reads
     if not jax:
-        raise _Mistake("a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'.")
+        raise _Mistake(
+            "a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'."
+        )
     how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
     with _answered(RuntimeError, str):
         check_platforms(os.environ.get("JAX_PLATFORMS"))
     with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
         resolve(how["target"])
-        if attached_gpu() is None:  # else the file's first array prints a traceback of JAX's CUDA plugin
+        if (
+            attached_gpu() is None
+        ):  # else the file's first array prints a traceback of JAX's CUDA plugin
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         module = _load(Path(file))
         if given.target == "local":
@@ -276,12 +365,17 @@ def _report(given: argparse.Namespace) -> int:
         seen, other = _saved(given)
         mend = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
         if other and given.require_fp8:
-            raise _Mistake(f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {mend}.")
+            raise _Mistake(
+                f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {mend}."
+            )
         if other:
             print(f"{visible(given.what)} is {other}; to judge FP8, {mend}.\n", file=notes)
     report = seen.report
-    # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a wider type.
-    lost = [row for row in report.rows if not row.is_fp8 or (row.library == "triton" and not python)]
+    # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
+    # wider type.
+    lost = [
+        row for row in report.rows if not row.is_fp8 or (row.library == "triton" and not python)
+    ]
     # A kernel that was not looked into may multiply too.
     unread = [name for name, _ in seen.unknown] if given.require_fp8 else []
     failed = given.require_fp8 and (bool(lost or unread) or not report.rows)
@@ -297,12 +391,24 @@ def _report(given: argparse.Namespace) -> int:
         print(visible("\n\n".join(map(str, parts)), keep="\n"))
     if failed:
         unsure = "not known to be in FP8 (only its PTX tells of a Triton kernel: give the function)"
-        lines = [visible(f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
-                         f"{row.source and f' ({row.source})'}") for row in lost if not python]
+        lines = [
+            visible(
+                f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
+                f"{row.source and f' ({row.source})'}"
+            )
+            for row in lost
+            if not python
+        ]
         lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
         known = "known to be " * any(row.is_fp8 for row in lost)
-        lines.append(f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not {known}in FP8"
-                     if lost else "not every kernel was looked into" if unread else "there is no matmul in it")
+        lines.append(
+            f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not"
+            f" {known}in FP8"
+            if lost
+            else "not every kernel was looked into"
+            if unread
+            else "there is no matmul in it"
+        )
         print("", *lines, sep="\n", file=notes)
     return int(failed)
 
@@ -318,7 +424,10 @@ def _answer(given: argparse.Namespace) -> int:
     except BaseException as error:
         said = f"fp8lens itself failed ({_told(error)}): please report this with what --debug adds."
         if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-            said = f"there is not enough memory for {given.what!r}: give a smaller program, or the process more memory."
+            said = (
+                f"there is not enough memory for {given.what!r}: give a smaller program, or the"
+                " process more memory."
+            )
         elif isinstance(error, _Mistake):
             said = str(error)
         if given.debug:
@@ -344,42 +453,89 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        "fp8lens", description="Judge the matmuls of a JAX program. For each: what it multiplies, in which type, "
-        "who runs it, what is left outside.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", metavar="FILE.py:FUNCTION | DUMP.txt",
-                        help="a function, compiled for --target, or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER")
-    parser.add_argument("--shapes", nargs="+", metavar="SHAPE", help=f"of the function's arguments: {_EXAMPLE}")
-    parser.add_argument("--args", metavar="[FILE.py:]FUNCTION",
-                        help="a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or pytrees")
-    parser.add_argument("--target", help=f"{', '.join(TARGETS)}, or local, the attached GPU (default: H100)")
-    parser.add_argument("--gemm", choices=GEMM_OPTIONS, help="who may run the matmuls: NVIDIA's library "
-                        "(cublaslt, the default), kernels that XLA generates (triton), or who is faster, as XLA does "
-                        "unless told (auto: without a GPU to time them on, the first Triton kernel that compiles)")
-    parser.add_argument("--ledger", action="store_true", help="list every kernel: what it does, for which matmul, and "
-                        "the bytes it moves")
-    parser.add_argument("--reasons", action="store_true", help="say why what was lost was lost, and the mend")
-    parser.add_argument("--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8")
-    parser.add_argument("--json", action="store_true", help="one JSON object: rows, totals, and reasons if asked for")
-    parser.add_argument("--debug", action="store_true", help="before an error's sentence, Python's traceback")
+        "fp8lens",
+        description=(
+            "Judge the matmuls of a JAX program. For each: what it multiplies, in which type, "
+            "who runs it, what is left outside."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what",
+        metavar="FILE.py:FUNCTION | DUMP.txt",
+        help=(
+            "a function, compiled for --target, or a program saved by"
+            " XLA_FLAGS=--xla_dump_to=FOLDER"
+        ),
+    )
+    parser.add_argument(
+        "--shapes", nargs="+", metavar="SHAPE", help=f"of the function's arguments: {_EXAMPLE}"
+    )
+    parser.add_argument(
+        "--args",
+        metavar="[FILE.py:]FUNCTION",
+        help=(
+            "a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or"
+            " pytrees"
+        ),
+    )
+    parser.add_argument(
+        "--target", help=f"{', '.join(TARGETS)}, or local, the attached GPU (default: H100)"
+    )
+    parser.add_argument(
+        "--gemm",
+        choices=GEMM_OPTIONS,
+        help=(
+            "who may run the matmuls: NVIDIA's library (cublaslt, the default), kernels that XLA"
+            " generates (triton), or who is faster, as XLA does unless told (auto: without a GPU to"
+            " time them on, the first Triton kernel that compiles)"
+        ),
+    )
+    parser.add_argument(
+        "--ledger",
+        action="store_true",
+        help="list every kernel: what it does, for which matmul, and the bytes it moves",
+    )
+    parser.add_argument(
+        "--reasons", action="store_true", help="say why what was lost was lost, and the mend"
+    )
+    parser.add_argument(
+        "--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object: rows, totals, and reasons if asked for",
+    )
+    parser.add_argument(
+        "--debug", action="store_true", help="before an error's sentence, Python's traceback"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; without `argv` the process's own, in another process where it imports a file.
+    """Run the command line; without `argv` the process's own, in another process where it imports a
+    file.
 
-    Exit status: 0 with a report; 1 where --require-fp8 does not hold; 2 for what cannot be used, and where this fails
-    itself; 3 where that process ended without an answer; as of a shell's other commands, 130 when interrupted and 141
-    where nobody reads on."""
+    Exit status: 0 with a report; 1 where --require-fp8 does not hold; 2 for what cannot be used,
+    and where this fails itself; 3 where that process ended without an answer; as of a shell's other
+    commands, 130 when interrupted and 141 where nobody reads on.
+    """
     streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     if sys.stdout is None:  # closed: an answer that nobody can read is none
         return 2
     for stream in streams:
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a name may have what the terminal's encoding has not
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a name may have what the terminal's encoding has not
     try:
         try:
             given = _parser().parse_args(argv)
-            return _apart() if argv is None and re.search(r"\.py(:|$)", given.what) else _answer(given)
+            return (
+                _apart() if argv is None and re.search(r"\.py(:|$)", given.what) else _answer(given)
+            )
         finally:
             for stream in streams:
                 stream.flush()
@@ -389,7 +545,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         unread = isinstance(error, BrokenPipeError)
         if not unread:
             with contextlib.suppress(OSError):
-                print(f"error: reading or writing failed ({error.strerror}).", file=sys.stderr, flush=True)
+                print(
+                    f"error: reading or writing failed ({error.strerror}).",
+                    file=sys.stderr,
+                    flush=True,
+                )
         for stream in streams:  # else Python writes what is left when it ends, and fails again
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -399,7 +559,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _apart() -> int:
     """In a process of its own: whatever the file does, or XLA, 0 is the status only of an answer."""
     with tempfile.TemporaryDirectory(prefix="fp8lens-") as folder:
-        program = f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.cli import serve; serve({folder!r})"
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.cli import serve;"
+            f" serve({folder!r})"
+        )
         child = subprocess.Popen([sys.executable, "-P", "-c", program, *sys.argv[1:]])
         signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         try:
@@ -412,13 +575,19 @@ def _apart() -> int:
         with contextlib.suppress(OSError, ValueError):
             return int(Path(folder, str(child.pid)).read_text())
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    print(f"error: the file, or XLA's compiler, ended the process ({how}) before there was an answer: mend the file; "
-          "report what XLA said above, or give the process more memory where that was short.", file=sys.stderr)
+    print(
+        f"error: the file, or XLA's compiler, ended the process ({how}) before there was an answer:"
+        " mend the file; report what XLA said above, or give the process more memory where that"
+        " was short.",
+        file=sys.stderr,
+    )
     return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3
 
 
 def serve(folder: str) -> None:
-    """The process of its own. It leaves the exit status in a file with its number, as nothing that it forks does."""
+    """The process of its own. It leaves the exit status in a file with its number, as nothing that
+    it forks does.
+    """
     with contextlib.suppress(SystemExit, OSError):  # the file may have put its own print here
         status = main(sys.argv[1:])
         Path(folder, str(os.getpid())).write_text(str(status))

@@ -1,5 +1,7 @@
-"""What a sharded program sends between devices: each collective, the type on the wire, its bytes, over which axis of
-the mesh, whether kernels run beside it, and the matmul that it feeds. All of it is read from one device's HLO."""
+"""What a sharded program sends between devices: each collective, the type on the wire, its bytes,
+over which axis of the mesh, whether kernels run beside it, and the matmul that it feeds. All of it
+is read from one device's HLO.
+"""
 
 import dataclasses
 import html
@@ -12,15 +14,24 @@ from typing import Any
 
 from fp8lens.cost import launches
 from fp8lens.gemms import executions, fused, matmuls, op_name, setting, source_line
-from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape, parse_hlo_module, parse_shape, visible
+from fp8lens.hlo.parse import (
+    Computation,
+    HloModule,
+    Instruction,
+    Shape,
+    parse_hlo_module,
+    parse_shape,
+    visible,
+)
 from fp8lens.hlo.text import LOST, columns, html_table, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
 from fp8lens.rules import RULES, Rule
 from fp8lens.steps import FP8_MAX, clamp_bounds
 
-# Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests' doc/PERFORMANCE.md, which
-# takes the whole array for an all-gather's size. There, a broadcast's bytes are the root's.
+# Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests'
+# doc/PERFORMANCE.md, which takes the whole array for an all-gather's size. There, a broadcast's
+# bytes are the root's.
 _SENT: Mapping[str, Callable[[int, int], int]] = {
     "all-gather": lambda size, n: size * (n - 1),
     "all-reduce": lambda size, n: 2 * size * (n - 1) // n,
@@ -34,10 +45,14 @@ KINDS = tuple(_SENT)
 _WIDE = ("bf16", "f16", "f32", "f64")
 _SUMS = ("all-reduce", "reduce-scatter")  # which add in the type that they send
 _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then gathered"}
-_HANDED_ON = frozenset("bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
-                   "concatenate gather reverse broadcast".split())
+_HANDED_ON = frozenset(
+    "bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
+    "concatenate gather reverse broadcast".split()
+)
 _CALLERS = CONTROL | {"fusion"}
-_MESH = re.compile(r"@?mesh[\[<]([^\]>]*+)[\]>](?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}")
+_MESH = re.compile(
+    r"@?mesh[\[<]([^\]>]*+)[\]>](?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}"
+)
 _LISTS = re.compile(r"\{\s*+(?:\{[\d,\s]*+\}\s*+,?\s*+)*+\}|")
 _MOST = 1 << 18  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
@@ -47,24 +62,28 @@ _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 class Collective:
     """One collective of one device's program.
 
-    `kind` is one of KINDS. `dtype` is the type on the wire, named as in HLO; of several arrays sent at once, the
-    distinct types, with commas; `shapes` are those that each device gives. `bytes_sent`: bytes that leave each device
-    in one run, as nccl-tests counts them for its bus bandwidth: (n-1) times the operand for an all-gather, (n-1)/n of
-    it for reduce-scatter and all-to-all, twice that for an all-reduce, all of it for a permute, of each device that
-    sends, and for a broadcast, of the root; of a ragged-all-to-all, whose sizes are data, all of it, the most there can
-    be. A switch that adds or copies (NVLink SHARP) makes an all-reduce less.
+    `kind` is one of KINDS. `dtype` is the type on the wire, named as in HLO; of several arrays sent
+    at once, the distinct types, with commas; `shapes` are those that each device gives.
+    `bytes_sent`: bytes that leave each device in one run, as nccl-tests counts them for its bus
+    bandwidth: (n-1) times the operand for an all-gather, (n-1)/n of it for reduce-scatter and
+    all-to-all, twice that for an all-reduce, all of it for a permute, of each device that sends,
+    and for a broadcast, of the root; of a ragged-all-to-all, whose sizes are data, all of it, the
+    most there can be. A switch that adds or copies (NVLink SHARP) makes an all-reduce less.
 
-    `group_size`: how many devices take part together. `axis`: the mesh's axes, as "data" or "data, model"; where
-    groups are no whole axes or their names are not known, as "4 of 8", with the distance of two neighbours where it is
-    not 1: "2 of 8, stride 4". `asynchronous`: it is started, and waited for later; then `overlaps` names the kernels
-    (and loops) that the schedule has between the two; none where it ends in another computation.
+    `group_size`: how many devices take part together. `axis`: the mesh's axes, as "data" or "data,
+    model"; where groups are no whole axes or their names are not known, as "4 of 8", with the
+    distance of two neighbours where it is not 1: "2 of 8, stride 4". `asynchronous`: it is started,
+    and waited for later; then `overlaps` names the kernels (and loops) that the schedule has
+    between the two; none where it ends in another computation.
 
-    `feeds` and `fed_by`: the nearest matmuls that read what it gives, and that made what it sends: past views, moves,
-    conversions, elementwise operations with no other large array, further collectives, and through loops. Matmuls that
-    XLA spelled out as products and sums are not seen. `count`: how often it runs; None where that is not known.
+    `feeds` and `fed_by`: the nearest matmuls that read what it gives, and that made what it sends:
+    past views, moves, conversions, elementwise operations with no other large array, further
+    collectives, and through loops. Matmuls that XLA spelled out as products and sums are not seen.
+    `count`: how often it runs; None where that is not known.
 
-    `problems` names the rules of RULES that it breaks; `why` fills them in. `readers`: who else reads it in its wide
-    type. `transposed_by`: kernels that transpose the whole of a gathered FP8 array before an FP8 matmul reads it.
+    `problems` names the rules of RULES that it breaks; `why` fills them in. `readers`: who else
+    reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
+    array before an FP8 matmul reads it.
     """
 
     name: str
@@ -93,31 +112,42 @@ class Collective:
         return all(dtype.startswith("f8") for dtype in self.dtype.split(", "))
 
 
-# Which devices --------------------------------------------------------------------------------------------------------
+# Which devices ------------------------------------------------------------------------------------
+
 
 def _numbers(text: str | None) -> list[int]:
-    return [int(n[:19]) for n in re.findall(r"\d+", text or "")]  # nothing is counted in more digits
+    return [
+        int(n[:19]) for n in re.findall(r"\d+", text or "")
+    ]  # nothing is counted in more digits
 
 
 def _iota(dims: list[int], order: list[int]) -> list[int]:
-    """0, 1, 2, ... in the shape `dims`, its dimensions taken in another order, flat. ArithmeticError for too many."""
+    """0, 1, 2, ... in the shape `dims`, its dimensions taken in another order, flat.
+    ArithmeticError for too many.
+    """
     if len(dims) > 64 or prod(dims) > _MOST or sorted(order) != [*range(len(dims))]:
         raise ArithmeticError(f"{dims} in the order {order} are no devices")
-    strides = [prod(dims[d + 1:]) for d in range(len(dims))]
-    return [sum(n * strides[d] for n, d in zip(index, order))
-            for index in itertools.product(*(range(dims[d]) for d in order))]
+    strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
+    return [
+        sum(n * strides[d] for n, d in zip(index, order))
+        for index in itertools.product(*(range(dims[d]) for d in order))
+    ]
 
 
 def _devices(module: HloModule) -> tuple[int, int]:
     """Replicas, and partitions of each."""
-    replicas, partitions = (_numbers(module.attributes.get(key)) for key in ("replica_count", "num_partitions"))
+    replicas, partitions = (
+        _numbers(module.attributes.get(key)) for key in ("replica_count", "num_partitions")
+    )
     return (replicas or [1])[0], (partitions or [1])[0]
 
 
 def groups(collective: Instruction) -> list[list[int]]:
-    """The devices that take part together, in each form that XLA prints: lists, iota, axes of a mesh
-    (xla/hlo/ir/replica_group.h); of a permute, those that its pairs connect. A device's number is its partition's, of
-    several replicas replica * partitions + partition. Raises HloParseError where that is not what the text has."""
+    """The devices that take part together, in each form that XLA prints: lists, iota, axes of a
+    mesh (xla/hlo/ir/replica_group.h); of a permute, those that its pairs connect. A device's number
+    is its partition's, of several replicas replica * partitions + partition. Raises HloParseError
+    where that is not what the text has.
+    """
     replicas, partitions = _devices(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
     mesh, iota = _named_mesh(collective), _IOTA.fullmatch(text)
@@ -127,7 +157,9 @@ def groups(collective: Instruction) -> list[list[int]]:
     if pairs := collective.attributes.get("source_target_pairs"):
         joined: dict[int, list[int]] = {}
         for pair in itertools.batched(_numbers(pairs), 2):
-            small, large = sorted((joined.setdefault(device, [device]) for device in (pair[0], pair[-1])), key=len)
+            small, large = sorted(
+                (joined.setdefault(device, [device]) for device in (pair[0], pair[-1])), key=len
+            )
             if small is not large:
                 large += small
                 joined.update(dict.fromkeys(small, large))
@@ -136,32 +168,54 @@ def groups(collective: Instruction) -> list[list[int]]:
         return _mesh_groups(*mesh.groups())
     if iota:
         dims = _numbers(iota[2])
-        return [list(g) for g in itertools.batched(_iota(dims, _numbers(iota[3]) or [*range(len(dims))]),
-                                                   _numbers(iota[1])[-1])]
+        return [
+            list(g)
+            for g in itertools.batched(
+                _iota(dims, _numbers(iota[3]) or [*range(len(dims))]), _numbers(iota[1])[-1]
+            )
+        ]
     if not _LISTS.fullmatch(text):
         raise collective.error(f"unknown replica_groups, {text}")
-    found = [_numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)] or [[*range(replicas * partitions)]]
+    found = [_numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)] or [
+        [*range(replicas * partitions)]
+    ]
     reduces = collective.opcode.startswith(("all-gather", *_SUMS))
-    if reduces and "channel_id" in collective.attributes and collective.attributes.get("use_global_device_ids") != "true":
+    if (
+        reduces
+        and "channel_id" in collective.attributes
+        and collective.attributes.get("use_global_device_ids") != "true"
+    ):
         # XLA's kCrossReplicaAndPartition: the groups are of replicas, all partitions of each.
-        found = [[r * partitions + p for r in g for p in range(partitions)] for g in found if g[-1] < replicas]
+        found = [
+            [r * partitions + p for r in g for p in range(partitions)]
+            for g in found
+            if g[-1] < replicas
+        ]
     return found
 
 
 def _named_mesh(collective: Instruction) -> re.Match | None:
-    """Its groups as axes of a mesh: the sizes of all axes, the devices if they are in another order, the axes taken."""
-    text, ids = (collective.attributes.get(key, "").strip() for key in ("replica_groups", "device_ids"))
+    """Its groups as axes of a mesh: the sizes of all axes, the devices if they are in another
+    order, the axes taken.
+    """
+    text, ids = (
+        collective.attributes.get(key, "").strip() for key in ("replica_groups", "device_ids")
+    )
     return _MESH.fullmatch(f"{text}, device_ids={ids}" if ids else text)
 
 
 def _mesh(axes: str) -> dict[str, int]:
-    return {name: int(size[:19]) for name, size in re.findall(r"(?<![\w.\-])([\w.\-]++)'?=(\d+)", axes)}
+    return {
+        name: int(size[:19]) for name, size in re.findall(r"(?<![\w.\-])([\w.\-]++)'?=(\d+)", axes)
+    }
 
 
 def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[int]]:
-    """Groups of mesh['a'=2,'b'=4] {'b','a':(1)2}: along all of b, and the 2 of a that follow (1) before them."""
+    """Groups of mesh['a'=2,'b'=4] {'b','a':(1)2}: along all of b, and the 2 of a that follow (1)
+    before them.
+    """
     sizes = _mesh(axes)
-    after = {name: prod([*sizes.values()][n + 1:]) for n, name in enumerate(sizes)}
+    after = {name: prod([*sizes.values()][n + 1 :]) for n, name in enumerate(sizes)}
     digits = []  # (stride, size)
     for name, before, size in re.findall(r"([A-Za-z_][\w.\-]*)'?(?::\((\d+)\)(\d+))?", chosen):
         part = int(size or sizes[name])
@@ -173,37 +227,55 @@ def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[in
     found = defaultdict(list)
     for place, device in enumerate(ids):
         where = [place // stride % size for stride, size in digits]
-        found[place - sum(n * stride for n, (stride, _) in zip(where, digits))].append((where, device))
+        found[place - sum(n * stride for n, (stride, _) in zip(where, digits))].append(
+            (where, device)
+        )
     return [[device for _, device in sorted(group)] for group in found.values()]
 
 
-def _axis(collective: Instruction, together: list[list[int]], mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
+def _axis(
+    collective: Instruction, together: list[list[int]], mesh_shape: Mapping[str, int] | None
+) -> tuple[int, str]:
     total = prod(_devices(collective.computation.module))
     total = max(total, 1 + max(itertools.chain(*together), default=0))
     if mesh_shape is None and (own := _named_mesh(collective)) and not own[2]:
         mesh_shape = _mesh(own[1])
-        mesh_shape = None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
+        mesh_shape = (
+            None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
+        )
     size = max(map(len, together), default=1)
     mesh_shape = {name: n for name, n in (mesh_shape or {}).items() if n != 1}
     if mesh_shape and size > 1:
-        strides = {name: prod([*mesh_shape.values()][n + 1:]) for n, name in enumerate(mesh_shape)}
-        along = [{name for name in mesh_shape if len({d // strides[name] % mesh_shape[name] for d in g}) > 1}
-                 for g in together]
-        if all(names == along[0] and len(g) == prod(mesh_shape[name] for name in names)
-               for g, names in zip(together, along)):
+        strides = {name: prod([*mesh_shape.values()][n + 1 :]) for n, name in enumerate(mesh_shape)}
+        along = [
+            {
+                name
+                for name in mesh_shape
+                if len({d // strides[name] % mesh_shape[name] for d in g}) > 1
+            }
+            for g in together
+        ]
+        if all(
+            names == along[0] and len(g) == prod(mesh_shape[name] for name in names)
+            for g, names in zip(together, along)
+        ):
             return size, ", ".join(name for name in mesh_shape if name in along[0])
     steps = {b - a for g in together for a, b in itertools.pairwise(g)}
-    return size, f"{size} of {total}" + (f", stride {min(steps)}" if len(steps) == 1 and steps != {1} else "")
+    return size, f"{size} of {total}" + (
+        f", stride {min(steps)}" if len(steps) == 1 and steps != {1} else ""
+    )
 
 
-# Where values come from and go to -------------------------------------------------------------------------------------
+# Where values come from and go to -----------------------------------------------------------------
 
 _Value = tuple[Instruction, int]  # an instruction, and which element where it gives a tuple
 
 
 class _Flow:
-    """Steps from a value to those that are the same, moved, converted, or computed elementwise from it and nothing else
-    that is large: through tuples, fusions, loops, calls, branches, asynchronous pairs and collectives."""
+    """Steps from a value to those that are the same, moved, converted, or computed elementwise from
+    it and nothing else that is large: through tuples, fusions, loops, calls, branches, asynchronous
+    pairs and collectives.
+    """
 
     def __init__(self, module: HloModule):
         self._sources: dict[str, dict[str, frozenset[str]]] = {}
@@ -215,12 +287,19 @@ class _Flow:
             if i.opcode.removesuffix("-start") in _CALLERS:
                 for name in i.called:
                     self.callers[name].append(i)
-        # Where collectives are very many, what is far from one is not looked at: the time is to grow with the text.
+        # Where collectives are very many, what is far from one is not looked at: the time is to
+        # grow with the text.
         self._far = max(16, len(module.text) // max(1, 3 * sum(map(bool, map(kind, module)))))
 
     def axis(self, i: Instruction, mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
         """How many devices take part together, and along which axes of the mesh."""
-        key = i.opcode, *map(i.attributes.get, ("replica_groups", "device_ids", "source_target_pairs", "channel_id"))
+        key = (
+            i.opcode,
+            *map(
+                i.attributes.get,
+                ("replica_groups", "device_ids", "source_target_pairs", "channel_id"),
+            ),
+        )
         if key not in self._axes:
             together = groups(i)
             self._spare -= sum(map(len, together))
@@ -230,17 +309,26 @@ class _Flow:
         return self._axes[key]
 
     def _large(self, computation: Computation) -> dict[str, frozenset[str]]:
-        """Of each instruction, the arrays that it is computed from elementwise, scalars and broadcast vectors not
-        counted."""
+        """Of each instruction, the arrays that it is computed from elementwise, scalars and
+        broadcast vectors not counted.
+        """
         if computation.name in self._sources:
             return self._sources[computation.name]
         self._sources[computation.name] = found = {}
         for i in computation:
             sources = frozenset().union(*(found.get(name, ()) for name in i.operands))
-            if i.opcode == "broadcast" and computation[i.operands[0]].shape.size < i.shape.size or i.opcode == "iota":
+            if (
+                i.opcode == "broadcast"
+                and computation[i.operands[0]].shape.size < i.shape.size
+                or i.opcode == "iota"
+            ):
                 sources = frozenset()
             elif i.opcode not in ELEMENTWISE | _HANDED_ON:
-                sources = frozenset((i.name,)) if i.opcode != "constant" and i.shape.size > 1 else frozenset()
+                sources = (
+                    frozenset((i.name,))
+                    if i.opcode != "constant" and i.shape.size > 1
+                    else frozenset()
+                )
             found[i.name] = sources
         return found
 
@@ -248,7 +336,9 @@ class _Flow:
         """Whether the instruction hands on its operand n."""
         large = self._large(i.computation)
         if i.opcode in _HANDED_ON:
-            return n == 0 or i.opcode == "concatenate" or i.opcode == "dynamic-update-slice" and n == 1
+            return (
+                n == 0 or i.opcode == "concatenate" or i.opcode == "dynamic-update-slice" and n == 1
+            )
         return i.opcode in ELEMENTWISE and len(large[i.name]) == 1 and bool(large[i.operands[n]])
 
     def _called(self, i: Instruction, n: int) -> list[Instruction]:
@@ -259,7 +349,9 @@ class _Flow:
         return [c.parameters[n] for c in computations if n < len(c.parameters)]
 
     def after(self, value: _Value) -> Iterator[tuple[Instruction, int | None]]:
-        """Who reads a value: the values that follow, and (reader, None) for a reader that does not hand it on."""
+        """Who reads a value: the values that follow, and (reader, None) for a reader that does not
+        hand it on.
+        """
         i, k = value
         for user in i.computation.users.get(i.name, ()):
             for n in (n for n, name in enumerate(user.operands) if name == i.name):
@@ -279,7 +371,11 @@ class _Flow:
             for caller in self.callers.get(i.computation.name, ()):
                 if i.computation in self._results(caller):
                     yield caller, k
-                    yield from ((parameter, k) for parameter in self._called(caller, 0) if caller.opcode == "while")
+                    yield from (
+                        (parameter, k)
+                        for parameter in self._called(caller, 0)
+                        if caller.opcode == "while"
+                    )
             if i.computation.is_entry:
                 yield i, None
 
@@ -306,11 +402,18 @@ class _Flow:
 
     def _results(self, i: Instruction) -> list[Computation]:
         """The computations whose roots are what an instruction gives."""
-        return [i.computation.module.computations[name] for name in i.called
-                if i.opcode != "while" or name == i.callee("body")]
+        return [
+            i.computation.module.computations[name]
+            for name in i.called
+            if i.opcode != "while" or name == i.callee("body")
+        ]
 
-    def walk(self, start: Iterable[_Value], step: Callable, stop: Callable) -> dict[_Value, _Value | None]:
-        """Every value that is reached, nearest first, with the one before it; nothing beyond where `stop` is true."""
+    def walk(
+        self, start: Iterable[_Value], step: Callable, stop: Callable
+    ) -> dict[_Value, _Value | None]:
+        """Every value that is reached, nearest first, with the one before it; nothing beyond where
+        `stop` is true.
+        """
         reached: dict[_Value, _Value | None] = dict.fromkeys(start)
         todo = list(reached)
         for value in todo:
@@ -324,16 +427,23 @@ class _Flow:
                     todo.append(following)
         return reached
 
-    def nearest(self, collective: Instruction, start: list[_Value], step: Callable,
-                wanted: Callable) -> list[Instruction]:
-        """The kernels of the matmuls that are reached; through further collectives only where there is none before."""
+    def nearest(
+        self, collective: Instruction, start: list[_Value], step: Callable, wanted: Callable
+    ) -> list[Instruction]:
+        """The kernels of the matmuls that are reached; through further collectives only where there
+        is none before.
+        """
         for stop in (lambda i: is_matmul(i) or bool(kind(i)) and i is not collective, is_matmul):
-            if found := [*dict.fromkeys(self.kernel(v[0]) for v in self.walk(start, step, stop) if wanted(v))]:
+            if found := [
+                *dict.fromkeys(self.kernel(v[0]) for v in self.walk(start, step, stop) if wanted(v))
+            ]:
                 return found
         return []
 
     def sent_wide(self, result: _Value, sent: Instruction) -> tuple[str, list[str]]:
-        """The rule that a collective breaks which sends a wide type, or "", and who else reads its result so."""
+        """The rule that a collective breaks which sends a wide type, or "", and who else reads its
+        result so.
+        """
         ends = lambda i: _was_fp8(i) or is_matmul(i)
         if any(_was_fp8(i) for i, _ in self.walk([(sent, 0)], self.before, ends)):
             return "dequantized, then gathered", []
@@ -342,14 +452,22 @@ class _Flow:
         if not any(_reads_as_matrix(v) and _multiplies_fp8(self.kernel(v[0])) for v in narrow):
             return "", []
         others = [i for i, k in wide if k is None and not _is_amax(i) or is_matmul(i)]
-        names = [self.kernel(i).name if not (i.computation.is_entry and i.is_root) else "the program's result"
-                 for i in others]
+        names = [
+            (
+                self.kernel(i).name
+                if not (i.computation.is_entry and i.is_root)
+                else "the program's result"
+            )
+            for i in others
+        ]
         return "gathered wide, read wide" if names else "gathered wide", names
 
     def kernel(self, i: Instruction) -> Instruction:
         """The instruction that launches what computes `i`."""
         for _ in self.callers:  # no more often: what ENTRY does not reach may call itself
-            if not (callers := self.callers.get(i.computation.name)) or not callers[0].opcode.startswith("fusion"):
+            if not (callers := self.callers.get(i.computation.name)) or not callers[
+                0
+            ].opcode.startswith("fusion"):
                 break
             i = callers[0]
         return i
@@ -382,13 +500,23 @@ def _multiplies_fp8(kernel: Instruction) -> bool:
 
 def _transposes(i: Instruction) -> bool:
     """Whether a transpose or copy changes the order in memory."""
+
     def order(shape: Shape) -> list[int]:  # from minor to major
         n = len(shape.dims)
-        return _numbers(shape.layout.partition(":")[0]) if shape.layout is not None else [*reversed(range(n))]
+        return (
+            _numbers(shape.layout.partition(":")[0])
+            if shape.layout is not None
+            else [*reversed(range(n))]
+        )
+
     if i.opcode not in ("transpose", "copy") or i.shape.is_tuple:
         return False
     before = i.computation[i.operands[0]].shape
-    moved = _numbers(i.attributes["dimensions"]) if i.opcode == "transpose" else [*range(len(before.dims))]
+    moved = (
+        _numbers(i.attributes["dimensions"])
+        if i.opcode == "transpose"
+        else [*range(len(before.dims))]
+    )
     long = [d for d in order(before) if before.dims[d] > 1]
     return [moved[d] for d in order(i.shape) if i.shape.dims[d] > 1] != long
 
@@ -400,20 +528,33 @@ def _is_amax(i: Instruction) -> bool:
 
 
 def _was_fp8(i: Instruction) -> bool:
-    """FP8, or clamped to the range of it: where nothing reads the FP8 array itself, XLA turns f32 to FP8 to bf16 into
-    f32 to bf16 (its simplify-fp-conversions), and the clamp is what remains of the quantization."""
-    return _is_fp8(i) or i.opcode == "clamp" and clamp_bounds(i) in [[f"-{best}", best] for best in FP8_MAX.values()]
+    """FP8, or clamped to the range of it: where nothing reads the FP8 array itself, XLA turns f32
+    to FP8 to bf16 into f32 to bf16 (its simplify-fp-conversions), and the clamp is what remains of
+    the quantization.
+    """
+    return (
+        _is_fp8(i)
+        or i.opcode == "clamp"
+        and clamp_bounds(i) in [[f"-{best}", best] for best in FP8_MAX.values()]
+    )
 
 
-# Collectives ----------------------------------------------------------------------------------------------------------
+# Collectives --------------------------------------------------------------------------------------
+
 
 def _within(at: Instruction) -> list[Instruction]:
-    """The collectives that an instruction runs: itself, or what an asynchronous start or a fusion wraps."""
+    """The collectives that an instruction runs: itself, or what an asynchronous start or a fusion
+    wraps.
+    """
     if kind(at):
         return [at]
     if at.opcode not in ("async-start", "fusion", "fusion-start"):
         return []
-    inside = [fused(at)] if at.opcode != "async-start" else [at.computation.module.computations[n] for n in at.called]
+    inside = (
+        [fused(at)]
+        if at.opcode != "async-start"
+        else [at.computation.module.computations[n] for n in at.called]
+    )
     return [i for computation in inside for j in computation for i in _within(j)]
 
 
@@ -421,16 +562,29 @@ def _beside(start: Instruction) -> tuple[str, ...]:
     """Kernels and loops that are scheduled between the start of something asynchronous and its end."""
     users, end = start.computation.users, start
     while end is not None and not end.opcode.endswith("-done"):
-        end = next((u for u in users.get(end.name, ()) if u.opcode.endswith(("-done", "-update"))), None)
+        end = next(
+            (u for u in users.get(end.name, ()) if u.opcode.endswith(("-done", "-update"))), None
+        )
     if end is None or start.computation.module.attributes.get("is_scheduled") != "true":
         return ()
-    return tuple(i.name for i in start.computation.instructions[start.index + 1:end.index]
-                 if (launches(i) or i.opcode in CONTROL) and not _within(i))
+    return tuple(
+        i.name
+        for i in start.computation.instructions[start.index + 1 : end.index]
+        if (launches(i) or i.opcode in CONTROL) and not _within(i)
+    )
 
 
-def _collective(at: Instruction, i: Instruction, flow: _Flow, mesh_shape: Mapping[str, int] | None,
-                count: int | None) -> Collective:
-    sent = [i.computation[name] for name in (i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands)]
+def _collective(
+    at: Instruction,
+    i: Instruction,
+    flow: _Flow,
+    mesh_shape: Mapping[str, int] | None,
+    count: int | None,
+) -> Collective:
+    sent = [
+        i.computation[name]
+        for name in (i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands)
+    ]
     size, axis = flow.axis(i, mesh_shape)
     reached = flow.walk([(i, n) for n in range(len(sent))], flow.after, is_matmul)
     feeds = flow.nearest(i, [(i, n) for n in range(len(sent))], flow.after, _reads_as_matrix)
@@ -450,33 +604,52 @@ def _collective(at: Instruction, i: Instruction, flow: _Flow, mesh_shape: Mappin
     problems += ["gathered twice"] * (kind(i) == "all-gather" and len({*sent}) < len(sent))
     asynchronous = at.opcode.endswith("-start") and not (_waits(at) or _waits(i))
     return Collective(
-        at.name, kind(i), ", ".join(dict.fromkeys(s.shape.dtype for s in sent)), tuple(s.shape.brief for s in sent),
-        sum(_SENT[kind(i)](s.shape.nbytes, size) for s in sent), size, axis, asynchronous,
-        _beside(at) if asynchronous else (), tuple(k.name for k in feeds), tuple(k.name for k in fed_by),
-        any(map(_multiplies_fp8, feeds)), count, source_line(i) or source_line(at),
-        op_name(i if i.metadata else at), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(readers)),
-        tuple(dict.fromkeys(transposed)), i)
+        at.name,
+        kind(i),
+        ", ".join(dict.fromkeys(s.shape.dtype for s in sent)),
+        tuple(s.shape.brief for s in sent),
+        sum(_SENT[kind(i)](s.shape.nbytes, size) for s in sent),
+        size,
+        axis,
+        asynchronous,
+        _beside(at) if asynchronous else (),
+        tuple(k.name for k in feeds),
+        tuple(k.name for k in fed_by),
+        any(map(_multiplies_fp8, feeds)),
+        count,
+        source_line(i) or source_line(at),
+        op_name(i if i.metadata else at),
+        tuple(dict.fromkeys(problems)),
+        tuple(dict.fromkeys(readers)),
+        tuple(dict.fromkeys(transposed)),
+        i,
+    )
 
 
 def _waits(i: Instruction) -> bool:
     """Whether XLA noted that nothing runs beside a collective: its start is its end."""
-    return setting(i, "is_sync") is True or setting(i, "collective_backend_config", "is_sync") is True
+    return (
+        setting(i, "is_sync") is True or setting(i, "collective_backend_config", "is_sync") is True
+    )
 
 
 def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collectives":
     """Every collective of a program, as one device runs it, ENTRY's first.
 
-    `x` is what `parse_hlo_module` takes; a GPU's optimized HLO, for `overlaps` and types to be what runs. `mesh_shape`
-    gives the mesh's axes, as in {"data": 2, "model": 4}: devices are numbered along the last first, as JAX numbers
-    those of a mesh. Raises ValueError where it has another number of devices than the program; HloParseError for text
-    that is not HLO. Sends and receives that XLA made of a permute for its pipelines are not counted.
+    `x` is what `parse_hlo_module` takes; a GPU's optimized HLO, for `overlaps` and types to be what
+    runs. `mesh_shape` gives the mesh's axes, as in {"data": 2, "model": 4}: devices are numbered
+    along the last first, as JAX numbers those of a mesh. Raises ValueError where it has another
+    number of devices than the program; HloParseError for text that is not HLO. Sends and receives
+    that XLA made of a permute for its pipelines are not counted.
     """
     module = parse_hlo_module(x)
     if not any(name in module.text for name in KINDS):
         return Collectives()
     if mesh_shape is not None and prod(mesh_shape.values()) != (devices := prod(_devices(module))):
         raise ValueError(
-            f"mesh_shape has {prod(mesh_shape.values())} devices, {dict(mesh_shape)}; the program {devices}.")
+            f"mesh_shape has {prod(mesh_shape.values())} devices, {dict(mesh_shape)}; the program"
+            f" {devices}."
+        )
     flow, found = _Flow(module), []
     wrapped = {name for i in module if i.opcode == "async-start" for name in i.called}
     for name, count in executions(module).items():
@@ -484,33 +657,55 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
             try:
                 found += [_collective(at, i, flow, mesh_shape, count) for i in _within(at)]
             except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-                raise at.error("the instructions around this collective contradict each other") from error
+                raise at.error(
+                    "the instructions around this collective contradict each other"
+                ) from error
     return Collectives(found)
 
 
 def _summed_wide(c: Collective) -> bool:
-    """Whether a sum that an FP8 matmul reads is sent whole in a wide type: what is scattered could not be less."""
+    """Whether a sum that an FP8 matmul reads is sent whole in a wide type: what is scattered could
+    not be less.
+    """
     return c.kind == "all-reduce" and c.feeds_fp8 and not c.is_fp8
 
 
 def why(collective: Collective) -> tuple[Rule, ...]:
-    """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that is quantized for an
-    FP8 matmul, what could be sent in place of it."""
+    """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that
+    is quantized for an FP8 matmul, what could be sent in place of it.
+    """
     c, shapes = collective, [parse_shape(text) for text in collective.shapes]
     names = [*c.problems, *["summed wide"] * _summed_wide(c)]
-    fields = {"dtype": c.dtype, "kind": c.kind, "shapes": _listed(c.shapes), "feeds": _listed(c.feeds),
-              "readers": _listed(c.readers), "kernels": _listed(c.transposed_by), "sent": _size(c.bytes_sent),
-              "would": _size(sum(_SENT[c.kind](shape.size, c.group_size) for shape in shapes))}
+    fields = {
+        "dtype": c.dtype,
+        "kind": c.kind,
+        "shapes": _listed(c.shapes),
+        "feeds": _listed(c.feeds),
+        "readers": _listed(c.readers),
+        "kernels": _listed(c.transposed_by),
+        "sent": _size(c.bytes_sent),
+        "would": _size(sum(_SENT[c.kind](shape.size, c.group_size) for shape in shapes)),
+    }
     return tuple(Rule(*(text.format(**fields) for text in RULES[name])) for name in names)
 
 
-def sends_wide(found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0) -> list[Collective]:
-    """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent what was FP8."""
-    return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8
-            and ({*c.problems} & _SENT_WIDE or _summed_wide(c))]
+def sends_wide(
+    found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0
+) -> list[Collective]:
+    """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent
+    what was FP8.
+    """
+    return [
+        c
+        for c in found
+        if c.kind in kinds
+        and c.bytes_sent >= min_bytes
+        and not c.is_fp8
+        and ({*c.problems} & _SENT_WIDE or _summed_wide(c))
+    ]
 
 
-# As text --------------------------------------------------------------------------------------------------------------
+# As text ------------------------------------------------------------------------------------------
 
 _HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
 
@@ -525,32 +720,60 @@ class Collectives(tuple[Collective, ...]):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that leave each device, loops as often as they run where that is known and else once."""
+        """Bytes that leave each device, loops as often as they run where that is known and else
+        once.
+        """
         return sum(c.bytes_sent * (1 if c.count is None else c.count) for c in self)
 
     def _rows(self) -> list[tuple[Collective, tuple[str, ...], list[str]]]:
         """(collective, cells, further lines), those alike in all but their names taken together."""
         alike: dict[tuple, list[Collective]] = {}
         for c in self:
-            key = c.kind, c.dtype, c.shapes, c.axis, c.asynchronous, len(c.overlaps), c.source, c.problems
+            key = (
+                c.kind,
+                c.dtype,
+                c.shapes,
+                c.axis,
+                c.asynchronous,
+                len(c.overlaps),
+                c.source,
+                c.problems,
+            )
             alike.setdefault((*key, c.count is None), []).append(c)
         rows = []
         for same in alike.values():
             c, counts = same[0], [c.count for c in same]
             total = c.bytes_sent * sum(1 if n is None else n for n in counts)
-            beside = f"{len(c.overlaps)} kernel{'s' * (len(c.overlaps) != 1)}" if c.asynchronous else "sync"
+            beside = (
+                f"{len(c.overlaps)} kernel{'s' * (len(c.overlaps) != 1)}"
+                if c.asynchronous
+                else "sync"
+            )
             feeds = dict.fromkeys(name for other in same for name in other.feeds)
-            cells = ("?" if None in counts else str(sum(counts)), c.kind, _size(c.bytes_sent), c.dtype, visible(c.axis),
-                     beside,
-                     next(iter(feeds), "") + f" +{len(feeds) - 1}" * (len(feeds) > 1), visible(c.source))
+            cells = (
+                "?" if None in counts else str(sum(counts)),
+                c.kind,
+                _size(c.bytes_sent),
+                c.dtype,
+                visible(c.axis),
+                beside,
+                next(iter(feeds), "") + f" +{len(feeds) - 1}" * (len(feeds) > 1),
+                visible(c.source),
+            )
             rows.append((total, c, cells, [*c.problems]))
         return [row[1:] for row in sorted(rows, key=lambda row: -row[0])]
 
     def _totals(self) -> str:
         runs = lambda cs: Collectives(cs).bytes_sent
-        text = f"{len(self)} collective{'s' * (len(self) != 1)}, {sum(c.asynchronous for c in self)} asynchronous; "
+        text = (
+            f"{len(self)} collective{'s' * (len(self) != 1)},"
+            f" {sum(c.asynchronous for c in self)} asynchronous; "
+        )
         text += f"{_size(self.bytes_sent)} sent by each device"
-        types = {dtype: runs(c for c in self if c.dtype == dtype) for dtype in dict.fromkeys(c.dtype for c in self)}
+        types = {
+            dtype: runs(c for c in self if c.dtype == dtype)
+            for dtype in dict.fromkeys(c.dtype for c in self)
+        }
         text += f" ({', '.join(f'{_size(n)} in {dtype}' for dtype, n in sorted(types.items(), key=lambda t: -t[1]))})"
         return text + "; loops of unknown length counted once" * any(c.count is None for c in self)
 
@@ -558,14 +781,19 @@ class Collectives(tuple[Collective, ...]):
         if not self:
             return "no collectives"
         rows = [(None, _HEADER, []), *self._rows()]
-        shown = [n for n in range(len(_HEADER)) if n or any(cells[0] != "1" for _, cells, _ in rows[1:])]
+        shown = [
+            n for n in range(len(_HEADER)) if n or any(cells[0] != "1" for _, cells, _ in rows[1:])
+        ]
         may_go = map(_HEADER.index, ("source", "feeds"))  # each to a line of its own
         lines, left_out = columns([cells for _, cells, _ in rows], shown, (0, 2), may_go)
         text = []
         for line, (c, cells, further) in zip(lines, rows):
             text.append(line)
-            hidden = [f"{'at' if _HEADER[n] == 'source' else _HEADER[n]} {cells[n]}"
-                      for n in left_out if c and cells[n]]
+            hidden = [
+                f"{'at' if _HEADER[n] == 'source' else _HEADER[n]} {cells[n]}"
+                for n in left_out
+                if c and cells[n]
+            ]
             for line in [", ".join(hidden)] * bool(hidden) + further:
                 text += [f"    {part}" for part in wrapped(line, 0, 2)]
         return "\n".join([*text, *wrapped(self._totals(), 0, 2)])
@@ -573,5 +801,8 @@ class Collectives(tuple[Collective, ...]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [(cells, LOST * bool(further), [(line, "") for line in further]) for _, cells, further in self._rows()]
+        rows = [
+            (cells, LOST * bool(further), [(line, "") for line in further])
+            for _, cells, further in self._rows()
+        ]
         return html_table(_HEADER, rows) * bool(self) + f"<p>{html.escape(self._totals())}</p>"

@@ -1,5 +1,5 @@
-"""What is made of what: for each kernel, or each matmul, of a program, whose results it reads; through views, tuples,
-calls, branches and loops.
+"""What is made of what: for each kernel, or each matmul, of a program, whose results it reads;
+through views, tuples, calls, branches and loops.
 """
 
 import collections
@@ -17,7 +17,9 @@ NOBODY: Makers = frozenset()
 
 
 class Maker(NamedTuple):
-    """Who made a value: an instruction's result (`element` of its tuple), or, without one, ENTRY's parameter."""
+    """Who made a value: an instruction's result (`element` of its tuple), or, without one, ENTRY's
+    parameter.
+    """
 
     instruction: Instruction | None
     element: int
@@ -53,20 +55,27 @@ def _together(values: list[Made]) -> Makers:
 
 
 def _tuple(i: Instruction, values: list[Made]) -> Made:
-    """What a tuple is made of, as deep as its shape is: else tuples of tuples that say to be arrays would double."""
+    """What a tuple is made of, as deep as its shape is: else tuples of tuples that say to be arrays
+    would double.
+    """
     return tuple(v if e.is_tuple else flat(v) for v, e in zip(values, i.shape.elements))
 
 
 class Flow:
-    """The graph of a module's makers: those instructions that `is_maker` names, and ENTRY's parameters.
+    """The graph of a module's makers: those instructions that `is_maker` names, and ENTRY's
+    parameters.
 
-    `makers` are numbered; `inputs` has for each of them, by instruction, and for each operand who made it; `results`
-    who made each of ENTRY's results. `passes_on` gives the operands of a maker, by index, whose makers count as the
-    makers of its result too.
+    `makers` are numbered; `inputs` has for each of them, by instruction, and for each operand who
+    made it; `results` who made each of ENTRY's results. `passes_on` gives the operands of a maker,
+    by index, whose makers count as the makers of its result too.
     """
 
-    def __init__(self, module: HloModule, is_maker: Callable[[Instruction], bool],
-                 passes_on: Callable[[Instruction], range] = lambda i: range(0)):
+    def __init__(
+        self,
+        module: HloModule,
+        is_maker: Callable[[Instruction], bool],
+        passes_on: Callable[[Instruction], range] = lambda i: range(0),
+    ):
         self.makers: list[Maker] = []
         self.inputs: dict[Instruction, list[Makers]] = {}
         self._first: dict[Instruction, int] = {}  # the number of a maker's first result
@@ -74,7 +83,9 @@ class Flow:
         self._given: dict[str, list[Made]] = {}  # to each computation, for its parameters
         self._returned: dict[str, Made] = {}
         entry = module.entry
-        self._given[entry.name] = [self._add(None, number) for number in range(len(entry.parameters))]
+        self._given[entry.name] = [
+            self._add(None, number) for number in range(len(entry.parameters))
+        ]
         order = [module.computations[name] for name in executions(module)]
         self._callers: dict[str, set[str]] = collections.defaultdict(set)
         for computation in order:
@@ -117,15 +128,23 @@ class Flow:
         given, again = self._given.get(computation.name, []), set()
         values: dict[str, Made] = {}
         for i in computation.instructions:
-            values[i.name] = self._value(i, [values.get(name, NOBODY) for name in i.operands], given, again)
+            values[i.name] = self._value(
+                i, [values.get(name, NOBODY) for name in i.operands], given, again
+            )
         known = self._returned.get(computation.name)
-        result = values[computation.root.name] if known is None else merged(known, values[computation.root.name])
+        result = (
+            values[computation.root.name]
+            if known is None
+            else merged(known, values[computation.root.name])
+        )
         if result != known:
             self._returned[computation.name] = result
             again |= self._callers[computation.name]
         return again
 
-    def _value(self, i: Instruction, operands: list[Made], given: list[Made], again: set[str]) -> Made:
+    def _value(
+        self, i: Instruction, operands: list[Made], given: list[Made], again: set[str]
+    ) -> Made:
         opcode = i.opcode
         if opcode == "parameter":
             number = i.parameter_number
@@ -139,7 +158,13 @@ class Flow:
             known = self.inputs.get(i)
             self.inputs[i] = [a | b for a, b in zip(known, made)] if known else made
             own, more = self._own(i), _together([made[index] for index in self._passes_on(i)])
-            return own if not more else tuple(o | more for o in own) if isinstance(own, tuple) else own | more
+            return (
+                own
+                if not more
+                else tuple(o | more for o in own)
+                if isinstance(own, tuple)
+                else own | more
+            )
         if opcode.removesuffix("-start") in CONTROL:
             return self._call(i, operands, again)
         if i.opcode == "fusion" and i.shape.is_tuple:
@@ -172,6 +197,10 @@ class Flow:
             if after != before:
                 self._given[name] = after
                 again.add(name)
-        returned = operands if i.opcode == "while" else [self._returned[n] for n in given if n in self._returned]
+        returned = (
+            operands
+            if i.opcode == "while"
+            else [self._returned[n] for n in given if n in self._returned]
+        )
         result = functools.reduce(merged, returned) if returned else NOBODY
         return flat(result) if i.opcode.endswith("-start") else result

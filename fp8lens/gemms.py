@@ -1,4 +1,6 @@
-"""The matrix multiplications of a program, read from its HLO: what each multiplies, in which type, and who runs it."""
+"""The matrix multiplications of a program, read from its HLO: what each multiplies, in which type,
+and who runs it.
+"""
 
 import dataclasses
 import functools
@@ -17,8 +19,11 @@ from fp8lens.steps import behind, reducer
 FP8_CALL = "__cublas$lt$matmul$f8"
 _NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
     r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
-    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$")
-NOT_THE_PROGRAM = [str(Path(__file__).parent)]  # folders, beside installed packages, whose lines are nobody's program
+    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$"
+)
+NOT_THE_PROGRAM = [
+    str(Path(__file__).parent)
+]  # folders, beside installed packages, whose lines are nobody's program
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
@@ -27,16 +32,19 @@ _TF32 = frozenset(("DEFAULT", "HIGH"))
 
 @dataclasses.dataclass(frozen=True)
 class GemmRow:
-    """One matrix multiplication, [m, k] x [k, n], `batch` times. Dtypes are named as in HLO: "f8e4m3fn", "bf16", ...
+    """One matrix multiplication, [m, k] x [k, n], `batch` times. Dtypes are named as in HLO:
+    "f8e4m3fn", "bf16", ...
 
-    `lhs_dtype` and `rhs_dtype` are the operands' in memory; `math_dtype` is what the hardware multiplies: "tf32" where
-    f32 is rounded to it; of two FP8 types, the lhs's; FP8 only where both operands are. `library` is "cublasLt", "cublas", "triton", "cudnn", or "kernel"
-    for a plain kernel of XLA's own. `epilogue` is cuBLASLt's name ("DEFAULT": none); of a kernel XLA generated, the
-    opcodes that follow the dot in it. `amax`: it also returns max(abs(result)). `beta`: factor of an added matrix.
-    `outside`: kernels on its operands' and its result's way that would not have to run, had the call taken their work.
-    `count`: how often it runs, None where a loop's trip count is not known; a branch counts as taken. `scales`: which
-    of "a", "b", "d" are multiplied in. `tile`: Triton's, as the program says it. M, N and K are those of the kernel,
-    padding included.
+    `lhs_dtype` and `rhs_dtype` are the operands' in memory; `math_dtype` is what the hardware
+    multiplies: "tf32" where f32 is rounded to it; of two FP8 types, the lhs's; FP8 only where both
+    operands are. `library` is "cublasLt", "cublas", "triton", "cudnn", or "kernel" for a plain
+    kernel of XLA's own. `epilogue` is cuBLASLt's name ("DEFAULT": none); of a kernel XLA generated,
+    the opcodes that follow the dot in it. `amax`: it also returns max(abs(result)). `beta`: factor
+    of an added matrix. `outside`: kernels on its operands' and its result's way that would not have
+    to run, had the call taken their work. `count`: how often it runs, None where a loop's trip
+    count is not known; a branch counts as taken. `scales`: which of "a", "b", "d" are multiplied
+    in. `tile`: Triton's, as the program says it. M, N and K are those of the kernel, padding
+    included.
     """
 
     m: int
@@ -76,8 +84,10 @@ class GemmRow:
 
     @property
     def path(self) -> str:
-        """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules, or of
-        jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where there is none."""
+        """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules,
+        or of jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where
+        there is none.
+        """
         name = layer(self.op_name)
         return f"{name} backward" if name and is_backward(self.op_name) else name
 
@@ -95,26 +105,31 @@ def layer(op_name: str) -> str:
 
 
 def is_backward(op_name: str) -> bool:
-    """Whether JAX transposed what the instruction was made from, for a gradient, as op_name tells it. It is for what is
-    shown alone: a scope of the program may be named so."""
+    """Whether JAX transposed what the instruction was made from, for a gradient, as op_name tells
+    it. It is for what is shown alone: a scope of the program may be named so.
+    """
     return "transpose(" in op_name
 
 
 def op_name(instruction: Instruction) -> str:
-    """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the text has none."""
+    """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the
+    text has none.
+    """
     metadata = instruction.metadata
     return metadata.op_name or "" if metadata else ""
 
 
 def primitive(op_name: str) -> str:
-    """The name of JAX's primitive, the last part of an op_name. It is the only part to judge by: scopes, which have
-    whatever name the program gave them, come before it."""
+    """The name of JAX's primitive, the last part of an op_name. It is the only part to judge by:
+    scopes, which have whatever name the program gave them, come before it.
+    """
     return op_name.rpartition("/")[2]
 
 
 def setting(instruction: Instruction, *keys: str) -> Any:
-    """What an instruction's backend_config has under the first key, in that under the second, and so on; None where it
-    has nothing there."""
+    """What an instruction's backend_config has under the first key, in that under the second, and
+    so on; None where it has nothing there.
+    """
     found = instruction.backend_config
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -122,7 +137,9 @@ def setting(instruction: Instruction, *keys: str) -> Any:
 
 
 def results(instruction: Instruction) -> tuple[Shape, ...]:
-    """The shapes an instruction writes, without the scratch space that cuBLAS and cuDNN take as a last result."""
+    """The shapes an instruction writes, without the scratch space that cuBLAS and cuDNN take as a
+    last result.
+    """
     shape = instruction.shape
     if instruction.opcode.endswith("-start") and shape.is_tuple and len(shape.elements) > 1:
         shape = shape.elements[1]  # (operands, results, context)
@@ -130,7 +147,8 @@ def results(instruction: Instruction) -> tuple[Shape, ...]:
     if len(shapes) < 2 or shapes[-1].dtype not in ("s8", "u8"):
         return shapes
     scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn")) or (
-        fusion_kind(instruction) == "__custom_fusion")  # around a library's call
+        fusion_kind(instruction) == "__custom_fusion"
+    )  # around a library's call
     return shapes[:-1] if scratch else shapes
 
 
@@ -141,9 +159,11 @@ def _trips(loop: Instruction) -> int | None:
 
 
 def executions(module: HloModule) -> dict[str, int | None]:
-    """How often each computation that ENTRY reaches by calls, loops and branches runs; None where that is not known.
+    """How often each computation that ENTRY reaches by calls, loops and branches runs; None where
+    that is not known.
 
-    ENTRY comes first, a caller before what it calls. Raises HloParseError where a computation calls itself.
+    ENTRY comes first, a caller before what it calls. Raises HloParseError where a computation calls
+    itself.
     """
     calls: dict[str, list[tuple[str, int | None]]] = {}
     finished, stack = {}, [(module.entry, False)]
@@ -161,7 +181,9 @@ def executions(module: HloModule) -> dict[str, int | None]:
                 called, times = i.called if opcode in CONTROL else (fused(i).name,), 1
                 if opcode == "while":
                     times = _trips(i)
-                    if times is not None:  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
+                    if (
+                        times is not None
+                    ):  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
                         called = tuple(name for name in called if name != i.callee("condition"))
                 for name in called:
                     if name in calls and name not in finished:
@@ -189,14 +211,18 @@ def fused(instruction: Instruction) -> Computation | None:
 
 
 def fusion_kind(instruction: Instruction) -> str:
-    """The backend's name of a fusion's kind, such as "__triton_gemm"; empty for kernels of XLA's own emitters."""
+    """The backend's name of a fusion's kind, such as "__triton_gemm"; empty for kernels of XLA's
+    own emitters.
+    """
     if not instruction.opcode.startswith("fusion"):
         return ""
     return str(setting(instruction, "fusion_backend_config", "kind") or "")
 
 
 def gemm_config(call: Instruction) -> dict:
-    """The part of a cuBLASLt call's `backend_config` that describes the matmul: epilogue, alpha, beta, amax, ..."""
+    """The part of a cuBLASLt call's `backend_config` that describes the matmul: epilogue, alpha,
+    beta, amax, ...
+    """
     return call.backend_config["gemm_backend_config"]
 
 
@@ -206,27 +232,36 @@ def _is_elsewhere(file: str, folders: tuple[str, ...]) -> bool:
 
 
 def source_line(instruction: Instruction) -> str:
-    """file:line of the program that wrote the instruction, outside of installed packages and of this one where there is
-    such a line; the path relative to the working directory, or the file's name alone."""
+    """file:line of the program that wrote the instruction, outside of installed packages and of
+    this one where there is such a line; the path relative to the working directory, or the file's
+    name alone.
+    """
     frames, folders = instruction.frames, tuple(NOT_THE_PROGRAM)
-    own = next((f for f in frames if not _is_elsewhere(f[0], folders)), frames[0] if frames else None)
+    own = next(
+        (f for f in frames if not _is_elsewhere(f[0], folders)), frames[0] if frames else None
+    )
     return f"{source_path(own[0])}:{own[1]}" if own else ""
 
 
 def once(read):
-    """What was read of an instruction is kept, with its module: fusions may share a computation, and many ask."""
+    """What was read of an instruction is kept, with its module: fusions may share a computation,
+    and many ask.
+    """
+
     def known(i: Instruction):
         kept = i.computation.module.__dict__.setdefault(f"_of{read.__name__}", {})
         if i not in kept:
             kept[i] = read(i)
         return kept[i]
+
     return functools.update_wrapper(known, read)
 
 
 @once
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
-    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Raises HloParseError
-    where it says that it multiplies, but not what."""
+    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1.
+    Raises HloParseError where it says that it multiplies, but not what.
+    """
     opcode = instruction.opcode.removesuffix("-start")
     if opcode not in _MULTIPLY:
         return ()
@@ -244,7 +279,9 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, HloParseError):
             raise
-        raise instruction.error(f"this says that it multiplies matrices, but not which ({error!r})") from error
+        raise instruction.error(
+            f"this says that it multiplies matrices, but not which ({error!r})"
+        ) from error
 
 
 def _dims(text: str) -> list[int]:
@@ -252,23 +289,30 @@ def _dims(text: str) -> list[int]:
 
 
 def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int]:
-    """m, n, k, batch of two operands, from dimension numbers as backend_config and dot's attributes name them."""
+    """m, n, k, batch of two operands, from dimension numbers as backend_config and dot's attributes
+    name them.
+    """
+
     def of(side: str, what: str) -> set[int]:
         found = [int(d) for d in numbers.get(f"{side}_{what}_dimensions", ())]
         if len({*found}) < len(found) or min(found, default=0) < 0:
             raise ValueError(f"{side}_{what}_dimensions has a dimension twice, or a negative one")
         return {*found}
+
     k = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "contracting"))
     batch = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "batch"))
     bound = {side: of(side, "contracting") | of(side, "batch") for side in ("lhs", "rhs")}
-    free = [math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound[side])
-            for side, shape in (("lhs", lhs), ("rhs", rhs))]
+    free = [
+        math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound[side])
+        for side, shape in (("lhs", lhs), ("rhs", rhs))
+    ]
     return free[0], free[1], k, batch
 
 
 def _common(*dtypes: str) -> str:
-    """The type in which operands of these types can be multiplied: FP8, the first one's, only where all are FP8; else
-    the widest of those that are not."""
+    """The type in which operands of these types can be multiplied: FP8, the first one's, only where
+    all are FP8; else the widest of those that are not.
+    """
     wide = [dtype for dtype in dtypes if not dtype.startswith("f8")]
     return max(wide, key=lambda dtype: Shape(dtype).bits) if wide else dtypes[0]
 
@@ -278,17 +322,43 @@ def _math(given: str, out: str, precision: str, algorithm: str) -> str:
     asked = re.match(r"ALG_DOT_(BF16|TF32|F16|F32|F64)_", algorithm)
     if asked and given in ("f32", "f64"):
         return asked[1].lower()
-    # XLA's GetBlasComputationType: xla/service/gpu/matmul_utils.cc (TF32 for f32 to f32, at DEFAULT and HIGH).
-    return {"f32": "tf32", "c64": "tf32"}.get(given, given) if precision in _TF32 and given == out else given
+    # XLA's GetBlasComputationType: xla/service/gpu/matmul_utils.cc (TF32 for f32 to f32, at DEFAULT
+    # and HIGH).
+    return (
+        {"f32": "tf32", "c64": "tf32"}.get(given, given)
+        if precision in _TF32 and given == out
+        else given
+    )
 
 
-def _row(i: Instruction, sizes: tuple[int, int, int, int], lhs: str, rhs: str, math_dtype: str, library: str, out: str,
-         origin: Instruction | None = None, **fields) -> GemmRow:
+def _row(
+    i: Instruction,
+    sizes: tuple[int, int, int, int],
+    lhs: str,
+    rhs: str,
+    math_dtype: str,
+    library: str,
+    out: str,
+    origin: Instruction | None = None,
+    **fields,
+) -> GemmRow:
     origin = origin or i
     fields = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
-    return GemmRow(*sizes, lhs, rhs, math_dtype, library, out_dtype=out, outside=(), count=1, name=i.name,
-                   source=source_line(origin) or source_line(i), op_name=op_name(origin) or op_name(i),
-                   instruction=i, **fields)
+    return GemmRow(
+        *sizes,
+        lhs,
+        rhs,
+        math_dtype,
+        library,
+        out_dtype=out,
+        outside=(),
+        count=1,
+        name=i.name,
+        source=source_line(origin) or source_line(i),
+        op_name=op_name(origin) or op_name(i),
+        instruction=i,
+        **fields,
+    )
 
 
 def _cublas(i: Instruction, target: str) -> GemmRow:
@@ -296,51 +366,95 @@ def _cublas(i: Instruction, target: str) -> GemmRow:
     lhs, rhs, *others = (computation[name].shape for name in i.operands)
     sizes = _sizes(lhs, rhs, config["dot_dimension_numbers"])
     settings = config.get("precision_config", {})
-    precision = max(settings.get("operand_precision") or ["DEFAULT"], key=("DEFAULT", "HIGH", "HIGHEST").index)
+    precision = max(
+        settings.get("operand_precision") or ["DEFAULT"], key=("DEFAULT", "HIGH", "HIGHEST").index
+    )
     algorithm = settings.get("algorithm", "ALG_UNSET").replace("ALG_UNSET", "")
     out = results(i)[0].dtype
     scales = ()
-    if target == FP8_CALL:  # scalars: A's and B's scale, then D's; where the program has none, the constant 1
-        taken = "abd" if out.startswith("f8") else "ab"  # XLA's emitter passes D's scale on for an FP8 result alone
-        scalars = [computation[name] for name in i.operands[2:] if computation[name].shape.size == 1]
+    if (
+        target == FP8_CALL
+    ):  # scalars: A's and B's scale, then D's; where the program has none, the constant 1
+        taken = (
+            "abd" if out.startswith("f8") else "ab"
+        )  # XLA's emitter passes D's scale on for an FP8 result alone
+        scalars = [
+            computation[name] for name in i.operands[2:] if computation[name].shape.size == 1
+        ]
         named = zip("abd" if len(scalars) < 4 else "abcd", scalars)
-        scales = tuple(letter for letter, s in named if letter in taken and s.literal not in ("1", "{1}"))
-    return _row(i, sizes, lhs.dtype, rhs.dtype, _math(_common(lhs.dtype, rhs.dtype), out, precision, algorithm),
-                "cublasLt" if "$lt$" in target else "cublas", out, epilogue=str(config.get("epilogue", "DEFAULT")),
-                amax=bool(config.get("damax_output", False)), beta=float(config.get("beta", 0)),
-                alpha=float(config.get("alpha_real", 1)), scales=scales, precision=precision, algorithm=algorithm)
+        scales = tuple(
+            letter for letter, s in named if letter in taken and s.literal not in ("1", "{1}")
+        )
+    return _row(
+        i,
+        sizes,
+        lhs.dtype,
+        rhs.dtype,
+        _math(_common(lhs.dtype, rhs.dtype), out, precision, algorithm),
+        "cublasLt" if "$lt$" in target else "cublas",
+        out,
+        epilogue=str(config.get("epilogue", "DEFAULT")),
+        amax=bool(config.get("damax_output", False)),
+        beta=float(config.get("beta", 0)),
+        alpha=float(config.get("alpha_real", 1)),
+        scales=scales,
+        precision=precision,
+        algorithm=algorithm,
+    )
 
 
 def _dot_settings(dot: Instruction) -> tuple[str, str]:
     """Precision and algorithm of a dot."""
     precision = dot.attributes.get("operand_precision", "").strip("{}").upper().split(",")
-    precision = max((p.strip() or "DEFAULT" for p in precision), key=("DEFAULT", "HIGH", "HIGHEST").index)
+    precision = max(
+        (p.strip() or "DEFAULT" for p in precision), key=("DEFAULT", "HIGH", "HIGHEST").index
+    )
     algorithm = dot.attributes.get("algorithm", "")
     return precision, f"ALG_{algorithm.upper()}" if algorithm.startswith("dot_") else ""
 
 
 def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> GemmRow:
     """The row of a dot that the kernel `i` runs, `i` itself or inside it."""
-    numbers = {f"{side}_{what}_dimensions": _dims(dot.attributes.get(f"{side}_{what}_dims", "{}"))
-               for side in ("lhs", "rhs") for what in ("contracting", "batch")}
+    numbers = {
+        f"{side}_{what}_dimensions": _dims(dot.attributes.get(f"{side}_{what}_dims", "{}"))
+        for side in ("lhs", "rhs")
+        for what in ("contracting", "batch")
+    }
     lhs, rhs = (dot.computation[name].shape for name in dot.operands[:2])
     precision, algorithm = _dot_settings(dot)
-    tensor_cores = library != "kernel" or i is dot  # a dot of a program not yet compiled may still get them
+    tensor_cores = (
+        library != "kernel" or i is dot
+    )  # a dot of a program not yet compiled may still get them
     given = _common(lhs.dtype, rhs.dtype)
     math_dtype = _math(given, dot.shape.dtype, precision, algorithm) if tensor_cores else given
     compiled = i.computation.module.attributes.get("is_scheduled") == "true"
     if library == "kernel" and compiled and given.startswith("f8"):
         math_dtype = "unknown"  # no GPU multiplies FP8 outside of its tensor cores
-    stored = [_stored(dot.computation, name) if dot is not i else dot.computation[name].shape.dtype
-              for name in dot.operands[:2]]
+    stored = [
+        _stored(dot.computation, name) if dot is not i else dot.computation[name].shape.dtype
+        for name in dot.operands[:2]
+    ]
     after = _following(dot) if dot is not i else []
-    return _row(i, _sizes(lhs, rhs, numbers), *stored, math_dtype, library, results(i)[0].dtype, dot, tile=tile,
-                epilogue="+".join(after) or "DEFAULT", precision=precision, algorithm=algorithm,
-                scales=("a", "b") if dot.opcode == "scaled-dot" else ())
+    return _row(
+        i,
+        _sizes(lhs, rhs, numbers),
+        *stored,
+        math_dtype,
+        library,
+        results(i)[0].dtype,
+        dot,
+        tile=tile,
+        epilogue="+".join(after) or "DEFAULT",
+        precision=precision,
+        algorithm=algorithm,
+        scales=("a", "b") if dot.opcode == "scaled-dot" else (),
+    )
 
 
 def _stored(computation: Computation, name: str) -> str:
-    """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its operand comes from."""
+    """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its
+    operand comes from.
+    """
     largest: dict[str, Shape | None] = computation.__dict__.setdefault("_largest", {})
     for i in computation if not largest else ():
         shapes = [largest[operand] for operand in reversed(i.operands)]
@@ -352,12 +466,17 @@ def _stored(computation: Computation, name: str) -> str:
 
 @once
 def _following(dot: Instruction) -> list[str]:
-    """Opcodes of what a kernel computes of its dot's result, in order, without what only names or moves it; the first
-    hundred."""
+    """Opcodes of what a kernel computes of its dot's result, in order, without what only names or
+    moves it; the first hundred.
+    """
     todo, seen, found = [(dot.index, dot)], {dot.index}, []
     while todo and len(found) < 100:
         _, i = heapq.heappop(todo)
-        if i is not dot and i.opcode not in _PASS_ON and i.opcode not in ("tuple", "get-tuple-element"):
+        if (
+            i is not dot
+            and i.opcode not in _PASS_ON
+            and i.opcode not in ("tuple", "get-tuple-element")
+        ):
             found.append(i.opcode)
         for user in dot.computation.users.get(i.name, ()):
             if user.index not in seen:
@@ -396,7 +515,9 @@ def _multiplying(root: Instruction) -> tuple[list[Instruction], list[GemmRow]]:
                 found.append(j)
             elif j.opcode == "fusion":
                 todo.append(fused(j))
-            elif j.opcode == "custom-call":  # a library's, which reads a slice of its operand, or writes one, in place
+            elif (
+                j.opcode == "custom-call"
+            ):  # a library's, which reads a slice of its operand, or writes one, in place
                 calls += matmuls(j)
     return found, calls
 
@@ -405,20 +526,28 @@ def _tile(settings: Mapping, dot: Instruction) -> str:
     """Rows x columns x depth of the block of the result that one thread block computes."""
     if gemm := settings.get("triton_gemm_config"):
         return "x".join(str(gemm[key]) for key in ("block_m", "block_n", "block_k") if key in gemm)
-    blocks = settings.get("block_level_fusion_config", {}).get("output_tiles", [{}])[0].get("sizes", [])
+    blocks = (
+        settings.get("block_level_fusion_config", {}).get("output_tiles", [{}])[0].get("sizes", [])
+    )
     depth = dot.backend_config if isinstance(dot.backend_config, Mapping) else {}
     depth = depth.get("sizes", [])
     return "x".join(str(b) for b in [*blocks[-2:], *depth[-1:]])
 
 
 def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
-    """A kernel may sum K in parts, as a batch that the next kernel adds up, and does nothing to before: then K is the
-    whole. A sum over a batch of products is one contraction, whoever wrote it."""
+    """A kernel may sum K in parts, as a batch that the next kernel adds up, and does nothing to
+    before: then K is the whole. A sum over a batch of products is one contraction, whoever wrote
+    it.
+    """
     i, name = row.instruction, row.name
     batch = len(_dims(dot.attributes.get("lhs_batch_dims", "{}")))  # a dot's result has them first
     written = dot.computation.root
-    if row.library != "triton" or row.batch == 1 or behind(written, ("convert", "bitcast")) is not dot or (
-            _outermost(written.shape, batch) != _outermost(dot.shape, batch)):
+    if (
+        row.library != "triton"
+        or row.batch == 1
+        or behind(written, ("convert", "bitcast")) is not dot
+        or (_outermost(written.shape, batch) != _outermost(dot.shape, batch))
+    ):
         return row
     users = i.computation.users.get(name, ())
     inside = fused(users[0]) if len(users) == 1 else None
@@ -426,7 +555,11 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
         return row
     parameter = inside.parameters[users[0].operands.index(name)]
     for reduce in inside:
-        if reduce.opcode != "reduce" or reduce.operands[0] != parameter.name or reducer(reduce) != "add":
+        if (
+            reduce.opcode != "reduce"
+            or reduce.operands[0] != parameter.name
+            or reducer(reduce) != "add"
+        ):
             continue
         summed = set(_dims(reduce.attributes.get("dimensions", "{}")))
         if summed <= set(range(batch)):
@@ -437,8 +570,12 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
 
 def _outermost(shape: Shape, count: int) -> list[tuple[int, int]]:
     """The dimensions that vary slowest in memory, so many, and how long each is."""
-    order = _dims(shape.layout.partition(":")[0]) if shape.layout else [*reversed(range(len(shape.dims)))]
-    return [(d, shape.dims[d]) for d in order[len(order) - count:]]
+    order = (
+        _dims(shape.layout.partition(":")[0])
+        if shape.layout
+        else [*reversed(range(len(shape.dims)))]
+    )
+    return [(d, shape.dims[d]) for d in order[len(order) - count :]]
 
 
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
@@ -448,14 +585,28 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
         sides = [_spread(computation, name) for name in product.operands]
         if not all(sides) and product.shape.size > 1:
             continue
-        sums = [r for r in computation if r.opcode == "reduce" and _leads(computation, r.operands[0], product.name)]
+        sums = [
+            r
+            for r in computation
+            if r.opcode == "reduce" and _leads(computation, r.operands[0], product.name)
+        ]
         summed = set(_dims(sums[0].attributes.get("dimensions", "{}"))) if sums else set()
         sizes = dict(enumerate(product.shape.dims))
         both = sides[0][1] & sides[1][1]
         part = lambda dims: math.prod(sizes[d] for d in dims)
         m, n = part(sides[0][1] - both), part(sides[1][1] - both)
-        found.append(_row(i, (m, n, part(both & summed), part(both - summed)), sides[0][0], sides[1][0],
-                          product.shape.dtype, "kernel", results(i)[0].dtype, product))
+        found.append(
+            _row(
+                i,
+                (m, n, part(both & summed), part(both - summed)),
+                sides[0][0],
+                sides[1][0],
+                product.shape.dtype,
+                "kernel",
+                results(i)[0].dtype,
+                product,
+            )
+        )
     return tuple(found)
 
 
@@ -465,7 +616,11 @@ def _products(root: Instruction) -> list[Instruction]:
     computation = root.computation
     if "dot_general" not in computation.module.text[slice(*computation._body)]:  # as in most
         return []
-    return [i for i in computation if i.opcode == "multiply" and primitive(op_name(i)).endswith("dot_general")]
+    return [
+        i
+        for i in computation
+        if i.opcode == "multiply" and primitive(op_name(i)).endswith("dot_general")
+    ]
 
 
 def _leads(computation: Computation, name: str, start: str) -> bool:
@@ -478,7 +633,9 @@ def _leads(computation: Computation, name: str, start: str) -> bool:
 
 
 def _spread(computation: Computation, name: str) -> tuple[str, set[int]]:
-    """The dtype in memory of a factor, and the dimensions along which it varies: not those it is broadcast over."""
+    """The dtype in memory of a factor, and the dimensions along which it varies: not those it is
+    broadcast over.
+    """
     i = computation[name]
     varies = {d for d, size in enumerate(i.shape.dims) if size > 1}
     while i.opcode in ("convert", "copy"):
@@ -491,29 +648,51 @@ def _spread(computation: Computation, name: str) -> tuple[str, set[int]]:
 def _block_scaled(i: Instruction, library: str) -> GemmRow:
     lhs, rhs = (i.computation[name].shape for name in i.operands[:2])
     batched = len(lhs.dims) == 3
-    numbers = {f"{side}_{what}_dimensions": dims for side in ("lhs", "rhs")
-               for what, dims in (("contracting", [len(lhs.dims) - 1]), ("batch", [0] * batched))}
-    return _row(i, _sizes(lhs, rhs, numbers), lhs.dtype, rhs.dtype, _common(lhs.dtype, rhs.dtype), library,
-                results(i)[0].dtype, scales=("a", "b"))
+    numbers = {
+        f"{side}_{what}_dimensions": dims
+        for side in ("lhs", "rhs")
+        for what, dims in (("contracting", [len(lhs.dims) - 1]), ("batch", [0] * batched))
+    }
+    return _row(
+        i,
+        _sizes(lhs, rhs, numbers),
+        lhs.dtype,
+        rhs.dtype,
+        _common(lhs.dtype, rhs.dtype),
+        library,
+        results(i)[0].dtype,
+        scales=("a", "b"),
+    )
 
 
 def _attention(i: Instruction) -> tuple[GemmRow, ...]:
-    """cuDNN's fused attention: two matmuls forward; backward, the first again and two for each one's operands."""
+    """cuDNN's fused attention: two matmuls forward; backward, the first again and two for each
+    one's operands.
+    """
     config = i.backend_config["cudnn_fmha_backend_config"]
     q, k, v = (i.computation[name].shape for name in i.operands[:3])
     backward = "Backward" in i.custom_call_target
-    numbers = config["bmm1_grad_gemm2_dot_dimension_numbers" if backward else "bmm1_dot_dimension_numbers"]
+    numbers = config[
+        "bmm1_grad_gemm2_dot_dimension_numbers" if backward else "bmm1_dot_dimension_numbers"
+    ]
     if backward:  # of dQ = dS K: K's contracting dimension is its length
         length = int(numbers["rhs_contracting_dimensions"][0])
         batch = [int(d) for d in numbers["rhs_batch_dimensions"]]
         (depth,) = set(range(len(k.dims))) - {length, *batch}
-        numbers = {f"{s}_{w}_dimensions": d for s in ("lhs", "rhs") for w, d in (("contracting", [depth]),
-                                                                                ("batch", batch))}
+        numbers = {
+            f"{s}_{w}_dimensions": d
+            for s in ("lhs", "rhs")
+            for w, d in (("contracting", [depth]), ("batch", batch))
+        }
     m, n, depth, batch = _sizes(q, k, numbers)
-    shared = math.prod(k.dims[int(d)] for d in numbers["rhs_batch_dimensions"])  # several queries' heads may share one
+    shared = math.prod(
+        k.dims[int(d)] for d in numbers["rhs_batch_dimensions"]
+    )  # several queries' heads may share one
     values = v.size // (shared * n)
     sizes = [(m, n, depth), (m, values, n)]
     if backward:
         sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
     given = _common(q.dtype, k.dtype, v.dtype)
-    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", results(i)[0].dtype) for s in sizes)
+    return tuple(
+        _row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", results(i)[0].dtype) for s in sizes
+    )

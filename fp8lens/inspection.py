@@ -23,21 +23,33 @@ from fp8lens.targets import Target, resolve
 
 
 class Inspection:
-    """A compiled program. Each answer is worked out when it is first asked for, and kept; the program is parsed once.
+    """A compiled program. Each answer is worked out when it is first asked for, and kept; the
+    program is parsed once.
 
-    `compiled` is the `jax.stages.Compiled`, None of a saved program; `module` its optimized HLO, parsed.
+    `compiled` is the `jax.stages.Compiled`, None of a saved program; `module` its optimized HLO,
+    parsed.
     """
 
-    def __init__(self, module: HloModule, note: str = "", compiled: Any = None, stages: tuple = (),
-                 ptx: dict[str, str] | None = None, chip: Target | None = None,
-                 mesh_shape: Any = None, again: Callable[[], Any] | None = None):
+    def __init__(
+        self,
+        module: HloModule,
+        note: str = "",
+        compiled: Any = None,
+        stages: tuple = (),
+        ptx: dict[str, str] | None = None,
+        chip: Target | None = None,
+        mesh_shape: Any = None,
+        again: Callable[[], Any] | None = None,
+    ):
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was compiled here: of a saved program there are no reasons, no passes, and no PTX."""
+        """Whether it was compiled here: of a saved program there are no reasons, no passes, and no
+        PTX.
+        """
         return bool(self._stages)
 
     @cached_property
@@ -57,13 +69,23 @@ class Inspection:
 
     @cached_property
     def reasons(self) -> Reasons:
-        """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it says no more what
-        XLA's rewriter was given."""
+        """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it
+        says no more what XLA's rewriter was given.
+        """
         if not self.is_ours:
-            raise TypeError("a saved or compiled program says no more what XLA's rewriter was given: inspect the "
-                            "function and its arguments.")
-        return find_reasons(self._rows[0], self._stages, self.module, self._chip, self.collectives,
-                            self.ledger.of("unread"), self._ptx)
+            raise TypeError(
+                "a saved or compiled program says no more what XLA's rewriter was given: inspect"
+                " the function and its arguments."
+            )
+        return find_reasons(
+            self._rows[0],
+            self._stages,
+            self.module,
+            self._chip,
+            self.collectives,
+            self.ledger.of("unread"),
+            self._ptx,
+        )
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -72,7 +94,9 @@ class Inspection:
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
-        """(kernel, why) of those that HLO does not tell of, and that may multiply in another type than FP8."""
+        """(kernel, why) of those that HLO does not tell of, and that may multiply in another type
+        than FP8.
+        """
         names = self.report.unread
         if not self.is_ours:
             return [(name, "not looked into") for name in names]
@@ -85,27 +109,43 @@ class Inspection:
 
     @cached_property
     def passes(self) -> Any:
-        """What each of XLA's passes changed at a matmul. XLA writes all of them down only where asked, and then takes
-        up to twice as long: so this compiles once more. TypeError for a saved program."""
+        """What each of XLA's passes changed at a matmul. XLA writes all of them down only where
+        asked, and then takes up to twice as long: so this compiles once more. TypeError for a saved
+        program.
+        """
         if not self._again:
-            raise TypeError("a saved or compiled program says no more by which passes it came about: inspect the "
-                            "function and its arguments.")
+            raise TypeError(
+                "a saved or compiled program says no more by which passes it came about: inspect"
+                " the function and its arguments."
+            )
         return self._again()
 
     def json(self, reasons: bool = True) -> str:
-        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null where they are not
-        asked for, and for a saved program."""
+        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null
+        where they are not asked for, and for a saved program.
+        """
         rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
-        totals = _fields(self.report) | {name: getattr(self.report, name)
-                                         for name in ("flops", "fp8_flops", "fp8_flops_share")}
+        totals = _fields(self.report) | {
+            name: getattr(self.report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")
+        }
         del totals["rows"]
-        ledger = [_fields(line) | {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
-                  for line in self.ledger]
+        ledger = [
+            _fields(line) | {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
+            for line in self.ledger
+        ]
         for line in ledger:
             del line["kernel"]
         why = [dataclasses.asdict(r) for r in self.reasons] if reasons and self.is_ours else None
-        return json.dumps({"rows": rows, "totals": totals, "ledger": ledger,
-                           "collectives": list(map(_fields, self.collectives)), "reasons": why}, indent=1)
+        return json.dumps(
+            {
+                "rows": rows,
+                "totals": totals,
+                "ledger": ledger,
+                "collectives": list(map(_fields, self.collectives)),
+                "reasons": why,
+            },
+            indent=1,
+        )
 
     def __str__(self) -> str:
         return f"{self.report}\n\n{self.reasons}" if self.is_ours else str(self.report)
@@ -120,34 +160,48 @@ class Inspection:
 def _fields(of: Any) -> dict[str, Any]:
     """A dataclass's fields, without HLO's own objects; what JSON has no number for is text."""
     values = ((f.name, getattr(of, f.name)) for f in dataclasses.fields(of) if f.repr)
-    return {name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
+    return {
+        name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in values
+    }
 
 
 def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
-    """Compile once, ask many: an Inspection of a function, or of a program that was compiled before.
+    """Compile once, ask many: an Inspection of a function, or of a program that was compiled
+    before.
 
-    `x` is a function, with its arguments and options as `aot_compile` takes them (target="H100", gemm="cublaslt", ...);
-    or a `jax.stages.Compiled`, HLO text, the path of a file with HLO text, an HloModule; an Inspection is returned as
-    it is.
+    `x` is a function, with its arguments and options as `aot_compile` takes them (target="H100",
+    gemm="cublaslt", ...); or a `jax.stages.Compiled`, HLO text, the path of a file with HLO text,
+    an HloModule; an Inspection is returned as it is.
 
-    Raises TypeError for arguments or options without a function, FileNotFoundError for a path that leads nowhere,
-    HloParseError for text that is not HLO, and what `aot_compile` raises.
+    Raises TypeError for arguments or options without a function, FileNotFoundError for a path that
+    leads nowhere, HloParseError for text that is not HLO, and what `aot_compile` raises.
     """
     if isinstance(x, Inspection):
         if args or options:
-            raise TypeError("an Inspection is compiled already: give arguments and options to inspect() alone.")
+            raise TypeError(
+                "an Inspection is compiled already: give arguments and options to inspect() alone."
+            )
         return x
     if not callable(x) or hasattr(x, "as_text"):
         if args or options:
             what = next(iter(options), "further arguments")
-            raise TypeError(f"{what}: only with a function and its arguments, to compile it; got {type(x).__name__}.")
+            raise TypeError(
+                f"{what}: only with a function and its arguments, to compile it; got"
+                f" {type(x).__name__}."
+            )
         if not (isinstance(x, (str, os.PathLike, HloModule)) or hasattr(x, "as_text")):
-            raise TypeError(f"got {type(x).__name__}: give a function and its arguments, a Compiled, HLO text, or the "
-                            "path of a file with it.")
+            raise TypeError(
+                f"got {type(x).__name__}: give a function and its arguments, a Compiled, HLO text,"
+                " or the path of a file with it."
+            )
         if isinstance(x, os.PathLike) or isinstance(x, str) and "\n" not in x and os.path.isfile(x):
-            return Inspection(parse_hlo_module(Path(x).read_text(encoding="utf-8", errors="replace")))
+            return Inspection(
+                parse_hlo_module(Path(x).read_text(encoding="utf-8", errors="replace"))
+            )
         if isinstance(x, str) and "\n" not in x and re.search(r"\.\w+$|[/\\]", x) and " " not in x:
-            raise FileNotFoundError(f"there is no file {x!r}: give a path from here to a file with HLO text.")
+            raise FileNotFoundError(
+                f"there is no file {x!r}: give a path from here to a file with HLO text."
+            )
         return Inspection(parse_hlo_module(x), not_a_gpus(x), x if hasattr(x, "as_text") else None)
 
     from fp8lens.stages import dumped, passes
@@ -155,34 +209,46 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     compiled, stages, ptx = dumped(x, *args, pattern="gemm-rewriter", **options)
     chip = resolve(options.get("target", "H100"))
     note = f"compiled for {chip.name}, gemm={options.get('gemm', 'cublaslt')!r}"
-    return Inspection(parse_hlo_module(compiled), note, compiled, stages, ptx, chip, options.get("mesh_shape"),
-                      lambda: passes(x, *args, **options))
+    return Inspection(
+        parse_hlo_module(compiled),
+        note,
+        compiled,
+        stages,
+        ptx,
+        chip,
+        options.get("mesh_shape"),
+        lambda: passes(x, *args, **options),
+    )
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
-    """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a `GemmReport`.
+    """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a
+    `GemmReport`.
 
-    Takes what `inspect` takes: a function, compiled as by `aot_compile`, whose `args` and `options` it takes (target,
-    gemm, mesh_shape, in_specs, compiler_options); a Compiled, an HloModule, HLO text, a file's path, an Inspection. Of
-    a Lowered or another module that is not optimized, the rows are its dots. Sharded, the rows are one device's.
+    Takes what `inspect` takes: a function, compiled as by `aot_compile`, whose `args` and `options`
+    it takes (target, gemm, mesh_shape, in_specs, compiler_options); a Compiled, an HloModule, HLO
+    text, a file's path, an Inspection. Of a Lowered or another module that is not optimized, the
+    rows are its dots. Sharded, the rows are one device's.
 
-    A Triton kernel's `math_dtype` is read from the multiply instructions of the kernel's PTX where a function was
-    compiled; of a saved program, which has no PTX, it is what the kernel's dot says, and that may still run in a wider
-    type.
+    A Triton kernel's `math_dtype` is read from the multiply instructions of the kernel's PTX where
+    a function was compiled; of a saved program, which has no PTX, it is what the kernel's dot says,
+    and that may still run in a wider type.
 
-    Raises TypeError for `args` without a function, HloParseError for text that is not HLO, and what `aot_compile`
-    raises.
+    Raises TypeError for `args` without a function, HloParseError for text that is not HLO, and what
+    `aot_compile` raises.
     """
     return inspect(x, *args, **options).report
 
 
 def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
-    """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason and the mend.
+    """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason
+    and the mend.
 
-    Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was given: a function with
-    its arguments, compiled once, or an Inspection. Compares what the rewriter was given with what became of it. An
-    empty list: every matmul is FP8, and no work that its call could do was left outside. Where no known rule explains
-    what is seen, `reason` starts with "unknown".
+    Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was
+    given: a function with its arguments, compiled once, or an Inspection. Compares what the
+    rewriter was given with what became of it. An empty list: every matmul is FP8, and no work that
+    its call could do was left outside. Where no known rule explains what is seen, `reason` starts
+    with "unknown".
 
     Raises TypeError for a saved program, and what `inspect` raises.
     """

@@ -1,4 +1,6 @@
-"""Where a program's kernels and bytes go: each kernel in exactly one line, by what it does for the matmuls."""
+"""Where a program's kernels and bytes go: each kernel in exactly one line, by what it does for the
+matmuls.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,9 @@ CLASSES = {
     "rest": "everything else",
 }
 _ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
-_UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))  # work around a matmul that FP8 alone asks for
+_UNDOES = frozenset(
+    ("transpose", "pad", "scale", "fp8")
+)  # work around a matmul that FP8 alone asks for
 
 _HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
 _UNREAD = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
@@ -34,9 +38,11 @@ _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split()
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done ("bias", "transpose",
-    ...; see GemmRow.outside); `charged` whether the kernel would then not run. `serves` names the matmuls whose operand
-    it makes, for whom it does it, or whose result it works on. `layer` is as GemmRow.path has it."""
+    """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done
+    ("bias", "transpose", ...; see GemmRow.outside); `charged` whether the kernel would then not
+    run. `serves` names the matmuls whose operand it makes, for whom it does it, or whose result it
+    works on. `layer` is as GemmRow.path has it.
+    """
 
     kernel: Kernel
     what: str
@@ -63,7 +69,9 @@ class Line:
 
 
 class Ledger(tuple[Line, ...]):
-    """Every kernel of a program, in the order of the program. Prints a line for each, the largest first."""
+    """Every kernel of a program, in the order of the program. Prints a line for each, the largest
+    first.
+    """
 
     @property
     def kernels(self) -> int:
@@ -83,16 +91,32 @@ class Ledger(tuple[Line, ...]):
     @property
     def for_fp8(self) -> "Ledger":
         """What it costs to make FP8 and undo it, around the matmuls."""
-        return Ledger(line for line in self if line.what in ("quantize", "scale", "dequantize") or line.charged and (
-            "f8e" in line.kernel.result or "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)))
+        return Ledger(
+            line
+            for line in self
+            if line.what in ("quantize", "scale", "dequantize")
+            or line.charged
+            and (
+                "f8e" in line.kernel.result
+                or "epilogue" not in line.work
+                and not _UNDOES.isdisjoint(line.work)
+            )
+        )
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         order = list(CLASSES)
         for line in sorted(self, key=lambda line: (order.index(line.what), -line.nbytes)):
-            serves = ", ".join(line.serves[:2]) + f" and {len(line.serves) - 2} more" * (len(line.serves) > 2)
-            yield (line.what, "?" if line.kernel.count is None else str(line.runs), size(line.nbytes),
-                   line.name, *((", ".join(line.work), serves) if line.what != "matmul" else ("", "")),
-                   visible(line.source))
+            serves = ", ".join(line.serves[:2]) + f" and {len(line.serves) - 2} more" * (
+                len(line.serves) > 2
+            )
+            yield (
+                line.what,
+                "?" if line.kernel.count is None else str(line.runs),
+                size(line.nbytes),
+                line.name,
+                *((", ".join(line.work), serves) if line.what != "matmul" else ("", "")),
+                visible(line.source),
+            )
 
     def totals(self) -> list[str]:
         """A sentence for each class."""
@@ -100,18 +124,29 @@ class Ledger(tuple[Line, ...]):
 
     def __str__(self) -> str:
         rows = [_HEADER, *self._rows()]
-        shown = [c for c in range(len(_HEADER)) if any(row[c] not in ("", "1") for row in rows[1:]) or c in (0, 2, 3)]
+        shown = [
+            c
+            for c in range(len(_HEADER))
+            if any(row[c] not in ("", "1") for row in rows[1:]) or c in (0, 2, 3)
+        ]
         lines, below = columns(rows, shown, (1, 2), range(len(_HEADER) - 1, 3, -1))
         text = lines[:1]
         for line, row in zip(lines[1:], rows[1:]):
-            more = (f"at {row[c]}" if _HEADER[c] == "source" else f"{_HEADER[c]} {row[c]}" for c in below if row[c])
+            more = (
+                f"at {row[c]}" if _HEADER[c] == "source" else f"{_HEADER[c]} {row[c]}"
+                for c in below
+                if row[c]
+            )
             text += [line, *wrapped(" ".join(more), 6, 6)]
         return "\n".join([*text, f"{_kernels(self)} in all"])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(_HEADER, ((row, "", ()) for row in self._rows())) + f"<p>{_kernels(self)} in all</p>"
+        return (
+            html_table(_HEADER, ((row, "", ()) for row in self._rows()))
+            + f"<p>{_kernels(self)} in all</p>"
+        )
 
 
 def _kernels(lines: Sequence[Line]) -> str:
@@ -119,27 +154,41 @@ def _kernels(lines: Sequence[Line]) -> str:
     return f"{count} kernel{'s' * (count != 1)}, {size(sum(line.nbytes for line in lines))}"
 
 
-def make_ledger(module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around) -> Ledger:
+def make_ledger(
+    module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around
+) -> Ledger:
     """The ledger of a module, from its rows, each with the kernels around it."""
     near: dict[Instruction, list[tuple[GemmRow, Outside]]] = {}
     for row, outside in found:
         for o in outside:
             near.setdefault(o.instruction, []).append((row, o))
     multiply = {row.instruction for row, _ in found}
-    counts = {i: count for name, count in executions(module).items()
-              for i in filter(launches, module.computations[name])}
+    counts = {
+        i: count
+        for name, count in executions(module).items()
+        for i in filter(launches, module.computations[name])
+    }
     mine = {i: [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work] for i in counts}
     classes = {i: "matmul" if i in multiply else _class(i, mine[i]) for i in counts}
-    for i in reversed(classes):  # one number, for nobody but who makes FP8 of it, or a scale: of an amax's history
+    for i in reversed(
+        classes
+    ):  # one number, for nobody but who makes FP8 of it, or a scale: of an amax's history
         if classes[i] == "rest" and is_plain(i) and all(s.size == 1 for s in results(i)):
             readers = {classes.get(reader) for reader, _ in around.readers(i)}
             classes[i] = "scale" if readers and readers <= {"quantize", "scale"} else "rest"
 
     def line(i: Instruction) -> Line:
-        return Line(kernel(i, counts[i]), classes[i], tuple(dict.fromkeys(w for o in mine[i] for w in o.work)),
-                    any(o.charged for o in mine[i]),
-                    tuple(dict.fromkeys(row.name for row, _ in near.get(i, ()))) or _served(i, classes, around),
-                    layer(op_name(i)), is_backward(op_name(i)), source_line(i))
+        return Line(
+            kernel(i, counts[i]),
+            classes[i],
+            tuple(dict.fromkeys(w for o in mine[i] for w in o.work)),
+            any(o.charged for o in mine[i]),
+            tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
+            or _served(i, classes, around),
+            layer(op_name(i)),
+            is_backward(op_name(i)),
+            source_line(i),
+        )
 
     return Ledger(map(line, counts))
 
@@ -160,7 +209,9 @@ def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> 
 
 
 def _is_unread(i: Instruction) -> bool:
-    sorts = (i.custom_call_target or "").startswith("__cub$")  # and sums up: CUB multiplies no matrices
+    sorts = (i.custom_call_target or "").startswith(
+        "__cub$"
+    )  # and sums up: CUB multiplies no matrices
     return i.opcode.removesuffix("-start") in _UNREAD and not sorts
 
 
@@ -172,7 +223,9 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
         if opcode in _MOVES_ALONE:
             return "move"
         return "unread" if _is_unread(i) else "rest"
-    if any(map(_is_unread, inside(i))):  # a fusion may hold a library's kernel, with the slices that it reads
+    if any(
+        map(_is_unread, inside(i))
+    ):  # a fusion may hold a library's kernel, with the slices that it reads
         return "unread"
     charged = [o for o in near if o.charged]
     if any("fp8" in o.work for o in charged):
@@ -186,11 +239,17 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
         return "move"
     written = results(i)
     if any(s.dtype.startswith("f8") and s.size > 1 for s in written) and any(
-            j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in parts):
+        j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in parts
+    ):
         return "quantize"
     maxima = [j for j in parts if j.opcode == "reduce" and reducer(j) in ("maximum", "minimum")]
     scales = any(o.work == ("scale",) and not o.after or o.own == "computes a scale" for o in near)
-    if scales or after == {"amax"} or maxima and any(j.opcode == "abs" for j in parts) and all(
-            s.size == 1 for s in written):
+    if (
+        scales
+        or after == {"amax"}
+        or maxima
+        and any(j.opcode == "abs" for j in parts)
+        and all(s.size == 1 for s in written)
+    ):
         return "scale"
     return "move" if after or any("transpose" in o.work for o in charged) else "rest"

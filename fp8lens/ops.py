@@ -6,36 +6,56 @@ DOTS = frozenset("dot scaled-dot".split())
 VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier optimization-barrier".split())
 # Instructions that launch nothing: names, views, and the ends of what has been launched before.
 FREE = CONTROL | frozenset(
-    "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier optimization-barrier "
-    "partition-id replica-id".split())
-COLLECTIVES = ("all-", "collective", "reduce-scatter", "ragged-all-to-all")  # how their opcodes begin
+    "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier"
+    " optimization-barrier partition-id replica-id".split()
+)
+COLLECTIVES = (
+    "all-",
+    "collective",
+    "reduce-scatter",
+    "ragged-all-to-all",
+)  # how their opcodes begin
 # Elementwise: from the elements at one place of the operands, the element there of the result.
 POINTWISE = frozenset(
-    "abs add and atan2 cbrt ceil clamp clz compare complex cosine count-leading-zeros divide erf exponential "
-    "exponential-minus-one floor imag is-finite log log-plus-one logistic maximum minimum multiply negate not or "
-    "popcnt power real reduce-precision remainder round-nearest-afz round-nearest-even rsqrt select shift-left "
-    "shift-right-arithmetic shift-right-logical sign sine sqrt stochastic-convert subtract tan tanh xor "
-    "bitcast-convert acos acosh asin asinh atan atanh cosh sinh".split())
+    "abs add and atan2 cbrt ceil clamp clz compare complex cosine count-leading-zeros divide erf"
+    " exponential exponential-minus-one floor imag is-finite log log-plus-one logistic maximum"
+    " minimum multiply negate not or popcnt power real reduce-precision remainder round-nearest-afz"
+    " round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign"
+    " sine sqrt stochastic-convert subtract tan tanh xor bitcast-convert acos acosh asin asinh atan"
+    " atanh cosh sinh".split()
+)
 ELEMENTWISE = POINTWISE | {"convert"}
 SCALING = frozenset("multiply divide".split())
 # Without arithmetic: elements come to other places, or are repeated, or left out.
-MOVES = VIEWS | frozenset("copy transpose slice dynamic-slice pad broadcast concatenate reverse gather tuple".split())
+MOVES = VIEWS | frozenset(
+    "copy transpose slice dynamic-slice pad broadcast concatenate reverse gather tuple".split()
+)
 LAYOUT = frozenset("transpose bitcast reshape copy".split())
-FP8_MULTIPLE = 16  # of which M, N and K of an FP8 call are: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc
+FP8_MULTIPLE = (
+    16  # of which M, N and K of an FP8 call are: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc
+)
 SOURCES = frozenset("parameter constant iota".split())
 # How many operands it takes at least: XLA's parser refuses fewer.
-LEAST = dict.fromkeys((ELEMENTWISE | MOVES | CONTROL | {"reduce", "sort", "map"}) - {"tuple", "call", "async"}, 1)
+LEAST = dict.fromkeys(
+    (ELEMENTWISE | MOVES | CONTROL | {"reduce", "sort", "map"}) - {"tuple", "call", "async"}, 1
+)
 LEAST |= dict.fromkeys(
-    "add and atan2 compare complex divide maximum minimum multiply or power remainder shift-left dot convolution "
-    "shift-right-arithmetic shift-right-logical subtract xor pad gather dynamic-update-slice scaled-dot".split(), 2)
+    "add and atan2 compare complex divide maximum minimum multiply or power remainder shift-left"
+    " dot convolution shift-right-arithmetic shift-right-logical subtract xor pad gather"
+    " dynamic-update-slice scaled-dot".split(),
+    2,
+)
 LEAST |= {"select": 3, "clamp": 3}
 # What may stand between dequantization and dot: MatchFp8Param.
-COMMUTES = frozenset("bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split())
+COMMUTES = frozenset(
+    "bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split()
+)
 # What a program does with a matrix that no matmul call could do in its place, beside reductions.
 OWN = frozenset(
-    "dynamic-update-slice scatter sort reduce-window select-and-scatter map rng rng-bit-generator "
-    "rng-get-and-update-state fft cholesky triangular-solve topk get-dimension-size set-dimension-size "
-    "custom-call dot convolution infeed outfeed send recv domain iota".split())
+    "dynamic-update-slice scatter sort reduce-window select-and-scatter map rng rng-bit-generator"
+    " rng-get-and-update-state fft cholesky triangular-solve topk get-dimension-size"
+    " set-dimension-size custom-call dot convolution infeed outfeed send recv domain iota".split()
+)
 
 
 def padded(size: int) -> int:

@@ -1,8 +1,10 @@
-"""What the kernels around a matmul do that its call could have done, and what they must do in any case.
+"""What the kernels around a matmul do that its call could have done, and what they must do in any
+case.
 
-A kernel that reads a matmul's result is followed from there, instruction by instruction, until something is done that
-no call could do: another matrix comes in, rows are summed, a part is cut out. A kernel that makes an operand is
-followed back from what it writes. What is not known here is called unknown.
+A kernel that reads a matmul's result is followed from there, instruction by instruction, until
+something is done that no call could do: another matrix comes in, rows are summed, a part is cut
+out. A kernel that makes an operand is followed back from what it writes. What is not known here is
+called unknown.
 """
 
 import collections
@@ -20,7 +22,11 @@ from fp8lens.steps import behind, is_zero, reducer
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
-DEQUANTIZES, QUANTIZES, MOVES_IT = "dequantizes the result", "quantizes an operand", "moves an operand"
+DEQUANTIZES, QUANTIZES, MOVES_IT = (
+    "dequantizes the result",
+    "quantizes an operand",
+    "moves an operand",
+)
 ADDS = "adds up the parts of K"
 _FROM_FP8 = _SUPPLY | POINTWISE
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
@@ -29,10 +35,12 @@ _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
-    """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8" (dequantizes an
-    operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the
-    result). `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`:
-    it reads the result, and else it makes an operand."""
+    """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8"
+    (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation),
+    "amax", "output" (clamps or converts the result). `own`: what it does besides, for which it must
+    run; `unknown`: the opcode that nobody here knows. `after`: it reads the result, and else it
+    makes an operand.
+    """
 
     instruction: Instruction
     work: tuple[str, ...] = ()
@@ -47,7 +55,9 @@ class Outside:
 
 
 def inside(i: Instruction) -> tuple[Instruction, ...]:
-    """What a kernel computes, parameters included: the fused instructions, or the instruction alone."""
+    """What a kernel computes, parameters included: the fused instructions, or the instruction
+    alone.
+    """
     computation = fused(i)
     return computation.instructions if computation else (i,)
 
@@ -58,7 +68,9 @@ def changes_layout(i: Instruction) -> bool:
 
 
 def moving(moves: Iterable[Instruction]) -> str | None:
-    """"transpose", or "pad" for what makes FP8 operands multiples of 16 long or undoes it; None for other moves."""
+    """ "transpose", or "pad" for what makes FP8 operands multiples of 16 long or undoes it; None for
+    other moves.
+    """
     moves = list(moves)
     for i in moves:
         if i.opcode in ("transpose", "copy") and changes_layout(i):
@@ -68,17 +80,21 @@ def moving(moves: Iterable[Instruction]) -> str | None:
             small, large = i.shape.dims, i.computation[i.operands[0]].shape.dims
             small, large = (large, small) if i.opcode == "pad" else (small, large)
             if all(b in (a, padded(a)) for a, b in zip(small, large)) and not re.search(
-                    r"\[[1-9]\d*:", i.attributes.get("slice", "")):
+                r"\[[1-9]\d*:", i.attributes.get("slice", "")
+            ):
                 return "pad"
     return None
 
 
 def is_plain(i: Instruction) -> bool:
-    """A kernel that XLA generated for elementwise work, moves or reductions: no library call, no collective."""
+    """A kernel that XLA generated for elementwise work, moves or reductions: no library call, no
+    collective.
+    """
     return i.opcode.removesuffix("-start") in ELEMENTWISE | MOVES | {"fusion", "reduce"}
 
 
-# Kernels that make an operand -----------------------------------------------------------------------------------------
+# Kernels that make an operand ---------------------------------------------------------------------
+
 
 def _slice(i: Instruction, element: int) -> list[Instruction]:
     """The instructions of a kernel from which one of its results is computed."""
@@ -86,7 +102,11 @@ def _slice(i: Instruction, element: int) -> list[Instruction]:
     if not computation:
         return [i]
     root = computation.root
-    todo = [root.operands[element]] if root.opcode == "tuple" and element < len(root.operands) else [root.name]
+    todo = (
+        [root.operands[element]]
+        if root.opcode == "tuple" and element < len(root.operands)
+        else [root.name]
+    )
     seen: set[str] = set()
     while todo:
         name = todo.pop()
@@ -96,7 +116,9 @@ def _slice(i: Instruction, element: int) -> list[Instruction]:
     return [j for j in computation if j.name in seen]
 
 
-def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruction], bool]) -> Outside:
+def _before(
+    i: Instruction, element: int, role: str, from_fp8: Callable[[Instruction], bool]
+) -> Outside:
     """What a kernel does that makes an operand; `role` is "matrix", "scale" or "bias"."""
     part = _slice(i, element)
     opcodes = {j.opcode for j in part}
@@ -115,9 +137,16 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
             return Outside(i, ("scale",), besides)
         return Outside(i, own="computes a scale")
     if role == "bias":
-        if i.opcode == "copy" and not changes_layout(i) and (given := behind(i, ("bitcast", "copy"))).opcode == (
-                "parameter") and i.shape.size > max(given.shape.dims) and any(
-                len(j.shape.dims) == 2 != len(given.shape.dims) for j in (i, *i.computation.users.get(i.name, ()))):
+        if (
+            i.opcode == "copy"
+            and not changes_layout(i)
+            and (given := behind(i, ("bitcast", "copy"))).opcode == "parameter"
+            and i.shape.size > max(given.shape.dims)
+            and any(
+                len(j.shape.dims) == 2 != len(given.shape.dims)
+                for j in (i, *i.computation.users.get(i.name, ()))
+            )
+        ):
             return Outside(i, ("bias",))  # an argument that is reshaped to one matrix
         given = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes or not fused(i)
         if given and opcodes & (SCALING | {"convert", "broadcast"}):
@@ -133,14 +162,24 @@ def _before(i: Instruction, element: int, role: str, from_fp8: Callable[[Instruc
     return Outside(i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand")
 
 
-# Kernels that read a result -------------------------------------------------------------------------------------------
+# Kernels that read a result -----------------------------------------------------------------------
+
 
 class _Reading:
-    """What one kernel does with a matmul's result: `work`, and `own` for which it must run anyway. `made`: what each of
-    the kernel's own results then is, "value", "abs" of it, its "amax", or None for what is no longer this result."""
+    """What one kernel does with a matmul's result: `work`, and `own` for which it must run anyway.
+    `made`: what each of the kernel's own results then is, "value", "abs" of it, its "amax", or None
+    for what is no longer this result.
+    """
 
-    def __init__(self, i: Instruction, marks: Mapping[str, str], derived: set[str], size: int,
-                 parts: int, to_scalar: Callable[[], bool]):
+    def __init__(
+        self,
+        i: Instruction,
+        marks: Mapping[str, str],
+        derived: set[str],
+        size: int,
+        parts: int,
+        to_scalar: Callable[[], bool],
+    ):
         self.work: list[str] = []
         self.moves: list[Instruction] = []
         self.own = self.unknown = ""
@@ -149,7 +188,9 @@ class _Reading:
         computation = fused(i)
         self._inside = inside(i)
         given = [p.name for p in computation.parameters] if computation else i.operands
-        self._live = {name: marks[outer] for name, outer in zip(given, i.operands) if outer in marks}
+        self._live = {
+            name: marks[outer] for name, outer in zip(given, i.operands) if outer in marks
+        }
         # Of the result too, but no longer it alone: what no call computes.
         self._derived = {name for name, outer in zip(given, i.operands) if outer in derived}
         self._small: set[str] = set()  # made of scalars and vectors alone, whatever the shape
@@ -170,13 +211,20 @@ class _Reading:
         self.made = tuple(self._live.get(name) for name in made)
 
     def _prepare(self, j: Instruction) -> None:
-        """What does not come from the result may prepare scales and biases; of a matrix's size, it is work of its
-        own."""
-        of_small = j.opcode != "parameter" and bool(j.operands) and self._small.issuperset(j.operands)
+        """What does not come from the result may prepare scales and biases; of a matrix's size, it
+        is work of its own.
+        """
+        of_small = (
+            j.opcode != "parameter" and bool(j.operands) and self._small.issuperset(j.operands)
+        )
         small = 2 * j.shape.size <= self._size or self._size == 1
         if j.opcode == "iota" or small or of_small:
             self._small.add(j.name)
-            if small and j.opcode == "reduce" and not all(name in self._small for name in j.operands):
+            if (
+                small
+                and j.opcode == "reduce"
+                and not all(name in self._small for name in j.operands)
+            ):
                 self.own = self.own or "reduces another matrix"
         elif j.opcode not in _SUPPLY | {"tuple"}:
             if j.opcode not in _KNOWN:
@@ -197,7 +245,11 @@ class _Reading:
             return self._consume("takes a part of the result")
         if j.opcode in ("concatenate", "gather", "reverse"):
             return self._consume("joins or reorders the result")
-        if j.opcode == "broadcast" and state != "amax" and j.shape.size > j.computation[j.operands[0]].shape.size:
+        if (
+            j.opcode == "broadcast"
+            and state != "amax"
+            and j.shape.size > j.computation[j.operands[0]].shape.size
+        ):
             return self._consume("repeats the result")
         if j.opcode == "reduce":
             return self._reduce(j, state)
@@ -207,8 +259,11 @@ class _Reading:
         elif j.opcode == "convert":
             before = j.computation[j.operands[0]].shape
             opcodes = {k.opcode for k in self._inside}
-            of_codes = {"reduce"} <= opcodes <= _TO_AMAX or {"maximum"} <= opcodes <= _SUPPLY | {"maximum"} and (
-                self._inside[-1].shape.dtype.startswith("f8"))
+            of_codes = (
+                {"reduce"} <= opcodes <= _TO_AMAX
+                or {"maximum"} <= opcodes <= _SUPPLY | {"maximum"}
+                and (self._inside[-1].shape.dtype.startswith("f8"))
+            )
             if before.dtype.startswith("f8") and before.size > 1 and not of_codes:
                 return self._consume(DEQUANTIZES)  # for whoever reads it next
             self._live[j.name] = state
@@ -219,8 +274,11 @@ class _Reading:
             elif (narrower or alone) and not of_codes:
                 self.work.append("output")
         elif state == "amax":
-            if j.shape.size == 1 and j.opcode in ("negate", "maximum", "minimum", "abs") and all(
-                    other.name in self._derived for other in others):
+            if (
+                j.shape.size == 1
+                and j.opcode in ("negate", "maximum", "minimum", "abs")
+                and all(other.name in self._derived for other in others)
+            ):
                 self.work.append("amax")
                 self._live[j.name] = state
             else:
@@ -232,14 +290,21 @@ class _Reading:
                 self.work.append(work)
                 self._live[j.name] = state
         elif j.opcode in OWN | {"fusion"}:
-            self._consume({"dynamic-update-slice": "stores the result in a larger array"}.get(
-                j.opcode, f"does {j.opcode}"))
+            self._consume(
+                {"dynamic-update-slice": "stores the result in a larger array"}.get(
+                    j.opcode, f"does {j.opcode}"
+                )
+            )
         else:
             self.unknown = j.opcode
 
     def _reduce(self, j: Instruction, state: str) -> None:
         # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
-        if j.shape.size == self._size // self._parts < self._size and reducer(j) == "add" and state == "value":
+        if (
+            j.shape.size == self._size // self._parts < self._size
+            and reducer(j) == "add"
+            and state == "value"
+        ):
             self._consume(ADDS)
             self._live[j.name] = state
             return
@@ -251,11 +316,16 @@ class _Reading:
             self._consume("reduces the result")
 
     def _pointwise(self, j: Instruction, others: list[Instruction]) -> str | None:
-        """What one elementwise instruction on the result is part of; None where it needs another matrix's elements."""
+        """What one elementwise instruction on the result is part of; None where it needs another
+        matrix's elements.
+        """
         vector = constant = None
         for other in others:
             origin = other
-            while origin.opcode in ("convert", "bitcast", "reshape", "broadcast", "copy") and origin.operands:
+            while (
+                origin.opcode in ("convert", "bitcast", "reshape", "broadcast", "copy")
+                and origin.operands
+            ):
                 if origin.opcode == "broadcast":
                     vector = origin.computation[origin.operands[0]].shape.size > 1 or vector
                 origin = origin.computation[origin.operands[0]]
@@ -275,18 +345,25 @@ class _Reading:
             self._is_relu = is_zero(constant)
             return "epilogue" if self._is_relu else "output"
         if j.opcode in SCALING and others:
-            return "epilogue" if j.opcode == "divide" and j.operands[0] in {o.name for o in others} else "scale"
+            return (
+                "epilogue"
+                if j.opcode == "divide" and j.operands[0] in {o.name for o in others}
+                else "scale"
+            )
         if j.opcode in ("add", "subtract") and others and not (constant is not None and not vector):
             return "bias"
         return "epilogue"
 
 
 def _before_in_turn(maker: Instruction, reader: Instruction) -> bool:
-    """Whether what a kernel reads is made before it, and not by the turn before of the loop that both are in."""
+    """Whether what a kernel reads is made before it, and not by the turn before of the loop that
+    both are in.
+    """
     return maker.computation is not reader.computation or maker.index < reader.index
 
 
-# Around all matmuls of a program --------------------------------------------------------------------------------------
+# Around all matmuls of a program ------------------------------------------------------------------
+
 
 class Around:
     """Which kernels make the operands of a program's matmuls, and which read their results."""
@@ -296,7 +373,8 @@ class Around:
         self._multiply = {row.instruction for row in rows}
         self._fp8 = {row.instruction for row in rows if row.is_fp8}
         self._flow = Flow(module, launches)
-        # Where matmuls are very many, what is far from one is not looked at: the time is to grow with the text.
+        # Where matmuls are very many, what is far from one is not looked at: the time is to grow
+        # with the text.
         each = len(module.text) // max(1, len(rows))
         self._far, self._most = max(100, 4 * each), max(40, each // 8)
         self._found: dict[Instruction, tuple[Outside, ...]] = {}
@@ -308,26 +386,44 @@ class Around:
                     self._readers[number].append((kernel, index))
 
     def makers(self, kernel: Instruction, index: int) -> list[tuple[Instruction, int]]:
-        """Who made an operand: kernels, and which of their results; ENTRY's parameters are not among them."""
-        return [(m.instruction, m.element) for m in self._flow.of(self._flow.inputs[kernel][index])
-                if m.instruction is not None]
+        """Who made an operand: kernels, and which of their results; ENTRY's parameters are not
+        among them.
+        """
+        return [
+            (m.instruction, m.element)
+            for m in self._flow.of(self._flow.inputs[kernel][index])
+            if m.instruction is not None
+        ]
 
-    def readers(self, kernel: Instruction, element: int | None = None) -> list[tuple[Instruction, int]]:
+    def readers(
+        self, kernel: Instruction, element: int | None = None
+    ) -> list[tuple[Instruction, int]]:
         """Who reads a kernel's result, and as which operand; of one element of a tuple, or of all."""
         if kernel not in self._flow.inputs:
             return []
         numbers = self._flow.numbers(kernel)
-        return list(dict.fromkeys(r for n in (numbers if element is None else numbers[element:element + 1])
-                                  for r in self._readers.get(n, ())))
+        return list(
+            dict.fromkeys(
+                r
+                for n in (numbers if element is None else numbers[element : element + 1])
+                for r in self._readers.get(n, ())
+            )
+        )
 
     def descendants(self, kernel: Instruction) -> set[Instruction]:
-        """Kernels that compute with what this one has computed, directly or not, in the same turn of a loop."""
+        """Kernels that compute with what this one has computed, directly or not, in the same turn
+        of a loop.
+        """
         seen: set[Instruction] = set()
         todo = [kernel]
         for at in todo:
             if len(todo) > self._far:
                 break
-            new = [reader for reader in self.next[at] if reader not in seen and _before_in_turn(at, reader)]
+            new = [
+                reader
+                for reader in self.next[at]
+                if reader not in seen and _before_in_turn(at, reader)
+            ]
             seen.update(new)
             todo += new
         return seen
@@ -335,12 +431,15 @@ class Around:
     @cached_property
     def next(self) -> dict[Instruction, tuple[Instruction, ...]]:
         """The kernels that read each kernel's results."""
-        return {kernel: tuple(dict.fromkeys(reader for reader, _ in self.readers(kernel)))
-                for kernel in self._flow.inputs}
+        return {
+            kernel: tuple(dict.fromkeys(reader for reader, _ in self.readers(kernel)))
+            for kernel in self._flow.inputs
+        }
 
     def outside(self, row: GemmRow) -> tuple[Outside, ...]:
-        """The kernels that make a matmul's operands or read its result, and what they do; those behind them too, as far
-        as they do what the call could have done."""
+        """The kernels that make a matmul's operands or read its result, and what they do; those
+        behind them too, as far as they do what the call could have done.
+        """
         call = row.instruction
         if call not in self._found:
             found: dict[Instruction, Outside] = {}
@@ -365,28 +464,48 @@ class Around:
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
             if found[i].work == ("scale",) and len(i.operands) == 1 and self.makers(i, 0):
-                found[i] = Outside(i, own="computes a scale")  # of one number that the program computes, as an amax
+                found[i] = Outside(
+                    i, own="computes a scale"
+                )  # of one number that the program computes, as an amax
             if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
-                for maker, _ in (m for index in range(len(i.operands)) for m in self.makers(i, index)):
+                for maker, _ in (
+                    m for index in range(len(i.operands)) for m in self.makers(i, index)
+                ):
                     if self._transposes_for(maker, i):
                         found[maker] = Outside(maker, ("transpose",))
             if found[i].work:
-                todo += [(maker, role) for index in range(len(i.operands)) for maker in self.makers(i, index)]
+                todo += [
+                    (maker, role)
+                    for index in range(len(i.operands))
+                    for maker in self.makers(i, index)
+                ]
 
     def _transposes_for(self, i: Instruction, reader: Instruction) -> bool:
         """Whether a kernel only transposes, and converts, for another that then quantizes or joins."""
-        return is_plain(i) and {j.opcode for j in inside(i)} <= _SUPPLY and moving(
-            j for j in inside(i) if j.opcode in MOVES) == "transpose" and i.shape.size > 1 and (
-            {kernel for kernel, _ in self.readers(i)} == {reader})
+        return (
+            is_plain(i)
+            and {j.opcode for j in inside(i)} <= _SUPPLY
+            and moving(j for j in inside(i) if j.opcode in MOVES) == "transpose"
+            and i.shape.size > 1
+            and ({kernel for kernel, _ in self.readers(i)} == {reader})
+        )
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
-        """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made of it."""
+        """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made
+        of it.
+        """
         known = self._of_fp8.get((i, steps))
         if known is None:
             known = self._of_fp8[i, steps] = all(j.opcode in _FROM_FP8 for j in inside(i)) and any(
-                (shape := i.computation[name].shape).dtype.startswith("f8") and shape.size > 1 or steps and any(
-                    is_plain(maker) and self._from_fp8(maker, steps - 1) for maker, _ in self.makers(i, index))
-                for index, name in enumerate(i.operands))
+                (shape := i.computation[name].shape).dtype.startswith("f8")
+                and shape.size > 1
+                or steps
+                and any(
+                    is_plain(maker) and self._from_fp8(maker, steps - 1)
+                    for maker, _ in self.makers(i, index)
+                )
+                for index, name in enumerate(i.operands)
+            )
         return known
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, Outside]) -> None:
@@ -404,7 +523,9 @@ class Around:
                 if kernel in found and (found[kernel].after or found[kernel].work):
                     continue
                 if kernel in self._multiply:
-                    if fused(kernel) and not fusion_kind(kernel):  # its own code, which may do more than multiply
+                    if fused(kernel) and not fusion_kind(
+                        kernel
+                    ):  # its own code, which may do more than multiply
                         found[kernel] = Outside(kernel, own="multiplies the result", after=True)
                     continue
                 if not is_plain(kernel):
@@ -412,16 +533,26 @@ class Around:
                     continue
                 reading = self._read(kernel, marks, made_of_it, size, parts)
                 # What another call's operand must be laid out like, is charged to that one.
-                if reading.work == ["transpose"] and any(r in self._fp8 for r, _ in self.readers(kernel)):
+                if reading.work == ["transpose"] and any(
+                    r in self._fp8 for r, _ in self.readers(kernel)
+                ):
                     continue
-                found[kernel] = Outside(kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True)
+                found[kernel] = Outside(
+                    kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True
+                )
                 for number, mark in enumerate(reading.made):
                     if mark and reading.work:
                         marks[kernel, number] = mark
                         todo.append((kernel, number))
 
-    def _read(self, kernel: Instruction, marks: Mapping[tuple[Instruction, int], str], made_of_it: set[Instruction],
-              size: int, parts: int) -> _Reading:
+    def _read(
+        self,
+        kernel: Instruction,
+        marks: Mapping[tuple[Instruction, int], str],
+        made_of_it: set[Instruction],
+        size: int,
+        parts: int,
+    ) -> _Reading:
         live, derived = {}, set()
         for index, name in enumerate(kernel.operands):
             makers = self.makers(kernel, index)
@@ -433,7 +564,11 @@ class Around:
 
         def to_scalar() -> bool:
             """Whether other kernels reduce to one element what this one leaves."""
-            return any(r.opcode != "tuple" and r.shape.size == 1 and any(j.opcode == "reduce" for j in inside(r))
-                       for r, _ in self.readers(kernel))
+            return any(
+                r.opcode != "tuple"
+                and r.shape.size == 1
+                and any(j.opcode == "reduce" for j in inside(r))
+                for r, _ in self.readers(kernel)
+            )
 
         return _Reading(kernel, live, derived, size, parts, to_scalar)

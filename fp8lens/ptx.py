@@ -1,4 +1,6 @@
-"""What a kernel that XLA generated multiplies, read from its PTX: the multiply instruction names the types."""
+"""What a kernel that XLA generated multiplies, read from its PTX: the multiply instruction names
+the types.
+"""
 
 import collections
 import re
@@ -7,25 +9,35 @@ from collections.abc import Mapping
 from fp8lens.gemms import GemmRow, fused, fusion_kind, once
 from fp8lens.hlo.parse import Instruction
 
-# The types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what is multiplied.
-# Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say which.
-_MMA = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w{1,30}\.){0,20}?"
-                  r"(?:f16|f32|f64|s32)\.(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
-                  r"|\btcgen05\.mma\S{0,200}?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)")
+# The types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what
+# is multiplied. Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say
+# which.
+_MMA = re.compile(
+    r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w{1,30}\.){0,20}?"
+    r"(?:f16|f32|f64|s32)\.(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
+    r"|\btcgen05\.mma\S{0,200}?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)"
+)
 _PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
 
 
 def instructions(text: str) -> tuple[str, ...]:
-    """The types that the matrix instructions of a kernel's PTX multiply, as HLO names them; none where it has none."""
+    """The types that the matrix instructions of a kernel's PTX multiply, as HLO names them; none
+    where it has none.
+    """
     types = (m[1] or m[2] or "f8" for m in _MMA.finditer(text))
     return tuple(dict.fromkeys({"i8": "s8", **_PTX_TYPES}.get(name, name) for name in types))
 
 
 def of_kernel(name: str, ptx: Mapping[str, str]) -> str:
-    """The PTX of somebody's own kernel, together with that of others of its name, which XLA numbers name__1, name__2:
-    which of them is which nothing tells."""
+    """The PTX of somebody's own kernel, together with that of others of its name, which XLA numbers
+    name__1, name__2: which of them is which nothing tells.
+    """
     first = re.sub(r"[.-]", "_", name)
-    numbered = [entry for entry in ptx if entry.startswith(f"{first}__") and entry[len(first) + 2:].isdigit()]
+    numbered = [
+        entry
+        for entry in ptx
+        if entry.startswith(f"{first}__") and entry[len(first) + 2 :].isdigit()
+    ]
     return "\n".join(ptx[entry] for entry in (first, *numbered) if entry in ptx)
 
 
@@ -50,8 +62,9 @@ def _fusions(root: Instruction) -> dict[tuple[str, str], list[str]]:
 
 
 def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
-    """The type that a Triton kernel's PTX multiplies; of several, one that is not FP8. Kernels that are alike share one
-    PTX, under the name of one."""
+    """The type that a Triton kernel's PTX multiplies; of several, one that is not FP8. Kernels that
+    are alike share one PTX, under the name of one.
+    """
     text = ptx.get(re.sub(r"[.-]", "_", row.name))
     if not text:
         alike = _fusions(row.instruction.computation.module.entry.root)[_computed(row.instruction)]

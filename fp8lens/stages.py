@@ -15,8 +15,10 @@ from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.ops import DOTS
 
-_FILE = re.compile(r"module_(\d+)\.(?:.+\.)?"
-                   r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt")
+_FILE = re.compile(
+    r"module_(\d+)\.(?:.+\.)?"
+    r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt"
+)
 _ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
 
 
@@ -27,7 +29,10 @@ _MATMUL = rf" (?:{'|'.join(sorted(_DOTS))})\(|(?i:custom_call_target=\"[^\"]*(?:
 
 @dataclass(frozen=True)
 class Stage:
-    """The program between two passes: `after` has run, `before` is next ("" where XLA does not say), in `pipeline`."""
+    """The program between two passes: `after` has run, `before` is next ("" where XLA does not
+    say), in `pipeline`.
+    """
+
     pipeline: str
     after: str
     before: str
@@ -35,8 +40,12 @@ class Stage:
 
 
 def _stages(folder: Path) -> Iterator[Stage]:
-    """Of the main module: others, of constants folded and of kernels tried, come after it and have higher numbers."""
-    files = [(int(m[1]), int(m[2] or -1), m) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))]
+    """Of the main module: others, of constants folded and of kernels tried, come after it and have
+    higher numbers.
+    """
+    files = [
+        (int(m[1]), int(m[2] or -1), m) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))
+    ]
     main = min((number for number, *_ in files), default=0)
     for _, _, m in sorted(f for f in files if f[0] == main):
         text = (folder / m[0]).read_text(encoding="utf-8")
@@ -44,40 +53,67 @@ def _stages(folder: Path) -> Iterator[Stage]:
 
 
 class Dump(NamedTuple):
-    """The compiled program; the program between passes, the first stage, without names, as XLA got it; and the PTX of
-    each kernel that XLA made, by the kernel's name: its instruction's, with "_" for "." (%gemm_fusion_dot.1 is
-    gemm_fusion_dot_1). A kernel of a library (cuBLASLt, cuDNN) has no PTX here."""
+    """The compiled program; the program between passes, the first stage, without names, as XLA got
+    it; and the PTX of each kernel that XLA made, by the kernel's name: its instruction's, with "_"
+    for "." (%gemm_fusion_dot.1 is gemm_fusion_dot_1). A kernel of a library (cuBLASLt, cuDNN) has
+    no PTX here.
+    """
+
     compiled: jax.stages.Compiled
     stages: tuple[Stage, ...]
     ptx: dict[str, str]
 
 
-def dumped(fn: Callable, *args: Any, pattern: str = "^$", compiler_options: Mapping[str, Any] | None = None,
-           **options: Any) -> Dump:
-    """Compile `fn(*args)` once, and keep what XLA writes of it: next to the compile it costs nothing, so compile here
-    whenever more than the program may be asked for.
+def dumped(
+    fn: Callable,
+    *args: Any,
+    pattern: str = "^$",
+    compiler_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Dump:
+    """Compile `fn(*args)` once, and keep what XLA writes of it: next to the compile it costs
+    nothing, so compile here whenever more than the program may be asked for.
 
-    `pattern` is a regular expression, of XLA's own kind (RE2): the stages are those before and after each pass whose
-    name it finds somewhere. "gemm-rewriter" finds cublas-gemm-rewriter and triton-gemm-rewriter; ".*" finds all, of
-    which XLA leaves out those that changed nothing; "^$", none: then the one stage is the program as XLA got it.
+    `pattern` is a regular expression, of XLA's own kind (RE2): the stages are those before and
+    after each pass whose name it finds somewhere. "gemm-rewriter" finds cublas-gemm-rewriter and
+    triton-gemm-rewriter; ".*" finds all, of which XLA leaves out those that changed nothing; "^$",
+    none: then the one stage is the program as XLA got it.
 
-    Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and TypeError for a program
-    that is compiled already. Nothing stays on disk.
+    Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and
+    TypeError for a program that is compiled already. Nothing stays on disk.
     """
     if hasattr(fn, "as_text"):
-        raise TypeError(f"got a {type(fn).__name__}: give the function and its arguments, to compile it and look on.")
+        raise TypeError(
+            f"got a {type(fn).__name__}: give the function and its arguments, to compile it and"
+            " look on."
+        )
     with tempfile.TemporaryDirectory(prefix="xla-") as folder:
-        dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": pattern,
-                "xla_dump_hlo_module_re": "", "xla_dump_emitter_re": "^ptx$"}
-        compiled = aot_compile(fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options)
-        texts = [path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("module_*.ptx"))]
-        return Dump(compiled, tuple(_stages(Path(folder))),
-                    {name: text for text in texts for name in _ENTRY.findall(text)})
+        dump = {
+            "xla_dump_to": folder,
+            "xla_dump_hlo_as_text": True,
+            "xla_dump_hlo_pass_re": pattern,
+            "xla_dump_hlo_module_re": "",
+            "xla_dump_emitter_re": "^ptx$",
+        }
+        compiled = aot_compile(
+            fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options
+        )
+        texts = [
+            path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("module_*.ptx"))
+        ]
+        return Dump(
+            compiled,
+            tuple(_stages(Path(folder))),
+            {name: text for text in texts for name in _ENTRY.findall(text)},
+        )
 
 
 @dataclass(frozen=True)
 class PassStep:
-    """One pass of XLA that changed a matmul, and the program on either side of it. Shows what it changed there."""
+    """One pass of XLA that changed a matmul, and the program on either side of it. Shows what it
+    changed there.
+    """
+
     pipeline: str
     name: str
     before_text: str = field(repr=False)
@@ -85,7 +121,9 @@ class PassStep:
 
     @property
     def before(self) -> HloModule:
-        return parse_hlo_module(self.before_text)  # parsed when asked for: a model's many steps would fill the memory
+        return parse_hlo_module(
+            self.before_text
+        )  # parsed when asked for: a model's many steps would fill the memory
 
     @property
     def after(self) -> HloModule:
@@ -119,25 +157,42 @@ class Passes(tuple[PassStep, ...]):
 
 
 def _is_matmul(i: Instruction) -> bool:
-    return i.opcode in _DOTS or i.opcode.startswith("custom-call") and bool(_CALL.search(i.custom_call_target or ""))
+    return (
+        i.opcode in _DOTS
+        or i.opcode.startswith("custom-call")
+        and bool(_CALL.search(i.custom_call_target or ""))
+    )
 
 
 def _matmuls(module: HloModule) -> Counter:
-    """How often each matmul occurs: what it says, its operands' shapes, and the fusion that it is in."""
+    """How often each matmul occurs: what it says, its operands' shapes, and the fusion that it is
+    in.
+    """
     matmuls = [i for i in module if _is_matmul(i)]
     inside = {i.computation.name for i in matmuls} - {module.entry.name}
-    fusions = {name: describe(i) for i in module if inside and i.opcode == "fusion"
-               for name in inside.intersection(i.called)}
-    return Counter((*describe(i), fusions.get(i.computation.name),
-                    *(i.computation[o].shape_text for o in i.operands)) for i in matmuls)
+    fusions = {
+        name: describe(i)
+        for i in module
+        if inside and i.opcode == "fusion"
+        for name in inside.intersection(i.called)
+    }
+    return Counter(
+        (
+            *describe(i),
+            fusions.get(i.computation.name),
+            *(i.computation[o].shape_text for o in i.operands),
+        )
+        for i in matmuls
+    )
 
 
 def passes(fn: Callable, *args: Any, **options: Any) -> Passes:
     """Compile once; the program before and after each of XLA's passes that changed a matmul.
 
-    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes its instruction (a
-    dot becomes a custom call, or moves into a fusion, or gets an epilogue) or the shapes, number or layout of its
-    operands. Between pipelines XLA works too: what it changes there is named pipeline-start.
+    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes
+    its instruction (a dot becomes a custom call, or moves into a fusion, or gets an epilogue) or
+    the shapes, number or layout of its operands. Between pipelines XLA works too: what it changes
+    there is named pipeline-start.
     """
     steps, last, matmuls = [], None, Counter()
     for stage in dumped(fn, *args, pattern=".*", **options).stages:

@@ -1,8 +1,9 @@
-"""The chips we compile for, as facts: what XLA needs to know of a GPU to generate code for it, and its peak rates.
+"""The chips we compile for, as facts: what XLA needs to know of a GPU to generate code for it, and
+its peak rates.
 
-XLA describes a GPU to itself in a text proto. One that lacks a field does not always give an error: without a CUDA
-runtime version the FP8 rewrite never fires, and without a bandwidth or a clock XLA divides by zero. So a `Target`
-checks itself before XLA sees it.
+XLA describes a GPU to itself in a text proto. One that lacks a field does not always give an error:
+without a CUDA runtime version the FP8 rewrite never fires, and without a bandwidth or a clock XLA
+divides by zero. So a `Target` checks itself before XLA sees it.
 """
 
 import ctypes
@@ -12,26 +13,29 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# Who may run the matmuls, as options of XLA's: NVIDIA's library alone, XLA's own kernels alone, or as XLA chooses.
+# Who may run the matmuls, as options of XLA's: NVIDIA's library alone, XLA's own kernels alone, or
+# as XLA chooses.
 GEMM_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "cublaslt": {"xla_gpu_enable_triton_gemm": False},
     "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
     "auto": {},
 }
 _POSITIVE = (
-    "sms memory_bandwidth clock_ghz memory_bytes l2_bytes shared_memory_per_sm shared_memory_optin threads_per_sm"
-    " fpus_per_sm").split()
+    "sms memory_bandwidth clock_ghz memory_bytes l2_bytes shared_memory_per_sm shared_memory_optin"
+    " threads_per_sm fpus_per_sm"
+).split()
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A GPU model.
 
-    `memory_bandwidth` is in bytes/s, `peak_flops` in FLOP/s by HLO dtype: dense (no sparsity), multiply and add
-    counted as two, float32 accumulation. A dtype that is missing has no tensor-core path on the chip.
-    `shared_memory_per_sm`, `shared_memory_optin`, `l2_bytes` and `memory_bytes` are in bytes. `source` says where the
-    peaks come from; the other figures are what XLA's own description of the chip holds. `clock_ghz` is the highest
-    clock, above the one that tensor-core peaks are quoted at. XLA fuses gelu from `cuda_runtime` (12, 4) on.
+    `memory_bandwidth` is in bytes/s, `peak_flops` in FLOP/s by HLO dtype: dense (no sparsity),
+    multiply and add counted as two, float32 accumulation. A dtype that is missing has no
+    tensor-core path on the chip. `shared_memory_per_sm`, `shared_memory_optin`, `l2_bytes` and
+    `memory_bytes` are in bytes. `source` says where the peaks come from; the other figures are what
+    XLA's own description of the chip holds. `clock_ghz` is the highest clock, above the one that
+    tensor-core peaks are quoted at. XLA fuses gelu from `cuda_runtime` (12, 4) on.
 
     Raises ValueError when made with a value that XLA cannot compile with.
     """
@@ -57,26 +61,53 @@ class Target:
         object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
         for field in _POSITIVE:
             value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 < value < float("inf")
+            ):
                 raise ValueError(
-                    f"Target {self.name!r}: {field} must be a positive number, got {value!r}; XLA divides by it. "
-                    f'Start from a known chip: dataclasses.replace(TARGETS["H100"], name={self.name!r}, ...).')
+                    f"Target {self.name!r}: {field} must be a positive number, got {value!r}; XLA"
+                    " divides by it. "
+                    'Start from a known chip: dataclasses.replace(TARGETS["H100"],'
+                    f" name={self.name!r}, ...)."
+                )
             if field not in ("memory_bandwidth", "clock_ghz") and value != int(value):
-                raise ValueError(f"Target {self.name!r}: {field} must be a whole number, got {value!r}.")
-        if not isinstance(self.device, str) or not self.device.isprintable() or set(self.device) & set('"\\'):
-            raise ValueError(f"Target {self.name!r}: device must be a plain name without quotes, got {self.device!r}.")
+                raise ValueError(
+                    f"Target {self.name!r}: {field} must be a whole number, got {value!r}."
+                )
+        if (
+            not isinstance(self.device, str)
+            or not self.device.isprintable()
+            or set(self.device) & set('"\\')
+        ):
+            raise ValueError(
+                f"Target {self.name!r}: device must be a plain name without quotes, got"
+                f" {self.device!r}."
+            )
         for field in ("compute_capability", "cuda_runtime", "cudnn"):
             value = getattr(self, field)
-            if not (isinstance(value, tuple) and len(value) == 2 and all(type(v) is int and v >= 0 for v in value)):
-                raise ValueError(f"Target {self.name!r}: {field} must be (major, minor), as in (9, 0); got {value!r}.")
+            if not (
+                isinstance(value, tuple)
+                and len(value) == 2
+                and all(type(v) is int and v >= 0 for v in value)
+            ):
+                raise ValueError(
+                    f"Target {self.name!r}: {field} must be (major, minor), as in (9, 0); got"
+                    f" {value!r}."
+                )
         if self.compute_capability < (7, 5):
             raise ValueError(
-                f"Target {self.name!r}: compute_capability {self.compute_capability} is older than what XLA's CUDA 13 "
-                "compiler can generate code for; the oldest it knows here is (7, 5), the oldest with FP8 (8, 9).")
+                f"Target {self.name!r}: compute_capability {self.compute_capability} is older than"
+                " what XLA's CUDA 13 compiler can generate code for; the oldest it knows here is"
+                " (7, 5), the oldest with FP8 (8, 9)."
+            )
         if self.cuda_runtime < (12, 0):
             raise ValueError(
-                f"Target {self.name!r}: cuda_runtime must be at least (12, 0), got {self.cuda_runtime}; with an older "
-                "one XLA leaves every FP8 matmul unrewritten and says nothing.")
+                f"Target {self.name!r}: cuda_runtime must be at least (12, 0), got"
+                f" {self.cuda_runtime}; with an older one XLA leaves every FP8 matmul unrewritten"
+                " and says nothing."
+            )
 
     def __reduce__(self):
         return functools.partial(Target, **{**vars(self), "peak_flops": dict(self.peak_flops)}), ()
@@ -87,8 +118,10 @@ class Target:
         return self.compute_capability >= (8, 9)
 
     def text_proto(self, cudnn_patch: int = 0) -> str:
-        """The description XLA compiles for: the fields that every JAX release from 0.10 to 0.12 can read. It names
-        cuDNN's version with this patch release, under which XLA keeps what autotuning chose."""
+        """The description XLA compiles for: the fields that every JAX release from 0.10 to 0.12 can
+        read. It names cuDNN's version with this patch release, under which XLA keeps what
+        autotuning chose.
+        """
         major, minor = self.compute_capability
         return f"""
 gpu_device_info {{
@@ -111,9 +144,13 @@ device_description_str: "{self.device}"
 
 
 def _peaks(**tflops: float) -> dict[str, float]:
-    """{dtype: FLOP/s} from TFLOP/s; the two FP8 formats, and bf16 and f16, share a rate on every chip here."""
+    """{dtype: FLOP/s} from TFLOP/s; the two FP8 formats, and bf16 and f16, share a rate on every
+    chip here.
+    """
     same = {"f8": ("f8e4m3fn", "f8e5m2"), "bf16": ("bf16", "f16")}
-    return {dtype: rate * 1e12 for name, rate in tflops.items() for dtype in same.get(name, (name,))}
+    return {
+        dtype: rate * 1e12 for name, rate in tflops.items() for dtype in same.get(name, (name,))
+    }
 
 
 _H100_PEAKS = _peaks(f8=1978.9, bf16=989.4, tf32=494.7, f32=66.9)
@@ -153,7 +190,9 @@ _CHIPS = (
 
 
 def attached_gpu() -> tuple[str, tuple[int, int]] | None:
-    """(device name, compute capability) of the first GPU that CUDA 13 can use here, or None. Asks the driver alone."""
+    """(device name, compute capability) of the first GPU that CUDA 13 can use here, or None. Asks
+    the driver alone.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -165,8 +204,12 @@ def attached_gpu() -> tuple[str, tuple[int, int]] | None:
         lambda: cuda.cuDriverGetVersion(ctypes.byref(version)),
         lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
         lambda: cuda.cuDeviceGetName(name, 256, device),
-        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device),  # COMPUTE_CAPABILITY_MAJOR
-        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device),  # COMPUTE_CAPABILITY_MINOR
+        lambda: cuda.cuDeviceGetAttribute(
+            ctypes.byref(major), 75, device
+        ),  # COMPUTE_CAPABILITY_MAJOR
+        lambda: cuda.cuDeviceGetAttribute(
+            ctypes.byref(minor), 76, device
+        ),  # COMPUTE_CAPABILITY_MINOR
     )
     if any(call() != 0 for call in calls) or version.value < 13000:
         return None
@@ -174,12 +217,16 @@ def attached_gpu() -> tuple[str, tuple[int, int]] | None:
 
 
 def check_platforms(platforms: str | None) -> None:
-    """Refuse JAX_PLATFORMS that ask for a GPU where there is none: JAX would only say which library it lacks."""
+    """Refuse JAX_PLATFORMS that ask for a GPU where there is none: JAX would only say which library
+    it lacks.
+    """
     asked = {"cuda", "gpu"} & set((platforms or "").split(","))
     if asked and attached_gpu() is None:
-        raise RuntimeError(f"JAX_PLATFORMS={platforms} asks for a GPU, and there is none here that CUDA 13 can use (it "
-                           "needs driver 580 or newer): unset it, or JAX_PLATFORMS=cpu. To compile for a named chip, "
-                           "such as H100, no GPU is needed.")
+        raise RuntimeError(
+            f"JAX_PLATFORMS={platforms} asks for a GPU, and there is none here that CUDA 13 can use"
+            " (it needs driver 580 or newer): unset it, or JAX_PLATFORMS=cpu. To compile for a"
+            " named chip, such as H100, no GPU is needed."
+        )
 
 
 class UnknownTarget(KeyError):
@@ -196,18 +243,24 @@ class _Targets(dict):
         if name != "local":
             near = difflib.get_close_matches(str(name).upper(), self, n=1, cutoff=0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UnknownTarget(f'unknown chip {name!r}; known are {", ".join(self)} and "local".{hint}')
+            raise UnknownTarget(
+                f'unknown chip {name!r}; known are {", ".join(self)} and "local".{hint}'
+            )
         gpu = attached_gpu()
         if gpu is None:
             raise UnknownTarget(
-                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and none was found; name '
-                f"a chip to compile for without it: {', '.join(self)}.")
+                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and'
+                " none was found; name "
+                f"a chip to compile for without it: {', '.join(self)}."
+            )
         device, capability = gpu
         match = model(device)
         if match is None or match.compute_capability != capability:
             raise UnknownTarget(
-                f"the attached GPU is {device!r} (compute capability {capability[0]}.{capability[1]}), whose peak "
-                f"rates are not recorded here; recorded are {', '.join(self)}.")
+                f"the attached GPU is {device!r} (compute capability"
+                f" {capability[0]}.{capability[1]}), whose peak rates are not recorded here;"
+                f" recorded are {', '.join(self)}."
+            )
         return dataclasses.replace(match, name="local", device=device)
 
 
@@ -215,16 +268,26 @@ TARGETS: Mapping[str, Target] = _Targets({chip.name: chip for chip in _CHIPS})
 
 
 def model(device: str) -> Target | None:
-    """The chip that a driver calls `device`, as in "NVIDIA H100 80GB HBM3"; None for one with other rates than are
-    recorded here, among them cards for PCIe."""
+    """The chip that a driver calls `device`, as in "NVIDIA H100 80GB HBM3"; None for one with other
+    rates than are recorded here, among them cards for PCIe.
+    """
     words = device.upper().replace("-", " ").split()
-    return None if {"PCIE", "NVL"} & set(words) else next((t for t in TARGETS.values() if t.name in words), None)
+    return (
+        None
+        if {"PCIE", "NVL"} & set(words)
+        else next((t for t in TARGETS.values() if t.name in words), None)
+    )
 
 
 def resolve(target: str | Target) -> Target:
-    """The Target of a name. Raises KeyError for an unknown chip, TypeError for what is neither name nor Target."""
+    """The Target of a name. Raises KeyError for an unknown chip, TypeError for what is neither name
+    nor Target.
+    """
     if isinstance(target, str):
         return TARGETS[target]
     if not isinstance(target, Target):
-        raise TypeError(f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)}, local.")
+        raise TypeError(
+            f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)},"
+            " local."
+        )
     return target

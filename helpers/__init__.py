@@ -1,4 +1,6 @@
-"""The course's own tools and pictures; and, so that a chapter need name one package, what `fp8lens` offers."""
+"""The course's own tools and pictures; and, so that a chapter need name one package, what `fp8lens`
+offers.
+"""
 
 from pathlib import Path
 
@@ -48,5 +50,8 @@ __all__ = [
     "why_not_fp8",
 ]
 
-choose_platform()  # before a chapter's first array: without a GPU, JAX's start-up of CUDA would print a traceback
-NOT_THE_PROGRAM.append(str(Path(__file__).parent))  # a matmul's source is the chapter's line, not the recipes'
+# before a chapter's first array: without a GPU, JAX's start-up of CUDA would print a traceback
+choose_platform()
+NOT_THE_PROGRAM.append(
+    str(Path(__file__).parent)
+)  # a matmul's source is the chapter's line, not the recipes'

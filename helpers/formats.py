@@ -1,7 +1,9 @@
-"""The small floating-point formats, counted from their codes; quantizing; and how wrong a matmul may be.
+"""The small floating-point formats, counted from their codes; quantizing; and how wrong a matmul
+may be.
 
 A scale is always the number to multiply by to dequantize: value ~ code * scale.
 """
+
 from dataclasses import dataclass
 from functools import lru_cache
 import math
@@ -12,13 +14,17 @@ import ml_dtypes
 import numpy as np
 
 F32_UNIT = 2.0**-24  # rounding to nearest with 24 bits: at most half a unit in the last place
-# Hopper's FP8 tensor cores keep about 14 bits of an aligned product and truncate the rest, so err by up to one whole
-HOPPER_FAST_UNIT = 2.0**-13  # unit in the 14th place (DeepSeek-V3 report, arXiv:2412.19437, sections 3.3.2 and 3.5.2)
+# Hopper's FP8 tensor cores keep about 14 bits of an aligned product and truncate the rest, so err
+# by up to one whole
+HOPPER_FAST_UNIT = (
+    2.0**-13
+)  # unit in the 14th place (DeepSeek-V3 report, arXiv:2412.19437, sections 3.3.2 and 3.5.2)
 
 
 @dataclass(frozen=True)
 class Format:
     """One floating-point format as its codes show it; values are exact Python floats."""
+
     name: str
     bits: int
     signed: bool
@@ -48,59 +54,124 @@ def code_values(dtype) -> np.ndarray:
     """The value of every code of `dtype` (16 bits or fewer), in code order: float64[2**bits]."""
     dtype = np.dtype(dtype)
     if dtype.itemsize > 2 or np.issubdtype(dtype, np.integer) or dtype.kind not in "fV":
-        raise ValueError(f"code_values({dtype}): expected a float of 16 bits or fewer, such as float8_e4m3fn")
+        raise ValueError(
+            f"code_values({dtype}): expected a float of 16 bits or fewer, such as float8_e4m3fn"
+        )
     codes = np.arange(256**dtype.itemsize, dtype=f"u{dtype.itemsize}")
     with np.errstate(invalid="ignore"):
         values = codes.view(dtype).astype(np.float64)
-    # 6- and 4-bit formats lie in the low bits of a byte: bytes beyond their codes do not survive a round trip.
+    # 6- and 4-bit formats lie in the low bits of a byte: bytes beyond their codes do not survive a
+    # round trip.
     survives = np.isnan(values) | (values.astype(dtype).view(codes.dtype) == codes)
     return values[: int(survives.sum())]
 
 
 @lru_cache(maxsize=None)
 def describe(dtype) -> Format:
-    """Count a format's fields from its codes (nothing is looked up). Raises ValueError beyond 16 bits."""
+    """Count a format's fields from its codes (nothing is looked up). Raises ValueError beyond 16
+    bits.
+    """
     dtype = np.dtype(dtype)
     values = code_values(dtype)
     finite = np.unique(values[np.isfinite(values)])
     positive = finite[finite > 0]
     bits = int(math.log2(len(values)))
     signed = bool(finite[0] < 0)
-    mantissa_bits = int(math.log2(np.sum((1 <= finite) & (finite < 2))))  # 2**m values in each binade
+    mantissa_bits = int(
+        math.log2(np.sum((1 <= finite) & (finite < 2)))
+    )  # 2**m values in each binade
     bias = int(np.flatnonzero(values == 1.0)[0]) >> mantissa_bits  # the exponent field of 1.0
     has_subnormals = mantissa_bits > 0
     return Format(
-        name=dtype.name, bits=bits, signed=signed, exponent_bits=bits - signed - mantissa_bits,
-        mantissa_bits=mantissa_bits, bias=bias, max=float(finite[-1]), min=float(finite[0]),
+        name=dtype.name,
+        bits=bits,
+        signed=signed,
+        exponent_bits=bits - signed - mantissa_bits,
+        mantissa_bits=mantissa_bits,
+        bias=bias,
+        max=float(finite[-1]),
+        min=float(finite[0]),
         smallest_normal=2.0 ** (1 - bias) if has_subnormals else float(positive[0]),
         smallest_subnormal=float(positive[0]) if has_subnormals else None,
-        inf_codes=int(np.isinf(values).sum()), nan_codes=int(np.isnan(values).sum()),
-        negative_zero=bool(np.any((values == 0) & np.signbit(values))), finite_values=len(finite))
+        inf_codes=int(np.isinf(values).sum()),
+        nan_codes=int(np.isnan(values).sum()),
+        negative_zero=bool(np.any((values == 0) & np.signbit(values))),
+        finite_values=len(finite),
+    )
 
 
-FORMATS: dict[str, Format] = {name: describe(getattr(ml_dtypes, name)) for name in (
-    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz", "float8_e4m3",
-    "float8_e3m4", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn")}
+FORMATS: dict[str, Format] = {
+    name: describe(getattr(ml_dtypes, name))
+    for name in (
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3",
+        "float8_e3m4",
+        "float8_e8m0fnu",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+        "float4_e2m1fn",
+    )
+}
 
 
 def format_table(dtypes=tuple(FORMATS)) -> str:
-    """A text table, one row a format: normal and subnormal are the smallest such, values the finite ones."""
-    heads = ("format", "bits", "exp", "man", "bias", "max", "normal", "subnormal", "inf", "NaN", "-0", "values")
-    rows = [heads, *((f.name, f.bits, f.exponent_bits, f.mantissa_bits, f.bias, f"{f.max:.{6 if f.max < 1e6 else 2}g}",
-                      f"{f.smallest_normal:.3g}", f"{f.smallest_subnormal:.3g}" if f.smallest_subnormal else "none",
-                      f.inf_codes, f.nan_codes, "yes" if f.negative_zero else "no", f.finite_values)
-                     for f in map(describe, dtypes))]
+    """A text table, one row a format: normal and subnormal are the smallest such, values the finite
+    ones.
+    """
+    heads = (
+        "format",
+        "bits",
+        "exp",
+        "man",
+        "bias",
+        "max",
+        "normal",
+        "subnormal",
+        "inf",
+        "NaN",
+        "-0",
+        "values",
+    )
+    rows = [
+        heads,
+        *(
+            (
+                f.name,
+                f.bits,
+                f.exponent_bits,
+                f.mantissa_bits,
+                f.bias,
+                f"{f.max:.{6 if f.max < 1e6 else 2}g}",
+                f"{f.smallest_normal:.3g}",
+                f"{f.smallest_subnormal:.3g}" if f.smallest_subnormal else "none",
+                f.inf_codes,
+                f.nan_codes,
+                "yes" if f.negative_zero else "no",
+                f.finite_values,
+            )
+            for f in map(describe, dtypes)
+        ),
+    ]
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
     return "\n".join("  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths)) for row in rows)
 
 
 def quantize(x: jax.Array, scale: jax.Array | float, dtype=jnp.float8_e4m3fn) -> jax.Array:
-    """x / scale in f32, clamped to the format's finite range, rounded to nearest even. Any shape, `scale` broadcasts;
-    jittable. NaN stays NaN where the format has one; FP6 and FP4 have none, so do not pass it there. Raises ValueError
-    for an unsigned format (E8M0), which holds scales and not values."""
+    """x / scale in f32, clamped to the format's finite range, rounded to nearest even. Any shape,
+    `scale` broadcasts; jittable. NaN stays NaN where the format has one; FP6 and FP4 have none, so
+    do not pass it there. Raises ValueError for an unsigned format (E8M0), which holds scales and
+    not values.
+    """
     f = describe(dtype)
     if not f.signed:
-        raise ValueError(f"quantize to {f.name}: it has no sign and no zero; it is made for scales. Use float8_e4m3fn")
+        raise ValueError(
+            f"quantize to {f.name}: it has no sign and no zero; it is made for scales. Use"
+            " float8_e4m3fn"
+        )
     return jnp.clip(jnp.asarray(x, jnp.float32) / scale, f.min, f.max).astype(dtype)
 
 
@@ -109,12 +180,16 @@ def dequantize(q: jax.Array, scale: jax.Array | float, dtype=jnp.float32) -> jax
     return q.astype(dtype) * jnp.asarray(scale, dtype)
 
 
-def amax_scale(x: jax.Array, dtype=jnp.float8_e4m3fn, margin: int = 0, axis=None, power_of_two=False) -> jax.Array:
-    """The scale that maps the largest |x| to the format's largest value: f32[] (or x's shape with `axis` kept as 1).
+def amax_scale(
+    x: jax.Array, dtype=jnp.float8_e4m3fn, margin: int = 0, axis=None, power_of_two=False
+) -> jax.Array:
+    """The scale that maps the largest |x| to the format's largest value: f32[] (or x's shape with
+    `axis` kept as 1).
 
-    `margin` leaves that many binades free above it. `power_of_two` rounds the scale up to a power of two, so that
-    scaling is exact. As in Transformer Engine's `compute_scale_from_amax`, an amax of 0, inf or NaN gives scale 1,
-    and a scale too small for f32 becomes the smallest normal one."""
+    `margin` leaves that many binades free above it. `power_of_two` rounds the scale up to a power
+    of two, so that scaling is exact. As in Transformer Engine's `compute_scale_from_amax`, an amax
+    of 0, inf or NaN gives scale 1, and a scale too small for f32 becomes the smallest normal one.
+    """
     amax = jnp.max(jnp.abs(jnp.asarray(x, jnp.float32)), axis=axis, keepdims=axis is not None)
     scale = jnp.maximum(amax / (describe(dtype).max * 2.0**-margin), jnp.finfo(jnp.float32).tiny)
     if power_of_two:
@@ -124,7 +199,9 @@ def amax_scale(x: jax.Array, dtype=jnp.float8_e4m3fn, margin: int = 0, axis=None
 
 
 def snr_db(x, x_hat) -> float:
-    """Signal-to-noise ratio in dB, 10 log10(sum x^2 / sum (x - x_hat)^2): inf if equal, -inf if x_hat is not finite."""
+    """Signal-to-noise ratio in dB, 10 log10(sum x^2 / sum (x - x_hat)^2): inf if equal, -inf if
+    x_hat is not finite.
+    """
     x, x_hat = (np.asarray(v).astype(np.float64) for v in (x, x_hat))
     if not np.all(np.isfinite(x_hat)):
         return -math.inf
@@ -133,21 +210,28 @@ def snr_db(x, x_hat) -> float:
 
 
 def matmul_reference(a, b_t, a_scale=1.0, b_scale=1.0) -> tuple[np.ndarray, np.ndarray]:
-    """(a * a_scale) @ (b_t * b_scale).T in float64, and the same with |a|, |b|: the size its errors are measured by.
+    """(a * a_scale) @ (b_t * b_scale).T in float64, and the same with |a|, |b|: the size its errors
+    are measured by.
 
-    a [..., M, K] and b_t [..., N, K] of any float type; scales broadcast against the two results, [..., M, N]."""
+    a [..., M, K] and b_t [..., N, K] of any float type; scales broadcast against the two results,
+    [..., M, N].
+    """
     a, b = np.asarray(a).astype(np.float64), np.swapaxes(np.asarray(b_t).astype(np.float64), -1, -2)
     scale = np.asarray(a_scale, np.float64) * np.asarray(b_scale, np.float64)
     return a @ b * scale, np.abs(a) @ np.abs(b) * np.abs(scale)
 
 
-def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, unit: float | None = None) -> np.ndarray:
-    """A bound, not a guess: how far a correct matmul may lie from `value`, elementwise, float64 of value's shape.
+def tolerance(
+    value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, unit: float | None = None
+) -> np.ndarray:
+    """A bound, not a guess: how far a correct matmul may lie from `value`, elementwise, float64 of
+    value's shape.
 
-    `value` and `magnitude` come from `matmul_reference` (add |bias| to the second, bias to the first); `k` is the
-    contracting size; `out_dtype` the result's type; `compute_dtype` the type the function dequantizes and scales in.
-    `unit` is the accumulator's unit roundoff. None is HOPPER_FAST_UNIT where JAX runs on a GPU, whose FP8 matmuls
-    accumulate fast by default, and F32_UNIT on the CPU.
+    `value` and `magnitude` come from `matmul_reference` (add |bias| to the second, bias to the
+    first); `k` is the contracting size; `out_dtype` the result's type; `compute_dtype` the type the
+    function dequantizes and scales in. `unit` is the accumulator's unit roundoff. None is
+    HOPPER_FAST_UNIT where JAX runs on a GPU, whose FP8 matmuls accumulate fast by default, and
+    F32_UNIT on the CPU.
 
     - summing n terms in any order errs by at most gamma_n * sum|a b|, gamma_n = n u / (1 - n u) (Higham, Accuracy and
       Stability of Numerical Algorithms, 2nd ed., section 4.2); n = k plus one for each group of 32 products that the
@@ -156,13 +240,17 @@ def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, un
       output's scale, the product with it;
     - one rounding to out_dtype: half a unit in its last place, and never less than half its smallest subnormal.
 
-    Relu and clamping never enlarge an error: apply them to `value` and keep the bound; for an amax take the largest
-    bound. Holds while nothing over- or underflows on the way. ValueError where k is too large for a bound: n u >= 1."""
+    Relu and clamping never enlarge an error: apply them to `value` and keep the bound; for an amax
+    take the largest bound. Holds while nothing over- or underflows on the way. ValueError where k
+    is too large for a bound: n u >= 1.
+    """
     if unit is None:
         unit = HOPPER_FAST_UNIT if jax.default_backend() == "gpu" else F32_UNIT
     n = k + math.ceil(k / 32)
     if n * unit >= 1:
-        raise ValueError(f"tolerance: contracting size {k} with unit roundoff {unit:.3g} has no bound; split k")
+        raise ValueError(
+            f"tolerance: contracting size {k} with unit roundoff {unit:.3g} has no bound; split k"
+        )
     value, magnitude = np.asarray(value, np.float64), np.asarray(magnitude, np.float64)
     sum_error = n * unit / (1 - n * unit)
     compute_error = (1 + float(jnp.finfo(compute_dtype).eps) / 2) ** 8 - 1
@@ -173,25 +261,32 @@ def tolerance(value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, un
 
 
 def assert_matches_reference(actual, value, allowed) -> None:
-    """Raise AssertionError unless |actual - value| <= allowed everywhere (NaN must meet NaN); names the worst place."""
+    """Raise AssertionError unless |actual - value| <= allowed everywhere (NaN must meet NaN); names
+    the worst place.
+    """
     got, value, allowed = (np.asarray(v).astype(np.float64) for v in (actual, value, allowed))
     if got.shape != value.shape:
         raise AssertionError(f"result has shape {got.shape}, the reference {value.shape}")
     with np.errstate(invalid="ignore"):
-        excess = np.where((got == value) | (np.isnan(got) & np.isnan(value)), 0, np.abs(got - value) / allowed)
+        excess = np.where(
+            (got == value) | (np.isnan(got) & np.isnan(value)), 0, np.abs(got - value) / allowed
+        )
     excess = np.nan_to_num(excess, nan=np.inf)
-    if (wrong := int(np.sum(excess > 1))):
+    if wrong := int(np.sum(excess > 1)):
         at = tuple(int(i) for i in np.unravel_index(np.argmax(excess), excess.shape))
         far, most = abs(got[at] - value[at]), np.broadcast_to(allowed, value.shape)[at]
-        raise AssertionError(f"{wrong} of {got.size} elements of the {np.asarray(actual).dtype} result are outside the "
-                             f"tolerance; worst at {at}: got {got[at]:.9g}, the float64 reference is {value[at]:.9g}, "
-                             f"{far:.3g} away where {most:.3g} is allowed"
-                             + ("" if np.isfinite(got[at]) else ". A value beyond the format's max needs a clamp"))
+        raise AssertionError(
+            f"{wrong} of {got.size} elements of the {np.asarray(actual).dtype} result are outside"
+            f" the tolerance; worst at {at}: got {got[at]:.9g}, the float64 reference is"
+            f" {value[at]:.9g}, {far:.3g} away where {most:.3g} is allowed"
+            + ("" if np.isfinite(got[at]) else ". A value beyond the format's max needs a clamp")
+        )
 
 
 @dataclass(frozen=True)
 class Rounding:
     """What happens to one number on its way into a format and back."""
+
     value: float
     scale: float
     target: float  # value / scale, the number that is rounded
@@ -214,16 +309,23 @@ def _finite(value: float | str, what: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"the {what} {value!r} is not a finite number; give one such as 3.14 or 1e-3")
+        raise ValueError(
+            f"the {what} {value!r} is not a finite number; give one such as 3.14 or 1e-3"
+        )
     return number
 
 
 def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3fn) -> Rounding:
-    """Quantize one number (or typed text) with saturation, to nearest even, in float64. Raises ValueError, in a
-    sentence, for what is not a finite number and for a scale that is not above zero."""
+    """Quantize one number (or typed text) with saturation, to nearest even, in float64. Raises
+    ValueError, in a sentence, for what is not a finite number and for a scale that is not above
+    zero.
+    """
     f, value, scale = describe(dtype), _finite(value, "value"), _finite(scale, "scale")
     if scale <= 0:
-        raise ValueError(f"the scale {scale:g} is not above zero; a scale is the number to multiply by to dequantize")
+        raise ValueError(
+            f"the scale {scale:g} is not above zero; a scale is the number to multiply by to"
+            " dequantize"
+        )
     target = _finite(value / scale, "quotient value / scale =")
     kept = np.float64(min(max(target, f.min), f.max)).astype(f.dtype)
     with np.errstate(all="ignore"):
@@ -232,17 +334,35 @@ def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3
     finite = np.unique([v for v in code_values(f.dtype) if math.isfinite(v)])
     notes, error = [], abs(decoded * scale - value)
     if target > f.max or target < f.min:
-        notes.append(f"{target:.6g} is outside {f.min:.6g} ... {f.max:.6g}: clamped to {decoded:.6g}; "
-                     f"a bare cast gives {unclamped:.6g}")
+        notes.append(
+            f"{target:.6g} is outside {f.min:.6g} ... {f.max:.6g}: clamped to {decoded:.6g}; "
+            f"a bare cast gives {unclamped:.6g}"
+        )
     elif decoded == 0 and value != 0:
-        notes.append(f"{target:.6g} is at most half the smallest subnormal {f.smallest_subnormal:.6g}: flushed to zero")
+        notes.append(
+            f"{target:.6g} is at most half the smallest subnormal {f.smallest_subnormal:.6g}:"
+            " flushed to zero"
+        )
     elif decoded and abs(decoded) < f.smallest_normal:
-        notes.append(f"{decoded:.6g} is subnormal (below {f.smallest_normal:.6g}): fewer than {f.mantissa_bits + 1} "
-                     f"significant bits")
+        notes.append(
+            f"{decoded:.6g} is subnormal (below {f.smallest_normal:.6g}): fewer than"
+            f" {f.mantissa_bits + 1} significant bits"
+        )
     text, split = f"{code:0{f.bits}b}", f.signed + f.exponent_bits
-    bits = " ".join((text[: f.signed], text[f.signed: split], text[split:])).strip()
-    return Rounding(value, scale, target, f, code, bits, decoded, unclamped,
-                    below=float(finite[max(np.searchsorted(finite, target, "right") - 1, 0)]),
-                    above=float(finite[min(np.searchsorted(finite, target), len(finite) - 1)]),
-                    dequantized=decoded * scale, error=error, relative_error=error / abs(value) if value else math.nan,
-                    notes=tuple(notes))
+    bits = " ".join((text[: f.signed], text[f.signed : split], text[split:])).strip()
+    return Rounding(
+        value,
+        scale,
+        target,
+        f,
+        code,
+        bits,
+        decoded,
+        unclamped,
+        below=float(finite[max(np.searchsorted(finite, target, "right") - 1, 0)]),
+        above=float(finite[min(np.searchsorted(finite, target), len(finite) - 1)]),
+        dequantized=decoded * scale,
+        error=error,
+        relative_error=error / abs(value) if value else math.nan,
+        notes=tuple(notes),
+    )

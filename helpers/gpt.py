@@ -1,8 +1,10 @@
-"""A layer of a GPT, written once with Flax's own layers: in f32, in bf16, and in bf16 with its matmuls in FP8.
+"""A layer of a GPT, written once with Flax's own layers: in f32, in bf16, and in bf16 with its
+matmuls in FP8.
 
-It is the layer of Transformer Engine's quickstart, which the readme of fp8layers times: layer norm, one projection to
-queries, keys and values, attention, projection, layer norm, an MLP four times as wide with gelu, two residuals. As in
-that readme nothing is dropped out and nothing is masked; `causal` masks.
+It is the layer of Transformer Engine's quickstart, which the readme of fp8layers times: layer norm,
+one projection to queries, keys and values, attention, projection, layer norm, an MLP four times as
+wide with gelu, two residuals. As in that readme nothing is dropped out and nothing is masked;
+`causal` masks.
 """
 
 import functools
@@ -16,15 +18,19 @@ try:
     import optax  # Flax's training state is built on it, and installs it
     from flax.training.train_state import TrainState
 except ImportError as error:
-    raise ImportError("helpers.gpt needs Flax, of the group lab in pyproject.toml: pip install flax") from error
+    raise ImportError(
+        "helpers.gpt needs Flax, of the group lab in pyproject.toml: pip install flax"
+    ) from error
 
 
 class GPTLayer(nn.Module):
-    """[batch, sequence, hidden] to the same. Parameters are f32; `dtype` is what the layer computes in.
+    """[batch, sequence, hidden] to the same. Parameters are f32; `dtype` is what the layer computes
+    in.
 
-    `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of earlier steps: delayed
-    scaling. Attention stays in `dtype`. `attention` is who runs it, the `implementation` of dot_product_attention in
-    jax.nn: "xla" anywhere, or "cudnn", one fused kernel, on a GPU in bf16. Raises ValueError for sizes that do not fit.
+    `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of
+    earlier steps: delayed scaling. Attention stays in `dtype`. `attention` is who runs it, the
+    `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or "cudnn", one fused
+    kernel, on a GPU in bf16. Raises ValueError for sizes that do not fit.
     """
 
     hidden: int = 4096
@@ -37,18 +43,27 @@ class GPTLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if x.ndim != 3 or x.shape[2] != self.hidden or self.hidden % self.heads:
-            raise ValueError(f"a layer of {self.hidden} in {self.heads} heads takes [batch, sequence, {self.hidden}], "
-                             f"and its heads must divide {self.hidden}; got {list(x.shape)}. Give hidden= and heads=.")
+            raise ValueError(
+                f"a layer of {self.hidden} in {self.heads} heads takes [batch, sequence,"
+                f" {self.hidden}], and its heads must divide {self.hidden}; got {list(x.shape)}."
+                " Give hidden= and heads=."
+            )
         norm = functools.partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
         dense = functools.partial(
-            nn.Dense, dtype=self.dtype, dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None)
+            nn.Dense,
+            dtype=self.dtype,
+            dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None,
+        )
         batch, sequence, _ = x.shape
-        # A row a token: XLA makes no FP8 output of a result that is reshaped before it is converted.
+        # A row a token: XLA makes no FP8 output of a result that is reshaped before it is
+        # converted.
         x = x.astype(self.dtype).reshape(batch * sequence, self.hidden)
 
         h = dense(3 * self.hidden, name="qkv")(norm(name="norm_1")(x))
         q, k, v = jnp.split(h.reshape(batch, sequence, self.heads, -1), 3, axis=-1)
-        h = jax.nn.dot_product_attention(q, k, v, is_causal=self.causal, implementation=self.attention)
+        h = jax.nn.dot_product_attention(
+            q, k, v, is_causal=self.causal, implementation=self.attention
+        )
         x = x + dense(self.hidden, name="projection")(h.reshape(x.shape))
 
         h = nn.gelu(dense(4 * self.hidden, name="up")(norm(name="norm_2")(x)))
@@ -57,20 +72,29 @@ class GPTLayer(nn.Module):
 
 
 @functools.partial(jax.jit, static_argnames=("layer", "optimizer"))
-def train_state(layer: GPTLayer, x: jax.Array, optimizer: Any = optax.sgd(0.1), seed: int = 0) -> TrainState:
-    """New parameters, and the optimizer's state. With FP8, `state.params` also holds the scale and the history of
-    largest magnitudes of each dense layer's input, kernel and output's gradient: "_overwrite_with_gradient"."""
+def train_state(
+    layer: GPTLayer, x: jax.Array, optimizer: Any = optax.sgd(0.1), seed: int = 0
+) -> TrainState:
+    """New parameters, and the optimizer's state. With FP8, `state.params` also holds the scale and
+    the history of largest magnitudes of each dense layer's input, kernel and output's gradient:
+    "_overwrite_with_gradient".
+    """
     init = layer.clone(attention="xla").init  # cuDNN's attention has no parameters, but wants a GPU
-    return TrainState.create(apply_fn=layer.apply, params=init(jax.random.key(seed), x), tx=optimizer)
+    return TrainState.create(
+        apply_fn=layer.apply, params=init(jax.random.key(seed), x), tx=optimizer
+    )
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def train_step(state: TrainState, x: jax.Array, target: jax.Array) -> tuple[TrainState, jax.Array]:
-    """The state after one step down the gradient of the mean squared error, and that error before the step, in f32.
+    """The state after one step down the gradient of the mean squared error, and that error before
+    the step, in f32.
 
-    The state given is used up: its memory becomes the new one's. What FP8 scales follow from, JAX returns as their
-    gradient; Flax's state puts it in their place, and gives only the rest to the optimizer.
+    The state given is used up: its memory becomes the new one's. What FP8 scales follow from, JAX
+    returns as their gradient; Flax's state puts it in their place, and gives only the rest to the
+    optimizer.
     """
+
     def loss(params: Any) -> jax.Array:
         return jnp.mean(jnp.square(state.apply_fn(params, x).astype(jnp.float32) - target))
 

@@ -1,27 +1,32 @@
-"""A drawing of a graph in layers: in which order things stand side by side, so that few edges cross, and at which x.
+"""A drawing of a graph in layers: in which order things stand side by side, so that few edges
+cross, and at which x.
 
-Bands lie one below the other. A band holds columns side by side, and a column holds rows of places. An edge leads from a
-place to one in the next row, within a column or into the next band. Columns are not mixed, so that a frame fits around
-each. What takes a column alone, as a long edge that passes by, stands in all of its rows.
+Bands lie one below the other. A band holds columns side by side, and a column holds rows of places.
+An edge leads from a place to one in the next row, within a column or into the next band. Columns
+are not mixed, so that a frame fits around each. What takes a column alone, as a long edge that
+passes by, stands in all of its rows.
 """
+
 import collections
 import dataclasses
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-SPACE = 0.16     # inches between what stands side by side
-ROUNDS = 8       # down, up and both ways: no picture of the course or its tests gets better with more
-BEND = 0.3       # inches that an edge may be longer to be straight
-LOOSE = 0.01     # how much a place without neighbours on that side is held where it is
+SPACE = 0.16  # inches between what stands side by side
+ROUNDS = 8  # down, up and both ways: no picture of the course or its tests gets better with more
+BEND = 0.3  # inches that an edge may be longer to be straight
+LOOSE = 0.01  # how much a place without neighbours on that side is held where it is
 Place = Hashable
 Links = dict[Place, list[Place]]  # what each place is connected with
 
 
 @dataclasses.dataclass(eq=False)
 class Column:
-    """Rows of places from top to bottom, each from left to right. `pad` is how far a frame is from its places, `least`
-    how wide it is inside at least."""
+    """Rows of places from top to bottom, each from left to right. `pad` is how far a frame is from
+    its places, `least` how wide it is inside at least.
+    """
+
     rows: list[list[Place]]
     pad: float = 0.0
     least: float = 0.0
@@ -43,13 +48,15 @@ Edges = Sequence[tuple[Place, Place]]
 
 
 def arrange(bands: Bands, edges: Edges, wide: Mapping[Place, float]) -> dict[Place, float]:
-    """Order the columns of each band and the places of each row, in place, and return the x of each place's middle.
+    """Order the columns of each band and the places of each row, in place, and return the x of each
+    place's middle.
 
-    Goes through the bands, down and up again, sorts what stands side by side by the mean x of its neighbours, after
-    Sugiyama, Tagawa and Toda (1981), and exchanges what crosses less the other way round. Of all orders found, that
-    with the fewest crossings stays. Then goes through the bands once more, to move everything towards its neighbours
-    as far as there is room. Equals keep the order in which they are given, and nothing is random: the same graph is
-    always drawn the same.
+    Goes through the bands, down and up again, sorts what stands side by side by the mean x of its
+    neighbours, after Sugiyama, Tagawa and Toda (1981), and exchanges what crosses less the other
+    way round. Of all orders found, that with the fewest crossings stays. Then goes through the
+    bands once more, to move everything towards its neighbours as far as there is room. Equals keep
+    the order in which they are given, and nothing is random: the same graph is always drawn the
+    same.
     """
     above, below = _links(edges)
     both = {place: above[place] + below[place] for place in wide}
@@ -90,16 +97,16 @@ def _exchange(bands: Bands, edges: Edges) -> None:
     before = crossings(bands, edges)
     while before:
         for n, band in enumerate(bands):
-            near = bands[max(n - 1, 0):n + 2]
+            near = bands[max(n - 1, 0) : n + 2]
             now = crossings(near, edges)
             for some in _orderly([band]):
                 for k in range(len(some) - 1):
-                    some[k:k + 2] = reversed(some[k:k + 2])
+                    some[k : k + 2] = reversed(some[k : k + 2])
                     then = crossings(near, edges)
                     if then < now:
                         now = then
                     else:
-                        some[k:k + 2] = reversed(some[k:k + 2])
+                        some[k : k + 2] = reversed(some[k : k + 2])
         after = crossings(bands, edges)
         if after == before:
             break
@@ -137,7 +144,9 @@ def _links(edges: Edges) -> tuple[Links, Links]:
 
 
 def _along_chains(above: Links, below: Links, wide: Mapping[Place, float]) -> dict[Place, float]:
-    """Each place as wide as the widest of its chain: chains side by side are then as far apart in every row."""
+    """Each place as wide as the widest of its chain: chains side by side are then as far apart in
+    every row.
+    """
     following = {}
     for place in wide:
         if len(below[place]) == 1 and len(above[below[place][0]]) == 1:
@@ -151,8 +160,12 @@ def _along_chains(above: Links, below: Links, wide: Mapping[Place, float]) -> di
     return found
 
 
-def _move(band: list[Column], links: Links, upwards: bool, x: dict, wide: Mapping, sort: bool) -> None:
-    """Move a band's places and columns to where what they are linked to stands, sorted by that or in their order."""
+def _move(
+    band: list[Column], links: Links, upwards: bool, x: dict, wide: Mapping, sort: bool
+) -> None:
+    """Move a band's places and columns to where what they are linked to stands, sorted by that or
+    in their order.
+    """
     wish: dict[Any, float] = {}  # of places and columns
     weight: dict[Any, float] = {}
     for column in band:
@@ -175,7 +188,8 @@ def _move(band: list[Column], links: Links, upwards: bool, x: dict, wide: Mappin
     for column in band:
         low, high = column.extent(x, wide)
         middle[column], width[column] = (low + high) / 2, high - low
-        # What hangs on nothing above it comes to the middle of the picture: nothing else holds parts of it together.
+        # What hangs on nothing above it comes to the middle of the picture: nothing else holds
+        # parts of it together.
         alone = weight[column] < 1 and not upwards
         target[column] = 0.0 if alone else middle[column]
     moved = _side_by_side(band, target, weight, width)
@@ -185,13 +199,17 @@ def _move(band: list[Column], links: Links, upwards: bool, x: dict, wide: Mappin
 
 
 def _side_by_side(some: Sequence, wish: Mapping, weight: Mapping, wide: Mapping) -> dict:
-    """Where things of a width stand, in this order and with space between, as near to their wishes as possible.
+    """Where things of a width stand, in this order and with space between, as near to their wishes
+    as possible.
 
-    This is a least squares fit with an order, solved by pooling adjacent violators: where one would have to stand
-    further left than the one before it, the two move together from then on, to the mean of what they want.
+    This is a least squares fit with an order, solved by pooling adjacent violators: where one would
+    have to stand further left than the one before it, the two move together from then on, to the
+    mean of what they want.
     """
     offset = {}  # from the first one
-    pools: list[list[tuple[float, float]]] = []  # what each member wants for the first one, and its weight
+    pools: list[
+        list[tuple[float, float]]
+    ] = []  # what each member wants for the first one, and its weight
     right = 0.0
     for one in some:
         offset[one] = right + wide[one] / 2

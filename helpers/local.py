@@ -1,4 +1,6 @@
-"""The attached GPU: does it compile the program that is compiled without it, and how long does a call take on it?"""
+"""The attached GPU: does it compile the program that is compiled without it, and how long does a
+call take on it?
+"""
 
 import contextlib
 import dataclasses
@@ -19,11 +21,12 @@ from fp8lens.targets import TARGETS
 class Timing:
     """Medians over the calls of one function, in seconds.
 
-    `device` is the sum of its kernels' times by the GPU's own clock (CUPTI): gaps between kernels and copies by the
-    memory engines are not in it, and kernels that run side by side are in it one by one. None where that clock cannot
-    be read; `no_clock` says why. `wall` is the host's time for a call among others sent one after the other, taken
-    before CUPTI records anything. `low` and `high` are the quartiles of the one of the two that `seconds` is. `kernels`
-    are (name, seconds, launches) of a call, the longest first.
+    `device` is the sum of its kernels' times by the GPU's own clock (CUPTI): gaps between kernels
+    and copies by the memory engines are not in it, and kernels that run side by side are in it one
+    by one. None where that clock cannot be read; `no_clock` says why. `wall` is the host's time for
+    a call among others sent one after the other, taken before CUPTI records anything. `low` and
+    `high` are the quartiles of the one of the two that `seconds` is. `kernels` are (name, seconds,
+    launches) of a call, the longest first.
     """
 
     device: float | None
@@ -44,8 +47,9 @@ class _NoClock(RuntimeError):
 
 
 def _cupti() -> Any:
-    """JAX's binding of CUPTI, NVIDIA's profiling library: what `jax.experimental.mosaic.gpu.profiler.measure` stands
-    on, which times functions of JAX alone."""
+    """JAX's binding of CUPTI, NVIDIA's profiling library: what
+    `jax.experimental.mosaic.gpu.profiler.measure` stands on, which times functions of JAX alone.
+    """
     if not gpu_available():
         raise _NoClock("JAX has no GPU here")
     from jax.experimental.mosaic.gpu import profiler
@@ -79,7 +83,9 @@ def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tup
         wait(result)
     except Exception as error:
         failed = error
-    try:  # CUPTI is left attached (False): detached once, it may record nothing in this process ever after.
+    # CUPTI is left attached (False): detached once, it may record nothing in this process ever
+    # after.
+    try:
         timings = cupti._cupti_get_timings(False)
     except RuntimeError as error:
         raise failed or _NoClock(str(error)) from error
@@ -89,10 +95,11 @@ def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tup
 
 
 def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
-    """In which order functions are timed, round by round: each round another begins, and none keeps its predecessor.
+    """In which order functions are timed, round by round: each round another begins, and none keeps
+    its predecessor.
 
-    Williams's design (Australian Journal of Scientific Research 2, 1949): a kernel that leaves the chip warm, or its
-    memory busy, favours or harms a different one each time.
+    Williams's design (Australian Journal of Scientific Research 2, 1949): a kernel that leaves the
+    chip warm, or its memory busy, favours or harms a different one each time.
     """
     n = len(names)
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]
@@ -106,26 +113,36 @@ def device_times(
     at_least: float = 0.0,
     during: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> dict[str, Timing]:
-    """Time functions without arguments side by side: `rounds` times, each in turn is called `repeats` times, or so
-    often that this takes `at_least` seconds. First by the host's clock, all rounds of it; then by the GPU's own.
+    """Time functions without arguments side by side: `rounds` times, each in turn is called
+    `repeats` times, or so often that this takes `at_least` seconds. First by the host's clock, all
+    rounds of it; then by the GPU's own.
 
-    In turn, so that a clock that sinks as the chip warms up sinks for all alike, and in another order each round (see
-    `turns`). The functions are called twice before anything is timed. They may return arrays of JAX or tensors of
-    torch. A call that keeps reading the same arrays measures the cache where they fit in it (50 MB on Hopper): let it
-    walk through several sets. `during(name)` is entered while a function is timed. Raises ValueError for no calls, or
-    fewer than one repeat or round.
+    In turn, so that a clock that sinks as the chip warms up sinks for all alike, and in another
+    order each round (see `turns`). The functions are called twice before anything is timed. They
+    may return arrays of JAX or tensors of torch. A call that keeps reading the same arrays measures
+    the cache where they fit in it (50 MB on Hopper): let it walk through several sets.
+    `during(name)` is entered while a function is timed. Raises ValueError for no calls, or fewer
+    than one repeat or round.
     """
     if not calls or repeats < 1 or rounds < 1:
-        raise ValueError(f"give calls, and at least one repeat and round; got {len(calls)}, {repeats=}, {rounds=}")
+        raise ValueError(
+            f"give calls, and at least one repeat and round; got {len(calls)}, {repeats=},"
+            f" {rounds=}"
+        )
     times = {}
     for name, call in calls.items():
         with during(name):
             wait(call())
-            times[name] = max(repeats, min(math.ceil(at_least / wall_seconds(call, 5 if at_least else 1)), 2000))
+            times[name] = max(
+                repeats, min(math.ceil(at_least / wall_seconds(call, 5 if at_least else 1)), 2000)
+            )
     wall: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, list[float]] = {name: [] for name in calls}
     seen: dict[str, list[tuple[str, float]]] = {name: [] for name in calls}
-    in_turn, no_clock = [name for order in turns(list(calls), rounds) for name in order], "CUPTI recorded no kernel"
+    in_turn, no_clock = (
+        [name for order in turns(list(calls), rounds) for name in order],
+        "CUPTI recorded no kernel",
+    )
     for name in in_turn:
         with during(name):
             wall[name].append(wall_seconds(calls[name], times[name]))
@@ -143,7 +160,10 @@ def device_times(
                 device[name] += [sum(t for _, t in one) for one in slices]
     except _NoClock as error:
         device, seen, no_clock = dict.fromkeys(calls, []), dict.fromkeys(calls, []), str(error)
-    return {name: _timing(wall[name], device[name], seen[name], times[name] * rounds, no_clock) for name in calls}
+    return {
+        name: _timing(wall[name], device[name], seen[name], times[name] * rounds, no_clock)
+        for name in calls
+    }
 
 
 def wall_seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -155,20 +175,28 @@ def wall_seconds(call: Callable[[], Any], repeats: int) -> float:
     return max((time.perf_counter() - start) / repeats, 1e-9)
 
 
-def _timing(wall: list[float], device: list[float], seen: list[tuple], times: int, no_clock: str) -> Timing:
+def _timing(
+    wall: list[float], device: list[float], seen: list[tuple], times: int, no_clock: str
+) -> Timing:
     clock = device or wall
-    low, _, high = statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
+    low, _, high = (
+        statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
+    )
     total: dict[str, list[float]] = {}
     for name, seconds in seen:
         total.setdefault(name, []).append(seconds)
-    of_a_call = sorted(((name, sum(t) / times, len(t) / times) for name, t in total.items()), key=lambda k: -k[1])
+    of_a_call = sorted(
+        ((name, sum(t) / times, len(t) / times) for name, t in total.items()), key=lambda k: -k[1]
+    )
     middle, no_clock = statistics.median(device) if device else None, "" if device else no_clock
     return Timing(middle, statistics.median(wall), low, high, tuple(of_a_call), no_clock)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Two compiles of one function, a line a kernel: what it is, what it writes, and a matmul call's settings."""
+    """Two compiles of one function, a line a kernel: what it is, what it writes, and a matmul
+    call's settings.
+    """
 
     device: str
     without_gpu: tuple[str, ...]
@@ -180,14 +208,18 @@ class Comparison:
 
     def __str__(self) -> str:
         if self.agree:
-            return f"{self.device} compiles the same kernels:\n" + "\n".join(f"  {line}" for line in self.on_gpu)
+            return f"{self.device} compiles the same kernels:\n" + "\n".join(
+                f"  {line}" for line in self.on_gpu
+            )
         rows = [f"  without it: {line}" for line in self.without_gpu]
         rows += [f"  its own:    {line}" for line in self.on_gpu]
         return f"{self.device} compiles other kernels:\n" + "\n".join(rows)
 
 
 def kernel_lines(x: Any) -> tuple[str, ...]:
-    """A line for each kernel of a program, without names: those may differ between two compiles of one program."""
+    """A line for each kernel of a program, without names: those may differ between two compiles of
+    one program.
+    """
     lines = []
     for kernel in kernels(x):
         line = f"{kernel.kind} -> {kernel.result}"
@@ -199,11 +231,15 @@ def kernel_lines(x: Any) -> tuple[str, ...]:
 
 
 def compare_with_local(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Comparison:
-    """Compile `fn(*args)` for the attached GPU's model without using it, and on it, and compare the kernels.
+    """Compile `fn(*args)` for the attached GPU's model without using it, and on it, and compare the
+    kernels.
 
-    Raises `fp8lens.targets.UnknownTarget` (a KeyError) where no GPU is attached, or one whose model is not recorded.
+    Raises `fp8lens.targets.UnknownTarget` (a KeyError) where no GPU is attached, or one whose model
+    is not recorded.
     """
     local = TARGETS["local"]
-    chip = dataclasses.replace(local, name=local.device)  # any name but "local" is a compile without the GPU
+    chip = dataclasses.replace(
+        local, name=local.device
+    )  # any name but "local" is a compile without the GPU
     without, own = (aot_compile(fn, *args, target=t, gemm=gemm) for t in (chip, "local"))
     return Comparison(local.device, kernel_lines(without), kernel_lines(own))

@@ -25,33 +25,50 @@ def check(
     target: str = "H100",
     quiet: bool = False,
 ) -> bool:
-    """Whether `fn(*args)` solves the puzzle; prints what holds and what does not, unless it is to be `quiet`.
+    """Whether `fn(*args)` solves the puzzle; prints what holds and what does not, unless it is to
+    be `quiet`.
 
-    `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and shapes and lie
-    within a few roundings of its values, also where each of the scalars is another number. The program compiled for
-    `target` must hold one FP8 call, launch at most `kernels_wanted` kernels, and the call must have the `epilogue`,
-    `amax`, `beta` and `alpha` that are given. The other kernels may move `most_beside` bytes together.
+    `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and
+    shapes and lie within a few roundings of its values, also where each of the scalars is another
+    number. The program compiled for `target` must hold one FP8 call, launch at most
+    `kernels_wanted` kernels, and the call must have the `epilogue`, `amax`, `beta` and `alpha` that
+    are given. The other kernels may move `most_beside` bytes together.
     """
     name = getattr(fn, "__name__", "your function")
     try:
         shapes = jax.eval_shape(fn, *args)
-    except Exception as error:  # whatever the reader's code raises is news for the reader, not a crash of the chapter
+    # whatever the reader's code raises is news for the reader, not a crash of the chapter
+    except Exception as error:
         said = f"it does not trace: {type(error).__name__}: {str(error).splitlines()[0]}"
         return _verdict(name, [(False, said)], quiet)
     if not jax.tree.leaves(shapes):
-        return _verdict(name, [(False, "it returns nothing yet: write its body and run this cell again")], quiet)
+        return _verdict(
+            name, [(False, "it returns nothing yet: write its body and run this cell again")], quiet
+        )
 
     lines = [] if like is None else [_same_results(fn, like, shapes, args)]
     module = parse_hlo_module(aot_compile(fn, *args, target=target))
     launched = kernels(module)
     calls = [k for k in launched if k.kind == FP8_CALL]
-    lines.append((len(calls) == 1, f"{len(calls)} FP8 matmul call{'s' * (len(calls) != 1)} (wanted 1)"))
+    lines.append(
+        (len(calls) == 1, f"{len(calls)} FP8 matmul call{'s' * (len(calls) != 1)} (wanted 1)")
+    )
     outside = ", ".join(f"{k.name} -> {k.result}" for k in launched if k not in calls)
     count = f"{len(launched)} kernel{'s' * (len(launched) != 1)} in all (at most {kernels_wanted})"
-    lines.append((len(launched) <= kernels_wanted, count + (f"; outside the call: {outside}" if outside else "")))
+    lines.append(
+        (
+            len(launched) <= kernels_wanted,
+            count + (f"; outside the call: {outside}" if outside else ""),
+        )
+    )
     if most_beside is not None:
         beside = sum(k.bytes_moved for k in launched if k not in calls)
-        lines.append((beside <= most_beside, f"{beside} bytes moved outside the call (at most {most_beside})"))
+        lines.append(
+            (
+                beside <= most_beside,
+                f"{beside} bytes moved outside the call (at most {most_beside})",
+            )
+        )
     if calls:
         config = gemm_config(calls[0].instruction)
         has = {"epilogue": config["epilogue"], "amax": config["damax_output"], "beta": config["beta"],
@@ -60,7 +77,8 @@ def check(
         for key, want in wanted.items():
             if want is not None:
                 lines.append((has[key] == want, f"the call's {key} is {has[key]} (wanted {want})"))
-        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types: one gap in it. XLA does not look.
+        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types: one gap in
+        # it. XLA does not look.
         types = [module[name].shape.dtype for name in calls[0].instruction.operands[:2]]
         if "f8e5m2[" in calls[0].result and "f8e5m2" not in types:
             lines.append((False, "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result"))
@@ -69,7 +87,9 @@ def check(
 
 def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
     wanted = jax.eval_shape(like, *args)
-    describe = lambda tree: ", ".join(f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in jax.tree.leaves(tree))
+    describe = lambda tree: ", ".join(
+        f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in jax.tree.leaves(tree)
+    )
     if describe(shapes) != describe(wanted):
         return False, f"it returns {describe(shapes)} (wanted {describe(wanted)})"
     scalars = [n for n, x in enumerate(args) if jnp.ndim(x) == 0]
@@ -82,19 +102,25 @@ def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tup
 
 def _differ(fn: Callable, like: Callable, args: Sequence) -> str:
     """How the numbers of two functions differ; nothing where they do not."""
-    # The right numbers come from the CPU even where a GPU is attached: no FP8 rewrite happens there.
+    # The right numbers come from the CPU even where a GPU is attached: no FP8 rewrite happens
+    # there.
     on_cpu = jax.jit(like)(*jax.device_put(tuple(args), jax.devices("cpu")[0]))
     for got, want in zip(jax.tree.leaves(run(fn, *args)), jax.tree.leaves(on_cpu)):
         eps = float(jnp.finfo(want.dtype).eps)
         got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
-        # Right answers may dequantize in another type and round in another order, which shows most where large terms
-        # cancel; a missing scale, bias or activation is off by far more than this.
+        # Right answers may dequantize in another type and round in another order, which shows most
+        # where large terms cancel; a missing scale, bias or activation is off by far more than
+        # this.
         allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) / 256
         both = np.isfinite(got) & np.isfinite(want)
-        ratio = np.sum(got[both] * want[both]) / max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
+        ratio = np.sum(got[both] * want[both]) / max(
+            np.sum(want[both] ** 2), np.finfo(np.float64).tiny
+        )
         if want[both].any() and abs(ratio - 1) > 0.01:
             return f"its numbers differ: they are {ratio:.4g} times the right ones"
-        excess = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want) / allowed)
+        excess = np.where(
+            (got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want) / allowed
+        )
         excess = np.where(np.isnan(excess), np.inf, excess)
         if excess.max() > 1:
             worst = np.unravel_index(np.argmax(excess), got.shape)

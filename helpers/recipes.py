@@ -1,4 +1,6 @@
-"""What chapters take apart, for those that build on it: the two ends of chapter 03's recipe, and chapter 08's layer."""
+"""What chapters take apart, for those that build on it: the two ends of chapter 03's recipe, and
+chapter 08's layer.
+"""
 
 from typing import NamedTuple
 
@@ -11,18 +13,27 @@ e4m3, e5m2, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32
 E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)
 
 
-def scaled_dot(a: jax.Array, b: jax.Array, a_scale: jax.Array, b_scale: jax.Array, dtype=jnp.float32) -> jax.Array:
-    """Dequantize in `dtype` and multiply: a [M, K] and b [N, K] in FP8, scalar scales, result `dtype`[M, N]."""
+def scaled_dot(
+    a: jax.Array, b: jax.Array, a_scale: jax.Array, b_scale: jax.Array, dtype=jnp.float32
+) -> jax.Array:
+    """Dequantize in `dtype` and multiply: a [M, K] and b [N, K] in FP8, scalar scales, result
+    `dtype`[M, N].
+    """
     return jax.lax.dot(dequantize(a, a_scale, dtype), dequantize(b, b_scale, dtype).T)
 
 
 def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:
-    """Quantize: multiply by `d_scale` (a scalar, the reciprocal of what dequantizes), clamp, convert. Any shape."""
-    return jnp.clip(d * jnp.asarray(d_scale, d.dtype), -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
+    """Quantize: multiply by `d_scale` (a scalar, the reciprocal of what dequantizes), clamp,
+    convert. Any shape.
+    """
+    return jnp.clip(d * jnp.asarray(d_scale, d.dtype), -E4M3_MAX, E4M3_MAX).astype(
+        jnp.float8_e4m3fn
+    )
 
 
 class Amaxes(NamedTuple):
     """Of the last steps, f32[H] each, the latest first."""
+
     x: jax.Array
     w: jax.Array
     g: jax.Array

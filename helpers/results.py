@@ -1,9 +1,11 @@
-"""Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write them.
+"""Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write
+them.
 
-One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is in one. Beside it
-goals.json has what they are held against, for each chip, published.json what others measured, releases.json what JAX's
-releases compile, census.json what its libraries do, and training.json a small model's tensors. What a program recorded
-carries that program's digest, and is read only as it was written.
+One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
+in one. Beside it goals.json has what they are held against, for each chip, published.json what
+others measured, releases.json what JAX's releases compile, census.json what its libraries do, and
+training.json a small model's tensors. What a program recorded carries that program's digest, and is
+read only as it was written.
 """
 
 import base64
@@ -24,14 +26,22 @@ import numpy as np
 from fp8lens.cost import matmul_seconds
 from fp8lens.targets import TARGETS, Target, model
 
-COMMANDS = {"agreement": "make gpu", "numerics": "make gpu", "speed": "make gpu", "notebooks": "make gpu",
-            "autotune": "make gpu", "train": "make train-bench"}
+COMMANDS = {
+    "agreement": "make gpu",
+    "numerics": "make gpu",
+    "speed": "make gpu",
+    "notebooks": "make gpu",
+    "autotune": "make gpu",
+    "train": "make train-bench",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One part, measured on one model of GPU. `cases` has what was measured by the case's name, each with the number
-    of its run; `runs` where and with what: device, driver, versions of CUDA, cuBLAS and JAX, date, commit, command."""
+    """One part, measured on one model of GPU. `cases` has what was measured by the case's name,
+    each with the number of its run; `runs` where and with what: device, driver, versions of CUDA,
+    cuBLAS and JAX, date, commit, command.
+    """
 
     part: str
     runs: tuple[Mapping[str, Any], ...]
@@ -44,14 +54,20 @@ class Record:
 
     @property
     def source(self) -> str:
-        """A line for under a table: the device, what ran on it, and the command that made the figures."""
+        """A line for under a table: the device, what ran on it, and the command that made the
+        figures.
+        """
         p = self.provenance
         if p["rehearsal"]:
-            return f"REHEARSAL on {p['device']}, JAX {p['jax']}: these are not measurements of a GPU"
+            return (
+                f"REHEARSAL on {p['device']}, JAX {p['jax']}: these are not measurements of a GPU"
+            )
         changed = {True: " with changes", False: "", None: ", not compared"}
         lines = dict.fromkeys(
-            f"driver {run['driver']}, CUDA {run['cuda']}, cuBLAS {run['cublas']}, JAX {run['jax']}, "
-            f"commit {run['commit'][:7]}{changed[run['changed']]}" for run in reversed(self.runs))
+            f"driver {run['driver']}, CUDA {run['cuda']}, cuBLAS {run['cublas']}, JAX {run['jax']},"
+            f" commit {run['commit'][:7]}{changed[run['changed']]}"
+            for run in reversed(self.runs)
+        )
         return f"{p['device']}, {'; some cases with '.join(lines)}: `{p['command']}`"
 
     @property
@@ -61,7 +77,9 @@ class Record:
 
     @property
     def choices(self) -> str:
-        """Of a record of "autotune": all that XLA chose, for `aot_compile(..., gemm="auto", autotune=...)`."""
+        """Of a record of "autotune": all that XLA chose, for `aot_compile(..., gemm="auto",
+        autotune=...)`.
+        """
         return "version: 3\n" + "".join(case.get("choices", "") for case in self.cases.values())
 
 
@@ -72,8 +90,9 @@ def digest(data: Mapping[str, Any]) -> str:
 
 
 def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
-    """What each JAX release made of the programs of tools/records/releases.py, oldest first. Raises ValueError for a release
-    that is not as it was written."""
+    """What each JAX release made of the programs of tools/records/releases.py, oldest first. Raises
+    ValueError for a release that is not as it was written.
+    """
     return _recorded(Path(folder, "releases.json"), "make releases")["releases"]
 
 
@@ -81,32 +100,54 @@ def _recorded(path: Path, command: str) -> Any:
     """The file's data. Raises ValueError where a release is not as it was recorded, or nothing is."""
     try:
         data = json.loads(path.read_text())
-        wrong = [version for version, entry in data["releases"].items() if entry["digest"] != digest(entry)]
+        wrong = [
+            version
+            for version, entry in data["releases"].items()
+            if entry["digest"] != digest(entry)
+        ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}): `{command}` writes it") from error
     if wrong or not data["releases"]:
-        raise ValueError(f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `{command}` records it again")
+        raise ValueError(
+            f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `{command}` records it"
+            " again"
+        )
     return data
 
 
 class Census(NamedTuple):
-    """What JAX's FP8 libraries become: of each way what is said of it, by name; and of each JAX release, oldest first,
-    what was measured, its rows by (way, model, pass, chip, who multiplies)."""
+    """What JAX's FP8 libraries become: of each way what is said of it, by name; and of each JAX
+    release, oldest first, what was measured, its rows by (way, model, pass, chip, who multiplies).
+    """
+
     ways: Mapping[str, Mapping[str, Any]]
     releases: Mapping[str, Mapping[str, Any]]
 
 
 def load_census(folder: str | Path = "results") -> Census:
-    """What tools/records/census.py found. Raises ValueError for a release that is not as it was written."""
+    """What tools/records/census.py found. Raises ValueError for a release that is not as it was
+    written.
+    """
     data = _recorded(Path(folder, "census.json"), "make census")
-    return Census(data["ways"], {version: entry | {"rows": {tuple(name.split(" | ")): row for name, row in entry[
-        "rows"].items()}} for version, entry in data["releases"].items()})
+    return Census(
+        data["ways"],
+        {
+            version: (
+                entry
+                | {"rows": {tuple(name.split(" | ")): row for name, row in entry["rows"].items()}}
+            )
+            for version, entry in data["releases"].items()
+        },
+    )
 
 
 class Training(NamedTuple):
-    """What `make training` recorded: where it comes from, in a line; the loss of each step, in nats a letter; of the
-    last block's down-projection the largest magnitudes in each step, f32[steps]; and of the last step its input x
-    [tokens, K], weight w [N, K] and gradient g [tokens, N], in bfloat16."""
+    """What `make training` recorded: where it comes from, in a line; the loss of each step, in nats
+    a letter; of the last block's down-projection the largest magnitudes in each step, f32[steps];
+    and of the last step its input x [tokens, K], weight w [N, K] and gradient g [tokens, N], in
+    bfloat16.
+    """
+
     source: str
     losses: np.ndarray
     amaxes: Mapping[str, np.ndarray]
@@ -114,44 +155,68 @@ class Training(NamedTuple):
 
 
 def load_training(folder: str | Path = "results") -> Training:
-    """What a small language model's tensors looked like while it was trained. Raises ValueError for a file that is not
-    as it was written."""
+    """What a small language model's tensors looked like while it was trained. Raises ValueError for
+    a file that is not as it was written.
+    """
     path = Path(folder, "training.json")
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
         raise ValueError(f"{path} is not as it was recorded: `make training` records it again")
-    tensors = {name: np.frombuffer(zlib.decompress(base64.b64decode(tensor["bfloat16"])), "<u2").astype(np.uint16).view(
-        ml_dtypes.bfloat16).reshape(tensor["shape"]) for name, tensor in data["tensors"].items()}
+    tensors = {
+        name: (
+            np.frombuffer(zlib.decompress(base64.b64decode(tensor["bfloat16"])), "<u2")
+            .astype(np.uint16)
+            .view(ml_dtypes.bfloat16)
+            .reshape(tensor["shape"])
+        )
+        for name, tensor in data["tensors"].items()
+    }
     source = f"{data['parameters']:,} parameters, {len(data['losses'])} steps, on {data['text']}"
-    return Training(source, np.array(data["losses"]), {k: np.array(v) for k, v in data["amaxes"].items()}, tensors)
+    return Training(
+        source,
+        np.array(data["losses"]),
+        {k: np.array(v) for k, v in data["amaxes"].items()},
+        tensors,
+    )
 
 
 class Sums(NamedTuple):
-    """Sums of 32 FP8 products on an H100's tensor core: a and b [sums, 32], and what it made of them, f32[sums]."""
+    """Sums of 32 FP8 products on an H100's tensor core: a and b [sums, 32], and what it made of
+    them, f32[sums].
+    """
+
     a: np.ndarray
     b: np.ndarray
     sums: np.ndarray
 
 
 def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
-    """Who measured such sums and on what, in a line; and by the name of a format what they were. Raises ValueError for
-    a file that is not as it was written."""
+    """Who measured such sums and on what, in a line; and by the name of a format what they were.
+    Raises ValueError for a file that is not as it was written.
+    """
     path = Path(folder, "sums.json")
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
         raise ValueError(f"{path} is not as it was written: tools/records/sums.py writes it again")
     found = {}
     for name, arrays in data["formats"].items():
-        a, b, sums = (np.frombuffer(base64.b64decode(arrays[kind]), dtype) for kind, dtype in (
-            ("a", ml_dtypes.finfo(name).dtype), ("b", ml_dtypes.finfo(name).dtype), ("sums", "<f4")))
+        a, b, sums = (
+            np.frombuffer(base64.b64decode(arrays[kind]), dtype)
+            for kind, dtype in (
+                ("a", ml_dtypes.finfo(name).dtype),
+                ("b", ml_dtypes.finfo(name).dtype),
+                ("sums", "<f4"),
+            )
+        )
         found[name] = Sums(a.reshape(-1, 32), b.reshape(-1, 32), sums)
     return f"{data['device']}, {data['instruction']}: {data['measured_by']}", found
 
 
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
-    """What has been recorded of a part ("agreement", "numerics", "speed", "notebooks", "autotune" or "train"), a
-    Record for each GPU model; none where nothing has. `folder` is where the models' folders are; the environment
-    variable FP8_RESULTS, where set, has precedence, so that a chapter can be read with other results.
+    """What has been recorded of a part ("agreement", "numerics", "speed", "notebooks", "autotune"
+    or "train"), a Record for each GPU model; none where nothing has. `folder` is where the models'
+    folders are; the environment variable FP8_RESULTS, where set, has precedence, so that a chapter
+    can be read with other results.
 
     Raises ValueError for an unknown part and for a file that is not a record of it.
     """
@@ -165,7 +230,9 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
             assert record.part == part and record.source
             assert data["digest"] == digest(data), "it is not as it was written"
         except (ValueError, LookupError, TypeError, AssertionError) as error:
-            raise ValueError(f"{path} is no record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one") from error
+            raise ValueError(
+                f"{path} is no record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one"
+            ) from error
         found.append(record)
     return tuple(found)
 
@@ -177,9 +244,11 @@ def not_measured(part: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What a ratio of two times of one case should be: `over` divided by `of` at `least`, or `of` divided by `over` at
-    `most`, for each chip by its name in `TARGETS`. `roofline` is the ratio of the two programs' rooflines, and `reason`
-    says which `share` of it is wanted and why; a test computes both anew."""
+    """What a ratio of two times of one case should be: `over` divided by `of` at `least`, or `of`
+    divided by `over` at `most`, for each chip by its name in `TARGETS`. `roofline` is the ratio of
+    the two programs' rooflines, and `reason` says which `share` of it is wanted and why; a test
+    computes both anew.
+    """
 
     name: str
     part: str
@@ -193,8 +262,9 @@ class Goal:
     most: Mapping[str, float] | None = None
 
     def ratio(self, record: Record) -> tuple[float, str] | None:
-        """Of the times recorded, and the clock: this goal's, or the host's where the other saw nothing. None where one
-        of the times is not recorded."""
+        """Of the times recorded, and the clock: this goal's, or the host's where the other saw
+        nothing. None where one of the times is not recorded.
+        """
         case = record.cases.get(self.case, {})
         rows = case.get("forms") or case.get("precisions") or {}
         for clock in (self.clock, "wall_seconds"):
@@ -207,7 +277,9 @@ class Goal:
         """The goal for a record's chip, and what was measured; without a record that of each chip."""
         wanted, chip = self.least or self.most, record and record.chip
         names = [chip.name] if chip and chip.name in wanted else list(wanted)
-        said = ", ".join(f"{wanted[name]:g} on an {name} (roofline {self.roofline[name]:.3g})" for name in names)
+        said = ", ".join(
+            f"{wanted[name]:g} on an {name} (roofline {self.roofline[name]:.3g})" for name in names
+        )
         line = f"{self.name}: wanted at {'least' if self.least else 'most'} {said}; "
         if record is None or (found := self.ratio(record)) is None:
             return line + "not measured"
@@ -217,7 +289,11 @@ class Goal:
         if len({rows[form].get("attention") for form in (self.of, self.over) if form in rows}) > 1:
             line += "of two kinds of attention, "
         if len(names) == 1:
-            line += "reached" if (ratio >= wanted[names[0]] if self.least else ratio <= wanted[names[0]]) else "MISSED"
+            line += (
+                "reached"
+                if (ratio >= wanted[names[0]] if self.least else ratio <= wanted[names[0]])
+                else "MISSED"
+            )
         else:
             line += f"on {record.provenance['device']}"
         return line + (", by the host's clock" if clock != self.clock else "")
@@ -229,17 +305,22 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
     return tuple(goal for goal in found if goal.part == part and case in (None, goal.case))
 
 
-# What others measured -------------------------------------------------------------------------------------------------
+# What others measured -----------------------------------------------------------------------------
 
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
-_MOVED = {"": 0, "row": 3, "tensor": 5}  # bytes for a bf16 value made FP8: a tensor is read whole to know its scale
+_MOVED = {
+    "": 0,
+    "row": 3,
+    "tensor": 5,
+}  # bytes for a bf16 value made FP8: a tensor is read whole to know its scale
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A published number. `of` begins with "bf16" or "FP8" where it is of one matmul, of `shape` (M, N, K). `over` is
-    the same in bf16. `quantized` says which operands are made FP8 within the time: "A", or "A and B"; `per` what has a
-    scale of its own, a "row" or a "tensor"."""
+    """A published number. `of` begins with "bf16" or "FP8" where it is of one matmul, of `shape`
+    (M, N, K). `over` is the same in bf16. `quantized` says which operands are made FP8 within the
+    time: "A", or "A and B"; `per` what has a scale of its own, a "row" or a "tensor".
+    """
 
     of: str
     value: float
@@ -274,10 +355,15 @@ class Figure:
         return self.over / self.value if self.unit == "ms" else self.value / self.over
 
     def estimate(self, chip: Target) -> float:
-        """The roofline's seconds for the same shape with a bf16 result, and for the bytes of what is quantized."""
+        """The roofline's seconds for the same shape with a bf16 result, and for the bytes of what
+        is quantized.
+        """
         m, n, k = self.shape
         values = {"": 0, "A": m * k, "A and B": (m + n) * k}[self.quantized]
-        return matmul_seconds(m, n, k, self.dtype, "bf16", chip) + _MOVED[self.per] * values / chip.memory_bandwidth
+        return (
+            matmul_seconds(m, n, k, self.dtype, "bf16", chip)
+            + _MOVED[self.per] * values / chip.memory_bandwidth
+        )
 
 
 def _numbers(text: str) -> set[float]:
@@ -286,9 +372,11 @@ def _numbers(text: str) -> set[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """What one document says, in its own words (`quotes`): on which `hardware`, what exactly it `counts`, over which
-    `baseline`. `chip` names the one in `TARGETS` that has its rates; some quotes may be of the documents `beside` it.
-    Raises ValueError for what cannot be so. schema.json says what form an entry has."""
+    """What one document says, in its own words (`quotes`): on which `hardware`, what exactly it
+    `counts`, over which `baseline`. `chip` names the one in `TARGETS` that has its rates; some
+    quotes may be of the documents `beside` it. Raises ValueError for what cannot be so. schema.json
+    says what form an entry has.
+    """
 
     name: str
     url: str
@@ -312,13 +400,17 @@ class Published:
         found = []
         if missing := (figures | shape) - set().union(*said):
             found.append(f"{row.of!r}: in no quote: {', '.join(f'{n:g}' for n in sorted(missing))}")
-        # Where quotes give a shape beside its figure, as a line of a table does, this row's are in one quote too.
+        # Where quotes give a shape beside its figure, as a line of a table does, this row's are in
+        # one quote too.
         values = {other.value for other in self.rows}
         lines = [numbers for numbers in said if shape and shape < numbers and numbers & values]
         if lines and not missing and not any(row.value in numbers for numbers in lines):
             found.append(f"{row.of!r}: {row.value:g} is in no quote that has its shape")
         if (share := self.share(row)) > 1 or share > SANE and not self.remark:
-            found.append(f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: say in remark why that can be")
+            found.append(
+                f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: say in remark why that"
+                " can be"
+            )
         return found
 
     def share(self, row: Figure) -> float:
@@ -329,12 +421,17 @@ class Published:
 
 
 def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
-    """What others measured of FP8 on Hopper, from published.json. Raises ValueError, with the entry's name, for one
-    that is not whole, has a number that its quotes lack, or claims what its chip cannot do."""
+    """What others measured of FP8 on Hopper, from published.json. Raises ValueError, with the
+    entry's name, for one that is not whole, has a number that its quotes lack, or claims what its
+    chip cannot do.
+    """
     path, found = Path(folder, "published.json"), []
     for entry in json.loads(path.read_text())["figures"]:
         try:
-            rows = (row | {"shape": tuple(row["shape"])} if "shape" in row else row for row in entry["rows"])
+            rows = (
+                row | {"shape": tuple(row["shape"])} if "shape" in row else row
+                for row in entry["rows"]
+            )
             whole = {"rows": tuple(Figure(**row) for row in rows), "quotes": tuple(entry["quotes"])}
             whole["beside"] = tuple(entry.get("beside", ()))
             found.append(Published(**entry | whole))

@@ -1,4 +1,6 @@
-"""Two modules side by side, by what they compute: names, numbering, order and bookkeeping make no difference."""
+"""Two modules side by side, by what they compute: names, numbering, order and bookkeeping make no
+difference.
+"""
 
 import html
 import json
@@ -12,18 +14,56 @@ from typing import Any
 
 from fp8lens.hlo.parse import CALLS, Computation, HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import (
-    INDENT, MODULE_NOISE, NOISE, SPLIT_AXIS, coloured, format_instruction, visible, without_default_layout, wrap,
+    INDENT,
+    MODULE_NOISE,
+    NOISE,
+    SPLIT_AXIS,
+    coloured,
+    format_instruction,
+    visible,
+    without_default_layout,
+    wrap,
 )
 
-# Attributes beside printing's that say when or as the how-many-th something runs, not what it computes.
-_IGNORED = {*NOISE, *CALLS, "channel_id", "control-predecessors", "schedule", "custom_call_schedule"}
-_CONFIG_NOISE = {"operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "reification_cost",
-                 "device_type", "autotune_workspace_size", "lhs_stride", "rhs_stride", "selected_algorithm", "grad_x",
-                 "grad_y", "native_emitter_backend_config"}
+# Attributes beside printing's that say when or as the how-many-th something runs, not what it
+# computes.
+_IGNORED = {
+    *NOISE,
+    *CALLS,
+    "channel_id",
+    "control-predecessors",
+    "schedule",
+    "custom_call_schedule",
+}
+_CONFIG_NOISE = {
+    "operation_queue_id",
+    "wait_on_operation_queues",
+    "force_earliest_schedule",
+    "reification_cost",
+    "device_type",
+    "autotune_workspace_size",
+    "lhs_stride",
+    "rhs_stride",
+    "selected_algorithm",
+    "grad_x",
+    "grad_y",
+    "native_emitter_backend_config",
+}
 _CONFIG_DEFAULTS = {"epilogue": "DEFAULT", "alpha_real": 1, "beta": 0, "damax_output": False}
-_MERGED = ("constant", "broadcast", "iota", "bitcast", "get-tuple-element")  # two alike are as good as one
-_WORKSPACE = re.compile(r"s8\[\d+\]\{0\}(?=\)$)")  # scratch memory, last in a library call's results
-_SEPARATOR, _SUFFIX = re.compile(r"([._])"), re.compile(r"\d+|clone|remat\d*")  # of names, as XLA numbers them
+_MERGED = (
+    "constant",
+    "broadcast",
+    "iota",
+    "bitcast",
+    "get-tuple-element",
+)  # two alike are as good as one
+_WORKSPACE = re.compile(
+    r"s8\[\d+\]\{0\}(?=\)$)"
+)  # scratch memory, last in a library call's results
+_SEPARATOR, _SUFFIX = (
+    re.compile(r"([._])"),
+    re.compile(r"\d+|clone|remat\d*"),
+)  # of names, as XLA numbers them
 _CALL = re.compile(rf"(?<= )({'|'.join(CALLS)})=(\{{[^{{}}]*+\}}|[^,\s]+)")
 _SIGNED_NAME, _NAME = re.compile(r"%([\w.\-]+)"), re.compile(r"%?([\w.\-]+)")
 _BACKGROUND = {"-": "rgba(213,94,0,.18)", "+": "rgba(0,114,178,.18)", " ": "none"}
@@ -33,25 +73,37 @@ _HEADER_NOISE = {*MODULE_NOISE, "entry_computation_layout"}  # that ENTRY says t
 
 def _leaves(config: Any) -> Iterator[tuple[str, Any]]:
     """A backend_config's leaves by their own name, without what says nothing of the result."""
-    for key, value in config.items() if isinstance(config, dict) else [("", config)] if config else ():
+    for key, value in (
+        config.items() if isinstance(config, dict) else [("", config)] if config else ()
+    ):
         if key not in _CONFIG_NOISE:
             yield from _leaves(value) if isinstance(value, dict) else [(key, value)]
 
 
 def describe(i: Instruction) -> tuple[str, ...]:
-    """All that an instruction says but for names (its own, its operands', its computations') and bookkeeping."""
+    """All that an instruction says but for names (its own, its operands', its computations') and
+    bookkeeping.
+    """
     attributes = i.attributes
-    kept = (f"{key}={value}" for key, value in attributes.items() if key not in _IGNORED
-            and not (key == "sharding" and not SPLIT_AXIS.search(value)))
+    kept = (
+        f"{key}={value}"
+        for key, value in attributes.items()
+        if key not in _IGNORED and not (key == "sharding" and not SPLIT_AXIS.search(value))
+    )
     # As text before they are sorted: two values of one key may be of types that cannot be compared.
-    config = "\n".join(sorted(json.dumps(leaf, default=str) for leaf in _leaves(i.backend_config))
-                       ) if "backend_config" in attributes else ""
+    config = (
+        "\n".join(sorted(json.dumps(leaf, default=str) for leaf in _leaves(i.backend_config)))
+        if "backend_config" in attributes
+        else ""
+    )
     shape = _WORKSPACE.sub("s8[]", i.shape_text) if i.custom_call_target else i.shape_text
     return (i.opcode, without_default_layout(shape), i.argument, *sorted(kept), config)
 
 
 class _Program:
-    """A module's computations as graphs whose nodes are numbered alike, in both modules, where they say the same."""
+    """A module's computations as graphs whose nodes are numbered alike, in both modules, where they
+    say the same.
+    """
 
     def __init__(self, module: HloModule, numbers: dict):
         self.module, self._numbers, self._graphs = module, numbers, {}
@@ -65,10 +117,15 @@ class _Program:
 
     def graph(self, name: str) -> "_Graph":
         todo = [name] if name not in self._graphs else []
-        while todo:  # what is called comes first; not by recursion: text may nest deeper than Python does
+        while (
+            todo
+        ):  # what is called comes first; not by recursion: text may nest deeper than Python does
             last = todo[-1]
             if last not in self._graphs:
-                self._graphs[last] = None  # a computation that calls itself, which HLO forbids, has no graph inside it
+                self._graphs[last] = (
+                    # a computation that calls itself, which HLO forbids, has no graph inside it
+                    None
+                )
                 called = dict.fromkeys(c for i in self.module.computations[last] for c in i.called)
                 todo += [c for c in called if c not in self._graphs]
             elif self._graphs[todo.pop()] is None:
@@ -85,8 +142,11 @@ class _Graph:
         first = {}
         for i in self._post_order():
             self.own[i.name] = own = program.number(*describe(i))
-            self.label[i.name] = label = program.number(own, *(g and g.digest for g in self.called(i)))
-            # What the value is: with equal numbers two instructions compute the same from the same parameters.
+            self.label[i.name] = label = program.number(
+                own, *(g and g.digest for g in self.called(i))
+            )
+            # What the value is: with equal numbers two instructions compute the same from the same
+            # parameters.
             self.up[i.name] = up = program.number(label, *(self.up.get(o) for o in i.operands))
             self.same_as[i.name] = first.setdefault(up, i.name) if i.opcode in _MERGED else i.name
         self.nodes = [name for name in self.label if self.same_as[name] == name]
@@ -106,8 +166,11 @@ class _Graph:
     @cached_property
     def digest(self) -> int:
         """Equal for computations that compute the same."""
-        return self.program.number("computation", self.up[self.computation.root.name],
-                                   *sorted(self.up[name] for name in self.nodes))
+        return self.program.number(
+            "computation",
+            self.up[self.computation.root.name],
+            *sorted(self.up[name] for name in self.nodes),
+        )
 
     def called(self, i: Instruction) -> "list[_Graph | None]":
         return [self.program.graph(name) for name in i.called]
@@ -125,7 +188,9 @@ class _Graph:
 
     @cached_property
     def down(self) -> dict[str, int]:
-        """What becomes of each value: with equal numbers two instructions go the same way to the root."""
+        """What becomes of each value: with equal numbers two instructions go the same way to the
+        root.
+        """
         found = {}
         for name in reversed(self.nodes):
             uses = sorted((found.get(user, -1), at) for user, at in self.users[name])
@@ -145,7 +210,8 @@ class _Graph:
 def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
     """The nodes of `b` that stand where nodes of `a` do: {name in a: name in b}.
 
-    First those that compute the same or are used the same, then neighbours of pairs, then what is left by what it says.
+    First those that compute the same or are used the same, then neighbours of pairs, then what is
+    left by what it says.
     """
     pairs, taken = {}, set()
 
@@ -155,10 +221,16 @@ def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
             taken.add(y)
         return new
 
-    def alike(key_a: Callable[[str], Any], key_b: Callable[[str], Any], any_count: bool = False) -> None:
+    def alike(
+        key_a: Callable[[str], Any], key_b: Callable[[str], Any], any_count: bool = False
+    ) -> None:
         groups = defaultdict(lambda: ([], []))
-        for side, (names, key) in enumerate((((x for x in a.nodes if x not in pairs), key_a),
-                                             ((y for y in b.nodes if y not in taken), key_b))):
+        for side, (names, key) in enumerate(
+            (
+                ((x for x in a.nodes if x not in pairs), key_a),
+                ((y for y in b.nodes if y not in taken), key_b),
+            )
+        ):
             for name in names:
                 groups[key(name)][side].append(name)
         for xs, ys in groups.values():
@@ -174,8 +246,11 @@ def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
             for user, at in b.users[y]:
                 if user not in taken:
                     uses[key_b(user), at].append(user)
-            near += [(user, found[0]) for user, at in a.users[x]
-                     if user not in pairs and len(found := uses.get((key_a(user), at), ())) == 1]
+            near += [
+                (user, found[0])
+                for user, at in a.users[x]
+                if user not in pairs and len(found := uses.get((key_a(user), at), ())) == 1
+            ]
             todo += [(x, y) for x, y in near if key_a(x) == key_b(y) and pair(x, y)]
 
     alike(a.up.get, b.up.get, any_count=True)
@@ -196,8 +271,10 @@ def _marked(mark: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """An instruction on either side: the same text where they agree, None where a side has none. Without a text on
-    either, it stands for rows left out."""
+    """An instruction on either side: the same text where they agree, None where a side has none.
+    Without a text on either, it stands for rows left out.
+    """
+
     a: str | None
     b: str | None
 
@@ -213,9 +290,11 @@ _LEFT_OUT = Row(None, None)
 class HloDiff:
     """Where two modules differ: the headings of computations, each with its rows.
 
-    Truthy where the modules differ, as a list of differences would be; `same` is the opposite. `str` gives a unified
-    text, "-" before a line of the first module and "+" before one of the second; Jupyter shows both side by side.
+    Truthy where the modules differ, as a list of differences would be; `same` is the opposite.
+    `str` gives a unified text, "-" before a line of the first module and "+" before one of the
+    second; Jupyter shows both side by side.
     """
+
     sections: tuple[tuple[str, tuple[Row, ...]], ...]
 
     @property
@@ -231,8 +310,14 @@ class HloDiff:
         sections = []
         for heading, rows in self.sections:
             runs = [tuple(run) for _, run in groupby(rows, lambda row: row == _LEFT_OUT)]
-            kept = [run if any(row.changed and found(f"{row.a}\n{row.b}") for row in run) else (_LEFT_OUT,)
-                    for run in runs]
+            kept = [
+                (
+                    run
+                    if any(row.changed and found(f"{row.a}\n{row.b}") for row in run)
+                    else (_LEFT_OUT,)
+                )
+                for run in runs
+            ]
             merged = tuple(row for row, _ in groupby(row for run in kept for row in run))
             sections += [(heading, merged)] if any(row.changed for row in merged) else []
         return HloDiff(tuple(sections))
@@ -243,30 +328,50 @@ class HloDiff:
             lines += [""] * bool(lines) + [heading]
             for changed, run in groupby(rows, lambda row: row.changed):
                 run = list(run)
-                for mark, texts in (("-", (r.a for r in run)), ("+", (r.b for r in run))) if changed else (
-                        (" ", (r.a or "  ..." for r in run)),):
+                for mark, texts in (
+                    (("-", (r.a for r in run)), ("+", (r.b for r in run)))
+                    if changed
+                    else ((" ", (r.a or "  ..." for r in run)),)
+                ):
                     lines += [_marked(mark, text) for text in texts if text]
         return visible("\n".join(lines), keep="\n\t") or "no difference"
 
     def _repr_html_(self) -> str:
         if self.same:
             return "<p>no difference</p>"
-        style = ("width:50%;padding:1px 6px 1px 5ch;text-indent:-4ch;text-align:left;vertical-align:top;"
-                 "white-space:pre-wrap;overflow-wrap:anywhere;background:")
+        style = (
+            "width:50%;padding:1px 6px 1px 5ch;text-indent:-4ch;text-align:left;vertical-align:top;"
+            "white-space:pre-wrap;overflow-wrap:anywhere;background:"
+        )
         rows = []
         for heading, body in self.sections:
             rows.append(f'<tr><th colspan="2" style="{style}none">{html.escape(heading)}</th></tr>')
             for row in body:
-                cells = (("-", row.a), ("+", row.b)) if row.changed else ((" ", row.a or "  ..."),) * 2
-                rows.append('<tr style="background:none">' + "".join(
-                    f'<td style="{style}{_BACKGROUND[mark]}">{coloured(mark + _LINE_BREAK.sub(" ", text)[1:])}</td>'
-                    if text else f'<td style="{style}none"></td>' for mark, text in cells) + "</tr>")
-        return ('<table style="width:100%;table-layout:fixed;font-family:monospace;line-height:1.35">'
-                f"{''.join(rows)}</table>")
+                cells = (
+                    (("-", row.a), ("+", row.b)) if row.changed else ((" ", row.a or "  ..."),) * 2
+                )
+                rows.append(
+                    '<tr style="background:none">'
+                    + "".join(
+                        (
+                            f'<td style="{style}{_BACKGROUND[mark]}">{coloured(mark + _LINE_BREAK.sub(" ", text)[1:])}</td>'
+                            if text
+                            else f'<td style="{style}none"></td>'
+                        )
+                        for mark, text in cells
+                    )
+                    + "</tr>"
+                )
+        return (
+            '<table style="width:100%;table-layout:fixed;font-family:monospace;line-height:1.35">'
+            f"{''.join(rows)}</table>"
+        )
 
 
 def _namer() -> Callable[[str], str]:
-    """Gives each name without the numbers XLA puts after it, and counts anew where a name comes again."""
+    """Gives each name without the numbers XLA puts after it, and counts anew where a name comes
+    again.
+    """
     counts = Counter()
 
     def give(name: str) -> str:
@@ -276,20 +381,34 @@ def _namer() -> Callable[[str], str]:
         base = "".join(parts) or name
         counts[base] += 1
         return f"{base}.{counts[base] - 1}" if counts[base] > 1 else base
+
     return give
 
 
-def _text(graph: _Graph, name: str, names: dict[str, str], titles: dict[str, str], config: dict) -> str:
-    """The instruction as `print_hlo_module` has it, under other names, and of its backend_config only `config`."""
+def _text(
+    graph: _Graph, name: str, names: dict[str, str], titles: dict[str, str], config: dict
+) -> str:
+    """The instruction as `print_hlo_module` has it, under other names, and of its backend_config
+    only `config`.
+    """
     i = graph.computation[name]
-    text = re.sub(r"s8\[\d+\](?=\)\s+custom-call\()", "s8[...]", format_instruction(i, False, False))
+    text = re.sub(
+        r"s8\[\d+\](?=\)\s+custom-call\()", "s8[...]", format_instruction(i, False, False)
+    )
 
     def rename(text: str, names: dict[str, str], name: re.Pattern = _SIGNED_NAME) -> str:
         return name.sub(lambda m: "%" + names.get(m[1], m[1]), text)
+
     head, opcode, tail = text.partition(f" {i.opcode}(")
     inside, close, tail = tail.partition(")")
     tail = _CALL.sub(lambda m: f"{m[1]}={rename(m[2], titles, _NAME)}", tail)
-    line = rename(head, names) + opcode + (inside if i.opcode == "constant" else rename(inside, names)) + close + tail
+    line = (
+        rename(head, names)
+        + opcode
+        + (inside if i.opcode == "constant" else rename(inside, names))
+        + close
+        + tail
+    )
     return wrap(line + f", backend_config={json.dumps(config)}" * bool(config), INDENT)
 
 
@@ -300,14 +419,27 @@ class _Diff:
         self.titles, self.give = ({}, {}), _namer()
 
     def sections(self) -> Iterator[tuple[str, tuple[Row, ...]]]:
-        a, b = ({k: v for k, v in p.module.attributes.items() if k not in _HEADER_NOISE} for p in (self.a, self.b))
-        header = (Row(*(f"  {key}={side[key]}" if key in side else None for side in (a, b))) for key in {**a, **b})
+        a, b = (
+            {k: v for k, v in p.module.attributes.items() if k not in _HEADER_NOISE}
+            for p in (self.a, self.b)
+        )
+        header = (
+            Row(*(f"  {key}={side[key]}" if key in side else None for side in (a, b)))
+            for key in {**a, **b}
+        )
         if rows := tuple(row for row in header if row.changed):
             yield "HloModule", rows
-        todo, seen = [(self.a.graph(self.a.module.entry.name), self.b.graph(self.b.module.entry.name))], set()
+        todo, seen = (
+            [(self.a.graph(self.a.module.entry.name), self.b.graph(self.b.module.entry.name))],
+            set(),
+        )
         for a, b in todo:
             known = tuple(graph and graph.computation.name for graph in (a, b))
-            one_side = (b or a).digest in (self.a if b else self.b).digests if None in known else a.digest == b.digest
+            one_side = (
+                (b or a).digest in (self.a if b else self.b).digests
+                if None in known
+                else a.digest == b.digest
+            )
             if known in seen or one_side:
                 continue
             seen.add(known)
@@ -320,7 +452,11 @@ class _Diff:
 
     def title(self, a: _Graph | None, b: _Graph | None) -> str:
         """The name to show of a computation, or of two that stand for each other."""
-        found = [t[g.computation.name] for g, t in zip((a, b), self.titles) if g and g.computation.name in t]
+        found = [
+            t[g.computation.name]
+            for g, t in zip((a, b), self.titles)
+            if g and g.computation.name in t
+        ]
         title = found[0] if found else self.give((a or b).computation.name)
         for graph, titles in zip((a, b), self.titles):
             if graph:
@@ -328,7 +464,9 @@ class _Diff:
         return title
 
     def compare(self, a: _Graph | None, b: _Graph | None) -> tuple[tuple[Row, ...], list]:
-        """Rows in the order of `a`, what only `b` has ahead of what uses it; and the computations called."""
+        """Rows in the order of `a`, what only `b` has ahead of what uses it; and the computations
+        called.
+        """
         pairs = _pair(a, b) if a and b else {}
         back, give = {y: x for x, y in pairs.items()}, _namer()
         nodes_a, nodes_b = a.nodes if a else [], b.nodes if b else []
@@ -338,8 +476,11 @@ class _Diff:
         for y in reversed(nodes_b):
             first_use = min((place[user][0] for user, _ in b.users[y]), default=len(nodes_a))
             place[y] = (a.place[back[y]], 1) if y in back else (first_use, 0)
-        order = sorted([((at, 1), x, pairs.get(x)) for at, x in enumerate(nodes_a)]
-                       + [(place[y], None, y) for y in nodes_b if y not in back], key=lambda entry: entry[0])
+        order = sorted(
+            [((at, 1), x, pairs.get(x)) for at, x in enumerate(nodes_a)]
+            + [(place[y], None, y) for y in nodes_b if y not in back],
+            key=lambda entry: entry[0],
+        )
         changed, called = [], []
         for _, x, y in order:
             one, two = (a.computation[x] if x else None), (b.computation[y] if y else None)
@@ -347,22 +488,42 @@ class _Diff:
             called += calls
             for pair in calls:
                 self.title(*pair)
-            changed.append(not (x and y) or a.own[x] != b.own[y] or one.is_root != two.is_root or (
-                [names_a[o] for o in a.operands(x)] != [names_b[o] for o in b.operands(y)]))
+            changed.append(
+                not (x and y)
+                or a.own[x] != b.own[y]
+                or one.is_root != two.is_root
+                or ([names_a[o] for o in a.operands(x)] != [names_b[o] for o in b.operands(y)])
+            )
         for graph, names in ((a, names_a), (b, names_b)):
             names |= {name: names[node] for name, node in graph.same_as.items()} if graph else {}
         rows = []
-        near = [any(changed[max(at - self.context, 0):at + self.context + 1]) for at in range(len(order))]
+        near = [
+            any(changed[max(at - self.context, 0) : at + self.context + 1])
+            for at in range(len(order))
+        ]
         for (_, x, y), is_near, is_changed in zip(order, near, changed):
             if not is_near:
                 rows += [_LEFT_OUT] if not rows or rows[-1] != _LEFT_OUT else []
                 continue
-            configs = [dict(_leaves(g.computation[n].backend_config)) if n else {} for g, n in ((a, x), (b, y))]
+            configs = [
+                dict(_leaves(g.computation[n].backend_config)) if n else {}
+                for g, n in ((a, x), (b, y))
+            ]
             other = configs[::-1] if x and y else [_CONFIG_DEFAULTS] * 2
-            shown = [{k: v for k, v in config.items() if (x and y or k in _CONFIG_DEFAULTS) and v != than.get(k)}
-                     for config, than in zip(configs, other)]
-            texts = [_text(g, n, names, titles, config) if n else None for g, n, names, titles, config in zip(
-                (a, b), (x, y), (names_a, names_b), self.titles, shown)]
+            shown = [
+                {
+                    k: v
+                    for k, v in config.items()
+                    if (x and y or k in _CONFIG_DEFAULTS) and v != than.get(k)
+                }
+                for config, than in zip(configs, other)
+            ]
+            texts = [
+                _text(g, n, names, titles, config) if n else None
+                for g, n, names, titles, config in zip(
+                    (a, b), (x, y), (names_a, names_b), self.titles, shown
+                )
+            ]
             rows.append(Row(*texts) if is_changed else Row(texts[0], texts[0]))
         return tuple(rows), called
 
@@ -370,10 +531,11 @@ class _Diff:
 def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
     """What tells two programs apart: anything `parse_hlo_module` takes, and the errors it raises.
 
-    Each instruction of `a` is paired with the one of `b` in its place in the dataflow, and both get one name. So these
-    make no difference: names and their numbers, the order of independent instructions, metadata, row-major layouts,
-    channel ids, and of a backend_config the workspace, the algorithm's number and other bookkeeping. Changed operands,
-    shapes, attributes, epilogues, alpha, beta, amax and tiles do; so does a fused computation's content. Around each
-    difference stay `context` instructions that agree.
+    Each instruction of `a` is paired with the one of `b` in its place in the dataflow, and both get
+    one name. So these make no difference: names and their numbers, the order of independent
+    instructions, metadata, row-major layouts, channel ids, and of a backend_config the workspace,
+    the algorithm's number and other bookkeeping. Changed operands, shapes, attributes, epilogues,
+    alpha, beta, amax and tiles do; so does a fused computation's content. Around each difference
+    stay `context` instructions that agree.
     """
     return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b), context).sections()))

@@ -1,9 +1,10 @@
-"""A parser of XLA's HLO text, optimized or not, as JAX 0.4 to 0.12 prints it. Pure Python; imports no JAX.
+"""A parser of XLA's HLO text, optimized or not, as JAX 0.4 to 0.12 prints it. Pure Python; imports
+no JAX.
 
-XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that it does not cover, or
-whose brackets or quotes do not balance, send their computation to a scanner that goes bracket by bracket and can say
-where the text goes wrong. What few readers ask of most instructions (shape, attributes, metadata, backend_config) stays
-text until it is read.
+XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that
+it does not cover, or whose brackets or quotes do not balance, send their computation to a scanner
+that goes bracket by bracket and can say where the text goes wrong. What few readers ask of most
+instructions (shape, attributes, metadata, backend_config) stays text until it is read.
 """
 
 import copyreg
@@ -25,50 +26,79 @@ from fp8lens.ops import LEAST
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
-_INSTRUCTIONS = re.compile(  # ROOT, name, shape, opcode, parameter's or constant's argument, operands
+# ROOT, name, shape, opcode, parameter's or constant's argument, operands
+_INSTRUCTIONS = re.compile(
     rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
     rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
-    r"(?:,.*+|[ \t]*+)$", re.M)
+    r"(?:,.*+|[ \t]*+)$",
+    re.M,
+)
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
 _OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
-_COMPUTATION = re.compile(rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*+(?<=,)\n)*?.*)\{{[ \t]*$", re.M)
-_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
-                    rf"((?:\n[ \t]*\d{{1,18}} (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$", re.M)
+_COMPUTATION = re.compile(
+    rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*+(?<=,)\n)*?.*)\{{[ \t]*$", re.M
+)
+_TABLE = re.compile(
+    r"(FileNames|FunctionNames|FileLocations|StackFrames)[ \t]*"
+    rf"((?:\n[ \t]*\d{{1,18}} (?:{_STRING}|\{{[^\n{{}}]*\}})[ \t]*)*+)$",
+    re.M,
+)
 _TABLE_ROW = re.compile(rf"\n[ \t]*+(\d++) (?:({_STRING})|\{{([^\n{{}}]*+)\}})")
 _FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}?|[^\s,}}]+)")
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
-_ELEMENT = re.compile(rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)")  # of an element of one, and so on
+_ELEMENT = re.compile(
+    rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)"
+)  # of an element of one, and so on
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
-# Strings and comments that do not end go on to the end of the line, or the text: else each would look for its end.
-# The last group is there where they end.
+# Strings and comments that do not end go on to the end of the line, or the text: else each would
+# look for its end. The last group is there where they end.
 _OPEN = rf'{_STRING.removesuffix('"')}(")?|/\*(?:[^*]|\*(?!/))*+(\*/)?'
 _COMMENT = re.compile(_OPEN, re.S)
-_TOKEN = re.compile(rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S)  # last: array<i64: 1, 2>
-_OCTAL, _HEXADECIMAL = re.compile(rb"\\(?:([0-7]{3})|(.))"), re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))")
+_TOKEN = re.compile(
+    rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S
+)  # last: array<i64: 1, 2>
+_OCTAL, _HEXADECIMAL = (
+    re.compile(rb"\\(?:([0-7]{3})|(.))"),
+    re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))"),
+)
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
-_INERT = bytes(set(range(256)) - set(b'()[]{}"\\\'\n'))  # every byte that cannot unbalance a line
-CALLS = ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations", "true_computation",
-          "false_computation", "select", "scatter")
+_INERT = bytes(set(range(256)) - set(b"()[]{}\"\\'\n"))  # every byte that cannot unbalance a line
+CALLS = (
+    "calls",
+    "to_apply",
+    "body",
+    "condition",
+    "branch_computations",
+    "called_computations",
+    "true_computation",
+    "false_computation",
+    "select",
+    "scatter",
+)
 _MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""`text` with what a terminal would obey, or a reader not see, spelled out as \x1b or \u202e: control characters,
-    marks that turn the direction of writing, spaces of other widths; but not the characters in `keep`."""
+    r"""`text` with what a terminal would obey, or a reader not see, spelled out as \x1b or \u202e:
+    control characters, marks that turn the direction of writing, spaces of other widths; but not
+    the characters in `keep`.
+    """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 class HloParseError(ValueError):
     """Text that is not HLO, or not all of it. `line` and `column` count from 1."""
 
     def __init__(self, text: str, pos: int, message: str):
-        found = text[pos:pos + 40].partition("\n")[0]
+        found = text[pos : pos + 40].partition("\n")[0]
         self.message = visible(message + f', found "{found}"' * bool(found))
         self.line, self.column = text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos)
         super().__init__(f"line {self.line}, column {self.column}: {self.message}")
@@ -79,7 +109,10 @@ class HloParseError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Where an instruction comes from; source_file and source_line also where only a stack frame is given."""
+    """Where an instruction comes from; source_file and source_line also where only a stack frame is
+    given.
+    """
+
     op_type: str | None = None
     op_name: str | None = None
     source_file: str | None = None
@@ -90,9 +123,11 @@ class Metadata:
 class Shape:
     """An array's dtype (as HLO names it) and dims, or "tuple" and its `elements`.
 
-    `layout` is the text between the braces after the dims ("1,0" is row-major), None where none is printed. The dim of
-    a dynamic dimension is its bound, -1 if it has none; `dynamic` holds the indices of those dimensions.
+    `layout` is the text between the braces after the dims ("1,0" is row-major), None where none is
+    printed. The dim of a dynamic dimension is its bound, -1 if it has none; `dynamic` holds the
+    indices of those dimensions.
     """
+
     dtype: str
     dims: tuple[int, ...] = ()
     layout: str | None = None
@@ -105,19 +140,29 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Number of array elements, over all elements of a tuple; a dimension without a bound counts as 1."""
+        """Number of array elements, over all elements of a tuple; a dimension without a bound
+        counts as 1.
+        """
         return sum(e.size for e in self.elements) if self.is_tuple else abs(prod(self.dims))
 
     @property
     def bits(self) -> int:
         """Of an element; 0 for tokens and opaque values."""
-        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number counts bits
+        width = re.search(
+            r"\d+", self.dtype
+        )  # bf16, f8e4m3fn, s4, c64: the first number counts bits
         return 8 if self.dtype == "pred" else int(width[0]) if width else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take none."""
-        return sum(e.nbytes for e in self.elements) if self.is_tuple else (self.size * self.bits + 7) // 8
+        """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take
+        none.
+        """
+        return (
+            sum(e.nbytes for e in self.elements)
+            if self.is_tuple
+            else (self.size * self.bits + 7) // 8
+        )
 
     @property
     def brief(self) -> str:
@@ -127,7 +172,9 @@ class Shape:
     def __str__(self) -> str:
         if self.is_tuple:
             return f"({', '.join(map(str, self.elements))})"
-        dims = ",".join("?" if d < 0 else "<=" * (i in self.dynamic) + str(d) for i, d in enumerate(self.dims))
+        dims = ",".join(
+            "?" if d < 0 else "<=" * (i in self.dynamic) + str(d) for i, d in enumerate(self.dims)
+        )
         return f"{self.dtype}[{dims}]" + ("" if self.layout is None else f"{{{self.layout}}}")
 
 
@@ -137,7 +184,9 @@ def _uncommented(text: str) -> str:
 
 
 def _skip(text: str, pos: int, stop: str) -> int:
-    """Index of the first of the `stop` characters outside strings, comments and brackets, or the end of the text."""
+    """Index of the first of the `stop` characters outside strings, comments and brackets, or the
+    end of the text.
+    """
     opened = []
     for m in _TOKEN.finditer(text, pos):
         token = m[0]
@@ -146,7 +195,9 @@ def _skip(text: str, pos: int, stop: str) -> int:
         if token in _CLOSE:
             opened.append(m.start())
             if len(opened) > _MAX_DEPTH:
-                raise HloParseError(text, m.start(), f"brackets are nested more than {_MAX_DEPTH} deep")
+                raise HloParseError(
+                    text, m.start(), f"brackets are nested more than {_MAX_DEPTH} deep"
+                )
         elif token in ")]}" and (not opened or _CLOSE[text[opened.pop()]] != token):
             raise HloParseError(text, m.start(), f"unbalanced {token}")
         elif token[0] in '"/' and not m.lastindex:
@@ -165,7 +216,9 @@ def _part(text: str, start: int, end: int, read):
 
 
 def _line_end(text: str, pos: int) -> int:
-    """End of the line, or of the lines: one whose brackets are open, or that ends in a comma, goes on in the next."""
+    """End of the line, or of the lines: one whose brackets are open, or that ends in a comma, goes
+    on in the next.
+    """
     while (end := _skip(text, pos, "\n")) < len(text) and text[pos:end].rstrip().endswith(","):
         pos = end + 1
     return end
@@ -191,15 +244,25 @@ def _key_values(text: str, pos: int) -> Mapping[str, str]:
 
 
 def _unescape(string: str, escape: re.Pattern = _OCTAL, base: int = 8) -> str:
-    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two hexadecimal (\C3)."""
+    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two
+    hexadecimal (\C3).
+    """
+
     def byte(m: re.Match) -> bytes:
-        return bytes([int(m[1], base) & 255]) if m[1] else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
+        return (
+            bytes([int(m[1], base) & 255])
+            if m[1]
+            else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
+        )
+
     return escape.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
 
 
 @lru_cache(maxsize=4096)
 def parse_shape(text: str) -> Shape:
-    """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError if it is none."""
+    """The Shape that `text` prints, such as `(f8e4m3fn[32,64]{1,0}, s8[4194304]{0})`; HloParseError
+    if it is none.
+    """
     clean = _uncommented(text).strip()
     if clean[:1] == "(" and _skip(clean, 1, ")") == len(clean) - 1:
         return Shape("tuple", elements=tuple(parse_shape(part) for _, part in _split(clean[1:-1])))
@@ -213,9 +276,15 @@ def parse_shape(text: str) -> Shape:
 
 
 def _mlir_value(text: str):
-    """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no counterpart stays text."""
+    """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no
+    counterpart stays text.
+    """
     text = text.strip()
-    parts = [part.strip() for _, part in _split(text[1:-1])] if text[:1] + text[-1:] in ("{}", "[]") else []
+    parts = (
+        [part.strip() for _, part in _split(text[1:-1])]
+        if text[:1] + text[-1:] in ("{}", "[]")
+        else []
+    )
     if text[:1] == "[":
         return [_mlir_value(part) for part in parts]
     if text[:1] == "{":
@@ -236,8 +305,10 @@ def read_attributes(line: str) -> Mapping[str, str]:
 class Instruction(NamedTuple):
     """One instruction. What is not needed to walk the module is parsed when it is asked for.
 
-    A tuple, because C code makes those from columns several times faster than Python calls __init__.
+    A tuple, because C code makes those from columns several times faster than Python calls
+    __init__.
     """
+
     name: str
     opcode: str  # as printed; an asynchronous x may be `x-start` and `x-done`
     operands: tuple[str, ...]
@@ -265,7 +336,9 @@ class Instruction(NamedTuple):
 
     def error(self, message: str) -> HloParseError:
         module = self.computation.module
-        return HloParseError(module.text, module.text.find(self.cmd, self.computation._start), message)
+        return HloParseError(
+            module.text, module.text.find(self.cmd, self.computation._start), message
+        )
 
     def _read(self, read, text: str):
         try:
@@ -279,18 +352,26 @@ class Instruction(NamedTuple):
 
     @property
     def attributes(self) -> Mapping[str, str]:
-        """What follows the operands, name to raw text; HloParseError where it is not a list of key=value."""
+        """What follows the operands, name to raw text; HloParseError where it is not a list of
+        key=value.
+        """
         return self._read(read_attributes, self.cmd)
 
     @property
     def backend_config(self) -> dict | str | None:
-        """A dict where it is JSON or an MLIR dictionary (quoted, as JAX 0.4 did, or not), else text; None if absent."""
+        """A dict where it is JSON or an MLIR dictionary (quoted, as JAX 0.4 did, or not), else
+        text; None if absent.
+        """
         raw = self.attributes.get("backend_config")
         text = _unescape(raw) if raw and raw[0] == '"' else raw
         for read in (json.loads, _mlir_value) if text and text[0] == "{" else ():
             try:
                 return read(text)
-            except (ValueError, TypeError, RecursionError):  # TypeError: what is no `key = value` did not match
+            except (
+                ValueError,
+                TypeError,
+                RecursionError,
+            ):  # TypeError: what is no `key = value` did not match
                 continue
         if raw and raw[0] == "{":
             raise self.error("backend_config is neither JSON nor an MLIR dictionary")
@@ -300,7 +381,10 @@ class Instruction(NamedTuple):
     def metadata(self) -> Metadata | None:
         if (text := self.attributes.get("metadata")) is None:
             return None
-        fields = {key: _unescape(value) if value[0] == '"' else value for key, value in _FIELD.findall(text)}
+        fields = {
+            key: _unescape(value) if value[0] == '"' else value
+            for key, value in _FIELD.findall(text)
+        }
         module = self.computation.module
         try:
             frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
@@ -319,41 +403,62 @@ class Instruction(NamedTuple):
 
     @property
     def frames(self) -> tuple[tuple[str, int], ...]:
-        """(file, line) of the call stack that wrote the instruction, innermost first; as much of it as the text has."""
+        """(file, line) of the call stack that wrote the instruction, innermost first; as much of it
+        as the text has.
+        """
         frame = self.stack_frame
         if frame is None:
             m = self.metadata
             return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
         module, found, seen = self.computation.module, [], set()
-        while frame in module.stack_frames and frame not in seen and len(seen) < 50:  # JAX writes ten
+        while (
+            frame in module.stack_frames and frame not in seen and len(seen) < 50
+        ):  # JAX writes ten
             seen.add(frame)
-            location = module.file_locations.get(module.stack_frames[frame].get("file_location_id"), {})
+            location = module.file_locations.get(
+                module.stack_frames[frame].get("file_location_id"), {}
+            )
             if file := module.file_names.get(location.get("file_name_id")):
                 found.append((file, location.get("line", 0)))
-            frame = module.stack_frames[frame].get("parent_frame_id", 0) - module._parents_count_from_one
+            frame = (
+                module.stack_frames[frame].get("parent_frame_id", 0)
+                - module._parents_count_from_one
+            )
         return tuple(found)
 
     @property
     def custom_call_target(self) -> str | None:
-        raw = self.attributes.get("custom_call_target") if self.opcode.startswith("custom-call") else None
+        raw = (
+            self.attributes.get("custom_call_target")
+            if self.opcode.startswith("custom-call")
+            else None
+        )
         return raw and _unescape(raw)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations this instruction calls; HloParseError if the text has no such computation."""
+        """Names of the computations this instruction calls; HloParseError if the text has no such
+        computation.
+        """
         attributes = self.attributes
-        names = [n for key in CALLS if key in attributes for n in re.findall(_NAME, attributes[key])]
+        names = [
+            n for key in CALLS if key in attributes for n in re.findall(_NAME, attributes[key])
+        ]
         if missing := [n for n in names if n not in self.computation.module.computations]:
             raise self.error(f"this calls {missing[0]}, and the text has no such computation")
         return tuple(names)
 
     def callee(self, key: str) -> str:
-        """The name of the computation that it calls as its "body" or "to_apply"; "" where it calls none so."""
+        """The name of the computation that it calls as its "body" or "to_apply"; "" where it calls
+        none so.
+        """
         return self.attributes.get(key, "").strip().removeprefix("%")
 
     @property
     def element(self) -> int:
-        """Which element of its operand a get-tuple-element takes; HloParseError where the text does not say."""
+        """Which element of its operand a get-tuple-element takes; HloParseError where the text does
+        not say.
+        """
         number = self.attributes.get("index", "")
         if not re.fullmatch(r"[0-9]{1,9}", number):
             raise self.error("this takes an element without a number")
@@ -372,6 +477,7 @@ class Instruction(NamedTuple):
 @dataclass(eq=False)
 class Computation:
     """A computation, its instructions in text order (the schedule, where the module is scheduled)."""
+
     name: str
     is_entry: bool
     signature: str = field(repr=False)  # "(parameters) -> shape", empty where XLA leaves it out
@@ -402,7 +508,9 @@ class Computation:
 
     @cached_property
     def users(self) -> dict[str, list["Instruction"]]:
-        """Who reads each instruction, by its name and in text order; what nobody reads is not in it."""
+        """Who reads each instruction, by its name and in text order; what nobody reads is not in
+        it.
+        """
         users = defaultdict(list)
         for i in self.instructions:
             for name in dict.fromkeys(i.operands):
@@ -417,12 +525,17 @@ class Computation:
     @property
     def parameters(self) -> tuple[Instruction, ...]:
         """By parameter number."""
-        return tuple(sorted((i for i in self if i.opcode == "parameter"), key=lambda i: i.parameter_number))
+        return tuple(
+            sorted((i for i in self if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+        )
 
 
 @dataclass(eq=False)
 class HloModule:
-    """A parsed module. Iterating gives every instruction, computations and instructions in text order."""
+    """A parsed module. Iterating gives every instruction, computations and instructions in text
+    order.
+    """
+
     text: str = field(repr=False)
     name: str = ""
     entry: Computation | None = None
@@ -438,9 +551,12 @@ class HloModule:
 
     @cached_property
     def _parents_count_from_one(self) -> bool:
-        """XLA has printed the number of a frame's caller one too high (0.10 to 0.12): then outermost frames name
-        themselves."""
-        return any(frame.get("parent_frame_id") == number for number, frame in self.stack_frames.items())
+        """XLA has printed the number of a frame's caller one too high (0.10 to 0.12): then
+        outermost frames name themselves.
+        """
+        return any(
+            frame.get("parent_frame_id") == number for number, frame in self.stack_frames.items()
+        )
 
     def __iter__(self) -> Iterator[Instruction]:
         return chain.from_iterable(self.computations.values())
@@ -449,7 +565,9 @@ class HloModule:
         return sum(map(len, self.computations.values()))
 
     def __getitem__(self, name: str) -> Instruction:
-        """An instruction by name; where computations share a name, ENTRY's is preferred, then the first."""
+        """An instruction by name; where computations share a name, ENTRY's is preferred, then the
+        first.
+        """
         for computation in (self.entry, *self.computations.values()):
             if found := computation.get(name):
                 return found
@@ -461,11 +579,20 @@ def _computation(module: HloModule, name: str) -> Computation:
 
 
 def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int]:
-    """ROOT or "", name, shape, opcode, text between the parentheses, and the index after them, of one instruction."""
+    """ROOT or "", name, shape, opcode, text between the parentheses, and the index after them, of
+    one instruction.
+    """
     head = _HEAD.match(text, pos)
     if not head:
-        raise HloParseError(text, pos, "the text ends inside a computation: is it truncated?" if pos >= len(text) else
-                            'expected an instruction, "%name = shape opcode(operands)"')
+        raise HloParseError(
+            text,
+            pos,
+            (
+                "the text ends inside a computation: is it truncated?"
+                if pos >= len(text)
+                else 'expected an instruction, "%name = shape opcode(operands)"'
+            ),
+        )
     end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
     _part(text, head.start(3), end, parse_shape)
     opcode = _OPCODE.match(text, end)
@@ -474,30 +601,49 @@ def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int
     close = _skip(text, opcode.end(), ")")
     if close == len(text):
         raise HloParseError(text, opcode.end() - 1, "nothing closes this bracket")
-    return head[1] or "", head[2], text[head.start(3):end], opcode[1], text[opcode.end():close], close + 1
+    return (
+        head[1] or "",
+        head[2],
+        text[head.start(3) : end],
+        opcode[1],
+        text[opcode.end() : close],
+        close + 1,
+    )
 
 
 def _scan(text: str, pos: int) -> tuple[list[str], list[tuple[str, ...]], int]:
-    """Lines, the rows _INSTRUCTIONS would find, and where the computation closes, for text that it does not cover."""
+    """Lines, the rows _INSTRUCTIONS would find, and where the computation closes, for text that it
+    does not cover.
+    """
     lines, rows = [], []
     while not text.startswith("}", pos := _BLANK.match(text, pos).end()):
         *row, argument, close = _read_instruction(text, pos)
         end = _line_end(text, close)
         if text[close:end].lstrip()[:1] not in ("", ","):
             raise HloParseError(text, close, f'expected ", key=value" or the end of %{row[1]}')
-        if row[3] == "parameter" and not re.fullmatch(r"\d{1,9}", argument := _uncommented(argument).strip()):
+        if row[3] == "parameter" and not re.fullmatch(
+            r"\d{1,9}", argument := _uncommented(argument).strip()
+        ):
             raise HloParseError(text, pos, "expected parameter(number)")
         lines.append(text[pos:end])
-        rows.append((*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument))))
+        rows.append(
+            (*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument)))
+        )
         pos = end
     return lines, rows, pos
 
 
 def _skeleton(text: str) -> list[bytes]:
-    """The brackets and quotes of each line, without escaped quotes: few different ones, so cheap to check."""
+    """The brackets and quotes of each line, without escaped quotes: few different ones, so cheap to
+    check.
+    """
     data = text.encode(errors="replace")
-    kept = data.translate(None, _INERT).replace(rb"\'", b"")  # nearly every escape in a module: op_name="p[\'w\']"
-    return (re.sub(rb"\\.", b"", data).translate(None, _INERT) if b"\\" in kept else kept).split(b"\n")
+    kept = data.translate(None, _INERT).replace(
+        rb"\'", b""
+    )  # nearly every escape in a module: op_name="p[\'w\']"
+    return (re.sub(rb"\\.", b"", data).translate(None, _INERT) if b"\\" in kept else kept).split(
+        b"\n"
+    )
 
 
 def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
@@ -512,7 +658,9 @@ def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
 
 
 def _operands(text: str) -> tuple[str, ...]:
-    """Names of operands printed in any style: shapes before them, comments between them, with or without %."""
+    """Names of operands printed in any style: shapes before them, comments between them, with or
+    without %.
+    """
     parts = [part for _, part in _split(_uncommented(text)) if part.strip()]
     return tuple(m[1] if (m := _OPERAND.fullmatch(part)) else part.strip() for part in parts)
 
@@ -520,29 +668,43 @@ def _operands(text: str) -> tuple[str, ...]:
 def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
     """Turn rows into instructions; each name once, each operand defined here, one root."""
     if not rows:
-        raise HloParseError(computation.module.text, computation._start, "this computation has no instructions")
+        raise HloParseError(
+            computation.module.text, computation._start, "this computation has no instructions"
+        )
     roots, names, shapes, opcodes, arguments, texts = zip(*rows)
     joined = "\n".join(texts)
     joined = _uncommented(joined)
     operands = [tuple(t.split(", ")) if t else () for t in joined.replace("%", "").split("\n")]
     known = frozenset(names)
     plain = len(operands) == len(names) and known.issuperset(chain.from_iterable(operands))
-    if not plain:  # shapes before the names, or spaces where XLA prints none, or names that are not there
+    if (
+        not plain
+    ):  # shapes before the names, or spaces where XLA prints none, or names that are not there
         operands = [_operands(t) for t in texts]
-    computation.instructions = instructions = tuple(map(tuple.__new__, repeat(Instruction), zip(
-        names, opcodes, operands, shapes, arguments, repeat(computation), count())))
+    computation.instructions = instructions = tuple(
+        map(
+            tuple.__new__,
+            repeat(Instruction),
+            zip(names, opcodes, operands, shapes, arguments, repeat(computation), count()),
+        )
+    )
     places = dict(zip(names, count()))
     for i in instructions:
         if len(i.operands) < LEAST.get(i.opcode, 0):
             raise i.error(f"{i.opcode} takes {LEAST[i.opcode]} operands or more")
         for name in i.operands:
             if name not in places:
-                raise i.error(f"operand {name} is not an instruction of computation {computation.name}")
+                raise i.error(
+                    f"operand {name} is not an instruction of computation {computation.name}"
+                )
             if places[name] >= i.index:
                 raise i.error(f"operand {name} does not stand before it")
     if len(known) < len(names) or roots.count("") < len(names) - 1:
-        raise HloParseError(computation.module.text, computation._start,
-                            "this computation has two instructions of one name, or two ROOTs")
+        raise HloParseError(
+            computation.module.text,
+            computation._start,
+            "this computation has two instructions of one name, or two ROOTs",
+        )
     computation.root = instructions[-1 if roots[-1] or not any(roots) else roots.index(max(roots))]
 
 
@@ -551,25 +713,47 @@ def _read_header(module: HloModule, text: str) -> int:
     pos = _BLANK.match(text).end()
     m = re.compile(r"HloModule\s+([^\s,]+)").match(text, pos)
     if not m:
-        other = re.search(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ", text[pos:pos + 10_000])
-        raise HloParseError(text, pos, "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or "
-                            "what it compiles to" if other else "expected HLO text, which starts with HloModule")
+        other = re.search(
+            r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ", text[pos : pos + 10_000]
+        )
+        raise HloParseError(
+            text,
+            pos,
+            (
+                "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or "
+                "what it compiles to"
+                if other
+                else "expected HLO text, which starts with HloModule"
+            ),
+        )
     module.name, end = m[1], _line_end(text, m.end())
     module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
-    tables = {"FileNames": module.file_names, "FunctionNames": module.function_names,
-              "FileLocations": module.file_locations, "StackFrames": module.stack_frames}
+    tables = {
+        "FileNames": module.file_names,
+        "FunctionNames": module.function_names,
+        "FileLocations": module.file_locations,
+        "StackFrames": module.stack_frames,
+    }
     while m := _TABLE.match(text, pos := _BLANK.match(text, end).end()):
         for number, string, fields in _TABLE_ROW.findall(m[2]):
             if bool(string) != m[1].endswith("Names"):
                 raise HloParseError(text, pos, f"{m[1]} has a row {number} of another table's kind")
-            tables[m[1]][int(number)] = _unescape(string) if string else {
-                key: int(value) for key, value in re.findall(r"(?<!\w)(\w++)=(\d{1,18})\b", fields)}
+            tables[m[1]][int(number)] = (
+                _unescape(string)
+                if string
+                else {
+                    key: int(value)
+                    for key, value in re.findall(r"(?<!\w)(\w++)=(\d{1,18})\b", fields)
+                }
+            )
         end = m.end()
     return pos
 
 
 def _spell_out(text: str) -> str:
-    """A line for each element of a tuple that is used as `%x#0`, which dumps have for it since JAX 0.12."""
+    """A line for each element of a tuple that is used as `%x#0`, which dumps have for it since JAX
+    0.12.
+    """
     if "#" not in text or not _ELEMENT.search(text):
         return text
     bodies = []
@@ -577,7 +761,7 @@ def _spell_out(text: str) -> str:
         used, defined, lines = defaultdict(set), set(), []
         for name, numbers in _ELEMENT.findall(body):
             path = tuple(map(int, numbers[1:].split("#")))
-            used[name].update(path[:n + 1] for n in range(len(path)))
+            used[name].update(path[: n + 1] for n in range(len(path)))
         for line in body.split("\n"):
             lines.append(line)
             head = _HEAD.match(line.lstrip()) if used else None
@@ -588,11 +772,21 @@ def _spell_out(text: str) -> str:
             for *outer, n in sorted(used[name]):  # a tuple comes before its elements
                 whole, of = shapes[tuple(outer)], name + "".join(f".element{k}" for k in outer)
                 if n >= len(whole.elements):
-                    raise HloParseError(text, text.find(line), f"{whole} has no element {n}, and %{name}#{n} is used")
+                    raise HloParseError(
+                        text,
+                        text.find(line),
+                        f"{whole} has no element {n}, and %{name}#{n} is used",
+                    )
                 shapes[*outer, n] = whole.elements[n]
-                lines.append(f"  %{of}.element{n} = {whole.elements[n]} get-tuple-element(%{of}), index={n}")
-        bodies.append(_ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0],
-                                   "\n".join(lines)))
+                lines.append(
+                    f"  %{of}.element{n} = {whole.elements[n]} get-tuple-element(%{of}), index={n}"
+                )
+        bodies.append(
+            _ELEMENT.sub(
+                lambda m: f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0],
+                "\n".join(lines),
+            )
+        )
     return "".join(bodies)
 
 
@@ -604,21 +798,38 @@ def _parse(text: str) -> HloModule:
     while pos < len(text):
         head = _COMPUTATION.match(text, pos)
         if not head or head[2] in module.computations or (head[1] and module.entry):
-            raise HloParseError(text, pos, "a second computation of this name, or a second ENTRY" if head else
-                                'expected a computation, "%name (parameters) -> shape {", with all its lines')
+            raise HloParseError(
+                text,
+                pos,
+                (
+                    "a second computation of this name, or a second ENTRY"
+                    if head
+                    else (
+                        'expected a computation, "%name (parameters) -> shape {", with all its'
+                        " lines"
+                    )
+                ),
+            )
         start = head.end()
         found, lines = _END.search(text, start), None
         rows = _INSTRUCTIONS.findall(text, start, end := found.start()) if found else ()
         number += text.count("\n", counted, start)
         closing = number + len(rows) + 1  # of as many lines as rows, none was passed over
-        if rows and skeleton[closing][:1] == b"}" and _balanced(
-                [skeleton[number].removesuffix(b"{"), *skeleton[number + 1:closing]], known):
+        if (
+            rows
+            and skeleton[closing][:1] == b"}"
+            and _balanced(
+                [skeleton[number].removesuffix(b"{"), *skeleton[number + 1 : closing]], known
+            )
+        ):
             number, counted = number + len(rows), end
         else:
             counted = start
             _part(text, *head.span(3), lambda signature: _skip(signature, 0, ""))
             lines, rows, end = _scan(text, start)
-        computation = Computation(head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end))
+        computation = Computation(
+            head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end)
+        )
         if lines is not None:
             computation.lines = lines
         _fill(computation, rows)
@@ -635,10 +846,12 @@ def _parse(text: str) -> HloModule:
 
 
 def parse_hlo_module(x) -> HloModule:
-    """Parse HLO text, a `jax.stages.Compiled` or a `jax.stages.Lowered`; a parsed module is returned as it is.
+    """Parse HLO text, a `jax.stages.Compiled` or a `jax.stages.Lowered`; a parsed module is
+    returned as it is.
 
-    Raises TypeError for anything else, HloParseError (with line and column) for text that is not one whole HLO module.
-    An attribute's value that cannot be read raises HloParseError when it is asked for.
+    Raises TypeError for anything else, HloParseError (with line and column) for text that is not
+    one whole HLO module. An attribute's value that cannot be read raises HloParseError when it is
+    asked for.
     """
     if isinstance(x, HloModule):
         return x
@@ -649,10 +862,15 @@ def parse_hlo_module(x) -> HloModule:
         except TypeError:
             text = x.as_text()  # Compiled has one text
     if not isinstance(text, str):
-        got = f"got {type(x).__name__}" + (f", whose as_text() gives {text!r}" if text is not x else "")
-        raise TypeError(f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns")
+        got = f"got {type(x).__name__}" + (
+            f", whose as_text() gives {text!r}" if text is not x else ""
+        )
+        raise TypeError(
+            f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns"
+        )
     collecting = gc.isenabled()
-    gc.disable()  # a module is many small objects, none of them garbage: looking for some would double the time
+    # a module is many small objects, none of them garbage: looking for some would double the time
+    gc.disable()
     try:
         return _parse(text.replace("\r\n", "\n") if "\r" in text else text)
     finally:

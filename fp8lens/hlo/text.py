@@ -16,37 +16,65 @@ from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 INDENT = " " * 6  # of an instruction's second line
 WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
 # Attributes that say how the module was made or repeat what the line says already.
-MODULE_NOISE = {"is_scheduled", "frontend_attributes", "allow_spmd_sharding_propagation_to_parameters",
-                 "allow_spmd_sharding_propagation_to_output"}
-NOISE = {"metadata", "backend_config", "frontend_attributes", "operand_layout_constraints", "api_version",
-          "statistics", "origin"}
+MODULE_NOISE = {
+    "is_scheduled",
+    "frontend_attributes",
+    "allow_spmd_sharding_propagation_to_parameters",
+    "allow_spmd_sharding_propagation_to_output",
+}
+NOISE = {
+    "metadata",
+    "backend_config",
+    "frontend_attributes",
+    "operand_layout_constraints",
+    "api_version",
+    "statistics",
+    "origin",
+}
 SPLIT_AXIS = re.compile(r"devices=\[|=(?:[2-9]|\d\d)")  # a sharding over more than one device
 _LAYOUT = re.compile(r"(\b\w++\[([^\[\]]*+)\])\{([\d,]*+)\}")
-_STRING = r'"(?:[^"\\]|\\[\s\S]?)*+"?'  # one that does not end goes on to the end: else each quote would look for it
-_TO_ESCAPE, _ESCAPES = re.compile(r'["\\\x00-\x1f]'), {'"': r'\"', "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
+# one that does not end goes on to the end: else each quote would look for it
+_STRING = r'"(?:[^"\\]|\\[\s\S]?)*+"?'
+_TO_ESCAPE, _ESCAPES = (
+    re.compile(r'["\\\x00-\x1f]'),
+    {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"},
+)
 _PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])++(?:, )?', re.S)
 _PAINT = re.compile(
-    rf'(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)'
-    r'|(?P<fp8>\bf[48]e\w+)|(?P<literal>(?<=\bconstant\()[^{}()]+)|(?P<opcode>(?<= )[a-z][a-z\d-]*(?=\())', re.M)
-# (ANSI code, CSS). A page may set --hlo-... to inks for its own ground; else colours of a middle luminance, at least
-# 4.5:1 against white and 3.8:1 against a dark theme's #111.
-STYLES = {"target": ("1;35", "color:var(--hlo-target,#b544b9);font-weight:bold"), "keyword": ("1", "font-weight:bold"),
-          "fp8": ("32", "color:var(--hlo-fp8,#2e8540)"), "literal": ("33", "color:var(--hlo-literal,#ab5d00)"),
-          "opcode": ("34", "color:var(--hlo-opcode,#3a72d0)")}
+    rf"(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)"
+    r"|(?P<fp8>\bf[48]e\w+)|(?P<literal>(?<=\bconstant\()[^{}()]+)|(?P<opcode>(?<="
+    r" )[a-z][a-z\d-]*(?=\())",
+    re.M,
+)
+# (ANSI code, CSS). A page may set --hlo-... to inks for its own ground; else colours of a middle
+# luminance, at least 4.5:1 against white and 3.8:1 against a dark theme's #111.
+STYLES = {
+    "target": ("1;35", "color:var(--hlo-target,#b544b9);font-weight:bold"),
+    "keyword": ("1", "font-weight:bold"),
+    "fp8": ("32", "color:var(--hlo-fp8,#2e8540)"),
+    "literal": ("33", "color:var(--hlo-literal,#ab5d00)"),
+    "opcode": ("34", "color:var(--hlo-opcode,#3a72d0)"),
+}
 
 
 def without_default_layout(text: str) -> str:
-    """Row-major goes without saying; any other layout stays, since a transpose may hide in it. Index comments go."""
+    """Row-major goes without saying; any other layout stays, since a transpose may hide in it.
+    Index comments go.
+    """
+
     def keep(m: re.Match) -> str:
         row_major = ",".join(str(d) for d in reversed(range(m[2].count(",") + 1 if m[2] else 0)))
         return m[1] if m[3] == row_major else m[0]
+
     return _LAYOUT.sub(keep, re.sub(r"/\*index=\d+\*/", "", text))
 
 
 def wrap(text: str, indent: str) -> str:
     """Break at the commas between operands, attributes or tuple elements, never in a string."""
     lines = [""]
-    for piece in _PIECE.findall(re.sub(r",\n\s*", ", ", text)):  # what was printed wrapped is wrapped anew
+    for piece in _PIECE.findall(
+        re.sub(r",\n\s*", ", ", text)
+    ):  # what was printed wrapped is wrapped anew
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > WIDTH:
             lines.append(indent + piece.lstrip())
         else:
@@ -61,24 +89,33 @@ def _json(value, indent: str) -> str:
         return text
     inner, (opening, closing) = indent + "  ", "{}" if isinstance(value, dict) else "[]"
     items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
-    rows = ",\n".join(inner + (f"{json.dumps(k)}: " if k is not None else "") + _json(v, inner) for k, v in items)
+    rows = ",\n".join(
+        inner + (f"{json.dumps(k)}: " if k is not None else "") + _json(v, inner) for k, v in items
+    )
     return f"{opening}\n{rows}\n{indent}{closing}"
 
 
 def _quoted(text: str) -> str:
-    """A string as XLA prints it: JSON has other escapes of control characters, which XLA does not read."""
+    """A string as XLA prints it: JSON has other escapes of control characters, which XLA does not
+    read.
+    """
     return f'"{_TO_ESCAPE.sub(lambda m: _ESCAPES.get(m[0]) or f"\\{ord(m[0]):03o}", text)}"'
 
 
 @functools.lru_cache(maxsize=1024)
 def _below(file: str, folder: str) -> str:
     below = os.path.join(folder, "")  # no Path: its time grows with the square of a path's parts
-    return file.removeprefix(below) if file.startswith(below) or not os.path.isabs(file) else os.path.basename(file)
+    return (
+        file.removeprefix(below)
+        if file.startswith(below) or not os.path.isabs(file)
+        else os.path.basename(file)
+    )
 
 
 def source_path(file: str) -> str:
-    """From an installed package's name on; else relative to the working directory where it is below it; else the bare
-    file name; "cell" of a notebook's."""
+    """From an installed package's name on; else relative to the working directory where it is below
+    it; else the bare file name; "cell" of a notebook's.
+    """
     if installed := re.search(r"[/\\](?:site|dist)-packages[/\\](.+)", file):
         return installed[1].replace("\\", "/")
     if "ipykernel_" in file and Path(file).parent.name.startswith("ipykernel_"):
@@ -87,14 +124,27 @@ def source_path(file: str) -> str:
 
 
 def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str:
-    inside = i.argument if i.opcode in ("constant", "parameter") else ", ".join(f"%{o}" for o in i.operands)
-    parts = [f"{'ROOT ' * i.is_root}%{i.name} = {without_default_layout(i.shape_text)} {i.opcode}({inside})"]
-    parts += [f"{key}={value}" for key, value in i.attributes.items() if key not in NOISE
-              and not (key == "sharding" and not SPLIT_AXIS.search(value))]
+    inside = (
+        i.argument
+        if i.opcode in ("constant", "parameter")
+        else ", ".join(f"%{o}" for o in i.operands)
+    )
+    parts = [
+        f"{'ROOT ' * i.is_root}%{i.name} ="
+        f" {without_default_layout(i.shape_text)} {i.opcode}({inside})"
+    ]
+    parts += [
+        f"{key}={value}"
+        for key, value in i.attributes.items()
+        if key not in NOISE and not (key == "sharding" and not SPLIT_AXIS.search(value))
+    ]
     if metadata and (m := i.metadata):
         fields = [f"op_name={_quoted(m.op_name)}"] if m.op_name else []
-        fields += [f"source_file={_quoted(source_path(m.source_file))} "
-                   f"source_line={m.source_line}"] if m.source_file else []
+        fields += (
+            [f"source_file={_quoted(source_path(m.source_file))} source_line={m.source_line}"]
+            if m.source_file
+            else []
+        )
         parts += [f"metadata={{{' '.join(fields)}}}"] if fields else []
     line = wrap("  " + ", ".join(parts), INDENT)
     if not backend_cfg or i.backend_config is None:
@@ -103,7 +153,9 @@ def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str
 
 
 def _lines(module: HloModule, metadata: bool, backend_cfg: bool) -> Iterator[str]:
-    header = [f"{key}={value}" for key, value in module.attributes.items() if key not in MODULE_NOISE]
+    header = [
+        f"{key}={value}" for key, value in module.attributes.items() if key not in MODULE_NOISE
+    ]
     yield wrap(without_default_layout(", ".join([f"HloModule {module.name}", *header])), " " * 4)
     for c in module.computations.values():
         signature = " " + without_default_layout(c.signature) if c.signature else ""
@@ -119,39 +171,56 @@ def format_hlo_module(x, metadata: bool = False, backend_cfg: bool = False) -> s
 
 
 def paint(text: str, style: Callable[[str, tuple[str, str] | None], str]) -> str:
-    """Every part of `text` that has a style, and what lies between (style None), through `style(part, its style)`."""
+    """Every part of `text` that has a style, and what lies between (style None), through
+    `style(part, its style)`.
+    """
     parts, end = [], 0
     for m in _PAINT.finditer(text):
-        parts += [style(text[end:m.start()], None), style(m[0], STYLES.get(m.lastgroup))]
+        parts += [style(text[end : m.start()], None), style(m[0], STYLES.get(m.lastgroup))]
         end = m.end()
     return "".join([*parts, style(text[end:], None)])
 
 
 def coloured(text: str) -> str:
     """HLO as HTML."""
-    return paint(text, lambda part, style: html.escape(part, quote=False) if style is None else
-                 f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>')
+    return paint(
+        text,
+        lambda part, style: (
+            html.escape(part, quote=False)
+            if style is None
+            else f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>'
+        ),
+    )
 
 
 def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=None) -> None:
-    """Print HLO, of anything `parse_hlo_module` takes, the way a reader wants it: the same text in every run, on every
-    machine. Left out: row-major layouts, shardings over one device, fingerprints, file tables.
+    """Print HLO, of anything `parse_hlo_module` takes, the way a reader wants it: the same text in
+    every run, on every machine. Left out: row-major layouts, shardings over one device,
+    fingerprints, file tables.
 
-    metadata: show each instruction's op_name and the source line it comes from (the path relative, or left out).
-    backend_cfg: show backend_config, such as a cuBLASLt call's epilogue, as indented JSON.
-    file: where to write, plain unless it is a terminal; by default standard output, or the notebook's cell.
+    metadata: show each instruction's op_name and the source line it comes from (the path relative,
+    or left out). backend_cfg: show backend_config, such as a cuBLASLt call's epilogue, as indented
+    JSON. file: where to write, plain unless it is a terminal; by default standard output, or the
+    notebook's cell.
     """
     text = format_hlo_module(x, metadata, backend_cfg)
     out = file or sys.stdout
     if file is None and (display := notebook_display()):
-        # Both forms: notebooks and the site show the colours, diffs and text readers see text without escape codes.
+        # Both forms: notebooks and the site show the colours, diffs and text readers see text
+        # without escape codes.
         body = f'<pre style="line-height:1.35">\n{coloured(text)}</pre>'
         display({"text/plain": text, "text/html": body}, raw=True)
         return
     if out.isatty():
         text = visible(text, keep="\n\t")  # the text may be anybody's
-    colour = out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
-    out.write(paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part) if colour else text)
+    colour = (
+        out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+    )
+    out.write(
+        paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part)
+        if colour
+        else text
+    )
 
 
 def notebook_display() -> Callable | None:
@@ -178,14 +247,24 @@ def size(n: int) -> str:
     return f"{metric(n)}B"
 
 
-def columns(rows: Sequence[Sequence[str]], shown: Iterable[int], right: Collection[int],
-            may_go: Iterable[int]) -> tuple[list[str], list[int]]:
-    """Rows of cells as lines of text, each column as wide as its widest cell, those of `right` flush; and the columns
-    that were left out of the `shown`: those of `may_go`, one after the other, while a line is too wide."""
+def columns(
+    rows: Sequence[Sequence[str]],
+    shown: Iterable[int],
+    right: Collection[int],
+    may_go: Iterable[int],
+) -> tuple[list[str], list[int]]:
+    """Rows of cells as lines of text, each column as wide as its widest cell, those of `right`
+    flush; and the columns that were left out of the `shown`: those of `may_go`, one after the
+    other, while a line is too wide.
+    """
     left, gone = list(shown), []
     widths = {c: max(len(row[c]) for row in rows) for c in left}
-    lines = lambda: ["  ".join(f"{row[c]:>{widths[c]}}" if c in right else f"{row[c]:<{widths[c]}}"
-                               for c in left).rstrip() for row in rows]
+    lines = lambda: [
+        "  ".join(
+            f"{row[c]:>{widths[c]}}" if c in right else f"{row[c]:<{widths[c]}}" for c in left
+        ).rstrip()
+        for row in rows
+    ]
     for c in may_go:
         if c in left and max(map(len, lines())) > WIDTH:
             left.remove(c)
@@ -195,25 +274,40 @@ def columns(rows: Sequence[Sequence[str]], shown: Iterable[int], right: Collecti
 
 def wrapped(line: str, first: int = 0, later: int = 0) -> list[str]:
     """A sentence in lines that are not too wide, so far indented; no word is broken."""
-    return textwrap.wrap(line, WIDTH, initial_indent=" " * first, subsequent_indent=" " * later,
-                         break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        initial_indent=" " * first,
+        subsequent_indent=" " * later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 LOST, OUTSIDE = "rgba(213,94,0,.28)", "rgba(86,180,233,.22)"  # backgrounds, on white and on black
 
 
-def html_table(header: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[tuple[str, str]]]]) -> str:
-    """A table in HTML. Of each row: its cells, its background, and (line, background) for what stands below it."""
+def html_table(
+    header: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[tuple[str, str]]]]
+) -> str:
+    """A table in HTML. Of each row: its cells, its background, and (line, background) for what
+    stands below it.
+    """
     style = "text-align:left;vertical-align:top"
     # Jupyter reads what stands between two dollars as TeX, but not in code.
     shown = lambda text: f"<code>{html.escape(text)}</code>" if "$" in text else html.escape(text)
-    cells = lambda texts, tag: "".join(f'<{tag} style="{style}">{shown(text)}</{tag}>' for text in texts)
+    cells = lambda texts, tag: "".join(
+        f'<{tag} style="{style}">{shown(text)}</{tag}>' for text in texts
+    )
     lines = [f"<tr>{cells(header, 'th')}</tr>"]
     for texts, background, below in rows:
         tint = f' style="background:{background}"' * bool(background)
         lines.append(f"<tr{tint}>{cells(texts, 'td')}</tr>")
         for line, background in below:
             tint = f";background:{background}" * bool(background)
-            lines.append(f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(header)}">'
-                         f"{shown(line)}</td></tr>")
-    return f"<table>\n{''.join(lines)}</table>"  # folded, JupyterLab shows an output's first line: it says nothing
+            lines.append(
+                f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(header)}">'
+                f"{shown(line)}</td></tr>"
+            )
+    # folded, JupyterLab shows an output's first line: it says nothing
+    return f"<table>\n{''.join(lines)}</table>"
