@@ -41,8 +41,8 @@ lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 90
 		--LabApp.default_url=$(FIRST_PAGE) $(ARGS)
 
 test: setup     ## run every test: helpers, chapters and their outputs, site, JupyterLab, oldest JAX
-	@# two files of tests at a time, by pytest-xdist: memory for more is not everywhere
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@# three files of tests at a time, by pytest-xdist: on two cores the third uses what waits leave
+	$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup    ## re-run the chapters and compare their outputs with the committed ones (NB="01 03" for some)
 	$(PYTHON) -m tools.outputs check $(NB)

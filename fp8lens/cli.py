@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fp8lens.gemms import NOT_THE_PROGRAM
+from fp8lens.hlo.origin import NOT_THE_PROGRAM
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import source_path
 from fp8lens.inspection import Inspection, inspect
@@ -43,7 +43,7 @@ _LIBRARY = (str(Path(os.__file__).parent), *NOT_THE_PROGRAM)
 
 
 class _Mistake(Exception):
-    """What the user gave cannot be used; the message is one sentence that names the mend."""
+    """What the user gave cannot be used; the message is one sentence that names the fix."""
 
 
 def _dtype(name: str) -> Any:
@@ -110,7 +110,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _answered(kinds: Any, sentence: Callable[[Any], str]) -> Iterator[None]:
-    """Errors of these kinds are the user's to mend."""
+    """Errors of these kinds are the user's to fix."""
     try:
         yield
     except kinds as error:
@@ -176,7 +176,7 @@ def _line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _theirs(what: str, mend: str) -> Iterator[None]:
+def _theirs(what: str, fix: str) -> Iterator[None]:
     """The user's code runs: what it raises, be it SystemExit, is a mistake; what it prints is no
     part of the report.
     """
@@ -186,7 +186,7 @@ def _theirs(what: str, mend: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise _Mistake(f"{what} ({_told(error)}): {mend}.") from error
+        raise _Mistake(f"{what} ({_told(error)}): {fix}.") from error
 
 
 def _load(path: Path) -> ModuleType:
@@ -236,7 +236,7 @@ def _arguments(
     if factory is not None:
         file, _, maker = factory.rpartition(":")
         make = _function(_load(Path(file)) if file else module, maker)
-        with _theirs(f"{maker} failed", "mend it"):
+        with _theirs(f"{maker} failed", "fix it"):
             args = make()
         if not isinstance(args, tuple):
             raise _Mistake(
@@ -346,13 +346,13 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         module = _load(Path(file))
         if given.target == "local":
-            from fp8lens.compile import require_gpu
+            from fp8lens.compile.process import require_gpu
 
             require_gpu()
     fn = _function(module, name)
     args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
 
-    with _theirs(f"{name} failed", "mend it, or the shapes"):
+    with _theirs(f"{name} failed", "fix it, or the shapes"):
         return inspect(fn, *args, **how)
 
 
@@ -363,13 +363,13 @@ def _report(given: argparse.Namespace) -> int:
         seen = _compiled(given, python[1], python[2] or "")
     else:
         seen, other = _saved(given)
-        mend = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
+        fix = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
         if other and given.require_fp8:
             raise _Mistake(
-                f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {mend}."
+                f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
             )
         if other:
-            print(f"{visible(given.what)} is {other}; to judge FP8, {mend}.\n", file=notes)
+            print(f"{visible(given.what)} is {other}; to judge FP8, {fix}.\n", file=notes)
     report = seen.report
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
     # wider type.
@@ -498,7 +498,7 @@ def _parser() -> argparse.ArgumentParser:
         help="list every kernel: what it does, for which matmul, and the bytes it moves",
     )
     parser.add_argument(
-        "--reasons", action="store_true", help="say why what was lost was lost, and the mend"
+        "--reasons", action="store_true", help="say why what was lost was lost, and the fix"
     )
     parser.add_argument(
         "--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8"
@@ -577,7 +577,7 @@ def _apart() -> int:
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     print(
         f"error: the file, or XLA's compiler, ended the process ({how}) before there was an answer:"
-        " mend the file; report what XLA said above, or give the process more memory where that"
+        " fix the file; report what XLA said above, or give the process more memory where that"
         " was short.",
         file=sys.stderr,
     )

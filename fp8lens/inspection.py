@@ -11,14 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fp8lens.collectives import Collectives, collectives
-from fp8lens.gemms import GemmRow
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens.ledger import Ledger, make_ledger
-from fp8lens.outside import Around, Outside
-from fp8lens.reasons import Reasons, find_reasons
-from fp8lens.report import GemmReport, make_report, not_a_gpus, rows_and_outside
+from fp8lens.matmul.collectives import Collectives, collectives
+from fp8lens.matmul.ledger import Ledger, make_ledger
+from fp8lens.matmul.rows import GemmRow
+from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
+from fp8lens.report.gemms import GemmReport, make_report
+from fp8lens.rules.find import find_reasons
+from fp8lens.rules.reason import Reasons
 from fp8lens.targets import Target, resolve
 
 
@@ -53,8 +54,8 @@ class Inspection:
         return bool(self._stages)
 
     @cached_property
-    def _rows(self) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
-        return rows_and_outside(self.module, self._ptx)
+    def _rows(self) -> tuple[list[tuple[GemmRow, list[UnfusedKernel]]], Neighborhood]:
+        return find_unfused(self.module, self._ptx)
 
     @cached_property
     def report(self) -> GemmReport:
@@ -83,7 +84,7 @@ class Inspection:
             self.module,
             self._chip,
             self.collectives,
-            self.ledger.of("unread"),
+            self.ledger.of("opaque"),
             self._ptx,
         )
 
@@ -97,7 +98,7 @@ class Inspection:
         """(kernel, why) of those that HLO does not tell of, and that may multiply in another type
         than FP8.
         """
-        names = self.report.unread
+        names = self.report.opaque
         if not self.is_ours:
             return [(name, "not looked into") for name in names]
         return [(r.matmul, r.reason) for r in self.reasons if r.matmul.partition(" ")[0] in names]
@@ -204,7 +205,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
             )
         return Inspection(parse_hlo_module(x), not_a_gpus(x), x if hasattr(x, "as_text") else None)
 
-    from fp8lens.stages import dumped, passes
+    from fp8lens.compile.stages import dumped, passes
 
     compiled, stages, ptx = dumped(x, *args, pattern="gemm-rewriter", **options)
     chip = resolve(options.get("target", "H100"))
@@ -242,7 +243,7 @@ def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
 
 def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
     """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason
-    and the mend.
+    and the fix.
 
     Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was
     given: a function with its arguments, compiled once, or an Inspection. Compares what the
@@ -253,3 +254,18 @@ def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
     Raises TypeError for a saved program, and what `inspect` raises.
     """
     return inspect(fn, *args, **options).reasons
+
+
+def not_a_gpus(x: Any) -> str:
+    """A note on what JAX compiled for the CPU."""
+    if not hasattr(x, "input_shardings"):
+        return ""
+    import jax
+
+    shardings = jax.tree.leaves(x.input_shardings)
+    platforms = {device.platform for sharding in shardings for device in sharding.device_set}
+    return (
+        "compiled for the CPU, which says nothing of a GPU: give the function"
+        if platforms == {"cpu"}
+        else ""
+    )

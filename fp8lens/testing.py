@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable
 from numbers import Real
 from typing import Any
 
-from fp8lens.collectives import KINDS, Collectives, collectives, sends_wide, why
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import inspect
-from fp8lens.reasons import paragraph
-from fp8lens.report import GemmReport
+from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide, why
+from fp8lens.report.gemms import GemmReport
+from fp8lens.rules.reason import paragraph
 
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
-_NO_WORK = ("duplicate", "kernel", "unread")  # what else may be allowed
+_NO_WORK = ("duplicate", "kernel", "opaque")  # what else may be allowed
 
 
 def assert_fp8_gemms(
@@ -38,7 +38,7 @@ def assert_fp8_gemms(
     "transpose", "pad" (and of the first four each must be there: some call has an amax); or
     cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue. `allow` names
     work that `fused` does not ask about, for what a layer's user cannot change: ("transpose",
-    "bias"); "unread" leaves kernels that nobody can look into out of what is asked.
+    "bias"); "opaque" leaves kernels that nobody can look into out of what is asked.
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
@@ -90,9 +90,9 @@ def assert_fp8_gemms(
             for row in report.rows
             if row.count is None and not row.is_fp8
         ]
-    if (count is None or min_flops_share) and "unread" not in allowed:
+    if (count is None or min_flops_share) and "opaque" not in allowed:
         failures += [
-            f'{name}: {told}; allow="unread" leaves such kernels out of what is asked'
+            f'{name}: {told}; allow="opaque" leaves such kernels out of what is asked'
             for name, told in seen.unknown
         ]
     for name in epilogues:
@@ -146,7 +146,7 @@ def assert_fp8_collectives(
     Takes what `inspect` takes; of a saved program, `mesh_shape` gives the names of the mesh's axes.
     `min_bytes`: of those from which each device sends at least so many bytes in one run. Returns
     the collectives. Raises AssertionError, whose message is their table, and the reason and the
-    mend of each that fails; ValueError for a kind that is none of KINDS, and what `inspect` raises.
+    fix of each that fails; ValueError for a kind that is none of KINDS, and what `inspect` raises.
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if unknown := [name for name in kinds if name not in KINDS]:

@@ -8,8 +8,8 @@ from fp8lens import (
     TARGETS,
     HloModule,
     HloParseError,
-    Target,
     Inspection,
+    Target,
     aot_compile,
     assert_fp8_collectives,
     assert_fp8_gemms,
@@ -25,8 +25,8 @@ from fp8lens import (
     run,
     why_not_fp8,
 )
-from fp8lens.compile import choose_platform
-from fp8lens.gemms import NOT_THE_PROGRAM
+from fp8lens.compile.process import choose_platform
+from fp8lens.hlo.origin import NOT_THE_PROGRAM
 
 __all__ = [
     "TARGETS",

@@ -4,9 +4,9 @@ may be.
 A scale is always the number to multiply by to dequantize: value ~ code * scale.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-import math
 
 import jax
 import jax.numpy as jnp

@@ -20,17 +20,19 @@ import jax
 import matplotlib as mpl
 
 from fp8lens import inspect
-from fp8lens.cost import launches
-from fp8lens.flow import Flow
-from fp8lens.gemms import GemmRow, matmuls, results
+from fp8lens.hlo.dataflow import Flow
+from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES, padded
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
+from fp8lens.hlo.values import is_zero, look_through, operand
 from fp8lens.inspection import Inspection
-from fp8lens.ledger import Line
-from fp8lens.ops import DOTS, ELEMENTWISE, MOVES, padded
-from fp8lens.outside import inside
-from fp8lens.pairing import pair
-from fp8lens.steps import behind, clamp_bounds, is_zero, operand
+from fp8lens.matmul.epilogue import clamp_bounds
+from fp8lens.matmul.kernels import launches
+from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.match import match
+from fp8lens.matmul.rows import GemmRow, matmuls
+from fp8lens.matmul.unfused import inside
 from helpers.layers import Column, arrange
 from helpers.plots import INK, PALETTE, Picture, ink_on, text_width
 
@@ -96,7 +98,7 @@ def _in_kernels(given: HloModule, kernels: Iterable[Instruction]) -> Where:
 
 def _does(row: GemmRow, i: Instruction) -> bool:
     """Whether a call's configuration accounts for an operation behind its dot."""
-    others = [behind(operand(i, n), (*_VIEWS, "convert")) for n in range(len(i.operands))]
+    others = [look_through(operand(i, n), (*_VIEWS, "convert")) for n in range(len(i.operands))]
     if i.opcode in MOVES | {"convert"} or "GELU" in row.epilogue and i.opcode in ELEMENTWISE:
         return i.opcode != "tuple"
     if i.opcode in ("multiply", "divide"):
@@ -151,24 +153,24 @@ def _attribute(inspection: Inspection, given: HloModule, made: HloModule) -> Whe
     dots = [row for i in given.entry for row in matmuls(i)]
     pairs = [
         (row, dot.instruction)
-        for row, dot in zip(rows, pair(module, rows, given, dots, lambda row: ()))
+        for row, dot in zip(rows, match(module, rows, given, dots, lambda row: ()))
         if dot
     ]
     ours, flow = (
         calls | {kernel for kernels in where.values() for kernel in kernels},
         Flow(module, launches),
     )
-    read = [_makers(flow, row.instruction, ours) for row, _ in pairs]
+    read = [_producers(flow, row.instruction, ours) for row, _ in pairs]
     fronts = [
         _in_front(dot, row, {i.opcode for kernel in added for i in inside(kernel)})
         for (row, dot), (_, added) in zip(pairs, read)
     ]
-    for (row, dot), front, (makers, _) in zip(pairs, fronts, read):
+    for (row, dot), front, (producers, _) in zip(pairs, fronts, read):
         call = row.instruction
         others = set().union(*(other for other, (_, of) in zip(fronts, pairs) if of is not dot))
         for some in (gone, gone | elsewhere):  # a call may do what another kernel does once more
             region = front | _behind(dot, row, some - others)
-            if _reads(region, where, makers, module) and _writes(region, elsewhere, call):
+            if _reads(region, where, producers, module) and _writes(region, elsewhere, call):
                 break
         else:
             region = {dot}
@@ -177,7 +179,7 @@ def _attribute(inspection: Inspection, given: HloModule, made: HloModule) -> Whe
     return _between(given, where)
 
 
-def _makers(
+def _producers(
     flow: Flow, call: Instruction, ours: set[Instruction]
 ) -> tuple[set[Any], set[Instruction]]:
     """The kernels, and numbers of parameters, that a call reads, through kernels that XLA added;
@@ -185,16 +187,18 @@ def _makers(
     """
     found, seen, todo = set(), set(), [call]
     while todo:
-        for maker in flow.of(frozenset().union(*flow.inputs[todo.pop()])):
-            if maker.instruction is None or maker.instruction in ours:
-                found.add(maker.element if maker.instruction is None else maker.instruction)
-            elif maker.instruction not in seen:
-                seen.add(maker.instruction)
-                todo.append(maker.instruction)
+        for producer in flow.of(frozenset().union(*flow.inputs[todo.pop()])):
+            if producer.instruction is None or producer.instruction in ours:
+                found.add(
+                    producer.element if producer.instruction is None else producer.instruction
+                )
+            elif producer.instruction not in seen:
+                seen.add(producer.instruction)
+                todo.append(producer.instruction)
     return found, seen
 
 
-def _reads(region: set[Instruction], where: Where, makers: set[Any], module: HloModule) -> bool:
+def _reads(region: set[Instruction], where: Where, producers: set[Any], module: HloModule) -> bool:
     """Whether a part of the graph reads what a call reads, which may be given scales that it has no
     use for.
     """
@@ -208,7 +212,7 @@ def _reads(region: set[Instruction], where: Where, makers: set[Any], module: Hlo
         elif i not in region:
             todo += [i.computation[name] for name in i.operands]
     scalars = {n for n, p in enumerate(module.entry.parameters) if p.shape.size == 1}
-    return found <= makers <= found | scalars
+    return found <= producers <= found | scalars
 
 
 def _writes(region: set[Instruction], elsewhere: set[Instruction], call: Instruction) -> bool:
@@ -371,10 +375,10 @@ def _graph(inspection: Inspection) -> Graph:
     box_of = {line.kernel.instruction: _box(inspection, line) for line in inspection.ledger}
     flow = Flow(inspection.module, launches)
     for kernel, inputs in flow.inputs.items():
-        for maker in flow.of(frozenset().union(*inputs)):
+        for producer in flow.of(frozenset().union(*inputs)):
             box_of[kernel].reads.setdefault(
-                box_of.get(maker.instruction, maker.element), set()
-            ).add(maker.element)
+                box_of.get(producer.instruction, producer.element), set()
+            ).add(producer.element)
     through = lambda i: i.opcode in _VIEWS or _small(i)
 
     def sources(i: Instruction) -> list[Instruction]:
@@ -535,8 +539,8 @@ def _add_kernels(graph: Graph, flow: Flow, parameters: dict[Node, int]) -> None:
         readers = {other for other in graph.boxes if box in other.reads}
         returned = [
             result
-            for result, makers in zip(results, flow.results)
-            if any(maker.instruction is box.kernel for maker in flow.of(makers))
+            for result, producers in zip(results, flow.results)
+            if any(producer.instruction is box.kernel for producer in flow.of(producers))
         ]
         for a, b in list(graph.edges):
             if (parameters.get(a) in reads[box] or a.box in reads[box]) and (

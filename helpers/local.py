@@ -12,8 +12,10 @@ from typing import Any
 
 import jax
 
-from fp8lens.compile import aot_compile, gpu_available
-from fp8lens.cost import gemm_config, kernels
+from fp8lens.compile.api import aot_compile
+from fp8lens.compile.process import gpu_available
+from fp8lens.matmul.kernels import kernels
+from fp8lens.matmul.rows import gemm_config
 from fp8lens.targets import TARGETS
 
 

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fp8lens.compile import aot_compile, run
-from fp8lens.cost import FP8_CALL, gemm_config, kernels
+from fp8lens.compile.api import aot_compile, run
 from fp8lens.hlo import parse_hlo_module
+from fp8lens.matmul.kernels import kernels
+from fp8lens.matmul.rows import FP8_CALL, gemm_config
 
 
 def check(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fp8lens.cost import matmul_seconds
+from fp8lens.matmul.kernels import matmul_seconds
 from fp8lens.targets import TARGETS, Target, model
 
 COMMANDS = {

@@ -7,9 +7,9 @@ from html import escape
 
 import ipywidgets
 
-from fp8lens.cost import matmul_seconds, quantize_seconds
-from helpers.formats import FORMATS, Rounding, rounding
+from fp8lens.matmul.kernels import matmul_seconds, quantize_seconds
 from fp8lens.targets import TARGETS
+from helpers.formats import FORMATS, Rounding, rounding
 
 
 class Panel(ipywidgets.VBox):

@@ -52,7 +52,7 @@ def _not_ignored() -> list[str]:
     return found
 
 
-def mend(error: OSError) -> str:
+def fix(error: OSError) -> str:
     """What went wrong with a file, and what to do about it."""
     said = f"{error.strerror}: {error.filename or 'a file'}. What was not written is as it was"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

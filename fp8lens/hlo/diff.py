@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby, zip_longest
 from typing import Any
 
-from fp8lens.hlo.parse import CALLS, Computation, HloModule, Instruction, parse_hlo_module
+from fp8lens.hlo.parse import CALLS, Computation, HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import (
     INDENT,
     MODULE_NOISE,
@@ -20,7 +20,6 @@ from fp8lens.hlo.text import (
     SPLIT_AXIS,
     coloured,
     format_instruction,
-    visible,
     without_default_layout,
     wrap,
 )
@@ -215,7 +214,7 @@ def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
     """
     pairs, taken = {}, set()
 
-    def pair(x: str, y: str) -> bool:
+    def match(x: str, y: str) -> bool:
         if new := x not in pairs and y not in taken:
             pairs[x] = y
             taken.add(y)
@@ -236,7 +235,7 @@ def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
         for xs, ys in groups.values():
             if any_count or len(xs) == len(ys):
                 for x, y in zip(xs, ys):
-                    pair(x, y)
+                    match(x, y)
 
     def spread(key_a: Callable[[str], Any], key_b: Callable[[str], Any]) -> None:
         todo = list(pairs.items())
@@ -251,7 +250,7 @@ def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
                 for user, at in a.users[x]
                 if user not in pairs and len(found := uses.get((key_a(user), at), ())) == 1
             ]
-            todo += [(x, y) for x, y in near if key_a(x) == key_b(y) and pair(x, y)]
+            todo += [(x, y) for x, y in near if key_a(x) == key_b(y) and match(x, y)]
 
     alike(a.up.get, b.up.get, any_count=True)
     alike(a.down.get, b.down.get)
@@ -259,7 +258,7 @@ def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
     alike(a.label.get, b.label.get)
     roots = a.same_as[a.computation.root.name], b.same_as[b.computation.root.name]
     if a.kind(roots[0]) == b.kind(roots[1]):
-        pair(*roots)
+        match(*roots)
     spread(a.kind, b.kind)
     alike(a.kind, b.kind)
     return pairs
@@ -535,7 +534,7 @@ def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
     one name. So these make no difference: names and their numbers, the order of independent
     instructions, metadata, row-major layouts, channel ids, and of a backend_config the workspace,
     the algorithm's number and other bookkeeping. Changed operands, shapes, attributes, epilogues,
-    alpha, beta, amax and tiles do; so does a fused computation's content. Around each difference
+    alpha, beta, amax and tiles do; so does a fused computation's content. Neighborhood each difference
     stay `context` instructions that agree.
     """
     return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b), context).sections()))

@@ -21,7 +21,7 @@ from operator import getitem
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fp8lens.ops import LEAST
+from fp8lens.hlo.ops import LEAST
 
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep

@@ -734,7 +734,7 @@ PROPERTIES = """background-attachment background-clip background-color backgroun
     max-width min-width opacity padding-left padding-right stroke stroke-dasharray stroke-dashoffset
     stroke-linecap stroke-linejoin stroke-opacity stroke-width text-align text-anchor text-wrap-mode
     vertical-align white-space-collapse width""".split()
-# Around an article, what search.html has, a page of the theme's own, and this.
+# Neighborhood an article, what search.html has, a page of the theme's own, and this.
 THEME = {
     "a": "aria-current data-bs-original-title data-bs-placement data-bs-toggle href=https: target "
     "title",

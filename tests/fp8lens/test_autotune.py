@@ -15,7 +15,7 @@ import pytest
 from agreement import gemms
 from programs import programs
 
-from fp8lens.autotune import recording
+from fp8lens.compile.autotune import recording
 from helpers import TARGETS, aot_compile
 
 NAMES = ("unscaled, f32 result", "scaled in f32", "relu", "scaled in bf16")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import fp8lens.cli
-import fp8lens.compile
+import fp8lens.compile.process
 from fp8lens import aot_compile, parse_hlo_module, print_hlo_module, report_gemms, targets
 from fp8lens.cli import main, parse_shapes
 
@@ -127,7 +127,7 @@ def test_fp8_from_another_folder(file):
 def test_lost_fp8_says_why(file):
     done = command(f"{file}:plain", "--shapes", "bf16[64,128] bf16[128,256]", "--require-fp8")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "mend:" in done.stdout and done.stdout.endswith("\n1 of 1 matmul not in FP8\n")
+    assert "fix:" in done.stdout and done.stdout.endswith("\n1 of 1 matmul not in FP8\n")
 
 
 def test_beside_a_reader_s_own_helpers(file):
@@ -136,7 +136,7 @@ def test_beside_a_reader_s_own_helpers(file):
     shapes = [f"{Path(file).name}:plain", "--shapes", "bf16[64,128] bf16[128,256]", "--require-fp8"]
     for program in ((sys.executable, "-m", "fp8lens"), (SCRIPT,)):
         done = command(*shapes, folder=folder, program=program)
-        assert done.returncode == 1 and "mine" not in done.stdout and "mend:" in done.stdout
+        assert done.returncode == 1 and "mine" not in done.stdout and "fix:" in done.stdout
 
 
 def test_as_a_module_too(file):
@@ -212,8 +212,8 @@ def test_pytrees_from_a_function(file, capsys):
 
 def test_reasons_only_where_asked_or_needed(file, capsys):
     argv = [f"{file}:plain", "--shapes", "bf16[64,128] bf16[128,256]"]
-    assert main(argv) == 0 and "mend:" not in capsys.readouterr().out
-    assert main([*argv, "--reasons"]) == 0 and "mend:" in capsys.readouterr().out
+    assert main(argv) == 0 and "fix:" not in capsys.readouterr().out
+    assert main([*argv, "--reasons"]) == 0 and "fix:" in capsys.readouterr().out
 
 
 def test_target_gemm_and_mma(file, capsys):
@@ -308,7 +308,7 @@ def test_saved_program(dumps, capsys):
     path = str(next(dumps.glob("*gpu_after_optimizations.txt")))
     assert main([path]) == 0
     plain = capsys.readouterr().out
-    assert "64 x 256 x 128" in plain and "mend" not in plain and "has not" not in plain
+    assert "64 x 256 x 128" in plain and "fix" not in plain and "has not" not in plain
     assert main([path, "--require-fp8"]) == 1
     out = capsys.readouterr().out
     assert re.search(
@@ -404,7 +404,7 @@ _SAVED = "tests/fp8lens/hlo/jax_0_4_31_plain.txt"
         (
             ["{file}:plain", "--shapes", "f32[8,4] f32[8,4]"],
             "plain failed (TypeError at {name}:11: dot_general requires "
-            "contracting dimensions to have the same shape, got (4,) and (8,)): mend it, or the "
+            "contracting dimensions to have the same shape, got (4,) and (8,)): fix it, or the "
             "shapes.",
         ),
         (
@@ -446,7 +446,7 @@ _SAVED = "tests/fp8lens/hlo/jax_0_4_31_plain.txt"
         (["{file}:layer", "--args", "no_tuple"], "no_tuple() returned a list: return a tuple"),
         (
             ["{file}:layer", "--args", "broken"],
-            "broken failed (RuntimeError at {name}:32: out of cheese): mend it.",
+            "broken failed (RuntimeError at {name}:32: out of cheese): fix it.",
         ),
         (
             ["{file}:layer", "--args", "layer_arg"],
@@ -514,7 +514,7 @@ def test_mistakes_are_answered_in_one_sentence(file, capsys, monkeypatch, argume
 
 def test_local_without_a_gpu(file, capsys, monkeypatch):
     monkeypatch.setattr(targets, "attached_gpu", lambda: None)
-    monkeypatch.setattr(fp8lens.compile, "gpu_available", lambda: False)
+    monkeypatch.setattr(fp8lens.compile.process, "gpu_available", lambda: False)
     assert main([f"{file}:plain", "--shapes", "f32[8,4] f32[4,8]", "--target", "local"]) == 2
     out, err = capsys.readouterr()
     assert (
@@ -656,7 +656,7 @@ def test_a_crafted_name_of_a_file_is_shown_plainly(crafted, tmp_path, capsys):
         == 1
     )
     out, err = capsys.readouterr()
-    assert is_plain(out) and out.count(r"layers\x1b[2J") == 2 and "mend: " in out and err == ""
+    assert is_plain(out) and out.count(r"layers\x1b[2J") == 2 and "fix: " in out and err == ""
 
 
 def test_json_of_a_crafted_file_says_what_the_file_says(crafted, capsys):
@@ -871,7 +871,7 @@ def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
 def test_debug_shows_where_a_function_failed(file, capsys):
     assert main([f"{file}:plain", "--shapes", "f32[8,4] f32[8,4]", "--debug"]) == 2
     err = capsys.readouterr().err
-    assert "return x @ w" in err and err.endswith("mend it, or the shapes.\n")
+    assert "return x @ w" in err and err.endswith("fix it, or the shapes.\n")
 
 
 P = "import os, sys, atexit, builtins, signal\n"

@@ -16,8 +16,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
-from fp8lens.collectives import KINDS, Collectives, collectives, groups, why
-from fp8lens.rules import RULES
+from fp8lens.hlo.replica_groups import groups
+from fp8lens.matmul.collectives import KINDS, Collectives, collectives, why
+from fp8lens.rules.texts import RULES
 from tests.programs.corpus import PROGRAMS, corpus
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
@@ -792,15 +793,15 @@ WIDE = {
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_sent_wide_and_the_mend(name):
-    rule, case, mended = WIDE[name]
+def test_sent_wide_and_the_fix(name):
+    rule, case, fixed = WIDE[name]
     kinds = ("all-gather", "all-to-all")
-    hlo, better = (text(fn, args, *specs) for fn, args, *specs in (case, mended))
+    hlo, better = (text(fn, args, *specs) for fn, args, *specs in (case, fixed))
     cs = collectives(hlo, EIGHT)
     (one,) = (c for c in cs if c.problems)
     assert one.problems == (rule,)
     (reason,) = why(one)
-    assert reason.mend == RULES[rule].mend.format(
+    assert reason.fix == RULES[rule].fix.format(
         would=size(one.bytes_sent // 2), sent=size(one.bytes_sent)
     )
     assert one.dtype in reason.reason and not re.search(r"[{}]", "".join(reason))
@@ -809,7 +810,7 @@ def test_sent_wide_and_the_mend(name):
     message = " ".join(str(error.value).split())
     assert all(
         part in message
-        for part in (one.name, reason.reason, "mend: " + reason.mend, "rule: " + reason.rule)
+        for part in (one.name, reason.reason, "fix: " + reason.fix, "rule: " + reason.rule)
     )
     assert str(cs) in str(error.value) and max(map(len, str(error.value).splitlines())) <= 100
     passed = assert_fp8_collectives(better, kinds=kinds, mesh_shape=EIGHT)
@@ -822,7 +823,7 @@ def size(n):
     return f"{n / 1e6:.3g} MB" if n >= 1e6 else f"{n / 1e3:.3g} kB"
 
 
-def test_a_sum_that_is_quantized_and_the_mend():
+def test_a_sum_that_is_quantized_and_the_fix():
     (one,) = found(functools.partial(mlp, scattered=False), *MLP)
     assert one.kind == "all-reduce" and one.feeds_fp8 and len(one.fed_by) == 1 and not one.problems
     (reason,) = why(one)
@@ -848,10 +849,10 @@ def sides(w_last, w_spec):
 
 
 @pytest.mark.parametrize("w_last, w_spec, transposes, of_all", [
-    (1, P("x"), 0, False),  # [N, K], sharded over N: the mend
+    (1, P("x"), 0, False),  # [N, K], sharded over N: the fix
     (1, P(None, "x"), 2, True),  # [N, K] over K: the part, to gather it, and then all of it
     (0, P("x"), 1, True),  # [K, N] over K
-    (0, P(None, "x"), 1, False),  # [K, N] over N: the part alone, the other mend
+    (0, P(None, "x"), 1, False),  # [K, N] over N: the part alone, the other fix
 ])  # fmt: skip
 def test_transposed_after_gathering(w_last, w_spec, transposes, of_all):
     fn, args, specs = sides(w_last, w_spec)
@@ -870,7 +871,7 @@ def test_transposed_after_gathering(w_last, w_spec, transposes, of_all):
         )
 
 
-def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_mend():
+def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_fix():
     """XLA gathers for each dot on its own. Of the two readings of a weight, one is transposed."""
     for once in (False, True):
         cs = found(functools.partial(step, once=once), *STEP)
@@ -880,7 +881,7 @@ def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_mend():
         assert ["gathered twice" in c.problems for c in gathers].count(True) == (not once)
         assert any("transposed after gathering" in c.problems for c in gathers)
         assert {c.dtype for c in cs if c.kind == "reduce-scatter"} == {"bf16"}
-    assert "{" not in "".join(r.reason + r.mend for c in cs for r in why(c))
+    assert "{" not in "".join(r.reason + r.fix for c in cs for r in why(c))
 
 
 # The assertion and the table ----------------------------------------------------------------------

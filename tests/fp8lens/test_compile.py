@@ -209,7 +209,7 @@ def test_local_needs_a_gpu():
 
 def test_local_needs_no_recorded_rates(monkeypatch):
     monkeypatch.setattr(
-        "fp8lens.compile.require_gpu", lambda: None
+        "fp8lens.compile.api.require_gpu", lambda: None
     )  # the CPU stands in for the GPU
     one = jnp.ones(4)
     compiled = aot_compile(
@@ -486,7 +486,7 @@ def placed_on(devices):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_mesh_of_other_devices_is_answered_with_the_mend(way):
+def test_a_mesh_of_other_devices_is_answered_with_the_fix(way):
     with pytest.raises(
         ValueError, match=r"on cpu, .* for H100: .* fp8lens\.mesh\('H100', {\"data\": 8}\)"
     ):
@@ -534,7 +534,7 @@ def test_a_mesh_of_other_devices_is_answered_with_the_mend(way):
         (TypeError, "contracting dimensions", lambda: aot_compile(jnp.matmul, X, jnp.ones((3, 3)))),
     ],
 )
-def test_bad_calls_are_answered_with_the_mend(error, words, call):
+def test_bad_calls_are_answered_with_the_fix(error, words, call):
     with pytest.raises(error, match=words):
         call()
 
@@ -652,7 +652,7 @@ CACHED = """
 import os, sys, jax, jax.numpy as jnp
 from concurrent.futures import ThreadPoolExecutor
 from fp8lens import aot_compile
-from fp8lens.stages import dumped
+from fp8lens.compile.stages import dumped
 def ours(n):
     x = jax.ShapeDtypeStruct((16 * n, 16 * n), jnp.float32)
     return aot_compile(lambda x: x @ x, x), len(dumped(lambda x: x @ x, x, pattern="gemm").stages)
@@ -755,7 +755,7 @@ def test_a_forked_process_is_told_before_it_hangs(parent):
 def test_a_fork_that_comes_first_may_compile():
     """What the parent has imported, and not used, does no harm."""
     script = (
-        "import os, jax, jax.numpy as jnp, fp8lens.compile\n"
+        "import os, jax, jax.numpy as jnp, fp8lens.compile.api\n"
         "if os.fork() == 0:\n"
         "    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)\n"
         "    print(type(fp8lens.aot_compile(lambda x: x @ x, x)).__name__, flush=True)\n"

@@ -9,11 +9,11 @@ import jax
 import pytest
 
 from fp8lens import inspect, report_gemms
-from fp8lens.cost import bytes_moved, kernels
-from fp8lens.gemms import fused
+from fp8lens.hlo.ops import DOTS
+from fp8lens.hlo.program import fused
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens.ledger import CLASSES
-from fp8lens.ops import DOTS
+from fp8lens.matmul.kernels import bytes_moved, kernels
+from fp8lens.matmul.ledger import CLASSES
 from helpers import parse_hlo_module
 from tests.fp8lens.test_hlo_parse import assert_agrees, ours
 from tests.programs.corpus import PROGRAMS, corpus, inspection

@@ -1,4 +1,4 @@
-"""The inspector on programs as the users of other libraries write them, and its mends in those
+"""The inspector on programs as the users of other libraries write them, and its fixes in those
 libraries' terms.
 
 With NIGHTLY=1 in the environment, and the group of dependencies `libraries` installed:
@@ -21,9 +21,9 @@ if os.environ.get("NIGHTLY") != "1":
     pytest.skip("NIGHTLY=1 tries other libraries", allow_module_level=True)
 
 from fp8lens import Inspection, inspect
-from fp8lens.libraries import LIBRARIES
-from fp8lens.reasons import Reason
-from fp8lens.rules import RULES
+from fp8lens.rules.libraries import LIBRARIES
+from fp8lens.rules.reason import Reason
+from fp8lens.rules.texts import RULES
 from tests.fp8lens.test_corpus import written_flops
 from tests.programs.library_programs import PROGRAMS
 from tests.programs.random_programs import Line, Module, launched, size
@@ -83,7 +83,7 @@ def test_the_ledger_adds_up_to_the_text(name):
 # Reasons, by the kernels around each call as a few regular expressions see them -----------------
 
 
-class Around:
+class Neighborhood:
     """What stands around one library call."""
 
     def __init__(self, of: Module, name: str):
@@ -91,7 +91,7 @@ class Around:
         computation, self.call = of.find(name)
         self.lines = of.computations[computation]
 
-    def behind(self, name: str) -> Line:
+    def look_through(self, name: str) -> Line:
         while self.lines[name].opcode in NAMES:
             name = self.lines[name].operands[0]
         return self.lines[name]
@@ -99,7 +99,7 @@ class Around:
     def makers(self, line: Line, *which: int) -> Iterator[Line]:
         """The fusions that make its operands, those of `which` or all."""
         for number, operand in enumerate(line.operands):
-            maker = self.behind(operand)
+            maker = self.look_through(operand)
             if maker.opcode == "fusion" and (not which or number in which):
                 yield maker
 
@@ -141,7 +141,9 @@ class Around:
                 yield {"bias", "scale"}
         for reader in self.readers(self.call):
             others = [
-                self.lines[o] for o in reader.operands if self.behind(o).name != self.call.name
+                self.lines[o]
+                for o in reader.operands
+                if self.look_through(o).name != self.call.name
             ]
             if (
                 reader.opcode == "fusion"
@@ -188,7 +190,7 @@ class Around:
 def test_each_reason_is_borne_out_by_the_text(name):
     for reason in seen(name).reasons:
         assert not reason.reason.startswith("unknown"), reason
-        around = Around(module(name), reason.matmul.split()[0])
+        around = Neighborhood(module(name), reason.matmul.split()[0])
         assert around.bears(reason), reason
 
 
@@ -196,14 +198,14 @@ def test_each_reason_is_borne_out_by_the_text(name):
 def test_no_kernel_is_left_without_a_reason(name):
     for row in seen(name).report.fp8_rows:
         named = {r.lost for r in seen(name).reasons if r.matmul.split()[0] == row.name}
-        for kinds in Around(module(name), row.name).left:
+        for kinds in Neighborhood(module(name), row.name).left:
             assert named & kinds, f"{row.title} {row.path}: {kinds}, named {named}"
 
 
-# Mends in a library's own terms -----------------------------------------------------------------
+# Fixes in a library's own terms -----------------------------------------------------------------
 
 # For a file and rule of LIBRARIES: a program that breaks the rule there, and what it is with the
-# mend; None where the library has no setting.
+# fix; None where the library has no setting.
 MENDED: dict[tuple[str, str], tuple[str, str | None]] = {
     ("qwix/_src/providers/ptq.py", "not quantized"): ("qwix: PTQ, weights alone", "qwix: PTQ"),
     ("qwix/_src/providers/ptq.py", "array of scales"): (
@@ -277,27 +279,27 @@ def broken(name: str, rule: str) -> list[Reason]:
     return [
         r
         for r in seen(name).reasons
-        if re.match(text, r.reason) and r.mend.startswith(RULES[rule].mend.split("{")[0])
+        if re.match(text, r.reason) and r.fix.startswith(RULES[rule].fix.split("{")[0])
     ]
 
 
-def test_each_mend_is_tried():
+def test_each_fix_is_tried():
     assert set(MENDED) == {
         (path, rule) for path, rules, *_ in LIBRARIES for rule in rules.split("|")
     }
 
 
 @pytest.mark.parametrize("path, rule", MENDED)
-def test_the_library_s_own_mend_mends(path, rule):
+def test_the_library_s_own_fix_fixes(path, rule):
     before, after = MENDED[path, rule]
-    ((library, mend),) = {
+    ((library, fix),) = {
         (row[2], row[3]) for row in LIBRARIES if row[0] == path and rule in row[1].split("|")
     }
     named = broken(before, rule)
-    assert named and all(r.mend.endswith(f"In {library}: {mend}") for r in named), seen(
+    assert named and all(r.fix.endswith(f"In {library}: {fix}") for r in named), seen(
         before
     ).reasons
-    assert ("no setting" in mend) == (after is None)
+    assert ("no setting" in fix) == (after is None)
     assert after is None or not broken(after, rule), seen(after).reasons
 
 
@@ -308,16 +310,16 @@ def test_tiles_take_their_residuals_in_fp8_too():
     assert len(after.report.fp8_rows) == len(after.report.rows)
 
 
-def test_a_library_s_mend_is_not_given_to_others():
+def test_a_library_s_fix_is_not_given_to_others():
     for name in PROGRAMS:
         library = name.partition(":")[0]
         said = {
-            found.lower() for r in seen(name).reasons for found in re.findall(r"In (\w+): ", r.mend)
+            found.lower() for r in seen(name).reasons for found in re.findall(r"In (\w+): ", r.fix)
         }
         assert said <= {library, "flax"}, name
 
 
-# Mends in general terms, in the user's own code -------------------------------------------------
+# Fixes in general terms, in the user's own code -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_a_library_s_mend_is_not_given_to_others():
         ("activation and reader", "flax: Dense, trained", "flax: Dense, another relu, trained"),
     ],
 )
-def test_the_general_mend_mends(rule, before, after):
+def test_the_general_fix_fixes(rule, before, after):
     assert broken(before, rule) and not broken(after, rule)
 
 

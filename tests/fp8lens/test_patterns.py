@@ -24,7 +24,7 @@ from re import _compiler, _constants, _parser
 import pytest
 
 import fp8lens
-from fp8lens import libraries
+from fp8lens.rules import libraries
 
 SEARCHES = {"search", "findall", "finditer", "sub", "subn", "split"}
 METHODS = SEARCHES | {"compile", "match", "fullmatch"}
@@ -36,7 +36,7 @@ REPEATS = GIVES_BACK | {_constants.POSSESSIVE_REPEAT}
 # Patterns that are no literals: (module, expression) to those that come there.
 NO_LITERALS = {
     ("fp8lens.hlo.diff", "pattern"): [],  # the reader's own, of HloDiff.around
-    ("fp8lens.libraries", "path"): [path for path, *_ in libraries.LIBRARIES],
+    ("fp8lens.rules.libraries", "path"): [path for path, *_ in libraries.LIBRARIES],
 }
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8lens import HloParseError, parse_hlo_module, report_gemms
-from fp8lens.cost import bytes_moved, kernels
 from fp8lens.hlo.parse import parse_shape, read_attributes
 from fp8lens.hlo.text import format_hlo_module
+from fp8lens.matmul.kernels import bytes_moved, kernels
 from tests.fp8lens.test_hlo_parse import assert_agrees
 from tests.programs.hlo_baits import CALLS, GROWING, PLAIN, SMALL, called, module, twice
 from tests.programs.hlo_grammar import SCALE, examples, modules

@@ -28,7 +28,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.getcwd())
 import fp8lens
 from fp8lens.cli import main
-from fp8lens.cost import print_kernels
+from fp8lens.matmul.kernels import print_kernels
 
 dump = "tests/fp8lens/hlo/jax_0_4_32_bf16_scaled.txt"
 text = open(dump).read()

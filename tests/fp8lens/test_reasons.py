@@ -1,5 +1,5 @@
-"""why_not_fp8 on programs that lose something: the reason agrees with XLA's own log, and its mend
-mends it.
+"""why_not_fp8 on programs that lose something: the reason agrees with XLA's own log, and its fix
+fixes it.
 """
 
 import collections
@@ -19,13 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp8lens import inspect, outside
-from fp8lens.collectives import why
+from fp8lens import inspect
+from fp8lens.compile.stages import dumped
 from fp8lens.inspection import Inspection
-from fp8lens.ptx import instructions
-from fp8lens.reasons import Reasons, _Matmul
-from fp8lens.rules import RULES
-from fp8lens.stages import dumped
+from fp8lens.matmul import unfused
+from fp8lens.matmul.collectives import why
+from fp8lens.matmul.ptx import instructions
+from fp8lens.rules.find import _Matmul
+from fp8lens.rules.reason import Reasons
+from fp8lens.rules.texts import RULES
 from helpers import (
     TARGETS,
     aot_compile,
@@ -189,18 +191,18 @@ def patches(x, w, x_scale, w_scale):
 @dataclass(frozen=True)
 class Case:
     """A program that loses `lost`, because of what `says` finds in the reason, and the program
-    after the mend.
+    after the fix.
     """
 
     lost: str
     says: str
     broken: Callable
     args: tuple
-    mended: Callable | None = None  # None: the options alone mend it, or nothing does
-    mended_args: tuple | None = None
+    fixed: Callable | None = None  # None: the options alone fix it, or nothing does
+    fixed_args: tuple | None = None
     options: dict = field(default_factory=dict)
-    mended_options: dict = field(default_factory=dict)
-    leaves: tuple[str, ...] = ()  # what the mend does not bring in
+    fixed_options: dict = field(default_factory=dict)
+    leaves: tuple[str, ...] = ()  # what the fix does not bring in
 
 
 CASES = {
@@ -407,7 +409,7 @@ CASES = {
         lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
         (S(64, 64), S(64, 64), S(64, 64), s),
         lambda a, b, c, x: (scaled_dot(a, b, x, x), scaled_dot(a, c, x, x)),
-        mended_options={"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}},
+        fixed_options={"compiler_options": {"xla_gpu_dot_merger_threshold_mb": 0}},
     ),
     "gathered after dequantizing": Case(
         "fp8",
@@ -416,7 +418,7 @@ CASES = {
         (S(512, K), B, s, s),
         lambda a, b, x, y: scaled_dot(a, replicated(b), x, y, bf16),
         options=SHARDED,
-        mended_options=SHARDED,
+        fixed_options=SHARDED,
     ),
     "too small": Case(
         "fp8",
@@ -424,7 +426,7 @@ CASES = {
         scaled_dot,
         (S(4, 8), S(4, 8), s, s),
         scaled_dot,
-        mended_options={"compiler_options": {"xla_gpu_gemm_rewrite_size_threshold": 0}},
+        fixed_options={"compiler_options": {"xla_gpu_gemm_rewrite_size_threshold": 0}},
         leaves=("pad",),
     ),
     "a vector": Case(
@@ -445,7 +447,7 @@ CASES = {
             *(S(1, n, 16, dtype=jnp.float8_e8m0fnu) for n in (256, 128)),
         ),
         lambda a, b, x, y: jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32),
-        mended_options={"target": "B200"},
+        fixed_options={"target": "B200"},
     ),
     "rows picked after dequantizing": Case(
         "fp8",
@@ -515,7 +517,7 @@ CASES = {
         lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
         (S(512, 512), S(512, 512)),
         options={"gemm": "triton"},
-        mended_options={
+        fixed_options={
             "gemm": "triton",
             "compiler_options": {
                 "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 "
@@ -591,7 +593,7 @@ CASES = {
         OPERANDS,
         lambda a, b, x, y: along(to_e4m3(relu(along(scaled_dot(a, along(b), x, y), "x")), x)),
         options=SHARDED | {"mesh_shape": (4,)},
-        mended_options=SHARDED | {"mesh_shape": (4,)},
+        fixed_options=SHARDED | {"mesh_shape": (4,)},
     ),
     "gelu of three dimensions": Case(
         "output",
@@ -1279,7 +1281,7 @@ CASES = {
             [to_e4m3(scaled_dot(a, w, x, y), x) for w in (b, c)], 1
         ),
         options=UNMERGED,
-        mended_options=UNMERGED,
+        fixed_options=UNMERGED,
     ),
     "cut, then quantized": Case(
         "output",
@@ -1484,10 +1486,10 @@ CASES = {
             "wrong numbers where the result saturates, by an error of XLA's",
             lambda a, b, z, to=to: to(a, b, z) * jnp.asarray(0.5, e4m3),
             (A, B, s),
-            mended,
+            fixed,
             leaves=leaves,
         )
-        for what, to, mended, leaves in (
+        for what, to, fixed, leaves in (
             (
                 "codes",
                 lambda a, b, z: to_e4m3(bare(a, b), z),
@@ -1579,7 +1581,7 @@ CASES = {
         lambda a, b, c: bare(a, b, bf16) + bare(a, c, bf16),
         (A, B, B),
         lambda a, b, c: bare(a, b, bf16) + bare(a, c, bf16),
-        mended_options=UNMERGED,
+        fixed_options=UNMERGED,
     ),
     "heads inside, dequantized": Case(
         "fp8",
@@ -1950,14 +1952,12 @@ SENT = {rule: (case, after) for rule, case, after in reversed(sharded.WIDE.value
     "transposed after gathering": (sharded.sides(1, P(None, "x")), sharded.sides(1, P("x"))),
 }
 for name, (case, after) in SENT.items():
-    (fn, args, options), (mend, mend_args, mend_options) = on_eight(*case), on_eight(*after)
+    (fn, args, options), (fix, fix_args, fix_options) = on_eight(*case), on_eight(*after)
     beside = {
         "gathered twice": ("epilogue", "output", "scale", "transpose"),
         "summed wide": ("output",),
     }.get(name, ())
-    CASES[name] = Case(
-        RULES[name].lost, "", fn, args, mend, mend_args, options, mend_options, beside
-    )
+    CASES[name] = Case(RULES[name].lost, "", fn, args, fix, fix_args, options, fix_options, beside)
 
 
 def exchanged(fn):
@@ -1989,7 +1989,7 @@ for name in (
         case,
         says=re.sub("left|right", lambda m: OTHER[m[0]], case.says),
         broken=exchanged(case.broken),
-        mended=exchanged(case.mended),
+        fixed=exchanged(case.fixed),
     )
 
 
@@ -1999,12 +1999,12 @@ def seen(name: str) -> Inspection:
 
 
 @functools.cache
-def mended(name: str) -> Inspection:
+def fixed(name: str) -> Inspection:
     case = CASES[name]
     return inspect(
-        case.mended,
-        *(case.args if case.mended_args is None else case.mended_args),
-        **case.mended_options,
+        case.fixed,
+        *(case.args if case.fixed_args is None else case.fixed_args),
+        **case.fixed_options,
     )
 
 
@@ -2013,12 +2013,12 @@ def reasons(name: str) -> Reasons:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reason_is_given_and_its_mend_mends(name):
+def test_the_reason_is_given_and_its_fix_fixes(name):
     case, found = CASES[name], reasons(name)
     right = [r for r in found if r.lost == case.lost and re.search(case.says, r.reason)]
     assert right or name in SENT, "\n".join(map(str, found)) or "no reason at all"
     for reason in found:
-        assert reason.lost in LOST and reason.mend and reason.rule
+        assert reason.lost in LOST and reason.fix and reason.rule
         assert ("unknown" in reason.reason) == (reason.lost == "kernel")
         # JAX 0.10's XLA leaves a dot with an algorithm no metadata, and the partitioner a gather.
         unnamed = (name == "an algorithm" or reason.lost == "wire") and not reason.source
@@ -2028,11 +2028,11 @@ def test_the_reason_is_given_and_its_mend_mends(name):
             and not reason.source.startswith("/")
         )
         assert "\n" not in reason.reason
-    if case.mended is None:
+    if case.fixed is None:
         return
-    left = mended(name).reasons
+    left = fixed(name).reasons
     assert {r.lost for r in left} <= set(case.leaves), "\n".join(map(str, left))
-    assert mended(name).report.fp8_flops_share == 1
+    assert fixed(name).report.fp8_flops_share == 1
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -2055,14 +2055,12 @@ SAME = [
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_the_mend_keeps_the_numbers(name):
+def test_the_fix_keeps_the_numbers(name):
     case, rng = CASES[name], np.random.default_rng(1)
     args = [
         jnp.asarray(rng.integers(-3, 4, a.shape) if a.shape else 0.5, a.dtype) for a in case.args
     ]
-    broken, right = (
-        np.asarray(jax.jit(fn)(*args), np.float32) for fn in (case.broken, case.mended)
-    )
+    broken, right = (np.asarray(jax.jit(fn)(*args), np.float32) for fn in (case.broken, case.fixed))
     np.testing.assert_array_equal(broken, right)
     assert len(np.unique(broken)) > 20
 
@@ -2077,14 +2075,14 @@ def pattern(name: str) -> re.Pattern:
         def __missing__(self, name):
             return f"\0{name}\0"
 
-    lost, reason, mend, rule = (re.escape(text.format_map(Blank())) for text in RULES[name])
+    lost, reason, fix, rule = (re.escape(text.format_map(Blank())) for text in RULES[name])
     known: set[str] = set()
 
     def named(m):
         return ".*" if m[1] in known or known.add(m[1]) else f"(?P<{m[1]}>.*)"
 
     return re.compile(
-        re.sub(r"\0(\w+)\0", named, rf"{lost}\n{rule}( \(.*\))?\n{mend}\n{reason}(; .*)?")
+        re.sub(r"\0(\w+)\0", named, rf"{lost}\n{rule}( \(.*\))?\n{fix}\n{reason}(; .*)?")
     )
 
 
@@ -2094,7 +2092,7 @@ def broken_rules(of: Inspection) -> dict[str, list[dict[str, str]]]:
     """
     found = {}
     for r in [*of.reasons, *(rule for c in of.collectives for rule in why(c))]:
-        text = "\n".join((r.lost, r.rule, r.mend, r.reason))
+        text = "\n".join((r.lost, r.rule, r.fix, r.reason))
         ((rule, match),) = [(rule, m) for rule in RULES if (m := pattern(rule).fullmatch(text))]
         found.setdefault(rule, []).append(match.groupdict())
     return found
@@ -2136,16 +2134,16 @@ UNKNOWN = {name for name, rule in RULES.items() if rule.reason.startswith("unkno
 }
 
 
-def test_every_rule_is_tried_in_each_of_its_forms_and_its_mend_applied():
+def test_every_rule_is_tried_in_each_of_its_forms_and_its_fix_applied():
     said, gone = collections.defaultdict(list), set()
     for name, case in CASES.items():
         broken = broken_rules(seen(name))
         for rule, fields in broken.items():
             said[rule] += fields
-        if case.mended is not None:
-            gone |= broken.keys() - broken_rules(mended(name))
+        if case.fixed is not None:
+            gone |= broken.keys() - broken_rules(fixed(name))
     assert RULES.keys() - said.keys() == UNKNOWN
-    assert RULES.keys() - gone == UNKNOWN | {"not looked into"}  # whose mends tell where to look
+    assert RULES.keys() - gone == UNKNOWN | {"not looked into"}  # whose fixes tell where to look
     for name, fields in said.items():
         words = WORDS | ONLY.get(name, {})
         for word in words.keys() & fields[0]:
@@ -2290,15 +2288,15 @@ def test_no_reason_where_nothing_is_lost(name):
     assert all(row.is_fp8 and not row.outside for row in inspected.report.rows)
 
 
-def test_a_mend_that_is_for_an_amax_says_so():
+def test_a_fix_that_is_for_an_amax_says_so():
     """Of what is not an amax it would change the meaning, or talk of what is not there."""
     for name, lost in (
         ("smallest magnitude", "amax"),
         ("smallest magnitude", "output"),
         ("in E4M3 and E5M2", "duplicate"),
     ):
-        (mend,) = [reason.mend for reason in reasons(name) if reason.lost == lost]
-        assert re.search("where (one|an amax) is|^for an amax", mend), mend
+        (fix,) = [reason.fix for reason in reasons(name) if reason.lost == lost]
+        assert re.search("where (one|an amax) is|^for an amax", fix), fix
 
 
 def test_what_is_outside_and_the_reasons_agree():
@@ -2396,7 +2394,7 @@ def test_what_no_rule_explains_is_said_to_be_unknown():
     assert lost.lost == "fp8" and lost.reason.startswith("unknown: ")
     assert "operands f8e4m3fn and f8e4m3fn" in lost.reason
     matmul = _Matmul(row, dot, written, TARGETS["H100"])
-    (left,) = matmul._after([outside.Outside(row.instruction, ("epilogue",))])
+    (left,) = matmul._after([unfused.UnfusedKernel(row.instruction, ("epilogue",))])
     assert (
         left.lost == "epilogue"
         and left.reason.startswith("unknown: ")
@@ -2416,7 +2414,7 @@ def test_reasons_are_frozen_and_print_in_a_hundred_columns():
     lines = text.splitlines()
     assert lines[0].startswith(reason.matmul) and max(map(len, lines)) <= 100
     assert (
-        sum(line.startswith("  mend: ") for line in lines)
+        sum(line.startswith("  fix: ") for line in lines)
         == sum(line.startswith("  rule: ") for line in lines)
         == 1
     )
@@ -2518,7 +2516,7 @@ def test_what_is_not_looked_into_is_unknown():
     ],
 )
 def test_a_kernel_that_does_what_nobody_here_knows_is_unknown(does, fn, monkeypatch):
-    monkeypatch.setattr(outside, "_KNOWN", outside._KNOWN - {"cosine"})
+    monkeypatch.setattr(unfused, "_KNOWN", unfused._KNOWN - {"cosine"})
     (reason,) = why_not_fp8(fn, S(M, K), S(K, K), S(M, K, dtype=f32), s)
     assert reason.lost == "kernel" and re.fullmatch(
         rf"unknown: the kernel \S+ {does}, .*\(cosine\)", reason.reason
@@ -2582,7 +2580,7 @@ def test_assertion_fails_with_report_and_reasons(message, fn, args, options):
         assert_fp8_gemms(fn, *args, **options)
     text = str(error.value)
     assert re.search(r"\d+ matmuls?, \d+ in FP8", text)
-    assert ("mend:" in text) == bool(why_not_fp8(fn, *args, target=options.get("target", "H100")))
+    assert ("fix:" in text) == bool(why_not_fp8(fn, *args, target=options.get("target", "H100")))
 
 
 @pytest.mark.parametrize("activation", [jax.nn.silu, lambda d: jnp.where(d > 3, 0, d)])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from fp8lens import assert_fp8_gemms, inspect
-from fp8lens.cost import kernels
+from fp8lens.matmul.kernels import kernels
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
 from helpers.formats import dequantize
 from helpers.recipes import scaled_dot, to_e4m3
@@ -486,7 +486,7 @@ def test_custom_calls_that_hide_what_they_do_are_named():
         }
         """)
     report = report_gemms(text)
-    assert report.unread == ("hand.1",) and "not looked into: hand.1" in str(report)
+    assert report.opaque == ("hand.1",) and "not looked into: hand.1" in str(report)
 
 
 def test_fused_attention_is_two_matmuls_forward_and_five_backward():

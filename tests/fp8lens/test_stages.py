@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from fp8lens.compile.stages import dumped, passes
 from fp8lens.hlo.diff import diff_hlo
-from fp8lens.stages import dumped, passes
 from helpers import HloModule, aot_compile, parse_hlo_module
 
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32

@@ -84,7 +84,7 @@ def test_a_model_is_known_by_the_name_its_driver_gives_it(device, name):
 
 
 @pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
-def test_local_without_a_gpu_names_the_mend():
+def test_local_without_a_gpu_names_the_fix():
     with pytest.raises(KeyError, match="name a chip to compile for without it: A100"):
         TARGETS["local"]
 

@@ -85,7 +85,7 @@ def test_a_librarys_kernel_in_a_fusion_is_not_looked_into():
     )
     what = "fusion(%a, %b), kind=kCustom, calls=%wrapped"
     seen = inspect(SCHEDULED.format(more=inside, what=what))
-    assert seen.report.unread == ("r",) and [line.what for line in seen.ledger] == ["unread"]
+    assert seen.report.opaque == ("r",) and [line.what for line in seen.ledger] == ["opaque"]
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +102,11 @@ def beside():
     "asked", [{}, {"min_flops_share": 1.0}, {"count": 1, "min_flops_share": 0.5}]
 )
 def test_an_opaque_kernel_is_not_fp8(beside, asked):
-    (name,) = beside.report.unread
+    (name,) = beside.report.opaque
     assert beside.report.fp8_flops_share == 1  # of what HLO has
-    with pytest.raises(AssertionError, match=rf'{name}.*multiplies bf16.*allow="unread"'):
+    with pytest.raises(AssertionError, match=rf'{name}.*multiplies bf16.*allow="opaque"'):
         assert_fp8_gemms(beside, **asked)
-    assert_fp8_gemms(beside, **asked, allow="unread")
+    assert_fp8_gemms(beside, **asked, allow="opaque")
     assert_fp8_gemms(beside, count=1)
 
 

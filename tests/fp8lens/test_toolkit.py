@@ -111,7 +111,7 @@ def test_compiles_without_a_toolkit(tmp_path):
     assert result.stderr == "", "start-up warnings would show in every chapter's first output"
 
 
-def test_without_the_wheels_too_it_fails_with_the_mend(tmp_path):
+def test_without_the_wheels_too_it_fails_with_the_fix(tmp_path):
     if attached_gpu() is not None:
         pytest.skip("a GPU's driver can make machine code too, and cannot be hidden")
     # Shows that the toolkit above was really out of reach: nothing is left to make machine code

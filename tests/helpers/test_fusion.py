@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from fp8lens import inspect
-from fp8lens.cost import launches
-from fp8lens.flow import Flow
+from fp8lens.hlo.dataflow import Flow
+from fp8lens.matmul.kernels import launches
 from helpers import fusion
 from helpers.fusion import plot_fusion
 from helpers.layers import arrange, crossings

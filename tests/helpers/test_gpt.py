@@ -16,8 +16,8 @@ import train
 from flax.linen import fp8_ops
 from flax.traverse_util import flatten_dict
 
-from fp8lens.cost import roofline_seconds
-from fp8lens.report import GemmReport
+from fp8lens.matmul.kernels import roofline_seconds
+from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
 from helpers.gpt import GPTLayer, train_state, train_step
 from helpers.results import goals
@@ -110,7 +110,7 @@ def test_sizes_that_do_not_fit_are_refused(fields, shape):
         jax.eval_shape(layer.init, jax.random.key(0), jnp.ones(shape))
 
 
-def test_without_flax_the_import_names_the_mend():
+def test_without_flax_the_import_names_the_fix():
     code = "import sys; sys.modules['flax'] = None; import helpers.gpt"
     run = subprocess.run(
         [sys.executable, "-c", code],

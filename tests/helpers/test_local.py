@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens.cost import kernels
+from fp8lens.matmul.kernels import kernels
 from fp8lens.targets import attached_gpu
 from helpers import aot_compile, local
 from helpers.local import Comparison, Timing, compare_with_local, device_times, kernel_lines

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens.cost import roofline_seconds
+from fp8lens.matmul.kernels import roofline_seconds
 from helpers import aot_compile
 from helpers.formats import FORMATS, quantize, rounding
 from helpers.recipes import scaled_dot

@@ -8,6 +8,7 @@ not here: JAX asks for the library itself before it lowers it.
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -536,7 +537,7 @@ FLAX_LAYER = (
 LAYER = shape(1, 128, 256), shape(1, 256, 256)
 LAYERS = shape(64, 128), shape(12, 2, 128, 128)
 
-PROGRAMS: dict[str, Program] = {
+ALL: dict[str, Program] = {
     "training step": Program(training_step, step_shapes(layers=2)),
     "training step, 8 chips": Program(
         training_step,
@@ -599,6 +600,11 @@ PROGRAMS: dict[str, Program] = {
         ring_matmul, (shape(128, 256), shape(256, 64)), {"mesh_shape": {"x": 8}}
     ),
 }
+
+# Which take a compiler a quarter of a minute, for what others try too.
+WEEKLY = ("flax decoder, B200", "flax decoder, triton")
+NIGHTLY = os.environ.get("NIGHTLY") == "1"
+PROGRAMS = {name: program for name, program in ALL.items() if NIGHTLY or name not in WEEKLY}
 
 
 @functools.cache

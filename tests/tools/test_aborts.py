@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from fp8lens import TARGETS, aot_compile, assert_fp8_gemms, inspect, mesh
-from fp8lens.autotune import check_tile
-from fp8lens.compile import CompilerDied, Isolated
+from fp8lens.compile.autotune import check_tile
+from fp8lens.compile.isolate import CompilerDied, Isolated
 from tools.attack import aborts
 
 MATRIX = jax.ShapeDtypeStruct((64, 128), jnp.float8_e4m3fn)
@@ -68,7 +68,7 @@ def test_the_attack_would_find(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("of", ["of rows", "of rows, scattered"])
-def test_an_amax_of_a_part_is_refused_with_the_mend(of):
+def test_an_amax_of_a_part_is_refused_with_the_fix(of):
     fn, args = aborts.with_amax(of, product="batched" if "scattered" in of else "")
     with pytest.raises(
         CompilerDied, match=r"died \(SIGABRT\).* algebraic_simplifier.cc:\d+.*optimization_barrier"

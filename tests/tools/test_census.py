@@ -73,7 +73,7 @@ def test_ways_name_what_they_alter_and_where_they_are_promised():
     assert json.loads(census.DATA.read_text())["ways"] == census.about(), census.FIX
     for name, way in ways.items():
         assert way.package in (*census.LIBRARIES, "jax") and bool(way.says) == bool(way.url), name
-        assert bool(way.mends) == bool(way.setting) and way.mends in ("", *ways), name
+        assert bool(way.fixes) == bool(way.setting) and way.fixes in ("", *ways), name
 
 
 def test_data_tells_nothing_of_the_machine_and_is_written_alike(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8lens import diff_hlo, print_hlo_module, report_gemms
-from fp8lens.cost import print_kernels
+from fp8lens.matmul.kernels import print_kernels
 from tests.programs import hlo_baits
 from tests.programs.hlo_grammar import CHANGES, MARK, examples, texts
 from tools.attack import fuzz

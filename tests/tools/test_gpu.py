@@ -32,7 +32,7 @@ import train
 import watch
 from packaging.requirements import Requirement
 
-from fp8lens.cost import kernels
+from fp8lens.matmul.kernels import kernels
 from fp8lens.targets import attached_gpu
 from helpers import parse_hlo_module
 from tests.helpers.test_results import problems
@@ -663,6 +663,7 @@ def test_a_case_that_had_all_of_its_stages_time_has_failed_and_the_next_one_come
     assert cases["hangs"]["stops"] == 2  # once more, after all others
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="waits for what never ends: NIGHTLY=1 does")
 def test_a_part_that_does_not_start_or_does_not_end_keeps_no_other(tmp_path):
     copy = with_parts(
         tmp_path,

@@ -53,10 +53,10 @@ from fp8lens import (
     why_not_fp8,
 )
 from fp8lens.cli import main as main_of_cli
-from fp8lens.cost import print_kernels
+from fp8lens.compile.stages import Stage, dumped
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import coloured
-from fp8lens.stages import Stage, dumped
+from fp8lens.matmul.kernels import print_kernels
 from helpers.recipes import scaled_dot, to_e4m3
 from tests.programs import hlo_baits, hlo_grammar
 

@@ -21,7 +21,7 @@ from agreement import side
 from programs import chip, own_compile, programs
 from record import Case, sentence
 
-from fp8lens.autotune import recording
+from fp8lens.compile.autotune import recording
 from helpers import Target, aot_compile
 from tools.records import releases
 

@@ -26,7 +26,7 @@ from programs import chapter, own_compile, runnable
 from record import Case, sentence
 from watch import Watch
 
-from fp8lens.cost import bytes_moved, kernels, roofline_seconds
+from fp8lens.matmul.kernels import bytes_moved, kernels, roofline_seconds
 from helpers import TARGETS, report_gemms
 from helpers.formats import amax_scale, quantize
 from helpers.local import Timing, device_times, wait, wall_seconds
@@ -52,7 +52,7 @@ SHAPES = {
     "70B QKV": (8192, 10240, 8192),
     "7B down, 16 tokens": (16, 4096, 11008),
     "7B down, 256 tokens": (256, 4096, 11008),
-    # Around the N from which on FP8 should pay where A has to be quantized first.
+    # Neighborhood the N from which on FP8 should pay where A has to be quantized first.
     **{f"N = {n}": (8192, n, 8192) for n in (256, 512, 1024, 2048)},
 }
 # The shapes at which each epilogue is timed, and the same work unfused.

@@ -448,12 +448,12 @@ def keras(model: str, train: bool) -> Made:
     )
 
 
-def haliax(model: str, train: bool, mended: bool = False) -> Made:
+def haliax(model: str, train: bool, fixed: bool = False) -> Made:
     """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as
-    by a policy of mixed precision; what FP8 keeps is left as it is. `mended` gives back three names
+    by a policy of mixed precision; what FP8 keeps is left as it is. `fixed` gives back three names
     that it asks JAX for.
     """
-    if mended:
+    if fixed:
         internals: Any = jax._src
         internals.tree_util.BuiltInKeyEntry = Any
         jax.core.is_constant_dim = internals.core.is_constant_dim  # type: ignore[attr-defined]
@@ -529,7 +529,7 @@ def haliax(model: str, train: bool, mended: bool = False) -> Made:
 @dataclasses.dataclass(frozen=True)
 class Way:
     """One way to have FP8. `says` is what the documentation at `url` says of it; `forward` whether
-    it promises FP8 for the forward pass alone; `mends` the way that this one is another setting of,
+    it promises FP8 for the forward pass alone; `fixes` the way that this one is another setting of,
     and `setting` what was set.
     """
 
@@ -538,7 +538,7 @@ class Way:
     says: str = ""
     url: str = ""
     forward: bool = False
-    mends: str = ""
+    fixes: str = ""
     setting: str = ""
 
 
@@ -570,13 +570,13 @@ def ways() -> dict[str, Way]:
         "Flax, Fp8DirectDotGeneralOp": Way(
             of(linen, general=fp8_ops.Fp8DirectDotGeneralOp),
             "flax",
-            mends="Flax, Fp8DotGeneralOp",
+            fixes="Flax, Fp8DotGeneralOp",
             setting="dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp",
         ),
         "Flax, and Fp8Einsum": Way(
             of(linen, general=fp8_ops.Fp8DirectDotGeneralOp, einsum=fp8_ops.Fp8Einsum),
             "flax",
-            mends="Flax, Fp8DirectDotGeneralOp",
+            fixes="Flax, Fp8DirectDotGeneralOp",
             setting="and fp8_ops.Fp8Einsum for attention's einsums",
         ),
         "Flax, NANOOFp8DotGeneralOp": Way(of(linen, general=fp8_ops.NANOOFp8DotGeneralOp), "flax"),
@@ -588,17 +588,17 @@ def ways() -> dict[str, Way]:
             "qwix",
             "QT quantizes both forward and backward passes",
             QWIX_QT,
-            mends="qwix, QAT",
+            fixes="qwix, QAT",
             setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
             "for qwix.QtProvider; a QuantizationRule has no bwd_qtype",
         ),
         "qwix, QT, one scale": Way(
-            of(qt, **one), "qwix", mends="qwix, QT", setting="and disable_channelwise_axes=True"
+            of(qt, **one), "qwix", fixes="qwix, QT", setting="and disable_channelwise_axes=True"
         ),
         "qwix, QT, only Dense": Way(
             of(qt, module_path=".*Dense_.*"),
             "qwix",
-            mends="qwix, QT",
+            fixes="qwix, QT",
             setting='and module_path=".*Dense_.*"',
         ),
         "qwix, QT, tile_size=128": Way(
@@ -606,7 +606,7 @@ def ways() -> dict[str, Way]:
             "qwix",
             "dot_general and einsum: per-channel and sub-channel.",
             QWIX,
-            mends="qwix, QT",
+            fixes="qwix, QT",
             setting="and tile_size=128",
         ),
         "qwix, QT, tiles, residuals": Way(
@@ -616,7 +616,7 @@ def ways() -> dict[str, Way]:
                 additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3},
             ),
             "qwix",
-            mends="qwix, QT, tile_size=128",
+            fixes="qwix, QT, tile_size=128",
             setting='and additional_qt_config={"dlhs_residual_qtype": '
             'jnp.float8_e4m3fn, "drhs_residual_qtype": jnp.float8_e4m3fn}',
         ),
@@ -632,19 +632,19 @@ def ways() -> dict[str, Way]:
         "AQT, set_bits": Way(
             of(aqt, backward=True),
             "aqtp",
-            mends="AQT, config_fwd_fp8",
+            fixes="AQT, config_fwd_fp8",
             setting='config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")',
         ),
         "AQT, and AqtEinsum": Way(
             of(aqt, backward=True, einsum=True),
             "aqtp",
-            mends="AQT, set_bits",
+            fixes="AQT, set_bits",
             setting="and aqt_flax.AqtEinsum for attention's einsums",
         ),
         "AQT, one scale": Way(
             of(aqt, backward=True, tensor=True),
             "aqtp",
-            mends="AQT, set_bits",
+            fixes="AQT, set_bits",
             setting="and config.set_accumulator_dtype(cfg, jnp.bfloat16, "
             'jnp.bfloat16, jnp.bfloat16); calib_shared_axes = "per_tensor" of lhs and rhs of each '
             "dg_quantizer",
@@ -659,10 +659,10 @@ def ways() -> dict[str, Way]:
         "haliax, fp8_linear_layers": Way(
             haliax, "haliax", "Haliax supports training with FP8 and int8.", HALIAX
         ),
-        "haliax, mended": Way(
-            of(haliax, mended=True),
+        "haliax, fixed": Way(
+            of(haliax, fixed=True),
             "haliax",
-            mends="haliax, fp8_linear_layers",
+            fixes="haliax, fp8_linear_layers",
             setting="and three names of JAX's given back, as reference F says",
         ),
         "MaxText, fp8": Way(
@@ -720,7 +720,7 @@ def row(make: Callable[[], Made], isolate: bool, target: str, gemm: str) -> dict
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
     except Exception as error:  # that it does not compile is a finding
         return {"error": data.first_line(error)[:300]}
-    lost = collections.Counter((r.reason, r.mend) for r in reasons if r.lost == "fp8")
+    lost = collections.Counter((r.reason, r.fix) for r in reasons if r.lost == "fp8")
     outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
     return {
         "matmuls": sum(r.count for r in report.rows),
@@ -846,7 +846,7 @@ def about() -> dict[str, dict[str, Any]]:
     return {
         name: {
             field: getattr(way, field)
-            for field in ("package", "says", "url", "forward", "mends", "setting")
+            for field in ("package", "says", "url", "forward", "fixes", "setting")
         }
         for name, way in ways().items()
     }

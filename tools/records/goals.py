@@ -4,7 +4,7 @@ computed anew.
 
 import math
 
-from fp8lens.cost import matmul_seconds
+from fp8lens.matmul.kernels import matmul_seconds
 from helpers.results import Goal
 
 SIZE = 8192  # of M, N and K, in the cases that are of one matmul

@@ -59,7 +59,7 @@ def _copy(source: str, target: str) -> None:
     try:
         shutil.copy2(source, target)
     except OSError as error:
-        raise BuildError(files.mend(error)) from error
+        raise BuildError(files.fix(error)) from error
 
 
 def copy_sources(project: Path, folder: Path) -> None:
@@ -129,7 +129,7 @@ def explained(error: Exception) -> str | None:
         if isinstance(cause, MemoryError):
             return "The memory is not enough. Close other programs, and run the command again."
         if isinstance(cause, OSError) and cause.errno:
-            return files.mend(cause)
+            return files.fix(cause)
     return None
 
 

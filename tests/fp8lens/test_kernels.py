@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens import cost
-from fp8lens.cost import (
+from fp8lens.matmul import kernels as cost
+from fp8lens.matmul.kernels import (
     bytes_moved,
     fp8_calls,
-    gemm_config,
     kernels,
     matmul_seconds,
     print_kernels,
     quantize_seconds,
     roofline_seconds,
 )
+from fp8lens.matmul.rows import gemm_config
 from helpers import TARGETS, aot_compile, parse_hlo_module
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16

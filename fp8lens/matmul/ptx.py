@@ -6,8 +6,9 @@ import collections
 import re
 from collections.abc import Mapping
 
-from fp8lens.gemms import GemmRow, fused, fusion_kind, once
 from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.program import fused, fusion_kind
+from fp8lens.matmul.rows import GemmRow, once
 
 # The types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what
 # is multiplied. Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say

@@ -5,15 +5,13 @@ is read from one device's HLO.
 
 import dataclasses
 import html
-import itertools
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
-from fp8lens.cost import launches
-from fp8lens.gemms import executions, fused, matmuls, op_name, setting, source_line
+from fp8lens.hlo.ops import CONTROL, DOTS, ELEMENTWISE
+from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import (
     Computation,
     HloModule,
@@ -23,11 +21,15 @@ from fp8lens.hlo.parse import (
     parse_shape,
     visible,
 )
+from fp8lens.hlo.program import executions, fused, setting
+from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups, numbers
 from fp8lens.hlo.text import LOST, columns, html_table, wrapped
 from fp8lens.hlo.text import size as _size
-from fp8lens.ops import CONTROL, DOTS, ELEMENTWISE
-from fp8lens.rules import RULES, Rule
-from fp8lens.steps import FP8_MAX, clamp_bounds
+from fp8lens.matmul.epilogue import clamp_bounds
+from fp8lens.matmul.kernels import launches
+from fp8lens.matmul.operands import FP8_MAX
+from fp8lens.matmul.rows import matmuls
+from fp8lens.rules.texts import RULES, Rule
 
 # Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests'
 # doc/PERFORMANCE.md, which takes the whole array for an all-gather's size. There, a broadcast's
@@ -43,19 +45,12 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
 }
 KINDS = tuple(_SENT)
 _WIDE = ("bf16", "f16", "f32", "f64")
-_SUMS = ("all-reduce", "reduce-scatter")  # which add in the type that they send
 _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then gathered"}
 _HANDED_ON = frozenset(
     "bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
     "concatenate gather reverse broadcast".split()
 )
 _CALLERS = CONTROL | {"fusion"}
-_MESH = re.compile(
-    r"@?mesh[\[<]([^\]>]*+)[\]>](?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}"
-)
-_LISTS = re.compile(r"\{\s*+(?:\{[\d,\s]*+\}\s*+,?\s*+)*+\}|")
-_MOST = 1 << 18  # devices: a text that names more is not a program's
-_IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,160 +107,6 @@ class Collective:
         return all(dtype.startswith("f8") for dtype in self.dtype.split(", "))
 
 
-# Which devices ------------------------------------------------------------------------------------
-
-
-def _numbers(text: str | None) -> list[int]:
-    return [
-        int(n[:19]) for n in re.findall(r"\d+", text or "")
-    ]  # nothing is counted in more digits
-
-
-def _iota(dims: list[int], order: list[int]) -> list[int]:
-    """0, 1, 2, ... in the shape `dims`, its dimensions taken in another order, flat.
-    ArithmeticError for too many.
-    """
-    if len(dims) > 64 or prod(dims) > _MOST or sorted(order) != [*range(len(dims))]:
-        raise ArithmeticError(f"{dims} in the order {order} are no devices")
-    strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
-    return [
-        sum(n * strides[d] for n, d in zip(index, order))
-        for index in itertools.product(*(range(dims[d]) for d in order))
-    ]
-
-
-def _devices(module: HloModule) -> tuple[int, int]:
-    """Replicas, and partitions of each."""
-    replicas, partitions = (
-        _numbers(module.attributes.get(key)) for key in ("replica_count", "num_partitions")
-    )
-    return (replicas or [1])[0], (partitions or [1])[0]
-
-
-def groups(collective: Instruction) -> list[list[int]]:
-    """The devices that take part together, in each form that XLA prints: lists, iota, axes of a
-    mesh (xla/hlo/ir/replica_group.h); of a permute, those that its pairs connect. A device's number
-    is its partition's, of several replicas replica * partitions + partition. Raises HloParseError
-    where that is not what the text has.
-    """
-    replicas, partitions = _devices(collective.computation.module)
-    text = collective.attributes.get("replica_groups", "").strip()
-    mesh, iota = _named_mesh(collective), _IOTA.fullmatch(text)
-    named = prod(_mesh(mesh[1]).values()) if mesh else prod(_numbers(iota[2])) if iota else 1
-    if max(named, replicas * partitions) > _MOST or iota and 0 in _numbers(iota[1]):
-        raise collective.error(f"unknown replica_groups, {text} of {replicas * partitions} devices")
-    if pairs := collective.attributes.get("source_target_pairs"):
-        joined: dict[int, list[int]] = {}
-        for pair in itertools.batched(_numbers(pairs), 2):
-            small, large = sorted(
-                (joined.setdefault(device, [device]) for device in (pair[0], pair[-1])), key=len
-            )
-            if small is not large:
-                large += small
-                joined.update(dict.fromkeys(small, large))
-        return [sorted(g) for g in {id(g): g for g in joined.values()}.values()]
-    if mesh:
-        return _mesh_groups(*mesh.groups())
-    if iota:
-        dims = _numbers(iota[2])
-        return [
-            list(g)
-            for g in itertools.batched(
-                _iota(dims, _numbers(iota[3]) or [*range(len(dims))]), _numbers(iota[1])[-1]
-            )
-        ]
-    if not _LISTS.fullmatch(text):
-        raise collective.error(f"unknown replica_groups, {text}")
-    found = [_numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)] or [
-        [*range(replicas * partitions)]
-    ]
-    reduces = collective.opcode.startswith(("all-gather", *_SUMS))
-    if (
-        reduces
-        and "channel_id" in collective.attributes
-        and collective.attributes.get("use_global_device_ids") != "true"
-    ):
-        # XLA's kCrossReplicaAndPartition: the groups are of replicas, all partitions of each.
-        found = [
-            [r * partitions + p for r in g for p in range(partitions)]
-            for g in found
-            if g[-1] < replicas
-        ]
-    return found
-
-
-def _named_mesh(collective: Instruction) -> re.Match | None:
-    """Its groups as axes of a mesh: the sizes of all axes, the devices if they are in another
-    order, the axes taken.
-    """
-    text, ids = (
-        collective.attributes.get(key, "").strip() for key in ("replica_groups", "device_ids")
-    )
-    return _MESH.fullmatch(f"{text}, device_ids={ids}" if ids else text)
-
-
-def _mesh(axes: str) -> dict[str, int]:
-    return {
-        name: int(size[:19]) for name, size in re.findall(r"(?<![\w.\-])([\w.\-]++)'?=(\d+)", axes)
-    }
-
-
-def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[int]]:
-    """Groups of mesh['a'=2,'b'=4] {'b','a':(1)2}: along all of b, and the 2 of a that follow (1)
-    before them.
-    """
-    sizes = _mesh(axes)
-    after = {name: prod([*sizes.values()][n + 1 :]) for n, name in enumerate(sizes)}
-    digits = []  # (stride, size)
-    for name, before, size in re.findall(r"([A-Za-z_][\w.\-]*)'?(?::\((\d+)\)(\d+))?", chosen):
-        part = int(size or sizes[name])
-        digits.append((after[name] * (sizes[name] // (int(before or 1) * part)), part))
-    ids = [*range(prod(sizes.values()))]
-    if device_ids:
-        iota = _IOTA.fullmatch(device_ids)
-        ids = _iota(_numbers(iota[1]), _numbers(iota[3])) if iota else _numbers(device_ids)
-    found = defaultdict(list)
-    for place, device in enumerate(ids):
-        where = [place // stride % size for stride, size in digits]
-        found[place - sum(n * stride for n, (stride, _) in zip(where, digits))].append(
-            (where, device)
-        )
-    return [[device for _, device in sorted(group)] for group in found.values()]
-
-
-def _axis(
-    collective: Instruction, together: list[list[int]], mesh_shape: Mapping[str, int] | None
-) -> tuple[int, str]:
-    total = prod(_devices(collective.computation.module))
-    total = max(total, 1 + max(itertools.chain(*together), default=0))
-    if mesh_shape is None and (own := _named_mesh(collective)) and not own[2]:
-        mesh_shape = _mesh(own[1])
-        mesh_shape = (
-            None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
-        )
-    size = max(map(len, together), default=1)
-    mesh_shape = {name: n for name, n in (mesh_shape or {}).items() if n != 1}
-    if mesh_shape and size > 1:
-        strides = {name: prod([*mesh_shape.values()][n + 1 :]) for n, name in enumerate(mesh_shape)}
-        along = [
-            {
-                name
-                for name in mesh_shape
-                if len({d // strides[name] % mesh_shape[name] for d in g}) > 1
-            }
-            for g in together
-        ]
-        if all(
-            names == along[0] and len(g) == prod(mesh_shape[name] for name in names)
-            for g, names in zip(together, along)
-        ):
-            return size, ", ".join(name for name in mesh_shape if name in along[0])
-    steps = {b - a for g in together for a, b in itertools.pairwise(g)}
-    return size, f"{size} of {total}" + (
-        f", stride {min(steps)}" if len(steps) == 1 and steps != {1} else ""
-    )
-
-
 # Where values come from and go to -----------------------------------------------------------------
 
 _Value = tuple[Instruction, int]  # an instruction, and which element where it gives a tuple
@@ -281,7 +122,7 @@ class _Flow:
         self._sources: dict[str, dict[str, frozenset[str]]] = {}
         self.callers: dict[str, list[Instruction]] = defaultdict(list)
         self._axes: dict[tuple, tuple[int, str]] = {}
-        self._spare = _MOST + len(module.text)  # devices that may yet be looked at
+        self._spare = MOST + len(module.text)  # devices that may yet be looked at
         self._near: dict[tuple, list] = {}
         for i in module:
             if i.opcode.removesuffix("-start") in _CALLERS:
@@ -305,7 +146,7 @@ class _Flow:
             self._spare -= sum(map(len, together))
             if self._spare < 0:
                 raise i.error("the collectives name more devices than a program's")
-            self._axes[key] = _axis(i, together, mesh_shape)
+            self._axes[key] = axis_of(i, together, mesh_shape)
         return self._axes[key]
 
     def _large(self, computation: Computation) -> dict[str, frozenset[str]]:
@@ -504,7 +345,7 @@ def _transposes(i: Instruction) -> bool:
     def order(shape: Shape) -> list[int]:  # from minor to major
         n = len(shape.dims)
         return (
-            _numbers(shape.layout.partition(":")[0])
+            numbers(shape.layout.partition(":")[0])
             if shape.layout is not None
             else [*reversed(range(n))]
         )
@@ -513,7 +354,7 @@ def _transposes(i: Instruction) -> bool:
         return False
     before = i.computation[i.operands[0]].shape
     moved = (
-        _numbers(i.attributes["dimensions"])
+        numbers(i.attributes["dimensions"])
         if i.opcode == "transpose"
         else [*range(len(before.dims))]
     )
@@ -591,7 +432,7 @@ def _collective(
     fed_by = flow.nearest(i, [(s, 0) for s in sent], flow.before, lambda value: is_matmul(value[0]))
     problems, readers, transposed = [], [], []
     for n, s in enumerate(sent):
-        if s.shape.dtype in _WIDE and s.shape.size > 1 and kind(i) not in _SUMS:
+        if s.shape.dtype in _WIDE and s.shape.size > 1 and kind(i) not in SUMS:
             rule, others = flow.sent_wide((i, n), s)
             problems += [rule] * bool(rule)
             readers += others
@@ -645,7 +486,9 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     module = parse_hlo_module(x)
     if not any(name in module.text for name in KINDS):
         return Collectives()
-    if mesh_shape is not None and prod(mesh_shape.values()) != (devices := prod(_devices(module))):
+    if mesh_shape is not None and prod(mesh_shape.values()) != (
+        devices := prod(device_counts(module))
+    ):
         raise ValueError(
             f"mesh_shape has {prod(mesh_shape.values())} devices, {dict(mesh_shape)}; the program"
             f" {devices}."

@@ -8,22 +8,14 @@ import heapq
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from fp8lens.hlo.parse import Computation, HloModule, HloParseError, Instruction, Shape
-from fp8lens.hlo.text import source_path
-from fp8lens.ops import CONTROL, DOTS
-from fp8lens.steps import behind, reducer
+from fp8lens.hlo.ops import DOTS
+from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_line
+from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
+from fp8lens.hlo.program import fused, fusion_kind, results
+from fp8lens.hlo.values import look_through, reducer
 
 FP8_CALL = "__cublas$lt$matmul$f8"
-_NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
-    r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
-    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$"
-)
-NOT_THE_PROGRAM = [
-    str(Path(__file__).parent)
-]  # folders, beside installed packages, whose lines are nobody's program
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
@@ -97,150 +89,11 @@ class GemmRow:
         return self.math_dtype.startswith("f8")
 
 
-def layer(op_name: str) -> str:
-    """The names of Flax's modules, or of jax.named_scope, in an op_name."""
-    parts = [part for part in op_name.split("/")[1:-1] if not _NO_LAYER.match(part)]
-    names = [re.sub(r"^(?:\w++\()++", "", part).rstrip(")") for part in parts]
-    return "/".join(name for name in names if re.fullmatch(r"[\w.\-]+", name))
-
-
-def is_backward(op_name: str) -> bool:
-    """Whether JAX transposed what the instruction was made from, for a gradient, as op_name tells
-    it. It is for what is shown alone: a scope of the program may be named so.
-    """
-    return "transpose(" in op_name
-
-
-def op_name(instruction: Instruction) -> str:
-    """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the
-    text has none.
-    """
-    metadata = instruction.metadata
-    return metadata.op_name or "" if metadata else ""
-
-
-def primitive(op_name: str) -> str:
-    """The name of JAX's primitive, the last part of an op_name. It is the only part to judge by:
-    scopes, which have whatever name the program gave them, come before it.
-    """
-    return op_name.rpartition("/")[2]
-
-
-def setting(instruction: Instruction, *keys: str) -> Any:
-    """What an instruction's backend_config has under the first key, in that under the second, and
-    so on; None where it has nothing there.
-    """
-    found = instruction.backend_config
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
-
-
-def results(instruction: Instruction) -> tuple[Shape, ...]:
-    """The shapes an instruction writes, without the scratch space that cuBLAS and cuDNN take as a
-    last result.
-    """
-    shape = instruction.shape
-    if instruction.opcode.endswith("-start") and shape.is_tuple and len(shape.elements) > 1:
-        shape = shape.elements[1]  # (operands, results, context)
-    shapes = shape.elements if shape.is_tuple else (shape,)
-    if len(shapes) < 2 or shapes[-1].dtype not in ("s8", "u8"):
-        return shapes
-    scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn")) or (
-        fusion_kind(instruction) == "__custom_fusion"
-    )  # around a library's call
-    return shapes[:-1] if scratch else shapes
-
-
-def _trips(loop: Instruction) -> int | None:
-    """How often a loop's body runs, as XLA found out; None where it did not."""
-    trips = str(setting(loop, "known_trip_count", "n"))
-    return int(trips) if re.fullmatch(r"[0-9]{1,18}", trips) else None
-
-
-def executions(module: HloModule) -> dict[str, int | None]:
-    """How often each computation that ENTRY reaches by calls, loops and branches runs; None where
-    that is not known.
-
-    ENTRY comes first, a caller before what it calls. Raises HloParseError where a computation calls
-    itself.
-    """
-    calls: dict[str, list[tuple[str, int | None]]] = {}
-    finished, stack = {}, [(module.entry, False)]
-    while stack:  # not by recursion: text may nest deeper than Python does
-        computation, done = stack.pop()
-        if done:
-            finished[computation.name] = True
-        elif computation.name not in calls:
-            calls[computation.name] = []
-            stack.append((computation, True))
-            for i in computation:
-                opcode = i.opcode.removesuffix("-start")
-                if opcode not in CONTROL | {"fusion"}:
-                    continue
-                called, times = i.called if opcode in CONTROL else (fused(i).name,), 1
-                if opcode == "while":
-                    times = _trips(i)
-                    if (
-                        times is not None
-                    ):  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
-                        called = tuple(name for name in called if name != i.callee("condition"))
-                for name in called:
-                    if name in calls and name not in finished:
-                        raise i.error(f"computation {name} calls itself")
-                    stack.append((module.computations[name], False))
-                if opcode in CONTROL:  # a fusion is launched as a whole
-                    calls[computation.name] += [(name, times) for name in called]
-    counts: dict[str, int | None] = {module.entry.name: 1}
-    for caller in reversed(finished):
-        for name, times in calls[caller] if caller in counts else ():
-            known = None not in (counts[caller], times, counts.get(name, 0))
-            count = counts.get(name, 0) + counts[caller] * times if known else 0
-            counts[name] = count if known and count < 1 << 63 else None  # else it would never end
-    return counts
-
-
-def fused(instruction: Instruction) -> Computation | None:
-    """What a fusion computes; None for any other instruction."""
-    if not instruction.opcode.startswith("fusion") or instruction.opcode == "fusion-done":
-        return None
-    computation = instruction.computation.module.computations.get(instruction.callee("calls"))
-    if computation is None:
-        raise instruction.error("this fusion calls no computation of the text")
-    return computation
-
-
-def fusion_kind(instruction: Instruction) -> str:
-    """The backend's name of a fusion's kind, such as "__triton_gemm"; empty for kernels of XLA's
-    own emitters.
-    """
-    if not instruction.opcode.startswith("fusion"):
-        return ""
-    return str(setting(instruction, "fusion_backend_config", "kind") or "")
-
-
 def gemm_config(call: Instruction) -> dict:
     """The part of a cuBLASLt call's `backend_config` that describes the matmul: epilogue, alpha,
     beta, amax, ...
     """
     return call.backend_config["gemm_backend_config"]
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_elsewhere(file: str, folders: tuple[str, ...]) -> bool:
-    return bool(re.search(r"[/\\](site|dist)-packages[/\\]", file)) or file.startswith(folders)
-
-
-def source_line(instruction: Instruction) -> str:
-    """file:line of the program that wrote the instruction, outside of installed packages and of
-    this one where there is such a line; the path relative to the working directory, or the file's
-    name alone.
-    """
-    frames, folders = instruction.frames, tuple(NOT_THE_PROGRAM)
-    own = next(
-        (f for f in frames if not _is_elsewhere(f[0], folders)), frames[0] if frames else None
-    )
-    return f"{source_path(own[0])}:{own[1]}" if own else ""
 
 
 def once(read):
@@ -545,7 +398,7 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
     if (
         row.library != "triton"
         or row.batch == 1
-        or behind(written, ("convert", "bitcast")) is not dot
+        or look_through(written, ("convert", "bitcast")) is not dot
         or (_outermost(written.shape, batch) != _outermost(dot.shape, batch))
     ):
         return row

@@ -5,16 +5,12 @@ stayed outside.
 import dataclasses
 import html
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from fp8lens.cost import moved
-from fp8lens.gemms import GemmRow, executions, matmuls
 from fp8lens.hlo.parse import HloModule, visible
 from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, wrapped
-from fp8lens.ledger import Ledger
-from fp8lens.outside import Around, Outside
-from fp8lens.ptx import multiplied
+from fp8lens.matmul.ledger import Ledger
+from fp8lens.matmul.rows import GemmRow
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -24,7 +20,7 @@ class GemmReport:
 
     `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as
     they run where that is known and else once; `kernels_for_fp8` and `bytes_for_fp8` those that
-    make FP8 and undo it around the FP8 matmuls: the ledger has each. `unread` names custom calls
+    make FP8 and undo it around the FP8 matmuls: the ledger has each. `opaque` names custom calls
     that are no matmuls to HLO: convolutions, hand-written kernels, other libraries; what they
     multiply, if anything, is not counted. `note` says what the program was compiled for, or why the
     rows are not a GPU's.
@@ -35,7 +31,7 @@ class GemmReport:
     bytes_moved: int = 0
     kernels_for_fp8: int = 0
     bytes_for_fp8: int = 0
-    unread: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
     note: str = ""
 
     @property
@@ -113,7 +109,7 @@ class GemmReport:
             text += f", for {runs} matmul{'s' * (runs != 1)}" if runs else ", for no FP8 matmul"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
-        text += f"; not looked into: {', '.join(self.unread)}" if self.unread else ""
+        text += f"; not looked into: {', '.join(self.opaque)}" if self.opaque else ""
         return text + (f"\n{self.note}" if self.note else "")
 
     def __str__(self) -> str:
@@ -217,61 +213,6 @@ def make_report(
         ledger.bytes_moved,
         spent.kernels,
         spent.bytes_moved,
-        tuple(line.name for line in ledger.of("unread")),
+        tuple(line.name for line in ledger.of("opaque")),
         note,
     )
-
-
-def not_a_gpus(x: Any) -> str:
-    """A note on what JAX compiled for the CPU."""
-    if not hasattr(x, "input_shardings"):
-        return ""
-    import jax
-
-    shardings = jax.tree.leaves(x.input_shardings)
-    platforms = {device.platform for sharding in shardings for device in sharding.device_set}
-    return (
-        "compiled for the CPU, which says nothing of a GPU: give the function"
-        if platforms == {"cpu"}
-        else ""
-    )
-
-
-def rows_and_outside(
-    module: HloModule, ptx: Mapping[str, str] | None = None
-) -> tuple[list[tuple[GemmRow, list[Outside]]], Around]:
-    """The rows of a module's report, each with the kernels around it and what they do. `ptx` of
-    kernels by name.
-    """
-    rows, most = (
-        [],
-        10 * sum(1 for _ in module),
-    )  # kernels may share a computation with dots, but not so many of both
-    for name, times in executions(module).items():
-        for i in module.computations[name]:
-            rows += [dataclasses.replace(row, count=times) for row in matmuls(i)]
-            if len(rows) > most:
-                raise i.error(
-                    f"the program has more than {most} matmuls, in {most // 10} instructions"
-                )
-    around, found = Around(module, rows), []
-    for row in rows:
-        near = around.outside(row)
-        charged = sorted(
-            (o.instruction for o in near if o.charged), key=lambda i: (-moved(i), i.index)
-        )
-        math_dtype = (
-            multiplied(row, ptx) if ptx is not None and row.library == "triton" else row.math_dtype
-        )
-        found.append(
-            (
-                dataclasses.replace(
-                    row,
-                    outside=tuple(i.name for i in charged),
-                    math_dtype=math_dtype,
-                    outside_bytes=sum(map(moved, charged)),
-                ),
-                near,
-            )
-        )
-    return found, around

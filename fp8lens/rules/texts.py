@@ -1,4 +1,4 @@
-"""The rules that keep a matmul from being one FP8 call: what is lost, why, the mend, and whose rule
+"""The rules that keep a matmul from being one FP8 call: what is lost, why, the fix, and whose rule
 it is.
 
 Read from XLA's source (commit 01631ca of github.com/openxla/xla) and held to what its compiler does
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """`lost`, `reason`, `mend` and `rule` of a `fp8lens.reasons.Reason`; {names} are filled in from
+    """`lost`, `reason`, `fix` and `rule` of a `fp8lens.reasons.Reason`; {names} are filled in from
     the program.
     """
 
     lost: str
     reason: str
-    mend: str
+    fix: str
     rule: str
 
 
@@ -630,7 +630,7 @@ RULES: Mapping[str, Rule] = {
     "amax with it": Rule(
         "amax",
         "the conversion to FP8 stayed outside, and the amax with it",
-        "mend the conversion first",
+        "fix the conversion first",
         _AMAX,
     ),
     # ... a scale ----------------------------------------------------------------------------------
@@ -872,32 +872,4 @@ RULES: Mapping[str, Rule] = {
         _LOG,
         "none found",
     ),
-}
-
-
-# Errors of XLA's own making, and aborts, and the way around them.
-COMPILER_BUGS = {
-    "algebraic_simplifier.cc": (
-        "XLA took an amax of rows, columns or tiles for the whole result's, which the FP8 call "
-        "gives. Put the result through jax.lax.optimization_barrier before taking its amax."
-    ),
-    "A cycle is detected": (
-        "XLA fused an amax into the matmul whose own FP8 conversion waits for it. Put the result "
-        "through jax.lax.optimization_barrier before taking its amax, or use an earlier step's."
-    ),
-    "Failed to serialize StableHLO": (
-        "JAX 0.12 cannot hand a dot's ANY_F8 algorithm to XLA: leave the precision out."
-    ),
-    "has_aux_output": (
-        "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
-        "jax.lax.optimization_barrier before gelu, and gelu stays outside."
-    ),
-}
-# Options that end the process at other numbers: most tell one of XLA's names by its number, and it
-# does not look.
-FATAL_BUT = {
-    "xla_gpu_command_buffer_update_mode": range(3),
-    "xla_gpu_shape_checks": range(3),
-    "xla_gpu_experimental_parallel_collective_overlap_limit": range(1, 2**31),
-    "xla_gpu_force_compilation_parallelism": range(1025),
 }

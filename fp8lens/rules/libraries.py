@@ -1,4 +1,4 @@
-"""Mends in the terms of the library that wrote a matmul: tests/fp8lens/test_libraries.py applies
+"""Fixes in the terms of the library that wrote a matmul: tests/fp8lens/test_libraries.py applies
 each there.
 """
 
@@ -108,13 +108,13 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def mend_there(rule: str, i: Instruction) -> str:
-    """What mends a rule in the library whose code wrote an instruction; empty where nothing is
+def fix_there(rule: str, i: Instruction) -> str:
+    """What fixes a rule in the library whose code wrote an instruction; empty where nothing is
     known to.
     """
     known = [row for row in LIBRARIES if rule in row[1].split("|")]
     files = "\n".join(file.replace("\\", "/") for file, _ in i.frames) if known else ""
     return next(
-        (f". In {library}: {mend}" for path, _, library, mend in known if re.search(path, files)),
+        (f". In {library}: {fix}" for path, _, library, fix in known if re.search(path, files)),
         "",
     )

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8lens.compile import aot_compile, jax
+from fp8lens.compile.api import aot_compile, jax
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
+from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
-from fp8lens.ops import DOTS
 
 _FILE = re.compile(
     r"module_(\d+)\.(?:.+\.)?"

@@ -5,13 +5,15 @@ matmuls.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from fp8lens.cost import Kernel, kernel, launches
-from fp8lens.gemms import GemmRow, executions, is_backward, layer, op_name, results, source_line
+from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
+from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
+from fp8lens.hlo.program import executions, results
 from fp8lens.hlo.text import columns, html_table, size, wrapped
-from fp8lens.ops import COLLECTIVES, MOVES, SOURCES
-from fp8lens.outside import Around, Outside, inside, is_plain
-from fp8lens.steps import reducer
+from fp8lens.hlo.values import reducer
+from fp8lens.matmul.kernels import Kernel, kernel, launches
+from fp8lens.matmul.rows import GemmRow
+from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, inside, is_plain
 
 # What a kernel does, in the order in which a ledger shows it.
 CLASSES = {
@@ -22,7 +24,7 @@ CLASSES = {
     "move": "transposes, pads or copies",
     "after": "works on a matmul's result: scale, bias, activation, conversion",
     "collective": "between devices",
-    "unread": "not looked into: a library's or somebody's own kernel",
+    "opaque": "not looked into: a library's or somebody's own kernel",
     "rest": "everything else",
 }
 _ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
@@ -31,7 +33,7 @@ _UNDOES = frozenset(
 )  # work around a matmul that FP8 alone asks for
 
 _HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
-_UNREAD = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
+_OPAQUE = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
 _FAR = 300  # kernels: whoever is further away is not served
 _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split())
 
@@ -39,7 +41,7 @@ _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split()
 @dataclasses.dataclass(frozen=True)
 class Line:
     """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done
-    ("bias", "transpose", ...; see GemmRow.outside); `charged` whether the kernel would then not
+    ("bias", "transpose", ...; see GemmRow.outside); `avoidable` whether the kernel would then not
     run. `serves` names the matmuls whose operand it makes, for whom it does it, or whose result it
     works on. `layer` is as GemmRow.path has it.
     """
@@ -47,7 +49,7 @@ class Line:
     kernel: Kernel
     what: str
     work: tuple[str, ...] = ()
-    charged: bool = False
+    avoidable: bool = False
     serves: tuple[str, ...] = ()
     layer: str = ""
     backward: bool = False
@@ -95,7 +97,7 @@ class Ledger(tuple[Line, ...]):
             line
             for line in self
             if line.what in ("quantize", "scale", "dequantize")
-            or line.charged
+            or line.avoidable
             and (
                 "f8e" in line.kernel.result
                 or "epilogue" not in line.work
@@ -155,10 +157,12 @@ def _kernels(lines: Sequence[Line]) -> str:
 
 
 def make_ledger(
-    module: HloModule, found: Sequence[tuple[GemmRow, Sequence[Outside]]], around: Around
+    module: HloModule,
+    found: Sequence[tuple[GemmRow, Sequence[UnfusedKernel]]],
+    around: Neighborhood,
 ) -> Ledger:
     """The ledger of a module, from its rows, each with the kernels around it."""
-    near: dict[Instruction, list[tuple[GemmRow, Outside]]] = {}
+    near: dict[Instruction, list[tuple[GemmRow, UnfusedKernel]]] = {}
     for row, outside in found:
         for o in outside:
             near.setdefault(o.instruction, []).append((row, o))
@@ -174,7 +178,7 @@ def make_ledger(
         classes
     ):  # one number, for nobody but who makes FP8 of it, or a scale: of an amax's history
         if classes[i] == "rest" and is_plain(i) and all(s.size == 1 for s in results(i)):
-            readers = {classes.get(reader) for reader, _ in around.readers(i)}
+            readers = {classes.get(reader) for reader, _ in around.users(i)}
             classes[i] = "scale" if readers and readers <= {"quantize", "scale"} else "rest"
 
     def line(i: Instruction) -> Line:
@@ -182,7 +186,7 @@ def make_ledger(
             kernel(i, counts[i]),
             classes[i],
             tuple(dict.fromkeys(w for o in mine[i] for w in o.work)),
-            any(o.charged for o in mine[i]),
+            any(o.avoidable for o in mine[i]),
             tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
             or _served(i, classes, around),
             layer(op_name(i)),
@@ -193,7 +197,9 @@ def make_ledger(
     return Ledger(map(line, counts))
 
 
-def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> tuple[str, ...]:
+def _served(
+    i: Instruction, classes: dict[Instruction, str], around: Neighborhood
+) -> tuple[str, ...]:
     """The matmuls that a kernel makes something for, through others that make FP8 and scales."""
     if classes[i] not in _ON_THE_WAY:
         return (i.name,) if classes[i] == "matmul" else ()
@@ -208,29 +214,29 @@ def _served(i: Instruction, classes: dict[Instruction, str], around: Around) -> 
     return tuple(dict.fromkeys(found))
 
 
-def _is_unread(i: Instruction) -> bool:
+def _is_opaque(i: Instruction) -> bool:
     sorts = (i.custom_call_target or "").startswith(
         "__cub$"
     )  # and sums up: CUB multiplies no matrices
-    return i.opcode.removesuffix("-start") in _UNREAD and not sorts
+    return i.opcode.removesuffix("-start") in _OPAQUE and not sorts
 
 
-def _class(i: Instruction, near: Sequence[Outside]) -> str:
+def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     opcode = i.opcode.removesuffix("-start")
     if opcode.startswith(COLLECTIVES):
         return "collective"
     if not is_plain(i):
         if opcode in _MOVES_ALONE:
             return "move"
-        return "unread" if _is_unread(i) else "rest"
+        return "opaque" if _is_opaque(i) else "rest"
     if any(
-        map(_is_unread, inside(i))
+        map(_is_opaque, inside(i))
     ):  # a fusion may hold a library's kernel, with the slices that it reads
-        return "unread"
-    charged = [o for o in near if o.charged]
-    if any("fp8" in o.work for o in charged):
+        return "opaque"
+    avoidable = [o for o in near if o.avoidable]
+    if any("fp8" in o.work for o in avoidable):
         return "dequantize"
-    after = {work for o in charged if o.after for work in o.work}
+    after = {work for o in avoidable if o.after for work in o.work}
     if after and not after <= {"transpose", "pad", "amax"}:
         return "after"
     parts = inside(i)
@@ -252,4 +258,4 @@ def _class(i: Instruction, near: Sequence[Outside]) -> str:
         and all(s.size == 1 for s in written)
     ):
         return "scale"
-    return "move" if after or any("transpose" in o.work for o in charged) else "rest"
+    return "move" if after or any("transpose" in o.work for o in avoidable) else "rest"

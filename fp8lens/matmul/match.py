@@ -5,10 +5,10 @@ what reads it.
 import collections
 from collections.abc import Callable, Hashable, Sequence
 
-from fp8lens.flow import NOBODY, Flow
-from fp8lens.gemms import GemmRow, matmuls
+from fp8lens.hlo.dataflow import NOBODY, Flow
+from fp8lens.hlo.ops import DOTS, padded
 from fp8lens.hlo.parse import HloModule
-from fp8lens.ops import DOTS, padded
+from fp8lens.matmul.rows import GemmRow
 
 ROUNDS = 3  # how many matmuls away what tells two apart may lie
 
@@ -46,27 +46,27 @@ class _Side:
             operands = []
             for index in range(min(2, len(i.operands))):
                 size = i.computation[i.operands[index]].shape.size
-                makers = list(flow.of(flow.inputs.get(i, [NOBODY, NOBODY])[index]))
+                producers = list(flow.of(flow.inputs.get(i, [NOBODY, NOBODY])[index]))
                 # A scale may be applied before the dot or after: only what may be the matrix itself
                 # tells two apart.
                 parameters = frozenset(
                     m.element
-                    for m in makers
+                    for m in producers
                     if m.instruction is None
                     and m.element < len(sizes)
                     and 16 * sizes[m.element] >= size
                 )
                 others = frozenset(
-                    number[m.instruction] for m in makers if m.instruction is not None
+                    number[m.instruction] for m in producers if m.instruction is not None
                 )
                 operands.append((parameters, others))
                 for other in others:
                     self.read_by[other].add(n)
             self.made_of.append(operands)
         for place, made in enumerate(flow.results):
-            for maker in flow.of(made):
-                if maker.instruction is not None:
-                    self.results[number[maker.instruction]].add(place)
+            for producer in flow.of(made):
+                if producer.instruction is not None:
+                    self.results[number[producer.instruction]].add(place)
 
     def colours(self, own_of: Sequence[Hashable], rounds: int) -> list[Hashable]:
         """For each row what it is and, `rounds` matmuls far, what is around it (Weisfeiler and
@@ -96,7 +96,7 @@ class _Side:
         return [(of, colours[n]) for of, n in zip(own_of, self.of_row)]
 
 
-def pair(
+def match(
     after: HloModule,
     rows: Sequence[GemmRow],
     before: HloModule,

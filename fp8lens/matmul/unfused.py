@@ -13,12 +13,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
-from fp8lens.cost import launches
-from fp8lens.flow import Flow
-from fp8lens.gemms import GemmRow, fused, fusion_kind, results
+from fp8lens.hlo.dataflow import Flow
+from fp8lens.hlo.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES, padded
-from fp8lens.steps import behind, is_zero, reducer
+from fp8lens.hlo.program import executions, fused, fusion_kind, results
+from fp8lens.hlo.values import is_zero, look_through, reducer
+from fp8lens.matmul.kernels import launches, moved
+from fp8lens.matmul.ptx import multiplied
+from fp8lens.matmul.rows import GemmRow, matmuls
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
@@ -34,7 +36,7 @@ _KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
 
 
 @dataclasses.dataclass(frozen=True)
-class Outside:
+class UnfusedKernel:
     """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8"
     (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation),
     "amax", "output" (clamps or converts the result). `own`: what it does besides, for which it must
@@ -49,7 +51,7 @@ class Outside:
     after: bool = False
 
     @property
-    def charged(self) -> bool:
+    def avoidable(self) -> bool:
         """Whether the kernel would not have to run, had the call done its work."""
         return bool(self.work) and not self.own
 
@@ -118,12 +120,12 @@ def _slice(i: Instruction, element: int) -> list[Instruction]:
 
 def _before(
     i: Instruction, element: int, role: str, from_fp8: Callable[[Instruction], bool]
-) -> Outside:
+) -> UnfusedKernel:
     """What a kernel does that makes an operand; `role` is "matrix", "scale" or "bias"."""
     part = _slice(i, element)
     opcodes = {j.opcode for j in part}
     if unknown := sorted(opcodes - _KNOWN):
-        return Outside(i, unknown=unknown[0])
+        return UnfusedKernel(i, unknown=unknown[0])
     shapes = results(i)
     if not shapes:
         raise i.error("it makes an operand of a matmul, and its shape is a tuple of nothing")
@@ -134,32 +136,34 @@ def _before(
         if opcodes & {"dynamic-slice", "slice", "gather"}:
             besides = besides or "takes a scale from a stack"
         if result.size == 1 and opcodes <= _SCALAR and opcodes & (SCALING | {"convert"}):
-            return Outside(i, ("scale",), besides)
-        return Outside(i, own="computes a scale")
+            return UnfusedKernel(i, ("scale",), besides)
+        return UnfusedKernel(i, own="computes a scale")
     if role == "bias":
         if (
             i.opcode == "copy"
             and not changes_layout(i)
-            and (given := behind(i, ("bitcast", "copy"))).opcode == "parameter"
+            and (given := look_through(i, ("bitcast", "copy"))).opcode == "parameter"
             and i.shape.size > max(given.shape.dims)
             and any(
                 len(j.shape.dims) == 2 != len(given.shape.dims)
                 for j in (i, *i.computation.users.get(i.name, ()))
             )
         ):
-            return Outside(i, ("bias",))  # an argument that is reshaped to one matrix
+            return UnfusedKernel(i, ("bias",))  # an argument that is reshaped to one matrix
         given = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes or not fused(i)
         if given and opcodes & (SCALING | {"convert", "broadcast"}):
-            return Outside(i, ("bias",), besides)
-        return Outside(i, own="computes what is added")
+            return UnfusedKernel(i, ("bias",), besides)
+        return UnfusedKernel(i, own="computes what is added")
     only_moves = opcodes <= MOVES | SOURCES
     if only_moves and (moved := moving(work)):
-        return Outside(i, (moved,), besides)
+        return UnfusedKernel(i, (moved,), besides)
     if opcodes <= _FROM_FP8 and not result.dtype.startswith("f8") and from_fp8(i):
-        return Outside(i, ("fp8",), besides)
+        return UnfusedKernel(i, ("fp8",), besides)
     if only_moves:
-        return Outside(i, own=MOVES_IT)
-    return Outside(i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand")
+        return UnfusedKernel(i, own=MOVES_IT)
+    return UnfusedKernel(
+        i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand"
+    )
 
 
 # Kernels that read a result -----------------------------------------------------------------------
@@ -355,17 +359,17 @@ class _Reading:
         return "epilogue"
 
 
-def _before_in_turn(maker: Instruction, reader: Instruction) -> bool:
+def _before_in_turn(producer: Instruction, reader: Instruction) -> bool:
     """Whether what a kernel reads is made before it, and not by the turn before of the loop that
     both are in.
     """
-    return maker.computation is not reader.computation or maker.index < reader.index
+    return producer.computation is not reader.computation or producer.index < reader.index
 
 
-# Around all matmuls of a program ------------------------------------------------------------------
+# Neighborhood all matmuls of a program ------------------------------------------------------------------
 
 
-class Around:
+class Neighborhood:
     """Which kernels make the operands of a program's matmuls, and which read their results."""
 
     def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
@@ -377,15 +381,15 @@ class Around:
         # with the text.
         each = len(module.text) // max(1, len(rows))
         self._far, self._most = max(100, 4 * each), max(40, each // 8)
-        self._found: dict[Instruction, tuple[Outside, ...]] = {}
+        self._found: dict[Instruction, tuple[UnfusedKernel, ...]] = {}
         self._of_fp8: dict[tuple[Instruction, int], bool] = {}
-        self._readers: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
+        self._users: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
         for kernel, inputs in self._flow.inputs.items():
             for index, numbers in enumerate(inputs):
                 for number in numbers:
-                    self._readers[number].append((kernel, index))
+                    self._users[number].append((kernel, index))
 
-    def makers(self, kernel: Instruction, index: int) -> list[tuple[Instruction, int]]:
+    def producers(self, kernel: Instruction, index: int) -> list[tuple[Instruction, int]]:
         """Who made an operand: kernels, and which of their results; ENTRY's parameters are not
         among them.
         """
@@ -395,7 +399,7 @@ class Around:
             if m.instruction is not None
         ]
 
-    def readers(
+    def users(
         self, kernel: Instruction, element: int | None = None
     ) -> list[tuple[Instruction, int]]:
         """Who reads a kernel's result, and as which operand; of one element of a tuple, or of all."""
@@ -406,7 +410,7 @@ class Around:
             dict.fromkeys(
                 r
                 for n in (numbers if element is None else numbers[element : element + 1])
-                for r in self._readers.get(n, ())
+                for r in self._users.get(n, ())
             )
         )
 
@@ -432,52 +436,52 @@ class Around:
     def next(self) -> dict[Instruction, tuple[Instruction, ...]]:
         """The kernels that read each kernel's results."""
         return {
-            kernel: tuple(dict.fromkeys(reader for reader, _ in self.readers(kernel)))
+            kernel: tuple(dict.fromkeys(reader for reader, _ in self.users(kernel)))
             for kernel in self._flow.inputs
         }
 
-    def outside(self, row: GemmRow) -> tuple[Outside, ...]:
+    def outside(self, row: GemmRow) -> tuple[UnfusedKernel, ...]:
         """The kernels that make a matmul's operands or read its result, and what they do; those
         behind them too, as far as they do what the call could have done.
         """
         call = row.instruction
         if call not in self._found:
-            found: dict[Instruction, Outside] = {}
+            found: dict[Instruction, UnfusedKernel] = {}
             self._look_before(call, found)
             self._look_after(row, found)
             self._found[call] = tuple(found.values())
         return self._found[call]
 
-    def _look_before(self, call: Instruction, found: dict[Instruction, Outside]) -> None:
+    def _look_before(self, call: Instruction, found: dict[Instruction, UnfusedKernel]) -> None:
         todo = []
         for index, name in enumerate(call.operands):
             scalar = call.computation[name].shape.size == 1
             matrix = index < 2 if call.opcode == "custom-call" else True
             role = "scale" if scalar else "matrix" if matrix else "bias"
-            todo += [(maker, role) for maker in self.makers(call, index)]
+            todo += [(producer, role) for producer in self.producers(call, index)]
         while todo and len(found) < self._most:
             (i, element), role = todo.pop(0)
             if i in found or i in self._multiply:
                 continue
             if not is_plain(i):
-                found[i] = Outside(i, own="makes an operand")
+                found[i] = UnfusedKernel(i, own="makes an operand")
                 continue
             found[i] = _before(i, element, role, self._from_fp8)
-            if found[i].work == ("scale",) and len(i.operands) == 1 and self.makers(i, 0):
-                found[i] = Outside(
+            if found[i].work == ("scale",) and len(i.operands) == 1 and self.producers(i, 0):
+                found[i] = UnfusedKernel(
                     i, own="computes a scale"
                 )  # of one number that the program computes, as an amax
             if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
-                for maker, _ in (
-                    m for index in range(len(i.operands)) for m in self.makers(i, index)
+                for producer, _ in (
+                    m for index in range(len(i.operands)) for m in self.producers(i, index)
                 ):
-                    if self._transposes_for(maker, i):
-                        found[maker] = Outside(maker, ("transpose",))
+                    if self._transposes_for(producer, i):
+                        found[producer] = UnfusedKernel(producer, ("transpose",))
             if found[i].work:
                 todo += [
-                    (maker, role)
+                    (producer, role)
                     for index in range(len(i.operands))
-                    for maker in self.makers(i, index)
+                    for producer in self.producers(i, index)
                 ]
 
     def _transposes_for(self, i: Instruction, reader: Instruction) -> bool:
@@ -487,7 +491,7 @@ class Around:
             and {j.opcode for j in inside(i)} <= _SUPPLY
             and moving(j for j in inside(i) if j.opcode in MOVES) == "transpose"
             and i.shape.size > 1
-            and ({kernel for kernel, _ in self.readers(i)} == {reader})
+            and ({kernel for kernel, _ in self.users(i)} == {reader})
         )
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
@@ -501,14 +505,14 @@ class Around:
                 and shape.size > 1
                 or steps
                 and any(
-                    is_plain(maker) and self._from_fp8(maker, steps - 1)
-                    for maker, _ in self.makers(i, index)
+                    is_plain(producer) and self._from_fp8(producer, steps - 1)
+                    for producer, _ in self.producers(i, index)
                 )
                 for index, name in enumerate(i.operands)
             )
         return known
 
-    def _look_after(self, row: GemmRow, found: dict[Instruction, Outside]) -> None:
+    def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction
         size = max(shape.size for shape in results(call))
         parts = max(1, size // max(1, row.batch * row.m * row.n)) if row.library == "triton" else 1
@@ -519,25 +523,27 @@ class Around:
         made_of_it = self.descendants(call)
         while todo and len(found) < 2 * self._most:
             at = todo.popleft()
-            for kernel in dict.fromkeys(kernel for kernel, _ in self.readers(*at)):
+            for kernel in dict.fromkeys(kernel for kernel, _ in self.users(*at)):
                 if kernel in found and (found[kernel].after or found[kernel].work):
                     continue
                 if kernel in self._multiply:
                     if fused(kernel) and not fusion_kind(
                         kernel
                     ):  # its own code, which may do more than multiply
-                        found[kernel] = Outside(kernel, own="multiplies the result", after=True)
+                        found[kernel] = UnfusedKernel(
+                            kernel, own="multiplies the result", after=True
+                        )
                     continue
                 if not is_plain(kernel):
-                    found[kernel] = Outside(kernel, own="reads the result", after=True)
+                    found[kernel] = UnfusedKernel(kernel, own="reads the result", after=True)
                     continue
                 reading = self._read(kernel, marks, made_of_it, size, parts)
                 # What another call's operand must be laid out like, is charged to that one.
                 if reading.work == ["transpose"] and any(
-                    r in self._fp8 for r, _ in self.readers(kernel)
+                    r in self._fp8 for r, _ in self.users(kernel)
                 ):
                     continue
-                found[kernel] = Outside(
+                found[kernel] = UnfusedKernel(
                     kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True
                 )
                 for number, mark in enumerate(reading.made):
@@ -555,11 +561,14 @@ class Around:
     ) -> _Reading:
         live, derived = {}, set()
         for index, name in enumerate(kernel.operands):
-            makers = self.makers(kernel, index)
-            known = [marks[maker] for maker in makers if maker in marks]
+            producers = self.producers(kernel, index)
+            known = [marks[producer] for producer in producers if producer in marks]
             if known:
                 live[name] = known[0]
-            elif any(maker in made_of_it and _before_in_turn(maker, kernel) for maker, _ in makers):
+            elif any(
+                producer in made_of_it and _before_in_turn(producer, kernel)
+                for producer, _ in producers
+            ):
                 derived.add(name)
 
         def to_scalar() -> bool:
@@ -568,7 +577,47 @@ class Around:
                 r.opcode != "tuple"
                 and r.shape.size == 1
                 and any(j.opcode == "reduce" for j in inside(r))
-                for r, _ in self.readers(kernel)
+                for r, _ in self.users(kernel)
             )
 
         return _Reading(kernel, live, derived, size, parts, to_scalar)
+
+
+def find_unfused(
+    module: HloModule, ptx: Mapping[str, str] | None = None
+) -> tuple[list[tuple[GemmRow, list[UnfusedKernel]]], Neighborhood]:
+    """The rows of a module's report, each with the kernels around it and what they do. `ptx` of
+    kernels by name.
+    """
+    rows, most = (
+        [],
+        10 * sum(1 for _ in module),
+    )  # kernels may share a computation with dots, but not so many of both
+    for name, times in executions(module).items():
+        for i in module.computations[name]:
+            rows += [dataclasses.replace(row, count=times) for row in matmuls(i)]
+            if len(rows) > most:
+                raise i.error(
+                    f"the program has more than {most} matmuls, in {most // 10} instructions"
+                )
+    around, found = Neighborhood(module, rows), []
+    for row in rows:
+        near = around.outside(row)
+        avoidable = sorted(
+            (o.instruction for o in near if o.avoidable), key=lambda i: (-moved(i), i.index)
+        )
+        math_dtype = (
+            multiplied(row, ptx) if ptx is not None and row.library == "triton" else row.math_dtype
+        )
+        found.append(
+            (
+                dataclasses.replace(
+                    row,
+                    outside=tuple(i.name for i in avoidable),
+                    math_dtype=math_dtype,
+                    outside_bytes=sum(map(moved, avoidable)),
+                ),
+                near,
+            )
+        )
+    return found, around

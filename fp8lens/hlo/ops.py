@@ -31,6 +31,7 @@ MOVES = VIEWS | frozenset(
     "copy transpose slice dynamic-slice pad broadcast concatenate reverse gather tuple".split()
 )
 LAYOUT = frozenset("transpose bitcast reshape copy".split())
+CUTS = ("slice", "dynamic-slice")
 FP8_MULTIPLE = (
     16  # of which M, N and K of an FP8 call are: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc
 )

@@ -10,10 +10,11 @@ import dataclasses
 import html
 from typing import Any
 
-from fp8lens.gemms import FP8_CALL, executions, fusion_kind, gemm_config, matmuls, results
+from fp8lens.hlo.ops import FREE
 from fp8lens.hlo.parse import Instruction, parse_hlo_module, visible
+from fp8lens.hlo.program import executions, fusion_kind, results
 from fp8lens.hlo.text import columns, notebook_display
-from fp8lens.ops import FREE
+from fp8lens.matmul.rows import FP8_CALL, matmuls
 from fp8lens.targets import Target, resolve
 
 

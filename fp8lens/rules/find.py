@@ -5,16 +5,10 @@ rewriter saw.
 import dataclasses
 import functools
 import re
-import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from fp8lens.collectives import Collective, why
-from fp8lens.gemms import GemmRow, executions, fused, matmuls, op_name, primitive, results, setting
-from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
-from fp8lens.ledger import Line
-from fp8lens.libraries import mend_there
-from fp8lens.ops import (
+from fp8lens.hlo.ops import (
     COLLECTIVES,
     COMMUTES,
     DOTS,
@@ -24,27 +18,29 @@ from fp8lens.ops import (
     SOURCES,
     padded,
 )
-from fp8lens.outside import ADDS, DEQUANTIZES, Outside, inside
-from fp8lens.pairing import pair, work
-from fp8lens.ptx import instructions, of_kernel
-from fp8lens.steps import (
-    FAR,
-    FP8_MAX,
-    Operand,
-    Result,
-    Step,
-    along_columns,
-    behind,
+from fp8lens.hlo.origin import op_name, primitive
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
+from fp8lens.hlo.program import executions, fused, results, setting
+from fp8lens.hlo.values import (
     broadcast_of,
-    clamp_bounds,
     depends,
-    is_tanh_gelu,
     is_transpose,
     is_zero,
+    look_through,
     operand,
     reducer,
 )
-from fp8lens.rules import RULES, Rule
+from fp8lens.matmul.collectives import Collective, why
+from fp8lens.matmul.epilogue import Result, Step, along_columns, clamp_bounds, is_tanh_gelu
+from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.match import match, work
+from fp8lens.matmul.operands import FAR, FP8_MAX, Operand
+from fp8lens.matmul.ptx import instructions, of_kernel
+from fp8lens.matmul.rows import GemmRow, matmuls
+from fp8lens.matmul.unfused import ADDS, DEQUANTIZES, UnfusedKernel, inside
+from fp8lens.rules.libraries import fix_there
+from fp8lens.rules.reason import Reason, Reasons
+from fp8lens.rules.texts import RULES
 from fp8lens.targets import Target
 
 _NUMPY = {
@@ -71,72 +67,13 @@ _NOUNS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Reason:
-    """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what
-    stayed outside of the FP8 call: "epilogue" (an activation), "bias", "amax", "output" (a
-    conversion of the result), "scale", "transpose", "pad", "duplicate" (it runs twice), "wire" (it
-    is sent between devices in a wide type), or "kernel" (nobody knows what a kernel does there).
-    `matmul` is its instruction's name in the compiled program, M x N x K, and the layer. `rule`
-    says whose rule it is: a function of XLA, and in quotes what XLA logs (see fp8lens.rules).
-    `source` is the program's line.
-    """
-
-    matmul: str
-    lost: str
-    reason: str
-    mend: str
-    rule: str
-    source: str
-
-    def __str__(self) -> str:
-        where = f" ({self.source})" if self.source else ""
-        return paragraph(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
-
-
-def paragraph(headline: str, reason: Reason | Rule, *further: str) -> str:
-    """A reason in lines of 100 columns."""
-    lines = (headline, f"  mend: {reason.mend}", f"  rule: {reason.rule}", *further)
-    wrap = functools.partial(
-        textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(
-        part for line in map(visible, lines) for part in wrap(line, subsequent_indent=" " * 8)
-    )
-
-
-class Reasons(list[Reason]):
-    """A list that prints a paragraph for each reason, and for what several matmuls share, one."""
-
-    empty = "Every matmul is FP8, and no work that its call could do was left outside."
-
-    def __str__(self) -> str:
-        groups: dict[tuple, list[Reason]] = {}
-        for reason in self:
-            groups.setdefault((reason.lost, reason.reason, reason.mend), []).append(reason)
-        texts = []
-        for (lost, text, _), alike in groups.items():
-            if len(alike) == 1:
-                texts.append(str(alike[0]))
-                continue
-            places = [f"    {r.matmul}" + f" ({r.source})" * bool(r.source) for r in alike[:5]]
-            places += [f"    and {len(alike) - 5} more"] * (len(alike) > 5)
-            texts.append(paragraph(f"{len(alike)} matmuls lost {lost}: {text}", alike[0], *places))
-        return "\n".join(texts) or self.empty
-
-    __repr__ = __str__
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
-
-
 def find_reasons(
-    found: Sequence[tuple[GemmRow, Sequence[Outside]]],
+    found: Sequence[tuple[GemmRow, Sequence[UnfusedKernel]]],
     stages: Sequence[Any],
     after: HloModule,
     chip: Target,
     sent: Sequence[Collective],
-    unread: Sequence[Line],
+    opaque: Sequence[Line],
     ptx: Mapping[str, str],
 ) -> Reasons:
     """The reasons for a compiled module's rows, each with the kernels around it, for its
@@ -151,9 +88,9 @@ def find_reasons(
     rows = [row for row, _ in found]
     dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
     reasons, first, gathered_wide = Reasons(), {}, set()
-    if not rows and not unread:
+    if not rows and not opaque:
         reasons.empty = "There is no matmul."
-    for (row, near), dot in zip(found, pair(after, rows, before, dots, _types)):
+    for (row, near), dot in zip(found, match(after, rows, before, dots, _types)):
         matmul = _Matmul(row, dot and dot.instruction, written, chip)
         other = first.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
@@ -170,12 +107,12 @@ def find_reasons(
         for problem, rule in zip(c.problems, why(c)):
             if problem != "dequantized, then gathered" or gathered_wide.isdisjoint(c.feeds):
                 reasons.append(Reason(", ".join(c.feeds[:3]) or c.name, *rule, c.source))
-    for line in unread:
-        reasons += _unread(line, ptx)
+    for line in opaque:
+        reasons += _opaque(line, ptx)
     return reasons
 
 
-def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
+def _opaque(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     """What is known of a kernel that is no instruction of HLO's: of Pallas's kernels, what they
     multiply.
     """
@@ -214,7 +151,7 @@ def _unread(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
 def _reads(row: GemmRow) -> tuple:
     """What a call multiplies: two calls that multiply the same are one matmul, run twice."""
     i = row.instruction
-    names = [behind(i.computation[name], ("bitcast", "copy")).name for name in i.operands[:2]]
+    names = [look_through(i.computation[name], ("bitcast", "copy")).name for name in i.operands[:2]]
     return i.computation.name, *names, row.m, row.n, row.k
 
 
@@ -273,11 +210,11 @@ def _apart(step: Step, cut: str) -> str:
 
 def _is_negative(i: Instruction, depth: int = 6) -> bool:
     """Whether a number is negative if the arguments that it is computed of are not, as scales are."""
-    i = behind(i, ("bitcast", "reshape", "copy", "convert", "broadcast"))
+    i = look_through(i, ("bitcast", "reshape", "copy", "convert", "broadcast"))
     made = operand(i, 0) if i.opcode == "get-tuple-element" else i
     if computation := fused(made):
         root = computation.root
-        i = behind(computation[root.operands[i.element]] if root.opcode == "tuple" else root)
+        i = look_through(computation[root.operands[i.element]] if root.opcode == "tuple" else root)
     if not depth or i.opcode not in ("negate", "subtract", "multiply", "divide"):
         return i.opcode == "constant" and (i.literal or "").startswith("-")
     signs = [_is_negative(operand(i, n), depth - 1) for n in range(len(i.operands))]
@@ -345,7 +282,7 @@ class _Matmul:
         texts = [text.format(**(known | fields)) for text in RULES[rule]]
         if re.match(r"[A-Z]\w+[a-z]", texts[3]) and ".cc" not in texts[3]:
             texts[3] += " (XLA's gemm_rewriter.cc)"
-        texts[2] += mend_there(rule, self.given.instruction)
+        texts[2] += fix_there(rule, self.given.instruction)
         name = row.title + f" {row.path}" * bool(row.path)
         return Reason(name, *texts, self.given.source or row.source)
 
@@ -443,7 +380,7 @@ class _Matmul:
         if one.blocked is None:
             which = "both operands are" if len(missing) == 2 else f"the {one.side} operand is"
             behind_it = [
-                behind(side.operand, ("bitcast", "transpose", "multiply", "convert"))
+                look_through(side.operand, ("bitcast", "transpose", "multiply", "convert"))
                 for side in missing
             ]
             dtypes = [
@@ -491,13 +428,13 @@ class _Matmul:
 
     # What stayed outside of an FP8 call -----------------------------------------------------------
 
-    def left_outside(self, near: Sequence[Outside]) -> list[Reason]:
-        charged = [o for o in near if o.charged]
-        after = [o for o in charged if o.after]
+    def left_outside(self, near: Sequence[UnfusedKernel]) -> list[Reason]:
+        avoidable = [o for o in near if o.avoidable]
+        after = [o for o in avoidable if o.after]
         row = self.row
         found = [
             self._on_an_operand(o.instruction, work)
-            for o in charged
+            for o in avoidable
             if not o.after
             for work in o.work
         ]
@@ -596,7 +533,7 @@ class _Matmul:
         ):
             yield self.why("relu of scaled codes")
 
-    def _in_other_kernels(self, near: Sequence[Outside]) -> list[Reason]:
+    def _in_other_kernels(self, near: Sequence[UnfusedKernel]) -> list[Reason]:
         """What the call could have taken and did not, where a kernel does it that must run anyway."""
         anyway = [o for o in near if o.after and o.own]
         if works := [work for o in anyway if o.own == ADDS for work in o.work]:
@@ -627,7 +564,7 @@ class _Matmul:
             return []
         return [_anyway(self._first_cause(left, result))]
 
-    def _is_cut(self, to: str, near: Sequence[Outside]) -> bool:
+    def _is_cut(self, to: str, near: Sequence[UnfusedKernel]) -> bool:
         """Whether a result is converted to 16 bits by the kernels that cut it into parts, and that
         is all they do.
         """
@@ -647,12 +584,14 @@ class _Matmul:
     def _on_an_operand(self, kernel: Instruction, work: str) -> Reason:
         if work == "transpose":
             names = ("bitcast", "reshape", "copy", "get-tuple-element")
-            left = behind(
+            left = look_through(
                 operand(self.row.instruction, 0), names
             )  # or a kernel that quantizes what is transposed
-            made_of = [behind(operand(left, n), names).name for n in range(len(left.operands))]
+            made_of = [
+                look_through(operand(left, n), names).name for n in range(len(left.operands))
+            ]
             side = "left" if kernel.name in (left.name, *made_of) else "right"
-            origin = behind(operand(kernel, 0), names)
+            origin = look_through(operand(kernel, 0), names)
             argument = (
                 origin.metadata.op_name
                 if origin.opcode == "parameter" and origin.metadata
@@ -686,7 +625,7 @@ class _Matmul:
         if work == "bias":
             if kernel.opcode == "copy":
                 return self.why(
-                    "copied matrix", shape=behind(kernel, ("bitcast", "copy")).shape.brief
+                    "copied matrix", shape=look_through(kernel, ("bitcast", "copy")).shape.brief
                 )
             if "broadcast" in opcodes and "multiply" not in opcodes:
                 return self._biases(
@@ -723,7 +662,7 @@ class _Matmul:
             key=("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8").index,
         )
 
-    def _after(self, after: list[Outside]) -> list[Reason]:
+    def _after(self, after: list[UnfusedKernel]) -> list[Reason]:
         works = [work for o in after for work in o.work]
         if set(works) == {"transpose"}:
             return [self.why("result's layout")]
@@ -976,7 +915,7 @@ class _Matmul:
             return self._biases(step.other)
         bias, fits = step.other.shape.dtype, {"f16": "f16"}.get(dtype, "bf16")
         if bias == "f32":  # XLA looks behind a conversion to float32 only
-            bias = behind(step.other).shape.dtype
+            bias = look_through(step.other).shape.dtype
         if bias == fits:
             return self.why("late bias")
         rule = "bias of another type" if dtype == "f32" != bias else "bias in f32"

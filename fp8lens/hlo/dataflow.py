@@ -4,19 +4,20 @@ through views, tuples, calls, branches and loops.
 
 import collections
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from fp8lens.gemms import CONTROL, executions, fused
+from fp8lens.hlo.ops import CONTROL
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
+from fp8lens.hlo.program import executions, fused
 
-# What a value is made of: the numbers of its makers; of a tuple, a set for each element.
-Makers = frozenset[int]
-Made = Makers | tuple["Made", ...]
-NOBODY: Makers = frozenset()
+# What a value is made of: the numbers of its producers; of a tuple, a set for each element.
+Producers = frozenset[int]
+Made = Producers | tuple["Made", ...]
+NOBODY: Producers = frozenset()
 
 
-class Maker(NamedTuple):
+class Producer(NamedTuple):
     """Who made a value: an instruction's result (`element` of its tuple), or, without one, ENTRY's
     parameter.
     """
@@ -25,8 +26,8 @@ class Maker(NamedTuple):
     element: int
 
 
-def flat(made: Made) -> Makers:
-    """All makers of a value's elements together."""
+def flat(made: Made) -> Producers:
+    """All producers of a value's elements together."""
     if isinstance(made, frozenset):
         return made
     found: set[int] = set()
@@ -50,7 +51,7 @@ def element(made: Made, index: int) -> Made:
     return made[index] if isinstance(made, tuple) and index < len(made) else flat(made)
 
 
-def _together(values: list[Made]) -> Makers:
+def _together(values: list[Made]) -> Producers:
     return NOBODY.union(*map(flat, values))
 
 
@@ -62,24 +63,24 @@ def _tuple(i: Instruction, values: list[Made]) -> Made:
 
 
 class Flow:
-    """The graph of a module's makers: those instructions that `is_maker` names, and ENTRY's
+    """The graph of a module's producers: those instructions that `is_producer` names, and ENTRY's
     parameters.
 
-    `makers` are numbered; `inputs` has for each of them, by instruction, and for each operand who
-    made it; `results` who made each of ENTRY's results. `passes_on` gives the operands of a maker,
-    by index, whose makers count as the makers of its result too.
+    `producers` are numbered; `inputs` has for each of them, by instruction, and for each operand who
+    made it; `results` who made each of ENTRY's results. `passes_on` gives the operands of a producer,
+    by index, whose producers count as the producers of its result too.
     """
 
     def __init__(
         self,
         module: HloModule,
-        is_maker: Callable[[Instruction], bool],
+        is_producer: Callable[[Instruction], bool],
         passes_on: Callable[[Instruction], range] = lambda i: range(0),
     ):
-        self.makers: list[Maker] = []
-        self.inputs: dict[Instruction, list[Makers]] = {}
-        self._first: dict[Instruction, int] = {}  # the number of a maker's first result
-        self._is_maker, self._passes_on = is_maker, passes_on
+        self.producers: list[Producer] = []
+        self.inputs: dict[Instruction, list[Producers]] = {}
+        self._first: dict[Instruction, int] = {}  # the number of a producer's first result
+        self._is_producer, self._passes_on = is_producer, passes_on
         self._given: dict[str, list[Made]] = {}  # to each computation, for its parameters
         self._returned: dict[str, Made] = {}
         entry = module.entry
@@ -102,22 +103,22 @@ class Flow:
         returned = self._returned.get(entry.name, NOBODY)
         self.results = [flat(r) for r in returned] if isinstance(returned, tuple) else [returned]
 
-    def _add(self, instruction: Instruction | None, element: int) -> Makers:
-        self.makers.append(Maker(instruction, element))
-        return frozenset((len(self.makers) - 1,))
+    def _add(self, instruction: Instruction | None, element: int) -> Producers:
+        self.producers.append(Producer(instruction, element))
+        return frozenset((len(self.producers) - 1,))
 
-    def of(self, numbers: Makers) -> Iterator[Maker]:
-        """The makers that have these numbers."""
-        return (self.makers[number] for number in sorted(numbers))
+    def of(self, numbers: Producers) -> Iterator[Producer]:
+        """The producers that have these numbers."""
+        return (self.producers[number] for number in sorted(numbers))
 
     def numbers(self, instruction: Instruction) -> range:
-        """The numbers of all results of a maker."""
+        """The numbers of all results of a producer."""
         first = self._first[instruction]
         return range(first, first + max(1, len(instruction.shape.elements)))
 
     def _own(self, i: Instruction) -> Made:
         if i not in self._first:
-            self._first[i] = len(self.makers)
+            self._first[i] = len(self.producers)
             for number in range(max(1, len(i.shape.elements))):
                 self._add(i, number)
         own = [frozenset((number,)) for number in self.numbers(i)]
@@ -153,7 +154,7 @@ class Flow:
             return _tuple(i, operands)
         if opcode == "get-tuple-element":
             return element(operands[0], i.element)
-        if self._is_maker(i):
+        if self._is_producer(i):
             made = list(map(flat, operands))
             known = self.inputs.get(i)
             self.inputs[i] = [a | b for a, b in zip(known, made)] if known else made

@@ -1,0 +1,313 @@
+"""Compile a JAX function for a GPU that is not here.
+
+XLA's CUDA compiler needs a description of the chip, not the chip. JAX reaches it through a
+compile-only topology: what comes back is the same `jax.stages.Compiled` as on the GPU, with the
+same optimized HLO, except that it cannot be run.
+"""
+
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from fp8lens.compile.autotune import AS_TEXT, check_tile, choices
+from fp8lens.compile.bugs import COMPILER_BUGS, FATAL_BUT
+from fp8lens.compile.call import Call, make_call
+from fp8lens.compile.isolate import Isolated, compile_apart, may_abort
+from fp8lens.compile.meshes import ASSEMBLER, axes, callers_mesh, check_devices, make_mesh
+from fp8lens.compile.process import USED_IN, check_process, gpu_available, require_gpu
+from fp8lens.targets import GEMM_OPTIONS, Target, resolve
+
+
+def aot_compile(
+    fn: Callable,
+    *args: Any,
+    target: str | Target = "H100",
+    gemm: str = "cublaslt",
+    mesh_shape: Mapping[str, int] | Sequence[int] | None = None,
+    in_specs: Sequence[Any] | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+    autotune: str | os.PathLike | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    isolate: bool | Mapping[str, float] = False,
+    **kwargs: Any,
+) -> jax.stages.Compiled | Isolated:
+    """Compile `fn(*args, **kwargs)` for `target`, whether or not such a chip is here.
+
+    `args` and `kwargs` are arrays or `jax.ShapeDtypeStruct`s, or pytrees of them; only shapes and
+    dtypes are read. Those that `static_argnums` or `static_argnames` name, as for `jax.jit`, may be
+    anything, and the program depends on their values. An argument of `fn` with the name of an
+    option here can be given by position or with functools.partial. `target` is a name in `TARGETS`,
+    a `Target`, or "local", the attached GPU: then the result can also be called.
+
+    `fn` may be jitted: by `jax.jit`, `nnx.jit` or `eqx.filter_jit`. Then it has static arguments of
+    its own, and what is no array is given to it as it is. Arrays inside a callable that is a
+    pytree, such as a module, are arguments of the program. The result is always JAX's, without
+    nnx's or Equinox's way of calling it.
+
+    `gemm` is who may run the matmuls: "cublaslt" (NVIDIA's library, with the FP8 epilogues),
+    "triton" (kernels XLA generates), or "auto" (XLA's default: it times both on the chip. With no
+    chip to time on, it takes the first Triton tile that compiles, which is not what a GPU would
+    choose). `compiler_options` are XLA debug options, merged over those of `gemm`.
+
+    `autotune` is what XLA chose on a GPU like `target`: the path of a file that `recording` had it
+    write, or its text. Then the program is the one that GPU chose. XLA reads only what the same JAX
+    release wrote. A program with a kernel that is not in there is a LookupError, unless the options
+    set xla_gpu_require_complete_aot_autotune_results False.
+
+    `mesh_shape` asks for a sharded program on that many compile-only devices: {"data": 4, "model":
+    2}, or (8,), whose axes are named "x", "y", "z". `in_specs` has a PartitionSpec for each of
+    `args` (or for each of its leaves; None is replicated); without it, arguments keep the spec of
+    their own NamedSharding.
+
+    A mesh of your own, from `fp8lens.mesh`, needs no `mesh_shape`: it may be in the shardings of
+    arguments, in `jax.set_mesh`, or inside `fn`. Then JAX alone says how an argument without a
+    sharding is laid out.
+
+    XLA ends the process where it meets what it did not expect. With `isolate` it compiles in a
+    fresh one, two seconds later: what ends that is a CompilerDied here, and the result has
+    `as_text` alone. {"seconds": 60, "gigabytes": 4} are limits, of time and of memory; either may
+    be left out.
+
+    JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is
+    not here.
+
+    Raises KeyError for an unknown chip, TypeError or ValueError for arguments, meshes or options
+    that XLA cannot take, and RuntimeError where no CUDA compiler is installed, where JAX_PLATFORMS
+    asks for a GPU and there is none, or in a process forked from one that had used JAX, each naming
+    the fix; CompilerDied, with `isolate` and where XLA is known to abort; and what `fn` raises.
+    """
+    check_process()
+    chip = _chip(target, mesh_shape, autotune)
+    limits = _limits(isolate, chip)
+    options = _options(gemm, compiler_options)
+    call = make_call(fn, args, kwargs, in_specs, static_argnums, static_argnames)
+    if not USED_IN:
+        USED_IN.append(os.getpid())
+    if chip is None:
+        return _compile(call.placed().lower(), options)
+    patch, files = choices(autotune, chip) if autotune is not None else (0, {})
+    lowered, doubt = _lower(call, chip, mesh_shape, patch)
+    compiled = _compile(lowered, options, chip, files, patch, limits)
+    if doubt and limits is None:
+        check_devices(compiled, chip, doubt)
+    return compiled
+
+
+def _chip(target: str | Target, mesh_shape: Any, autotune: Any) -> Target | None:
+    """None for the attached GPU, which need not be one whose rates are recorded here."""
+    if getattr(target, "name", target) != "local":
+        return resolve(target)
+    require_gpu()
+    if mesh_shape is not None:
+        raise ValueError(
+            'a mesh_shape is for compile-only devices; name a chip, as in target="H100".'
+        )
+    if autotune is not None:
+        raise ValueError(
+            "the attached GPU chooses for itself: autotune is for a named chip, as in"
+            ' target="H100".'
+        )
+    return None
+
+
+def _limits(isolate: bool | Mapping[str, float], chip: Target | None) -> dict[str, float] | None:
+    """None where nothing is isolated."""
+    limits = dict(isolate) if isinstance(isolate, Mapping) else {}
+    if (
+        not (isolate in (True, False) or limits)
+        or not set(limits) <= {"seconds", "gigabytes"}
+        or not all(isinstance(n, (int, float)) and n > 0 for n in limits.values())
+    ):
+        raise ValueError(
+            'isolate must be True, or limits such as {"seconds": 60, "gigabytes": 4}; got'
+            f" {isolate!r}."
+        )
+    if isolate and chip is None:
+        raise ValueError(
+            'isolate: the attached GPU compiles in this process; name a chip, as in target="H100".'
+        )
+    return limits if isolate else None
+
+
+def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(gemm, str) or gemm not in GEMM_OPTIONS:
+        raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
+    if not isinstance(compiler_options or {}, Mapping):
+        raise TypeError(
+            "compiler_options must be a mapping of XLA's options to values, got"
+            f" {compiler_options!r}."
+        )
+    options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, (str, bool, int, float, bytes)):
+            raise TypeError(
+                f"compiler_options: {name!r} is {value!r}; XLA takes a name, and a string, bool or"
+                " number."
+            )
+        good = FATAL_BUT.get(name)
+        if good and re.fullmatch(r"\s*[+-]?\d+\s*", str(value)) and int(value) not in good:
+            raise ValueError(
+                f"compiler_options: {name} is {value!r}, and XLA aborts: give {good[0]} to"
+                f" {good[-1]}."
+            )
+    if options.get("xla_gpu_override_gemm_autotuner"):
+        check_tile(options["xla_gpu_override_gemm_autotuner"])
+    return options
+
+
+# Where: on a mesh of ours, or of the caller's. What JAX says of a function whose mesh or shardings
+# are not ours:
+_MESHES = re.compile("mesh|device|sharding|memory kind", re.I)
+
+
+def _lower(
+    call: Call, chip: Target, mesh_shape: Mapping[str, int] | Sequence[int] | None, patch: int
+) -> tuple[jax.stages.Lowered, ValueError | None]:
+    """`call` for `chip`; and, where it was lowered for a mesh that the function has in it, what JAX
+    said before: whether that mesh is of `chip` can only be read when it is compiled.
+    """
+    theirs = callers_mesh(call, chip) if mesh_shape is None else None
+    if theirs is not None:
+        if patch:
+            raise ValueError(
+                "autotune: recorded choices are for a mesh made here: mesh_shape, as in"
+                ' {"data": 8}.'
+            )
+        return call.placed(theirs).lower(theirs), None
+    ours = make_mesh(chip, axes(mesh_shape), patch)
+    placed = call.placed(ours, everywhere=True)
+    try:
+        return placed.lower(ours), None
+    except ValueError as error:
+        if patch or any(spec is not None for spec in call.specs) or not _MESHES.search(str(error)):
+            raise
+        again = _lowered_or_why_not(call, ours if mesh_shape is not None else None)
+        if isinstance(again, Exception):
+            if str(again) == str(error):
+                raise  # the function's own
+            raise ValueError(
+                f"the function needs another mesh than it is compiled for, {dict(ours.shape)} of"
+                f" {chip.name}. Give "
+                f'mesh_shape, as in {{"data": 8}}; a mesh of its own must be '
+                f'fp8lens.mesh({chip.name!r}, {{"data": 8}}). JAX said: {error}'
+            ) from error
+        return again, error
+
+
+def _lowered_or_why_not(call: Call, mesh: Mesh | None) -> jax.stages.Lowered | Exception:
+    """Where only what the function says itself places anything."""
+    try:
+        return call.placed(mesh).lower(mesh)
+    except Exception as error:
+        return error
+
+
+# From lowered to compiled. Nothing here reads the function or the mesh again.
+
+
+def _compile(
+    lowered: jax.stages.Lowered,
+    options: Mapping[str, Any],
+    chip: Target | None = None,
+    recorded: Mapping[str, str] = MappingProxyType({}),
+    patch: int = 0,
+    limits: Mapping[str, float] | None = None,
+) -> jax.stages.Compiled | Isolated:
+    """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in; with
+    `limits`, apart.
+    """
+    with (
+        _explained(chip, recorded),
+        _cache_left_alone() as never,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        for name, result in recorded.items():
+            Path(folder, name).write_text(result)
+        if recorded:
+            options = {
+                "xla_gpu_require_complete_aot_autotune_results": True,
+                **AS_TEXT,
+                **options,
+                "xla_gpu_per_fusion_autotune_cache_dir": folder,
+            }
+        options = {**never, **options}
+        if limits is not None:
+            return compile_apart(lowered, options, chip, patch, **limits)
+        if chip is not None and may_abort(lowered, options):
+            compile_apart(
+                lowered,
+                {k: v for k, v in options.items() if not k.startswith("xla_dump")},
+                chip,
+                patch,
+            )
+        return lowered.compile(compiler_options=options)
+
+
+@contextmanager
+def _cache_left_alone() -> Iterator[dict[str, Any]]:
+    """JAX's cache on disk would keep a program for a chip that is not here, and fail to read it the
+    next time. Within, nothing is written; with the options that this gives, nothing is found.
+
+    JAX asks only once whether its cache is on: turned off here and there, it stays on, or off, for
+    the whole process. The bound on what is kept counts for each compile, and by this name for this
+    thread alone.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        yield {}
+        return
+    from jax._src import config
+
+    with config.persistent_cache_min_compile_time_secs(math.inf):
+        yield {
+            "xla_dump_emitter_re": "^$"
+        }  # part of what a program is looked up by, and nobody else's
+
+
+@contextmanager
+def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[None]:
+    """XLA's errors with what to do about them."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        _, _, missing = str(error).partition("No cached config found for HLO instr: ")
+        if recorded and ", kind" in missing:
+            raise LookupError(
+                f"autotune: of the {len(recorded)} recorded choices XLA can use none for"
+                f" {missing.partition(', kind')[0]}. It looks one up by its own release, the chip"
+                " and the kernel's instructions: record this function with these shapes and"
+                f" options on {chip.device} with JAX {jax.__version__}."
+            ) from error
+        for sign, note in COMPILER_BUGS.items():
+            if sign in str(error):
+                error.add_note(note)
+        if not any(
+            sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")
+        ):
+            raise
+        raise RuntimeError(
+            "XLA made PTX for a kernel but found nothing to assemble it with: pip install"
+            f" {ASSEMBLER}, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
+        ) from error
+
+
+def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:
+    """`fn(*args)` for its numbers, compiled: on the attached GPU where there is one, else on the
+    CPU.
+
+    On the CPU XLA has no FP8 matmul: it computes the same expression in wider types, so the numbers
+    are those of the program as written, not of a tensor core.
+    """
+    check_process()
+    if gpu_available():
+        return aot_compile(fn, *args, target="local", gemm=gemm)(*args)
+    return jax.jit(fn)(*args)

@@ -1,0 +1,262 @@
+"""What to lower: a function that has `lower`, and its arguments."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# Of aot_compile and assert_fp8_gemms: a misspelled one arrives here as an argument of the function.
+OPTIONS = (
+    "target",
+    "gemm",
+    "mesh_shape",
+    "in_specs",
+    "compiler_options",
+    "autotune",
+    "static_argnums",
+    "static_argnames",
+    "isolate",
+    "count",
+    "min_flops_share",
+    "fused",
+    "allow",
+)
+
+
+class Call(NamedTuple):
+    """A jitted function and what to lower it with: `specs` has for each of `args` None, a
+    PartitionSpec, or a tree of them; `static` the positions and names of arguments that are left as
+    they are.
+    """
+
+    jitted: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    specs: tuple
+    static: frozenset = frozenset()
+
+    def placed(self, mesh: Mesh | None = None, everywhere: bool = False) -> "Call":
+        """With shapes for arrays. What has a spec is placed on `mesh`; with `everywhere` the rest
+        too, replicated.
+        """
+        place = functools.partial(_placed, mesh=mesh, everywhere=everywhere)
+        if type(self.jitted).__module__.startswith("flax.") and self.specs == (None,) * len(
+            self.specs
+        ):
+            from flax import (
+                nnx,  # whose modules may share weights, which a map over them as pytrees would part
+            )
+
+            graph, state = nnx.split((self.args, self.kwargs))
+            args, kwargs = nnx.merge(graph, jax.tree.map(functools.partial(place, None, ""), state))
+        else:
+            args = tuple(
+                a if at in self.static else _placed_tree(place, at, a, spec)
+                for at, (a, spec) in enumerate(zip(self.args, self.specs, strict=True))
+            )
+            kwargs = {
+                name: a if name in self.static else _placed_tree(place, name, a, None)
+                for name, a in self.kwargs.items()
+            }
+        return self._replace(args=args, kwargs=kwargs)
+
+    def lower(self, mesh: Mesh | None = None) -> jax.stages.Lowered:
+        with jax.set_mesh(mesh) if mesh is not None else nullcontext():
+            try:
+                lowered = self.jitted.lower(*self.args, **self.kwargs)
+            except RuntimeError as error:
+                if "Unknown backend: 'gpu'" in str(error):
+                    error.add_note(
+                        "The function calls Python back (jax.debug.print, jax.pure_callback,"
+                        " io_callback), for which JAX asks for a GPU: leave that out to compile"
+                        " without one."
+                    )
+                raise
+        while not isinstance(lowered, jax.stages.Lowered):
+            lowered = lowered.lowered  # nnx.jit wraps it
+        return lowered
+
+
+def make_call(
+    fn: Any, args: tuple, kwargs: dict[str, Any], in_specs: Sequence[Any] | None,
+    static_argnums: int | Sequence[int] | None, static_argnames: str | Iterable[str] | None,
+) -> Call:  # fmt: skip
+    if not callable(fn):
+        raise TypeError(f"the first argument must be a function, got {fn!r}.")
+    if in_specs is not None and len(in_specs) != len(args):
+        raise ValueError(
+            f"in_specs has {len(in_specs)} entries for {len(args)} arguments; give one for each."
+        )
+    fn, bound, kwargs = _unbound(fn, kwargs)
+    args, specs = (*bound, *args), (*(None for _ in bound), *(in_specs or (None for _ in args)))
+    static = _static(fn, len(args), static_argnums, static_argnames)
+    if hasattr(fn, "lower") and static:
+        raise TypeError(
+            "static_argnums, static_argnames: the function is jitted already; name its static"
+            " arguments there, as in jax.jit(fn, static_argnums=1)."
+        )
+    if isinstance(fn, jax.stages.Wrapped):
+        return Call(fn, args, kwargs, specs)
+    if not hasattr(fn, "lower"):
+        _check_arrays(args, kwargs, static)
+    if hasattr(fn, "lower") or any(map(_is_array, jax.tree.leaves(fn))):
+        return _opened(fn, args, kwargs, specs)
+    jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
+    return Call(jitted, args, kwargs, specs, static)
+
+
+def _unbound(fn: Any, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
+    """Of a jitted function that was bound, to an object or by functools.partial: the function, and
+    what it is bound to. What was bound would else be constants of the program; and a bound method's
+    `lower` forgets its object.
+    """
+    if inspect.ismethod(fn) and hasattr(fn.__func__, "lower"):
+        return fn.__func__, (fn.__self__,), kwargs
+    if isinstance(fn, functools.partial) and (
+        inspect.ismethod(fn.func) or hasattr(fn.func, "lower")
+    ):
+        inner, bound, kwargs = _unbound(fn.func, {**fn.keywords, **kwargs})
+        if hasattr(inner, "lower"):
+            return inner, (*bound, *fn.args), kwargs
+    return fn, (), kwargs
+
+
+def _static(fn: Any, count: int, argnums: Any, argnames: Any) -> frozenset:
+    """Positions and names of static arguments. Each follows from the other, as in jax.jit."""
+    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums or ())
+    names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
+    if not nums and not names:
+        return frozenset()
+    try:
+        known = [
+            p.name
+            for p in inspect.signature(fn).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):  # a built-in has no signature
+        known = []
+    nums = {n + count if n < 0 else n for n in nums}
+    return frozenset(
+        {
+            *nums,
+            *names,
+            *(known.index(name) for name in names if name in known),
+            *(known[n] for n in nums if 0 <= n < len(known)),
+        }
+    )
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether it is traced by its shape and dtype. Not a type, such as np.float32, nor NumPy's
+    scalars: those may be static arguments of a jitted function, and where they are not JAX traces
+    them too.
+    """
+    return (
+        hasattr(leaf, "shape")
+        and hasattr(leaf, "dtype")
+        and not isinstance(leaf, (type, np.generic))
+    )
+
+
+def _check_arrays(args: tuple, kwargs: dict[str, Any], static: frozenset) -> None:
+    for name, argument in (*enumerate(args), *kwargs.items()):
+        for path, leaf in (
+            jax.tree_util.tree_leaves_with_path(argument) if name not in static else ()
+        ):
+            if not _is_array(leaf) and not isinstance(leaf, np.generic):
+                close = difflib.get_close_matches(name, OPTIONS, 1) if isinstance(name, str) else []
+                meant = f"did you mean the option {close[0]}? The " if close else ""
+                raise TypeError(
+                    f"{meant}argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, a"
+                    f" {type(leaf).__name__}, which is neither an array nor a jax.ShapeDtypeStruct."
+                    " Give jnp.asarray(value, dtype) or jax.ShapeDtypeStruct(shape, dtype); name"
+                    " what is not traced in static_argnums or static_argnames; of a module with"
+                    " functions in it, give eqx.filter_jit(fn)."
+                )
+
+
+def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> Call:
+    """A function of the arrays alone that are in `fn` and its arguments; all else stays inside.
+
+    For a callable that is a pytree, whose weights jax.jit would make constants of the program. And
+    for `eqx.filter_jit`'s, whose own `lower` takes a ShapeDtypeStruct for a static argument, but
+    here meets arrays.
+    """
+    leaves, tree = jax.tree.flatten((fn, args, kwargs))
+    arrays = {at: leaf for at, leaf in enumerate(leaves) if _is_array(leaf)}
+
+    def call(arrays):
+        fn, args, kwargs = jax.tree.unflatten(
+            tree, [arrays.get(at, leaf) for at, leaf in enumerate(leaves)]
+        )
+        return [leaf for leaf in jax.tree.leaves(fn(*args, **kwargs)) if _is_array(leaf)]
+
+    name = getattr(fn, "__name__", None)  # no string where Equinox wraps a module
+    call.__name__ = name if isinstance(name, str) else type(fn).__name__
+    each = [
+        *_specs(fn, None),
+        *(s for a, spec in zip(args, specs) for s in _specs(a, spec)),
+        *_specs(kwargs, None),
+    ]
+    given = {at: each[at] for at in arrays} if any(spec is not None for spec in each) else None
+    return Call(jax.jit(call), (arrays,), {}, (given,))
+
+
+def _specs(argument: Any, specs: Any) -> list[PartitionSpec | None]:
+    """One for each leaf, from one, or a tree of them, for an argument."""
+    found: list[PartitionSpec | None] = []
+    jax.tree.map(
+        lambda s, a: found.extend([s] * len(jax.tree.leaves(a))),
+        specs,
+        argument,
+        is_leaf=lambda s: s is None or isinstance(s, PartitionSpec),
+    )
+    return found
+
+
+def _placed_tree(place: Callable, name: int | str, argument: Any, specs: Any) -> Any:
+    leaves, tree = jax.tree.flatten(argument)
+    return jax.tree.unflatten(
+        tree,
+        [
+            place(spec, name, leaf)
+            for leaf, spec in zip(leaves, _specs(argument, specs), strict=True)
+        ],
+    )
+
+
+def _placed(
+    spec: PartitionSpec | None, name: int | str, leaf: Any, mesh: Mesh | None, everywhere: bool
+) -> Any:
+    """An array as a ShapeDtypeStruct, on `mesh` where there is a spec for it; anything else as it
+    is.
+    """
+    if not _is_array(leaf):
+        return leaf
+    own = getattr(leaf, "sharding", None)
+    if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
+        spec = own.spec
+    if spec is None and everywhere:
+        spec = PartitionSpec()
+    placed = mesh is not None and spec is not None
+    unknown = (
+        {axis for axis in jax.tree.leaves(tuple(spec))} - set(mesh.axis_names) if placed else ()
+    )
+    if unknown:
+        raise ValueError(
+            f"argument {name} is sharded over {sorted(unknown)}, but the mesh has the axes "
+            f'{mesh.axis_names}; name them in mesh_shape, as in mesh_shape={{"data": 8}}.'
+        )
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(
+        leaf.shape,
+        dtype,
+        sharding=NamedSharding(mesh, spec) if placed else None,
+        weak_type=getattr(leaf, "weak_type", False),
+    )

@@ -1,0 +1,218 @@
+"""Compile in a fresh process, as XLA ends the one that it fails in."""
+
+import copy
+import io
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from fp8lens.compile.bugs import COMPILER_BUGS
+from fp8lens.compile.meshes import elsewhere, make_mesh
+from fp8lens.targets import Target
+
+
+class CompilerDied(RuntimeError):
+    """XLA's compiler ended its process, or went over a limit: what ended it, its last words, and
+    the fix.
+    """
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A program that another process compiled: its optimized HLO, for whatever here takes a
+    Compiled.
+    """
+
+    text: str = field(repr=False)
+
+    def as_text(self) -> str:
+        return self.text
+
+
+# Apart: in a fresh process, as XLA ends the one that it fails in.
+
+_THROUGH = set(
+    "abs add multiply maximum minimum clamp convert reshape transpose call select broadcast_in_dim "
+    "dot_general".split()
+)
+
+
+def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> bool:
+    """Whether it has something at which XLA was seen to abort: flags of the assembler's, a size of
+    ten digits, a call of a kernel of XLA's own; or where there is FP8, an amax of a matmul's rows,
+    columns or tiles, which XLA may take for the whole result's.
+    """
+    text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=16)
+    if "xla_gpu_ptx_compiler_extra_flags" in options or re.search(
+        r"[<x]\d{10}|custom_call @__cu", text
+    ):
+        return True
+    functions = {}
+    for function in text.split("func.func ")[1:] if "xf8E" in text else ():
+        head, _, rest = function.partition("(")
+        functions[head.rpartition("@")[2]] = rest.partition("\n  }")[0]
+    for body in functions.values():
+        if "stablehlo.maximum across" not in body:
+            continue
+        made = {
+            name: (op, rest)
+            for name, op, rest in re.findall(
+                r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", body, re.M
+            )
+        }
+        for first in re.findall(
+            r"^ *%\w+ = stablehlo\.reduce\((%\w+) init: .* applies stablehlo\.maximum .*->"
+            r" tensor<\d",
+            body,
+            re.M,
+        ):
+            todo, seen, ops = [first], set(), set()
+            while todo:
+                op, rest = made.get(name := todo.pop(), ("", ""))
+                if name not in seen and op in _THROUGH:
+                    callee = re.match(r" @([\w.]+)", rest)
+                    ops |= (
+                        {op, "dot_general"}
+                        if callee and "dot_general" in functions.get(callee[1], "")
+                        else {op}
+                    )
+                    todo += re.findall(r"%\w+", rest) if op != "dot_general" else []
+                seen.add(name)
+            if "dot_general" in ops and ops & {"abs", "maximum", "call"}:
+                return True
+    return False
+
+
+class _Taken(Exception):
+    """What JAX would have handed to XLA."""
+
+
+class _Taker:
+    """A backend that compiles nothing."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def compile(
+        self, module: Any, executable_devices: Any = None, compile_options: Any = None, **_: Any
+    ) -> None:
+        raise _Taken(module, list(executable_devices), compile_options)
+
+    compile_and_load = compile
+
+
+def compile_apart(
+    lowered: jax.stages.Lowered,
+    options: Mapping[str, Any],
+    chip: Target,
+    patch: int,
+    seconds: float | None = None,
+    gigabytes: float | None = None,
+) -> Isolated:
+    lowering = copy.copy(lowered._lowering)
+    lowering.compile_args = {
+        **lowering.compile_args,
+        "backend": _Taker(lowering.compile_args["backend"]),
+    }
+    try:
+        lowering.compile(compiler_options=options)
+    except _Taken as taken:
+        module, devices, build = taken.args
+    if (kinds := {device.device_kind for device in devices}) != {chip.device}:
+        raise elsewhere(", ".join(sorted(kinds)), chip, "")
+    module.operation.write_bytecode(file=(code := io.BytesIO()))
+    asked = (
+        chip,
+        patch,
+        devices[0].client.device_count(),
+        [device.id for device in devices],
+        code.getvalue(),
+        build.SerializeAsString(),
+        gigabytes,
+    )
+    program = f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.compile.isolate import serve; serve()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            input=pickle.dumps(asked),
+            capture_output=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise CompilerDied(
+            f"XLA's compiler did not end within {seconds:g} s, and was ended."
+        ) from None
+    if done.returncode or not done.stdout:
+        raise CompilerDied(
+            _last_words(done.returncode, done.stderr.decode(errors="replace"), gigabytes)
+        )
+    text, error = pickle.loads(done.stdout)
+    if error:
+        raise jax.errors.JaxRuntimeError(error)
+    return Isolated(text)
+
+
+def _last_words(status: int, log: str, gigabytes: float | None) -> str:
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
+    said = (
+        fatal[1]
+        if fatal
+        else next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing")
+    )
+    fix = next((note for sign, note in COMPILER_BUGS.items() if sign in said), "")
+    short = status == -signal.SIGKILL or re.search(
+        "bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create", log
+    )
+    if short or gigabytes and said == "nothing":  # where its memory ends it may die without a word
+        fix = (
+            f"It {'needs' if short else 'may need'} more memory than "
+            f"{f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes."
+        )
+    return f"XLA's compiler died ({how}). Its last words: {said[:400]}. " + (
+        fix
+        or "It is a bug of XLA's: report it with this program at https://github.com/openxla/xla/issues."
+    )
+
+
+def serve() -> None:
+    """In a process of its own: compile what `compile_apart` asks for on standard input, and answer on
+    standard output.
+    """
+    import resource
+
+    from jax._src.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    out = os.dup(1)
+    os.dup2(2, 1)
+    chip, patch, count, numbers, code, build, gigabytes = pickle.load(sys.stdin.buffer)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    devices = {device.id: device for device in make_mesh(chip, (("x", count),), patch).devices.flat}
+    if gigabytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 1e9),) * 2)
+    try:
+        with mlir.make_ir_context():
+            made = devices[numbers[0]].client.compile(
+                ir.Module.parse(code),
+                executable_devices=xla_client.DeviceList(tuple(devices[n] for n in numbers)),
+                compile_options=xla_client.CompileOptions.ParseFromString(build),
+            )
+        answer = "\n\n".join(module.to_string() for module in made.hlo_modules()), ""
+    except jax.errors.JaxRuntimeError as error:
+        answer = "", str(error)
+    with os.fdopen(out, "wb") as stream:
+        pickle.dump(answer, stream)
+    os._exit(0)  # what XLA does when Python ends is of no interest

@@ -1,0 +1,137 @@
+"""Meshes of chips that are not here."""
+
+import functools
+import importlib
+import importlib.metadata
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from fp8lens.compile.call import Call
+from fp8lens.compile.process import check_process, choose_platform, installed
+from fp8lens.targets import Target, resolve
+
+_DEVICES = 1 << 16  # more than any machine has: each takes memory here
+ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
+
+
+@functools.lru_cache(maxsize=32)
+def make_mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: int) -> Mesh:
+    from jax.experimental import topologies
+
+    choose_platform()
+    sizes = [size for _, size in mesh_shape]
+    describe = functools.partial(
+        topologies.get_topology_desc,
+        platform="cuda",
+        target_config=target.text_proto(cudnn_patch),
+        topology=f"1x1x{math.prod(sizes)}",
+    )
+    have_compiler = installed("jax-cuda13-plugin") and installed("jax-cuda13-pjrt")
+    try:
+        try:
+            topology = describe()
+        except RuntimeError as error:
+            if not have_compiler or "not implemented" not in str(error):
+                raise
+            # JAX was used before, and its CUDA plugin gave up for want of a GPU. Now that the CPU
+            # is chosen, it starts.
+            importlib.import_module("jax_plugins.xla_cuda13").initialize()
+            topology = describe()
+    except (RuntimeError, ValueError) as error:
+        if have_compiler:
+            raise RuntimeError(
+                f"XLA did not take the description of {target.name!r}: {error}"
+            ) from error
+        needs = f"compiling for {target.name} needs XLA's CUDA compiler, which "
+        if sys.platform != "linux":
+            needs += "has no wheels for this system: use a Linux container, Google Colab, or WSL."
+        else:
+            needs += f"is not installed: pip install jax-cuda13-plugin jax-cuda13-pjrt {ASSEMBLER}"
+        raise RuntimeError(needs) from error
+    return topologies.make_mesh(topology, tuple(sizes), tuple(name for name, _ in mesh_shape))
+
+
+def mesh(
+    target: str | Target = "H100", shape: Mapping[str, int] | Sequence[int] | None = None
+) -> Mesh:
+    """A mesh of `target`s that are not here, for functions with a mesh or shardings of their own.
+
+    `shape` is as `aot_compile`'s `mesh_shape`: {"data": 4, "model": 2}; without it, one device. The
+    axes are Auto. Asked again for the same, it is the same mesh. Use it where the real program has
+    `jax.make_mesh`'s: in a NamedSharding, in `jax.shard_map`, in `jax.set_mesh`. Nothing can be
+    computed or stored on it.
+
+    Raises KeyError for an unknown chip, TypeError or ValueError for what is no target or shape, and
+    RuntimeError where no CUDA compiler is installed.
+    """
+    if getattr(target, "name", target) == "local":
+        raise ValueError(
+            'a mesh of the attached GPU is jax.make_mesh\'s; here name a chip, as in target="H100".'
+        )
+    check_process()
+    return make_mesh(resolve(target), axes(shape), 0)
+
+
+def callers_mesh(call: Call, chip: Target) -> Mesh | None:
+    """The compile-only mesh that the arguments are on, or that jax.set_mesh has set."""
+    shardings = [
+        getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((call.args, call.kwargs))
+    ]
+    for mesh in (
+        *(s.mesh for s in shardings if isinstance(s, NamedSharding)),
+        jax.sharding.get_mesh(),
+    ):
+        device = (
+            mesh.devices.flat[0]
+            if isinstance(mesh, Mesh) and mesh.size and mesh.axis_names
+            else None
+        )
+        if device is not None and device.client.runtime_type == "compile_only_runtime":
+            if device.device_kind != chip.device:
+                raise elsewhere(device.device_kind, chip, "")
+            return mesh
+    return None
+
+
+def check_devices(compiled: jax.stages.Compiled, chip: Target, doubt: ValueError) -> None:
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    kinds = {device.device_kind for sharding in shardings for device in sharding.device_set}
+    if kinds - {chip.device}:
+        raise elsewhere(", ".join(sorted(kinds)), chip, doubt) from doubt
+
+
+def elsewhere(devices: str, chip: Target, said: Any) -> ValueError:
+    return ValueError(
+        f"a mesh or sharding is on {devices}, and the program is for {chip.name}: {chip.device}."
+        " Make the mesh with "
+        f'fp8lens.mesh({chip.name!r}, {{"data": 8}}), which needs no devices.'
+        + f" JAX said: {said}"
+        * bool(said)
+    )
+
+
+def axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:
+    if mesh_shape is None:
+        return (("x", 1),)
+    if isinstance(mesh_shape, Mapping):
+        axes = tuple(mesh_shape.items())
+    else:
+        axes = tuple(zip("xyz", mesh_shape)) if isinstance(mesh_shape, (list, tuple)) else ()
+    if not 0 < len(axes) == len(mesh_shape) or not all(
+        isinstance(name, str) and isinstance(n, int) and n > 0 for name, n in axes
+    ):
+        raise ValueError(
+            "mesh_shape must be {axis name: devices} or up to three device counts, such as"
+            f' {{"data": 8}} or (8,); got {mesh_shape!r}.'
+        )
+    if math.prod(n for _, n in axes) > _DEVICES or len(axes) > 32:
+        raise ValueError(
+            f"mesh_shape has {math.prod(n for _, n in axes):,} devices on {len(axes)} axes: the"
+            f" limit is {_DEVICES:,} on 32."
+        )
+    return axes

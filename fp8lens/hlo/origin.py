@@ -1,0 +1,62 @@
+"""Where an instruction comes from: the program's line, its layer, JAX's primitive."""
+
+import functools
+import re
+from pathlib import Path
+
+from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.text import source_path
+
+_NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
+    r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
+    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$"
+)
+NOT_THE_PROGRAM = [
+    str(Path(__file__).parent.parent)
+]  # folders, beside installed packages, whose lines are nobody's program
+
+
+def layer(op_name: str) -> str:
+    """The names of Flax's modules, or of jax.named_scope, in an op_name."""
+    parts = [part for part in op_name.split("/")[1:-1] if not _NO_LAYER.match(part)]
+    names = [re.sub(r"^(?:\w++\()++", "", part).rstrip(")") for part in parts]
+    return "/".join(name for name in names if re.fullmatch(r"[\w.\-]+", name))
+
+
+def is_backward(op_name: str) -> bool:
+    """Whether JAX transposed what the instruction was made from, for a gradient, as op_name tells
+    it. It is for what is shown alone: a scope of the program may be named so.
+    """
+    return "transpose(" in op_name
+
+
+def op_name(instruction: Instruction) -> str:
+    """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the
+    text has none.
+    """
+    metadata = instruction.metadata
+    return metadata.op_name or "" if metadata else ""
+
+
+def primitive(op_name: str) -> str:
+    """The name of JAX's primitive, the last part of an op_name. It is the only part to judge by:
+    scopes, which have whatever name the program gave them, come before it.
+    """
+    return op_name.rpartition("/")[2]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_elsewhere(file: str, folders: tuple[str, ...]) -> bool:
+    return bool(re.search(r"[/\\](site|dist)-packages[/\\]", file)) or file.startswith(folders)
+
+
+def source_line(instruction: Instruction) -> str:
+    """file:line of the program that wrote the instruction, outside of installed packages and of
+    this one where there is such a line; the path relative to the working directory, or the file's
+    name alone.
+    """
+    frames, folders = instruction.frames, tuple(NOT_THE_PROGRAM)
+    own = next(
+        (f for f in frames if not _is_elsewhere(f[0], folders)), frames[0] if frames else None
+    )
+    return f"{source_path(own[0])}:{own[1]}" if own else ""
