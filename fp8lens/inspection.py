@@ -101,7 +101,7 @@ class Inspection:
         names = self.report.opaque
         if not self.is_ours:
             return [(name, "not looked into") for name in names]
-        return [(r.matmul, r.reason) for r in self.reasons if r.matmul.partition(" ")[0] in names]
+        return [(r.matmul, r.reason) for r in self.reasons if r.instruction in names]
 
     @property
     def hlo(self) -> str:

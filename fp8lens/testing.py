@@ -9,8 +9,9 @@ from typing import Any
 
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import inspect
-from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide, why
+from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide
 from fp8lens.report.gemms import GemmReport
+from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import paragraph
 
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
@@ -168,5 +169,5 @@ def assert_fp8_collectives(
     ]
     for c in failed:
         where = f" ({c.source})" if c.source else ""
-        lines += [paragraph(f"{c.name}{where}: {r.reason}", r) for r in why(c)]
+        lines += [paragraph(f"{c.name}{where}: {r.reason}", r) for r in of_collective(c)]
     raise AssertionError("\n".join(lines))

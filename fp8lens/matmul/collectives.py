@@ -29,7 +29,6 @@ from fp8lens.matmul.epilogue import clamp_bounds
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.operands import FP8_MAX
 from fp8lens.matmul.rows import matmuls
-from fp8lens.rules.texts import RULES, Rule
 
 # Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests'
 # doc/PERFORMANCE.md, which takes the whole array for an all-gather's size. There, a broadcast's
@@ -76,7 +75,7 @@ class Collective:
     collectives, and through loops. Matmuls that XLA spelled out as products and sums are not seen.
     `count`: how often it runs; None where that is not known.
 
-    `problems` names the rules of RULES that it breaks; `why` fills them in. `readers`: who else
+    `problems` names the rules of fp8lens.rules.wire that it breaks. `readers`: who else
     reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
     array before an FP8 matmul reads it.
     """
@@ -105,6 +104,26 @@ class Collective:
     def is_fp8(self) -> bool:
         """Whether all that it sends is 8-bit floats."""
         return all(dtype.startswith("f8") for dtype in self.dtype.split(", "))
+
+    @property
+    def is_summed_wide(self) -> bool:
+        """Whether it is a sum that is then quantized for an FP8 matmul."""
+        return self.kind == "all-reduce" and self.feeds_fp8 and not self.is_fp8
+
+    @property
+    def in_words(self) -> dict[str, str]:
+        """What sentences about it name: its type, its sizes, who reads it."""
+        narrow = (parse_shape(text).size for text in self.shapes)
+        return {
+            "dtype": self.dtype,
+            "kind": self.kind,
+            "shapes": _listed(self.shapes),
+            "feeds": _listed(self.feeds),
+            "readers": _listed(self.readers),
+            "kernels": _listed(self.transposed_by),
+            "sent": _size(self.bytes_sent),
+            "would": _size(sum(_SENT[self.kind](n, self.group_size) for n in narrow)),
+        }
 
 
 # Where values come from and go to -----------------------------------------------------------------
@@ -506,32 +525,6 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     return Collectives(found)
 
 
-def _summed_wide(c: Collective) -> bool:
-    """Whether a sum that an FP8 matmul reads is sent whole in a wide type: what is scattered could
-    not be less.
-    """
-    return c.kind == "all-reduce" and c.feeds_fp8 and not c.is_fp8
-
-
-def why(collective: Collective) -> tuple[Rule, ...]:
-    """What a collective lost: rows of RULES, filled in. Empty where it lost nothing; of a sum that
-    is quantized for an FP8 matmul, what could be sent in place of it.
-    """
-    c, shapes = collective, [parse_shape(text) for text in collective.shapes]
-    names = [*c.problems, *["summed wide"] * _summed_wide(c)]
-    fields = {
-        "dtype": c.dtype,
-        "kind": c.kind,
-        "shapes": _listed(c.shapes),
-        "feeds": _listed(c.feeds),
-        "readers": _listed(c.readers),
-        "kernels": _listed(c.transposed_by),
-        "sent": _size(c.bytes_sent),
-        "would": _size(sum(_SENT[c.kind](shape.size, c.group_size) for shape in shapes)),
-    }
-    return tuple(Rule(*(text.format(**fields) for text in RULES[name])) for name in names)
-
-
 def sends_wide(
     found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0
 ) -> list[Collective]:
@@ -544,7 +537,7 @@ def sends_wide(
         if c.kind in kinds
         and c.bytes_sent >= min_bytes
         and not c.is_fp8
-        and ({*c.problems} & _SENT_WIDE or _summed_wide(c))
+        and ({*c.problems} & _SENT_WIDE or c.is_summed_wide)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What one matmul lost and why, and how that prints."""
+"""What one matmul lost, why, and how that prints."""
 
 import dataclasses
 import functools
@@ -6,40 +6,96 @@ import textwrap
 from typing import Any
 
 from fp8lens.hlo.parse import visible
-from fp8lens.rules.texts import Rule
+from fp8lens.rules.facts import NUMPY, Matmul
+from fp8lens.rules.libraries import fix_there
+from fp8lens.rules.rule import Found, Lost, Rule
 
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """What one matmul lost, and why. `lost` is "fp8" (it does not run in FP8 at all), or what
-    stayed outside of the FP8 call: "epilogue" (an activation), "bias", "amax", "output" (a
-    conversion of the result), "scale", "transpose", "pad", "duplicate" (it runs twice), "wire" (it
-    is sent between devices in a wide type), or "kernel" (nobody knows what a kernel does there).
-    `matmul` is its instruction's name in the compiled program, M x N x K, and the layer. `rule`
-    says whose rule it is: a function of XLA, and in quotes what XLA logs (see fp8lens.rules).
-    `source` is the program's line.
+    """What one matmul lost, and why. `lost` is one of `fp8lens.rules.rule.Lost`: "fp8" (it does not
+    run in FP8 at all), or what stayed outside of the FP8 call: "epilogue" (an activation), "bias",
+    "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "duplicate" (it runs
+    twice), "wire" (it is sent between devices in a wide type), or "kernel" (nobody knows what a
+    kernel does there).
+
+    `rule` is the rule's name, of which `fp8lens explain` prints the page, and `authority` whose
+    rule it is: a function of XLA, and in quotes what XLA logs. `matmul` is its instruction's name
+    in the compiled program, M x N x K, and the layer; `instruction` and `layer` are two of these
+    alone. `source` is the program's line.
     """
 
     matmul: str
-    lost: str
+    lost: Lost
     reason: str
     fix: str
     rule: str
+    authority: str
     source: str
+    instruction: str = ""
+    layer: str = ""
 
     def __str__(self) -> str:
         where = f" ({self.source})" if self.source else ""
         return paragraph(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
 
 
-def paragraph(headline: str, reason: Reason | Rule, *further: str) -> str:
+def paragraph(headline: str, reason: Reason, *further: str) -> str:
     """A reason in lines of 100 columns."""
-    lines = (headline, f"  fix: {reason.fix}", f"  rule: {reason.rule}", *further)
+    lines = (
+        headline,
+        f"  fix: {reason.fix}",
+        f"  rule: {reason.rule}: {reason.authority}",
+        *further,
+    )
     wrap = functools.partial(
         textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(
         part for line in map(visible, lines) for part in wrap(line, subsequent_indent=" " * 8)
+    )
+
+
+def texts_of(rule: Rule, found: Found) -> dict[str, Any]:
+    """The rule's texts, and its name, as fields of a Reason."""
+    jax_names = {
+        f"jax_{name}": f"jnp.{NUMPY[value]}"
+        for name, value in found.items()
+        if isinstance(value, str) and value in NUMPY
+    }
+    fields = jax_names | found
+    return {
+        "lost": rule.lost or Lost(found["lost"]),
+        "reason": rule.reason.format(**fields),
+        "fix": rule.fix.format(**fields),
+        "rule": rule.name,
+        "authority": rule.authority,
+    }
+
+
+def of_matmul(m: Matmul, rule: Rule, found: Found) -> Reason:
+    """What a rule found at a matmul, in the terms of the library that wrote it where they are
+    known.
+    """
+    row = m.row
+    known = Found(
+        chip=m.chip.name,
+        library=row.library,
+        math=row.math_dtype,
+        epilogue=row.epilogue,
+        beta=f"{row.beta:g}",
+        out=row.out_dtype,
+        scales=" and ".join(row.scales) or "none",
+    )
+    texts = texts_of(rule, Found(known | found))
+    texts["fix"] += fix_there(rule.name, m.given.instruction)
+    title = f"{row.title} {row.path}" if row.path else row.title
+    return Reason(
+        matmul=title,
+        source=m.given.source or row.source,
+        instruction=row.name,
+        layer=row.path,
+        **texts,
     )
 
 
@@ -52,17 +108,21 @@ class Reasons(list[Reason]):
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
             groups.setdefault((reason.lost, reason.reason, reason.fix), []).append(reason)
-        texts = []
-        for (lost, text, _), alike in groups.items():
-            if len(alike) == 1:
-                texts.append(str(alike[0]))
-                continue
-            places = [f"    {r.matmul}" + f" ({r.source})" * bool(r.source) for r in alike[:5]]
-            places += [f"    and {len(alike) - 5} more"] * (len(alike) > 5)
-            texts.append(paragraph(f"{len(alike)} matmuls lost {lost}: {text}", alike[0], *places))
-        return "\n".join(texts) or self.empty
+        return "\n".join(map(_together, groups.values())) or self.empty
 
     __repr__ = __str__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
+
+
+def _together(alike: list[Reason], most: int = 5) -> str:
+    """A paragraph for reasons that differ in their matmuls alone."""
+    one = alike[0]
+    if len(alike) == 1:
+        return str(one)
+    places = [f"    {r.matmul} ({r.source})" if r.source else f"    {r.matmul}" for r in alike]
+    further = places[:most]
+    if len(places) > most:
+        further.append(f"    and {len(places) - most} more")
+    return paragraph(f"{len(alike)} matmuls lost {one.lost}: {one.reason}", one, *further)

@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
 from fp8lens.hlo.replica_groups import groups
-from fp8lens.matmul.collectives import KINDS, Collectives, collectives, why
-from fp8lens.rules.texts import RULES
+from fp8lens.matmul.collectives import KINDS, Collectives, collectives
+from fp8lens.rules.find import of_collective
+from fp8lens.rules.wire import WIRE
 from tests.programs.corpus import PROGRAMS, corpus
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
@@ -800,11 +801,12 @@ def test_sent_wide_and_the_fix(name):
     cs = collectives(hlo, EIGHT)
     (one,) = (c for c in cs if c.problems)
     assert one.problems == (rule,)
-    (reason,) = why(one)
-    assert reason.fix == RULES[rule].fix.format(
+    (reason,) = of_collective(one)
+    assert reason.rule == WIRE[rule].name
+    assert reason.fix == WIRE[rule].fix.format(
         would=size(one.bytes_sent // 2), sent=size(one.bytes_sent)
     )
-    assert one.dtype in reason.reason and not re.search(r"[{}]", "".join(reason))
+    assert one.dtype in reason.reason and not re.search(r"[{}]", str(reason))
     with pytest.raises(AssertionError) as error:
         assert_fp8_collectives(hlo, kinds=kinds, mesh_shape=EIGHT)
     message = " ".join(str(error.value).split())
@@ -826,7 +828,7 @@ def size(n):
 def test_a_sum_that_is_quantized_and_the_fix():
     (one,) = found(functools.partial(mlp, scattered=False), *MLP)
     assert one.kind == "all-reduce" and one.feeds_fp8 and len(one.fed_by) == 1 and not one.problems
-    (reason,) = why(one)
+    (reason,) = of_collective(one)
     assert "adds in bf16" in reason.reason
     with pytest.raises(AssertionError, match="adds in bf16"):
         assert_fp8_collectives(one.instruction.computation.module, kinds="all-reduce")
@@ -836,7 +838,7 @@ def test_a_sum_that_is_quantized_and_the_fix():
     scatter, gather = found(functools.partial(mlp, scattered=True), *MLP)
     assert (scatter.kind, gather.kind, gather.dtype) == ("reduce-scatter", "all-gather", "f8e4m3fn")
     assert scatter.bytes_sent + gather.bytes_sent == one.bytes_sent * 3 // 4
-    assert not why(scatter) and not why(gather)
+    assert not of_collective(scatter) and not of_collective(gather)
     assert_fp8_collectives(scatter.instruction.computation.module, kinds=KINDS)
 
 
@@ -863,7 +865,7 @@ def test_transposed_after_gathering(w_last, w_spec, transposes, of_all):
     if of_all:
         (kernel,) = cs[0].transposed_by
         assert cs[0].instruction.computation[kernel].shape.size == N * K
-        (reason,) = why(cs[0])
+        (reason,) = of_collective(cs[0])
         assert (
             kernel in reason.reason
             and reason.lost == "transpose"
@@ -881,7 +883,7 @@ def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_fix():
         assert ["gathered twice" in c.problems for c in gathers].count(True) == (not once)
         assert any("transposed after gathering" in c.problems for c in gathers)
         assert {c.dtype for c in cs if c.kind == "reduce-scatter"} == {"bf16"}
-    assert "{" not in "".join(r.reason + r.fix for c in cs for r in why(c))
+    assert "{" not in "".join(r.reason + r.fix for c in cs for r in of_collective(c))
 
 
 # The assertion and the table ----------------------------------------------------------------------

@@ -23,11 +23,12 @@ from fp8lens import inspect
 from fp8lens.compile.stages import dumped
 from fp8lens.inspection import Inspection
 from fp8lens.matmul import unfused
-from fp8lens.matmul.collectives import why
 from fp8lens.matmul.ptx import instructions
-from fp8lens.rules.find import _Matmul
+from fp8lens.rules import find
+from fp8lens.rules.facts import Matmul
+from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import Reasons
-from fp8lens.rules.texts import RULES
+from fp8lens.rules.rule import RULES, Lost
 from helpers import (
     TARGETS,
     aot_compile,
@@ -52,19 +53,6 @@ e4m3, e5m2, f32, bf16, f16 = (
 )
 M, N, K = 64, 128, 256
 BARRIER = jax.lax.optimization_barrier
-LOST = {
-    "fp8",
-    "epilogue",
-    "bias",
-    "amax",
-    "output",
-    "scale",
-    "transpose",
-    "pad",
-    "duplicate",
-    "wire",
-    "kernel",
-}
 
 
 def S(*dims, dtype=e4m3):
@@ -1957,7 +1945,17 @@ for name, (case, after) in SENT.items():
         "gathered twice": ("epilogue", "output", "scale", "transpose"),
         "summed wide": ("output",),
     }.get(name, ())
-    CASES[name] = Case(RULES[name].lost, "", fn, args, fix, fix_args, options, fix_options, beside)
+    CASES[name] = Case(
+        "transpose" if name.startswith("transposed") else "wire",
+        "",
+        fn,
+        args,
+        fix,
+        fix_args,
+        options,
+        fix_options,
+        beside,
+    )
 
 
 def exchanged(fn):
@@ -2018,7 +2016,7 @@ def test_the_reason_is_given_and_its_fix_fixes(name):
     right = [r for r in found if r.lost == case.lost and re.search(case.says, r.reason)]
     assert right or name in SENT, "\n".join(map(str, found)) or "no reason at all"
     for reason in found:
-        assert reason.lost in LOST and reason.fix and reason.rule
+        assert reason.lost in Lost and reason.fix and reason.rule
         assert ("unknown" in reason.reason) == (reason.lost == "kernel")
         # JAX 0.10's XLA leaves a dot with an algorithm no metadata, and the partitioner a gather.
         unnamed = (name == "an algorithm" or reason.lost == "wire") and not reason.source
@@ -2067,34 +2065,29 @@ def test_the_fix_keeps_the_numbers(name):
 
 @functools.cache
 def pattern(name: str) -> re.Pattern:
-    """What a rule's texts are with its {names} filled in, and what may stand behind its reason and
-    its rule.
-    """
+    """What a rule's texts are with its {names} filled in, and what may stand behind its reason."""
 
     class Blank(dict):
         def __missing__(self, name):
             return f"\0{name}\0"
 
-    lost, reason, fix, rule = (re.escape(text.format_map(Blank())) for text in RULES[name])
+    rule = RULES[name]
+    fix, reason = (re.escape(text.format_map(Blank())) for text in (rule.fix, rule.reason))
     known: set[str] = set()
 
     def named(m):
         return ".*" if m[1] in known or known.add(m[1]) else f"(?P<{m[1]}>.*)"
 
-    return re.compile(
-        re.sub(r"\0(\w+)\0", named, rf"{lost}\n{rule}( \(.*\))?\n{fix}\n{reason}(; .*)?")
-    )
+    return re.compile(re.sub(r"\0(\w+)\0", named, rf"{fix}\n{reason}(; .*)?"))
 
 
 def broken_rules(of: Inspection) -> dict[str, list[dict[str, str]]]:
-    """The rules that a program breaks, and what their {names} are; each text is that of one
-    rule.
-    """
+    """The rules that a program breaks, and what their {names} are."""
     found = {}
-    for r in [*of.reasons, *(rule for c in of.collectives for rule in why(c))]:
-        text = "\n".join((r.lost, r.rule, r.fix, r.reason))
-        ((rule, match),) = [(rule, m) for rule in RULES if (m := pattern(rule).fullmatch(text))]
-        found.setdefault(rule, []).append(match.groupdict())
+    for r in [*of.reasons, *(rule for c in of.collectives for rule in of_collective(c))]:
+        match = pattern(r.rule).fullmatch(f"{r.fix}\n{r.reason}")
+        assert match, r
+        found.setdefault(r.rule, []).append(match.groupdict())
     return found
 
 
@@ -2105,11 +2098,11 @@ WORDS = {
     "what": {"matrix", "vector", "scalar"},
 }
 ONLY = {
-    "gathered": {"side": {"right"}},  # of a left one XLA gathers the FP8 array
-    "moved first": {"step": {"activation", "bias"}},  # XLA moves the others in front of a transpose
-    "activation after scale": {"step": {"relu", "activation"}},
-    "activation and reader": {"step": {"relu", "activation"}},
-    "amax before": {"step": {"relu", "activation", "bias"}},
+    "gathered-operand": {"side": {"right"}},  # of a left one XLA gathers the FP8 array
+    "moved-first": {"step": {"activation", "bias"}},  # XLA moves the others in front of a transpose
+    "activation-after-scale": {"step": {"relu", "activation"}},
+    "activation-and-reader": {"step": {"relu", "activation"}},
+    "amax-before": {"step": {"relu", "activation", "bias"}},
 }
 FORMS = (
     r"; what follows, \w+, stays",
@@ -2130,7 +2123,7 @@ FORMS = (
 )
 # What no program can be had for is tried below.
 UNKNOWN = {name for name, rule in RULES.items() if rule.reason.startswith("unknown")} - {
-    "not looked into"
+    "opaque-kernel"
 }
 
 
@@ -2143,7 +2136,7 @@ def test_every_rule_is_tried_in_each_of_its_forms_and_its_fix_applied():
         if case.fixed is not None:
             gone |= broken.keys() - broken_rules(fixed(name))
     assert RULES.keys() - said.keys() == UNKNOWN
-    assert RULES.keys() - gone == UNKNOWN | {"not looked into"}  # whose fixes tell where to look
+    assert RULES.keys() - gone == UNKNOWN | {"opaque-kernel"}  # whose fixes tell where to look
     for name, fields in said.items():
         words = WORDS | ONLY.get(name, {})
         for word in words.keys() & fields[0]:
@@ -2330,7 +2323,7 @@ for name in sys.argv[1:]:
 def has_a_log(name):
     """Whether XLA's log may say something of a case: a reason quotes it, or FP8 was lost."""
     return (
-        any('"' in reason.rule or reason.lost == "fp8" for reason in reasons(name))
+        any('"' in reason.authority or reason.lost == "fp8" for reason in reasons(name))
         or not all(row.is_fp8 for row in seen(name).report.rows)
         or os.environ.get("NIGHTLY") == "1"
     )
@@ -2359,14 +2352,14 @@ def test_reasons_agree_with_xlas_own_log():
     for name, log in logs.items():
         log = " ".join(log.split())
         for reason in reasons(name):
-            for sentence in re.findall(r'"([^"]+)"', reason.rule):
+            for sentence in re.findall(r'"([^"]+)"', reason.authority):
                 quoted.add(sentence)
                 assert sentence in log, f"{name}: XLA did not log {sentence!r}"
         if "not rewritten into FP8 Custom Call" in log:
             assert any(r.lost == "fp8" for r in reasons(name)), name
         for refusal in re.findall(r"Failed to rewrite .*? into FP8 Custom Call\. ([\w ]+)", log):
             lost = [r for r in reasons(name) if r.lost == "fp8"]
-            assert lost and any(refusal[:20] in r.rule for r in lost), (
+            assert lost and any(refusal[:20] in r.authority for r in lost), (
                 f"{name}: XLA logged {refusal!r}"
             )
     assert len(quoted) >= 7
@@ -2388,21 +2381,15 @@ def test_what_no_rule_explains_is_said_to_be_unknown():
     (row,) = report_gemms(compiled).rows
     dot = next(i for i in before.entry if i.opcode == "dot")
     written = parse_hlo_module(stages[0].text)
-    lost = _Matmul(
-        dataclasses.replace(row, math_dtype="bf16"), dot, written, TARGETS["H100"]
-    ).not_fp8()
+    wide = dataclasses.replace(row, math_dtype="bf16")
+    lost = find.not_fp8(Matmul(wide, dot, written, TARGETS["H100"]))
     assert lost.lost == "fp8" and lost.reason.startswith("unknown: ")
     assert "operands f8e4m3fn and f8e4m3fn" in lost.reason
-    matmul = _Matmul(row, dot, written, TARGETS["H100"])
-    (left,) = matmul._after([unfused.UnfusedKernel(row.instruction, ("epilogue",))])
-    assert (
-        left.lost == "epilogue"
-        and left.reason.startswith("unknown: ")
-        and "result f8e4m3fn" in left.reason
-    )
-    gone = _Matmul(
-        dataclasses.replace(row, math_dtype="bf16"), None, written, TARGETS["H100"]
-    ).not_fp8()
+    matmul = Matmul(row, dot, written, TARGETS["H100"])
+    (left,) = find.behind(matmul, ["epilogue"])
+    assert left.lost == "epilogue"
+    assert left.reason.startswith("unknown: ") and "result f8e4m3fn" in left.reason
+    gone = find.not_fp8(Matmul(wide, None, written, TARGETS["H100"]))
     assert gone.reason.startswith("unknown: no dot") and row.op_name in gone.reason
 
 

@@ -113,6 +113,7 @@ def figures(inspection: Inspection, names: Names | None = None, reasons: bool = 
         # "NAME [SIZES] LAYER", "NAME LAYER", or of a collective "NAME, NAME".
         shown = re.match(r".*?\]|\S+(?:, \S+)*", reason["matmul"])
         reason["matmul"] = shown[0]
+        del reason["layer"]
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if names:
         old = {new: old for old, new in names.instructions.items()}

@@ -1,0 +1,340 @@
+"""Vectors and matrices that are added outside of the call."""
+
+from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.values import look_through, operand
+from fp8lens.matmul.epilogue import along_columns
+from fp8lens.matmul.operands import FP8_MAX
+from fp8lens.matmul.unfused import inside
+from fp8lens.rules.facts import NUMPY, Cause, InFront, Matmul
+from fp8lens.rules.rule import Found, Lost, found_if, rule
+from fp8lens.rules.scales import in_front_of_codes, moved_in_front_of_codes
+
+_BIASES = ("bias", "matrix bias")
+
+
+@rule(
+    "bias-after-scale",
+    lost=Lost.BIAS,
+    reason="what is added is added to a scaled result, and the call adds it before it scales",
+    fix="multiply the scale into an operand's, outside of the program, or add before it",
+    source="HandleAdd",
+)
+def bias_after_scale(cause: Cause) -> Found | None:
+    """Something is added to the scaled result, and the call scales last."""
+    is_first = cause.is_factor and not cause.is_another_scale
+    return found_if(is_first and cause.following in _BIASES)
+
+
+@rule(
+    "bias-and-reader",
+    lost=Lost.BIAS,
+    reason="the dot's result is read by the addition and by something else as well",
+    fix="read the sum instead: a call has one result",
+    source="HandleAdd: WithOneUser",
+)
+def bias_and_reader(cause: Cause) -> Found | None:
+    """The sum is not the only reader of the dot's result."""
+    return found_if(cause.kind in _BIASES and cause.is_read_twice)
+
+
+@rule(
+    "scalar-added",
+    lost=Lost.BIAS,
+    reason="a scalar is added to every element, and the call's bias is a vector",
+    fix="pass it as a bfloat16 vector with one element for each column",
+    source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+)
+def scalar_added(cause: Cause) -> Found | None:
+    """One number is added to all elements."""
+    return found_if(_is_scalar_behind(cause) and cause.first.at.opcode == "add")
+
+
+def _is_scalar_behind(cause: Cause) -> bool:
+    """Whether one number is added to the result, or subtracted from it."""
+    step = cause.first
+    if cause.kind not in ("activation", "bias") or step.at.opcode not in ("add", "subtract"):
+        return False
+    is_scalar = step.other is not None and step.other.shape.size == 1
+    return is_scalar and step.value.name in step.at.operands
+
+
+@rule(
+    "subtracted",
+    lost=Lost.BIAS,
+    reason=(
+        "a {what} is subtracted, or the result from it, and XLA takes only additions into the call"
+    ),
+    fix="pass the {what}, or an operand's scale, negated, and add",
+    source="HandleAdd",
+)
+def subtracted(cause: Cause) -> Found | None:
+    """Something is subtracted from the result, or the result from something."""
+    if cause.first.at.opcode != "subtract":
+        return None
+    if _is_scalar_behind(cause):
+        return Found(what="scalar")
+    what = "matrix" if cause.kind == "matrix bias" else "vector"
+    return found_if(cause.kind in _BIASES, what=what)
+
+
+@rule(
+    "matrix-after-epilogue",
+    lost=Lost.BIAS,
+    reason="a matrix is added after another epilogue ({epilogue}, beta {beta})",
+    fix="add the matrix to the dot's result, before its activation",
+    source="FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
+)
+def matrix_after_epilogue(cause: Cause) -> Found | None:
+    """A matrix is added behind a bias or an activation, or behind another matrix."""
+    has_epilogue = cause.row.epilogue != "DEFAULT" or cause.row.beta
+    return found_if(cause.kind == "matrix bias" and has_epilogue)
+
+
+@rule(
+    "bias-per-row",
+    lost=Lost.BIAS,
+    reason=(
+        "the vector that is added has one element for each row, and the call's bias one for each "
+        "column"
+    ),
+    fix=(
+        "compute the transposed product (exchange the operands), where it is a bias for each column"
+    ),
+    source="FuseVectorBiasAdd: the bias runs along the minor dimension",
+)
+def for_each_row(cause: Cause) -> Found | None:
+    """The vector runs along the result's rows, and the call's along its columns."""
+    if cause.kind != "bias":
+        return None
+    step = cause.first
+    added = next(name for name in step.at.operands if name != step.value.name)
+    return found_if(not along_columns(step.at.computation[added]))
+
+
+def _vectors(cause: Cause | InFront) -> Instruction | None:
+    """What is added, where that has more dimensions than a vector."""
+    if isinstance(cause, InFront):
+        is_spread = "broadcast" in cause.opcodes and "multiply" not in cause.opcodes
+        if cause.work != "bias" or cause.kernel.opcode == "copy" or not is_spread:
+            return None
+        return next(operand(i, 0) for i in inside(cause.kernel) if i.opcode == "broadcast")
+    other = cause.first.other
+    is_several = cause.kind == "bias" and other is not None and len(other.shape.dims) > 1
+    return other if is_several else None
+
+
+def is_bias_by_columns(cause: Cause | InFront) -> bool:
+    """Whether vectors are added to a result that XLA has written by columns."""
+    m = cause.matmul
+    if _vectors(cause) is None or m.dot is None:
+        return False
+    return any(s.kind == "move" and s.at.opcode == "bitcast" for s in m.steps)
+
+
+@rule(
+    "several-biases",
+    lost=Lost.BIAS,
+    reason=(
+        "a vector is added for each matrix of a batch or part of the rows, and the call's bias "
+        "is one for all of them"
+    ),
+    fix=(
+        "add one vector, or leave this kernel; what is passed as large as the result goes into "
+        "the call"
+    ),
+    source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+)
+def several_biases(cause: Cause | InFront) -> Found | None:
+    """There is a vector for each of several matrices."""
+    vectors = _vectors(cause)
+    if vectors is None or is_bias_by_columns(cause):
+        return None
+    return found_if(vectors.shape.dims[-1:] == (cause.matmul.row.n,))
+
+
+@rule(
+    "split-columns",
+    lost=Lost.BIAS,
+    reason=(
+        "the result's columns were split before a bias of several dimensions was added; the "
+        "call's is a vector"
+    ),
+    fix="add a vector, and split the columns after",
+    source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
+)
+def split_columns(cause: Cause | InFront) -> Found | None:
+    """The columns were split into several dimensions in front of the addition."""
+    vectors = _vectors(cause)
+    if vectors is None or is_bias_by_columns(cause):
+        return None
+    return found_if(vectors.shape.dims[-1:] != (cause.matmul.row.n,))
+
+
+def _types(cause: Cause) -> dict[str, str]:
+    """The bias's type, the dot's, and the one that the call takes beside it."""
+    assert cause.matmul.dot is not None and cause.first.other is not None
+    dtype = cause.matmul.dot.shape.dtype
+    bias = cause.first.other.shape.dtype
+    if bias == "f32":  # XLA looks behind a conversion to float32 only
+        bias = look_through(cause.first.other).shape.dtype
+    fits = "f16" if dtype == "f16" else "bf16"
+    return {"bias": bias, "dtype": dtype, "fits": fits, "jax_fits": f"jnp.{NUMPY[fits]}"}
+
+
+@rule(
+    "late-bias",
+    lost=Lost.BIAS,
+    reason=(
+        "the addition stands where the call cannot take it (its epilogue is {epilogue}, beta "
+        "{beta})"
+    ),
+    fix="add the bias directly to the dot's result, before activation, scale or an added matrix",
+    source="FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
+)
+def late_bias(cause: Cause) -> Found | None:
+    """The vector is added behind an activation, a scale or a matrix."""
+    if cause.kind != "bias":
+        return None
+    types = _types(cause)
+    return found_if(types["bias"] == types["fits"])
+
+
+@rule(
+    "bias-of-another-type",
+    lost=Lost.BIAS,
+    reason="the bias vector is {bias}, which FP8 calls do not take with a {dtype} dot",
+    fix="pass it as {jax_fits}, and convert it in the program to add it",
+    source="FuseVectorBiasAdd: of vectors that are converted to float32 it takes bfloat16 alone",
+)
+def bias_of_another_type(cause: Cause) -> Found | None:
+    """The vector has another 16- or 8-bit type than the call takes beside a float32 dot."""
+    if cause.kind != "bias":
+        return None
+    types = _types(cause)
+    return found_if(types["dtype"] == "f32" != types["bias"], **types)
+
+
+@rule(
+    "bias-in-f32",
+    lost=Lost.BIAS,
+    reason="the bias vector is {bias}, which FP8 calls do not take with a {dtype} dot",
+    fix="pass it as {jax_fits}, and convert it in the program to add it",
+    source="FuseVectorBiasAdd: a float32 bias must be a conversion of a 16-bit one",
+)
+def bias_in_f32(cause: Cause) -> Found | None:
+    """The vector is float32, and XLA looks for a 16-bit one."""
+    return Found(_types(cause)) if cause.kind == "bias" else None
+
+
+@rule(
+    "copied-matrix",
+    lost=Lost.BIAS,
+    reason=(
+        "the matrix that is added is an argument of another shape, {shape}, and a kernel copies "
+        "it: of what is reshaped XLA believes that the call may write over it"
+    ),
+    fix=(
+        "pass it in the shape of the dot's result, rows by columns; or donate it (jax.jit's "
+        "donate_argnums), where nobody reads it later"
+    ),
+    source=(
+        "FuseMatrixBiasAdd: the call writes over a matrix that has no other reader, and is not "
+        "an argument itself"
+    ),
+)
+def copied_matrix(kernel: InFront) -> Found | None:
+    """The call writes over the matrix that it adds, so what may not be lost is copied first."""
+    if kernel.work != "bias" or kernel.kernel.opcode != "copy":
+        return None
+    return Found(shape=look_through(kernel.kernel, ("bitcast", "copy")).shape.brief)
+
+
+@rule(
+    "prepared-bias",
+    lost=Lost.BIAS,
+    reason=(
+        "the bias, or the matrix that is added, is converted or scaled by a kernel before the "
+        "call reads it"
+    ),
+    fix=(
+        "pass it in the type of the dequantization (a vector: bfloat16, or float16 under "
+        "float16), as it is, and without a factor"
+    ),
+    source="FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
+)
+def prepared_bias(kernel: InFront) -> Found | None:
+    """A kernel converts or scales what is added."""
+    return found_if(kernel.work == "bias")
+
+
+@rule(
+    "merged-then-added",
+    lost=Lost.BIAS,
+    reason=(
+        "XLA merged dots that share an operand, and a kernel adds their results, which the "
+        "second call could do"
+    ),
+    fix="compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}",
+    source=(
+        "XLA's dot_merger.cc; FuseMatrixBiasAdd: one dot's result is the matrix that the other's "
+        "call adds"
+    ),
+)
+def merged_then_added(m: Matmul) -> Found | None:
+    """XLA merged two dots whose results are added."""
+    if m.dot is None:
+        return None
+    users = m.dot.computation.users
+    parts = users.get(m.dot.name, [])
+    added = {user for part in parts for user in users.get(part.name, [m.dot])}
+    are_parts = {i.opcode for i in parts} == {"slice"}
+    return found_if(are_parts and [i.opcode for i in added] == ["add"] and not m.as_written)
+
+
+# Wrong numbers, and what the GPU refuses ----------------------------------------------------------
+
+
+@rule(
+    "bias-of-codes",
+    lost=Lost.BIAS,
+    reason=(
+        "wrong numbers, by an error of XLA's: what is added behind the conversion to FP8 it adds "
+        "in front of the result's scale, clamp and conversion"
+    ),
+    fix=(
+        "add a bfloat16 vector to the dot's result; or put jax.lax.optimization_barrier behind "
+        "the conversion"
+    ),
+    source="FuseVectorBiasAdd: the call may have an FP8 result",
+)
+def bias_of_codes(m: Matmul) -> list[Found]:
+    """XLA adds in front of the conversion to FP8 what is added behind it."""
+    return [Found()] if _is_of_codes(m) else []
+
+
+def _is_of_codes(m: Matmul) -> bool:
+    is_moved = "output" in in_front_of_codes(m) and "bias" in moved_in_front_of_codes(m)
+    return is_moved and "BIAS" in m.row.epilogue
+
+
+@rule(
+    "no-cublaslt-bias",
+    lost=Lost.BIAS,
+    reason=(
+        "the call adds a vector of {bias}, for which cuBLASLt has no kernel: XLA does not look, "
+        "and the GPU will refuse it"
+    ),
+    fix=(
+        "pass the vector as bfloat16, add it to a dot in float32 or bfloat16 "
+        "(preferred_element_type), and clamp and convert to FP8 last"
+    ),
+    source=(
+        "docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types (not measured here)"
+    ),
+)
+def no_such_bias(m: Matmul) -> list[Found]:
+    """The call adds a vector of a type that cuBLASLt does not add."""
+    if _is_of_codes(m) or "BIAS" not in m.row.epilogue:
+        return []
+    added = (m.row.instruction.computation[name].shape for name in m.row.instruction.operands[2:])
+    return [Found(bias=v.dtype) for v in added if len(v.dims) == 1 and v.dtype in FP8_MAX]

@@ -1,0 +1,585 @@
+"""What the rules ask of a matmul: the compiled row, the dot that it was, and what became of its
+operands and its result.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+
+from fp8lens.hlo.ops import COLLECTIVES, CUTS, DOTS, ELEMENTWISE, MOVES, SOURCES, padded
+from fp8lens.hlo.origin import op_name, primitive
+from fp8lens.hlo.parse import HloModule, Instruction
+from fp8lens.hlo.program import fused, results
+from fp8lens.hlo.values import depends, is_transpose, is_zero, look_through, operand
+from fp8lens.matmul.epilogue import Result, Step, clamp_bounds, is_tanh_gelu
+from fp8lens.matmul.match import work
+from fp8lens.matmul.operands import FAR, FP8_MAX, Operand
+from fp8lens.matmul.rows import GemmRow, matmuls
+from fp8lens.matmul.unfused import UnfusedKernel, inside
+from fp8lens.targets import Target
+
+NUMPY = {
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+}
+# What a step is called in a sentence, where its kind is not the word.
+NOUNS = {
+    "output": "conversion",
+    "alpha": "factor",
+    "negate": "scale",
+    "vector scale": "scale",
+    "matrix bias": "bias",
+}
+_LOST = {
+    "alpha": "scale",
+    "relu": "epilogue",
+    "activation": "epilogue",
+    "clamp": "output",
+    "output": "output",
+}
+_OF_CONSTANTS = ELEMENTWISE | MOVES | {"constant", "iota"}
+
+
+class Matmul:
+    """One matmul: its `row` in the compiled program, the `dot` that XLA's rewriter saw (None where
+    there was none), the program as `written`, and the kernels `near` it. `given` is the dot's row,
+    or else the compiled one; `sides` are the dot's operands, left and right.
+    """
+
+    def __init__(
+        self,
+        row: GemmRow,
+        dot: Instruction | None,
+        written: HloModule,
+        chip: Target,
+        near: Sequence[UnfusedKernel] = (),
+    ):
+        self.row, self.dot, self.written, self.chip, self.near = row, dot, written, chip, near
+        self.given: GemmRow = matmuls(dot)[0] if dot else row
+        self.sides: list[Operand] = []
+        if dot:
+            self.sides = [Operand(operand(dot, 0), "left"), Operand(operand(dot, 1), "right")]
+
+    @cached_property
+    def as_written(self) -> list[GemmRow]:
+        """The program's own matmuls of this one's size: XLA may have made it of others."""
+        dots = (i for i in self.written if i.opcode in DOTS)
+        return [row for i in dots for row in matmuls(i) if work(row) == work(self.given)]
+
+    @cached_property
+    def result(self) -> Result:
+        """What the program does with the dot's result. There must be a dot."""
+        assert self.dot is not None
+        return Result(self.dot)
+
+    @property
+    def steps(self) -> list[Step]:
+        """What the program does with the dot's result, in order."""
+        return self.result.steps if self.dot is not None else []
+
+    @property
+    def is_cublaslt(self) -> bool:
+        """Whether cuBLASLt runs it: the rules of XLA's rewriter are about its calls."""
+        return self.row.library == "cublasLt"
+
+    @property
+    def result_is_fp8(self) -> bool:
+        """Whether the dot's own result is FP8, before anything is done with it."""
+        return self.dot is not None and self.dot.shape.dtype in FP8_MAX
+
+    # Operands -------------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> list[Operand]:
+        """The operands behind which XLA finds no FP8 array."""
+        return [side for side in self.sides if side.fp8 is None]
+
+    @property
+    def blocked(self) -> Instruction | None:
+        """Where XLA's search for the first missing operand's FP8 array ends, if there is one."""
+        return self.missing[0].blocked if self.missing else None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether XLA finds an FP8 array behind both operands of the dot."""
+        return self.dot is not None and not self.missing
+
+    @property
+    def types(self) -> list[str]:
+        """The FP8 types behind the operands, left and right."""
+        return [side.fp8.shape.dtype for side in self.sides if side.fp8 is not None]
+
+    @property
+    def broken(self) -> Operand | None:
+        """The first operand with an FP8 array that something keeps XLA from taking."""
+        return next((side for side in self.sides if side.problem), None)
+
+    @cached_property
+    def folded(self) -> Operand | None:
+        """The first missing operand that is made of constants alone."""
+        return next((side for side in self.missing if is_constant(side.operand)), None)
+
+    def thin(self, names: str) -> list[str]:
+        """Those of M, N and K that are 1."""
+        return [name for name in names if getattr(self.row, name.lower()) == 1]
+
+    def odd(self, names: str) -> list[str]:
+        """The sizes that an FP8 call does not take as they are, as "N = 100"."""
+        # As the program has them: XLA may have padded to multiples of 8 before the rewriter.
+        row = self.as_written[0] if self.as_written else self.given
+        sizes = [(name, getattr(row, name.lower())) for name in names]
+        return [f"{name} = {size}" for name, size in sizes if padded(size) != size]
+
+    @property
+    def is_block_scaled(self) -> bool:
+        """Whether it was one in the program as written: one of its size, and no plain dot of that
+        size that it may be instead; where there are both, JAX's op_name tells them apart.
+        """
+        if self.dot is None:
+            return False
+        if self.dot.opcode == "scaled-dot":
+            return True
+        calls = [
+            i
+            for i in self.written
+            if i.custom_call_target == "__op$block_scaled_dot"
+            and work(matmuls(i)[0]) == work(self.given)
+        ]
+        if not calls or not self.as_written:
+            return bool(calls)
+        return any(self.row.op_name.endswith(op_name(i) or "-") for i in calls)
+
+    # What the call did not take -------------------------------------------------------------------
+
+    def unfused(self, steps: list[Step]) -> Iterator[Step]:
+        """The steps that the call did not take, in order. Once one stays outside, what follows it
+        does too.
+        """
+        row, blocked = self.row, False
+        taken = {
+            "bias": "BIAS" in row.epilogue,
+            "matrix bias": row.beta != 0,
+            "relu": "RELU" in row.epilogue,
+            "activation": "GELU" in row.epilogue,
+            "alpha": row.alpha != 1,
+        }
+        to_fp8 = row.out_dtype.startswith("f8") and not self.result_is_fp8
+        spare = [
+            letter
+            for letter, side in zip("ab", self.sides, strict=False)
+            if side.scale is None and letter in row.scales
+        ]
+        for step in steps:
+            if step.kind == "amax":
+                if not row.amax or step.value.shape.dtype.startswith("f8"):
+                    yield step
+                continue
+            if step.kind == "move":
+                continue
+            if not blocked:
+                if _is_results_scale(step, row) and to_fp8:
+                    continue
+                if spare and _is_operands_scale(step, taken):
+                    spare.pop()
+                    continue
+                if _is_results_type(step, row, to_fp8):
+                    continue
+                if taken.pop(step.kind, False):
+                    continue
+            blocked = True
+            yield step
+
+    @cached_property
+    def left(self) -> list[Step]:
+        """The steps that the call did not take."""
+        return list(self.unfused(self.steps))
+
+    @property
+    def main(self) -> list[Step]:
+        """Those of `left` that are no amax."""
+        return [step for step in self.left if step.kind not in ("amax", "move")]
+
+
+def _is_results_scale(step: Step, row: GemmRow) -> bool:
+    """Whether the call may take a step as the scale of an FP8 result."""
+    return step.kind == "scale" and "d" in row.scales and step.value.shape.dtype not in FP8_MAX
+
+
+def _is_operands_scale(step: Step, taken: dict[str, bool]) -> bool:
+    """Whether the call may take a step as an operand's scale."""
+    return step.kind == "scale" or step.kind == "alpha" and not taken.get("alpha")
+
+
+def _is_results_type(step: Step, row: GemmRow, to_fp8: bool) -> bool:
+    """Whether the call does a step by writing what it writes."""
+    if step.kind == "output" and row.out_dtype == step.at.shape.dtype:
+        return True
+    return step.kind in ("clamp", "output") and to_fp8
+
+
+# A kernel in front of a matmul --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class InFront:
+    """A kernel that makes an operand, a scale or a bias, and one piece of work of it ("transpose",
+    "pad", "scale", "bias", ...) that the call could do.
+    """
+
+    matmul: Matmul
+    kernel: Instruction
+    work: str
+
+    @cached_property
+    def opcodes(self) -> set[str]:
+        """What the kernel computes with."""
+        return {i.opcode for i in inside(self.kernel)}
+
+    @cached_property
+    def side(self) -> str:
+        """The operand that it makes, "left" or "right"; of a kernel that quantizes what another has
+        transposed, the other's.
+        """
+        left = look_through(operand(self.matmul.row.instruction, 0), _NAMED)
+        made_of = [look_through(operand(left, n), _NAMED).name for n in range(len(left.operands))]
+        return "left" if self.kernel.name in (left.name, *made_of) else "right"
+
+    @property
+    def argument(self) -> str:
+        """The name of the argument that it reads, as " (name)"; empty where it reads none."""
+        origin = look_through(operand(self.kernel, 0), _NAMED)
+        name = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
+        return f" ({name})" if name else ""
+
+    @property
+    def keeps_the_last(self) -> bool:
+        """Whether it transposes, and what was the last dimension stays the last."""
+        for i in inside(self.kernel):
+            if i.opcode == "transpose":
+                dims = re.findall(r"\d+", i.attributes.get("dimensions", ""))
+                return bool(dims) and dims[-1] == str(len(dims) - 1)
+        return False
+
+
+_NAMED = ("bitcast", "reshape", "copy", "get-tuple-element")
+
+
+# What stayed outside behind a matmul --------------------------------------------------------------
+
+
+class Cause:
+    """The steps that stayed outside, the first of which is to blame: the others stay outside
+    because of it. `ahead` are the steps in front of it.
+    """
+
+    def __init__(self, matmul: Matmul, left: list[Step]):
+        self.matmul, self.left, self.result = matmul, left, matmul.result
+        self.row = matmul.row
+        to_fp8 = [
+            n
+            for n, step in enumerate(left)
+            if step.kind == "output" and step.at.shape.dtype in FP8_MAX
+        ]
+        self.group: list[Step] = left[: to_fp8[0] + 1] if to_fp8 else []
+        before = {step.kind for step in self.group[:-1]}
+        #: Whether all there is in front of the conversion to FP8 belongs to it: scale and clamp.
+        self.converts = bool(to_fp8) and before <= {"scale", "alpha", "negate", "clamp", "output"}
+        if self.converts and self.group[:-1] and self.group[0].kind == "output":
+            self.converts = False
+        self.first = left[0]
+        self.noun = NOUNS.get(self.first.kind, self.first.kind)
+        self.lost = _LOST.get(self.first.kind, self.noun)
+        blamed = self.first
+        if self.converts:
+            self.noun, self.lost, blamed = "conversion", "output", self.group[-1]
+        self.in_front = self.result.steps[: self.result.steps.index(blamed)]
+        self.ahead = self.result.steps[: self.result.steps.index(self.first)]
+
+    @property
+    def kind(self) -> str:
+        """The first step's kind."""
+        return self.first.kind
+
+    @property
+    def following(self) -> str:
+        """The kind of the step behind the first one that stayed outside, or ""."""
+        return self.left[1].kind if len(self.left) > 1 else ""
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether the first is a factor: a scale, or a constant."""
+        return self.kind in ("scale", "alpha")
+
+    @property
+    def kinds_ahead(self) -> list[str]:
+        """The kinds of the steps in front of the first."""
+        return [step.kind for step in self.ahead]
+
+    @property
+    def is_another_scale(self) -> bool:
+        """Whether the first is a scale behind a scale."""
+        return self.kind == "scale" and "scale" in self.kinds_ahead
+
+    @property
+    def activates_otherwise(self) -> bool:
+        """Whether what follows the first is an activation that no call has."""
+        return self.following == "activation" and not is_tanh_gelu(self.left[1])
+
+    @property
+    def is_read_twice(self) -> bool:
+        """Whether something else reads what the first step reads."""
+        value = self.first.value
+        if any(read is value for read, _ in self.result.readers):
+            return True
+        return any(s.kind == "amax" and s.value is value for s in self.result.steps)
+
+    @property
+    def users(self) -> list[Instruction]:
+        """Who reads what the first step reads."""
+        value = self.first.value
+        return value.computation.users[value.name]
+
+    @property
+    def reads(self) -> str:
+        """The type that the first step reads."""
+        return self.first.value.shape.dtype
+
+    @property
+    def writes(self) -> str:
+        """The type that the first step writes."""
+        return self.first.at.shape.dtype
+
+    @cached_property
+    def transposed(self) -> Instruction | None:
+        """What transposes the result in front of the step, where no call would take it as it is."""
+        moves = (step.at for step in self.in_front if step.kind == "move")
+        found = next((move for move in moves if is_transpose(move)), None)
+        return None if self.lost == "scale" and "a" in self.row.scales else found
+
+    @property
+    def is_xlas_transpose(self) -> bool:
+        """Whether XLA transposed for a collective: the program has no such step."""
+        move = self.transposed
+        if move is None or primitive(op_name(move)).endswith(("transpose", "reshape")):
+            return False
+        return any(i.opcode.startswith(COLLECTIVES) and depends(i, move) for i in move.computation)
+
+    @cached_property
+    def apart(self) -> str:
+        """What a move does to the result in front of the step beside laying it out anew: how the
+        reason says it; "" where nothing.
+        """
+        cut = "cut" if self.converts and not self.matmul.odd("MN") else ""
+        return next(filter(None, (_apart(step, cut) for step in self.in_front)), "")
+
+    @property
+    def rest(self) -> str:
+        """What stays outside with the first step, as "bias and conversion"; or ""."""
+        nouns = list(dict.fromkeys(NOUNS.get(step.kind, step.kind) for step in self.left[1:]))
+        if len(nouns) > 1:
+            nouns = [", ".join(nouns[:-1]), nouns[-1]]
+        return " and ".join(nouns)
+
+
+def _apart(step: Step, cut: str) -> str:
+    if step.kind != "move":
+        return ""
+    if step.at.opcode in CUTS:
+        parts = step.value.computation.users.get(step.value.name, ())
+        return "cut into parts" if len(parts) > 1 else cut
+    how = {
+        "concatenate": "joined with others",
+        "reverse": "reversed",
+        "select": "masked",
+        "opt-barrier": "barrier",
+    }
+    return how.get(step.at.opcode, "")
+
+
+def cause_of(matmul: Matmul, left: list[Step]) -> "Cause":
+    """What the first of the steps that stayed outside belongs to."""
+    cause = Cause(matmul, left)
+    return Conversion(matmul, left) if cause.converts else cause
+
+
+class Conversion(Cause):
+    """Scale, clamp and conversion to FP8, which stayed outside together: `left` is those alone."""
+
+    def __init__(self, matmul: Matmul, left: list[Step]):
+        super().__init__(matmul, left)
+        self.left = self.group
+        self.to = self.group[-1].at.shape.dtype
+        self.kinds = [step.kind for step in self.group]
+        self.base = self.group[0].value
+        self.best = FP8_MAX[self.to]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the texts of these rules name."""
+        clip = f"jnp.clip(d * d_scale, -{self.best}, {self.best}).astype(jnp.{NUMPY[self.to]})"
+        return {"to": self.to, "best": self.best, "clip": clip}
+
+    @property
+    def bounds(self) -> list[str]:
+        """The bounds of the clamp in front of the conversion, where they are constants."""
+        return clamp_bounds(self.group[-2].at) if self.kinds[-2:-1] == ["clamp"] else []
+
+    @property
+    def is_whole_range(self) -> bool:
+        """Whether the clamp is to the format's range."""
+        return self.bounds == [f"-{self.best}", self.best]
+
+    @property
+    def is_relu_too(self) -> bool:
+        """Whether the clamp is from 0 on, where the call could still take a relu."""
+        from_zero = bool(self.bounds) and not float(self.bounds[0])
+        return from_zero and self.row.epilogue in ("DEFAULT", "BIAS")
+
+    @property
+    def wide(self) -> str:
+        """The wide type to which the result is converted on the way, or ""."""
+        types = [step.at.shape.dtype for step in self.group[:-1] if step.kind == "output"]
+        return types[0] if types else ""
+
+    @property
+    def readers(self) -> list[Instruction]:
+        """Who else reads a value on the way."""
+        way = [step.value for step in self.group]
+        return [i for value, i in self.result.readers if value in way]
+
+    @property
+    def amaxes(self) -> list[Step]:
+        """The maxima that are taken of the result."""
+        return [step for step in self.result.steps if step.kind == "amax"]
+
+
+class Amax:
+    """A maximum that the call did not take, and what else stayed outside."""
+
+    def __init__(self, matmul: Matmul, step: Step):
+        self.matmul, self.step, self.steps = matmul, step, matmul.steps
+        self.main = matmul.main
+        at = self.steps.index(step)
+        self.ahead, self.later = self.steps[:at], self.steps[at:]
+        self.way = [operand(step.at, 0)]
+        while self.way[-1].opcode in (
+            "abs",
+            "convert",
+            "bitcast",
+            "reshape",
+            "opt-barrier",
+        ):
+            self.way.append(operand(self.way[-1], 0))
+
+    @property
+    def behind(self) -> str:
+        """The step behind it that the call does in front of its amax, or ""."""
+        kinds = [s.kind for s in self.later if s.kind in _BEFORE_AMAX]
+        return NOUNS.get(kinds[0], kinds[0]) if kinds else ""
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it is of the result after a scale, clamp or conversion that the call does not do
+        in front of its amax.
+        """
+        # A factor that became an operand's scale stands before all that the call computes.
+        outside = self.steps if self.matmul.row.out_dtype.startswith("f8") else self.main
+        return any(
+            s.kind in ("scale", "alpha", "clamp", "output") and s in outside for s in self.ahead
+        )
+
+    @property
+    def converted(self) -> str:
+        """The type to which the result is converted in front of it, or ""."""
+        convert = next((i for i in self.way if i.opcode == "convert"), None)
+        if convert is None or convert.shape.dtype == self.step.value.shape.dtype:
+            return ""
+        return convert.shape.dtype
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether it is of numbers that are not negative."""
+        return any(i.opcode == "abs" for i in self.way) or any(s.kind == "relu" for s in self.ahead)
+
+
+_BEFORE_AMAX = ("relu", "activation", "bias", "matrix bias")
+
+
+# Predicates ---------------------------------------------------------------------------------------
+
+
+def is_constant(i: Instruction) -> bool:
+    """Whether a matrix is made of constants alone, but for scalars and vectors."""
+    seen: set[str] = set()
+    todo = [i]
+    while todo:
+        i = todo.pop()
+        if i.opcode not in _OF_CONSTANTS or len(seen) > FAR:
+            return False
+        is_spread = i.opcode == "broadcast" and operand(i, 0).shape.size < i.shape.size
+        if i.name not in seen and not is_spread:
+            seen.add(i.name)
+            todo += [i.computation[name] for name in i.operands]
+    return True
+
+
+def is_negative(i: Instruction, depth: int = 6) -> bool:
+    """Whether a number is negative where the arguments that it is computed of, scales, are not."""
+    i = look_through(i, ("bitcast", "reshape", "copy", "convert", "broadcast"))
+    made = operand(i, 0) if i.opcode == "get-tuple-element" else i
+    if computation := fused(made):
+        root = computation.root
+        i = look_through(computation[root.operands[i.element]] if root.opcode == "tuple" else root)
+    if not depth or i.opcode not in ("negate", "subtract", "multiply", "divide"):
+        return i.opcode == "constant" and (i.literal or "").startswith("-")
+    signs = [is_negative(operand(i, n), depth - 1) for n in range(len(i.operands))]
+    if i.opcode == "subtract":
+        return is_zero(operand(i, 0)) and not signs[1]
+    return sum(signs) % 2 == 1 if i.opcode != "negate" else not signs[0]
+
+
+def is_of_a_gradient(name: str) -> bool:
+    """Whether JAX made an operation for a gradient, and not to compute once more what the gradient
+    needs.
+    """
+    _, transposed, rest = name.rpartition("transpose(jvp(")
+    return bool(transposed) and "rematted_computation" not in rest
+
+
+def could_be_fused(step: Step) -> bool:
+    """Whether some call could have done a step: no conversion between wide types, no activation but
+    relu and gelu.
+    """
+    if step.kind == "output":
+        return step.at.shape.dtype in FP8_MAX
+    if step.kind == "activation":
+        return is_tanh_gelu(step)
+    return step.kind in ("scale", "bias", "matrix bias", "relu")
+
+
+def main_work(works: Collection[str]) -> str:
+    """What of several kinds of work a reason says was lost."""
+    order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8")
+    return min(works, key=order.index)
+
+
+def is_only_cut(matmul: Matmul, to: str) -> bool:
+    """Whether the result is converted to 16 bits by the kernels that cut it into parts, and that is
+    all they do.
+    """
+    assert matmul.dot is not None
+    if to not in ("bf16", "f16") or matmul.dot.shape.dtype != "f32":
+        return False
+    if any((i.opcode, i.shape.dtype) != ("convert", to) for _, i in matmul.result.readers):
+        return False
+    allowed = MOVES | SOURCES | {"convert"}
+    for o in matmul.near:
+        if o.after and not {j.opcode for j in inside(o.instruction)} <= allowed:
+            return False
+        if o.after and {s.dtype for s in results(o.instruction)} != {to}:
+            return False
+    return True

@@ -1,0 +1,73 @@
+"""The rules themselves: each has a name, its texts, a page, and its place in one order."""
+
+import inspect
+import re
+import string
+from types import ModuleType
+
+import pytest
+
+from fp8lens.rules import amax, find, kernels, layout, operands, wire
+from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
+
+ORDERS: dict[str, tuple[Rule, ...]] = {
+    "operands": operands.NOT_FP8,
+    "in front": find.IN_FRONT,
+    "padding": layout.PADDING,
+    "moved": layout.MOVED,
+    "conversion": find.CONVERSION,
+    "step": find.STEP,
+    "wrong": find.WRONG,
+    "amax": amax.AMAX,
+    "opaque": kernels.OPAQUE,
+    "wire": tuple(wire.WIRE.values()),
+}
+
+
+def fields(text: str) -> set[str]:
+    """The {names} of a text."""
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_says_what_it_has_to(name):
+    one = RULES[name]
+    assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
+    assert one.reason and one.fix and one.source and one.summary.endswith(".")
+    assert one.lost is None or one.lost in Lost
+    assert not {"lost"} & fields(one.reason)
+    assert one.name in one.authority or one.source.split(":")[0] in one.authority
+
+
+def test_every_rule_is_tried_in_a_place_that_stands_in_the_text():
+    """In one of the orders, or by its name in the module that tries all."""
+    in_order = {one.name for order in ORDERS.values() for one in order}
+    tried = inspect.getsource(find)
+    for name, one in RULES.items():
+        by_name = f"{one.family}.{one.check.__name__}"
+        assert name in in_order or re.search(rf"\b{re.escape(by_name)}\b", tried), name
+    for order in ORDERS.values():
+        assert len(set(map(str, order))) == len(order)
+
+
+def test_a_rule_stands_in_its_familys_module():
+    for one in RULES.values():
+        module = getattr(find, one.family, None)
+        assert isinstance(module, ModuleType) and getattr(module, one.check.__name__) is one
+
+
+def test_the_first_rule_that_holds_is_the_reason():
+    def made(name, check):
+        one = Rule(name, Lost.SCALE, "reason", "fix", "source", "", check)
+        return one
+
+    never, always = made("never", lambda facts: None), made("always", lambda facts: Found(n=facts))
+    several = made("several", lambda facts: [Found(n=1), Found(n=2)])
+    assert first((never, always), 3) == (always, {"n": 3})
+    assert first((never,), 3) is None and first((several,), 3) == (several, {"n": 1})
+    assert [found["n"] for found in several.found(None)] == [1, 2]
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(AssertionError, match="no-clamp"):
+        rule("no-clamp", reason="", fix="", source="")(lambda facts: None)
