@@ -1,13 +1,19 @@
 """The rules themselves: each has a name, its texts, a page, and its place in one order."""
 
+import ast
 import inspect
 import re
 import string
 from types import ModuleType
 
+import jax
 import pytest
 
+from fp8lens import Inspection
+from fp8lens import inspect as compile_and_inspect
+from fp8lens.cli import parse_shapes
 from fp8lens.rules import amax, find, kernels, layout, operands, wire
+from fp8lens.rules.page import PRELUDE, Program, explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
@@ -71,3 +77,37 @@ def test_the_first_rule_that_holds_is_the_reason():
 def test_a_name_is_given_once():
     with pytest.raises(AssertionError, match="no-clamp"):
         rule("no-clamp", reason="", fix="", source="")(lambda facts: None)
+
+
+# Pages --------------------------------------------------------------------------------------------
+
+PAGES = {name: page_of(one) for name, one in RULES.items()}
+WITH_PROGRAMS = [name for name, page in PAGES.items() if page.loses]
+
+
+def seen(program: Program) -> Inspection:
+    """A page's program, compiled."""
+    names: dict = {}
+    exec(f"{PRELUDE}\n\n{program.code}", names)
+    function = names[ast.parse(program.code).body[-1].name]
+    arguments = parse_shapes(" ".join(program.arguments.values()))
+    options = eval(f"dict({program.options})", names | {"P": jax.sharding.PartitionSpec})
+    return compile_and_inspect(function, *arguments, **options)
+
+
+@pytest.mark.parametrize("name", WITH_PROGRAMS)
+def test_a_pages_program_breaks_its_rule_and_the_fixed_one_does_not(name):
+    page = PAGES[name]
+    assert name in {reason.rule for reason in seen(page.loses).reasons}
+    if page.keeps:
+        assert name not in {reason.rule for reason in seen(page.keeps).reasons}
+
+
+def test_a_page_is_printed_whole():
+    text = str(explain("late-relu"))
+    assert text.startswith("late-relu, lost epilogue\n\nThe relu stands behind")
+    for part in ("fix: apply relu directly", "FuseReluActivation", "Loses it:", "Keeps it:"):
+        assert part in text
+    assert max(map(len, text.splitlines())) <= 100
+    with pytest.raises(KeyError, match="did you mean late-relu"):
+        explain("late-relus")
