@@ -79,19 +79,18 @@ def activation_and_reader(cause: Cause) -> Found | None:
 def late_relu(cause: Cause) -> Found | None:
     """The relu stands behind something that the call does last.
 
-    cuBLASLt applies an epilogue to the product, or to that plus a bias vector, and adds a matrix
-    before it. XLA's rewriter matches the relu where it reads such a call directly; behind an added
-    matrix the call's epilogue is settled.
+    cuBLASLt has one activation in its epilogue, behind the bias. XLA's rewriter takes a relu that
+    reads such a call directly, where the call has no activation yet.
 
     Loses it:
 
-        def layer(a, b, a_scale, b_scale, c):
-            return relu(scaled_dot(a, b, a_scale, b_scale, bf16) + c)
+        def layer(a, b, a_scale, b_scale):
+            return relu(gelu(scaled_dot(a, b, a_scale, b_scale)))
 
     Keeps it:
 
-        def layer(a, b, a_scale, b_scale, bias):
-            return relu(scaled_dot(a, b, a_scale, b_scale, bf16) + bias)
+        def layer(a, b, a_scale, b_scale):
+            return gelu(scaled_dot(a, b, a_scale, b_scale))
     """
     return found_if(cause.kind == "relu" and not _is_of_codes(cause))
 
