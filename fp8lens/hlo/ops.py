@@ -1,20 +1,18 @@
 """HLO's opcodes by what they do: each set stands here once."""
 
-CONTROL = frozenset("call while conditional async".split())  # what runs other computations
+# What runs other computations.
+CONTROL = frozenset("call while conditional async".split())
 DOTS = frozenset("dot scaled-dot".split())
 # Other names of what is there.
 VIEWS = frozenset("bitcast get-tuple-element reshape opt-barrier optimization-barrier".split())
-# Instructions that launch nothing: names, views, and the ends of what has been launched before.
-FREE = CONTROL | frozenset(
+# Names, views, and what waits for the end of what was launched before. A program's kernels are
+# counted without them.
+LAUNCHES_NOTHING = CONTROL | frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier"
     " optimization-barrier partition-id replica-id".split()
 )
-COLLECTIVES = (
-    "all-",
-    "collective",
-    "reduce-scatter",
-    "ragged-all-to-all",
-)  # how their opcodes begin
+# How the opcodes of collectives begin.
+COLLECTIVES = ("all-", "collective", "reduce-scatter", "ragged-all-to-all")
 # Elementwise: from the elements at one place of the operands, the element there of the result.
 POINTWISE = frozenset(
     "abs add and atan2 cbrt ceil clamp clz compare complex cosine count-leading-zeros divide erf"
@@ -32,31 +30,39 @@ MOVES = VIEWS | frozenset(
 )
 LAYOUT = frozenset("transpose bitcast reshape copy".split())
 CUTS = ("slice", "dynamic-slice")
-FP8_MULTIPLE = (
-    16  # of which M, N and K of an FP8 call are: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc
-)
 SOURCES = frozenset("parameter constant iota".split())
-# How many operands it takes at least: XLA's parser refuses fewer.
-LEAST = dict.fromkeys(
-    (ELEMENTWISE | MOVES | CONTROL | {"reduce", "sort", "map"}) - {"tuple", "call", "async"}, 1
-)
-LEAST |= dict.fromkeys(
-    "add and atan2 compare complex divide maximum minimum multiply or power remainder shift-left"
-    " dot convolution shift-right-arithmetic shift-right-logical subtract xor pad gather"
-    " dynamic-update-slice scaled-dot".split(),
-    2,
-)
-LEAST |= {"select": 3, "clamp": 3}
-# What may stand between dequantization and dot: MatchFp8Param.
+# What may stand between dequantization and dot: MatchFp8Param in XLA's gemm_rewriter.cc.
 COMMUTES = frozenset(
     "bitcast broadcast copy dynamic-slice pad reshape select slice transpose".split()
 )
-# What a program does with a matrix that no matmul call could do in its place, beside reductions.
-OWN = frozenset(
+# What a program does with a matrix that no matmul call could do in its place, beside reductions:
+# whatever is fused into the call, a kernel runs for it.
+ALWAYS_A_KERNEL = frozenset(
     "dynamic-update-slice scatter sort reduce-window select-and-scatter map rng rng-bit-generator"
     " rng-get-and-update-state fft cholesky triangular-solve topk get-dimension-size"
     " set-dimension-size custom-call dot convolution infeed outfeed send recv domain iota".split()
 )
+
+_ONE_OPERAND = (ELEMENTWISE | MOVES | CONTROL | {"reduce", "sort", "map"}) - {
+    "tuple",
+    "call",
+    "async",
+}
+_TWO_OPERANDS = frozenset(
+    "add and atan2 compare complex divide maximum minimum multiply or power remainder shift-left"
+    " dot convolution shift-right-arithmetic shift-right-logical subtract xor pad gather"
+    " dynamic-update-slice scaled-dot".split()
+)
+# How many operands an opcode takes at least. XLA's parser refuses fewer, and so does ours, so that
+# whoever reads an instruction finds its operands.
+FEWEST_OPERANDS = (
+    dict.fromkeys(_ONE_OPERAND, 1)
+    | dict.fromkeys(_TWO_OPERANDS, 2)
+    | dict.fromkeys(("select", "clamp"), 3)
+)
+
+# M, N and K of an FP8 call are multiples of it: PadOperandToMultipleOf16 in XLA's gemm_rewriter.cc.
+FP8_MULTIPLE = 16
 
 
 def padded(size: int) -> int:

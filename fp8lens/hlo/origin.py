@@ -7,18 +7,20 @@ from pathlib import Path
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.text import source_path
 
-_NO_LAYER = re.compile(  # parts of an op_name that JAX's own functions add
-    r"(?:jit|vmap|pjit|shard_map)\(|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr|"
-    r"branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$"
+# Parts of an op_name that JAX's own functions add.
+_NO_LAYER = re.compile(
+    r"(?:jit|vmap|pjit|shard_map)\("
+    r"|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr"
+    r"|branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$"
 )
-NOT_THE_PROGRAM = [
-    str(Path(__file__).parent.parent)
-]  # folders, beside installed packages, whose lines are nobody's program
+# Folders, beside installed packages, whose lines are nobody's program.
+NOT_THE_PROGRAM = [str(Path(__file__).parent.parent)]
 
 
 def layer(op_name: str) -> str:
     """The names of Flax's modules, or of jax.named_scope, in an op_name."""
     parts = [part for part in op_name.split("/")[1:-1] if not _NO_LAYER.match(part)]
+    # transpose(jvp(Dense_0)) is Dense_0.
     names = [re.sub(r"^(?:\w++\()++", "", part).rstrip(")") for part in parts]
     return "/".join(name for name in names if re.fullmatch(r"[\w.\-]+", name))
 
@@ -35,7 +37,7 @@ def op_name(instruction: Instruction) -> str:
     text has none.
     """
     metadata = instruction.metadata
-    return metadata.op_name or "" if metadata else ""
+    return (metadata.op_name or "") if metadata else ""
 
 
 def primitive(op_name: str) -> str:
@@ -56,7 +58,8 @@ def source_line(instruction: Instruction) -> str:
     name alone.
     """
     frames, folders = instruction.frames, tuple(NOT_THE_PROGRAM)
-    own = next(
-        (f for f in frames if not _is_elsewhere(f[0], folders)), frames[0] if frames else None
-    )
-    return f"{source_path(own[0])}:{own[1]}" if own else ""
+    if not frames:
+        return ""
+    of_the_program = (frame for frame in frames if not _is_elsewhere(frame[0], folders))
+    file, line = next(of_the_program, frames[0])
+    return f"{source_path(file)}:{line}"

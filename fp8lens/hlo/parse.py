@@ -19,9 +19,9 @@ from itertools import chain, count, repeat
 from math import prod
 from operator import getitem
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fp8lens.hlo.ops import LEAST
+from fp8lens.hlo.ops import FEWEST_OPERANDS
 
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
@@ -545,6 +545,10 @@ class HloModule:
     function_names: dict[int, str] = field(default_factory=dict, repr=False)
     file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+    # What `fp8lens.hlo.remember` keeps: by function, its answer for each part of the module.
+    notes: dict[Any, dict[Any, Any]] = field(
+        default_factory=lambda: defaultdict(dict), init=False, repr=False
+    )
 
     def __reduce__(self):  # the text says it all, and is read sooner than the objects
         return parse_hlo_module, (self.text,)
@@ -690,8 +694,8 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
     )
     places = dict(zip(names, count()))
     for i in instructions:
-        if len(i.operands) < LEAST.get(i.opcode, 0):
-            raise i.error(f"{i.opcode} takes {LEAST[i.opcode]} operands or more")
+        if len(i.operands) < FEWEST_OPERANDS.get(i.opcode, 0):
+            raise i.error(f"{i.opcode} takes {FEWEST_OPERANDS[i.opcode]} operands or more")
         for name in i.operands:
             if name not in places:
                 raise i.error(

@@ -28,16 +28,20 @@ def results(instruction: Instruction) -> tuple[Shape, ...]:
     shapes = shape.elements if shape.is_tuple else (shape,)
     if len(shapes) < 2 or shapes[-1].dtype not in ("s8", "u8"):
         return shapes
-    scratch = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn")) or (
-        fusion_kind(instruction) == "__custom_fusion"
-    )  # around a library's call
-    return shapes[:-1] if scratch else shapes
+    is_library_call = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn"))
+    is_around_one = fusion_kind(instruction) == "__custom_fusion"
+    return shapes[:-1] if is_library_call or is_around_one else shapes
 
 
 def _trips(loop: Instruction) -> int | None:
     """How often a loop's body runs, as XLA found out; None where it did not."""
     trips = str(setting(loop, "known_trip_count", "n"))
     return int(trips) if re.fullmatch(r"[0-9]{1,18}", trips) else None
+
+
+# A call of a computation: its name, and how often a run of the caller runs it; None where that is
+# not known.
+_Call = tuple[str, int | None]
 
 
 def executions(module: HloModule) -> dict[str, int | None]:
@@ -47,48 +51,82 @@ def executions(module: HloModule) -> dict[str, int | None]:
     ENTRY comes first, a caller before what it calls. Raises HloParseError where a computation calls
     itself.
     """
-    calls: dict[str, list[tuple[str, int | None]]] = {}
-    finished, stack = {}, [(module.entry, False)]
+    calls, order = _call_graph(module)
+    counts: dict[str, int | None] = {module.entry.name: 1}
+    for caller in order:
+        if caller not in counts:  # a fusion's computation, or what one calls
+            continue
+        for name, times in calls[caller]:
+            counts[name] = _count(counts.get(name, 0), counts[caller], times)
+    return counts
+
+
+def _count(so_far: int | None, caller: int | None, times: int | None) -> int | None:
+    """The runs of a computation, with those of one more call in it. None where something is not
+    known, and beyond 63 bits, which no program ends.
+    """
+    if so_far is None or caller is None or times is None:
+        return None
+    count = so_far + caller * times
+    return count if count < 1 << 63 else None
+
+
+def _call_graph(module: HloModule) -> tuple[dict[str, list[_Call]], list[str]]:
+    """What each computation that ENTRY reaches calls, and these computations in an order in which
+    a caller comes before what it calls.
+    """
+    calls: dict[str, list[_Call]] = {}
+    finished: dict[str, bool] = {}
+    stack = [(module.entry, False)]
     while stack:  # not by recursion: text may nest deeper than Python does
         computation, done = stack.pop()
         if done:
             finished[computation.name] = True
-        elif computation.name not in calls:
-            calls[computation.name] = []
-            stack.append((computation, True))
-            for i in computation:
-                opcode = i.opcode.removesuffix("-start")
-                if opcode not in CONTROL | {"fusion"}:
-                    continue
-                called, times = i.called if opcode in CONTROL else (fused(i).name,), 1
-                if opcode == "while":
-                    times = _trips(i)
-                    if (
-                        times is not None
-                    ):  # then nobody asks (xla/backends/gpu/runtime/while_thunk.cc)
-                        called = tuple(name for name in called if name != i.callee("condition"))
-                for name in called:
-                    if name in calls and name not in finished:
-                        raise i.error(f"computation {name} calls itself")
-                    stack.append((module.computations[name], False))
-                if opcode in CONTROL:  # a fusion is launched as a whole
-                    calls[computation.name] += [(name, times) for name in called]
-    counts: dict[str, int | None] = {module.entry.name: 1}
-    for caller in reversed(finished):
-        for name, times in calls[caller] if caller in counts else ():
-            known = None not in (counts[caller], times, counts.get(name, 0))
-            count = counts.get(name, 0) + counts[caller] * times if known else 0
-            counts[name] = count if known and count < 1 << 63 else None  # else it would never end
-    return counts
+            continue
+        if computation.name in calls:
+            continue
+        calls[computation.name] = []
+        stack.append((computation, True))
+        for i in computation:
+            opcode = i.opcode.removesuffix("-start")
+            if opcode not in CONTROL | {"fusion"}:
+                continue
+            called = _calls(i)
+            for name, _ in called:
+                if name in calls and name not in finished:
+                    raise i.error(f"computation {name} calls itself")
+                stack.append((module.computations[name], False))
+            if opcode in CONTROL:  # a fusion is launched as a whole
+                calls[computation.name] += called
+    return calls, [*reversed(finished)]
+
+
+def _calls(i: Instruction) -> list[_Call]:
+    """The computations that a call, loop, branch or fusion runs, and how often."""
+    if i.opcode.removesuffix("-start") not in CONTROL:
+        return [(fusion_body(i).name, 1)]
+    if i.opcode != "while":
+        return [(name, 1) for name in i.called]
+    trips = _trips(i)
+    names = list(i.called)
+    # If the trips are known, nobody asks the condition: xla/backends/gpu/runtime/while_thunk.cc.
+    if trips is not None:
+        names = [name for name in names if name != i.callee("condition")]
+    return [(name, trips) for name in names]
 
 
 def fused(instruction: Instruction) -> Computation | None:
     """What a fusion computes; None for any other instruction."""
     if not instruction.opcode.startswith("fusion") or instruction.opcode == "fusion-done":
         return None
-    computation = instruction.computation.module.computations.get(instruction.callee("calls"))
+    return fusion_body(instruction)
+
+
+def fusion_body(fusion: Instruction) -> Computation:
+    """The computation that a fusion calls. HloParseError where the text has none."""
+    computation = fusion.computation.module.computations.get(fusion.callee("calls"))
     if computation is None:
-        raise instruction.error("this fusion calls no computation of the text")
+        raise fusion.error("this fusion calls no computation of the text")
     return computation
 
 

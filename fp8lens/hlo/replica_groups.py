@@ -21,9 +21,8 @@ _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
 
 
 def numbers(text: str | None) -> list[int]:
-    return [
-        int(n[:19]) for n in re.findall(r"\d+", text or "")
-    ]  # nothing is counted in more digits
+    """The numbers in a text, of each the first 19 digits: nothing is counted in more."""
+    return [int(n[:19]) for n in re.findall(r"\d+", text or "")]
 
 
 def _iota(dims: list[int], order: list[int]) -> list[int]:
@@ -33,10 +32,9 @@ def _iota(dims: list[int], order: list[int]) -> list[int]:
     if len(dims) > 64 or prod(dims) > MOST or sorted(order) != [*range(len(dims))]:
         raise ArithmeticError(f"{dims} in the order {order} are no devices")
     strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
-    return [
-        sum(n * strides[d] for n, d in zip(index, order))
-        for index in itertools.product(*(range(dims[d]) for d in order))
-    ]
+    steps = [strides[d] for d in order]
+    indices = itertools.product(*(range(dims[d]) for d in order))
+    return [sum(n * step for n, step in zip(index, steps, strict=True)) for index in indices]
 
 
 def device_counts(module: HloModule) -> tuple[int, int]:
@@ -56,47 +54,67 @@ def groups(collective: Instruction) -> list[list[int]]:
     replicas, partitions = device_counts(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
     mesh, iota = _named_mesh(collective), _IOTA.fullmatch(text)
-    named = prod(_mesh(mesh[1]).values()) if mesh else prod(numbers(iota[2])) if iota else 1
-    if max(named, replicas * partitions) > MOST or iota and 0 in numbers(iota[1]):
-        raise collective.error(f"unknown replica_groups, {text} of {replicas * partitions} devices")
+    _refuse_too_many(collective, replicas * partitions, mesh, iota)
     if pairs := collective.attributes.get("source_target_pairs"):
-        joined: dict[int, list[int]] = {}
-        for pair in itertools.batched(numbers(pairs), 2):
-            small, large = sorted(
-                (joined.setdefault(device, [device]) for device in (pair[0], pair[-1])), key=len
-            )
-            if small is not large:
-                large += small
-                joined.update(dict.fromkeys(small, large))
-        return [sorted(g) for g in {id(g): g for g in joined.values()}.values()]
+        return _connected(numbers(pairs))
     if mesh:
         return _mesh_groups(*mesh.groups())
     if iota:
         dims = numbers(iota[2])
-        return [
-            list(g)
-            for g in itertools.batched(
-                _iota(dims, numbers(iota[3]) or [*range(len(dims))]), numbers(iota[1])[-1]
-            )
-        ]
+        devices = _iota(dims, numbers(iota[3]) or [*range(len(dims))])
+        return [[*group] for group in itertools.batched(devices, numbers(iota[1])[-1])]
     if not _LISTS.fullmatch(text):
         raise collective.error(f"unknown replica_groups, {text}")
-    found = [numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)] or [
-        [*range(replicas * partitions)]
-    ]
-    reduces = collective.opcode.startswith(("all-gather", *SUMS))
-    if (
-        reduces
-        and "channel_id" in collective.attributes
-        and collective.attributes.get("use_global_device_ids") != "true"
-    ):
-        # XLA's kCrossReplicaAndPartition: the groups are of replicas, all partitions of each.
-        found = [
-            [r * partitions + p for r in g for p in range(partitions)]
-            for g in found
-            if g[-1] < replicas
-        ]
+    found = [numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)]
+    if not found:
+        found = [[*range(replicas * partitions)]]
+    if _names_replicas(collective):
+        return [_all_partitions(g, partitions) for g in found if g[-1] < replicas]
     return found
+
+
+def _refuse_too_many(
+    collective: Instruction, devices: int, mesh: re.Match | None, iota: re.Match | None
+) -> None:
+    """HloParseError where groups are of more devices than a program has, or of none."""
+    named = 1
+    if mesh:
+        named = prod(_mesh(mesh[1]).values())
+    elif iota:
+        named = prod(numbers(iota[2]))
+    empty = iota is not None and 0 in numbers(iota[1])
+    if max(named, devices) > MOST or empty:
+        text = collective.attributes.get("replica_groups", "").strip()
+        raise collective.error(f"unknown replica_groups, {text} of {devices} devices")
+
+
+def _connected(pairs: list[int]) -> list[list[int]]:
+    """The devices that pairs of (source, target) connect, directly or not."""
+    joined: dict[int, list[int]] = {}
+    for pair in itertools.batched(pairs, 2):
+        source, target = (joined.setdefault(device, [device]) for device in (pair[0], pair[-1]))
+        small, large = sorted((source, target), key=len)
+        if small is not large:
+            large += small
+            joined.update(dict.fromkeys(small, large))
+    distinct = {id(group): group for group in joined.values()}
+    return [sorted(group) for group in distinct.values()]
+
+
+def _names_replicas(collective: Instruction) -> bool:
+    """Whether the groups are of replicas, with all partitions of each: what XLA calls
+    kCrossReplicaAndPartition.
+    """
+    attributes = collective.attributes
+    return (
+        collective.opcode.startswith(("all-gather", *SUMS))
+        and "channel_id" in attributes
+        and attributes.get("use_global_device_ids") != "true"
+    )
+
+
+def _all_partitions(replicas: list[int], partitions: int) -> list[int]:
+    return [r * partitions + p for r in replicas for p in range(partitions)]
 
 
 def _named_mesh(collective: Instruction) -> re.Match | None:
@@ -129,43 +147,64 @@ def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[in
     if device_ids:
         iota = _IOTA.fullmatch(device_ids)
         ids = _iota(numbers(iota[1]), numbers(iota[3])) if iota else numbers(device_ids)
-    found = defaultdict(list)
+    # Those whose places differ in the chosen digits alone are together, in the order of the digits.
+    found: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
     for place, device in enumerate(ids):
         where = [place // stride % size for stride, size in digits]
-        found[place - sum(n * stride for n, (stride, _) in zip(where, digits))].append(
-            (where, device)
-        )
+        chosen_part = sum(n * stride for n, (stride, _) in zip(where, digits, strict=True))
+        found[place - chosen_part].append((where, device))
     return [[device for _, device in sorted(group)] for group in found.values()]
 
 
 def axis_of(
     collective: Instruction, together: list[list[int]], mesh_shape: Mapping[str, int] | None
 ) -> tuple[int, str]:
-    total = prod(device_counts(collective.computation.module))
-    total = max(total, 1 + max(itertools.chain(*together), default=0))
-    if mesh_shape is None and (own := _named_mesh(collective)) and not own[2]:
-        mesh_shape = _mesh(own[1])
-        mesh_shape = (
-            None if any(re.fullmatch(r"axis_\d+", name) for name in mesh_shape) else mesh_shape
-        )
+    """How many devices take part together, and along which axes of the mesh, as Collective.axis
+    has it. `together` is what `groups` gives. Without a `mesh_shape` the names are those that the
+    text has.
+    """
     size = max(map(len, together), default=1)
+    if mesh_shape is None:
+        mesh_shape = _own_mesh(collective)
     mesh_shape = {name: n for name, n in (mesh_shape or {}).items() if n != 1}
-    if mesh_shape and size > 1:
-        strides = {name: prod([*mesh_shape.values()][n + 1 :]) for n, name in enumerate(mesh_shape)}
-        along = [
-            {
-                name
-                for name in mesh_shape
-                if len({d // strides[name] % mesh_shape[name] for d in g}) > 1
-            }
-            for g in together
-        ]
-        if all(
-            names == along[0] and len(g) == prod(mesh_shape[name] for name in names)
-            for g, names in zip(together, along)
-        ):
-            return size, ", ".join(name for name in mesh_shape if name in along[0])
-    steps = {b - a for g in together for a, b in itertools.pairwise(g)}
-    return size, f"{size} of {total}" + (
-        f", stride {min(steps)}" if len(steps) == 1 and steps != {1} else ""
-    )
+    names = _whole_axes(together, mesh_shape) if mesh_shape and size > 1 else None
+    if names is not None:
+        return size, ", ".join(name for name in mesh_shape if name in names)
+    devices = prod(device_counts(collective.computation.module))
+    total = max(devices, 1 + max(itertools.chain(*together), default=0))
+    distances = {b - a for g in together for a, b in itertools.pairwise(g)}
+    if len(distances) == 1 and distances != {1}:
+        return size, f"{size} of {total}, stride {min(distances)}"
+    return size, f"{size} of {total}"
+
+
+def _own_mesh(collective: Instruction) -> dict[str, int] | None:
+    """The mesh that a collective's text names, in its own order of devices; None where it names
+    none, or names axes only by number.
+    """
+    own = _named_mesh(collective)
+    if own is None or own[2]:
+        return None
+    mesh = _mesh(own[1])
+    return None if any(re.fullmatch(r"axis_\d+", name) for name in mesh) else mesh
+
+
+def _whole_axes(together: list[list[int]], mesh_shape: dict[str, int]) -> set[str] | None:
+    """The axes of a mesh that groups go along; None where some group is not the whole of them, or
+    goes along others.
+    """
+    sizes = [*mesh_shape.values()]
+    stride = {name: prod(sizes[n + 1 :]) for n, name in enumerate(mesh_shape)}
+
+    def along(group: list[int]) -> set[str]:
+        return {
+            name
+            for name, size in mesh_shape.items()
+            if len({device // stride[name] % size for device in group}) > 1
+        }
+
+    names = along(together[0])
+    devices = prod(mesh_shape[name] for name in names)
+    if all(along(group) == names and len(group) == devices for group in together):
+        return names
+    return None

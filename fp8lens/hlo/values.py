@@ -1,14 +1,17 @@
-"""What a value is: what stands behind its moves and conversions, what it is broadcast of, who reduces it."""
+"""What a value is: what stands behind its moves and conversions, what it is broadcast of, who
+reduces it.
+"""
 
 import re
 from collections.abc import Collection
 
-from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.parse import Instruction, Shape
 
 NAMES = ("bitcast", "reshape", "copy")
 
 
 def operand(i: Instruction, index: int) -> Instruction:
+    """An instruction's operand by its index. HloParseError where it has fewer."""
     if index >= len(i.operands):
         raise i.error("this has fewer operands than its opcode takes")
     return i.computation[i.operands[index]]
@@ -25,52 +28,81 @@ def broadcast_of(i: Instruction) -> Instruction | None:
     """What is broadcast, behind moves and conversions; of several, combined elementwise, the
     largest; None where something is not.
     """
-    found, todo = {}, [i]
+    found: dict[Instruction, Instruction] = {}
+    todo = [i]
     while todo:
         i = look_through(todo.pop())
         if i.opcode not in ("multiply", "add", "subtract", "divide", "broadcast"):
             return None
         if i not in found:
             found[i] = operand(i, 0)
-            todo += [operand(i, n) for n in (1, 0) if i.opcode != "broadcast"]
-    return max(
-        (part for i, part in found.items() if i.opcode == "broadcast"),
-        key=lambda part: part.shape.size,
-    )
+            if i.opcode != "broadcast":
+                todo += [operand(i, 1), operand(i, 0)]
+    parts = [part for i, part in found.items() if i.opcode == "broadcast"]
+    return max(parts, key=lambda part: part.shape.size)
+
+
+def minor_to_major(shape: Shape) -> list[int]:
+    """An array's dimensions as they lie in memory, the one whose elements are neighbours first."""
+    if shape.layout is None:
+        return [*reversed(range(len(shape.dims)))]
+    return [int(d) for d in re.findall(r"\d+", shape.layout.partition(":")[0])]
+
+
+def changes_layout(i: Instruction) -> bool:
+    """Whether a transpose or copy writes its elements to memory in another order than it read them.
+
+    What counts is the order in memory alone: a transpose whose result is laid out so that nothing
+    moves changes none, and neither does a copy to another memory, or the place of a dimension of
+    length 1. False for every other opcode.
+    """
+    if i.opcode not in ("transpose", "copy") or i.shape.is_tuple:
+        return False
+    before = operand(i, 0).shape
+    # The dimension of the operand that each dimension of the result was.
+    was = [*range(len(before.dims))]
+    if i.opcode == "transpose":
+        was = [int(d) for d in re.findall(r"\d+", i.attributes["dimensions"])]
+    read = [d for d in minor_to_major(before) if before.dims[d] > 1]
+    written = [was[d] for d in minor_to_major(i.shape) if i.shape.dims[d] > 1]
+    return written != read
 
 
 def is_transpose(i: Instruction) -> bool:
-    """Whether dimensions change their order, by a kernel or in name alone: what is laid out by
-    columns, called rows.
+    """Whether dimensions change their order, by a kernel or in name alone.
+
+    In name alone: a bitcast that calls rows what was laid out by columns, or the reverse. Unlike
+    `changes_layout`, this asks what the program says, whatever moves in memory.
     """
-    before = i.computation[i.operands[0]].shape
-    rows = [",".join(map(str, reversed(range(len(s.dims))))) for s in (before, i.shape)]
-    return (
-        i.opcode == "transpose"
-        or i.opcode == "bitcast"
-        and ((before.layout or rows[0]) != rows[0]) != ((i.shape.layout or rows[1]) != rows[1])
-    )
+    if i.opcode != "bitcast":
+        return i.opcode == "transpose"
+    return _is_row_major(operand(i, 0).shape) != _is_row_major(i.shape)
+
+
+def _is_row_major(shape: Shape) -> bool:
+    rows = ",".join(map(str, reversed(range(len(shape.dims)))))
+    return (shape.layout or rows) == rows
 
 
 def is_zero(i: Instruction | None) -> bool:
-    return (
-        i is not None
-        and i.opcode == "constant"
-        and bool(re.fullmatch(r"-?0(\.0*)?", i.literal or ""))
-    )
+    """Whether a value is the constant 0."""
+    if i is None or i.opcode != "constant":
+        return False
+    return bool(re.fullmatch(r"-?0(\.0*)?", i.literal or ""))
 
 
 def is_mask(i: Instruction, value: Instruction) -> bool:
     """Whether an instruction puts zeros in the place of some elements of a value."""
     others = [i.computation[name] for name in i.operands[1:] if name != value.name]
-    return (
-        i.opcode == "select" and len(others) == 1 and is_zero(broadcast_of(others[0]) or others[0])
-    )
+    if i.opcode != "select" or len(others) != 1:
+        return False
+    return is_zero(broadcast_of(others[0]) or others[0])
 
 
 def since(start: Instruction, end: Instruction) -> set[Instruction]:
     """`end`, and what it is computed from, as far as that stands behind `start`."""
-    found, todo = set(), [end]
+    found: set[Instruction] = set()
+    todo = [end]
     while todo:
         i = todo.pop()
         if i.index > start.index and i not in found:

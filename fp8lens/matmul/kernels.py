@@ -10,7 +10,7 @@ import dataclasses
 import html
 from typing import Any
 
-from fp8lens.hlo.ops import FREE
+from fp8lens.hlo.ops import LAUNCHES_NOTHING
 from fp8lens.hlo.parse import Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_kind, results
 from fp8lens.hlo.text import columns, notebook_display
@@ -64,7 +64,7 @@ def launches(instruction: Instruction) -> bool:
     of one.
     """
     return not (
-        instruction.opcode.removesuffix("-start") in FREE
+        instruction.opcode.removesuffix("-start") in LAUNCHES_NOTHING
         or instruction.opcode.endswith(("-done", "-update"))
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 from fp8lens.hlo.dataflow import Flow
-from fp8lens.hlo.ops import ELEMENTWISE, MOVES, OWN, POINTWISE, SCALING, SOURCES, padded
+from fp8lens.hlo.ops import ELEMENTWISE, MOVES, ALWAYS_A_KERNEL, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.values import is_zero, look_through, reducer
@@ -32,7 +32,7 @@ DEQUANTIZES, QUANTIZES, MOVES_IT = (
 ADDS = "adds up the parts of K"
 _FROM_FP8 = _SUPPLY | POINTWISE
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
-_KNOWN = _SUPPLY | ELEMENTWISE | OWN | frozenset("reduce fusion".split())
+_KNOWN = _SUPPLY | ELEMENTWISE | ALWAYS_A_KERNEL | frozenset("reduce fusion".split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +293,7 @@ class _Reading:
             elif work := self._pointwise(j, others):
                 self.work.append(work)
                 self._live[j.name] = state
-        elif j.opcode in OWN | {"fusion"}:
+        elif j.opcode in ALWAYS_A_KERNEL | {"fusion"}:
             self._consume(
                 {"dynamic-update-slice": "stores the result in a larger array"}.get(
                     j.opcode, f"does {j.opcode}"
