@@ -1,15 +1,27 @@
-"""What is made of what: for each kernel, or each matmul, of a program, whose results it reads;
-through views, tuples, calls, branches and loops.
+"""What is made of what, across all computations of a program: through views, tuples, calls,
+branches and loops.
+
+`Flow` answers for all kernels, or all matmuls, at once whose results each one reads, whatever is
+computed in between. `Graph` steps from one value to the next, and stops where it is no longer that
+value alone.
 """
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from fp8lens.hlo.ops import CONTROL
+from fp8lens.hlo.ops import COLLECTIVES, CONTROL, ELEMENTWISE
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
-from fp8lens.hlo.program import executions, fused
+from fp8lens.hlo.program import executions, fusion_body
+from fp8lens.hlo.remember import remembered
+
+_CALLERS = CONTROL | {"fusion"}
+# What hands on the elements of its first operand, or of some others: `Graph._hands_on`.
+_HANDED_ON = frozenset(
+    "bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
+    "concatenate gather reverse broadcast".split()
+)
 
 # What a value is made of: the numbers of its producers; of a tuple, a set for each element.
 Producers = frozenset[int]
@@ -31,7 +43,7 @@ def flat(made: Made) -> Producers:
     if isinstance(made, frozenset):
         return made
     found: set[int] = set()
-    todo = [made]
+    todo: list[Made] = [made]
     while todo:
         value = todo.pop()
         if isinstance(value, frozenset):
@@ -42,33 +54,45 @@ def flat(made: Made) -> Producers:
 
 
 def merged(a: Made, b: Made) -> Made:
+    """What a value is made of that is sometimes the one and sometimes the other."""
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(merged, a, b))
     return flat(a) | flat(b)
 
 
 def element(made: Made, index: int) -> Made:
+    """What one element of a tuple is made of; of what is not known as a tuple, all."""
     return made[index] if isinstance(made, tuple) and index < len(made) else flat(made)
 
 
-def _together(values: list[Made]) -> Producers:
+def _together(values: Sequence[Made]) -> Producers:
+    """All producers of several values."""
     return NOBODY.union(*map(flat, values))
+
+
+def _argument(parameter: Instruction, given: list[Made]) -> Made:
+    """What a parameter is made of, of all that its computation is given."""
+    number = parameter.parameter_number
+    return given[number] if number is not None and number < len(given) else NOBODY
 
 
 def _tuple(i: Instruction, values: list[Made]) -> Made:
     """What a tuple is made of, as deep as its shape is: else tuples of tuples that say to be arrays
     would double.
     """
-    return tuple(v if e.is_tuple else flat(v) for v, e in zip(values, i.shape.elements))
+    return tuple(
+        value if shape.is_tuple else flat(value)
+        for value, shape in zip(values, i.shape.elements, strict=False)
+    )
 
 
 class Flow:
     """The graph of a module's producers: those instructions that `is_producer` names, and ENTRY's
     parameters.
 
-    `producers` are numbered; `inputs` has for each of them, by instruction, and for each operand who
-    made it; `results` who made each of ENTRY's results. `passes_on` gives the operands of a producer,
-    by index, whose producers count as the producers of its result too.
+    `producers` are numbered; `inputs` has for each of them, by instruction, and for each operand
+    who made it; `results` who made each of ENTRY's results. `passes_on` gives the operands of a
+    producer, by index, whose producers count as the producers of its result too.
     """
 
     def __init__(
@@ -116,28 +140,26 @@ class Flow:
         first = self._first[instruction]
         return range(first, first + max(1, len(instruction.shape.elements)))
 
-    def _own(self, i: Instruction) -> Made:
+    def _own(self, i: Instruction) -> list[Producers]:
+        """For each result of a producer itself alone."""
         if i not in self._first:
             self._first[i] = len(self.producers)
             for number in range(max(1, len(i.shape.elements))):
                 self._add(i, number)
-        own = [frozenset((number,)) for number in self.numbers(i)]
-        return tuple(own) if i.shape.elements else own[0]
+        return [frozenset((number,)) for number in self.numbers(i)]
 
     def _run(self, computation: Computation) -> set[str]:
         """Follow one computation; the names of those that must be followed again."""
-        given, again = self._given.get(computation.name, []), set()
+        given = self._given.get(computation.name, [])
+        again: set[str] = set()
         values: dict[str, Made] = {}
         for i in computation.instructions:
-            values[i.name] = self._value(
-                i, [values.get(name, NOBODY) for name in i.operands], given, again
-            )
+            operands = [values.get(name, NOBODY) for name in i.operands]
+            values[i.name] = self._value(i, operands, given, again)
         known = self._returned.get(computation.name)
-        result = (
-            values[computation.root.name]
-            if known is None
-            else merged(known, values[computation.root.name])
-        )
+        result = values[computation.root.name]
+        if known is not None:
+            result = merged(known, result)
         if result != known:
             self._returned[computation.name] = result
             again |= self._callers[computation.name]
@@ -148,36 +170,34 @@ class Flow:
     ) -> Made:
         opcode = i.opcode
         if opcode == "parameter":
-            number = i.parameter_number
-            return given[number] if number < len(given) else NOBODY
+            return _argument(i, given)
         if opcode == "tuple":
             return _tuple(i, operands)
         if opcode == "get-tuple-element":
             return element(operands[0], i.element)
         if self._is_producer(i):
-            made = list(map(flat, operands))
-            known = self.inputs.get(i)
-            self.inputs[i] = [a | b for a, b in zip(known, made)] if known else made
-            own, more = self._own(i), _together([made[index] for index in self._passes_on(i)])
-            return (
-                own
-                if not more
-                else tuple(o | more for o in own)
-                if isinstance(own, tuple)
-                else own | more
-            )
+            return self._produced(i, [flat(made) for made in operands])
         if opcode.removesuffix("-start") in CONTROL:
             return self._call(i, operands, again)
         if i.opcode == "fusion" and i.shape.is_tuple:
-            return self._inside(fused(i), operands)
+            return self._inside(fusion_body(i), operands)
         return _together(operands)
+
+    def _produced(self, i: Instruction, operands: list[Producers]) -> Made:
+        """A producer's result, after noting who made its operands."""
+        known = self.inputs.get(i)
+        if known:
+            operands = [a | b for a, b in zip(known, operands, strict=True)]
+        self.inputs[i] = operands
+        more = _together([operands[index] for index in self._passes_on(i)])
+        own = [number | more for number in self._own(i)]
+        return tuple(own) if i.shape.elements else own[0]
 
     def _inside(self, computation: Computation, operands: list[Made]) -> Made:
         values: dict[str, Made] = {}
         for j in computation.instructions:
             if j.opcode == "parameter":
-                number = j.parameter_number
-                values[j.name] = operands[number] if number < len(operands) else NOBODY
+                values[j.name] = _argument(j, operands)
             elif j.opcode == "tuple":
                 values[j.name] = _tuple(j, [values.get(name, NOBODY) for name in j.operands])
             else:
@@ -191,17 +211,232 @@ class Flow:
             operands = [made if body is None else merged(made, body) for made in operands[:1]]
         given = dict.fromkeys(called, operands)
         if i.opcode == "conditional":
-            given = {name: [made] for name, made in zip(called, operands[1:])}
+            given = {name: [made] for name, made in zip(called, operands[1:], strict=False)}
         for name, made in given.items():
-            before = self._given.get(name)
-            after = list(map(merged, before, made)) if before and len(before) == len(made) else made
+            before, after = self._given.get(name), made
+            if before and len(before) == len(made):
+                after = list(map(merged, before, made))
             if after != before:
                 self._given[name] = after
                 again.add(name)
-        returned = (
-            operands
-            if i.opcode == "while"
-            else [self._returned[n] for n in given if n in self._returned]
-        )
+        if i.opcode == "while":
+            returned = operands
+        else:
+            returned = [self._returned[name] for name in given if name in self._returned]
         result = functools.reduce(merged, returned) if returned else NOBODY
         return flat(result) if i.opcode.endswith("-start") else result
+
+
+# From one value to the next -----------------------------------------------------------------------
+
+
+@remembered
+def callers(module: HloModule) -> dict[str, list[Instruction]]:
+    """The calls, loops, branches and fusions that run each computation, by its name."""
+    found: dict[str, list[Instruction]] = collections.defaultdict(list)
+    for i in module:
+        if i.opcode.removesuffix("-start") in _CALLERS:
+            for name in i.called:
+                found[name].append(i)
+    return dict(found)
+
+
+class Value(NamedTuple):
+    """What an instruction gives, or, where that is a tuple, an `element` of it; else the element
+    is 0.
+
+    Where a walk forwards arrives at a collective or at an end, `element` is the operand by which it
+    arrived. It is None at a reader from which the value goes no further.
+    """
+
+    instruction: Instruction
+    element: int | None
+
+
+class Graph:
+    """The users and the producers of a module's values, one step at a time, across all its
+    computations: through tuples, fusions, loops, calls, branches, asynchronous pairs and
+    collectives.
+
+    A step goes from a value to those that are the same, moved, converted, or computed elementwise
+    from it and nothing else that is large. `is_end` names the instructions that are arrived at and
+    not stepped through, as matmuls; a walk ends after `most` values.
+    """
+
+    def __init__(self, module: HloModule, is_end: Callable[[Instruction], bool], most: int):
+        self._callers = callers(module)
+        self._is_end, self._most = is_end, most
+        self._sources: dict[str, dict[str, frozenset[str]]] = {}
+        # The steps taken so far: walks from different places cross.
+        self._after: dict[Value, tuple[Value, ...]] = {}
+        self._before: dict[Value, tuple[Value, ...]] = {}
+
+    def after(self, value: Value) -> tuple[Value, ...]:
+        """Who reads a value: the values that follow, and Value(reader, None) for a reader that
+        does not hand it on, or for ENTRY's root.
+        """
+        if value not in self._after:
+            self._after[value] = tuple(self._steps_after(value))
+        return self._after[value]
+
+    def before(self, value: Value) -> tuple[Value, ...]:
+        """What a value is made of."""
+        if value not in self._before:
+            self._before[value] = tuple(self._steps_before(value))
+        return self._before[value]
+
+    def walk(
+        self,
+        start: Iterable[Value],
+        step: Callable[[Value], Iterable[Value]],
+        stop: Callable[[Instruction], bool],
+    ) -> dict[Value, Value | None]:
+        """Every value that is reached, nearest first, with the one before it; nothing beyond where
+        `stop` is true. `step` is `after` or `before`.
+        """
+        reached: dict[Value, Value | None] = dict.fromkeys(start)
+        todo = list(reached)
+        for value in todo:
+            if value.element is None or len(todo) > self._most or stop(value.instruction):
+                continue
+            for following in step(value):
+                if following not in reached:
+                    reached[following] = value
+                    todo.append(following)
+        return reached
+
+    def launcher(self, i: Instruction) -> Instruction:
+        """The instruction that launches what computes `i`: the outermost fusion around it, or
+        itself.
+        """
+        for _ in self._callers:  # no more often: what ENTRY does not reach may call itself
+            around = self._callers.get(i.computation.name)
+            if not around or not around[0].opcode.startswith("fusion"):
+                break
+            i = around[0]
+        return i
+
+    def _steps_after(self, value: Value) -> Iterator[Value]:
+        i = value.instruction
+        for user in i.computation.users.get(i.name, ()):
+            for n, name in enumerate(user.operands):
+                if name == i.name:
+                    yield from self._read_by(user, n, value.element)
+        if i.is_root:
+            yield from self._returned(value)
+
+    def _read_by(self, user: Instruction, n: int, element: int | None) -> Iterator[Value]:
+        """The values that follow where an instruction reads a value, or an element of it, as its
+        operand n.
+        """
+        if user.opcode == "get-tuple-element":
+            if user.element == element:
+                yield Value(user, 0)
+        elif user.opcode == "tuple":
+            yield Value(user, n)
+        elif _is_same(user):
+            yield Value(user, element)
+        elif user.opcode.removesuffix("-start") in _CALLERS:
+            for parameter in _parameters(user, n):
+                yield Value(parameter, element)
+        elif user.opcode.startswith(COLLECTIVES) or self._is_end(user):
+            yield Value(user, n)
+        else:
+            yield Value(user, 0 if self._hands_on(user, n) else None)
+
+    def _returned(self, value: Value) -> Iterator[Value]:
+        """The values that follow a computation's root."""
+        computation = value.instruction.computation
+        for caller in self._callers.get(computation.name, ()):
+            if computation not in _returning(caller):
+                continue
+            yield Value(caller, value.element)
+            if caller.opcode == "while":  # the next iteration gets it
+                for parameter in _parameters(caller, 0):
+                    yield Value(parameter, value.element)
+        if computation.is_entry:
+            yield Value(value.instruction, None)
+
+    def _steps_before(self, value: Value) -> Iterator[Value]:
+        i, k = value
+        get = i.computation.__getitem__
+        if i.opcode == "parameter":
+            yield from self._arguments(value)
+        elif i.opcode == "get-tuple-element":
+            yield Value(get(i.operands[0]), i.element)
+        elif i.opcode.removesuffix("-start") in _CALLERS:
+            for computation in _returning(i):
+                yield Value(computation.root, k)
+        elif _is_same(i):
+            yield Value(get(i.operands[0]), k)
+        elif i.opcode == "tuple" or i.opcode.startswith(COLLECTIVES):
+            yield Value(get(i.operands[min(k or 0, len(i.operands) - 1)]), 0)
+        elif not self._is_end(i):
+            for n, name in enumerate(i.operands):
+                if self._hands_on(i, n):
+                    yield Value(get(name), 0)
+
+    def _arguments(self, value: Value) -> Iterator[Value]:
+        """What the callers of a computation give for its parameter."""
+        parameter, k = value
+        name = parameter.computation.name
+        for caller in self._callers.get(name, ()):
+            n = parameter.parameter_number or 0
+            if caller.opcode == "conditional":  # whose operand 0 chooses the branch
+                n = caller.called.index(name) + 1
+            yield Value(caller.computation[caller.operands[n]], k)
+            if caller.opcode == "while":  # or the iteration before
+                for computation in _returning(caller):
+                    yield Value(computation.root, k)
+
+    def _hands_on(self, i: Instruction, n: int) -> bool:
+        """Whether what an instruction gives is its operand n, moved or changed elementwise."""
+        large = self._large(i.computation)
+        if i.opcode in _HANDED_ON:
+            joins = i.opcode == "concatenate" or (i.opcode == "dynamic-update-slice" and n == 1)
+            return n == 0 or joins
+        return i.opcode in ELEMENTWISE and len(large[i.name]) == 1 and bool(large[i.operands[n]])
+
+    def _large(self, computation: Computation) -> dict[str, frozenset[str]]:
+        """Of each instruction, the arrays that it is computed from elementwise, scalars and
+        broadcast vectors not counted.
+        """
+        if computation.name in self._sources:
+            return self._sources[computation.name]
+        found: dict[str, frozenset[str]] = {}
+        self._sources[computation.name] = found
+        for i in computation:
+            operands = [found.get(name, frozenset()) for name in i.operands]
+            if i.opcode == "iota" or _repeats(i):
+                found[i.name] = frozenset()
+            elif i.opcode in ELEMENTWISE | _HANDED_ON:
+                found[i.name] = frozenset().union(*operands)
+            elif i.opcode != "constant" and i.shape.size > 1:
+                found[i.name] = frozenset((i.name,))
+            else:
+                found[i.name] = frozenset()
+        return found
+
+
+def _is_same(i: Instruction) -> bool:
+    """Whether an instruction gives its operand, whole."""
+    return i.opcode.endswith(("-done", "-update")) or i.opcode == "opt-barrier"
+
+
+def _repeats(i: Instruction) -> bool:
+    """Whether a broadcast gives more elements than it got."""
+    return i.opcode == "broadcast" and i.computation[i.operands[0]].shape.size < i.shape.size
+
+
+def _parameters(caller: Instruction, n: int) -> list[Instruction]:
+    """The parameters that get operand n of a call, loop, branch or fusion."""
+    computations = [caller.computation.module.computations[name] for name in caller.called]
+    if caller.opcode == "conditional":  # operand 0 chooses the branch
+        return [*computations[n - 1].parameters] if n else []
+    return [c.parameters[n] for c in computations if n < len(c.parameters)]
+
+
+def _returning(caller: Instruction) -> list[Computation]:
+    """The computations whose roots are what a call, loop, branch or fusion gives."""
+    names = [caller.callee("body")] if caller.opcode == "while" else caller.called
+    return [caller.computation.module.computations[name] for name in names if name in caller.called]

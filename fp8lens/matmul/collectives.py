@@ -6,25 +6,19 @@ is read from one device's HLO.
 import dataclasses
 import html
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from fp8lens.hlo.ops import CONTROL, DOTS, ELEMENTWISE
+from fp8lens.hlo.dataflow import Graph, Value
+from fp8lens.hlo.ops import CONTROL, DOTS
 from fp8lens.hlo.origin import op_name, source_line
-from fp8lens.hlo.parse import (
-    Computation,
-    HloModule,
-    Instruction,
-    Shape,
-    parse_hlo_module,
-    parse_shape,
-    visible,
-)
-from fp8lens.hlo.program import executions, fused, setting
-from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups, numbers
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, parse_shape, visible
+from fp8lens.hlo.program import executions, fusion_body, setting
+from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
 from fp8lens.hlo.text import LOST, columns, html_table, wrapped
 from fp8lens.hlo.text import size as _size
+from fp8lens.hlo.values import changes_layout, reducer
 from fp8lens.matmul.epilogue import clamp_bounds
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.operands import FP8_MAX
@@ -45,11 +39,6 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
 KINDS = tuple(_SENT)
 _WIDE = ("bf16", "f16", "f32", "f64")
 _SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then gathered"}
-_HANDED_ON = frozenset(
-    "bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
-    "concatenate gather reverse broadcast".split()
-)
-_CALLERS = CONTROL | {"fusion"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,209 +117,99 @@ class Collective:
 
 # Where values come from and go to -----------------------------------------------------------------
 
-_Value = tuple[Instruction, int]  # an instruction, and which element where it gives a tuple
 
+class _Sent:
+    """What the collectives of one module send between: which devices, and which matmuls."""
 
-class _Flow:
-    """Steps from a value to those that are the same, moved, converted, or computed elementwise from
-    it and nothing else that is large: through tuples, fusions, loops, calls, branches, asynchronous
-    pairs and collectives.
-    """
+    def __init__(self, module: HloModule, mesh_shape: Mapping[str, int] | None):
+        self._mesh_shape = mesh_shape
+        self._axes: dict[tuple[str | None, ...], tuple[int, str]] = {}
+        # How many devices may yet be looked at: the time is to grow with the text.
+        self._spare = MOST + len(module.text)
+        # Where collectives are very many, what is far from one is not looked at, for the same
+        # reason.
+        count = sum(1 for i in module if kind(i))
+        self.graph = Graph(module, is_matmul, max(16, len(module.text) // max(1, 3 * count)))
 
-    def __init__(self, module: HloModule):
-        self._sources: dict[str, dict[str, frozenset[str]]] = {}
-        self.callers: dict[str, list[Instruction]] = defaultdict(list)
-        self._axes: dict[tuple, tuple[int, str]] = {}
-        self._spare = MOST + len(module.text)  # devices that may yet be looked at
-        self._near: dict[tuple, list] = {}
-        for i in module:
-            if i.opcode.removesuffix("-start") in _CALLERS:
-                for name in i.called:
-                    self.callers[name].append(i)
-        # Where collectives are very many, what is far from one is not looked at: the time is to
-        # grow with the text.
-        self._far = max(16, len(module.text) // max(1, 3 * sum(map(bool, map(kind, module)))))
-
-    def axis(self, i: Instruction, mesh_shape: Mapping[str, int] | None) -> tuple[int, str]:
+    def axis(self, i: Instruction) -> tuple[int, str]:
         """How many devices take part together, and along which axes of the mesh."""
-        key = (
-            i.opcode,
-            *map(
-                i.attributes.get,
-                ("replica_groups", "device_ids", "source_target_pairs", "channel_id"),
-            ),
-        )
+        names = ("replica_groups", "device_ids", "source_target_pairs", "channel_id")
+        key = (i.opcode, *map(i.attributes.get, names))
         if key not in self._axes:
             together = groups(i)
             self._spare -= sum(map(len, together))
             if self._spare < 0:
                 raise i.error("the collectives name more devices than a program's")
-            self._axes[key] = axis_of(i, together, mesh_shape)
+            self._axes[key] = axis_of(i, together, self._mesh_shape)
         return self._axes[key]
 
-    def _large(self, computation: Computation) -> dict[str, frozenset[str]]:
-        """Of each instruction, the arrays that it is computed from elementwise, scalars and
-        broadcast vectors not counted.
-        """
-        if computation.name in self._sources:
-            return self._sources[computation.name]
-        self._sources[computation.name] = found = {}
-        for i in computation:
-            sources = frozenset().union(*(found.get(name, ()) for name in i.operands))
-            if (
-                i.opcode == "broadcast"
-                and computation[i.operands[0]].shape.size < i.shape.size
-                or i.opcode == "iota"
-            ):
-                sources = frozenset()
-            elif i.opcode not in ELEMENTWISE | _HANDED_ON:
-                sources = (
-                    frozenset((i.name,))
-                    if i.opcode != "constant" and i.shape.size > 1
-                    else frozenset()
-                )
-            found[i.name] = sources
-        return found
+    def feeds(self, collective: Instruction, results: list[Value]) -> list[Instruction]:
+        """The kernels of the nearest matmuls that multiply what a collective gives."""
+        return self._nearest(collective, results, self.graph.after, _reads_as_matrix)
 
-    def _passes(self, i: Instruction, n: int) -> bool:
-        """Whether the instruction hands on its operand n."""
-        large = self._large(i.computation)
-        if i.opcode in _HANDED_ON:
-            return (
-                n == 0 or i.opcode == "concatenate" or i.opcode == "dynamic-update-slice" and n == 1
-            )
-        return i.opcode in ELEMENTWISE and len(large[i.name]) == 1 and bool(large[i.operands[n]])
+    def fed_by(self, collective: Instruction, sent: list[Value]) -> list[Instruction]:
+        """The kernels of the nearest matmuls that made what a collective sends."""
+        return self._nearest(
+            collective, sent, self.graph.before, lambda value: is_matmul(value.instruction)
+        )
 
-    def _called(self, i: Instruction, n: int) -> list[Instruction]:
-        """The parameters that get operand n of a call, loop, branch or fusion."""
-        computations = [i.computation.module.computations[name] for name in i.called]
-        if i.opcode == "conditional":
-            return [*computations[n - 1].parameters] if n else []
-        return [c.parameters[n] for c in computations if n < len(c.parameters)]
-
-    def after(self, value: _Value) -> Iterator[tuple[Instruction, int | None]]:
-        """Who reads a value: the values that follow, and (reader, None) for a reader that does not
-        hand it on.
-        """
-        i, k = value
-        for user in i.computation.users.get(i.name, ()):
-            for n in (n for n, name in enumerate(user.operands) if name == i.name):
-                if user.opcode == "get-tuple-element":
-                    yield from [(user, 0)] * (user.element == k)
-                elif user.opcode == "tuple":
-                    yield user, n
-                elif user.opcode.endswith(("-done", "-update")) or user.opcode == "opt-barrier":
-                    yield user, k
-                elif user.opcode.removesuffix("-start") in _CALLERS:
-                    yield from ((parameter, k) for parameter in self._called(user, n))
-                elif kind(user) or is_matmul(user):
-                    yield user, n
-                else:
-                    yield user, 0 if self._passes(user, n) else None
-        if i.is_root:
-            for caller in self.callers.get(i.computation.name, ()):
-                if i.computation in self._results(caller):
-                    yield caller, k
-                    yield from (
-                        (parameter, k)
-                        for parameter in self._called(caller, 0)
-                        if caller.opcode == "while"
-                    )
-            if i.computation.is_entry:
-                yield i, None
-
-    def before(self, value: _Value) -> Iterator[_Value]:
-        """What a value is made of."""
-        i, k = value
-        get = i.computation.__getitem__
-        if i.opcode == "parameter":
-            for caller in self.callers.get(i.computation.name, ()):
-                branch = caller.opcode == "conditional"
-                n = caller.called.index(i.computation.name) + 1 if branch else i.parameter_number
-                yield caller.computation[caller.operands[n]], k
-                yield from ((c.root, k) for c in self._results(caller) if caller.opcode == "while")
-        elif i.opcode == "get-tuple-element":
-            yield get(i.operands[0]), i.element
-        elif i.opcode.removesuffix("-start") in _CALLERS:
-            yield from ((c.root, k) for c in self._results(i))
-        elif i.opcode.endswith(("-done", "-update")) or i.opcode == "opt-barrier":
-            yield get(i.operands[0]), k
-        elif i.opcode == "tuple" or kind(i):
-            yield get(i.operands[min(k, len(i.operands) - 1)]), 0
-        elif not is_matmul(i):
-            yield from ((get(name), 0) for n, name in enumerate(i.operands) if self._passes(i, n))
-
-    def _results(self, i: Instruction) -> list[Computation]:
-        """The computations whose roots are what an instruction gives."""
-        return [
-            i.computation.module.computations[name]
-            for name in i.called
-            if i.opcode != "while" or name == i.callee("body")
-        ]
-
-    def walk(
-        self, start: Iterable[_Value], step: Callable, stop: Callable
-    ) -> dict[_Value, _Value | None]:
-        """Every value that is reached, nearest first, with the one before it; nothing beyond where
-        `stop` is true.
-        """
-        reached: dict[_Value, _Value | None] = dict.fromkeys(start)
-        todo = list(reached)
-        for value in todo:
-            if value[1] is None or len(todo) > self._far or stop(value[0]):
-                continue
-            if (step, value) not in self._near:
-                self._near[step, value] = list(step(value))
-            for following in self._near[step, value]:
-                if following not in reached:
-                    reached[following] = value
-                    todo.append(following)
-        return reached
-
-    def nearest(
-        self, collective: Instruction, start: list[_Value], step: Callable, wanted: Callable
+    def _nearest(
+        self,
+        collective: Instruction,
+        start: list[Value],
+        step: Callable[[Value], Iterable[Value]],
+        wanted: Callable[[Value], bool],
     ) -> list[Instruction]:
         """The kernels of the matmuls that are reached; through further collectives only where there
         is none before.
         """
-        for stop in (lambda i: is_matmul(i) or bool(kind(i)) and i is not collective, is_matmul):
-            if found := [
-                *dict.fromkeys(self.kernel(v[0]) for v in self.walk(start, step, stop) if wanted(v))
-            ]:
-                return found
+
+        def at_the_next(i: Instruction) -> bool:
+            return is_matmul(i) or (bool(kind(i)) and i is not collective)
+
+        for stop in (at_the_next, is_matmul):
+            reached = self.graph.walk(start, step, stop)
+            kernels = [self.graph.launcher(v.instruction) for v in reached if wanted(v)]
+            if kernels:
+                return [*dict.fromkeys(kernels)]
         return []
 
-    def sent_wide(self, result: _Value, sent: Instruction) -> tuple[str, list[str]]:
+    def sent_wide(self, result: Value, sent: Instruction) -> tuple[str, list[str]]:
         """The rule that a collective breaks which sends a wide type, or "", and who else reads its
         result so.
         """
-        ends = lambda i: _was_fp8(i) or is_matmul(i)
-        if any(_was_fp8(i) for i, _ in self.walk([(sent, 0)], self.before, ends)):
+        graph = self.graph
+        behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _was_fp8(i) or is_matmul(i))
+        if any(_was_fp8(value.instruction) for value in behind):
             return "dequantized, then gathered", []
-        wide = self.walk([result], self.after, lambda i: _is_fp8(i) or is_matmul(i))
-        narrow = self.walk([v for v in wide if _is_fp8(v[0])], self.after, is_matmul)
-        if not any(_reads_as_matrix(v) and _multiplies_fp8(self.kernel(v[0])) for v in narrow):
+        wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or is_matmul(i))
+        quantized = [value for value in wide if _is_fp8(value.instruction)]
+        narrow = graph.walk(quantized, graph.after, is_matmul)
+        if not any(map(self.is_fp8_operand, narrow)):
             return "", []
-        others = [i for i, k in wide if k is None and not _is_amax(i) or is_matmul(i)]
-        names = [
-            (
-                self.kernel(i).name
-                if not (i.computation.is_entry and i.is_root)
-                else "the program's result"
-            )
-            for i in others
-        ]
+        names = []
+        for i, element in wide:
+            if (element is None and not _is_amax(i)) or is_matmul(i):
+                is_result = i.computation.is_entry and i.is_root
+                names.append("the program's result" if is_result else graph.launcher(i).name)
         return "gathered wide, read wide" if names else "gathered wide", names
 
-    def kernel(self, i: Instruction) -> Instruction:
-        """The instruction that launches what computes `i`."""
-        for _ in self.callers:  # no more often: what ENTRY does not reach may call itself
-            if not (callers := self.callers.get(i.computation.name)) or not callers[
-                0
-            ].opcode.startswith("fusion"):
-                break
-            i = callers[0]
-        return i
+    def transposed_by(self, gathered: Value) -> list[str]:
+        """The kernels that transpose a gathered FP8 array before an FP8 matmul reads it."""
+        reached = self.graph.walk([gathered], self.graph.after, is_matmul)
+        names = []
+        for value in reached:
+            if self.is_fp8_operand(value):
+                before = reached[value]
+                while before is not None:
+                    if changes_layout(before.instruction):
+                        names.append(self.graph.launcher(before.instruction).name)
+                    before = reached[before]
+        return names
+
+    def is_fp8_operand(self, value: Value) -> bool:
+        """Whether a matmul in FP8 multiplies a value."""
+        return _reads_as_matrix(value) and _multiplies_fp8(self.graph.launcher(value.instruction))
 
 
 def kind(i: Instruction) -> str:
@@ -340,14 +219,17 @@ def kind(i: Instruction) -> str:
 
 
 def is_matmul(i: Instruction) -> bool:
-    return i.opcode in DOTS or i.opcode.startswith("custom-call") and bool(matmuls(i))
+    """Whether an instruction is a dot, or calls a library's matmul."""
+    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and bool(matmuls(i)))
 
 
-def _reads_as_matrix(value: _Value) -> bool:
-    """Whether a matmul multiplies operand k: the rest are scales, a bias, a matrix to add."""
-    i, k = value
-    attention = "fmha" in (i.custom_call_target or "")
-    return k is not None and is_matmul(i) and k < 2 + attention
+def _reads_as_matrix(value: Value) -> bool:
+    """Whether a matmul multiplies a value: its further operands are scales, a bias, a matrix to
+    add.
+    """
+    i, index = value
+    matrices = 3 if "fmha" in (i.custom_call_target or "") else 2
+    return index is not None and is_matmul(i) and index < matrices
 
 
 def _is_fp8(i: Instruction) -> bool:
@@ -358,33 +240,9 @@ def _multiplies_fp8(kernel: Instruction) -> bool:
     return any(row.is_fp8 for row in matmuls(kernel))
 
 
-def _transposes(i: Instruction) -> bool:
-    """Whether a transpose or copy changes the order in memory."""
-
-    def order(shape: Shape) -> list[int]:  # from minor to major
-        n = len(shape.dims)
-        return (
-            numbers(shape.layout.partition(":")[0])
-            if shape.layout is not None
-            else [*reversed(range(n))]
-        )
-
-    if i.opcode not in ("transpose", "copy") or i.shape.is_tuple:
-        return False
-    before = i.computation[i.operands[0]].shape
-    moved = (
-        numbers(i.attributes["dimensions"])
-        if i.opcode == "transpose"
-        else [*range(len(before.dims))]
-    )
-    long = [d for d in order(before) if before.dims[d] > 1]
-    return [moved[d] for d in order(i.shape) if i.shape.dims[d] > 1] != long
-
-
 def _is_amax(i: Instruction) -> bool:
     """A maximum of gathered values is that of the parts' maxima: it needs no wide array."""
-    root = i.computation.module.computations[i.called[0]].root if i.opcode == "reduce" else None
-    return root is not None and root.opcode in ("maximum", "minimum")
+    return i.opcode == "reduce" and reducer(i) in ("maximum", "minimum")
 
 
 def _was_fp8(i: Instruction) -> bool:
@@ -392,11 +250,9 @@ def _was_fp8(i: Instruction) -> bool:
     to FP8 to bf16 into f32 to bf16 (its simplify-fp-conversions), and the clamp is what remains of
     the quantization.
     """
-    return (
-        _is_fp8(i)
-        or i.opcode == "clamp"
-        and clamp_bounds(i) in [[f"-{best}", best] for best in FP8_MAX.values()]
-    )
+    if i.opcode != "clamp":
+        return _is_fp8(i)
+    return _is_fp8(i) or clamp_bounds(i) in [[f"-{best}", best] for best in FP8_MAX.values()]
 
 
 # Collectives --------------------------------------------------------------------------------------
@@ -410,87 +266,86 @@ def _within(at: Instruction) -> list[Instruction]:
         return [at]
     if at.opcode not in ("async-start", "fusion", "fusion-start"):
         return []
-    inside = (
-        [fused(at)]
-        if at.opcode != "async-start"
-        else [at.computation.module.computations[n] for n in at.called]
-    )
+    inside = [fusion_body(at)]
+    if at.opcode == "async-start":
+        inside = [at.computation.module.computations[name] for name in at.called]
     return [i for computation in inside for j in computation for i in _within(j)]
 
 
 def _beside(start: Instruction) -> tuple[str, ...]:
-    """Kernels and loops that are scheduled between the start of something asynchronous and its end."""
-    users, end = start.computation.users, start
+    """Kernels and loops that are scheduled between the start of something asynchronous and its
+    end.
+    """
+    users = start.computation.users
+    end: Instruction | None = start
     while end is not None and not end.opcode.endswith("-done"):
-        end = next(
-            (u for u in users.get(end.name, ()) if u.opcode.endswith(("-done", "-update"))), None
-        )
+        readers = users.get(end.name, ())
+        end = next((u for u in readers if u.opcode.endswith(("-done", "-update"))), None)
     if end is None or start.computation.module.attributes.get("is_scheduled") != "true":
         return ()
-    return tuple(
-        i.name
-        for i in start.computation.instructions[start.index + 1 : end.index]
-        if (launches(i) or i.opcode in CONTROL) and not _within(i)
+    between = start.computation.instructions[start.index + 1 : end.index]
+    return tuple(i.name for i in between if (launches(i) or i.opcode in CONTROL) and not _within(i))
+
+
+def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | None) -> Collective:
+    """The collective `i`, that `at` runs: itself, or what `at` wraps."""
+    # A ragged-all-to-all's further operands say where its parts begin, and how long they are.
+    names = i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands
+    sent = [i.computation[name] for name in names]
+    size, axis = around.axis(i)
+    feeds = around.feeds(i, [Value(i, n) for n in range(len(sent))])
+    fed_by = around.fed_by(i, [Value(s, 0) for s in sent])
+    problems, readers, transposed = _problems(i, sent, around)
+    asynchronous = at.opcode.endswith("-start") and not (_waits(at) or _waits(i))
+    return Collective(
+        name=at.name,
+        kind=kind(i),
+        dtype=", ".join(dict.fromkeys(s.shape.dtype for s in sent)),
+        shapes=tuple(s.shape.brief for s in sent),
+        bytes_sent=sum(_SENT[kind(i)](s.shape.nbytes, size) for s in sent),
+        group_size=size,
+        axis=axis,
+        asynchronous=asynchronous,
+        overlaps=_beside(at) if asynchronous else (),
+        feeds=tuple(k.name for k in feeds),
+        fed_by=tuple(k.name for k in fed_by),
+        feeds_fp8=any(map(_multiplies_fp8, feeds)),
+        count=count,
+        source=source_line(i) or source_line(at),
+        op_name=op_name(i if i.metadata else at),
+        problems=tuple(dict.fromkeys(problems)),
+        readers=tuple(dict.fromkeys(readers)),
+        transposed_by=tuple(dict.fromkeys(transposed)),
+        instruction=i,
     )
 
 
-def _collective(
-    at: Instruction,
-    i: Instruction,
-    flow: _Flow,
-    mesh_shape: Mapping[str, int] | None,
-    count: int | None,
-) -> Collective:
-    sent = [
-        i.computation[name]
-        for name in (i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands)
-    ]
-    size, axis = flow.axis(i, mesh_shape)
-    reached = flow.walk([(i, n) for n in range(len(sent))], flow.after, is_matmul)
-    feeds = flow.nearest(i, [(i, n) for n in range(len(sent))], flow.after, _reads_as_matrix)
-    fed_by = flow.nearest(i, [(s, 0) for s in sent], flow.before, lambda value: is_matmul(value[0]))
+def _problems(
+    i: Instruction, sent: list[Instruction], around: _Sent
+) -> tuple[list[str], list[str], list[str]]:
+    """The rules that a collective breaks, who else reads its result in a wide type, and the kernels
+    that transpose it.
+    """
     problems, readers, transposed = [], [], []
     for n, s in enumerate(sent):
         if s.shape.dtype in _WIDE and s.shape.size > 1 and kind(i) not in SUMS:
-            rule, others = flow.sent_wide((i, n), s)
-            problems += [rule] * bool(rule)
+            rule, others = around.sent_wide(Value(i, n), s)
+            if rule:
+                problems.append(rule)
             readers += others
         elif _is_fp8(s) and kind(i) == "all-gather":
-            for value in flow.walk([(i, n)], flow.after, is_matmul):
-                if _reads_as_matrix(value) and _multiplies_fp8(flow.kernel(value[0])):
-                    while (value := reached[value]) is not None:
-                        transposed += [flow.kernel(value[0]).name] if _transposes(value[0]) else []
-    problems += ["transposed after gathering"] * bool(transposed)
-    problems += ["gathered twice"] * (kind(i) == "all-gather" and len({*sent}) < len(sent))
-    asynchronous = at.opcode.endswith("-start") and not (_waits(at) or _waits(i))
-    return Collective(
-        at.name,
-        kind(i),
-        ", ".join(dict.fromkeys(s.shape.dtype for s in sent)),
-        tuple(s.shape.brief for s in sent),
-        sum(_SENT[kind(i)](s.shape.nbytes, size) for s in sent),
-        size,
-        axis,
-        asynchronous,
-        _beside(at) if asynchronous else (),
-        tuple(k.name for k in feeds),
-        tuple(k.name for k in fed_by),
-        any(map(_multiplies_fp8, feeds)),
-        count,
-        source_line(i) or source_line(at),
-        op_name(i if i.metadata else at),
-        tuple(dict.fromkeys(problems)),
-        tuple(dict.fromkeys(readers)),
-        tuple(dict.fromkeys(transposed)),
-        i,
-    )
+            transposed += around.transposed_by(Value(i, n))
+    if transposed:
+        problems.append("transposed after gathering")
+    if kind(i) == "all-gather" and len({*sent}) < len(sent):
+        problems.append("gathered twice")
+    return problems, readers, transposed
 
 
 def _waits(i: Instruction) -> bool:
     """Whether XLA noted that nothing runs beside a collective: its start is its end."""
-    return (
-        setting(i, "is_sync") is True or setting(i, "collective_backend_config", "is_sync") is True
-    )
+    keys = (("is_sync",), ("collective_backend_config", "is_sync"))
+    return any(setting(i, *key) is True for key in keys)
 
 
 def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collectives":
@@ -505,19 +360,21 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     module = parse_hlo_module(x)
     if not any(name in module.text for name in KINDS):
         return Collectives()
-    if mesh_shape is not None and prod(mesh_shape.values()) != (
-        devices := prod(device_counts(module))
-    ):
+    devices = prod(device_counts(module))
+    if mesh_shape is not None and prod(mesh_shape.values()) != devices:
         raise ValueError(
             f"mesh_shape has {prod(mesh_shape.values())} devices, {dict(mesh_shape)}; the program"
             f" {devices}."
         )
-    flow, found = _Flow(module), []
+    around, found = _Sent(module, mesh_shape), []
+    # Their collectives are counted where they are started.
     wrapped = {name for i in module if i.opcode == "async-start" for name in i.called}
     for name, count in executions(module).items():
-        for at in module.computations[name] if name not in wrapped else ():
+        if name in wrapped:
+            continue
+        for at in module.computations[name]:
             try:
-                found += [_collective(at, i, flow, mesh_shape, count) for i in _within(at)]
+                found += [_collective(at, i, around, count) for i in _within(at)]
             except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 raise at.error(
                     "the instructions around this collective contradict each other"
@@ -531,14 +388,8 @@ def sends_wide(
     """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent
     what was FP8.
     """
-    return [
-        c
-        for c in found
-        if c.kind in kinds
-        and c.bytes_sent >= min_bytes
-        and not c.is_fp8
-        and ({*c.problems} & _SENT_WIDE or c.is_summed_wide)
-    ]
+    asked = [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8]
+    return [c for c in asked if not _SENT_WIDE.isdisjoint(c.problems) or c.is_summed_wide]
 
 
 # As text ------------------------------------------------------------------------------------------
@@ -548,7 +399,8 @@ _HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:
     names = list(names)
-    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class Collectives(tuple[Collective, ...]):
@@ -562,7 +414,9 @@ class Collectives(tuple[Collective, ...]):
         return sum(c.bytes_sent * (1 if c.count is None else c.count) for c in self)
 
     def _rows(self) -> list[tuple[Collective, tuple[str, ...], list[str]]]:
-        """(collective, cells, further lines), those alike in all but their names taken together."""
+        """(collective, cells, further lines), those alike in all but their names taken together;
+        those that send most first.
+        """
         alike: dict[tuple, list[Collective]] = {}
         for c in self:
             key = (
@@ -574,71 +428,83 @@ class Collectives(tuple[Collective, ...]):
                 len(c.overlaps),
                 c.source,
                 c.problems,
+                c.count is None,
             )
-            alike.setdefault((*key, c.count is None), []).append(c)
-        rows = []
-        for same in alike.values():
-            c, counts = same[0], [c.count for c in same]
-            total = c.bytes_sent * sum(1 if n is None else n for n in counts)
-            beside = (
-                f"{len(c.overlaps)} kernel{'s' * (len(c.overlaps) != 1)}"
-                if c.asynchronous
-                else "sync"
-            )
-            feeds = dict.fromkeys(name for other in same for name in other.feeds)
-            cells = (
-                "?" if None in counts else str(sum(counts)),
-                c.kind,
-                _size(c.bytes_sent),
-                c.dtype,
-                visible(c.axis),
-                beside,
-                next(iter(feeds), "") + f" +{len(feeds) - 1}" * (len(feeds) > 1),
-                visible(c.source),
-            )
-            rows.append((total, c, cells, [*c.problems]))
-        return [row[1:] for row in sorted(rows, key=lambda row: -row[0])]
+            alike.setdefault(key, []).append(c)
+        groups = sorted(alike.values(), key=lambda same: -Collectives(same).bytes_sent)
+        return [(same[0], _cells(same), [*same[0].problems]) for same in groups]
 
     def _totals(self) -> str:
-        runs = lambda cs: Collectives(cs).bytes_sent
+        sent: dict[str, int] = defaultdict(int)
+        for c in self:
+            sent[c.dtype] += Collectives((c,)).bytes_sent
+        largest_first = sorted(sent.items(), key=lambda item: -item[1])
+        types = ", ".join(f"{_size(n)} in {dtype}" for dtype, n in largest_first)
+        plural = "" if len(self) == 1 else "s"
+        asynchronous = sum(c.asynchronous for c in self)
         text = (
-            f"{len(self)} collective{'s' * (len(self) != 1)},"
-            f" {sum(c.asynchronous for c in self)} asynchronous; "
+            f"{len(self)} collective{plural}, {asynchronous} asynchronous; "
+            f"{_size(self.bytes_sent)} sent by each device ({types})"
         )
-        text += f"{_size(self.bytes_sent)} sent by each device"
-        types = {
-            dtype: runs(c for c in self if c.dtype == dtype)
-            for dtype in dict.fromkeys(c.dtype for c in self)
-        }
-        text += f" ({', '.join(f'{_size(n)} in {dtype}' for dtype, n in sorted(types.items(), key=lambda t: -t[1]))})"
-        return text + "; loops of unknown length counted once" * any(c.count is None for c in self)
+        if any(c.count is None for c in self):
+            text += "; loops of unknown length counted once"
+        return text
 
     def __str__(self) -> str:
         if not self:
             return "no collectives"
-        rows = [(None, _HEADER, []), *self._rows()]
-        shown = [
-            n for n in range(len(_HEADER)) if n or any(cells[0] != "1" for _, cells, _ in rows[1:])
-        ]
+        rows = self._rows()
+        table = [_HEADER, *(cells for _, cells, _ in rows)]
+        shown = [*range(len(_HEADER))]
+        if all(cells[0] == "1" for cells in table[1:]):
+            shown.remove(0)
         may_go = map(_HEADER.index, ("source", "feeds"))  # each to a line of its own
-        lines, left_out = columns([cells for _, cells, _ in rows], shown, (0, 2), may_go)
-        text = []
-        for line, (c, cells, further) in zip(lines, rows):
+        lines, left_out = columns(table, shown, (0, 2), may_go)
+        text = lines[:1]
+        for line, (_, cells, further) in zip(lines[1:], rows, strict=True):
             text.append(line)
-            hidden = [
-                f"{'at' if _HEADER[n] == 'source' else _HEADER[n]} {cells[n]}"
-                for n in left_out
-                if c and cells[n]
-            ]
-            for line in [", ".join(hidden)] * bool(hidden) + further:
-                text += [f"    {part}" for part in wrapped(line, 0, 2)]
+            hidden = [_labelled(n, cells[n]) for n in left_out if cells[n]]
+            below = [", ".join(hidden), *further] if hidden else further
+            for more in below:
+                text += [f"    {part}" for part in wrapped(more, 0, 2)]
         return "\n".join([*text, *wrapped(self._totals(), 0, 2)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        total = f"<p>{html.escape(self._totals())}</p>"
+        if not self:
+            return total
         rows = [
-            (cells, LOST * bool(further), [(line, "") for line in further])
+            (cells, LOST if further else "", [(line, "") for line in further])
             for _, cells, further in self._rows()
         ]
-        return html_table(_HEADER, rows) * bool(self) + f"<p>{html.escape(self._totals())}</p>"
+        return html_table(_HEADER, rows) + total
+
+
+def _cells(same: Sequence[Collective]) -> tuple[str, ...]:
+    """A row of the table, for collectives that are alike."""
+    c, counts = same[0], [other.count for other in same]
+    runs = "?" if None in counts else str(sum(count or 0 for count in counts))
+    plural = "" if len(c.overlaps) == 1 else "s"
+    beside = f"{len(c.overlaps)} kernel{plural}" if c.asynchronous else "sync"
+    feeds = [*dict.fromkeys(name for other in same for name in other.feeds)]
+    fed = feeds[0] if feeds else ""
+    if len(feeds) > 1:
+        fed += f" +{len(feeds) - 1}"
+    return (
+        runs,
+        c.kind,
+        _size(c.bytes_sent),
+        c.dtype,
+        visible(c.axis),
+        beside,
+        fed,
+        visible(c.source),
+    )
+
+
+def _labelled(column: int, cell: str) -> str:
+    """A cell on a line of its own."""
+    name = _HEADER[column]
+    return f"at {cell}" if name == "source" else f"{name} {cell}"
