@@ -11,7 +11,7 @@ import html
 from typing import Any
 
 from fp8lens.hlo.ops import LAUNCHES_NOTHING
-from fp8lens.hlo.parse import Instruction, parse_hlo_module, visible
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_kind, results
 from fp8lens.hlo.text import columns, notebook_display
 from fp8lens.matmul.rows import FP8_CALL, matmuls
@@ -45,28 +45,26 @@ class Kernel:
         """Roofline time of one run on `target`: the longer of moving the bytes and doing the FLOPs.
         Raises KeyError where the chip has no peak for `math_dtype`.
         """
-        compute = self.flops / target.peak_flops[self.math_dtype] if self.flops else 0.0
-        return max(compute, self.bytes_moved / target.memory_bandwidth)
+        memory = self.bytes_moved / target.memory_bandwidth
+        if not self.flops or self.math_dtype is None:
+            return memory
+        return max(self.flops / target.peak_flops[self.math_dtype], memory)
 
 
 def _kind(instruction: Instruction) -> str:
     if instruction.custom_call_target:
         return instruction.custom_call_target
-    return (
-        "triton"
-        if "triton" in fusion_kind(instruction)
-        else instruction.opcode.removesuffix("-start")
-    )
+    if "triton" in fusion_kind(instruction):
+        return "triton"
+    return instruction.opcode.removesuffix("-start")
 
 
 def launches(instruction: Instruction) -> bool:
     """Whether the instruction starts a kernel: the rest names, views, calls, or waits for the end
     of one.
     """
-    return not (
-        instruction.opcode.removesuffix("-start") in LAUNCHES_NOTHING
-        or instruction.opcode.endswith(("-done", "-update"))
-    )
+    ends = instruction.opcode.endswith(("-done", "-update"))
+    return not ends and instruction.opcode.removesuffix("-start") not in LAUNCHES_NOTHING
 
 
 def moved(instruction: Instruction) -> int:
@@ -77,26 +75,32 @@ def moved(instruction: Instruction) -> int:
 
 def kernel(instruction: Instruction, count: int | None = 1) -> Kernel:
     """The kernel that an instruction launches."""
-    gemms, written = matmuls(instruction), results(instruction)
-    shapes = [s.brief for s in written]
-    result = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
+    gemms = matmuls(instruction)
+    shapes = [shape.brief for shape in results(instruction)]
     return Kernel(
-        instruction.name,
-        _kind(instruction),
-        result,
-        moved(instruction),
-        sum(g.flops for g in gemms),
-        gemms[0].math_dtype if gemms else None,
-        count,
-        instruction,
+        name=instruction.name,
+        kind=_kind(instruction),
+        result=shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})",
+        bytes_moved=moved(instruction),
+        flops=sum(gemm.flops for gemm in gemms),
+        math_dtype=gemms[0].math_dtype if gemms else None,
+        count=count,
+        instruction=instruction,
     )
+
+
+def _module(x: Any) -> HloModule:
+    """The module of an Inspection, or of anything that `parse_hlo_module` takes."""
+    known = getattr(x, "module", None)
+    return known if isinstance(known, HloModule) else parse_hlo_module(x)
 
 
 def kernels(x: Any) -> tuple[Kernel, ...]:
     """What the program launches, in order: each instruction of ENTRY, then of the bodies it loops
-    over or calls, that is not free. `x` is anything `parse_hlo_module` takes.
+    over or calls, that launches something. `x` is an Inspection, or anything `parse_hlo_module`
+    takes.
     """
-    module = parse_hlo_module(x)
+    module = _module(x)
     return tuple(
         kernel(i, count)
         for name, count in executions(module).items()
@@ -113,8 +117,10 @@ def bytes_moved(x: Any) -> int:
 
 
 def fp8_calls(x: Any) -> tuple[Instruction, ...]:
-    """The program's `__cublas$lt$matmul$f8` calls. `gemm_config(call)` tells what each has fused."""
-    return tuple(i for i in parse_hlo_module(x) if i.custom_call_target == FP8_CALL)
+    """The program's `__cublas$lt$matmul$f8` calls. `gemm_config(call)` tells what each has
+    fused.
+    """
+    return tuple(i for i in _module(x) if i.custom_call_target == FP8_CALL)
 
 
 def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
@@ -127,10 +133,9 @@ def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
 
 
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3fn": 1, "f8e5m2": 1}
-_QUANTIZED = {
-    "given": 3,
-    "amax": 5,
-}  # for each bf16 value read and written; by its own amax, read once more
+# Bytes that are moved for each value: two of bf16 are read, one of FP8 is written. To find the amax
+# first, the bf16 is read once more.
+_QUANTIZED = {"given": 3, "amax": 5}
 
 
 def matmul_seconds(
@@ -158,43 +163,51 @@ def _size(n: int) -> str:
     return f"{n:,} B" if n < 1e6 else f"{n / 1e6:,.2f} MB"
 
 
-class _Table(tuple):
+# The colours of the bars: of a kernel, and of one that multiplies matrices.
+_BAR = {False: "#E69F00", True: "#0072B2"}
+
+
+class _Table(tuple[Kernel, ...]):
     """Kernels as text, a line each; in a notebook as a table, in which the bytes are bars."""
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
-        times = lambda k: "" if k.count == 1 else f"{k.count or '?'} x "
+        """Bytes, kind, name and result of each kernel, and a last row with the totals."""
+        rows = [(_times(k) + _size(k.bytes_moved), visible(k.kind), k.name, k.result) for k in self]
         total, count = sum(k.bytes_moved * k.runs for k in self), sum(k.runs for k in self)
-        return [
-            *((times(k) + _size(k.bytes_moved), visible(k.kind), k.name, k.result) for k in self),
-            (_size(total), f"{count} kernel{'s' * (count != 1)}", "", ""),
-        ]
+        plural = "" if count == 1 else "s"
+        return [*rows, (_size(total), f"{count} kernel{plural}", "", "")]
 
     def __repr__(self) -> str:
-        return "\n".join(columns(self._rows(), range(4), (0,), ())[0])
+        lines, _ = columns(self._rows(), range(4), (0,), ())
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         most = max((k.bytes_moved * k.runs for k in self), default=0) or 1
-        bars = [
-            "<div"
-            f' style="width:{8 * k.bytes_moved * k.runs / most:.2f}em;min-width:1px;height:.4em;'
-            f'background:{_BAR[k.flops > 0]}"></div>'
-            for k in self
-        ]
-        cell = '<td style="text-align:left;vertical-align:top;white-space:nowrap">{}</td>'.format
-        code = lambda text: (
-            f"<code>{html.escape(text)}</code>" * bool(text)
-        )  # no TeX between two dollars
-        lines = [
-            "".join(map(cell, (html.escape(size) + bar, *map(code, row))))
-            for (size, *row), bar in zip(self._rows(), [*bars, ""])
-        ]
-        heads = "".join(
-            map('<th style="text-align:left">{}</th>'.format, ("bytes", "kernel", "name", "writes"))
-        )
-        return "<table>\n" + "".join(f"<tr>{line}</tr>" for line in (heads, *lines)) + "</table>"
+        bars = [_bar(k, k.bytes_moved * k.runs / most) for k in self]
+        head = '<th style="text-align:left">{}</th>'
+        heads = "".join(map(head.format, ("bytes", "kernel", "name", "writes")))
+        cell = '<td style="text-align:left;vertical-align:top;white-space:nowrap">{}</td>'
+        lines = [f"<tr>{heads}</tr>"]
+        for (size, *names), bar in zip(self._rows(), [*bars, ""], strict=True):
+            cells = [html.escape(size) + bar, *map(_code, names)]
+            lines.append(f"<tr>{''.join(map(cell.format, cells))}</tr>")
+        return f"<table>\n{''.join(lines)}</table>"
 
 
-_BAR = ("#E69F00", "#0072B2")  # of a kernel, and of one that multiplies matrices
+def _times(k: Kernel) -> str:
+    """How often a kernel runs, where that is not once."""
+    return "" if k.count == 1 else f"{k.count or '?'} x "
+
+
+def _bar(k: Kernel, share: float) -> str:
+    """A bar as long as a kernel's share of the longest."""
+    style = f"width:{8 * share:.2f}em;min-width:1px;height:.4em;background:{_BAR[k.flops > 0]}"
+    return f'<div style="{style}"></div>'
+
+
+def _code(text: str) -> str:
+    """Text that a notebook shows as it is: it takes what is between two dollars for TeX."""
+    return f"<code>{html.escape(text)}</code>" if text else ""
 
 
 def print_kernels(x: Any) -> None:

@@ -6,13 +6,14 @@ import collections
 import re
 from collections.abc import Mapping
 
-from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.program import fused, fusion_kind
-from fp8lens.matmul.rows import GemmRow, once
+from fp8lens.hlo.parse import Computation, HloModule, Instruction
+from fp8lens.hlo.program import fusion_body, fusion_kind
+from fp8lens.hlo.remember import remembered
+from fp8lens.matmul.rows import GemmRow
 
-# The types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and `mma...f32.e4m3.e4m3.f32`: what
-# is multiplied. Blackwell's `tcgen05.mma...kind::f16` names a kind: of f8f6f4, the operands say
-# which.
+# What is multiplied: the types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and in
+# `mma...f32.e4m3.e4m3.f32`. Blackwell's `tcgen05.mma...kind::f16` names a kind; of the kind f8f6f4,
+# the operands say which type.
 _MMA = re.compile(
     r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w{1,30}\.){0,20}?"
     r"(?:f16|f32|f64|s32)\.(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
@@ -26,49 +27,52 @@ def instructions(text: str) -> tuple[str, ...]:
     where it has none.
     """
     types = (m[1] or m[2] or "f8" for m in _MMA.finditer(text))
-    return tuple(dict.fromkeys({"i8": "s8", **_PTX_TYPES}.get(name, name) for name in types))
+    in_hlo = _PTX_TYPES | {"i8": "s8"}
+    return tuple(dict.fromkeys(in_hlo.get(name, name) for name in types))
 
 
 def of_kernel(name: str, ptx: Mapping[str, str]) -> str:
     """The PTX of somebody's own kernel, together with that of others of its name, which XLA numbers
     name__1, name__2: which of them is which nothing tells.
     """
-    first = re.sub(r"[.-]", "_", name)
-    numbered = [
-        entry
-        for entry in ptx
-        if entry.startswith(f"{first}__") and entry[len(first) + 2 :].isdigit()
-    ]
+    first = _in_ptx(name)
+    numbered = [entry for entry in ptx if re.fullmatch(re.escape(first) + r"__\d+", entry)]
     return "\n".join(ptx[entry] for entry in (first, *numbered) if entry in ptx)
 
 
 def _computed(i: Instruction) -> tuple[str, str]:
     """What two Triton kernels have in common that are alike."""
-    return _text(fused(i).root), i.attributes.get("backend_config", "")
+    return _text(fusion_body(i)), i.attributes.get("backend_config", "")
 
 
-@once
-def _text(root: Instruction) -> str:
-    return "\n".join(f"{j.opcode} {j.shape_text}" for j in root.computation)
+@remembered
+def _text(computation: Computation) -> str:
+    """What a computation computes, without its names."""
+    return "\n".join(f"{j.opcode} {j.shape_text}" for j in computation)
 
 
-@once
-def _fusions(root: Instruction) -> dict[tuple[str, str], list[str]]:
-    """The Triton kernels of a module, given ENTRY's root, by what they compute: their names in PTX."""
+@remembered
+def _fusions(module: HloModule) -> dict[tuple[str, str], list[str]]:
+    """The Triton kernels of a module by what they compute: their names in PTX."""
     found = collections.defaultdict(list)
-    for i in root.computation.module:
+    for i in module:
         if i.opcode == "fusion" and "triton" in fusion_kind(i):
-            found[_computed(i)].append(re.sub(r"[.-]", "_", i.name))
+            found[_computed(i)].append(_in_ptx(i.name))
     return found
+
+
+def _in_ptx(name: str) -> str:
+    """What PTX calls a kernel."""
+    return re.sub(r"[.-]", "_", name)
 
 
 def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     """The type that a Triton kernel's PTX multiplies; of several, one that is not FP8. Kernels that
     are alike share one PTX, under the name of one.
     """
-    text = ptx.get(re.sub(r"[.-]", "_", row.name))
+    text = ptx.get(_in_ptx(row.name))
     if not text:
-        alike = _fusions(row.instruction.computation.module.entry.root)[_computed(row.instruction)]
+        alike = _fusions(row.instruction.computation.module)[_computed(row.instruction)]
         text = next((ptx[name] for name in alike if name in ptx), "")
     found = list(dict.fromkeys(_type(m, row.math_dtype) for m in _MMA.finditer(text)))
     if found:

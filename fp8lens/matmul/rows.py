@@ -3,23 +3,25 @@ and who runs it.
 """
 
 import dataclasses
-import functools
 import heapq
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
-from fp8lens.hlo.program import fused, fusion_kind, results
-from fp8lens.hlo.values import look_through, reducer
+from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
+from fp8lens.hlo.remember import remembered
+from fp8lens.hlo.values import look_through, minor_to_major, reducer
 
 FP8_CALL = "__cublas$lt$matmul$f8"
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
 _TF32 = frozenset(("DEFAULT", "HIGH"))
+_PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class GemmRow:
     algorithm: str = ""
     tile: str = ""
     outside_bytes: int = 0
-    instruction: Instruction | None = dataclasses.field(default=None, repr=False, compare=False)
+    instruction: Instruction = dataclasses.field(kw_only=True, repr=False, compare=False)
 
     @property
     def flops(self) -> int:
@@ -93,24 +95,18 @@ def gemm_config(call: Instruction) -> dict:
     """The part of a cuBLASLt call's `backend_config` that describes the matmul: epilogue, alpha,
     beta, amax, ...
     """
-    return call.backend_config["gemm_backend_config"]
+    return _config(call)["gemm_backend_config"]
 
 
-def once(read):
-    """What was read of an instruction is kept, with its module: fusions may share a computation,
-    and many ask.
-    """
-
-    def known(i: Instruction):
-        kept = i.computation.module.__dict__.setdefault(f"_of{read.__name__}", {})
-        if i not in kept:
-            kept[i] = read(i)
-        return kept[i]
-
-    return functools.update_wrapper(known, read)
+def _config(i: Instruction) -> dict:
+    """A backend_config that must be a dict: TypeError where it is none."""
+    config = i.backend_config
+    if not isinstance(config, dict):
+        raise TypeError(f"backend_config is {config!r}")
+    return config
 
 
-@once
+@remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1.
     Raises HloParseError where it says that it multiplies, but not what.
@@ -175,13 +171,10 @@ def _math(given: str, out: str, precision: str, algorithm: str) -> str:
     asked = re.match(r"ALG_DOT_(BF16|TF32|F16|F32|F64)_", algorithm)
     if asked and given in ("f32", "f64"):
         return asked[1].lower()
-    # XLA's GetBlasComputationType: xla/service/gpu/matmul_utils.cc (TF32 for f32 to f32, at DEFAULT
-    # and HIGH).
-    return (
-        {"f32": "tf32", "c64": "tf32"}.get(given, given)
-        if precision in _TF32 and given == out
-        else given
-    )
+    # XLA's GetBlasComputationType, in xla/service/gpu/matmul_utils.cc: TF32 for f32 to f32, at
+    # DEFAULT and HIGH.
+    rounds = precision in _TF32 and given == out
+    return "tf32" if rounds and given in ("f32", "c64") else given
 
 
 def _row(
@@ -193,16 +186,21 @@ def _row(
     library: str,
     out: str,
     origin: Instruction | None = None,
-    **fields,
+    **fields: Any,
 ) -> GemmRow:
+    """The row of a matmul that the kernel `i` runs; `origin` is what JAX wrote, inside of it."""
     origin = origin or i
-    fields = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
+    m, n, k, batch = sizes
+    further: dict[str, Any] = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
     return GemmRow(
-        *sizes,
-        lhs,
-        rhs,
-        math_dtype,
-        library,
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        lhs_dtype=lhs,
+        rhs_dtype=rhs,
+        math_dtype=math_dtype,
+        library=library,
         out_dtype=out,
         outside=(),
         count=1,
@@ -210,34 +208,18 @@ def _row(
         source=source_line(origin) or source_line(i),
         op_name=op_name(origin) or op_name(i),
         instruction=i,
-        **fields,
+        **further,
     )
 
 
 def _cublas(i: Instruction, target: str) -> GemmRow:
     config, computation = gemm_config(i), i.computation
-    lhs, rhs, *others = (computation[name].shape for name in i.operands)
+    lhs, rhs = (computation[name].shape for name in i.operands[:2])
     sizes = _sizes(lhs, rhs, config["dot_dimension_numbers"])
     settings = config.get("precision_config", {})
-    precision = max(
-        settings.get("operand_precision") or ["DEFAULT"], key=("DEFAULT", "HIGH", "HIGHEST").index
-    )
+    precision = max(settings.get("operand_precision") or ["DEFAULT"], key=_PRECISIONS.index)
     algorithm = settings.get("algorithm", "ALG_UNSET").replace("ALG_UNSET", "")
     out = results(i)[0].dtype
-    scales = ()
-    if (
-        target == FP8_CALL
-    ):  # scalars: A's and B's scale, then D's; where the program has none, the constant 1
-        taken = (
-            "abd" if out.startswith("f8") else "ab"
-        )  # XLA's emitter passes D's scale on for an FP8 result alone
-        scalars = [
-            computation[name] for name in i.operands[2:] if computation[name].shape.size == 1
-        ]
-        named = zip("abd" if len(scalars) < 4 else "abcd", scalars)
-        scales = tuple(
-            letter for letter, s in named if letter in taken and s.literal not in ("1", "{1}")
-        )
     return _row(
         i,
         sizes,
@@ -250,18 +232,28 @@ def _cublas(i: Instruction, target: str) -> GemmRow:
         amax=bool(config.get("damax_output", False)),
         beta=float(config.get("beta", 0)),
         alpha=float(config.get("alpha_real", 1)),
-        scales=scales,
+        scales=_call_scales(i, out) if target == FP8_CALL else (),
         precision=precision,
         algorithm=algorithm,
     )
 
 
+def _call_scales(call: Instruction, out: str) -> tuple[str, ...]:
+    """The scales that an FP8 call multiplies in."""
+    # Its scalar operands are A's and B's scale, then D's, with C's before that of four. Where the
+    # program has none, XLA passes the constant 1.
+    operands = [call.computation[name] for name in call.operands[2:]]
+    scalars = [i for i in operands if i.shape.size == 1]
+    named = zip("abd" if len(scalars) < 4 else "abcd", scalars, strict=False)
+    # XLA's emitter passes D's scale on for an FP8 result alone.
+    taken = "abd" if out.startswith("f8") else "ab"
+    return tuple(letter for letter, i in named if letter in taken and i.literal not in ("1", "{1}"))
+
+
 def _dot_settings(dot: Instruction) -> tuple[str, str]:
     """Precision and algorithm of a dot."""
-    precision = dot.attributes.get("operand_precision", "").strip("{}").upper().split(",")
-    precision = max(
-        (p.strip() or "DEFAULT" for p in precision), key=("DEFAULT", "HIGH", "HIGHEST").index
-    )
+    asked = dot.attributes.get("operand_precision", "").strip("{}").upper().split(",")
+    precision = max((p.strip() or "DEFAULT" for p in asked), key=_PRECISIONS.index)
     algorithm = dot.attributes.get("algorithm", "")
     return precision, f"ALG_{algorithm.upper()}" if algorithm.startswith("dot_") else ""
 
@@ -275,23 +267,23 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     }
     lhs, rhs = (dot.computation[name].shape for name in dot.operands[:2])
     precision, algorithm = _dot_settings(dot)
-    tensor_cores = (
-        library != "kernel" or i is dot
-    )  # a dot of a program not yet compiled may still get them
+    # A dot of a program not yet compiled may still get them.
+    tensor_cores = library != "kernel" or i is dot
     given = _common(lhs.dtype, rhs.dtype)
     math_dtype = _math(given, dot.shape.dtype, precision, algorithm) if tensor_cores else given
     compiled = i.computation.module.attributes.get("is_scheduled") == "true"
     if library == "kernel" and compiled and given.startswith("f8"):
         math_dtype = "unknown"  # no GPU multiplies FP8 outside of its tensor cores
-    stored = [
-        _stored(dot.computation, name) if dot is not i else dot.computation[name].shape.dtype
-        for name in dot.operands[:2]
-    ]
-    after = _following(dot) if dot is not i else []
+    after: list[str] = []
+    stored_lhs, stored_rhs = lhs.dtype, rhs.dtype
+    if dot is not i:
+        after = _following(dot)
+        stored_lhs, stored_rhs = (_stored(dot.computation, name) for name in dot.operands[:2])
     return _row(
         i,
         _sizes(lhs, rhs, numbers),
-        *stored,
+        stored_lhs,
+        stored_rhs,
         math_dtype,
         library,
         results(i)[0].dtype,
@@ -308,28 +300,35 @@ def _stored(computation: Computation, name: str) -> str:
     """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its
     operand comes from.
     """
-    largest: dict[str, Shape | None] = computation.__dict__.setdefault("_largest", {})
-    for i in computation if not largest else ():
-        shapes = [largest[operand] for operand in reversed(i.operands)]
-        largest[i.name] = max(filter(None, shapes), key=lambda shape: shape.size, default=None)
+    return (_largest_parameters(computation)[name] or computation[name].shape).dtype
+
+
+@remembered
+def _largest_parameters(computation: Computation) -> dict[str, Shape | None]:
+    """Of each instruction, the shape of the largest parameter that it comes from, masks left out;
+    of several as large, the last operand's.
+    """
+    largest: dict[str, Shape | None] = {}
+    for i in computation:
         if i.opcode == "parameter" and i.shape.dtype != "pred":
             largest[i.name] = i.shape
-    return (largest[name] or computation[name].shape).dtype
+            continue
+        shapes = [shape for name in reversed(i.operands) if (shape := largest[name]) is not None]
+        largest[i.name] = max(shapes, key=lambda shape: shape.size, default=None)
+    return largest
 
 
-@once
+@remembered
 def _following(dot: Instruction) -> list[str]:
     """Opcodes of what a kernel computes of its dot's result, in order, without what only names or
     moves it; the first hundred.
     """
-    todo, seen, found = [(dot.index, dot)], {dot.index}, []
+    passed = _PASS_ON | {"tuple", "get-tuple-element"}
+    todo, seen = [(dot.index, dot)], {dot.index}
+    found: list[str] = []
     while todo and len(found) < 100:
         _, i = heapq.heappop(todo)
-        if (
-            i is not dot
-            and i.opcode not in _PASS_ON
-            and i.opcode not in ("tuple", "get-tuple-element")
-        ):
+        if i is not dot and i.opcode not in passed:
             found.append(i.opcode)
         for user in dot.computation.users.get(i.name, ()):
             if user.index not in seen:
@@ -339,25 +338,28 @@ def _following(dot: Instruction) -> list[str]:
 
 
 def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
-    computation = fused(i)
-    found, calls = _multiplying(computation.root)
+    """The matmuls of a fusion: those of its dots, of a library's call, or spelled out."""
+    computation = fusion_body(i)
+    found, calls = _multiplying(computation)
     if calls:
         return tuple(dataclasses.replace(row, name=i.name, instruction=i) for row in calls)
     if not found:
         return _expanded(i, computation)
-    kind = fusion_kind(i)
-    library = "triton" if "triton" in kind else "cudnn" if "cudnn" in kind else "kernel"
-    tile = ""
-    if library == "triton":
-        settings = i.backend_config["fusion_backend_config"]
-        tile = _tile(settings, found[0])
+    kind, tile = fusion_kind(i), ""
+    if "triton" in kind:
+        library = "triton"
+        tile = _tile(_config(i)["fusion_backend_config"], found[0])
+    else:
+        library = "cudnn" if "cudnn" in kind else "kernel"
     return tuple(_split_k(_dot(i, dot, library, tile), dot) for dot in found)
 
 
-@once
-def _multiplying(root: Instruction) -> tuple[list[Instruction], list[GemmRow]]:
-    """The dots of a fused computation, given its root, and the matmuls of the library calls in it."""
-    found, calls, todo, seen = [], [], [root.computation], set()
+@remembered
+def _multiplying(computation: Computation) -> tuple[list[Instruction], list[GemmRow]]:
+    """The dots of a fused computation, and the matmuls of the library calls in it."""
+    found: list[Instruction] = []
+    calls: list[GemmRow] = []
+    todo, seen = [computation], set()
     while todo:
         inner = todo.pop()
         if inner.name in seen:
@@ -367,10 +369,9 @@ def _multiplying(root: Instruction) -> tuple[list[Instruction], list[GemmRow]]:
             if j.opcode in DOTS:
                 found.append(j)
             elif j.opcode == "fusion":
-                todo.append(fused(j))
-            elif (
-                j.opcode == "custom-call"
-            ):  # a library's, which reads a slice of its operand, or writes one, in place
+                todo.append(fusion_body(j))
+            elif j.opcode == "custom-call":
+                # A library's, which reads a slice of its operand, or writes one, in place.
                 calls += matmuls(j)
     return found, calls
 
@@ -379,12 +380,10 @@ def _tile(settings: Mapping, dot: Instruction) -> str:
     """Rows x columns x depth of the block of the result that one thread block computes."""
     if gemm := settings.get("triton_gemm_config"):
         return "x".join(str(gemm[key]) for key in ("block_m", "block_n", "block_k") if key in gemm)
-    blocks = (
-        settings.get("block_level_fusion_config", {}).get("output_tiles", [{}])[0].get("sizes", [])
-    )
-    depth = dot.backend_config if isinstance(dot.backend_config, Mapping) else {}
-    depth = depth.get("sizes", [])
-    return "x".join(str(b) for b in [*blocks[-2:], *depth[-1:]])
+    config = settings.get("block_level_fusion_config", {})
+    block = config.get("output_tiles", [{}])[0].get("sizes", [])
+    depth = setting(dot, "sizes") or []
+    return "x".join(str(size) for size in [*block[-2:], *depth[-1:]])
 
 
 def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
@@ -392,27 +391,18 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
     before: then K is the whole. A sum over a batch of products is one contraction, whoever wrote
     it.
     """
-    i, name = row.instruction, row.name
+    name = row.name
     batch = len(_dims(dot.attributes.get("lhs_batch_dims", "{}")))  # a dot's result has them first
-    written = dot.computation.root
-    if (
-        row.library != "triton"
-        or row.batch == 1
-        or look_through(written, ("convert", "bitcast")) is not dot
-        or (_outermost(written.shape, batch) != _outermost(dot.shape, batch))
-    ):
+    if row.library != "triton" or row.batch == 1 or not _writes_as_it_is(dot, batch):
         return row
-    users = i.computation.users.get(name, ())
+    users = row.instruction.computation.users.get(name, [])
     inside = fused(users[0]) if len(users) == 1 else None
     if not inside:
         return row
     parameter = inside.parameters[users[0].operands.index(name)]
-    for reduce in inside:
-        if (
-            reduce.opcode != "reduce"
-            or reduce.operands[0] != parameter.name
-            or reducer(reduce) != "add"
-        ):
+    sums = (i for i in inside if i.opcode == "reduce" and reducer(i) == "add")
+    for reduce in sums:
+        if reduce.operands[0] != parameter.name:
             continue
         summed = set(_dims(reduce.attributes.get("dimensions", "{}")))
         if summed <= set(range(batch)):
@@ -421,52 +411,51 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
     return row
 
 
+def _writes_as_it_is(dot: Instruction, batch: int) -> bool:
+    """Whether a kernel writes its dot's result, at most converted, with its batch outermost."""
+    written = dot.computation.root
+    if look_through(written, ("convert", "bitcast")) is not dot:
+        return False
+    return _outermost(written.shape, batch) == _outermost(dot.shape, batch)
+
+
 def _outermost(shape: Shape, count: int) -> list[tuple[int, int]]:
     """The dimensions that vary slowest in memory, so many, and how long each is."""
-    order = (
-        _dims(shape.layout.partition(":")[0])
-        if shape.layout
-        else [*reversed(range(len(shape.dims)))]
-    )
+    order = minor_to_major(shape)
     return [(d, shape.dims[d]) for d in order[len(order) - count :]]
 
 
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1."""
     found = []
-    for product in _products(computation.root):
+    for product in _products(computation):
         sides = [_spread(computation, name) for name in product.operands]
         if not all(sides) and product.shape.size > 1:
             continue
+        (lhs, rows), (rhs, columns) = sides
         sums = [
             r
             for r in computation
             if r.opcode == "reduce" and _leads(computation, r.operands[0], product.name)
         ]
         summed = set(_dims(sums[0].attributes.get("dimensions", "{}"))) if sums else set()
-        sizes = dict(enumerate(product.shape.dims))
-        both = sides[0][1] & sides[1][1]
-        part = lambda dims: math.prod(sizes[d] for d in dims)
-        m, n = part(sides[0][1] - both), part(sides[1][1] - both)
-        found.append(
-            _row(
-                i,
-                (m, n, part(both & summed), part(both - summed)),
-                sides[0][0],
-                sides[1][0],
-                product.shape.dtype,
-                "kernel",
-                results(i)[0].dtype,
-                product,
-            )
-        )
+        both = rows & columns
+        dims = (rows - both, columns - both, both & summed, both - summed)
+        m, n, k, batch = (_size(product.shape, part) for part in dims)
+        written = results(i)[0].dtype
+        row = _row(i, (m, n, k, batch), lhs, rhs, product.shape.dtype, "kernel", written, product)
+        found.append(row)
     return tuple(found)
 
 
-@once
-def _products(root: Instruction) -> list[Instruction]:
-    """The multiplications of a fused computation, given its root, that JAX wrote as a dot."""
-    computation = root.computation
+def _size(shape: Shape, dims: set[int]) -> int:
+    """How many elements an array has along some of its dimensions."""
+    return math.prod(shape.dims[d] for d in dims)
+
+
+@remembered
+def _products(computation: Computation) -> list[Instruction]:
+    """The multiplications of a fused computation that JAX wrote as a dot."""
     if "dot_general" not in computation.module.text[slice(*computation._body)]:  # as in most
         return []
     return [
@@ -477,6 +466,7 @@ def _products(root: Instruction) -> list[Instruction]:
 
 
 def _leads(computation: Computation, name: str, start: str) -> bool:
+    """Whether one instruction is another, converted or copied."""
     while name != start:
         i = computation[name]
         if i.opcode not in ("convert", "copy"):
@@ -499,13 +489,10 @@ def _spread(computation: Computation, name: str) -> tuple[str, set[int]]:
 
 
 def _block_scaled(i: Instruction, library: str) -> GemmRow:
+    """The row of a call that multiplies with a scale for each block of an operand."""
     lhs, rhs = (i.computation[name].shape for name in i.operands[:2])
-    batched = len(lhs.dims) == 3
-    numbers = {
-        f"{side}_{what}_dimensions": dims
-        for side in ("lhs", "rhs")
-        for what, dims in (("contracting", [len(lhs.dims) - 1]), ("batch", [0] * batched))
-    }
+    batch = [0] if len(lhs.dims) == 3 else []
+    numbers = _alike([len(lhs.dims) - 1], batch)
     return _row(
         i,
         _sizes(lhs, rhs, numbers),
@@ -522,30 +509,33 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     """cuDNN's fused attention: two matmuls forward; backward, the first again and two for each
     one's operands.
     """
-    config = i.backend_config["cudnn_fmha_backend_config"]
+    config = _config(i)["cudnn_fmha_backend_config"]
     q, k, v = (i.computation[name].shape for name in i.operands[:3])
-    backward = "Backward" in i.custom_call_target
-    numbers = config[
-        "bmm1_grad_gemm2_dot_dimension_numbers" if backward else "bmm1_dot_dimension_numbers"
-    ]
+    backward = "Backward" in (i.custom_call_target or "")
     if backward:  # of dQ = dS K: K's contracting dimension is its length
+        numbers = config["bmm1_grad_gemm2_dot_dimension_numbers"]
         length = int(numbers["rhs_contracting_dimensions"][0])
-        batch = [int(d) for d in numbers["rhs_batch_dimensions"]]
-        (depth,) = set(range(len(k.dims))) - {length, *batch}
-        numbers = {
-            f"{s}_{w}_dimensions": d
-            for s in ("lhs", "rhs")
-            for w, d in (("contracting", [depth]), ("batch", batch))
-        }
+        batch_dims = [int(d) for d in numbers["rhs_batch_dimensions"]]
+        (depth_dim,) = set(range(len(k.dims))) - {length, *batch_dims}
+        numbers = _alike([depth_dim], batch_dims)
+    else:
+        numbers = config["bmm1_dot_dimension_numbers"]
     m, n, depth, batch = _sizes(q, k, numbers)
-    shared = math.prod(
-        k.dims[int(d)] for d in numbers["rhs_batch_dimensions"]
-    )  # several queries' heads may share one
+    # Several queries' heads may share one of the keys.
+    shared = math.prod(k.dims[int(d)] for d in numbers["rhs_batch_dimensions"])
     values = v.size // (shared * n)
     sizes = [(m, n, depth), (m, values, n)]
     if backward:
         sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
-    given = _common(q.dtype, k.dtype, v.dtype)
-    return tuple(
-        _row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", results(i)[0].dtype) for s in sizes
-    )
+    given, out = _common(q.dtype, k.dtype, v.dtype), results(i)[0].dtype
+    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", out) for s in sizes)
+
+
+def _alike(contracting: list[int], batch: list[int]) -> dict[str, list[int]]:
+    """Dimension numbers that are the same of both operands, as `_sizes` takes them."""
+    return {
+        "lhs_contracting_dimensions": contracting,
+        "rhs_contracting_dimensions": contracting,
+        "lhs_batch_dimensions": batch,
+        "rhs_batch_dimensions": batch,
+    }

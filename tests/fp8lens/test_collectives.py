@@ -931,6 +931,7 @@ def test_a_table_for_notebooks():
 
 def test_without_jax():
     code = (
-        "import sys, fp8lens.matmul.collectives; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+        "import sys, fp8lens.matmul.collectives; "
+        "sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
