@@ -54,7 +54,7 @@ class Inspection:
         return bool(self._stages)
 
     @cached_property
-    def _rows(self) -> tuple[list[tuple[GemmRow, list[UnfusedKernel]]], Neighborhood]:
+    def _rows(self) -> tuple[list[tuple[GemmRow, tuple[UnfusedKernel, ...]]], Neighborhood]:
         return find_unfused(self.module, self._ptx)
 
     @cached_property

@@ -3,7 +3,7 @@ matmuls.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
@@ -13,7 +13,7 @@ from fp8lens.hlo.text import columns, html_table, size, wrapped
 from fp8lens.hlo.values import reducer
 from fp8lens.matmul.kernels import Kernel, kernel, launches
 from fp8lens.matmul.rows import GemmRow
-from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, inside, is_plain
+from fp8lens.matmul.unfused import Neighborhood, OwnWork, UnfusedKernel, inside, is_plain
 
 # What a kernel does, in the order in which a ledger shows it.
 CLASSES = {
@@ -28,9 +28,8 @@ CLASSES = {
     "rest": "everything else",
 }
 _ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
-_UNDOES = frozenset(
-    ("transpose", "pad", "scale", "fp8")
-)  # work around a matmul that FP8 alone asks for
+# Work around a matmul that FP8 alone asks for.
+_UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))
 
 _HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
 _OPAQUE = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
@@ -57,6 +56,7 @@ class Line:
 
     @property
     def name(self) -> str:
+        """The kernel's instruction."""
         return self.kernel.name
 
     @property
@@ -82,6 +82,7 @@ class Ledger(tuple[Line, ...]):
 
     @property
     def bytes_moved(self) -> int:
+        """Bytes that all kernels read and write, loops as often as they run."""
         return sum(line.nbytes for line in self)
 
     def of(self, *what: str) -> "Ledger":
@@ -93,30 +94,23 @@ class Ledger(tuple[Line, ...]):
     @property
     def for_fp8(self) -> "Ledger":
         """What it costs to make FP8 and undo it, around the matmuls."""
-        return Ledger(
-            line
-            for line in self
-            if line.what in ("quantize", "scale", "dequantize")
-            or line.avoidable
-            and (
-                "f8e" in line.kernel.result
-                or "epilogue" not in line.work
-                and not _UNDOES.isdisjoint(line.work)
-            )
-        )
+        return Ledger(filter(_is_for_fp8, self))
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         order = list(CLASSES)
         for line in sorted(self, key=lambda line: (order.index(line.what), -line.nbytes)):
-            serves = ", ".join(line.serves[:2]) + f" and {len(line.serves) - 2} more" * (
-                len(line.serves) > 2
-            )
+            work = serves = ""
+            if line.what != "matmul":
+                work, serves = ", ".join(line.work), ", ".join(line.serves[:2])
+                if len(line.serves) > 2:
+                    serves += f" and {len(line.serves) - 2} more"
             yield (
                 line.what,
                 "?" if line.kernel.count is None else str(line.runs),
                 size(line.nbytes),
                 line.name,
-                *((", ".join(line.work), serves) if line.what != "matmul" else ("", "")),
+                work,
+                serves,
                 visible(line.source),
             )
 
@@ -125,35 +119,50 @@ class Ledger(tuple[Line, ...]):
         return [f"{what}: {_kernels(part)}" for what in CLASSES if (part := self.of(what))]
 
     def __str__(self) -> str:
-        rows = [_HEADER, *self._rows()]
+        rows = [*self._rows()]
+        always = (_HEADER.index("bytes"), _HEADER.index("kernel"), 0)
         shown = [
             c
             for c in range(len(_HEADER))
-            if any(row[c] not in ("", "1") for row in rows[1:]) or c in (0, 2, 3)
+            if c in always or any(row[c] not in ("", "1") for row in rows)
         ]
-        lines, below = columns(rows, shown, (1, 2), range(len(_HEADER) - 1, 3, -1))
+        # From the last column on, each goes to a line of its own while a line is too wide.
+        may_go = range(len(_HEADER) - 1, _HEADER.index("kernel"), -1)
+        lines, below = columns([_HEADER, *rows], shown, (1, 2), may_go)
         text = lines[:1]
-        for line, row in zip(lines[1:], rows[1:]):
-            more = (
-                f"at {row[c]}" if _HEADER[c] == "source" else f"{_HEADER[c]} {row[c]}"
-                for c in below
-                if row[c]
-            )
+        for line, row in zip(lines[1:], rows, strict=True):
+            more = [_labelled(c, row[c]) for c in below if row[c]]
             text += [line, *wrapped(" ".join(more), 6, 6)]
         return "\n".join([*text, f"{_kernels(self)} in all"])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return (
-            html_table(_HEADER, ((row, "", ()) for row in self._rows()))
-            + f"<p>{_kernels(self)} in all</p>"
-        )
+        table = html_table(_HEADER, ((row, "", ()) for row in self._rows()))
+        return f"{table}<p>{_kernels(self)} in all</p>"
+
+
+def _is_for_fp8(line: Line) -> bool:
+    """Whether a kernel makes FP8, or undoes it, around the matmuls."""
+    if line.what in ("quantize", "scale", "dequantize"):
+        return True
+    if not line.avoidable:
+        return False
+    undoes = "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)
+    return undoes or "f8e" in line.kernel.result
+
+
+def _labelled(column: int, cell: str) -> str:
+    """A cell on a line of its own."""
+    name = _HEADER[column]
+    return f"at {cell}" if name == "source" else f"{name} {cell}"
 
 
 def _kernels(lines: Sequence[Line]) -> str:
+    """How many launches, and how many bytes."""
     count = sum(line.runs for line in lines)
-    return f"{count} kernel{'s' * (count != 1)}, {size(sum(line.nbytes for line in lines))}"
+    plural = "" if count == 1 else "s"
+    return f"{count} kernel{plural}, {size(sum(line.nbytes for line in lines))}"
 
 
 def make_ledger(
@@ -164,37 +173,53 @@ def make_ledger(
     """The ledger of a module, from its rows, each with the kernels around it."""
     near: dict[Instruction, list[tuple[GemmRow, UnfusedKernel]]] = {}
     for row, outside in found:
-        for o in outside:
-            near.setdefault(o.instruction, []).append((row, o))
-    multiply = {row.instruction for row, _ in found}
+        for kernel_near in outside:
+            near.setdefault(kernel_near.instruction, []).append((row, kernel_near))
     counts = {
         i: count
         for name, count in executions(module).items()
-        for i in filter(launches, module.computations[name])
+        for i in module.computations[name]
+        if launches(i)
     }
+    # What a kernel does for FP8's sake, or for an FP8 matmul: the rest is not FP8's to explain.
     mine = {i: [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work] for i in counts}
-    classes = {i: "matmul" if i in multiply else _class(i, mine[i]) for i in counts}
-    for i in reversed(
-        classes
-    ):  # one number, for nobody but who makes FP8 of it, or a scale: of an amax's history
-        if classes[i] == "rest" and is_plain(i) and all(s.size == 1 for s in results(i)):
-            readers = {classes.get(reader) for reader, _ in around.users(i)}
-            classes[i] = "scale" if readers and readers <= {"quantize", "scale"} else "rest"
+    classes = _classes(mine, {row.instruction for row, _ in found}, around)
 
     def line(i: Instruction) -> Line:
+        serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
+        work = dict.fromkeys(part for o in mine[i] for part in o.work)
         return Line(
-            kernel(i, counts[i]),
-            classes[i],
-            tuple(dict.fromkeys(w for o in mine[i] for w in o.work)),
-            any(o.avoidable for o in mine[i]),
-            tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
-            or _served(i, classes, around),
-            layer(op_name(i)),
-            is_backward(op_name(i)),
-            source_line(i),
+            kernel=kernel(i, counts[i]),
+            what=classes[i],
+            work=tuple(work),
+            avoidable=any(o.avoidable for o in mine[i]),
+            serves=serves or _served(i, classes, around),
+            layer=layer(op_name(i)),
+            backward=is_backward(op_name(i)),
+            source=source_line(i),
         )
 
     return Ledger(map(line, counts))
+
+
+def _classes(
+    near: Mapping[Instruction, Sequence[UnfusedKernel]],
+    multiply: set[Instruction],
+    around: Neighborhood,
+) -> dict[Instruction, str]:
+    """The class of each kernel, from what it does near the matmuls."""
+    classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
+    # One number, for nobody but who makes FP8 of it or a scale: of an amax's history.
+    for i in reversed(classes):
+        if classes[i] == "rest" and is_plain(i) and _writes_scalars(i):
+            readers = {classes.get(reader) for reader, _ in around.users(i)}
+            if readers and readers <= {"quantize", "scale"}:
+                classes[i] = "scale"
+    return classes
+
+
+def _writes_scalars(i: Instruction) -> bool:
+    return all(shape.size == 1 for shape in results(i))
 
 
 def _served(
@@ -203,9 +228,12 @@ def _served(
     """The matmuls that a kernel makes something for, through others that make FP8 and scales."""
     if classes[i] not in _ON_THE_WAY:
         return (i.name,) if classes[i] == "matmul" else ()
-    found, seen, todo = [], {i}, [i]
+    found: list[str] = []
+    seen, todo = {i}, [i]
     for at in todo:
-        for reader in around.next.get(at, ()) if len(todo) < _FAR else ():
+        if len(todo) >= _FAR:
+            break
+        for reader in around.next.get(at, ()):
             if classes.get(reader) == "matmul":
                 found.append(reader.name)
             elif classes.get(reader) in _ON_THE_WAY and reader not in seen:
@@ -215,13 +243,14 @@ def _served(
 
 
 def _is_opaque(i: Instruction) -> bool:
-    sorts = (i.custom_call_target or "").startswith(
-        "__cub$"
-    )  # and sums up: CUB multiplies no matrices
-    return i.opcode.removesuffix("-start") in _OPAQUE and not sorts
+    """Whether a kernel is not looked into, and may multiply matrices."""
+    # CUB sorts and sums.
+    is_cub = (i.custom_call_target or "").startswith("__cub$")
+    return i.opcode.removesuffix("-start") in _OPAQUE and not is_cub
 
 
 def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
+    """The class of a kernel that is no matmul, from what it does near the matmuls."""
     opcode = i.opcode.removesuffix("-start")
     if opcode.startswith(COLLECTIVES):
         return "collective"
@@ -229,33 +258,39 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
         if opcode in _MOVES_ALONE:
             return "move"
         return "opaque" if _is_opaque(i) else "rest"
-    if any(
-        map(_is_opaque, inside(i))
-    ):  # a fusion may hold a library's kernel, with the slices that it reads
+    parts = inside(i)
+    # A fusion may hold a library's kernel, with the slices that it reads.
+    if any(map(_is_opaque, parts)):
         return "opaque"
     avoidable = [o for o in near if o.avoidable]
     if any("fp8" in o.work for o in avoidable):
         return "dequantize"
     after = {work for o in avoidable if o.after for work in o.work}
-    if after and not after <= {"transpose", "pad", "amax"}:
+    if not after <= {"transpose", "pad", "amax"}:
         return "after"
-    parts = inside(i)
-    opcodes = {j.opcode for j in parts}
-    if opcodes <= MOVES | SOURCES:
+    if {j.opcode for j in parts} <= MOVES | SOURCES:
         return "move"
-    written = results(i)
-    if any(s.dtype.startswith("f8") and s.size > 1 for s in written) and any(
-        j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in parts
-    ):
+    if _quantizes(i):
         return "quantize"
-    maxima = [j for j in parts if j.opcode == "reduce" and reducer(j) in ("maximum", "minimum")]
-    scales = any(o.work == ("scale",) and not o.after or o.own == "computes a scale" for o in near)
-    if (
-        scales
-        or after == {"amax"}
-        or maxima
-        and any(j.opcode == "abs" for j in parts)
-        and all(s.size == 1 for s in written)
-    ):
+    if after == {"amax"} or _finds_amax(i) or any(map(_makes_scale, near)):
         return "scale"
     return "move" if after or any("transpose" in o.work for o in avoidable) else "rest"
+
+
+def _quantizes(i: Instruction) -> bool:
+    """Whether a kernel converts an array to FP8, and writes it."""
+    writes_fp8 = any(shape.dtype.startswith("f8") and shape.size > 1 for shape in results(i))
+    converts = any(j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in inside(i))
+    return writes_fp8 and converts
+
+
+def _finds_amax(i: Instruction) -> bool:
+    """Whether a kernel writes nothing but the largest magnitude of something."""
+    parts = inside(i)
+    maxima = any(j.opcode == "reduce" and reducer(j) in ("maximum", "minimum") for j in parts)
+    return maxima and any(j.opcode == "abs" for j in parts) and _writes_scalars(i)
+
+
+def _makes_scale(o: UnfusedKernel) -> bool:
+    """Whether a kernel makes a scale, for an operand."""
+    return (o.work == ("scale",) and not o.after) or o.own is OwnWork.COMPUTES_SCALE

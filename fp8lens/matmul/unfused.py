@@ -9,30 +9,63 @@ called unknown.
 
 import collections
 import dataclasses
+import enum
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from fp8lens.hlo.dataflow import Flow
-from fp8lens.hlo.ops import ELEMENTWISE, MOVES, ALWAYS_A_KERNEL, POINTWISE, SCALING, SOURCES, padded
+from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
-from fp8lens.hlo.values import is_zero, look_through, reducer
+from fp8lens.hlo.values import changes_layout, is_zero, look_through, operand, reducer
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
 from fp8lens.matmul.rows import GemmRow, matmuls
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
-DEQUANTIZES, QUANTIZES, MOVES_IT = (
-    "dequantizes the result",
-    "quantizes an operand",
-    "moves an operand",
-)
-ADDS = "adds up the parts of K"
 _FROM_FP8 = _SUPPLY | POINTWISE
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
 _KNOWN = _SUPPLY | ELEMENTWISE | ALWAYS_A_KERNEL | frozenset("reduce fusion".split())
+
+
+class OwnWork(enum.StrEnum):
+    """What a kernel on a matmul's way does that the call could not do in its place, and for which
+    it must run. NOTHING is "", and false.
+    """
+
+    NOTHING = ""
+    # Of kernels that make an operand.
+    WRITES_MORE = "writes something else too"
+    TAKES_SCALE = "takes a scale from a stack"
+    COMPUTES_SCALE = "computes a scale"
+    COMPUTES_BIAS = "computes what is added"
+    COMPUTES_OPERAND = "computes an operand"
+    QUANTIZES = "quantizes an operand"
+    MOVES_OPERAND = "moves an operand"
+    MAKES_OPERAND = "makes an operand"
+    # Of kernels that read a result.
+    READS = "reads the result"
+    MULTIPLIES = "multiplies the result"
+    MOVES_RESULT = "moves the result"
+    TAKES_PART = "takes a part of the result"
+    REORDERS = "joins or reorders the result"
+    REPEATS = "repeats the result"
+    REDUCES = "reduces the result"
+    STORES = "stores the result in a larger array"
+    MASKS = "masks the result"
+    DEQUANTIZES = "dequantizes the result"
+    ADDS_PARTS = "adds up the parts of K"
+    COMBINES_WITH_ITSELF = "combines the result with what was made of it"
+    COMBINES_WITH_ANOTHER = "combines the result with another matrix"
+    COMPUTES_WITH_AMAX = "computes with the amax"
+    REDUCES_ANOTHER = "reduces another matrix"
+    COMPUTES_ANOTHER = "computes another matrix too"
+    ANOTHER_OPERATION = "does what no call does"
+
+
+DEQUANTIZES, ADDS = OwnWork.DEQUANTIZES, OwnWork.ADDS_PARTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +79,7 @@ class UnfusedKernel:
 
     instruction: Instruction
     work: tuple[str, ...] = ()
-    own: str = ""
+    own: OwnWork = OwnWork.NOTHING
     unknown: str = ""
     after: bool = False
 
@@ -64,28 +97,27 @@ def inside(i: Instruction) -> tuple[Instruction, ...]:
     return computation.instructions if computation else (i,)
 
 
-def changes_layout(i: Instruction) -> bool:
-    before = i.computation[i.operands[0]].shape
-    return i.opcode == "transpose" or (i.opcode == "copy" and i.shape.layout != before.layout)
-
-
 def moving(moves: Iterable[Instruction]) -> str | None:
-    """ "transpose", or "pad" for what makes FP8 operands multiples of 16 long or undoes it; None for
-    other moves.
+    """What a call could have done in the place of these moves: "transpose", or "pad" for what makes
+    FP8 operands multiples of 16 long or undoes it; None for other moves.
     """
     moves = list(moves)
-    for i in moves:
-        if i.opcode in ("transpose", "copy") and changes_layout(i):
-            return "transpose"
-    for i in moves:
-        if i.opcode in ("pad", "slice"):
-            small, large = i.shape.dims, i.computation[i.operands[0]].shape.dims
-            small, large = (large, small) if i.opcode == "pad" else (small, large)
-            if all(b in (a, padded(a)) for a, b in zip(small, large)) and not re.search(
-                r"\[[1-9]\d*:", i.attributes.get("slice", "")
-            ):
-                return "pad"
-    return None
+    if any(map(changes_layout, moves)):
+        return "transpose"
+    return "pad" if any(map(_is_padding, moves)) else None
+
+
+def _is_padding(i: Instruction) -> bool:
+    """Whether dimensions are padded to multiples of 16, or a slice undoes that."""
+    if i.opcode not in ("pad", "slice"):
+        return False
+    small, large = i.shape.dims, operand(i, 0).shape.dims
+    if i.opcode == "pad":
+        small, large = large, small
+    from_zero = not re.search(r"\[[1-9]\d*:", i.attributes.get("slice", ""))
+    return from_zero and all(
+        after in (before, padded(before)) for before, after in zip(small, large, strict=False)
+    )
 
 
 def is_plain(i: Instruction) -> bool:
@@ -98,17 +130,23 @@ def is_plain(i: Instruction) -> bool:
 # Kernels that make an operand ---------------------------------------------------------------------
 
 
+class _Role(enum.Enum):
+    """What an operand is to a call."""
+
+    MATRIX = enum.auto()
+    SCALE = enum.auto()
+    BIAS = enum.auto()
+
+
 def _slice(i: Instruction, element: int) -> list[Instruction]:
     """The instructions of a kernel from which one of its results is computed."""
     computation = fused(i)
     if not computation:
         return [i]
     root = computation.root
-    todo = (
-        [root.operands[element]]
-        if root.opcode == "tuple" and element < len(root.operands)
-        else [root.name]
-    )
+    todo = [root.name]
+    if root.opcode == "tuple" and element < len(root.operands):
+        todo = [root.operands[element]]
     seen: set[str] = set()
     while todo:
         name = todo.pop()
@@ -119,254 +157,315 @@ def _slice(i: Instruction, element: int) -> list[Instruction]:
 
 
 def _before(
-    i: Instruction, element: int, role: str, from_fp8: Callable[[Instruction], bool]
+    i: Instruction, element: int, role: _Role, from_fp8: Callable[[Instruction], bool]
 ) -> UnfusedKernel:
-    """What a kernel does that makes an operand; `role` is "matrix", "scale" or "bias"."""
+    """What a kernel does that makes an operand."""
     part = _slice(i, element)
-    opcodes = {j.opcode for j in part}
-    if unknown := sorted(opcodes - _KNOWN):
+    if unknown := sorted({j.opcode for j in part} - _KNOWN):
         return UnfusedKernel(i, unknown=unknown[0])
     shapes = results(i)
     if not shapes:
         raise i.error("it makes an operand of a matmul, and its shape is a tuple of nothing")
+    besides = OwnWork.WRITES_MORE if len(shapes) > 1 else OwnWork.NOTHING
     result = shapes[min(element, len(shapes) - 1)]
-    besides = "writes something else too" if len(shapes) > 1 else ""
-    work = [j for j in part if j.opcode not in SOURCES]
-    if role == "scale":
-        if opcodes & {"dynamic-slice", "slice", "gather"}:
-            besides = besides or "takes a scale from a stack"
-        if result.size == 1 and opcodes <= _SCALAR and opcodes & (SCALING | {"convert"}):
-            return UnfusedKernel(i, ("scale",), besides)
-        return UnfusedKernel(i, own="computes a scale")
-    if role == "bias":
-        if (
-            i.opcode == "copy"
-            and not changes_layout(i)
-            and (given := look_through(i, ("bitcast", "copy"))).opcode == "parameter"
-            and i.shape.size > max(given.shape.dims)
-            and any(
-                len(j.shape.dims) == 2 != len(given.shape.dims)
-                for j in (i, *i.computation.users.get(i.name, ()))
-            )
-        ):
-            return UnfusedKernel(i, ("bias",))  # an argument that is reshaped to one matrix
-        given = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes or not fused(i)
-        if given and opcodes & (SCALING | {"convert", "broadcast"}):
-            return UnfusedKernel(i, ("bias",), besides)
-        return UnfusedKernel(i, own="computes what is added")
+    if role is _Role.SCALE:
+        return _makes_scale(i, part, result.size == 1, besides)
+    if role is _Role.BIAS:
+        return _makes_bias(i, part, besides)
+    opcodes = {j.opcode for j in part}
     only_moves = opcodes <= MOVES | SOURCES
-    if only_moves and (moved := moving(work)):
+    moved = moving(part) if only_moves else None
+    quantizes = result.dtype.startswith("f8")
+    if moved:
         return UnfusedKernel(i, (moved,), besides)
-    if opcodes <= _FROM_FP8 and not result.dtype.startswith("f8") and from_fp8(i):
+    if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
         return UnfusedKernel(i, ("fp8",), besides)
     if only_moves:
-        return UnfusedKernel(i, own=MOVES_IT)
-    return UnfusedKernel(
-        i, own=QUANTIZES if result.dtype.startswith("f8") else "computes an operand"
-    )
+        return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
+    return UnfusedKernel(i, own=OwnWork.QUANTIZES if quantizes else OwnWork.COMPUTES_OPERAND)
+
+
+def _makes_scale(
+    i: Instruction, part: list[Instruction], is_scalar: bool, besides: OwnWork
+) -> UnfusedKernel:
+    opcodes = {j.opcode for j in part}
+    if opcodes & {"dynamic-slice", "slice", "gather"}:
+        besides = besides or OwnWork.TAKES_SCALE
+    if is_scalar and opcodes <= _SCALAR and opcodes & (SCALING | {"convert"}):
+        return UnfusedKernel(i, ("scale",), besides)
+    return UnfusedKernel(i, own=OwnWork.COMPUTES_SCALE)
+
+
+def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> UnfusedKernel:
+    if _reshapes_argument(i):
+        return UnfusedKernel(i, ("bias",))
+    opcodes = {j.opcode for j in part}
+    of_an_array = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes
+    if (of_an_array or not fused(i)) and opcodes & (SCALING | {"convert", "broadcast"}):
+        return UnfusedKernel(i, ("bias",), besides)
+    return UnfusedKernel(i, own=OwnWork.COMPUTES_BIAS)
+
+
+def _reshapes_argument(i: Instruction) -> bool:
+    """Whether a kernel copies an argument that the program reshapes to one matrix."""
+    if i.opcode != "copy" or changes_layout(i):
+        return False
+    given = look_through(i, ("bitcast", "copy"))
+    if given.opcode != "parameter" or i.shape.size <= max(given.shape.dims, default=0):
+        return False
+    forms = (i, *i.computation.users.get(i.name, ()))
+    return len(given.shape.dims) != 2 and any(len(j.shape.dims) == 2 for j in forms)
 
 
 # Kernels that read a result -----------------------------------------------------------------------
 
 
+class _Is(enum.Enum):
+    """What a value still is of a matmul's result."""
+
+    VALUE = enum.auto()
+    MAGNITUDES = enum.auto()
+    AMAX = enum.auto()
+
+
 class _Reading:
     """What one kernel does with a matmul's result: `work`, and `own` for which it must run anyway.
-    `made`: what each of the kernel's own results then is, "value", "abs" of it, its "amax", or None
-    for what is no longer this result.
+    `made`: what each of the kernel's own results then is, None for what is no longer this result.
+
+    `marks`: what each operand of the kernel is of the result; `derived`: operands that were made of
+    the result otherwise; `size`: the result's; `parts`: in how many parts it sums K; `to_scalar`:
+    whether other kernels reduce to one element what this one leaves.
     """
 
     def __init__(
         self,
         i: Instruction,
-        marks: Mapping[str, str],
+        marks: Mapping[str, _Is],
         derived: set[str],
         size: int,
         parts: int,
         to_scalar: Callable[[], bool],
     ):
         self.work: list[str] = []
-        self.moves: list[Instruction] = []
-        self.own = self.unknown = ""
+        self.own = OwnWork.NOTHING
+        self.unknown = ""
+        self._moves: list[Instruction] = []
         self._is_relu = False
         self._size, self._parts, self._to_scalar = size, parts, to_scalar
-        computation = fused(i)
         self._inside = inside(i)
+        computation = fused(i)
         given = [p.name for p in computation.parameters] if computation else i.operands
-        self._live = {
-            name: marks[outer] for name, outer in zip(given, i.operands) if outer in marks
-        }
+        inner_to_outer = list(zip(given, i.operands, strict=False))
+        self._live = {inner: marks[outer] for inner, outer in inner_to_outer if outer in marks}
         # Of the result too, but no longer it alone: what no call computes.
-        self._derived = {name for name, outer in zip(given, i.operands) if outer in derived}
+        self._derived = {inner for inner, outer in inner_to_outer if outer in derived}
         self._small: set[str] = set()  # made of scalars and vectors alone, whatever the shape
         for j in self._inside:
-            if any(name in self._live for name in j.operands) and j.opcode != "parameter":
-                self._follow(j)
-                if j.name not in self._live:
-                    self._derived.add(j.name)
-            elif j.name not in self._live:
-                self._prepare(j)
-                if not self._derived.isdisjoint(j.operands):
-                    self._derived.add(j.name)
-        if not self.work and self.moves and not self.own:
-            moved = moving(self.moves)
-            self.work, self.own = ([moved], "") if moved else ([], "moves the result")
+            self._visit(j)
+        if self._moves and not self.work and not self.own:
+            if moved := moving(self._moves):
+                self.work.append(moved)
+            else:
+                self.own = OwnWork.MOVES_RESULT
         root = computation.root if computation else i
         made = root.operands if root.opcode == "tuple" else (root.name,)
         self.made = tuple(self._live.get(name) for name in made)
+
+    def _visit(self, j: Instruction) -> None:
+        reads_it = any(name in self._live for name in j.operands)
+        if reads_it and j.opcode != "parameter":
+            self._follow(j)
+            if j.name not in self._live:
+                self._derived.add(j.name)
+        elif j.name not in self._live:
+            self._prepare(j)
+            if not self._derived.isdisjoint(j.operands):
+                self._derived.add(j.name)
 
     def _prepare(self, j: Instruction) -> None:
         """What does not come from the result may prepare scales and biases; of a matrix's size, it
         is work of its own.
         """
-        of_small = (
-            j.opcode != "parameter" and bool(j.operands) and self._small.issuperset(j.operands)
-        )
+        of_small = self._small.issuperset(j.operands)
+        made_of_small = j.opcode != "parameter" and bool(j.operands) and of_small
         small = 2 * j.shape.size <= self._size or self._size == 1
-        if j.opcode == "iota" or small or of_small:
+        if j.opcode == "iota" or small or made_of_small:
             self._small.add(j.name)
-            if (
-                small
-                and j.opcode == "reduce"
-                and not all(name in self._small for name in j.operands)
-            ):
-                self.own = self.own or "reduces another matrix"
+            if small and j.opcode == "reduce" and not of_small:
+                self._consume(OwnWork.REDUCES_ANOTHER)
         elif j.opcode not in _SUPPLY | {"tuple"}:
             if j.opcode not in _KNOWN:
                 self.unknown = j.opcode
-            self.own = self.own or "computes another matrix too"
+            self._consume(OwnWork.COMPUTES_ANOTHER)
 
-    def _consume(self, what: str) -> None:
+    def _consume(self, what: OwnWork) -> None:
+        """Note what the kernel must run for: the first such thing."""
         self.own = self.own or what
 
     def _follow(self, j: Instruction) -> None:
         """One instruction that reads the result, or what was made of it."""
-        sources = [self._live[name] for name in j.operands if name in self._live]
-        state = "amax" if "amax" in sources else "abs" if "abs" in sources else "value"
-        others = [j.computation[name] for name in j.operands if name not in self._live]
         if j.opcode == "tuple":
             return
-        if j.opcode in ("slice", "dynamic-slice") and moving([j]) != "pad":
-            return self._consume("takes a part of the result")
-        if j.opcode in ("concatenate", "gather", "reverse"):
-            return self._consume("joins or reorders the result")
-        if (
-            j.opcode == "broadcast"
-            and state != "amax"
-            and j.shape.size > j.computation[j.operands[0]].shape.size
-        ):
-            return self._consume("repeats the result")
-        if j.opcode == "reduce":
-            return self._reduce(j, state)
-        if j.opcode in MOVES:
+        state = self._state(j)
+        if own := _rearranges(j, state):
+            self._consume(own)
+        elif j.opcode == "reduce":
+            self._reduce(j, state)
+        elif j.opcode in MOVES:
             self._live[j.name] = state
-            self.moves.append(j)
+            self._moves.append(j)
         elif j.opcode == "convert":
-            before = j.computation[j.operands[0]].shape
-            opcodes = {k.opcode for k in self._inside}
-            of_codes = (
-                {"reduce"} <= opcodes <= _TO_AMAX
-                or {"maximum"} <= opcodes <= _SUPPLY | {"maximum"}
-                and (self._inside[-1].shape.dtype.startswith("f8"))
-            )
-            if before.dtype.startswith("f8") and before.size > 1 and not of_codes:
-                return self._consume(DEQUANTIZES)  # for whoever reads it next
-            self._live[j.name] = state
-            narrower = j.shape.bits < before.bits
-            alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
-            if state == "amax":
-                self.work.append("amax")
-            elif (narrower or alone) and not of_codes:
-                self.work.append("output")
-        elif state == "amax":
-            if (
-                j.shape.size == 1
-                and j.opcode in ("negate", "maximum", "minimum", "abs")
-                and all(other.name in self._derived for other in others)
-            ):
-                self.work.append("amax")
-                self._live[j.name] = state
-            else:
-                self._consume("computes with the amax")
+            self._convert(j, state)
+        elif state is _Is.AMAX:
+            self._compute_with_amax(j)
         elif j.opcode in POINTWISE:
-            if j.opcode == "abs":
-                self._live[j.name] = "abs"
-            elif work := self._pointwise(j, others):
-                self.work.append(work)
-                self._live[j.name] = state
+            self._compute(j, state)
+        elif j.opcode == "dynamic-update-slice":
+            self._consume(OwnWork.STORES)
         elif j.opcode in ALWAYS_A_KERNEL | {"fusion"}:
-            self._consume(
-                {"dynamic-update-slice": "stores the result in a larger array"}.get(
-                    j.opcode, f"does {j.opcode}"
-                )
-            )
+            self._consume(OwnWork.ANOTHER_OPERATION)
         else:
             self.unknown = j.opcode
 
-    def _reduce(self, j: Instruction, state: str) -> None:
-        # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
-        if (
-            j.shape.size == self._size // self._parts < self._size
-            and reducer(j) == "add"
-            and state == "value"
-        ):
-            self._consume(ADDS)
+    def _state(self, j: Instruction) -> _Is:
+        """What of the result an instruction reads: of several things, what is furthest from it."""
+        read = {self._live[name] for name in j.operands if name in self._live}
+        if _Is.AMAX in read:
+            return _Is.AMAX
+        return _Is.MAGNITUDES if _Is.MAGNITUDES in read else _Is.VALUE
+
+    def _others(self, j: Instruction) -> list[Instruction]:
+        """The operands of an instruction that are not the result."""
+        return [j.computation[name] for name in j.operands if name not in self._live]
+
+    def _convert(self, j: Instruction, state: _Is) -> None:
+        before = operand(j, 0).shape
+        if before.dtype.startswith("f8") and before.size > 1 and not self._is_amax_of_codes:
+            self._consume(OwnWork.DEQUANTIZES)  # for whoever reads it next
+            return
+        self._live[j.name] = state
+        narrower = j.shape.bits < before.bits
+        alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
+        if state is _Is.AMAX:
+            self.work.append("amax")
+        elif (narrower or alone) and not self._is_amax_of_codes:
+            self.work.append("output")
+
+    @cached_property
+    def _is_amax_of_codes(self) -> bool:
+        """Whether the kernel only finds the amax, or the relu, of FP8 values."""
+        opcodes = {k.opcode for k in self._inside}
+        amax = {"reduce"} <= opcodes <= _TO_AMAX
+        relu = {"maximum"} <= opcodes <= _SUPPLY | {"maximum"}
+        return amax or (relu and self._inside[-1].shape.dtype.startswith("f8"))
+
+    def _compute_with_amax(self, j: Instruction) -> None:
+        joins = j.opcode in ("negate", "maximum", "minimum", "abs")
+        of_the_result = all(other.name in self._derived for other in self._others(j))
+        if j.shape.size == 1 and joins and of_the_result:
+            self.work.append("amax")
+            self._live[j.name] = _Is.AMAX
+        else:
+            self._consume(OwnWork.COMPUTES_WITH_AMAX)
+
+    def _reduce(self, j: Instruction, state: _Is) -> None:
+        by = reducer(j)
+        one_part = self._size // self._parts
+        is_sum_of_parts = j.shape.size == one_part < self._size
+        if is_sum_of_parts and by == "add" and state is _Is.VALUE:
+            self._consume(OwnWork.ADDS_PARTS)
             self._live[j.name] = state
             return
-        positive = state != "value" or self._is_relu or j.shape.size == 1 or self._to_scalar()
-        if reducer(j) in ("maximum", "minimum") and positive and len(j.operands) == 2:
+        # Of all elements it is an amax however it is written; of some, softmax takes a maximum too.
+        positive = state is not _Is.VALUE or self._is_relu
+        positive = positive or j.shape.size == 1 or self._to_scalar()
+        if by in ("maximum", "minimum") and positive and len(j.operands) == 2:
             self.work.append("amax")
-            self._live[j.name] = "amax"
+            self._live[j.name] = _Is.AMAX
         else:
-            self._consume("reduces the result")
+            self._consume(OwnWork.REDUCES)
 
-    def _pointwise(self, j: Instruction, others: list[Instruction]) -> str | None:
-        """What one elementwise instruction on the result is part of; None where it needs another
-        matrix's elements.
+    def _compute(self, j: Instruction, state: _Is) -> None:
+        """One elementwise instruction."""
+        if j.opcode == "abs":
+            self._live[j.name] = _Is.MAGNITUDES
+        elif own := self._combines(j):
+            self._consume(own)
+        else:
+            self.work.append(self._pointwise(j))
+            self._live[j.name] = state
+
+    def _combines(self, j: Instruction) -> OwnWork:
+        """What one elementwise instruction does with the result that no call could: it needs
+        another matrix's elements.
         """
-        vector = constant = None
-        for other in others:
-            origin = other
-            while (
-                origin.opcode in ("convert", "bitcast", "reshape", "broadcast", "copy")
-                and origin.operands
-            ):
-                if origin.opcode == "broadcast":
-                    vector = origin.computation[origin.operands[0]].shape.size > 1 or vector
-                origin = origin.computation[origin.operands[0]]
-            constant = origin if origin.opcode == "constant" else constant
-            small = other.name in self._small or 2 * origin.shape.size <= self._size
-            if small and origin.shape.size > 1:
-                vector = True
+        for other in self._others(j):
             if other.name in self._derived:
-                return self._consume("combines the result with what was made of it")
-            if not small and origin.opcode != "constant" and j.opcode not in ("add", "subtract"):
-                return self._consume("combines the result with another matrix")
+                return OwnWork.COMBINES_WITH_ITSELF
+            origin, _ = _origin(other)
+            known = origin.opcode == "constant" or self._is_small(other, origin)
+            if not known and j.opcode not in ("add", "subtract"):
+                return OwnWork.COMBINES_WITH_ANOTHER
         if j.opcode == "select" and j.operands[0] not in self._live:
-            return self._consume("masks the result")
+            return OwnWork.MASKS
+        return OwnWork.NOTHING
+
+    def _is_small(self, other: Instruction, origin: Instruction) -> bool:
+        return other.name in self._small or 2 * origin.shape.size <= self._size
+
+    def _pointwise(self, j: Instruction) -> str:
+        """What one elementwise instruction on the result is part of."""
+        others = self._others(j)
         if j.opcode in ("clamp", "minimum"):
             return "output"
+        origins = [_origin(other) for other in others]
+        constants = [origin for origin, _ in origins if origin.opcode == "constant"]
         if j.opcode == "maximum":
-            self._is_relu = is_zero(constant)
+            self._is_relu = bool(constants) and is_zero(constants[-1])
             return "epilogue" if self._is_relu else "output"
         if j.opcode in SCALING and others:
-            return (
-                "epilogue"
-                if j.opcode == "divide" and j.operands[0] in {o.name for o in others}
-                else "scale"
+            inverts = j.opcode == "divide" and j.operands[0] not in self._live
+            return "epilogue" if inverts else "scale"
+        if j.opcode in ("add", "subtract") and others:
+            vector = any(
+                repeated or (origin.shape.size > 1 and self._is_small(other, origin))
+                for other, (origin, repeated) in zip(others, origins, strict=True)
             )
-        if j.opcode in ("add", "subtract") and others and not (constant is not None and not vector):
-            return "bias"
+            return "bias" if vector or not constants else "epilogue"
         return "epilogue"
 
 
-def _before_in_turn(producer: Instruction, reader: Instruction) -> bool:
-    """Whether what a kernel reads is made before it, and not by the turn before of the loop that
-    both are in.
+def _origin(i: Instruction) -> tuple[Instruction, bool]:
+    """What stands behind a second operand, and whether a vector or more was broadcast on the
+    way.
+    """
+    vector = False
+    while i.opcode in ("convert", "bitcast", "reshape", "broadcast", "copy") and i.operands:
+        before = operand(i, 0)
+        vector = vector or (i.opcode == "broadcast" and before.shape.size > 1)
+        i = before
+    return i, vector
+
+
+def _rearranges(j: Instruction, state: _Is) -> OwnWork:
+    """What a move does to the result that no call could do; NOTHING for other moves and opcodes."""
+    if j.opcode in ("slice", "dynamic-slice") and moving([j]) != "pad":
+        return OwnWork.TAKES_PART
+    if j.opcode in ("concatenate", "gather", "reverse"):
+        return OwnWork.REORDERS
+    if j.opcode == "broadcast" and state is not _Is.AMAX:
+        return OwnWork.REPEATS if j.shape.size > operand(j, 0).shape.size else OwnWork.NOTHING
+    return OwnWork.NOTHING
+
+
+def _made_before(producer: Instruction, reader: Instruction) -> bool:
+    """Whether what a kernel reads is made before it, and not by the iteration before of the loop
+    that both are in.
     """
     return producer.computation is not reader.computation or producer.index < reader.index
 
 
-# Neighborhood all matmuls of a program ------------------------------------------------------------------
+# The neighborhood of all matmuls of a program -----------------------------------------------------
 
 
 class Neighborhood:
@@ -402,32 +501,28 @@ class Neighborhood:
     def users(
         self, kernel: Instruction, element: int | None = None
     ) -> list[tuple[Instruction, int]]:
-        """Who reads a kernel's result, and as which operand; of one element of a tuple, or of all."""
+        """Who reads a kernel's result, and as which operand; of one element of a tuple, or of
+        all.
+        """
         if kernel not in self._flow.inputs:
             return []
         numbers = self._flow.numbers(kernel)
-        return list(
-            dict.fromkeys(
-                r
-                for n in (numbers if element is None else numbers[element : element + 1])
-                for r in self._users.get(n, ())
-            )
-        )
+        if element is not None:
+            numbers = numbers[element : element + 1]
+        readers = (reader for number in numbers for reader in self._users.get(number, ()))
+        return list(dict.fromkeys(readers))
 
     def descendants(self, kernel: Instruction) -> set[Instruction]:
-        """Kernels that compute with what this one has computed, directly or not, in the same turn
-        of a loop.
+        """Kernels that compute with what this one has computed, directly or not, in the same
+        iteration of a loop.
         """
         seen: set[Instruction] = set()
         todo = [kernel]
         for at in todo:
             if len(todo) > self._far:
                 break
-            new = [
-                reader
-                for reader in self.next[at]
-                if reader not in seen and _before_in_turn(at, reader)
-            ]
+            readers = (reader for reader in self.next[at] if _made_before(at, reader))
+            new = [reader for reader in readers if reader not in seen]
             seen.update(new)
             todo += new
         return seen
@@ -453,46 +548,48 @@ class Neighborhood:
         return self._found[call]
 
     def _look_before(self, call: Instruction, found: dict[Instruction, UnfusedKernel]) -> None:
-        todo = []
-        for index, name in enumerate(call.operands):
-            scalar = call.computation[name].shape.size == 1
-            matrix = index < 2 if call.opcode == "custom-call" else True
-            role = "scale" if scalar else "matrix" if matrix else "bias"
+        todo: list[tuple[tuple[Instruction, int], _Role]] = []
+        for index in range(len(call.operands)):
+            role = _role(call, index)
             todo += [(producer, role) for producer in self.producers(call, index)]
         while todo and len(found) < self._most:
             (i, element), role = todo.pop(0)
             if i in found or i in self._multiply:
                 continue
-            if not is_plain(i):
-                found[i] = UnfusedKernel(i, own="makes an operand")
-                continue
-            found[i] = _before(i, element, role, self._from_fp8)
-            if found[i].work == ("scale",) and len(i.operands) == 1 and self.producers(i, 0):
-                found[i] = UnfusedKernel(
-                    i, own="computes a scale"
-                )  # of one number that the program computes, as an amax
-            if found[i].own in (QUANTIZES, MOVES_IT):  # joins several, where XLA has merged dots
-                for producer, _ in (
-                    m for index in range(len(i.operands)) for m in self.producers(i, index)
-                ):
-                    if self._transposes_for(producer, i):
-                        found[producer] = UnfusedKernel(producer, ("transpose",))
+            found[i] = self._maker(i, element, role)
+            if found[i].own in (OwnWork.QUANTIZES, OwnWork.MOVES_OPERAND):
+                for producer in self._transposing_for(i):
+                    found[producer] = UnfusedKernel(producer, ("transpose",))
             if found[i].work:
-                todo += [
-                    (producer, role)
-                    for index in range(len(i.operands))
-                    for producer in self.producers(i, index)
-                ]
+                todo += [(producer, role) for producer in self._all_producers(i)]
+
+    def _maker(self, i: Instruction, element: int, role: _Role) -> UnfusedKernel:
+        """What a kernel does that makes an operand."""
+        if not is_plain(i):
+            return UnfusedKernel(i, own=OwnWork.MAKES_OPERAND)
+        does = _before(i, element, role, self._from_fp8)
+        if does.work == ("scale",) and len(i.operands) == 1 and self.producers(i, 0):
+            # Of one number that the program computes, as an amax.
+            return UnfusedKernel(i, own=OwnWork.COMPUTES_SCALE)
+        return does
+
+    def _all_producers(self, i: Instruction) -> list[tuple[Instruction, int]]:
+        """Who made any of a kernel's operands."""
+        return [made for index in range(len(i.operands)) for made in self.producers(i, index)]
+
+    def _transposing_for(self, reader: Instruction) -> list[Instruction]:
+        """The kernels that only transpose, and convert, for another that then quantizes or joins:
+        it joins several where XLA has merged dots.
+        """
+        return [i for i, _ in self._all_producers(reader) if self._transposes_for(i, reader)]
 
     def _transposes_for(self, i: Instruction, reader: Instruction) -> bool:
-        """Whether a kernel only transposes, and converts, for another that then quantizes or joins."""
-        return (
-            is_plain(i)
-            and {j.opcode for j in inside(i)} <= _SUPPLY
-            and moving(j for j in inside(i) if j.opcode in MOVES) == "transpose"
-            and i.shape.size > 1
-            and ({kernel for kernel, _ in self.users(i)} == {reader})
-        )
+        if not is_plain(i) or i.shape.size <= 1:
+            return False
+        parts = inside(i)
+        if not {j.opcode for j in parts} <= _SUPPLY or moving(parts) != "transpose":
+            return False
+        return {kernel for kernel, _ in self.users(i)} == {reader}
 
     def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
         """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made
@@ -500,25 +597,30 @@ class Neighborhood:
         """
         known = self._of_fp8.get((i, steps))
         if known is None:
-            known = self._of_fp8[i, steps] = all(j.opcode in _FROM_FP8 for j in inside(i)) and any(
-                (shape := i.computation[name].shape).dtype.startswith("f8")
-                and shape.size > 1
-                or steps
-                and any(
-                    is_plain(producer) and self._from_fp8(producer, steps - 1)
-                    for producer, _ in self.producers(i, index)
-                )
-                for index, name in enumerate(i.operands)
+            known = all(j.opcode in _FROM_FP8 for j in inside(i)) and any(
+                self._is_from_fp8(i, index, steps) for index in range(len(i.operands))
             )
+            self._of_fp8[i, steps] = known
         return known
+
+    def _is_from_fp8(self, i: Instruction, index: int, steps: int) -> bool:
+        """Whether an operand of a kernel is FP8, or made of it by so many kernels at most."""
+        shape = operand(i, index).shape
+        if shape.dtype.startswith("f8") and shape.size > 1:
+            return True
+        return steps > 0 and any(
+            is_plain(producer) and self._from_fp8(producer, steps - 1)
+            for producer, _ in self.producers(i, index)
+        )
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction
-        size = max(shape.size for shape in results(call))
-        parts = max(1, size // max(1, row.batch * row.m * row.n)) if row.library == "triton" else 1
-        marks: dict[tuple[Instruction, int], str] = {(call, 0): "value"}
+        size, parts = max(shape.size for shape in results(call)), 1
+        if row.library == "triton":
+            parts = max(1, size // max(1, row.batch * row.m * row.n))
+        marks: dict[tuple[Instruction, int], _Is] = {(call, 0): _Is.VALUE}
         if row.amax:
-            marks[call, 1] = "amax"
+            marks[call, 1] = _Is.AMAX
         todo = collections.deque(marks)
         made_of_it = self.descendants(call)
         while todo and len(found) < 2 * self._most:
@@ -526,98 +628,115 @@ class Neighborhood:
             for kernel in dict.fromkeys(kernel for kernel, _ in self.users(*at)):
                 if kernel in found and (found[kernel].after or found[kernel].work):
                     continue
-                if kernel in self._multiply:
-                    if fused(kernel) and not fusion_kind(
-                        kernel
-                    ):  # its own code, which may do more than multiply
-                        found[kernel] = UnfusedKernel(
-                            kernel, own="multiplies the result", after=True
-                        )
+                does, made = self._reader(kernel, marks, made_of_it, size, parts)
+                if does is None:
                     continue
-                if not is_plain(kernel):
-                    found[kernel] = UnfusedKernel(kernel, own="reads the result", after=True)
-                    continue
-                reading = self._read(kernel, marks, made_of_it, size, parts)
-                # What another call's operand must be laid out like, is charged to that one.
-                if reading.work == ["transpose"] and any(
-                    r in self._fp8 for r, _ in self.users(kernel)
-                ):
-                    continue
-                found[kernel] = UnfusedKernel(
-                    kernel, tuple(dict.fromkeys(reading.work)), reading.own, reading.unknown, True
-                )
-                for number, mark in enumerate(reading.made):
-                    if mark and reading.work:
+                found[kernel] = does
+                for number, mark in enumerate(made):
+                    if mark is not None:
                         marks[kernel, number] = mark
                         todo.append((kernel, number))
+
+    def _reader(
+        self,
+        kernel: Instruction,
+        marks: Mapping[tuple[Instruction, int], _Is],
+        made_of_it: set[Instruction],
+        size: int,
+        parts: int,
+    ) -> tuple[UnfusedKernel | None, Sequence[_Is | None]]:
+        """What a kernel does that reads a result, None where nothing is charged to this matmul; and
+        what its own results then are, as far as they are followed.
+        """
+        if kernel in self._multiply:
+            # XLA's own code may do more than multiply.
+            is_own_code = fused(kernel) is not None and not fusion_kind(kernel)
+            does = UnfusedKernel(kernel, own=OwnWork.MULTIPLIES, after=True)
+            return (does if is_own_code else None), ()
+        if not is_plain(kernel):
+            return UnfusedKernel(kernel, own=OwnWork.READS, after=True), ()
+        reading = self._read(kernel, marks, made_of_it, size, parts)
+        # What another call's operand must be laid out like, is charged to that one.
+        feeds_fp8 = any(reader in self._fp8 for reader, _ in self.users(kernel))
+        if reading.work == ["transpose"] and feeds_fp8:
+            return None, ()
+        work = tuple(dict.fromkeys(reading.work))
+        does = UnfusedKernel(kernel, work, reading.own, reading.unknown, after=True)
+        return does, reading.made if work else ()
 
     def _read(
         self,
         kernel: Instruction,
-        marks: Mapping[tuple[Instruction, int], str],
+        marks: Mapping[tuple[Instruction, int], _Is],
         made_of_it: set[Instruction],
         size: int,
         parts: int,
     ) -> _Reading:
-        live, derived = {}, set()
+        live: dict[str, _Is] = {}
+        derived: set[str] = set()
         for index, name in enumerate(kernel.operands):
             producers = self.producers(kernel, index)
             known = [marks[producer] for producer in producers if producer in marks]
             if known:
                 live[name] = known[0]
-            elif any(
-                producer in made_of_it and _before_in_turn(producer, kernel)
-                for producer, _ in producers
-            ):
+            elif any(i in made_of_it and _made_before(i, kernel) for i, _ in producers):
                 derived.add(name)
+        return _Reading(
+            kernel, live, derived, size, parts, lambda: self._is_reduced_to_scalar(kernel)
+        )
 
-        def to_scalar() -> bool:
-            """Whether other kernels reduce to one element what this one leaves."""
-            return any(
-                r.opcode != "tuple"
-                and r.shape.size == 1
-                and any(j.opcode == "reduce" for j in inside(r))
-                for r, _ in self.users(kernel)
-            )
+    def _is_reduced_to_scalar(self, kernel: Instruction) -> bool:
+        """Whether other kernels reduce to one element what this one leaves."""
+        readers = [i for i, _ in self.users(kernel) if i.opcode != "tuple" and i.shape.size == 1]
+        return any(j.opcode == "reduce" for i in readers for j in inside(i))
 
-        return _Reading(kernel, live, derived, size, parts, to_scalar)
+
+def _role(call: Instruction, index: int) -> _Role:
+    """What an operand is to a call."""
+    if operand(call, index).shape.size == 1:
+        return _Role.SCALE
+    return _Role.BIAS if call.opcode == "custom-call" and index >= 2 else _Role.MATRIX
 
 
 def find_unfused(
     module: HloModule, ptx: Mapping[str, str] | None = None
-) -> tuple[list[tuple[GemmRow, list[UnfusedKernel]]], Neighborhood]:
+) -> tuple[list[tuple[GemmRow, tuple[UnfusedKernel, ...]]], Neighborhood]:
     """The rows of a module's report, each with the kernels around it and what they do. `ptx` of
     kernels by name.
     """
-    rows, most = (
-        [],
-        10 * sum(1 for _ in module),
-    )  # kernels may share a computation with dots, but not so many of both
+    rows = _rows(module)
+    around = Neighborhood(module, rows)
+    found = []
+    for row in rows:
+        near = around.outside(row)
+        avoidable = [kernel.instruction for kernel in near if kernel.avoidable]
+        avoidable.sort(key=lambda i: (-moved(i), i.index))
+        math_dtype = row.math_dtype
+        if ptx is not None and row.library == "triton":
+            math_dtype = multiplied(row, ptx)
+        row = dataclasses.replace(
+            row,
+            outside=tuple(i.name for i in avoidable),
+            math_dtype=math_dtype,
+            outside_bytes=sum(map(moved, avoidable)),
+        )
+        found.append((row, near))
+    return found, around
+
+
+def _rows(module: HloModule) -> list[GemmRow]:
+    """The matmuls of a program, each with how often it runs. HloParseError where they are absurdly
+    many.
+    """
+    # Kernels may share a computation with dots, but not so many of both.
+    instructions = sum(1 for _ in module)
+    rows: list[GemmRow] = []
     for name, times in executions(module).items():
         for i in module.computations[name]:
             rows += [dataclasses.replace(row, count=times) for row in matmuls(i)]
-            if len(rows) > most:
+            if len(rows) > 10 * instructions:
                 raise i.error(
-                    f"the program has more than {most} matmuls, in {most // 10} instructions"
+                    f"the program has more than {10 * instructions} matmuls, in {instructions} "
+                    "instructions"
                 )
-    around, found = Neighborhood(module, rows), []
-    for row in rows:
-        near = around.outside(row)
-        avoidable = sorted(
-            (o.instruction for o in near if o.avoidable), key=lambda i: (-moved(i), i.index)
-        )
-        math_dtype = (
-            multiplied(row, ptx) if ptx is not None and row.library == "triton" else row.math_dtype
-        )
-        found.append(
-            (
-                dataclasses.replace(
-                    row,
-                    outside=tuple(i.name for i in avoidable),
-                    math_dtype=math_dtype,
-                    outside_bytes=sum(map(moved, avoidable)),
-                ),
-                near,
-            )
-        )
-    return found, around
+    return rows
