@@ -3,11 +3,11 @@ what reads it.
 """
 
 import collections
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from fp8lens.hlo.dataflow import NOBODY, Flow
 from fp8lens.hlo.ops import DOTS, padded
-from fp8lens.hlo.parse import HloModule
+from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.matmul.rows import GemmRow
 
 ROUNDS = 3  # how many matmuls away what tells two apart may lie
@@ -22,78 +22,113 @@ def work(row: GemmRow) -> tuple[tuple[int, ...], int]:
 
 
 class _Side:
-    """The matmuls of one stage, and their neighbours."""
+    """The matmuls of one stage, and their neighbours.
+
+    Matmuls are numbered by instruction; `of_row` has the number of each row's.
+    """
 
     def __init__(self, module: HloModule, rows: Sequence[GemmRow]):
         self.rows = rows
-        at = {row.instruction for row in rows}
-        # What a call reads beside its two matrices (a bias, an added matrix) goes around the dot it
-        # was.
-        flow = Flow(
-            module,
-            at.__contains__,
-            lambda i: range(2, len(i.operands)) if i.opcode not in DOTS else range(0),
-        )
-        sizes = [p.shape.size for p in module.entry.parameters]
-        number = {i: n for n, i in enumerate(dict.fromkeys(row.instruction for row in rows))}
-        self.of_row = [number[row.instruction] for row in rows]
-        self.made_of: list[
-            list[tuple[frozenset[int], frozenset[int]]]
-        ] = []  # (parameters, matmuls) of each operand
-        self.read_by: list[set[int]] = [set() for _ in number]
-        self.results: list[set[int]] = [set() for _ in number]
-        for i, n in number.items():
-            operands = []
-            for index in range(min(2, len(i.operands))):
-                size = i.computation[i.operands[index]].shape.size
-                producers = list(flow.of(flow.inputs.get(i, [NOBODY, NOBODY])[index]))
-                # A scale may be applied before the dot or after: only what may be the matrix itself
-                # tells two apart.
-                parameters = frozenset(
-                    m.element
-                    for m in producers
-                    if m.instruction is None
-                    and m.element < len(sizes)
-                    and 16 * sizes[m.element] >= size
-                )
-                others = frozenset(
-                    number[m.instruction] for m in producers if m.instruction is not None
-                )
-                operands.append((parameters, others))
-                for other in others:
-                    self.read_by[other].add(n)
-            self.made_of.append(operands)
-        for place, made in enumerate(flow.results):
-            for producer in flow.of(made):
+        self._number = {i: n for n, i in enumerate(dict.fromkeys(row.instruction for row in rows))}
+        self.of_row = [self._number[row.instruction] for row in rows]
+        self._sizes = [p.shape.size for p in module.entry.parameters]
+        self._flow = Flow(module, self._number.__contains__, _around)
+        # For each operand of each matmul, the parameters and the matmuls that it is made of.
+        self.made_of = [
+            [self._made_of(i, n) for n in range(min(2, len(i.operands)))] for i in self._number
+        ]
+        # For each matmul, the matmuls that read it, and the results of the program that it makes.
+        self.read_by: list[set[int]] = [set() for _ in self._number]
+        self.results: list[set[int]] = [set() for _ in self._number]
+        for reader, operands in enumerate(self.made_of):
+            for _, matmuls in operands:
+                for matmul in matmuls:
+                    self.read_by[matmul].add(reader)
+        for place, made in enumerate(self._flow.results):
+            for producer in self._flow.of(made):
                 if producer.instruction is not None:
-                    self.results[number[producer.instruction]].add(place)
+                    self.results[self._number[producer.instruction]].add(place)
+
+    def _made_of(self, i: Instruction, index: int) -> tuple[frozenset[int], frozenset[int]]:
+        """The numbers of the parameters and of the matmuls that an operand is made of."""
+        size = i.computation[i.operands[index]].shape.size
+        inputs = self._flow.inputs.get(i, [NOBODY, NOBODY])
+        parameters, matmuls = set(), set()
+        for instruction, element in self._flow.of(inputs[index]):
+            if instruction is not None:
+                matmuls.add(self._number[instruction])
+            # A scale may be applied before the dot or after: only what may be the matrix itself
+            # tells two apart.
+            elif element < len(self._sizes) and 16 * self._sizes[element] >= size:
+                parameters.add(element)
+        return frozenset(parameters), frozenset(matmuls)
 
     def colours(self, own_of: Sequence[Hashable], rounds: int) -> list[Hashable]:
         """For each row what it is and, `rounds` matmuls far, what is around it (Weisfeiler and
         Leman's refinement).
         """
         own: dict[int, Hashable] = {}
-        for of, n in zip(own_of, self.of_row):
+        for of, n in zip(own_of, self.of_row, strict=True):
             own.setdefault(n, of)
         colours: list[Hashable] = [own[n] for n in range(len(own))]
         for _ in range(rounds):
-            colours = [
-                hash(
-                    (
-                        colour,
-                        tuple(
-                            sorted(
-                                hash((parameters, tuple(sorted(hash(colours[o]) for o in others))))
-                                for parameters, others in self.made_of[n]
-                            )
-                        ),
-                        tuple(sorted(hash(colours[o]) for o in self.read_by[n])),
-                        frozenset(self.results[n]),
-                    )
-                )
-                for n, colour in enumerate(colours)
-            ]
-        return [(of, colours[n]) for of, n in zip(own_of, self.of_row)]
+            colours = [self._refined(n, colours) for n in range(len(colours))]
+        return [(of, colours[n]) for of, n in zip(own_of, self.of_row, strict=True)]
+
+    def _refined(self, n: int, colours: list[Hashable]) -> Hashable:
+        """A matmul's colour after one more round: its own, its operands', and its readers'."""
+
+        def of(matmuls: Iterable[int]) -> tuple[int, ...]:
+            return tuple(sorted(hash(colours[matmul]) for matmul in matmuls))
+
+        operands = sorted(
+            hash((parameters, of(matmuls))) for parameters, matmuls in self.made_of[n]
+        )
+        around = (tuple(operands), of(self.read_by[n]), frozenset(self.results[n]))
+        return hash((colours[n], *around))
+
+
+def _around(i: Instruction) -> range:
+    """The operands that go around a matmul: what a call reads beside its two matrices, a bias or an
+    added matrix, went around the dot that it was.
+    """
+    return range(0) if i.opcode in DOTS else range(2, len(i.operands))
+
+
+# What is known of a matmul: its op_name, its source line, its work, and its types.
+_Known = tuple[str, str, tuple[tuple[int, ...], int], Hashable]
+
+
+def _all(known: _Known) -> Hashable:
+    return known
+
+
+def _all_but_types(known: _Known) -> Hashable:
+    return known[:3]
+
+
+def _work_and_types(known: _Known) -> Hashable:
+    return known[2:]
+
+
+def _work_alone(known: _Known) -> Hashable:
+    return known[2]
+
+
+# By what two matmuls are compared, and how many matmuls away what is around them still counts: what
+# tells most apart comes first.
+_WAYS: list[tuple[Callable[[_Known], Hashable], int]] = [
+    (_all, ROUNDS),
+    (_work_and_types, ROUNDS),
+    (_work_alone, ROUNDS),
+    (_all, 1),
+    (_work_and_types, 1),
+    (_work_alone, 1),
+    (_all, 0),
+    (_all_but_types, 0),
+    (_work_and_types, 0),
+    (_work_alone, 0),
+]
 
 
 def match(
@@ -109,42 +144,33 @@ def match(
     Where several are alike in all that tells matmuls apart, they are paired in their order. `types`
     names the FP8 types that a row multiplies, or that XLA would find behind the operands of a dot.
     """
-    sides = [
-        (_Side(module, some), [(row.op_name, row.source, work(row), types(row)) for row in some])
-        for module, some in ((after, rows), (before, dots))
-    ]
-    ways: list[tuple[Callable[[tuple], Hashable], int]] = [
-        (lambda known: known, ROUNDS),
-        (lambda known: known[2:], ROUNDS),
-        (lambda known: known[2], ROUNDS),
-        (lambda known: known, 1),
-        (lambda known: known[2:], 1),
-        (lambda known: known[2], 1),
-        (lambda known: known, 0),
-        (lambda known: known[:3], 0),
-        (lambda known: known[2:], 0),
-        (lambda known: known[2], 0),
-    ]
+
+    def known(row: GemmRow) -> _Known:
+        return row.op_name, row.source, work(row), types(row)
+
+    ours, theirs = _Side(after, rows), _Side(before, dots)
+    known_of_ours, known_of_theirs = [known(row) for row in rows], [known(dot) for dot in dots]
     pairs: list[GemmRow | None] = [None] * len(rows)
-    left = dict.fromkeys(range(len(dots)))
-    for of, rounds in ways:
+    left = set(range(len(dots)))
+    for of, rounds in _WAYS:
         if None not in pairs or not left:
             break
         free: dict[Hashable, collections.deque[int]] = collections.defaultdict(collections.deque)
-        (ours, known), (theirs, given) = sides
-        for n, colour in enumerate(theirs.colours(list(map(of, given)), rounds)):
+        for n, colour in enumerate(theirs.colours(list(map(of, known_of_theirs)), rounds)):
             if n in left:
                 free[colour].append(n)
-        for n, colour in enumerate(ours.colours(list(map(of, known)), rounds)):
+        for n, colour in enumerate(ours.colours(list(map(of, known_of_ours)), rounds)):
             if pairs[n] is None and free[colour]:
                 found = free[colour].popleft()
-                del left[found]
+                left.remove(found)
                 pairs[n] = dots[found]
-    for n, row in enumerate(rows):  # what XLA doubled has one dot for two rows
-        if pairs[n] is None:
-            same = [d for d in dots if work(d) == work(row)]
-            pairs[n] = next(
-                (d for d in same if (d.op_name, d.source) == (row.op_name, row.source)),
-                same[0] if same else None,
-            )
-    return pairs
+    return [
+        _doubled(row, dots) if pair is None else pair for row, pair in zip(rows, pairs, strict=True)
+    ]
+
+
+def _doubled(row: GemmRow, dots: Sequence[GemmRow]) -> GemmRow | None:
+    """The dot of a row that has none to itself: what XLA doubled has one dot for two rows."""
+    same = [dot for dot in dots if work(dot) == work(row)]
+    there = (dot for dot in same if (dot.op_name, dot.source) == (row.op_name, row.source))
+    return next(there, same[0] if same else None)

@@ -3,37 +3,36 @@
 import math
 import re
 
-from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, CUTS, ELEMENTWISE
+from fp8lens.hlo.dataflow import callers
+from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, CUTS, ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import broadcast_of, is_mask, is_zero, look_through, operand
 
-FP8_MAX = {
-    "f8e4m3fn": "448",
-    "f8e5m2": "57344",
-}  # the OCP formats that cuBLASLt multiplies, and their largest numbers
-_DIGITS = {
-    "f8e4m3fn": (4, 9),
-    "f8e5m2": (3, 16),
-}  # binary digits of a number; how many behind the point at most
+# The OCP formats that cuBLASLt multiplies, and their largest numbers, as HLO prints them.
+FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}
+# How many binary digits a number of a format has, and how many behind the point at most.
+_DIGITS = {"f8e4m3fn": (4, 9), "f8e5m2": (3, 16)}
 FAR = 100  # operations: no search on the way of a matmul's operand goes on for more
-_FAR = (
+# What a search for an FP8 array goes back through, further than XLA's own does.
+_SEARCHED = (
     ELEMENTWISE
     | COMMUTES
     | frozenset("concatenate get-tuple-element opt-barrier gather reverse fusion".split())
 )
+# Of several operands the first is the array, or XLA looks behind both: its search goes on.
+_XLA_GOES_ON = frozenset("divide dynamic-slice pad multiply select".split())
 
 
 def _fits(i: Instruction, dtype: str) -> bool:
     """Whether a constant is the same number in FP8."""
-    if (
-        i.opcode != "constant"
-        or dtype not in _DIGITS
-        or not re.fullmatch(r"-?\d[\d.]*(e[-+]?\d+)?", i.literal or "")
-    ):
+    literal = i.literal or ""
+    if dtype not in _DIGITS or not re.fullmatch(r"-?\d[\d.]*(e[-+]?\d+)?", literal):
         return False
-    (digits, finest), number = _DIGITS[dtype], abs(float(i.literal))
-    whole = (number * 2**finest).is_integer() and (math.frexp(number)[0] * 2**digits).is_integer()
-    return whole and number <= float(FP8_MAX[dtype])
+    number = abs(float(literal))
+    digits, finest = _DIGITS[dtype]
+    fraction, _ = math.frexp(number)
+    is_whole = (number * 2**finest).is_integer() and (fraction * 2**digits).is_integer()
+    return is_whole and number <= float(FP8_MAX[dtype])
 
 
 class Operand:
@@ -47,7 +46,9 @@ class Operand:
 
     def __init__(self, i: Instruction, side: str):
         self.side, self.dtype, self.operand = side, i.shape.dtype, i
-        self.fp8 = self.scale = self.problem = None
+        self.fp8: Instruction | None = None
+        self.scale: Instruction | None = None
+        self.problem: str | None = None
         self.fields: dict[str, str] = {}
         self.padded = False
         if path := _path(i):
@@ -56,73 +57,83 @@ class Operand:
 
     @property
     def blocked(self) -> Instruction | None:
+        """Where XLA stopped looking for an FP8 array that is further back; None where there is
+        none.
+        """
         return _search(self.operand) if self.fp8 is None else None
 
+    def _breaks(self, rule: str, **fields: str) -> None:
+        self.problem, self.fields = rule, fields
+
     def _match(self, path: list[Instruction]) -> None:
-        start = 2  # the FP8 array and its conversion
-        if len(path) > 2 and path[2].opcode in ("multiply", "divide"):
-            other = next((n for n in path[2].operands if n != path[1].name), path[2].operands[-1])
-            factor = path[2].computation[other]
-            if factor.opcode == "broadcast":
-                self.scale, start = operand(factor, 0), 3
-                if self.scale.shape.dims:
-                    self.problem, self.fields = (
-                        "array of scales",
-                        {"scales": self.scale.shape.brief},
-                    )
-                    return
-        for step, before in zip(path[start:], path[start - 1 :]):
-            if step.opcode not in COMMUTES or (
-                step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype
-            ):
-                if step.opcode in ("multiply", "divide"):
-                    ahead = path[start : path.index(step)]
-                    if before.opcode in ("bitcast", "reshape", *CUTS) and any(
-                        earlier.opcode in CUTS for earlier in (path[0], *ahead)
-                    ):
-                        self.problem = "stack converted"
-                        return
-                    number = next(
-                        (
-                            broadcast_of(step.computation[n])
-                            for n in step.operands
-                            if n != before.name
-                        ),
-                        None,
-                    )
-                    if (
-                        number is not None
-                        and number.shape.size == 1
-                        and (self.scale is not None or ahead)
-                    ):
-                        self.problem = "scaled late"
-                        another = self.scale is not None
-                        self.fields = {
-                            "between": (
-                                "another multiplication" if another else f"a {ahead[-1].opcode}"
-                            )
-                        }
-                        return
-                gathered = "gathered" if step.opcode.startswith(COLLECTIVES) else "changed between"
-                self.problem = "converted twice" if step.opcode == "convert" else gathered
-                self.fields = {
-                    "opcode": step.opcode,
-                    "to": step.shape.dtype,
-                    "dtype": step.shape.dtype,
-                }
+        """Read the way from the FP8 array to the dot, up to the first problem."""
+        start = 2  # behind the FP8 array and its conversion
+        self.scale = _scale(path)
+        if self.scale is not None:
+            if self.scale.shape.dims:
+                self._breaks("array of scales", scales=self.scale.shape.brief)
                 return
-            if step.opcode == "pad" and re.search(
-                r"(?<![-\d])[1-9]", step.attributes.get("padding", "")
-            ):
-                number = look_through(
-                    operand(step, 1)
-                )  # XLA converts it to FP8, and does not divide it by the scale
-                self.padded |= not (
-                    is_zero(number) or self.scale is None and _fits(number, self.fp8.shape.dtype)
-                )
-            if step.opcode == "select" and not is_mask(step, before):
-                self.problem = "masked"
+            start = 3
+        for at in range(start, len(path)):
+            self._step(path, start, at)
+            if self.problem:
                 return
+
+    def _step(self, path: list[Instruction], start: int, at: int) -> None:
+        """One operation between dequantization and dot."""
+        step, before = path[at], path[at - 1]
+        changes_bits = step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype
+        if step.opcode not in COMMUTES or changes_bits:
+            if step.opcode in SCALING:
+                self._scaled_late(path, start, at)
+            if self.problem:
+                return
+            rule = "gathered" if step.opcode.startswith(COLLECTIVES) else "changed between"
+            if step.opcode == "convert":
+                rule = "converted twice"
+            dtype = step.shape.dtype
+            self._breaks(rule, opcode=step.opcode, to=dtype, dtype=dtype)
+        elif step.opcode == "pad":
+            self.padded |= not self._pads_alike(step)
+        elif step.opcode == "select" and not is_mask(step, before):
+            self._breaks("masked")
+
+    def _scaled_late(self, path: list[Instruction], start: int, at: int) -> None:
+        """A multiplication by one number where XLA no longer looks for a scale."""
+        step, before, ahead = path[at], path[at - 1], path[start:at]
+        cuts = any(earlier.opcode in CUTS for earlier in (path[0], *ahead))
+        if cuts and before.opcode in ("bitcast", "reshape", *CUTS):
+            self._breaks("stack converted")
+            return
+        others = [step.computation[name] for name in step.operands if name != before.name]
+        number = broadcast_of(others[0]) if others else None
+        if number is None or number.shape.size != 1:
+            return
+        if self.scale is not None:
+            self._breaks("scaled late", between="another multiplication")
+        elif ahead:
+            self._breaks("scaled late", between=f"a {ahead[-1].opcode}")
+
+    def _pads_alike(self, pad: Instruction) -> bool:
+        """Whether XLA can pad the FP8 array in place of what is dequantized: it converts the number
+        to FP8, and does not divide it by the scale.
+        """
+        if not re.search(r"(?<![-\d])[1-9]", pad.attributes.get("padding", "")):
+            return True
+        number = look_through(operand(pad, 1))
+        if is_zero(number):
+            return True
+        return self.scale is None and self.fp8 is not None and _fits(number, self.fp8.shape.dtype)
+
+
+def _scale(path: list[Instruction]) -> Instruction | None:
+    """What the converted FP8 array is multiplied by, where that is broadcast."""
+    if len(path) <= 2 or path[2].opcode not in SCALING:
+        return None
+    step, converted = path[2], path[1]
+    others = [name for name in step.operands if name != converted.name]
+    factor = step.computation[others[0] if others else step.operands[-1]]
+    return operand(factor, 0) if factor.opcode == "broadcast" else None
 
 
 def _path(i: Instruction) -> list[Instruction] | None:
@@ -135,24 +146,32 @@ def _path(i: Instruction) -> list[Instruction] | None:
         i, by = todo.pop()
         if i in reader:
             continue
-        reader[i], path = by, [i]
+        reader[i] = by
         if i.shape.dtype.startswith("f8"):
-            while (i := reader[i]) is not None:
-                path.append(i)
+            path = [i]
+            while (following := reader[path[-1]]) is not None:
+                path.append(following)
             return path
-        ways = {"multiply": i.operands[:2], "select": i.operands[1:3]}
-        one = len(i.operands) == 1 or i.opcode in ("divide", "dynamic-slice", "pad")
-        todo += [
-            (i.computation[name], i) for name in reversed(ways.get(i.opcode, i.operands[:one]))
-        ]
+        todo += [(i.computation[name], i) for name in reversed(_looked_behind(i))]
     return None
+
+
+def _looked_behind(i: Instruction) -> tuple[str, ...]:
+    """The operands that XLA looks behind for an FP8 array, in its order."""
+    if i.opcode == "multiply":
+        return i.operands[:2]
+    if i.opcode == "select":
+        return i.operands[1:3]
+    has_one_array = len(i.operands) == 1 or i.opcode in ("divide", "dynamic-slice", "pad")
+    return i.operands[:1] if has_one_array else ()
 
 
 def _search(i: Instruction) -> Instruction | None:
     """Where `i` is made of an FP8 array by moves, elementwise operations, collectives or a loop's
     constant inputs: the first operation on the way at which XLA's own search ends.
     """
-    seen, todo = set(), [(i, None)]
+    seen: set[Instruction] = set()
+    todo: list[tuple[Instruction, Instruction | None]] = [(i, None)]
     for i, stop in todo:
         if i in seen:
             continue
@@ -163,25 +182,24 @@ def _search(i: Instruction) -> Instruction | None:
             return stop
         if i.opcode == "get-tuple-element" and operand(i, 0).opcode == "parameter":
             if outer := _into_loop(i):
-                todo.append((outer[1], stop or outer[0]))
-        elif i.opcode in _FAR or i.opcode.startswith(COLLECTIVES):
-            ends = len(i.operands) > 1 and i.opcode not in (
-                "divide",
-                "dynamic-slice",
-                "pad",
-                "multiply",
-                "select",
-            )
-            ends |= i.opcode.startswith(COLLECTIVES)
-            todo += [(i.computation[name], stop or (i if ends else None)) for name in i.operands]
+                loop, given = outer
+                todo.append((given, stop or loop))
+        elif i.opcode in _SEARCHED or i.opcode.startswith(COLLECTIVES):
+            stop = stop or (i if _xla_ends(i) else None)
+            todo += [(i.computation[name], stop) for name in i.operands]
     return None
+
+
+def _xla_ends(i: Instruction) -> bool:
+    """Whether XLA's search for an FP8 array goes no further back than an operation."""
+    if i.opcode.startswith(COLLECTIVES):
+        return True
+    return len(i.operands) > 1 and i.opcode not in _XLA_GOES_ON
 
 
 def _into_loop(i: Instruction) -> tuple[Instruction, Instruction] | None:
     """The loop, and what it was given, for an element of the tuple that a loop's body gets."""
-    for loop in i.computation.module:
-        if loop.opcode == "while" and i.computation.name in loop.called:
-            given = operand(loop, 0)
-            if given.opcode == "tuple":
-                return loop, operand(given, i.element)
+    for loop in callers(i.computation.module).get(i.computation.name, ()):
+        if loop.opcode == "while" and operand(loop, 0).opcode == "tuple":
+            return loop, operand(operand(loop, 0), i.element)
     return None
