@@ -5,7 +5,7 @@ of the result.
 import dataclasses
 import re
 
-from fp8lens.hlo.ops import CUTS, ELEMENTWISE, LAYOUT
+from fp8lens.hlo.ops import CUTS, ELEMENTWISE, LAYOUT, SCALING
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import (
     NAMES,
@@ -20,6 +20,11 @@ from fp8lens.hlo.values import (
     since,
 )
 from fp8lens.matmul.operands import FP8_MAX
+
+# What gives a result on, at other places, or some of it.
+_MOVES_ON = LAYOUT | {"slice", "concatenate", "reverse", "opt-barrier"}
+# What may stand between a value and the reduction that finds its amax.
+_BEFORE_AMAX = frozenset("abs convert bitcast reshape negate opt-barrier".split())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +55,14 @@ class Result:
             value = self._advance(value)
 
     def _of(self, i: Instruction) -> list[Instruction]:
+        """Who reads a value."""
         return self._users.get(i.name, [])
 
     def _advance(self, value: Instruction) -> Instruction | None:
         """Add what is done with `value`; the value that comes of it, None at the end."""
         follow = []
         for user in self._of(value):
-            amax = self._amax(user)
-            if amax:
+            if amax := self._amax(user):
                 self.steps.append(Step("amax", amax, value))
             else:
                 follow.append(user)
@@ -68,81 +73,89 @@ class Result:
             self.steps.append(Step("move", at, value))
             return at
         if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
-            end = self._joined(value)
-            if end and not (
-                end.opcode == "select"
-                and self._of(end)
-                and all(  # the maximum of some elements
-                    user.opcode == "reduce" for user in self._of(end)
-                )
-            ):
-                self.readers += [(value, u) for u in self._beside(value, end)]
-                return self._add(Step("activation", end, value))
-            # A result that has several readers: of them, one may still do what the call could have
-            # done.
-            at = next(
-                (
-                    u
-                    for u in follow
-                    if u.opcode in ELEMENTWISE
-                    and _step(u, value).kind != "other"
-                    and not all(reader.opcode == "reduce" for reader in self._of(u))
-                ),
-                None,
-            )
-            self.readers += [(value, u) for u in follow if u is not at]
-            if at is None:
-                return None
-        elif at.opcode in LAYOUT | {"slice", "concatenate", "reverse", "opt-barrier"} or is_mask(
-            at, value
-        ):
-            named = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
-            self.steps += [] if named else [Step("move", at, value)]
+            return self._branch(value, follow)
+        if at.opcode in _MOVES_ON or is_mask(at, value):
+            in_name_alone = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
+            if not in_name_alone:
+                self.steps.append(Step("move", at, value))
             return at
+        return self._compute(at, value)
+
+    def _branch(self, value: Instruction, follow: list[Instruction]) -> Instruction | None:
+        """Advance where several read `value`, or one reads it twice: along an activation of several
+        operations, or else along the one reader that does what the call could have done.
+        """
+        end = self._joined(value)
+        if end and not self._is_maximum_of_some(end):
+            self.readers += [(value, user) for user in self._beside(value, end)]
+            return self._add(Step("activation", end, value))
+        at = next((user for user in follow if self._could_be_fused(user, value)), None)
+        self.readers += [(value, user) for user in follow if user is not at]
+        return None if at is None else self._compute(at, value)
+
+    def _is_maximum_of_some(self, i: Instruction) -> bool:
+        """Whether elements are selected only for a reduction."""
+        readers = self._of(i)
+        is_reduced = bool(readers) and all(user.opcode == "reduce" for user in readers)
+        return i.opcode == "select" and is_reduced
+
+    def _could_be_fused(self, user: Instruction, value: Instruction) -> bool:
+        """Whether a reader does something elementwise to a value that is not only reduced after."""
+        if user.opcode not in ELEMENTWISE or _step(user, value).kind == "other":
+            return False
+        return not all(reader.opcode == "reduce" for reader in self._of(user))
+
+    def _compute(self, at: Instruction, value: Instruction) -> Instruction | None:
+        """Advance along one elementwise instruction."""
         step = _step(at, value)
         if step.other is not None and step.other.shape.size > 1 and depends(step.other, self._dot):
             return None  # as softmax subtracts its maximum
-        if step.kind == "other" or step.kind == "output" and value.shape.dtype.startswith("f8"):
-            return None  # what is FP8 already, and dequantized, is the next one's operand
-        while (
-            step.kind == "activation" and len(self._of(at)) == 1
-        ):  # one activation may be several unary functions
+        # What is FP8 already, and dequantized, is the next one's operand.
+        dequantizes = step.kind == "output" and value.shape.dtype.startswith("f8")
+        if step.kind == "other" or dequantizes:
+            return None
+        if step.kind == "activation":
+            at = self._whole_activation(at)
+        return self._add(dataclasses.replace(step, at=at))
+
+    def _whole_activation(self, at: Instruction) -> Instruction:
+        """The last of several unary functions that are one activation."""
+        while len(self._of(at)) == 1:
             after = self._of(at)[0]
             if after.opcode not in ELEMENTWISE or _step(after, at).kind != "activation":
                 break
             at = after
-        return self._add(dataclasses.replace(step, at=at))
+        return at
 
     def _add(self, step: Step) -> Instruction | None:
-        """One step more; not if it is done to a masked value, and would be another before the mask."""
-        if any(
-            (earlier.kind, earlier.at.opcode) == ("move", "select") for earlier in self.steps
-        ) and ("bias" in step.kind or step.kind == "activation" and not is_tanh_gelu(step)):
+        """One step more; not if it is done to a masked value, and would be another before the
+        mask.
+        """
+        masked = any(
+            earlier.kind == "move" and earlier.at.opcode == "select" for earlier in self.steps
+        )
+        if masked and "bias" in step.kind:
+            return None
+        if masked and step.kind == "activation" and not is_tanh_gelu(step):
             return None
         self.steps.append(step)
         return step.at
 
     def _amax(self, i: Instruction) -> Instruction | None:
-        """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
+        """The reduction, where what reads a value only takes its largest (or smallest)
+        magnitude.
+        """
         way = []
-        while (
-            i.opcode in ("abs", "convert", "bitcast", "reshape", "negate", "opt-barrier")
-            and len(self._of(i)) == 1
-        ):
+        while i.opcode in _BEFORE_AMAX and len(self._of(i)) == 1:
             way.append(i.opcode)
             i = self._of(i)[0]
         if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
             return None
-        # Along some dimensions softmax takes a maximum too.
-        return (
-            i
-            if i.shape.size == 1
-            or "abs" in way
-            or self.steps
-            and self.steps[-1].kind == "relu"
-            or any(user.opcode == "reduce" for user in self._of(i))
-            else None
-        )
+        # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
+        # reduced further.
+        is_positive = "abs" in way or (bool(self.steps) and self.steps[-1].kind == "relu")
+        is_reduced = any(user.opcode == "reduce" for user in self._of(i))
+        return i if i.shape.size == 1 or is_positive or is_reduced else None
 
     def _joined(self, value: Instruction) -> Instruction | None:
         """Where the elementwise instructions that read `value` come together again: the end of an
@@ -150,30 +163,38 @@ class Result:
         value too: the first place where two come together from where a way leads on without the
         rest. None where there is none.
         """
-        inside, open_edges, joins, foreign = {value.name: value}, len(self._of(value)), set(), False
+        inside = {value.name: value}
+        joins: set[str] = set()
+        open_edges, foreign = len(self._of(value)), False
         for i in value.computation.instructions[value.index + 1 :]:
             read = [name for name in dict.fromkeys(i.operands) if name in inside]
             if not read:
                 continue
             others = [value.computation[name] for name in i.operands if name not in inside]
-            if i.opcode not in ELEMENTWISE | LAYOUT or any(
-                o.shape.size > 1 and broadcast_of(o) is None for o in others
-            ):
+            if i.opcode not in ELEMENTWISE | LAYOUT or any(map(_is_matrix, others)):
                 foreign = True  # another matrix comes in, or more than elements is read
                 continue
             inside[i.name] = i
-            joins |= {i.name} if len(read) > 1 else set()
+            if len(read) > 1:
+                joins.add(i.name)
             open_edges += len(self._of(i)) - len(read)
             if open_edges == len(self._of(i)) and not foreign:
                 return i
-        leads_on: set[str] = set()
+        onward = joins & self._leading_on(inside, joins)
+        return next((i for name, i in inside.items() if name in onward), None)
+
+    def _leading_on(self, inside: dict[str, Instruction], joins: set[str]) -> set[str]:
+        """Those of some instructions from which a way leads out of them, and through no join."""
+        found: set[str] = set()
         for i in reversed(inside.values()):
-            if i.is_root or any(
-                user.opcode not in ELEMENTWISE | LAYOUT or user.name in leads_on - joins
+            onward = found - joins
+            leaves = (
+                user.opcode not in ELEMENTWISE | LAYOUT or user.name in onward
                 for user in self._of(i)
-            ):
-                leads_on.add(i.name)
-        return next((i for name, i in inside.items() if name in joins & leads_on), None)
+            )
+            if i.is_root or any(leaves):
+                found.add(i.name)
+        return found
 
     def _beside(self, value: Instruction, end: Instruction) -> list[Instruction]:
         """Who reads `value`, or what is between it and `end`, and is not on the way there."""
@@ -181,33 +202,52 @@ class Result:
         for i in sorted(since(value, end), key=lambda i: i.index):
             if not way.keys().isdisjoint(i.operands):
                 way[i.name] = i
-        return [u for i in way.values() if i is not end for u in self._of(i) if u.name not in way]
+        between = [i for i in way.values() if i is not end]
+        return [user for i in between for user in self._of(i) if user.name not in way]
+
+
+def _is_matrix(i: Instruction) -> bool:
+    """Whether an array is not a number or a vector that is broadcast."""
+    return i.shape.size > 1 and broadcast_of(i) is None
 
 
 def _step(at: Instruction, value: Instruction) -> Step:
     """What one elementwise instruction does to `value`."""
     others = [at.computation[name] for name in at.operands if name != value.name]
-    small = [broadcast_of(o) for o in others]
-    scalar = bool(small) and small[0] is not None and small[0].shape.size == 1
-    constant = scalar and small[0].opcode == "constant"
-    if at.opcode in ("convert", "negate"):
-        return Step("output" if at.opcode == "convert" else "negate", at, value)
-    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and scalar):
-        return Step(
-            "relu" if at.opcode == "maximum" and is_zero(small[0]) else "clamp", at, value, small[0]
-        )
-    if len(others) == 1 and at.opcode in ("multiply", "divide", "add", "subtract"):
-        scaling = at.opcode in ("multiply", "divide")
-        if at.opcode == "divide" and at.operands[0] != value.name:
-            return Step("activation", at, value)
-        if small[0] is None:
-            return Step("other" if scaling else "matrix bias", at, value, others[0])
-        if scaling:
-            kind = "alpha" if constant else "scale" if small[0].shape.size == 1 else "vector scale"
-            return Step(kind, at, value, small[0])
-        return Step("activation" if constant else "bias", at, value, small[0])
-    unary = at.opcode in ELEMENTWISE - {"select"} and all(o is not None for o in small)
-    return Step("activation" if unary else "other", at, value)
+    small = [broadcast_of(other) for other in others]
+    first = small[0] if small else None
+    is_number = first is not None and first.shape.size == 1
+    if at.opcode == "convert":
+        return Step("output", at, value)
+    if at.opcode == "negate":
+        return Step("negate", at, value)
+    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and is_number):
+        is_relu = at.opcode == "maximum" and is_zero(first)
+        return Step("relu" if is_relu else "clamp", at, value, first)
+    if len(others) == 1 and at.opcode in SCALING:
+        return _scaling(at, value, others[0], first)
+    if len(others) == 1 and at.opcode in ("add", "subtract"):
+        if first is None:
+            return Step("matrix bias", at, value, others[0])
+        is_constant = is_number and first.opcode == "constant"
+        return Step("activation" if is_constant else "bias", at, value, first)
+    is_unary = at.opcode in ELEMENTWISE - {"select"} and None not in small
+    return Step("activation" if is_unary else "other", at, value)
+
+
+def _scaling(
+    at: Instruction, value: Instruction, other: Instruction, factor: Instruction | None
+) -> Step:
+    """What a multiplication or division does to `value`; `factor` is what `other` is broadcast
+    of.
+    """
+    if at.opcode == "divide" and at.operands[0] != value.name:
+        return Step("activation", at, value)
+    if factor is None:
+        return Step("other", at, value, other)
+    if factor.shape.size != 1:
+        return Step("vector scale", at, value, factor)
+    return Step("alpha" if factor.opcode == "constant" else "scale", at, value, factor)
 
 
 def is_tanh_gelu(step: Step) -> bool:
