@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import graphlib
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,235 +20,24 @@ import matplotlib as mpl
 
 from fp8lens import inspect
 from fp8lens.hlo.dataflow import Flow
-from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES, padded
+from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
-from fp8lens.hlo.values import is_zero, look_through, operand
 from fp8lens.inspection import Inspection
+from fp8lens.matmul.attribution import VIEWS, Where, attribute, converts_scale, written_at
 from fp8lens.matmul.epilogue import clamp_bounds
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.ledger import Line
-from fp8lens.matmul.match import match
-from fp8lens.matmul.rows import GemmRow, matmuls
 from fp8lens.matmul.unfused import inside
 from helpers.layers import Column, arrange
 from helpers.plots import INK, PALETTE, Picture, ink_on, text_width
 
 MOST = 40  # nodes that a picture can hold
-Where = dict[
-    Instruction, list[Instruction]
-]  # an instruction of the given program, and the kernels that do it
-_VIEWS = frozenset(
-    "broadcast reshape bitcast copy get-tuple-element".split()
-)  # not drawn: they name what is there
 _UNDRAWN = frozenset("parameter constant tuple iota".split())
 _ARITHMETIC = ("multiply", "divide", "add", "subtract")
 # What jax.nn.gelu is made of: it leaves its name in no operation, other functions do.
 _GELU = {"integer_pow": 2, "mul": 4, "add": 2, "tanh": 1}
-
-
-# What became of what ------------------------------------------------------------------------------
-
-
-def _small(i: Instruction) -> bool:
-    """Whether an operation only converts a scalar or a vector: nothing to draw."""
-    return i.opcode == "convert" and len(i.shape.dims) < 2
-
-
-def _written(i: Instruction) -> tuple:
-    """Where in the program an instruction was written: the innermost place that its metadata names,
-    to the column.
-    """
-    module = i.computation.module
-    frame = module.stack_frames.get(i.stack_frame, {})
-    location = module.file_locations.get(frame.get("file_location_id"), {})
-    return i.frames[:1], *(location.get(key) for key in ("column", "end_line", "end_column"))
-
-
-def _in_kernels(given: HloModule, kernels: Iterable[Instruction]) -> Where:
-    """What XLA's own kernels do. Its copies of an instruction have the same metadata; and its name
-    with one more number, or else there must be nothing like it elsewhere.
-    """
-    like = lambda i: (i.opcode, i.metadata and i.metadata.op_name, _written(i))
-    alike, found = collections.defaultdict(list), collections.defaultdict(list)
-    for i in given.entry:
-        if i.opcode not in _VIEWS | {"constant", "parameter"} and not _small(i):
-            alike[like(i)].append(i)
-    renamed = collections.defaultdict(list)
-    for kernel in kernels:
-        for part in inside(kernel):
-            some = [
-                i
-                for i in alike.get(like(part), ())
-                if i.shape.size == part.shape.size or i.opcode == "reduce"
-            ]
-            named = [i for i in some if f"{part.name}.".startswith(f"{i.name}.")]
-            if named or len(some) == 1:
-                found[max(named or some, key=lambda i: len(i.name))].append(kernel)
-            elif some:
-                renamed[like(part)].append(kernel)
-    for key, some in renamed.items():
-        left = [i for i in alike[key] if i not in found]
-        if len(left) == len(some) and len(set(some)) == 1:
-            found |= {i: some for i in left}
-    return {i: list(dict.fromkeys(some)) for i, some in found.items()}
-
-
-def _does(row: GemmRow, i: Instruction) -> bool:
-    """Whether a call's configuration accounts for an operation behind its dot."""
-    others = [look_through(operand(i, n), (*_VIEWS, "convert")) for n in range(len(i.operands))]
-    if i.opcode in MOVES | {"convert"} or "GELU" in row.epilogue and i.opcode in ELEMENTWISE:
-        return i.opcode != "tuple"
-    if i.opcode in ("multiply", "divide"):
-        return bool(row.scales or row.alpha != 1) and any(other.shape.size == 1 for other in others)
-    if i.opcode in ("add", "subtract"):
-        return "BIAS" in row.epilogue or row.beta != 0
-    if i.opcode == "maximum" and any(map(is_zero, others)):
-        return "RELU" in row.epilogue
-    if i.opcode in ("clamp", "maximum", "minimum"):
-        return row.out_dtype.startswith("f8")
-    return i.opcode in ("abs", "reduce") and row.amax
-
-
-def _in_front(dot: Instruction, row: GemmRow, moved: set[str]) -> set[Instruction]:
-    """What of a program a call does in front of its dot: it widens and scales the FP8 arrays that
-    it reads, and no more; from there on nothing is known where XLA has put a kernel of its own that
-    did the same move, `moved`.
-    """
-    found, todo = set(), [operand(dot, n) for n in range(2)]
-    while todo:
-        i = todo.pop()
-        read = len(i.shape.dims) < 2 or i.shape.dtype in (row.lhs_dtype, row.rhs_dtype)
-        if (
-            i not in found
-            and not read
-            and i.opcode in MOVES - moved | {"convert", "multiply", "divide"}
-        ):
-            found.add(i)
-            todo += [i.computation[name] for name in i.operands]
-    return found
-
-
-def _behind(dot: Instruction, row: GemmRow, some: set[Instruction]) -> set[Instruction]:
-    """The dot, and of some operations those behind it that the call's configuration accounts for."""
-    found = {dot}
-    for i in dot.computation.instructions[dot.index + 1 :]:
-        if i in some and any(i.computation[name] in found for name in i.operands) and _does(row, i):
-            found.add(i)
-    return found
-
-
-def _attribute(inspection: Inspection, given: HloModule, made: HloModule) -> Where:
-    """Which kernels do what, of the program that the rewriter was `given`, and what it `made` of
-    it.
-    """
-    module = inspection.module
-    rows = [row for row in inspection.report.rows if row.instruction.opcode == "custom-call"]
-    calls = {row.instruction for row in rows}
-    where = _in_kernels(given, (i for i in module.entry if launches(i) and i not in calls))
-    names, elsewhere = {i.name for i in made}, set(where)
-    gone = {i for i in given.entry if i not in where and i.name not in names}
-    dots = [row for i in given.entry for row in matmuls(i)]
-    pairs = [
-        (row, dot.instruction)
-        for row, dot in zip(rows, match(module, rows, given, dots, lambda row: ()))
-        if dot
-    ]
-    ours, flow = (
-        calls | {kernel for kernels in where.values() for kernel in kernels},
-        Flow(module, launches),
-    )
-    read = [_producers(flow, row.instruction, ours) for row, _ in pairs]
-    fronts = [
-        _in_front(dot, row, {i.opcode for kernel in added for i in inside(kernel)})
-        for (row, dot), (_, added) in zip(pairs, read)
-    ]
-    for (row, dot), front, (producers, _) in zip(pairs, fronts, read):
-        call = row.instruction
-        others = set().union(*(other for other, (_, of) in zip(fronts, pairs) if of is not dot))
-        for some in (gone, gone | elsewhere):  # a call may do what another kernel does once more
-            region = front | _behind(dot, row, some - others)
-            if _reads(region, where, producers, module) and _writes(region, elsewhere, call):
-                break
-        else:
-            region = {dot}
-        for i in region:
-            where.setdefault(i, []).append(call)
-    return _between(given, where)
-
-
-def _producers(
-    flow: Flow, call: Instruction, ours: set[Instruction]
-) -> tuple[set[Any], set[Instruction]]:
-    """The kernels, and numbers of parameters, that a call reads, through kernels that XLA added;
-    and those.
-    """
-    found, seen, todo = set(), set(), [call]
-    while todo:
-        for producer in flow.of(frozenset().union(*flow.inputs[todo.pop()])):
-            if producer.instruction is None or producer.instruction in ours:
-                found.add(
-                    producer.element if producer.instruction is None else producer.instruction
-                )
-            elif producer.instruction not in seen:
-                seen.add(producer.instruction)
-                todo.append(producer.instruction)
-    return found, seen
-
-
-def _reads(region: set[Instruction], where: Where, producers: set[Any], module: HloModule) -> bool:
-    """Whether a part of the graph reads what a call reads, which may be given scales that it has no
-    use for.
-    """
-    found, todo = set(), [i.computation[name] for i in region for name in i.operands]
-    while todo:  # through views, and conversions of scales, that nobody does any more
-        i = todo.pop()
-        if i.opcode == "parameter":
-            found.add(i.parameter_number)
-        elif i not in region and i in where and i.opcode not in _VIEWS:
-            found.update(where[i])
-        elif i not in region:
-            todo += [i.computation[name] for name in i.operands]
-    scalars = {n for n, p in enumerate(module.entry.parameters) if p.shape.size == 1}
-    return found <= producers <= found | scalars
-
-
-def _writes(region: set[Instruction], elsewhere: set[Instruction], call: Instruction) -> bool:
-    """Whether what others read of a part of the graph is what the call writes, in type and size."""
-    users = next(iter(region)).computation.users
-    read = [
-        i.shape
-        for i in region - elsewhere
-        if i.opcode != "broadcast"
-        and (i.is_root or any(user not in region for user in users.get(i.name, ())))
-    ]
-    kinds = lambda shapes: sorted(
-        (s.dtype, math.prod(map(padded, s.dims))) for s in shapes if s.size > 1
-    )
-    return kinds(read) == kinds(results(call))
-
-
-def _between(given: HloModule, where: Where) -> Where:
-    """With what is computed from a kernel's work, and this kernel's work is computed from: it is in
-    the kernel.
-    """
-    after: dict[
-        Instruction, set[Instruction]
-    ] = {}  # kernels whose work an unknown operation is computed from
-    before: dict[Instruction, set[Instruction]] = {}
-    unknown = [i for i in given.entry if i not in where]
-    for i in unknown:
-        read = [given.entry[name] for name in i.operands]
-        after[i] = set().union(*(set(where[j]) if j in where else after[j] for j in read))
-    for i in reversed(unknown):
-        users = given.entry.users.get(i.name, ())
-        before[i] = set().union(*(set(where[j]) if j in where else before[j] for j in users))
-    return where | {
-        i: sorted(both, key=lambda kernel: kernel.index)
-        for i in unknown
-        if (both := after[i] & before[i]) and i.opcode not in _VIEWS
-    }
 
 
 # The graph that is drawn --------------------------------------------------------------------------
@@ -332,8 +120,8 @@ def _groups(
                 j in group
                 and group[j] is not group[i]
                 and ELEMENTWISE >= {i.opcode, j.opcode}
-                and (_written(i), function[i], where.get(i))
-                == (_written(j), function[j], where.get(j))
+                and (written_at(i), function[i], where.get(i))
+                == (written_at(j), function[j], where.get(j))
             ):
                 joined = sorted(group[j] + group[i], key=lambda k: k.index)
                 group |= dict.fromkeys(joined, joined)
@@ -371,7 +159,9 @@ def _graph(inspection: Inspection) -> Graph:
     )
     given = parse_hlo_module(first.text)
     _check(given)
-    where = _attribute(inspection, given, parse_hlo_module(stages[-1].text))
+    where = attribute(
+        given, parse_hlo_module(stages[-1].text), inspection.module, inspection.report.rows
+    )
     box_of = {line.kernel.instruction: _box(inspection, line) for line in inspection.ledger}
     flow = Flow(inspection.module, launches)
     for kernel, inputs in flow.inputs.items():
@@ -379,7 +169,7 @@ def _graph(inspection: Inspection) -> Graph:
             box_of[kernel].reads.setdefault(
                 box_of.get(producer.instruction, producer.element), set()
             ).add(producer.element)
-    through = lambda i: i.opcode in _VIEWS or _small(i)
+    through = lambda i: i.opcode in VIEWS or converts_scale(i)
 
     def sources(i: Instruction) -> list[Instruction]:
         return [
@@ -534,7 +324,7 @@ def _add_kernels(graph: Graph, flow: Flow, parameters: dict[Node, int]) -> None:
         for other in [other for other in reads[box] if other in added]:
             reads[box] |= reads[other]
     for box in reversed(added):
-        work = [j.opcode for j in inside(box.kernel) if j.opcode not in _VIEWS | _UNDRAWN]
+        work = [j.opcode for j in inside(box.kernel) if j.opcode not in VIEWS | _UNDRAWN]
         node = Node(", ".join(dict.fromkeys(work)) or "copy", "added", box)
         readers = {other for other in graph.boxes if box in other.reads}
         returned = [

@@ -11,6 +11,7 @@ import pytest
 
 from fp8lens import inspect
 from fp8lens.hlo.dataflow import Flow
+from fp8lens.matmul import attribution
 from fp8lens.matmul.kernels import launches
 from helpers import fusion
 from helpers.fusion import plot_fusion
@@ -397,7 +398,7 @@ def test_what_multiplies_stands_out_and_can_be_read():
 
 
 def test_what_is_not_attributed_is_said_to_be(monkeypatch):
-    monkeypatch.setattr(fusion, "_does", lambda row, i: False)
+    monkeypatch.setattr(attribution, "accounts_for", lambda row, i: False)
     graph = fusion._graph(seen(relu))
     assert {"relu", *END} <= {node.label for node in graph.lost}
     figure = plot_fusion(seen(relu))
