@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from fp8lens import inspect
-from helpers.recipes import scaled_dot, to_e4m3
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 

@@ -25,7 +25,7 @@ def test_no_line_is_searched():
     """An instruction's text has names and strings in it: outside of the parser nobody reads it, but
     attributes.
     """
-    files = [*ROOT.rglob("*.py"), *ROOT.parent.joinpath("helpers").glob("*.py")]
+    files = [*ROOT.rglob("*.py"), *ROOT.parent.joinpath("helpers").rglob("*.py")]
     found = [
         f"{path.name}:{node.lineno}"
         for path in files

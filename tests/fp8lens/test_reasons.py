@@ -37,8 +37,8 @@ from helpers import (
     report_gemms,
     why_not_fp8,
 )
-from helpers.formats import dequantize
-from helpers.recipes import scaled_dot, to_e4m3
+from helpers.numerics.formats import dequantize
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 from tests.fp8lens import test_collectives as sharded
 from tests.programs.corpus import by_hand, by_warpgroup
 from tests.programs.renamed import figures, under_other_names

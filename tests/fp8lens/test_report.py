@@ -12,8 +12,8 @@ import pytest
 from fp8lens import assert_fp8_gemms, inspect
 from fp8lens.matmul.kernels import kernels
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
-from helpers.formats import dequantize
-from helpers.recipes import scaled_dot, to_e4m3
+from helpers.numerics.formats import dequantize
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
 M, N, K = 64, 128, 256

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.formats import (
+from helpers.numerics.formats import (
     FORMATS,
     HOPPER_FAST_UNIT,
     amax_scale,

@@ -13,10 +13,10 @@ from fp8lens import inspect
 from fp8lens.hlo.dataflow import Flow
 from fp8lens.matmul import attribution
 from fp8lens.matmul.kernels import launches
-from helpers import fusion
-from helpers.fusion import plot_fusion
-from helpers.layers import arrange, crossings
-from helpers.plots import contrast
+from helpers.figures import fusion
+from helpers.figures.fusion import plot_fusion
+from helpers.figures.layers import arrange, crossings
+from helpers.figures.plots import contrast
 from tests.helpers.test_layers import fewest_crossings
 from tests.programs.random_programs import (
     ENDS,

@@ -19,8 +19,8 @@ from flax.traverse_util import flatten_dict
 from fp8lens.matmul.kernels import roofline_seconds
 from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
-from helpers.gpt import GPTLayer, train_state, train_step
-from helpers.results import goals
+from helpers.models.gpt import GPTLayer, train_state, train_step
+from helpers.records.results import goals
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 PRECISIONS = {
@@ -111,7 +111,7 @@ def test_sizes_that_do_not_fit_are_refused(fields, shape):
 
 
 def test_without_flax_the_import_names_the_fix():
-    code = "import sys; sys.modules['flax'] = None; import helpers.gpt"
+    code = "import sys; sys.modules['flax'] = None; import helpers.models.gpt"
     run = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parent.parent.parent,
@@ -120,7 +120,7 @@ def test_without_flax_the_import_names_the_fix():
     )
     assert (
         run.returncode
-        and "helpers.gpt needs Flax" in run.stderr
+        and "helpers.models.gpt needs Flax" in run.stderr
         and "pip install flax" in run.stderr
     )
     code = "import sys, helpers; assert not {'flax', 'optax'} & set(sys.modules)"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from helpers.layers import SPACE, Column, arrange, crossings
+from helpers.figures.layers import SPACE, Column, arrange, crossings
 
 
 def drawing(seed: int) -> tuple[list[list[Column]], list[tuple], dict]:

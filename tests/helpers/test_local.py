@@ -10,9 +10,10 @@ import pytest
 
 from fp8lens.matmul.kernels import kernels
 from fp8lens.targets import attached_gpu
-from helpers import aot_compile, local
-from helpers.local import Comparison, Timing, compare_with_local, device_times, kernel_lines
-from helpers.recipes import scaled_dot, to_e4m3
+from helpers import aot_compile
+from helpers.numerics.recipes import scaled_dot, to_e4m3
+from helpers.records import local
+from helpers.records.local import Comparison, Timing, compare_with_local, device_times, kernel_lines
 
 M, N, K = 64, 128, 256
 

@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 from fp8lens import assert_fp8_gemms
-from helpers.formats import amax_scale, dequantize, quantize
-from helpers.nnx import Fp8Dot, Overwrite, update, value_and_grad
-from helpers.recipes import Amaxes, fp8_linear
+from helpers.models.nnx import Fp8Dot, Overwrite, update, value_and_grad
+from helpers.numerics.formats import amax_scale, dequantize, quantize
+from helpers.numerics.recipes import Amaxes, fp8_linear
 
 E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 LAYERS = {
@@ -174,7 +174,7 @@ def test_a_gradient_that_is_not_its_own_is_refused():
     model, x = LAYERS["linear"](Fp8Dot()), x_for("linear", 8)
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     with pytest.raises(
-        ValueError, match="without Overwrite: take it by helpers.nnx.value_and_grad"
+        ValueError, match="without Overwrite: take it by helpers.models.nnx.value_and_grad"
     ):
         update(model, optimizer, nnx.grad(loss)(model, x))
     (_, more), gradient = value_and_grad(lambda model, x: (loss(model, x), x), has_aux=True)(

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from helpers import plots
+from helpers.figures import plots
 from tools.site import sanitize
 
 LATTICE = {

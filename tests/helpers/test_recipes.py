@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import aot_compile, assert_fp8_gemms, recipes
-from helpers.formats import assert_matches_reference, matmul_reference, quantize, tolerance
-from helpers.recipes import Amaxes, fp8_linear, new_amaxes, scale_of
+from helpers import aot_compile, assert_fp8_gemms
+from helpers.numerics import recipes
+from helpers.numerics.formats import assert_matches_reference, matmul_reference, quantize, tolerance
+from helpers.numerics.recipes import Amaxes, fp8_linear, new_amaxes, scale_of
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
 ROOT = Path(__file__).resolve().parent.parent.parent

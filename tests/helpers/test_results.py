@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import TARGETS, parse_hlo_module, report_gemms
-from helpers.results import (
+from helpers.records.results import (
     COMMANDS,
     Figure,
     Record,

@@ -6,9 +6,15 @@ import pytest
 
 from fp8lens.matmul.kernels import roofline_seconds
 from helpers import aot_compile
-from helpers.formats import FORMATS, quantize, rounding
-from helpers.recipes import scaled_dot
-from helpers.widgets import neighbours_svg, rounding_panel, speedup, speedup_panel, speedup_svg
+from helpers.figures.widgets import (
+    neighbours_svg,
+    rounding_panel,
+    speedup,
+    speedup_panel,
+    speedup_svg,
+)
+from helpers.numerics.formats import FORMATS, quantize, rounding
+from helpers.numerics.recipes import scaled_dot
 
 
 def panel(**chosen):

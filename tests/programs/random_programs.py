@@ -22,7 +22,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile
-from helpers.recipes import scaled_dot, to_e4m3
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, e5m2, f32, bf16, f16 = (
     jnp.float8_e4m3fn,

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from helpers.results import digest, load_census
+from helpers.records.results import digest, load_census
 from tools.records import census, data
 
 RECORDED = census.read()

@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from helpers.results import digest, goals, load_training
+from helpers.records.results import digest, goals, load_training
 from tools.records import form, published, sources, sums, training
 from tools.records import goals as reasons
 

@@ -11,7 +11,7 @@ import sys
 import jax
 import pytest
 
-from helpers.results import digest, load_releases
+from helpers.records.results import digest, load_releases
 from tools.records import data, releases
 
 RECORDED = releases.read()

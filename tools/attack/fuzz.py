@@ -57,7 +57,7 @@ from fp8lens.compile.stages import Stage, dumped
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import coloured
 from fp8lens.matmul.kernels import print_kernels
-from helpers.recipes import scaled_dot, to_e4m3
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 from tests.programs import hlo_baits, hlo_grammar
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -28,7 +28,7 @@ from unittest import mock
 
 import nbformat
 
-from helpers.results import digest, goals, load_published, load_releases
+from helpers.records.results import digest, goals, load_published, load_releases
 from tools import outputs
 from tools.outputs import pages, prose
 from tools.records import form, published, sources, training

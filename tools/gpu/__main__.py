@@ -659,7 +659,7 @@ def main(arguments: list[str] | None = None) -> int:
     from record import commit, failed_chapters, folder, provenance
     from summary import summary
 
-    from helpers.results import COMMANDS
+    from helpers.records.results import COMMANDS
 
     tree = options.bundle / "tree" if options.bundle else None
     if options.rehearse and not (options.commit or tree):

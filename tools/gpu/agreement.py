@@ -15,7 +15,7 @@ from record import Case, sentence
 
 from fp8lens import report_gemms
 from helpers import aot_compile
-from helpers.local import kernel_lines
+from helpers.records.local import kernel_lines
 from tools.records import releases
 
 UNREAD = "compiled, and cannot be read: "

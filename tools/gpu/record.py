@@ -26,7 +26,7 @@ import jax
 from watch import WHICH
 
 from helpers import gpu_available
-from helpers.results import digest
+from helpers.records.results import digest
 from tools.files import in_one_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent

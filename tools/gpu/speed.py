@@ -28,9 +28,9 @@ from watch import Watch
 
 from fp8lens.matmul.kernels import bytes_moved, kernels, roofline_seconds
 from helpers import TARGETS, report_gemms
-from helpers.formats import amax_scale, quantize
-from helpers.local import Timing, device_times, wait, wall_seconds
-from helpers.recipes import E4M3_MAX, scaled_dot, to_e4m3
+from helpers.numerics.formats import amax_scale, quantize
+from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
+from helpers.records.local import Timing, device_times, wait, wall_seconds
 from tools.records.releases import dot
 from tools.records.releases import scaled as fused
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from record import RESULTS, read
 
-from helpers.results import Record, goals
+from helpers.records.results import Record, goals
 
 
 def summary(folder: Path, parts: Sequence[str]) -> str:

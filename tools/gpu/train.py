@@ -22,7 +22,7 @@ from record import Case
 from speed import describe, description, timed
 
 from helpers import report_gemms
-from helpers.gpt import GPTLayer, train_state, train_step
+from helpers.models.gpt import GPTLayer, train_state, train_step
 
 # Those of Transformer Engine's quickstart and of the readme of fp8layers.
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}

@@ -56,7 +56,7 @@ class Run:
                 if WIDGET in output.get("data", {}) and "text/html" not in output.data:
                     problems.append(
                         f"{describe(number, cell)} shows a widget: where no kernel runs it needs "
-                        f"text/html, as helpers.widgets.Panel gives it"
+                        f"text/html, as helpers.figures.widgets.Panel gives it"
                     )
         return problems
 

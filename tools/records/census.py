@@ -34,9 +34,9 @@ from flax import nnx
 from flax.linen import fp8_ops
 
 from fp8lens import inspect
-from helpers import nnx as fp8_nnx
-from helpers.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
-from helpers.results import load_census
+from helpers.models import nnx as fp8_nnx
+from helpers.numerics.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
+from helpers.records.results import load_census
 from tools.environments import Environment, variables
 from tools.files import in_one_step
 from tools.records import data
@@ -302,7 +302,7 @@ def linen(
 
 
 def of_nnx(model: str, train: bool) -> Made:
-    """Flax NNX with `helpers.nnx`: its layers, each with an Fp8Dot of its own."""
+    """Flax NNX with `helpers.models.nnx`: its layers, each with an Fp8Dot of its own."""
 
     def linear(of, to):
         return nnx.Linear(of, to, dtype=bf16, dot_general=fp8_nnx.Fp8Dot(), rngs=nnx.Rngs(0))

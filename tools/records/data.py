@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.results import digest
+from helpers.records.results import digest
 from tools.environments import Environment, NotMadeError, variables
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -138,7 +138,7 @@ def locked() -> dict[str, str]:
 def read(path: Path, command: str) -> dict[str, Any]:
     """The releases in a file, for recording more: none where it is missing.
 
-    A release that was altered is returned too, for `is_news` finds it. helpers.results refuses it.
+    A release that was altered is returned too, for `is_news` finds it. helpers.records.results refuses it.
     """
     try:
         found = json.loads(path.read_text())["releases"] if path.exists() else {}

@@ -5,7 +5,7 @@ computed anew.
 import math
 
 from fp8lens.matmul.kernels import matmul_seconds
-from helpers.results import Goal
+from helpers.records.results import Goal
 
 SIZE = 8192  # of M, N and K, in the cases that are of one matmul
 

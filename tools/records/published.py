@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from helpers.results import Published, load_published
+from helpers.records.results import Published, load_published
 from tools.records import sources
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"

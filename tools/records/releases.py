@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from fp8lens import report_gemms
 from helpers import TARGETS, Target
-from helpers.recipes import E4M3_MAX, Amaxes, fp8_linear, scaled_dot, to_e4m3
-from helpers.results import load_releases
+from helpers.numerics.recipes import E4M3_MAX, Amaxes, fp8_linear, scaled_dot, to_e4m3
+from helpers.records.results import load_releases
 from tools.environments import Environment
 from tools.files import in_one_step
 from tools.records import data

@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from helpers.results import digest
+from helpers.records.results import digest
 from tools.files import in_one_step
 from tools.records import sources
 

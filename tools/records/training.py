@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from helpers.results import digest
+from helpers.records.results import digest
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records import sources

@@ -9,7 +9,7 @@ import ipywidgets
 
 from fp8lens.matmul.kernels import matmul_seconds, quantize_seconds
 from fp8lens.targets import TARGETS
-from helpers.formats import FORMATS, Rounding, rounding
+from helpers.numerics.formats import FORMATS, Rounding, rounding
 
 
 class Panel(ipywidgets.VBox):

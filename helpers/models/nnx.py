@@ -11,10 +11,10 @@ try:
     from flax import nnx
 except ImportError as error:
     raise ImportError(
-        "helpers.nnx needs Flax, of the group lab in pyproject.toml: pip install flax"
+        "helpers.models.nnx needs Flax, of the group lab in pyproject.toml: pip install flax"
     ) from error
 
-from helpers.recipes import Amaxes, fp8_linear
+from helpers.numerics.recipes import Amaxes, fp8_linear
 
 
 class Overwrite(nnx.Variable):
@@ -119,7 +119,9 @@ def update(model: nnx.Module, optimizer: nnx.Optimizer, gradient: nnx.State) -> 
         )
     seen, rest = nnx.split_state(gradient, Overwrite, ...)
     if jax.tree.structure(kept := nnx.state(model, Overwrite)) != jax.tree.structure(seen):
-        raise ValueError("a gradient without Overwrite: take it by helpers.nnx.value_and_grad")
+        raise ValueError(
+            "a gradient without Overwrite: take it by helpers.models.nnx.value_and_grad"
+        )
     optimizer.update(
         model,
         jax.tree.map(lambda g, p: g.astype(p.dtype), nnx.state(rest, optimizer.wrt), parameters),

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
-from helpers.formats import code_values, describe
+from helpers.numerics.formats import code_values, describe
 
 # Okabe and Ito's colours, distinguishable with the common colour-vision deficiencies:
 # https://jfly.uni-koeln.de/color/

@@ -19,7 +19,7 @@ try:
     from flax.training.train_state import TrainState
 except ImportError as error:
     raise ImportError(
-        "helpers.gpt needs Flax, of the group lab in pyproject.toml: pip install flax"
+        "helpers.models.gpt needs Flax, of the group lab in pyproject.toml: pip install flax"
     ) from error
 
 

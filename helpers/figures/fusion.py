@@ -30,8 +30,8 @@ from fp8lens.matmul.epilogue import clamp_bounds
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.unfused import inside
-from helpers.layers import Column, arrange
-from helpers.plots import INK, PALETTE, Picture, ink_on, text_width
+from helpers.figures.layers import Column, arrange
+from helpers.figures.plots import INK, PALETTE, Picture, ink_on, text_width
 
 MOST = 40  # nodes that a picture can hold
 _UNDRAWN = frozenset("parameter constant tuple iota".split())
