@@ -33,6 +33,7 @@ class Column:
 
     @property
     def places(self) -> list[Place]:
+        """All places from top to bottom, each once."""
         return list(dict.fromkeys(place for row in self.rows for place in row))
 
     def extent(self, x: Mapping[Place, float], wide: Mapping[Place, float]) -> tuple[float, float]:
@@ -71,7 +72,8 @@ def arrange(bands: Bands, edges: Edges, wide: Mapping[Place, float]) -> dict[Pla
         for band in reversed(bands) if upwards else bands:
             _move(band, links, upwards, x, wide, sort=True)
         _exchange(bands, edges)
-        orders.append((crossings(bands, edges), [(some, list(some)) for some in _orderly(bands)]))
+        order = [(some, list(some)) for some in _orderly(bands)]
+        orders.append((crossings(bands, edges), order))
     for some, order in min(orders, key=lambda found: found[0])[1]:
         some[:] = order
 
@@ -81,7 +83,8 @@ def arrange(bands: Bands, edges: Edges, wide: Mapping[Place, float]) -> dict[Pla
             _move(band, links, upwards, x, wide, sort=False)
         width = max(x[p] + wide[p] / 2 for p in x) - min(x[p] - wide[p] / 2 for p in x)
         aside = [abs(x[a] - x[b]) for a, b in edges]
-        cost = width + sum(aside) + BEND * sum(far > 0.005 for far in aside)
+        bent = [far for far in aside if far > 0.005]
+        cost = width + sum(aside) + BEND * len(bent)
         drawings.append((round(cost, 6), dict(x)))
     return min(drawings, key=lambda found: found[0])[1]
 
@@ -121,7 +124,8 @@ def crossings(bands: Bands, edges: Edges) -> int:
         end = {place: n for n, place in enumerate(lower)}
         between = [(start[a], end[b]) for a, b in edges if a in start and b in end]
         for (a, b), (c, d) in itertools.combinations(between, 2):
-            found += (a - c) * (b - d) < 0
+            if (a - c) * (b - d) < 0:
+                found += 1
     return found
 
 
@@ -129,7 +133,7 @@ def _rows(bands: Bands) -> list[list[Place]]:
     """All rows from top to bottom, each through all columns of its band."""
     found = []
     for band in bands:
-        for rows in zip(*(column.rows for column in band)):
+        for rows in zip(*(column.rows for column in band), strict=True):
             found.append(list(itertools.chain.from_iterable(rows)))
     return found
 
@@ -207,9 +211,8 @@ def _side_by_side(some: Sequence, wish: Mapping, weight: Mapping, wide: Mapping)
     mean of what they want.
     """
     offset = {}  # from the first one
-    pools: list[
-        list[tuple[float, float]]
-    ] = []  # what each member wants for the first one, and its weight
+    # What each member of a pool wants for the first one, and its weight.
+    pools: list[list[tuple[float, float]]] = []
     right = 0.0
     for one in some:
         offset[one] = right + wide[one] / 2
@@ -219,7 +222,7 @@ def _side_by_side(some: Sequence, wish: Mapping, weight: Mapping, wide: Mapping)
             last = pools.pop()
             pools[-1] += last
     starts = [_mean(pool) for pool in pools for _ in pool]
-    return {one: start + offset[one] for one, start in zip(some, starts)}
+    return {one: start + offset[one] for one, start in zip(some, starts, strict=True)}
 
 
 def _mean(weighted: Sequence[tuple[float, float]]) -> float:

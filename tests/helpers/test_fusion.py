@@ -13,7 +13,8 @@ from fp8lens import inspect
 from fp8lens.hlo.dataflow import Flow
 from fp8lens.matmul import attribution
 from fp8lens.matmul.kernels import launches
-from helpers.figures import fusion
+from helpers.figures import fusion, placing
+from helpers.figures import program as drawing
 from helpers.figures.fusion import plot_fusion
 from helpers.figures.layers import arrange, crossings
 from helpers.figures.plots import contrast
@@ -194,10 +195,10 @@ PROGRAMS = {  # what each box holds
     ),
 }
 seen = functools.cache(lambda fn: inspect(fn, *PROGRAMS[fn][0]))
-drawn = functools.cache(lambda fn: fusion._graph(seen(fn)))
+drawn = functools.cache(lambda fn: drawing.program_graph(seen(fn)))
 
 
-def held(graph: fusion.Graph) -> list[tuple]:
+def held(graph: drawing.Graph) -> list[tuple]:
     return [
         (*box.caption, [node.label for node in graph.nodes if node.box is box])
         for box in graph.boxes
@@ -217,7 +218,7 @@ def test_boxes_hold_what_became_one_kernel(fn):
 
 
 def test_triton_does_it_in_one_kernel_by_another_type():
-    (box,) = held(fusion._graph(inspect(unclamped, *FIVE, gemm="triton")))
+    (box,) = held(drawing.program_graph(inspect(unclamped, *FIVE, gemm="triton")))
     assert box == (
         "a kernel of Triton's",
         "multiplies tf32, epilogue multiply, 50.3 MB",
@@ -243,19 +244,19 @@ def test_parameters_results_and_what_goes_through_memory():
 
 
 def test_boxes_that_read_each_other_are_wrong_and_go():
-    boxes = [fusion.Box(None, (name,), "C0") for name in ("first", "second", "third")]
-    a, b, c = (fusion.Node("", "operation", box) for box in boxes)
-    again, between = fusion.Node("", "operation", boxes[0]), fusion.Node("", "operation")
+    boxes = [drawing.Box(None, (name,), "C0") for name in ("first", "second", "third")]
+    a, b, c = (drawing.Node("", "operation", box) for box in boxes)
+    again, between = drawing.Node("", "operation", boxes[0]), drawing.Node("", "operation")
     edges = [(a, b), (b, between), (between, again), (a, again), (again, c)]
-    graph = fusion.Graph([a, b, between, again, c], dict.fromkeys(edges), boxes)
-    fusion._dissolve(graph)
+    graph = drawing.Graph([a, b, between, again, c], dict.fromkeys(edges), boxes)
+    drawing.dissolve(graph)
     assert [node.box for node in graph.nodes] == [None, None, None, None, boxes[2]]
 
 
 # What is drawn is what runs -----------------------------------------------------------------------
 
 
-def differences(graph: fusion.Graph, inspection) -> list[str]:
+def differences(graph: drawing.Graph, inspection) -> list[str]:
     """Boxes that read other boxes than their kernels read other kernels."""
     flow, wrong = Flow(inspection.module, launches), []
     for box in graph.boxes:
@@ -291,7 +292,7 @@ def test_layers_are_drawn_as_they_run(parts):
     layer = Layer(*parts, dtype, m=64, n=128, k=256)
     given = (argument(layer, name) for name in layer.takes)
     inspection = inspect(lambda *given: layer(dict(zip(layer.takes, given, strict=True))), *given)
-    graph = fusion._graph(inspection)
+    graph = drawing.program_graph(inspection)
     assert not graph.lost and not differences(graph, inspection)
     assert_nothing_overlaps(graph)
 
@@ -301,7 +302,7 @@ def test_random_programs_are_drawn_as_they_run(seed):
     asked = program(seed)
     inspection = inspect(asked.fn, *asked.args, **asked.options)
     try:
-        graph = fusion._graph(inspection)
+        graph = drawing.program_graph(inspection)
     except ValueError as error:
         assert "plot_fusion draws" in str(error)
         return
@@ -310,12 +311,12 @@ def test_random_programs_are_drawn_as_they_run(seed):
     assert_nothing_overlaps(graph)
 
 
-def assert_nothing_overlaps(graph: fusion.Graph) -> None:
+def assert_nothing_overlaps(graph: drawing.Graph) -> None:
     """Nor does an edge lead upwards, or through what it has no part in."""
-    place, ways, boxes = fusion._layout(graph)
+    place, ways, boxes = placing.layout(graph)
     areas = {}
     for node, (x, y, w) in place.items():
-        tall = fusion._tall(node)
+        tall = placing.height_of(node)
         areas[node] = (x - w / 2, y - tall / 2, x + w / 2, y + tall / 2)
     for some in (areas, boxes):
         for a, b in itertools.combinations(some.values(), 2):
@@ -345,9 +346,9 @@ def lies_in(area: tuple, around: tuple) -> bool:
 
 def test_an_edge_is_straight_beside_a_box_that_it_passes():
     """A wide kernel of three rows makes a scalar; what reads it, and `a`, is below both."""
-    wide, narrow = (fusion.Box(None, (caption,), "C0") for caption in ("a kernel " * 8, "call"))
+    wide, narrow = (drawing.Box(None, (caption,), "C0") for caption in ("a kernel " * 8, "call"))
     a, *rows, last, result = (
-        fusion.Node(label, kind, box)
+        drawing.Node(label, kind, box)
         for label, kind, box in [
             ("a", "parameter", None),
             *((label, "operation", wide) for label in ("eq", "select", "exp")),
@@ -356,14 +357,14 @@ def test_an_edge_is_straight_beside_a_box_that_it_passes():
         ]
     )
     edges = [*itertools.pairwise([*rows, last, result]), (a, last), (a, result)]
-    graph = fusion.Graph([a, *rows, last, result], dict.fromkeys(edges), [wide, narrow])
+    graph = drawing.Graph([a, *rows, last, result], dict.fromkeys(edges), [wide, narrow])
     assert_nothing_overlaps(graph)
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 def test_nothing_overlaps_and_no_order_has_fewer_crossings(fn):
     assert_nothing_overlaps(drawn(fn))
-    bands, _, chains = fusion._layers(drawn(fn))
+    bands, _, chains = placing.make_layers(drawn(fn))
     steps = [step for chain in chains.values() for step in itertools.pairwise(chain)]
     wide = {place: 1.0 for band in bands for column in band for place in column.places}
     arrange(bands, steps, wide)
@@ -399,7 +400,7 @@ def test_what_multiplies_stands_out_and_can_be_read():
 
 def test_what_is_not_attributed_is_said_to_be(monkeypatch):
     monkeypatch.setattr(attribution, "accounts_for", lambda row, i: False)
-    graph = fusion._graph(seen(relu))
+    graph = drawing.program_graph(seen(relu))
     assert {"relu", *END} <= {node.label for node in graph.lost}
     figure = plot_fusion(seen(relu))
     assert "not attributed to a kernel: " in figure.alt
@@ -440,7 +441,7 @@ def test_what_xla_moves_in_a_kernel_of_its_own_is_not_drawn_in_the_call(move):
     def moved(a, b, a_scale, b_scale):
         return jax.lax.dot(move(a.astype(f32) * a_scale), (b.astype(f32) * b_scale).T)
 
-    graph = fusion._graph(inspect(moved, A8, A8, SCALE, SCALE))
+    graph = drawing.program_graph(inspect(moved, A8, A8, SCALE, SCALE))
     lost = [node.label for node in graph.lost]
     assert lost[:2] == ["convert to f32", "mul a_scale"] and len(lost) > 2
     assert [
