@@ -51,48 +51,53 @@ def check(
     module = parse_hlo_module(aot_compile(fn, *args, target=target))
     launched = kernels(module)
     calls = [k for k in launched if k.kind == FP8_CALL]
-    lines.append(
-        (len(calls) == 1, f"{len(calls)} FP8 matmul call{'s' * (len(calls) != 1)} (wanted 1)")
-    )
-    outside = ", ".join(f"{k.name} -> {k.result}" for k in launched if k not in calls)
-    count = f"{len(launched)} kernel{'s' * (len(launched) != 1)} in all (at most {kernels_wanted})"
-    lines.append(
-        (
-            len(launched) <= kernels_wanted,
-            count + (f"; outside the call: {outside}" if outside else ""),
-        )
-    )
+    lines.append((len(calls) == 1, f"{_counted(len(calls), 'FP8 matmul call')} (wanted 1)"))
+    others = [k for k in launched if k not in calls]
+    count = f"{_counted(len(launched), 'kernel')} in all (at most {kernels_wanted})"
+    if others:
+        count += f"; outside the call: {', '.join(f'{k.name} -> {k.result}' for k in others)}"
+    lines.append((len(launched) <= kernels_wanted, count))
     if most_beside is not None:
-        beside = sum(k.bytes_moved for k in launched if k not in calls)
-        lines.append(
-            (
-                beside <= most_beside,
-                f"{beside} bytes moved outside the call (at most {most_beside})",
-            )
-        )
+        beside = sum(k.bytes_moved for k in others)
+        said = f"{beside} bytes moved outside the call (at most {most_beside})"
+        lines.append((beside <= most_beside, said))
     if calls:
         config = gemm_config(calls[0].instruction)
-        has = {"epilogue": config["epilogue"], "amax": config["damax_output"], "beta": config["beta"],
-               "alpha": config["alpha_real"]}  # fmt: skip
+        has = {
+            "epilogue": config["epilogue"],
+            "amax": config["damax_output"],
+            "beta": config["beta"],
+            "alpha": config["alpha_real"],
+        }
         wanted = {"epilogue": epilogue, "amax": amax, "beta": beta, "alpha": alpha}
         for key, want in wanted.items():
             if want is not None:
                 lines.append((has[key] == want, f"the call's {key} is {has[key]} (wanted {want})"))
-        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul, the table of FP8 types: one gap in
-        # it. XLA does not look.
+        # A gap in cuBLASLt's table of FP8 types, which XLA does not check:
+        # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul
         types = [module[name].shape.dtype for name in calls[0].instruction.operands[:2]]
         if "f8e5m2[" in calls[0].result and "f8e5m2" not in types:
             lines.append((False, "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result"))
     return _verdict(name, lines, quiet)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _types(tree: Any) -> str:
+    """The types of a function's results: "f32[2,3], bf16[]" in JAX's own names."""
+    found = []
+    for leaf in jax.tree.leaves(tree):
+        sizes = ",".join(map(str, leaf.shape))
+        found.append(f"{leaf.dtype}[{sizes}]")
+    return ", ".join(found)
+
+
 def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
-    wanted = jax.eval_shape(like, *args)
-    describe = lambda tree: ", ".join(
-        f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in jax.tree.leaves(tree)
-    )
-    if describe(shapes) != describe(wanted):
-        return False, f"it returns {describe(shapes)} (wanted {describe(wanted)})"
+    returned, wanted = _types(shapes), _types(jax.eval_shape(like, *args))
+    if returned != wanted:
+        return False, f"it returns {returned} (wanted {wanted})"
     scalars = [n for n, x in enumerate(args) if jnp.ndim(x) == 0]
     others = [x / (1.5 + n / 8) if n in scalars else x for n, x in enumerate(args)]
     for given, where in ((args, ""), (others, "with other scales ")):
@@ -103,10 +108,11 @@ def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tup
 
 def _differ(fn: Callable, like: Callable, args: Sequence) -> str:
     """How the numbers of two functions differ; nothing where they do not."""
-    # The right numbers come from the CPU even where a GPU is attached: no FP8 rewrite happens
+    # The right numbers come from the CPU even where a GPU is attached: XLA rewrites nothing to FP8
     # there.
     on_cpu = jax.jit(like)(*jax.device_put(tuple(args), jax.devices("cpu")[0]))
-    for got, want in zip(jax.tree.leaves(run(fn, *args)), jax.tree.leaves(on_cpu)):
+    results = jax.tree.leaves(run(fn, *args))
+    for got, want in zip(results, jax.tree.leaves(on_cpu), strict=True):
         eps = float(jnp.finfo(want.dtype).eps)
         got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
         # Right answers may dequantize in another type and round in another order, which shows most
@@ -114,14 +120,12 @@ def _differ(fn: Callable, like: Callable, args: Sequence) -> str:
         # this.
         allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) / 256
         both = np.isfinite(got) & np.isfinite(want)
-        ratio = np.sum(got[both] * want[both]) / max(
-            np.sum(want[both] ** 2), np.finfo(np.float64).tiny
-        )
+        squares = max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
+        ratio = np.sum(got[both] * want[both]) / squares
         if want[both].any() and abs(ratio - 1) > 0.01:
             return f"its numbers differ: they are {ratio:.4g} times the right ones"
-        excess = np.where(
-            (got == want) | (np.isnan(got) & np.isnan(want)), 0, np.abs(got - want) / allowed
-        )
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        excess = np.where(same, 0, np.abs(got - want) / allowed)
         excess = np.where(np.isnan(excess), np.inf, excess)
         if excess.max() > 1:
             worst = np.unravel_index(np.argmax(excess), got.shape)

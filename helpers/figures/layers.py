@@ -36,7 +36,7 @@ class Column:
         """All places from top to bottom, each once."""
         return list(dict.fromkeys(place for row in self.rows for place in row))
 
-    def extent(self, x: Mapping[Place, float], wide: Mapping[Place, float]) -> tuple[float, float]:
+    def extent(self, x: Mapping[Any, float], wide: Mapping[Any, float]) -> tuple[float, float]:
         """From where to where it reaches, its frame included."""
         low = min(x[place] - wide[place] / 2 for place in self.places)
         high = max(x[place] + wide[place] / 2 for place in self.places)

@@ -59,7 +59,7 @@ def height_of(place: Node | Bend) -> float:
 def layout(graph: Graph) -> Layout:
     """Places all that is drawn of a graph."""
     layers = make_layers(graph)
-    wide = {}
+    wide: dict[Node | Bend, float] = {}
     for column in _all_columns(layers):
         wide |= {place: _width_of(place) for place in _places(column)}
     x = _across(graph, layers, wide)
@@ -180,7 +180,7 @@ def _across(graph: Graph, layers: Layers, wide: dict) -> dict[Node | Bend, float
     """The x of each place's middle. What is multiplied from the left stands on the left, where most
     dots allow it.
     """
-    steps = []
+    steps: list[tuple[Node | Bend, Node | Bend]] = []
     for chain in layers.chains.values():
         steps += itertools.pairwise(chain)
     x = cast(dict[Node | Bend, float], arrange(layers.bands, steps, wide))

@@ -76,7 +76,8 @@ def rounding_html(r: Rounding) -> str:
         "error": f"{r.error:.3g}{relative}",
     }
     table = "".join(
-        f'<tr><td style="padding-right:1.5em">{k}</td><td>{v}</td></tr>' for k, v in rows.items()
+        f'<tr><td style="padding-right:1.5em">{name}</td><td>{text}</td></tr>'
+        for name, text in rows.items()
     )
     notes = "".join(f"<p><b>Note</b>: {escape(note)}.</p>" for note in r.notes)
     return f"<table>{table}</table>{neighbours_svg(r)}{notes}"
@@ -86,11 +87,11 @@ def rounding_panel(value: str = "465", scale: str = "1", dtype: str = "float8_e4
     """A panel with two text fields and a choice of format; unreadable input is answered with a
     sentence.
     """
-    fields = (
+    fields = [
         ipywidgets.Text(value, description="value"),
         ipywidgets.Text(scale, description="scale"),
         ipywidgets.Dropdown(options=list(FORMATS), value=dtype, description="format"),
-    )
+    ]
     shown = ipywidgets.HTML()
 
     def update(_=None) -> None:
@@ -105,6 +106,7 @@ def rounding_panel(value: str = "465", scale: str = "1", dtype: str = "float8_e4
     return Panel([fields], shown)
 
 
+# How an operand arrives, and whose scale it is quantized by first: None if by nobody's.
 QUANTIZED = {"FP8 already": None, "bf16, scales known": "given", "bf16, scales by amax": "amax"}
 
 
@@ -115,12 +117,13 @@ def speedup(
     k] and B [n, k]. In bf16 a result is bf16, unless f32 is asked for.
     """
     eight = matmul_seconds(m, n, k, "f8e4m3fn", out_dtype, chip)
-    eight += sum(
-        quantize_seconds(values, QUANTIZED[how], chip)
-        for values, how in ((m * k, arriving), (n * k, weights))
-        if QUANTIZED[how]
-    )
-    return matmul_seconds(m, n, k, "bf16", "f32" if out_dtype == "f32" else "bf16", chip), eight
+    quantizing = 0.0
+    for values, how in ((m * k, arriving), (n * k, weights)):
+        scale = QUANTIZED[how]
+        if scale is not None:
+            quantizing += quantize_seconds(values, scale, chip)
+    wide = "f32" if out_dtype == "f32" else "bf16"
+    return matmul_seconds(m, n, k, "bf16", wide, chip), eight + quantizing
 
 
 def speedup_svg(
@@ -186,14 +189,14 @@ def speedup_panel(chip: str = "H200", m: int = 4096, n: int = 4096, k: int = 409
         rows, *rest = (field.value for field in fields)
         times = [speedup(size, *rest) for size in sizes]
         bf16, fp8 = times[sizes.index(rows)]
-        faster = (
-            f"FP8 is {bf16 / fp8:.2f} times as fast"
-            if fp8 <= bf16
-            else f"bf16 is {fp8 / bf16:.2f} times as fast"
-        )
+        if fp8 <= bf16:
+            faster = f"FP8 is {bf16 / fp8:.2f} times as fast"
+        else:
+            faster = f"bf16 is {fp8 / bf16:.2f} times as fast"
+        picture = speedup_svg(rows, sizes, [of_bf16 / of_fp8 for of_bf16, of_fp8 in times])
         shown.value = (
-            f"<p>bf16 {bf16 * 1e6:,.1f} µs, FP8 {fp8 * 1e6:,.1f} µs: <b>{faster}</b> (estimated,"
-            f" without launches)</p>{speedup_svg(rows, sizes, [two / one for two, one in times])}"
+            f"<p>bf16 {bf16 * 1e6:,.1f} µs, FP8 {fp8 * 1e6:,.1f} µs: <b>{faster}</b> "
+            f"(estimated, without launches)</p>{picture}"
         )
 
     for field in fields:

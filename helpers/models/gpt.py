@@ -42,11 +42,13 @@ class GPTLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """The layer's output for `x`."""
         if x.ndim != 3 or x.shape[2] != self.hidden or self.hidden % self.heads:
             raise ValueError(
-                f"a layer of {self.hidden} in {self.heads} heads takes [batch, sequence,"
-                f" {self.hidden}], and its heads must divide {self.hidden}; got {list(x.shape)}."
-                " Give hidden= and heads=."
+                f"a layer of {self.hidden} in {self.heads} heads "
+                f"takes [batch, sequence, {self.hidden}], "
+                f"and its heads must divide {self.hidden}; got {list(x.shape)}. "
+                "Give hidden= and heads=."
             )
         norm = functools.partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
         dense = functools.partial(
@@ -61,8 +63,9 @@ class GPTLayer(nn.Module):
 
         h = dense(3 * self.hidden, name="qkv")(norm(name="norm_1")(x))
         q, k, v = jnp.split(h.reshape(batch, sequence, self.heads, -1), 3, axis=-1)
+        implementation: Any = self.attention
         h = jax.nn.dot_product_attention(
-            q, k, v, is_causal=self.causal, implementation=self.attention
+            q, k, v, is_causal=self.causal, implementation=implementation
         )
         x = x + dense(self.hidden, name="projection")(h.reshape(x.shape))
 
@@ -71,10 +74,11 @@ class GPTLayer(nn.Module):
         return x.reshape(batch, sequence, self.hidden)
 
 
+_SGD = optax.sgd(0.1)
+
+
 @functools.partial(jax.jit, static_argnames=("layer", "optimizer"))
-def train_state(
-    layer: GPTLayer, x: jax.Array, optimizer: Any = optax.sgd(0.1), seed: int = 0
-) -> TrainState:
+def train_state(layer: GPTLayer, x: jax.Array, optimizer: Any = _SGD, seed: int = 0) -> TrainState:
     """New parameters, and the optimizer's state. With FP8, `state.params` also holds the scale and
     the history of largest magnitudes of each dense layer's input, kernel and output's gradient:
     "_overwrite_with_gradient".

@@ -31,10 +31,16 @@ def _seen(was: jax.Array) -> jax.Array:
     return was
 
 
-_seen.defvjp(
-    lambda was: (was, was),
-    lambda was, g: (jnp.where(jnp.any(g != was, -1, keepdims=True), g, 0).at[:, 1:].set(0),),
-)
+def _seen_forward(was: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return was, was
+
+
+def _seen_backward(was: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    is_new = jnp.any(gradient != was, -1, keepdims=True)
+    return (jnp.where(is_new, gradient, 0).at[:, 1:].set(0),)
+
+
+_seen.defvjp(_seen_forward, _seen_backward)
 
 
 class Fp8Dot(nnx.Module):
@@ -51,9 +57,8 @@ class Fp8Dot(nnx.Module):
     def __init__(self, length: int = 16):
         if length < 1:
             raise ValueError(f"length is {length}: at least one step must be remembered")
-        self.amaxes = Overwrite(
-            jnp.zeros((3, length))
-        )  # of the latest steps: x, w, and the result's gradient
+        # Of the latest steps: x, w, and the result's gradient.
+        self.amaxes = Overwrite(jnp.zeros((3, length)))
 
     def __call__(
         self,
@@ -64,17 +69,16 @@ class Fp8Dot(nnx.Module):
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
+        """The product of `x` and `kernel`, in x's type, as jax.lax.dot_general gives it."""
         (x_axes, kernel_axes), batch = dimension_numbers
         n = len(x_axes)
-        if (
-            any(batch)
-            or tuple(x_axes) != tuple(range(x.ndim - n, x.ndim))
-            or tuple(kernel_axes) != tuple(range(n))
-        ):
+        takes_last = tuple(x_axes) == tuple(range(x.ndim - n, x.ndim))
+        takes_first = tuple(kernel_axes) == tuple(range(n))
+        if any(batch) or not takes_last or not takes_first:
             raise ValueError(
-                "Fp8Dot multiplies the input's last dimensions with the kernel's first, not"
-                f" {dimension_numbers} of {x.ndim} and {kernel.ndim}: transpose before, or leave it"
-                " bf16"
+                "Fp8Dot multiplies the input's last dimensions with the kernel's first, "
+                f"not {dimension_numbers} of {x.ndim} and {kernel.ndim}: "
+                "transpose before, or leave it bf16"
             )
         if x.dtype == jnp.float16:
             raise ValueError(
@@ -89,9 +93,8 @@ class Fp8Dot(nnx.Module):
                 "Fp8Dot takes no precision, preferred_element_type or out_sharding: leave them out"
             )
         w = jax.lax.collapse(kernel, 0, n)
-        y = fp8_linear(
-            x.reshape(-1, len(w)), w.reshape(len(w), -1).T, Amaxes(*_seen(self.amaxes[...]))
-        )
+        amaxes = Amaxes(*_seen(self.amaxes[...]))
+        y = fp8_linear(x.reshape(-1, len(w)), w.reshape(len(w), -1).T, amaxes)
         return y.reshape(*x.shape[: x.ndim - n], *kernel.shape[n:])
 
 
@@ -109,27 +112,26 @@ def update(model: nnx.Module, optimizer: nnx.Optimizer, gradient: nnx.State) -> 
     without Overwrite, and for an optimizer that has the model, or the Overwrite.
     """
     parameters = nnx.state(model, optimizer.wrt)
-    if (
-        isinstance(optimizer, nnx.ModelAndOptimizer)
-        or nnx.split_state(parameters, Overwrite, ...)[0]
-    ):
+    has_histories = bool(nnx.split_state(parameters, Overwrite, ...)[0])
+    if has_histories or isinstance(optimizer, nnx.ModelAndOptimizer):
         raise ValueError(
-            "an optimizer that has more than the parameters: nnx.Optimizer(model, tx,"
-            " wrt=nnx.Param)"
+            "an optimizer that has more than the parameters: "
+            "nnx.Optimizer(model, tx, wrt=nnx.Param)"
         )
     seen, rest = nnx.split_state(gradient, Overwrite, ...)
-    if jax.tree.structure(kept := nnx.state(model, Overwrite)) != jax.tree.structure(seen):
+    kept = nnx.state(model, Overwrite)
+    structure: Any = jax.tree.structure(kept)  # Any: JAX's own hints do not let them be compared
+    if structure != jax.tree.structure(seen):
         raise ValueError(
             "a gradient without Overwrite: take it by helpers.models.nnx.value_and_grad"
         )
-    optimizer.update(
-        model,
-        jax.tree.map(lambda g, p: g.astype(p.dtype), nnx.state(rest, optimizer.wrt), parameters),
-    )
+    by_parameter = nnx.state(rest, optimizer.wrt)
+    optimizer.update(model, jax.tree.map(lambda g, p: g.astype(p.dtype), by_parameter, parameters))
+    nnx.update(model, jax.tree.map(_pushed, kept, seen))
 
-    push = lambda was, new: jnp.where(
-        (new[..., :1] > 0) & jnp.isfinite(new[..., :1]),
-        jnp.concatenate([new[..., :1], was[..., :-1]], -1),
-        was,
-    )
-    nnx.update(model, jax.tree.map(push, kept, seen))
+
+def _pushed(was: jax.Array, new: jax.Array) -> jax.Array:
+    """Histories with this step's amaxes in front: where there are none, as they were."""
+    latest = new[..., :1]
+    is_seen = (latest > 0) & jnp.isfinite(latest)
+    return jnp.where(is_seen, jnp.concatenate([latest, was[..., :-1]], -1), was)

@@ -6,7 +6,7 @@ A scale is always the number to multiply by to dequantize: value ~ code * scale.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,9 @@ import numpy as np
 
 F32_UNIT = 2.0**-24  # rounding to nearest with 24 bits: at most half a unit in the last place
 # Hopper's FP8 tensor cores keep about 14 bits of an aligned product and truncate the rest, so err
-# by up to one whole
-HOPPER_FAST_UNIT = (
-    2.0**-13
-)  # unit in the 14th place (DeepSeek-V3 report, arXiv:2412.19437, sections 3.3.2 and 3.5.2)
+# by up to one whole unit in the 14th place (DeepSeek-V3 report, arXiv:2412.19437, sections 3.3.2
+# and 3.5.2).
+HOPPER_FAST_UNIT = 2.0**-13
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Format:
 
     @property
     def dtype(self) -> np.dtype:
+        """As NumPy knows it."""
         return np.dtype(self.name)
 
 
@@ -66,7 +66,7 @@ def code_values(dtype) -> np.ndarray:
     return values[: int(survives.sum())]
 
 
-@lru_cache(maxsize=None)
+@cache
 def describe(dtype) -> Format:
     """Count a format's fields from its codes (nothing is looked up). Raises ValueError beyond 16
     bits.
@@ -77,9 +77,8 @@ def describe(dtype) -> Format:
     positive = finite[finite > 0]
     bits = int(math.log2(len(values)))
     signed = bool(finite[0] < 0)
-    mantissa_bits = int(
-        math.log2(np.sum((1 <= finite) & (finite < 2)))
-    )  # 2**m values in each binade
+    in_a_binade = np.sum((1 <= finite) & (finite < 2))  # 2**mantissa_bits values
+    mantissa_bits = int(math.log2(in_a_binade))
     bias = int(np.flatnonzero(values == 1.0)[0]) >> mantissa_bits  # the exponent field of 1.0
     has_subnormals = mantissa_bits > 0
     return Format(
@@ -136,16 +135,16 @@ def format_table(dtypes=tuple(FORMATS)) -> str:
         "-0",
         "values",
     )
-    rows = [
-        heads,
-        *(
+    rows: list[tuple] = [heads]
+    for f in map(describe, dtypes):
+        rows.append(
             (
                 f.name,
                 f.bits,
                 f.exponent_bits,
                 f.mantissa_bits,
                 f.bias,
-                f"{f.max:.{6 if f.max < 1e6 else 2}g}",
+                f"{f.max:.6g}" if f.max < 1e6 else f"{f.max:.2g}",
                 f"{f.smallest_normal:.3g}",
                 f"{f.smallest_subnormal:.3g}" if f.smallest_subnormal else "none",
                 f.inf_codes,
@@ -153,11 +152,13 @@ def format_table(dtypes=tuple(FORMATS)) -> str:
                 "yes" if f.negative_zero else "no",
                 f.finite_values,
             )
-            for f in map(describe, dtypes)
-        ),
-    ]
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
-    return "\n".join("  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths)) for row in rows)
+        )
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 
 def quantize(x: jax.Array, scale: jax.Array | float, dtype=jnp.float8_e4m3fn) -> jax.Array:
@@ -169,8 +170,8 @@ def quantize(x: jax.Array, scale: jax.Array | float, dtype=jnp.float8_e4m3fn) ->
     f = describe(dtype)
     if not f.signed:
         raise ValueError(
-            f"quantize to {f.name}: it has no sign and no zero; it is made for scales. Use"
-            " float8_e4m3fn"
+            f"quantize to {f.name}: it has no sign and no zero; it is made for scales. "
+            "Use float8_e4m3fn"
         )
     return jnp.clip(jnp.asarray(x, jnp.float32) / scale, f.min, f.max).astype(dtype)
 
@@ -233,12 +234,13 @@ def tolerance(
     HOPPER_FAST_UNIT where JAX runs on a GPU, whose FP8 matmuls accumulate fast by default, and
     F32_UNIT on the CPU.
 
-    - summing n terms in any order errs by at most gamma_n * sum|a b|, gamma_n = n u / (1 - n u) (Higham, Accuracy and
-      Stability of Numerical Algorithms, 2nd ed., section 4.2); n = k plus one for each group of 32 products that the
-      tensor core aligns before adding;
-    - up to eight roundings in compute_dtype: of two scales, two dequantized operands, the dot, the sum with a bias, the
-      output's scale, the product with it;
-    - one rounding to out_dtype: half a unit in its last place, and never less than half its smallest subnormal.
+    - summing n terms in any order errs by at most gamma_n * sum|a b|, gamma_n = n u / (1 - n u)
+      (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2); n = k plus one
+      for each group of 32 products that the tensor core aligns before adding;
+    - up to eight roundings in compute_dtype: of two scales, two dequantized operands, the dot, the
+      sum with a bias, the output's scale, the product with it;
+    - one rounding to out_dtype: half a unit in its last place, and never less than half its
+      smallest subnormal.
 
     Relu and clamping never enlarge an error: apply them to `value` and keep the bound; for an amax
     take the largest bound. Holds while nothing over- or underflows on the way. ValueError where k
@@ -268,18 +270,18 @@ def assert_matches_reference(actual, value, allowed) -> None:
     if got.shape != value.shape:
         raise AssertionError(f"result has shape {got.shape}, the reference {value.shape}")
     with np.errstate(invalid="ignore"):
-        excess = np.where(
-            (got == value) | (np.isnan(got) & np.isnan(value)), 0, np.abs(got - value) / allowed
-        )
+        same = (got == value) | (np.isnan(got) & np.isnan(value))
+        excess = np.where(same, 0, np.abs(got - value) / allowed)
     excess = np.nan_to_num(excess, nan=np.inf)
     if wrong := int(np.sum(excess > 1)):
         at = tuple(int(i) for i in np.unravel_index(np.argmax(excess), excess.shape))
         far, most = abs(got[at] - value[at]), np.broadcast_to(allowed, value.shape)[at]
+        hint = "" if np.isfinite(got[at]) else ". A value beyond the format's max needs a clamp"
         raise AssertionError(
-            f"{wrong} of {got.size} elements of the {np.asarray(actual).dtype} result are outside"
-            f" the tolerance; worst at {at}: got {got[at]:.9g}, the float64 reference is"
-            f" {value[at]:.9g}, {far:.3g} away where {most:.3g} is allowed"
-            + ("" if np.isfinite(got[at]) else ". A value beyond the format's max needs a clamp")
+            f"{wrong} of {got.size} elements of the {np.asarray(actual).dtype} result "
+            f"are outside the tolerance; worst at {at}: got {got[at]:.9g}, "
+            f"the float64 reference is {value[at]:.9g}, "
+            f"{far:.3g} away where {most:.3g} is allowed{hint}"
         )
 
 
@@ -323,15 +325,18 @@ def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3
     f, value, scale = describe(dtype), _finite(value, "value"), _finite(scale, "scale")
     if scale <= 0:
         raise ValueError(
-            f"the scale {scale:g} is not above zero; a scale is the number to multiply by to"
-            " dequantize"
+            f"the scale {scale:g} is not above zero; "
+            "a scale is the number to multiply by to dequantize"
         )
     target = _finite(value / scale, "quotient value / scale =")
     kept = np.float64(min(max(target, f.min), f.max)).astype(f.dtype)
     with np.errstate(all="ignore"):
         unclamped = float(np.float64(target).astype(f.dtype))
     decoded, code = float(kept), int(kept.view(f"u{f.dtype.itemsize}"))
-    finite = np.unique([v for v in code_values(f.dtype) if math.isfinite(v)])
+    values = code_values(f.dtype)
+    finite = np.unique(values[np.isfinite(values)])
+    below = max(int(np.searchsorted(finite, target, "right")) - 1, 0)
+    above = min(int(np.searchsorted(finite, target)), len(finite) - 1)
     notes, error = [], abs(decoded * scale - value)
     if target > f.max or target < f.min:
         notes.append(
@@ -340,13 +345,13 @@ def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3
         )
     elif decoded == 0 and value != 0:
         notes.append(
-            f"{target:.6g} is at most half the smallest subnormal {f.smallest_subnormal:.6g}:"
-            " flushed to zero"
+            f"{target:.6g} is at most half the smallest subnormal {f.smallest_subnormal:.6g}: "
+            "flushed to zero"
         )
     elif decoded and abs(decoded) < f.smallest_normal:
         notes.append(
-            f"{decoded:.6g} is subnormal (below {f.smallest_normal:.6g}): fewer than"
-            f" {f.mantissa_bits + 1} significant bits"
+            f"{decoded:.6g} is subnormal (below {f.smallest_normal:.6g}): "
+            f"fewer than {f.mantissa_bits + 1} significant bits"
         )
     text, split = f"{code:0{f.bits}b}", f.signed + f.exponent_bits
     bits = " ".join((text[: f.signed], text[f.signed : split], text[split:])).strip()
@@ -359,8 +364,8 @@ def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3
         bits,
         decoded,
         unclamped,
-        below=float(finite[max(np.searchsorted(finite, target, "right") - 1, 0)]),
-        above=float(finite[min(np.searchsorted(finite, target), len(finite) - 1)]),
+        below=float(finite[below]),
+        above=float(finite[above]),
         dequantized=decoded * scale,
         error=error,
         relative_error=error / abs(value) if value else math.nan,

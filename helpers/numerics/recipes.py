@@ -26,9 +26,8 @@ def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:
     """Quantize: multiply by `d_scale` (a scalar, the reciprocal of what dequantizes), clamp,
     convert. Any shape.
     """
-    return jnp.clip(d * jnp.asarray(d_scale, d.dtype), -E4M3_MAX, E4M3_MAX).astype(
-        jnp.float8_e4m3fn
-    )
+    scaled = d * jnp.asarray(d_scale, d.dtype)
+    return jnp.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
 
 
 class Amaxes(NamedTuple):
@@ -40,6 +39,7 @@ class Amaxes(NamedTuple):
 
 
 def new_amaxes(length=16):
+    """Empty histories of `length` steps."""
     return Amaxes(*(jnp.zeros(length) for _ in range(3)))
 
 
@@ -64,6 +64,7 @@ def fp8_linear(x, w, amaxes):
 
 
 def forward(x, w, amaxes):
+    """`fp8_linear`, with E4M3 operands, and what its gradient needs."""
     x_scale, w_scale = scale_of(amaxes.x, e4m3), scale_of(amaxes.w, e4m3)
     x_q, w_q = quantize(x, x_scale), quantize(w, w_scale)
     y = scaled_dot(x_q, w_q, x_scale, w_scale, x.dtype)
@@ -72,6 +73,7 @@ def forward(x, w, amaxes):
 
 
 def backward(saved, g):
+    """The gradients of x and w, from a gradient g [M, N] in E5M2, and the new amaxes."""
     x_q, w_q, x_scale, w_scale, new_x, new_w, g_amaxes = saved
     g_scale = scale_of(g_amaxes, e5m2)
     g_q = quantize(g, g_scale, e5m2)

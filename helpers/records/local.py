@@ -4,6 +4,7 @@ call take on it?
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -68,7 +69,9 @@ def wait(result: Any) -> None:
         if type(leaf).__module__.startswith("torch"):
             import torch
 
-            return torch.cuda.synchronize() if leaf.is_cuda else None
+            if leaf.is_cuda:
+                torch.cuda.synchronize()
+            return
     jax.block_until_ready(result)
 
 
@@ -108,6 +111,9 @@ def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
     return [[names[(step + turn) % n] for step in zigzag] for turn in range(rounds)]
 
 
+_MOST_CALLS = 2000  # of one function in a round, however short it is
+
+
 def device_times(
     calls: Mapping[str, Callable[[], Any]],
     repeats: int = 10,
@@ -128,23 +134,21 @@ def device_times(
     """
     if not calls or repeats < 1 or rounds < 1:
         raise ValueError(
-            f"give calls, and at least one repeat and round; got {len(calls)}, {repeats=},"
-            f" {rounds=}"
+            "give calls, and at least one repeat and round; "
+            f"got {len(calls)}, {repeats=}, {rounds=}"
         )
     times = {}
     for name, call in calls.items():
         with during(name):
             wait(call())
-            times[name] = max(
-                repeats, min(math.ceil(at_least / wall_seconds(call, 5 if at_least else 1)), 2000)
-            )
+            seconds = wall_seconds(call, 5 if at_least else 1)
+            enough = min(math.ceil(at_least / seconds), _MOST_CALLS)
+            times[name] = max(repeats, enough)
     wall: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, list[float]] = {name: [] for name in calls}
     seen: dict[str, list[tuple[str, float]]] = {name: [] for name in calls}
-    in_turn, no_clock = (
-        [name for order in turns(list(calls), rounds) for name in order],
-        "CUPTI recorded no kernel",
-    )
+    in_turn = list(itertools.chain.from_iterable(turns(list(calls), rounds)))
+    no_clock = "CUPTI recorded no kernel"
     for name in in_turn:
         with during(name):
             wall[name].append(wall_seconds(calls[name], times[name]))
@@ -154,18 +158,23 @@ def device_times(
             with during(name):
                 found = _kernel_times(cupti, calls[name], times[name])
             seen[name] += found
-            each, rest = divmod(len(found), times[name])
-            if rest:  # a kernel now and then: only the mean is known
-                device[name].append(sum(t for _, t in found) / times[name])
-            else:
-                slices = [found[i : i + each] for i in range(0, len(found), each or 1)]
-                device[name] += [sum(t for _, t in one) for one in slices]
+            device[name] += _seconds_of_calls(found, times[name])
     except _NoClock as error:
-        device, seen, no_clock = dict.fromkeys(calls, []), dict.fromkeys(calls, []), str(error)
+        device, seen = dict.fromkeys(calls, []), dict.fromkeys(calls, [])
+        no_clock = str(error)
     return {
         name: _timing(wall[name], device[name], seen[name], times[name] * rounds, no_clock)
         for name in calls
     }
+
+
+def _seconds_of_calls(found: Sequence[tuple[str, float]], times: int) -> list[float]:
+    """The seconds of each of so many calls, from (name, seconds) of all their kernels in order."""
+    seconds = [second for _, second in found]
+    each, rest = divmod(len(seconds), times)
+    if rest:  # a kernel now and then: only the mean is known
+        return [sum(seconds) / times]
+    return [sum(seconds[i : i + each]) for i in range(0, len(seconds), each or 1)]
 
 
 def wall_seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -180,18 +189,26 @@ def wall_seconds(call: Callable[[], Any], repeats: int) -> float:
 def _timing(
     wall: list[float], device: list[float], seen: list[tuple], times: int, no_clock: str
 ) -> Timing:
+    """The Timing of a function that was called `times` times, from the seconds of its calls by both
+    clocks and the kernels `seen`, (name, seconds).
+    """
     clock = device or wall
-    low, _, high = (
-        statistics.quantiles(clock, n=4, method="inclusive") if len(clock) > 1 else clock * 3
-    )
+    low = high = clock[0]
+    if len(clock) > 1:
+        low, _, high = statistics.quantiles(clock, n=4, method="inclusive")
     total: dict[str, list[float]] = {}
     for name, seconds in seen:
         total.setdefault(name, []).append(seconds)
-    of_a_call = sorted(
-        ((name, sum(t) / times, len(t) / times) for name, t in total.items()), key=lambda k: -k[1]
+    of_a_call = [(name, sum(each) / times, len(each) / times) for name, each in total.items()]
+    of_a_call.sort(key=lambda kernel: -kernel[1])
+    return Timing(
+        device=statistics.median(device) if device else None,
+        wall=statistics.median(wall),
+        low=low,
+        high=high,
+        kernels=tuple(of_a_call),
+        no_clock="" if device else no_clock,
     )
-    middle, no_clock = statistics.median(device) if device else None, "" if device else no_clock
-    return Timing(middle, statistics.median(wall), low, high, tuple(of_a_call), no_clock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,13 +223,13 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
+        """Whether both compiles have the same kernels, in the same order."""
         return self.without_gpu == self.on_gpu
 
     def __str__(self) -> str:
         if self.agree:
-            return f"{self.device} compiles the same kernels:\n" + "\n".join(
-                f"  {line}" for line in self.on_gpu
-            )
+            lines = [f"  {line}" for line in self.on_gpu]
+            return f"{self.device} compiles the same kernels:\n" + "\n".join(lines)
         rows = [f"  without it: {line}" for line in self.without_gpu]
         rows += [f"  its own:    {line}" for line in self.on_gpu]
         return f"{self.device} compiles other kernels:\n" + "\n".join(rows)
@@ -227,7 +244,8 @@ def kernel_lines(x: Any) -> tuple[str, ...]:
         line = f"{kernel.kind} -> {kernel.result}"
         if kernel.kind.startswith("__cublas$lt$matmul"):
             config = gemm_config(kernel.instruction)
-            line += f" epilogue={config['epilogue']} amax={config['damax_output']} beta={config['beta']:g}"
+            line += f" epilogue={config['epilogue']} amax={config['damax_output']}"
+            line += f" beta={config['beta']:g}"
         lines.append(line)
     return tuple(lines)
 
@@ -240,8 +258,7 @@ def compare_with_local(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Comp
     is not recorded.
     """
     local = TARGETS["local"]
-    chip = dataclasses.replace(
-        local, name=local.device
-    )  # any name but "local" is a compile without the GPU
+    # Any name but "local" is a compile without the GPU.
+    chip = dataclasses.replace(local, name=local.device)
     without, own = (aot_compile(fn, *args, target=t, gemm=gemm) for t in (chip, "local"))
     return Comparison(local.device, kernel_lines(without), kernel_lines(own))

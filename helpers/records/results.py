@@ -59,9 +59,8 @@ class Record:
         """
         p = self.provenance
         if p["rehearsal"]:
-            return (
-                f"REHEARSAL on {p['device']}, JAX {p['jax']}: these are not measurements of a GPU"
-            )
+            where = f"{p['device']}, JAX {p['jax']}"
+            return f"REHEARSAL on {where}: these are not measurements of a GPU"
         changed = {True: " with changes", False: "", None: ", not compared"}
         lines = dict.fromkeys(
             f"driver {run['driver']}, CUDA {run['cuda']}, cuBLAS {run['cublas']}, JAX {run['jax']},"
@@ -84,7 +83,7 @@ class Record:
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """The SHA-256 of what was recorded, as whoever records it writes it beside it under this name."""
+    """The SHA-256 of what was recorded. Whoever records it writes it beside it under this name."""
     kept = {key: value for key, value in data.items() if key != "digest"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -97,7 +96,7 @@ def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, A
 
 
 def _recorded(path: Path, command: str) -> Any:
-    """The file's data. Raises ValueError where a release is not as it was recorded, or nothing is."""
+    """The file's data. Raises ValueError if a release is not as it was recorded, or nothing is."""
     try:
         data = json.loads(path.read_text())
         wrong = [
@@ -109,8 +108,8 @@ def _recorded(path: Path, command: str) -> Any:
         raise ValueError(f"{path} cannot be read ({error!r}): `{command}` writes it") from error
     if wrong or not data["releases"]:
         raise ValueError(
-            f"{path}: JAX {', '.join(wrong)} is not as it was recorded: `{command}` records it"
-            " again"
+            f"{path}: JAX {', '.join(wrong)} is not as it was recorded: "
+            f"`{command}` records it again"
         )
     return data
 
@@ -129,16 +128,11 @@ def load_census(folder: str | Path = "results") -> Census:
     written.
     """
     data = _recorded(Path(folder, "census.json"), "make census")
-    return Census(
-        data["ways"],
-        {
-            version: (
-                entry
-                | {"rows": {tuple(name.split(" | ")): row for name, row in entry["rows"].items()}}
-            )
-            for version, entry in data["releases"].items()
-        },
-    )
+    releases = {}
+    for version, entry in data["releases"].items():
+        rows = {tuple(name.split(" | ")): row for name, row in entry["rows"].items()}
+        releases[version] = entry | {"rows": rows}
+    return Census(data["ways"], releases)
 
 
 class Training(NamedTuple):
@@ -162,22 +156,20 @@ def load_training(folder: str | Path = "results") -> Training:
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
         raise ValueError(f"{path} is not as it was recorded: `make training` records it again")
-    tensors = {
-        name: (
-            np.frombuffer(zlib.decompress(base64.b64decode(tensor["bfloat16"])), "<u2")
-            .astype(np.uint16)
-            .view(ml_dtypes.bfloat16)
-            .reshape(tensor["shape"])
-        )
-        for name, tensor in data["tensors"].items()
-    }
+    tensors = {name: _bfloat16(tensor) for name, tensor in data["tensors"].items()}
     source = f"{data['parameters']:,} parameters, {len(data['losses'])} steps, on {data['text']}"
     return Training(
         source,
         np.array(data["losses"]),
-        {k: np.array(v) for k, v in data["amaxes"].items()},
+        {name: np.array(values) for name, values in data["amaxes"].items()},
         tensors,
     )
+
+
+def _bfloat16(tensor: Mapping[str, Any]) -> np.ndarray:
+    """A recorded tensor: its codes are written little-endian, compressed, in base 64."""
+    codes = np.frombuffer(zlib.decompress(base64.b64decode(tensor["bfloat16"])), "<u2")
+    return codes.astype(np.uint16).view(ml_dtypes.bfloat16).reshape(tensor["shape"])
 
 
 class Sums(NamedTuple):
@@ -200,14 +192,9 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
         raise ValueError(f"{path} is not as it was written: tools/records/sums.py writes it again")
     found = {}
     for name, arrays in data["formats"].items():
-        a, b, sums = (
-            np.frombuffer(base64.b64decode(arrays[kind]), dtype)
-            for kind, dtype in (
-                ("a", ml_dtypes.finfo(name).dtype),
-                ("b", ml_dtypes.finfo(name).dtype),
-                ("sums", "<f4"),
-            )
-        )
+        dtype = ml_dtypes.finfo(name).dtype
+        a, b = (np.frombuffer(base64.b64decode(arrays[kind]), dtype) for kind in ("a", "b"))
+        sums = np.frombuffer(base64.b64decode(arrays["sums"]), "<f4")
         found[name] = Sums(a.reshape(-1, 32), b.reshape(-1, 32), sums)
     return f"{data['device']}, {data['instruction']}: {data['measured_by']}", found
 
@@ -274,29 +261,39 @@ class Goal:
         return None
 
     def verdict(self, record: Record | None) -> str:
-        """The goal for a record's chip, and what was measured; without a record that of each chip."""
-        wanted, chip = self.least or self.most, record and record.chip
+        """The goal for a record's chip, and what was measured; without a record that of each
+        chip.
+        """
+        wanted = self.least or self.most or {}
+        chip = record.chip if record else None
         names = [chip.name] if chip and chip.name in wanted else list(wanted)
         said = ", ".join(
             f"{wanted[name]:g} on an {name} (roofline {self.roofline[name]:.3g})" for name in names
         )
         line = f"{self.name}: wanted at {'least' if self.least else 'most'} {said}; "
-        if record is None or (found := self.ratio(record)) is None:
+        found = self.ratio(record) if record else None
+        if record is None or found is None:
             return line + "not measured"
         ratio, clock = found
         line += f"{ratio:.3f}, "
-        rows = record.cases[self.case].get("precisions", {})
-        if len({rows[form].get("attention") for form in (self.of, self.over) if form in rows}) > 1:
+        if self._mixes_attention(record):
             line += "of two kinds of attention, "
         if len(names) == 1:
-            line += (
-                "reached"
-                if (ratio >= wanted[names[0]] if self.least else ratio <= wanted[names[0]])
-                else "MISSED"
-            )
+            line += "reached" if self._is_reached(ratio, wanted[names[0]]) else "MISSED"
         else:
             line += f"on {record.provenance['device']}"
-        return line + (", by the host's clock" if clock != self.clock else "")
+        if clock != self.clock:
+            line += ", by the host's clock"
+        return line
+
+    def _is_reached(self, ratio: float, wanted: float) -> bool:
+        return ratio >= wanted if self.least else ratio <= wanted
+
+    def _mixes_attention(self, record: Record) -> bool:
+        """Whether the two times are of layers with different attention kernels."""
+        rows = record.cases[self.case].get("precisions", {})
+        kinds = {rows[form].get("attention") for form in (self.of, self.over) if form in rows}
+        return len(kinds) > 1
 
 
 def goals(part: str, case: str | None = None, folder: str | Path = "results") -> tuple[Goal, ...]:
@@ -308,11 +305,8 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
 # What others measured -----------------------------------------------------------------------------
 
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
-_MOVED = {
-    "": 0,
-    "row": 3,
-    "tensor": 5,
-}  # bytes for a bf16 value made FP8: a tensor is read whole to know its scale
+# Bytes for a bf16 value made FP8: a tensor is read whole to know its scale.
+_MOVED = {"": 0, "row": 3, "tensor": 5}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,14 +350,14 @@ class Figure:
 
     def estimate(self, chip: Target) -> float:
         """The roofline's seconds for the same shape with a bf16 result, and for the bytes of what
-        is quantized.
+        is quantized. Raises ValueError for what is not one matmul of a known shape.
         """
+        if self.shape is None or self.dtype is None:
+            raise ValueError(f"{self.of!r} is not one matmul of a known shape: no estimate")
         m, n, k = self.shape
         values = {"": 0, "A": m * k, "A and B": (m + n) * k}[self.quantized]
-        return (
-            matmul_seconds(m, n, k, self.dtype, "bf16", chip)
-            + _MOVED[self.per] * values / chip.memory_bandwidth
-        )
+        multiply = matmul_seconds(m, n, k, self.dtype, "bf16", chip)
+        return multiply + _MOVED[self.per] * values / chip.memory_bandwidth
 
 
 def _numbers(text: str) -> set[float]:
@@ -391,12 +385,16 @@ class Published:
     beside: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if wrong := [said for row in self.rows for said in self._wrong(row)]:
+        wrong: list[str] = []
+        for row in self.rows:
+            wrong += self._wrong(row)
+        if wrong:
             raise ValueError("; ".join(wrong))
 
     def _wrong(self, row: Figure) -> list[str]:
         said = [_numbers(quote) for quote in self.quotes]
-        shape, figures = set(row.shape or ()), {row.value} | ({row.over} - {None})
+        shape: set[float] = set(row.shape or ())
+        figures = {row.value} if row.over is None else {row.value, row.over}
         found = []
         if missing := (figures | shape) - set().union(*said):
             found.append(f"{row.of!r}: in no quote: {', '.join(f'{n:g}' for n in sorted(missing))}")
@@ -408,16 +406,23 @@ class Published:
             found.append(f"{row.of!r}: {row.value:g} is in no quote that has its shape")
         if (share := self.share(row)) > 1 or share > SANE and not self.remark:
             found.append(
-                f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: say in remark why that"
-                " can be"
+                f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: "
+                "say in remark why that can be"
             )
         return found
 
     def share(self, row: Figure) -> float:
         """The part of the chip's dense peak that a row's matmul reaches, 0 where nobody can say."""
-        peak = TARGETS[self.chip].peak_flops.get(row.dtype) if self.chip else None
+        peak = None
+        if self.chip and row.dtype:
+            peak = TARGETS[self.chip].peak_flops.get(row.dtype)
         rate = row.value * 1e12 if row.unit == "TFLOP/s" else row.flops / (row.seconds or math.inf)
         return rate / peak if peak else 0.0
+
+
+def _figure(row: Mapping[str, Any]) -> Figure:
+    shape = tuple(row["shape"]) if "shape" in row else None
+    return Figure(**{**row, "shape": shape})
 
 
 def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
@@ -428,13 +433,12 @@ def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
     path, found = Path(folder, "published.json"), []
     for entry in json.loads(path.read_text())["figures"]:
         try:
-            rows = (
-                row | {"shape": tuple(row["shape"])} if "shape" in row else row
-                for row in entry["rows"]
-            )
-            whole = {"rows": tuple(Figure(**row) for row in rows), "quotes": tuple(entry["quotes"])}
-            whole["beside"] = tuple(entry.get("beside", ()))
-            found.append(Published(**entry | whole))
+            lists = {
+                "rows": tuple(map(_figure, entry["rows"])),
+                "quotes": tuple(entry["quotes"]),
+                "beside": tuple(entry.get("beside", ())),
+            }
+            found.append(Published(**entry | lists))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"{path.name}: {entry.get('name')!r}: {error}") from error
     if len({one.name for one in found}) < len(found):
