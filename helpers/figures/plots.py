@@ -7,6 +7,7 @@ has white paper.
 import io
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -15,13 +16,15 @@ from matplotlib.textpath import TextPath
 
 from helpers.numerics.formats import code_values, describe
 
+# Black to the eye, and found again in the SVG: what is drawn in it takes the page's own ink.
+INK = "#010203"
 # Okabe and Ito's colours, distinguishable with the common colour-vision deficiencies:
 # https://jfly.uni-koeln.de/color/
-# black to the eye, and found again in the SVG: what is drawn in it takes the page's own ink
-INK = "#010203"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 STYLES = ("-", "--", "-.", ":")  # colour is never the only difference between two lines
-STYLE = {
+MARKERS = "os^Dv"
+# Any: matplotlib's own hint names each of its 300 settings.
+STYLE: Any = {
     "font.size": 11,
     "axes.grid": True,
     "grid.color": INK,
@@ -35,11 +38,19 @@ STYLE = {
         ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
     ),
 }
-_FAMILY = (  # all as wide as the one that places are measured with
-    "'DejaVu Sans', Verdana, sans-serif"
-)
-# where the picture is a document by itself, or an <img>: not where inlined
+# All as wide as the one that places are measured with.
+_FAMILY = "'DejaVu Sans', Verdana, sans-serif"
+# Where the picture is a document by itself, or an <img>: not where it is inlined.
 _PAPER = "svg:root { background: #fff }"
+
+
+# What matplotlib writes into an SVG and a page has no use for.
+_NOT_FOR_A_PAGE = re.compile(
+    r"<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|"
+    r" font-family: [^;]*;",
+    re.S,
+)
+_CSS, _POINTS = 96, 72  # pixels and points in an inch
 
 
 class Picture(Figure):
@@ -48,13 +59,13 @@ class Picture(Figure):
     width below which nobody can read it.
     """
 
-    alt, least = "", 0.5
+    alt = ""
+    least = 0.5
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         png = io.BytesIO()
-        self.savefig(
-            png, format="png", dpi=100, metadata={"Software": None}
-        )  # no version in the outputs
+        # No version in the outputs.
+        self.savefig(png, format="png", dpi=100, metadata={"Software": None})
         data = {"image/svg+xml": self.svg(), "image/png": png.getvalue(), "text/plain": self.alt}
         return data, {kind: {"alt": self.alt} for kind in data if kind.startswith("image")}
 
@@ -71,34 +82,27 @@ class Picture(Figure):
                 metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
             )
         svg = re.sub(r".*?<svg[^>]*>", "", text.getvalue(), count=1, flags=re.S)
-        svg = re.sub(
-            r"<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|"
-            r" font-family: [^;]*;",
-            "",
-            svg,
-            flags=re.S,
-        )
+        svg = _NOT_FOR_A_PAGE.sub("", svg)
         used = set(re.findall(r"#([\w-]+)", svg))
         svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
-        svg = (
-            re.sub(
-                r"<[^>]*>",
-                lambda tag: re.sub(
-                    r"-?\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", " ".join(tag[0].split())
-                ),
-                svg,
-            )
-            .replace(INK, "currentColor")
-            .replace("xlink:href", "href")
+        svg = re.sub(r"<[^>]*>", _short_tag, svg)
+        svg = svg.replace(INK, "currentColor").replace("xlink:href", "href")
+        svg = re.sub(r"\n\s*", "\n", svg).rstrip()
+        width, height = self.get_size_inches()
+        attributes = (
+            'xmlns="http://www.w3.org/2000/svg"',
+            f'width="{_CSS * width:.0f}" height="{_CSS * height:.0f}"',
+            f'viewBox="0 0 {_POINTS * width:.2f} {_POINTS * height:.2f}"',
+            f'style="min-width: {_CSS * self.least * width:.0f}px; font-family: {_FAMILY};',
+            'stroke-linejoin: round; stroke-linecap: butt"',
         )
-        (width, height), css = self.get_size_inches(), 96
-        return (
-            f'<svg\nxmlns="http://www.w3.org/2000/svg" width="{css * width:.0f}"'
-            f' height="{css * height:.0f}" viewBox="0 0 {72 * width:.2f} {72 * height:.2f}"'
-            f' style="min-width: {css * self.least * width:.0f}px; font-family: {_FAMILY};'
-            f' stroke-linejoin: round; stroke-linecap: butt">\n<style>{_PAPER}</style>'
-            + re.sub(r"\n\s*", "\n", svg).rstrip()
-        )
+        return f"<svg\n{' '.join(attributes)}>\n<style>{_PAPER}</style>{svg}"
+
+
+def _short_tag(tag: re.Match) -> str:
+    """A tag of an SVG on one line, its numbers with two decimals."""
+    line = " ".join(tag[0].split())
+    return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", line)
 
 
 def contrast(a: str, b: str) -> float:
@@ -107,11 +111,10 @@ def contrast(a: str, b: str) -> float:
     """
 
     def luminance(colour: str) -> float:
-        parts = [
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-            for c in mpl.colors.to_rgb(colour)
-        ]
-        return float(np.dot(parts, (0.2126, 0.7152, 0.0722)))
+        linear = []
+        for part in mpl.colors.to_rgb(colour):
+            linear.append(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
     low, high = sorted((luminance(a), luminance(b)))
     return (high + 0.05) / (low + 0.05)
@@ -124,12 +127,16 @@ def ink_on(colour: str) -> str:
 
 def text_width(text: str, points: float, weight: str = "normal") -> float:
     """Of a line of text, in inches."""
+    if not text:
+        return 0.0
     font = mpl.font_manager.FontProperties(weight=weight)
-    return TextPath((0, 0), text, size=points, prop=font).get_extents().width / 72 if text else 0.0
+    return TextPath((0, 0), text, size=points, prop=font).get_extents().width / _POINTS
 
 
 def _axes(width: float, height: float, alt: str, ratios: Sequence[float] = (1,)):
-    """A new Picture and its axes: one, or an array of rows in the height ratios given, sharing x."""
+    """A new Picture and its axes: one, or an array of rows in the height ratios given, that share
+    x.
+    """
     figure = Picture(figsize=(width, height), layout="constrained")
     axes = figure.subplots(len(ratios), sharex=True, height_ratios=ratios)
     figure.alt = alt
@@ -142,41 +149,42 @@ def plot_codes(dtype) -> Picture:
     magnitude.
     """
     f, values = describe(dtype), code_values(dtype)
-    columns = 2 ** ((f.bits + 1) // 2)
-    grid, big = values.reshape(-1, columns), f.bits == 8
-    rows = len(grid)
     if f.bits > 8:
         raise ValueError(
             f"plot_codes({f.name}): {len(values)} codes do not fit a map; 8 bits or fewer do"
         )
-    figure, axes = _axes(
-        8.2 if big else 6,
-        0.4 * rows + 1,
-        (
-            f"Map of the {len(values)} codes of {f.name}: positive values in the upper half,"
-            f" negative below, magnitude doubling every {2**f.mantissa_bits} codes up to {f.max:g};"
-            f" {f.nan_codes} codes are NaN, {f.inf_codes} inf."
-            if f.signed
-            else (
-                f"Map of the {len(values)} codes of {f.name}: powers of two from {f.min:.3g} to"
-                f" {f.max:.3g}."
-            )
-        ),
-    )
+    columns = 2 ** ((f.bits + 1) // 2)
+    grid, big = values.reshape(-1, columns), f.bits == 8
+    rows = len(grid)
+    if f.signed:
+        said = (
+            "positive values in the upper half, negative below, "
+            f"magnitude doubling every {2**f.mantissa_bits} codes up to {f.max:g}; "
+            f"{f.nan_codes} codes are NaN, {f.inf_codes} inf"
+        )
+    else:
+        said = f"powers of two from {f.min:.3g} to {f.max:.3g}"
+    alt = f"Map of the {len(values)} codes of {f.name}: {said}."
+    figure, axes = _axes(8.2 if big else 6, 0.4 * rows + 1, alt)
     figure.least = 0.78 if big else 0.5
     finite = np.isfinite(grid) & (grid != 0)
     depth = np.full(grid.shape, 0.0)  # 0.25 ... 1 by binade, with the sign of the value
     exponents = np.log2(np.abs(grid[finite]))
-    depth[finite] = np.sign(grid[finite]) * (
-        0.25 + 0.75 * (exponents - exponents.min()) / np.ptp(exponents)
-    )
+    binade = (exponents - exponents.min()) / np.ptp(exponents)
+    depth[finite] = np.sign(grid[finite]) * (0.25 + 0.75 * binade)
     colours = mpl.colormaps["PuOr_r"]((depth + 1.25) / 2.5)
     papers = {"NaN": "black", "inf": "#444444", "0": "white"}
     for (row, column), value in np.ndenumerate(grid):
-        kind = "NaN" if np.isnan(value) else "inf" if np.isinf(value) else "0" if value == 0 else ""
+        kind = _kind(value)
         subnormal = not kind and abs(value) < f.smallest_normal
-        text = f"{value:.10g}" if len(f"{value:.10g}") <= 6 else f"{value:.3g}".replace("e-0", "e-")
-        paper = papers.get(kind, mpl.colors.to_hex(colours[row, column]))
+        text = f"{value:.10g}"
+        if len(text) > 6:
+            text = f"{value:.3g}".replace("e-0", "e-")
+        if big:
+            points = 7.5 if len(text) < 7 else 5.8
+        else:
+            points = 10.0
+        paper = papers.get(kind, mpl.colors.to_hex(tuple(colours[row, column])))
         axes.add_patch(
             mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, color=paper, linewidth=0)
         )
@@ -189,7 +197,7 @@ def plot_codes(dtype) -> Picture:
             color=ink_on(paper),
             style="italic" if subnormal else "normal",
             weight="bold" if kind or subnormal else "normal",
-            fontsize=10 if not big else 7.5 if len(text) < 7 else 5.8,
+            fontsize=points,
         )
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     axes.set_xticks(range(columns), [f"_{c:X}" if big else f"+{c}" for c in range(columns)])
@@ -199,13 +207,20 @@ def plot_codes(dtype) -> Picture:
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    axes.set(
-        xlabel="low bits of the code (hex)",
-        ylabel="high bits (hex)",
-        title=f.name
-        + (": orange positive, purple negative, bold italic subnormal" if f.signed and big else ""),
-    )
+    title = f.name
+    if f.signed and big:
+        title += ": orange positive, purple negative, bold italic subnormal"
+    axes.set(xlabel="low bits of the code (hex)", ylabel="high bits (hex)", title=title)
     return figure
+
+
+def _kind(value: float) -> str:
+    """The name of a value that is none of the others: "NaN", "inf" or "0"; else ""."""
+    if np.isnan(value):
+        return "NaN"
+    if np.isinf(value):
+        return "inf"
+    return "0" if value == 0 else ""
 
 
 @mpl.rc_context(STYLE)
@@ -217,8 +232,8 @@ def plot_number_line(dtypes: Sequence, limit: float = 8.0) -> Picture:
     figure, axes = _axes(
         7,
         0.55 * len(formats) + 1.1,
-        f"Representable numbers from 0 to {limit:g} as ticks, a row "
-        f"each for {', '.join(f.label for f in formats)}: the gap doubles at powers of two.",
+        f"Representable numbers from 0 to {limit:g} as ticks, a row each for "
+        f"{', '.join(f.label for f in formats)}: the gap doubles at powers of two.",
     )
     for row, f in enumerate(formats):
         values = code_values(f.dtype)
@@ -238,21 +253,19 @@ def plot_number_line(dtypes: Sequence, limit: float = 8.0) -> Picture:
 def plot_relative_error(dtypes: Sequence, low: int = -28, high: int = 20) -> Picture:
     """Worst relative rounding error, saturating, in each binade from 2**low to 2**high; log-log."""
     formats = [describe(d) for d in dtypes]
+    said = []
+    for f in formats:
+        error = f"about 2^-{f.mantissa_bits + 1}"
+        said.append(f"{f.label} ({error} from {f.smallest_normal:.2g} to {f.max:.3g})")
     figure, axes = _axes(
         7,
         4.2,
-        "Worst relative rounding error against magnitude for "
-        + ", ".join(
-            f"{f.label} (about 2^-{f.mantissa_bits + 1} from {f.smallest_normal:.2g} to "
-            f"{f.max:.3g})"
-            for f in formats
-        )
-        + "; outside its range each curve climbs to 1.",
+        f"Worst relative rounding error against magnitude for {', '.join(said)}; "
+        "outside its range each curve climbs to 1.",
     )
     binades = 2.0 ** np.arange(low, high)
-    x = binades[:, None] * (
-        1 + np.arange(4096) / 4096
-    )  # holds the midpoints of up to 11 mantissa bits
+    # Holds the midpoints of up to 11 mantissa bits.
+    x = binades[:, None] * (1 + np.arange(4096) / 4096)
     for i, f in enumerate(formats):
         rounded = np.clip(x, f.min, f.max).astype(f.dtype).astype(np.float64)
         axes.step(
@@ -279,24 +292,21 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
     subnormal).
     """
     formats = [describe(d) for d in dtypes]
+    ranges = ", ".join(f"{f.label} ({f.smallest_subnormal:.2g} to {f.max:.3g})" for f in formats)
     figure, (top, bottom) = _axes(
         7,
         4.8,
-        (
-            f"Histogram of log2 magnitude for {', '.join(tensors)}, above bars for the ranges of "
-            + ", ".join(f"{f.label} ({f.smallest_subnormal:.2g} to {f.max:.3g})" for f in formats)
-            + "."
-        ),
+        f"Histogram of log2 magnitude for {', '.join(tensors)}, "
+        f"above bars for the ranges of {ranges}.",
         ratios=(3, 0.35 * len(formats) + 0.2),
     )
-    logs = {
-        name: np.log2(np.abs(t[t != 0]))
-        for name, t in ((name, np.asarray(t).astype(np.float64)) for name, t in tensors.items())
-    }
-    bins = np.arange(
-        np.floor(min(v.min() for v in logs.values())),
-        np.ceil(max(v.max() for v in logs.values())) + 1,
-    )
+    logs = {}
+    for name, tensor in tensors.items():
+        values = np.asarray(tensor).astype(np.float64)
+        logs[name] = np.log2(np.abs(values[values != 0]))
+    first = np.floor(min(values.min() for values in logs.values()))
+    last = np.ceil(max(values.max() for values in logs.values()))
+    bins = np.arange(first, last + 1)
     for i, (name, values) in enumerate(logs.items()):
         top.hist(
             values,
@@ -308,11 +318,11 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
             color=PALETTE[i % 7],
             label=name,
         )
-        top.plot(
-            values.max(), 1, "v", color=PALETTE[i % 7], markersize=9
-        )  # its amax, above the axis
+        # Its amax, above the axis.
+        top.plot(values.max(), 1, "v", color=PALETTE[i % 7], markersize=9)
     for row, f in enumerate(formats):
-        low, normal, high = np.log2([f.smallest_subnormal, f.smallest_normal, f.max])
+        smallest = f.smallest_subnormal or f.smallest_normal
+        low, normal, high = np.log2([smallest, f.smallest_normal, f.max])
         bottom.barh(row, high - normal, left=normal, height=0.6, color=INK, alpha=0.6)
         bottom.barh(row, normal - low, left=low, height=0.2, color=INK, alpha=0.6)
     bottom.set_yticks(range(len(formats)), [f.label for f in formats])
@@ -330,16 +340,11 @@ def plot_snr(
     """Signal-to-noise ratio in dB against the scale, a line per curve; `marks` draws labelled
     scales.
     """
-    figure, axes = _axes(
-        7,
-        4,
-        "Signal-to-noise ratio in dB against scale: "
-        + "; ".join(
-            f"{name} peaks at {max(v for v in curve if np.isfinite(v)):.1f} dB"
-            for name, curve in curves.items()
-        )
-        + ".",
-    )
+    peaks = []
+    for name, curve in curves.items():
+        peak = max(ratio for ratio in curve if np.isfinite(ratio))
+        peaks.append(f"{name} peaks at {peak:.1f} dB")
+    figure, axes = _axes(7, 4, f"Signal-to-noise ratio in dB against scale: {'; '.join(peaks)}.")
     for i, (name, curve) in enumerate(curves.items()):
         axes.plot(scales, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
     for name, scale in (marks or {}).items():
@@ -373,18 +378,13 @@ def plot_roofline(
     intensity = {name: flops / moved for name, (flops, moved, _) in points.items()}
     rate = {name: flops / seconds for name, (flops, _, seconds) in points.items()}
     ridges = [peak / bandwidth for peak in peak_flops.values()]
-    figure, axes = _axes(
-        7,
-        4.4,
-        "Roofline, FLOP/s against FLOP per byte: "
-        + "; ".join(
-            f"{name} at {intensity[name]:.3g} FLOP/byte, {rate[name] / 1e12:.3g} TFLOP/s"
-            for name in points
-        ),
+    said = "; ".join(
+        f"{name} at {intensity[name]:.3g} FLOP/byte, {rate[name] / 1e12:.3g} TFLOP/s"
+        for name in points
     )
-    x = np.geomspace(
-        min([*intensity.values(), *ridges]) / 4, max([*intensity.values(), *ridges]) * 4, 200
-    )
+    figure, axes = _axes(7, 4.4, f"Roofline, FLOP/s against FLOP per byte: {said}")
+    shown = [*intensity.values(), *ridges]
+    x = np.geomspace(min(shown) / 4, max(shown) * 4, 200)
     for i, (name, peak) in enumerate(peak_flops.items()):
         axes.plot(
             x,
@@ -405,7 +405,7 @@ def plot_roofline(
         axes.plot(
             intensity[name],
             rate[name] / 1e12,
-            marker="os^Dv"[i % 5],
+            marker=MARKERS[i % 5],
             color=PALETTE[i % 7],
             markersize=9,
             linestyle="none",
@@ -433,26 +433,23 @@ def plot_speedup(
     ratio) measured.
     """
     points = {name: found for name, found in (points or {}).items() if found}
-    figure, axes = _axes(
-        7,
-        4.6,
-        "Time in bf16 over time in FP8 against M: "
-        + "; ".join(
-            f"{name}, {curve[0]:.2f} at {m[0]} rows and {curve[-1]:.2f} at {m[-1]}"
-            for name, curve in curves.items()
-        )
-        + (f"; measured: {', '.join(points)}" if points else "; nothing measured")
-        + ".",
-    )
+    said = [
+        f"{name}, {curve[0]:.2f} at {m[0]} rows and {curve[-1]:.2f} at {m[-1]}"
+        for name, curve in curves.items()
+    ]
+    said.append(f"measured: {', '.join(points)}" if points else "nothing measured")
+    figure, axes = _axes(7, 4.6, f"Time in bf16 over time in FP8 against M: {'; '.join(said)}.")
     for i, (name, curve) in enumerate(curves.items()):
         axes.plot(
             m, curve, STYLES[i % 4], color=PALETTE[i % 7], label=f"{name}, estimated", linewidth=1.8
         )
     for i, name in enumerate(curves):  # a point has the colour of its curve
         if name in points:
+            rows, ratios = zip(*points[name], strict=True)
             axes.plot(
-                *zip(*points[name]),
-                marker="os^Dv"[i % 5],
+                rows,
+                ratios,
+                marker=MARKERS[i % 5],
                 color=PALETTE[i % 7],
                 linestyle="none",
                 markersize=8,
@@ -463,7 +460,7 @@ def plot_speedup(
     axes.set_xticks(m, [f"{rows:,}" for rows in m], rotation=45)
     axes.set(
         ylim=(0, None),
-        xlabel=f"M, rows of A{title and f'; {title}'}",
+        xlabel=f"M, rows of A; {title}" if title else "M, rows of A",
         ylabel="times as fast as bf16",
     )
     axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
@@ -475,25 +472,19 @@ def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     """Bytes moved, a bar for each program and in it a part for each kernel, (label, bytes), in
     launch order. Parts too narrow for their labels are named below.
     """
-    heads = {
-        name: (
-            f"{name}: {sum(moved for _, moved in parts) / 1e6:.0f} MB"
-            + f" in {len(parts)} kernels" * (len(parts) > 1)
-        )
-        for name, parts in programs.items()
-    }
-    most = max(sum(moved for _, moved in parts) for parts in programs.values())
+    total = {name: sum(moved for _, moved in parts) for name, parts in programs.items()}
+    heads = {}
+    for name, parts in programs.items():
+        heads[name] = f"{name}: {total[name] / 1e6:.0f} MB"
+        if len(parts) > 1:
+            heads[name] += f" in {len(parts)} kernels"
+    most = max(total.values())
     figure, axes = _axes(
         7, 1 + 0.85 * len(programs), f"Megabytes moved. {'; '.join(heads.values())}."
     )
-    labels = list(
-        dict.fromkeys(label for parts in reversed(programs.values()) for label, _ in parts)
-    )
-    labels.sort(
-        key=lambda label: sum(label not in dict(parts) for parts in programs.values())
-    )  # what all have, first
+    labels = _labels(programs)
     colour = {label: PALETTE[n % 6] for n, label in enumerate(labels)}
-    hatch = {label: "///" * (n > 5) for n, label in enumerate(labels)}
+    hatch = {label: "///" if n > 5 else "" for n, label in enumerate(labels)}
     named = set()
     for row, (name, parts) in enumerate(programs.items()):
         left = 0.0
@@ -532,6 +523,18 @@ def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     return figure
 
 
+def _labels(programs: Mapping[str, Sequence[tuple[str, int]]]) -> list[str]:
+    """The labels of all parts, each once: what most programs have, first."""
+    found: dict[str, None] = {}
+    for parts in reversed(list(programs.values())):
+        found |= dict.fromkeys(label for label, _ in parts)
+
+    def lacking(label: str) -> int:
+        return len([parts for parts in programs.values() if label not in dict(parts)])
+
+    return sorted(found, key=lacking)
+
+
 @mpl.rc_context(STYLE)
 def plot_lattice(
     panels: Mapping[str, Sequence[Sequence[tuple[int, str]]]],
@@ -544,60 +547,21 @@ def plot_lattice(
     kinds, best first. `rows` and `columns` are labels, (group, label); groups stand apart, and have
     headings.
     """
-    papers = ((PALETTE[0], ""), (PALETTE[5], ""), (PALETTE[4], ""), ("white", "////"))
-    count = {
-        name: np.bincount([kind for line in grid for kind, _ in line], minlength=len(kinds))
-        for name, grid in panels.items()
-    }
+    said = [f"{name}, {_counted(grid, kinds)}" for name, grid in panels.items()]
     figure, axes = _axes(
         7,
         1.2 + len(panels) * (1 + 0.3 * len(rows)),
-        "; ".join(
-            f"{name}, {sum(n)} programs: "
-            + ", ".join(f"{k} {kind}" for k, kind in zip(n, kinds) if k)
-            for name, n in count.items()
-        )
-        + ".",
+        f"{'; '.join(said)}.",
         ratios=(1,) * len(panels),
     )
-    place = [
-        [
-            at + 0.3 * sum(labels[i][0] != labels[i + 1][0] for i in range(at))
-            for at in range(len(labels))
-        ]
-        for labels in (columns, rows)
-    ]
-    for axis, (name, grid) in zip(np.atleast_1d(axes), panels.items()):
-        for y, line in zip(place[1], grid):
-            for x, (kind, text) in zip(place[0], line):
-                paper, hatch = papers[kind]
-                axis.add_patch(
-                    mpl.patches.Rectangle(
-                        (x - 0.46, y - 0.44),
-                        0.92,
-                        0.88,
-                        facecolor=paper,
-                        hatch=hatch,
-                        edgecolor="#777777" if hatch else paper,
-                        linewidth=0.5,
-                    )
-                )
-                axis.text(
-                    x,
-                    y,
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=9.5,
-                    color=ink_on(paper),
-                    bbox=(
-                        {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-                        if hatch and text
-                        else None
-                    ),
-                )
+    across, down = _apart(columns), _apart(rows)
+    for axis, (name, grid) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        for y, line in zip(down, grid, strict=True):
+            for x, (kind, text) in zip(across, line, strict=True):
+                _draw_cell(axis, x, y, text, *_CELLS[kind])
         for group in dict.fromkeys(group for group, _ in columns):
-            middle = np.mean([x for x, label in zip(place[0], columns) if label[0] == group])
+            places = [x for x, label in zip(across, columns, strict=True) if label[0] == group]
+            middle = np.mean(places)
             axis.annotate(
                 group,
                 (middle, 1),
@@ -608,9 +572,9 @@ def plot_lattice(
                 va="bottom",
             )
         axis.set_title(name, loc="left", x=0, pad=34, ha="right", weight="bold", fontsize=11)
-        axis.set_yticks(place[1], [f"{group} {label}" for group, label in rows], fontsize=9.5)
-        axis.set_xticks(place[0], [label for _, label in columns], fontsize=9.5, rotation=30)
-        axis.set(xlim=(-0.6, place[0][-1] + 0.6), ylim=(place[1][-1] + 0.6, -0.5))
+        axis.set_yticks(down, [f"{group} {label}" for group, label in rows], fontsize=9.5)
+        axis.set_xticks(across, [label for _, label in columns], fontsize=9.5, rotation=30)
+        axis.set(xlim=(-0.6, across[-1] + 0.6), ylim=(down[-1] + 0.6, -0.5))
         axis.tick_params(length=0, labeltop=True, labelbottom=False)
         axis.spines[:].set_visible(False)
         axis.grid(False)
@@ -618,10 +582,59 @@ def plot_lattice(
     figure.legend(
         handles=[
             mpl.patches.Patch(facecolor=paper, hatch=hatch, edgecolor="#777777", label=kind)
-            for kind, (paper, hatch) in zip(kinds, papers)
+            for kind, (paper, hatch) in zip(kinds, _CELLS, strict=False)  # kinds may be fewer
         ],
         loc="outside lower center",
         ncols=2,
         frameon=False,
     )
     return figure
+
+
+# The colour and the hatch of a cell of `plot_lattice`, best first.
+_CELLS = ((PALETTE[0], ""), (PALETTE[5], ""), (PALETTE[4], ""), ("white", "////"))
+
+
+def _counted(grid: Sequence[Sequence[tuple[int, str]]], kinds: Sequence[str]) -> str:
+    """How many programs a grid has, and of which kinds, in words."""
+    found: list[int] = []
+    for line in grid:
+        found += [kind for kind, _ in line]
+    numbers = [found.count(kind) for kind in range(len(kinds))]
+    said = [f"{number} {kind}" for number, kind in zip(numbers, kinds, strict=True) if number]
+    return f"{len(found)} programs: {', '.join(said)}"
+
+
+def _apart(labels: Sequence[tuple[str, str]]) -> list[float]:
+    """Where rows or columns with these labels (group, label) stand: groups stand apart."""
+    places, groups = [], 0
+    for at, (group, _) in enumerate(labels):
+        if at and group != labels[at - 1][0]:
+            groups += 1
+        places.append(at + 0.3 * groups)
+    return places
+
+
+def _draw_cell(axis: Any, x: float, y: float, text: str, paper: str, hatch: str) -> None:
+    axis.add_patch(
+        mpl.patches.Rectangle(
+            (x - 0.46, y - 0.44),
+            0.92,
+            0.88,
+            facecolor=paper,
+            hatch=hatch,
+            edgecolor="#777777" if hatch else paper,
+            linewidth=0.5,
+        )
+    )
+    under_text = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    axis.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center",
+        fontsize=9.5,
+        color=ink_on(paper),
+        bbox=under_text if hatch and text else None,
+    )
