@@ -2,8 +2,11 @@
 of the result.
 """
 
+import copy
 import dataclasses
+import functools
 import re
+from collections.abc import Callable
 
 from fp8lens.hlo.ops import CUTS, ELEMENTWISE, LAYOUT, SCALING
 from fp8lens.hlo.parse import Instruction
@@ -23,6 +26,10 @@ from fp8lens.matmul.operands import FP8_MAX
 
 # What gives a result on, at other places, or some of it.
 _MOVES_ON = LAYOUT | {"slice", "concatenate", "reverse", "opt-barrier"}
+# The same, of their first operand.
+_MOVES_FIRST = frozenset("dynamic-slice gather pad broadcast".split())
+# So many branches behind one another are looked into.
+_DEEPEST = 4
 # What may stand between a value and the reduction that finds its amax.
 _BEFORE_AMAX = frozenset("abs convert bitcast reshape negate opt-barrier".split())
 
@@ -50,7 +57,11 @@ class Result:
         self._users, self._dot = dot.computation.users, dot
         self.steps: list[Step] = []
         self.readers: list[tuple[Instruction, Instruction]] = []
-        value: Instruction | None = dot
+        self._depth = 0
+        self._follow(dot)
+
+    def _follow(self, value: Instruction | None) -> None:
+        """Add what is done with a value, and with what comes of it, up to the end."""
         while value is not None:
             value = self._advance(value)
 
@@ -69,12 +80,14 @@ class Result:
         if not follow:
             return None
         at = follow[0]
-        if len(follow) > 1 and all(user.opcode in CUTS for user in follow):  # parts, treated alike
-            self.steps.append(Step("move", at, value))
-            return at
+        if len(follow) > 1 and all(user.opcode in CUTS for user in follow):
+            # Parts that are treated alike: one stands for all. Else the one of which most is made.
+            return self._along_the_best(
+                [functools.partial(_move, at=u, value=value) for u in follow]
+            )
         if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
             return self._branch(value, follow)
-        if at.opcode in _MOVES_ON or is_mask(at, value):
+        if _is_moved(at, value) or is_mask(at, value):
             in_name_alone = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
             if not in_name_alone:
                 self.steps.append(Step("move", at, value))
@@ -85,13 +98,43 @@ class Result:
         """Advance where several read `value`, or one reads it twice: along an activation of several
         operations, or else along the one reader that does what the call could have done.
         """
+        ways: list[_Way] = []
         end = self._joined(value)
         if end and not self._is_maximum_of_some(end):
-            self.readers += [(value, user) for user in self._beside(value, end)]
-            return self._add(Step("activation", end, value))
-        at = next((user for user in follow if self._could_be_fused(user, value)), None)
-        self.readers += [(value, user) for user in follow if user is not at]
-        return None if at is None else self._compute(at, value)
+            beside = [(value, user) for user in self._beside(value, end)]
+            ways.append(functools.partial(_activate, end=end, value=value, beside=beside))
+        for at in follow:
+            if self._could_be_fused(at, value):
+                beside = [(value, user) for user in follow if user is not at]
+                ways.append(functools.partial(_compute, at=at, value=value, beside=beside))
+        if not ways:
+            self.readers += [(value, user) for user in follow]
+            return None
+        return self._along_the_best(ways)
+
+    def _along_the_best(self, ways: "list[_Way]") -> Instruction | None:
+        """Follow the way along which most is done that a call could do: whatever the order in which
+        a program returns its results. Of ways alike in that, the first.
+        """
+        if len(ways) == 1 or self._depth == _DEEPEST:
+            return ways[0](self)
+        trials = [self._tried(way) for way in ways]
+        best = max(trials, key=lambda trial: trial._promise)
+        self.steps, self.readers = best.steps, best.readers
+        return None  # it is followed to its end
+
+    def _tried(self, way: "_Way") -> "Result":
+        trial = copy.copy(self)
+        trial.steps, trial.readers = [*self.steps], [*self.readers]
+        trial._depth += 1
+        trial._follow(way(trial))
+        return trial
+
+    @property
+    def _promise(self) -> tuple[int, bool]:
+        """How many steps a call could do, and whether the result becomes FP8."""
+        fusable = [step for step in self.steps if could_be_fused(step)]
+        return len(fusable), any(step.kind == "output" for step in fusable)
 
     def _is_maximum_of_some(self, i: Instruction) -> bool:
         """Whether elements are selected only for a reduction."""
@@ -204,6 +247,47 @@ class Result:
                 way[i.name] = i
         between = [i for i in way.values() if i is not end]
         return [user for i in between for user in self._of(i) if user.name not in way]
+
+
+#: One way to go on from a value: it adds a step to a result, and gives the value that comes of it.
+_Way = Callable[[Result], Instruction | None]
+
+
+def _move(result: Result, at: Instruction, value: Instruction) -> Instruction | None:
+    result.steps.append(Step("move", at, value))
+    return at
+
+
+def _activate(
+    result: Result, end: Instruction, value: Instruction, beside: list[tuple]
+) -> Instruction | None:
+    result.readers += beside
+    return result._add(Step("activation", end, value))
+
+
+def _compute(
+    result: Result, at: Instruction, value: Instruction, beside: list[tuple]
+) -> Instruction | None:
+    result.readers += beside
+    return result._compute(at, value)
+
+
+def _is_moved(at: Instruction, value: Instruction) -> bool:
+    """Whether an instruction moves, repeats or leaves out elements of a value, and does no more."""
+    if at.opcode in _MOVES_FIRST:
+        return at.operands[0] == value.name
+    return at.opcode in _MOVES_ON
+
+
+def could_be_fused(step: Step) -> bool:
+    """Whether some call could have done a step: no conversion between wide types, no activation but
+    relu and gelu.
+    """
+    if step.kind == "output":
+        return step.at.shape.dtype in FP8_MAX
+    if step.kind == "activation":
+        return is_tanh_gelu(step)
+    return step.kind in ("scale", "bias", "matrix bias", "relu")
 
 
 def _is_matrix(i: Instruction) -> bool:

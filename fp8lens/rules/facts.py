@@ -390,8 +390,13 @@ def _apart(step: Step, cut: str) -> str:
         return ""
     if step.at.opcode in CUTS:
         parts = step.value.computation.users.get(step.value.name, ())
-        return "cut into parts" if len(parts) > 1 else cut
+        if len(parts) > 1:
+            return "cut into parts"
+        return "cut" if step.at.opcode == "dynamic-slice" else cut
     how = {
+        "gather": "gathered",
+        "broadcast": "repeated",
+        "pad": "padded",
         "concatenate": "joined with others",
         "reverse": "reversed",
         "select": "masked",
@@ -548,17 +553,6 @@ def is_of_a_gradient(name: str) -> bool:
     """
     _, transposed, rest = name.rpartition("transpose(jvp(")
     return bool(transposed) and "rematted_computation" not in rest
-
-
-def could_be_fused(step: Step) -> bool:
-    """Whether some call could have done a step: no conversion between wide types, no activation but
-    relu and gelu.
-    """
-    if step.kind == "output":
-        return step.at.shape.dtype in FP8_MAX
-    if step.kind == "activation":
-        return is_tanh_gelu(step)
-    return step.kind in ("scale", "bias", "matrix bias", "relu")
 
 
 def main_work(works: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions
 from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.collectives import Collective
-from fp8lens.matmul.epilogue import Step
+from fp8lens.matmul.epilogue import Step, could_be_fused
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
@@ -23,7 +23,6 @@ from fp8lens.rules.facts import (
     InFront,
     Matmul,
     cause_of,
-    could_be_fused,
     is_only_cut,
 )
 from fp8lens.rules.kernels import Opaque, Work
