@@ -1,4 +1,5 @@
-"""The command line: `fp8lens path/to/file.py:function --shapes "f8e4m3fn[256,512] f32[]"`.
+"""What the command takes, what it answers, and with which exit status:
+`fp8lens path/to/file.py:function --shapes "f8e4m3fn[256,512] f32[]"`.
 
 Python alone reads a saved program: JAX, and what needs it, is imported where a function is given.
 """
@@ -6,6 +7,7 @@ Python alone reads a saved program: JAX, and what needs it, is imported where a 
 import argparse
 import contextlib
 import difflib
+import importlib.machinery
 import importlib.util
 import inspect as signatures
 import os
@@ -18,12 +20,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from fp8lens.hlo.origin import NOT_THE_PROGRAM
+from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import source_path
 from fp8lens.inspection import Inspection, inspect
+from fp8lens.matmul.rows import GemmRow
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
 if TYPE_CHECKING:
@@ -36,10 +39,11 @@ _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compil
 _OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
 # The names in HLO that numpy spells otherwise than by the rule in `_dtype`.
 _LONG = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
-_NOT_THEIRS = re.compile(
-    r"[/\\](site|dist)-packages[/\\]|^<"
-)  # files of what is installed, and what is no file
-_LIBRARY = (str(Path(os.__file__).parent), *NOT_THE_PROGRAM)
+# Files of what is installed, and what is no file.
+_NOT_THEIRS = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")
+
+
+_LIBRARY = str(Path(os.__file__).parent)  # Python's own
 
 
 class _Mistake(Exception):
@@ -47,16 +51,15 @@ class _Mistake(Exception):
 
 
 def _dtype(name: str) -> Any:
-    """f8e4m3fn, s32, u8, pred as HLO has them, or float8_e4m3fn, int32, uint8, bool as numpy does."""
+    """The dtype of a name as HLO has it (f8e4m3fn, s32, u8, pred), or as numpy does (float8_e4m3fn,
+    int32, uint8, bool).
+    """
     import jax.numpy as jnp
 
-    short = re.fullmatch(r"([fsiu])(\d+)(e\w+)?", name)
-    kind = {"f": "float", "s": "int", "i": "int", "u": "uint"}
-    long = (
-        f"{kind[short[1]]}{short[2]}{'_' * bool(short[3])}{short[3] or ''}"
-        if short
-        else _LONG.get(name, name)
-    )
+    long = _LONG.get(name, name)
+    if short := re.fullmatch(r"([fsiu])(\d+)(e\w+)?", name):
+        kind = {"f": "float", "s": "int", "i": "int", "u": "uint"}[short[1]]
+        long = f"{kind}{short[2]}_{short[3]}" if short[3] else f"{kind}{short[2]}"
     with contextlib.suppress(TypeError):
         if jnp.dtype(long).name == long and (long == "bool" or jnp.issubdtype(long, jnp.number)):
             return jnp.dtype(long)
@@ -73,14 +76,12 @@ def _notes(shapes: "tuple[jax.ShapeDtypeStruct, ...]") -> Iterator[str]:
     for name, dtype in {shape.dtype.name: shape.dtype for shape in shapes}.items():
         # Not an error: what XLA makes of such a format can be asked. But whoever writes f8e4m3
         # mostly means f8e4m3fn.
-        if re.match("float8_(e4m3|e5m2|e3m4)", name) and name not in (
-            "float8_e4m3fn",
-            "float8_e5m2",
-        ):
+        multiplied = ("float8_e4m3fn", "float8_e5m2")
+        if re.match("float8_(e4m3|e5m2|e3m4)", name) and name not in multiplied:
             meant = "float8_e5m2" if "e5m2" in name else "float8_e4m3fn"
             yield (
-                f"{name} is taken as written: it is another format than {meant}, which tensor cores"
-                " multiply."
+                f"{name} is taken as written: "
+                f"it is another format than {meant}, which tensor cores multiply."
             )
         if (taken := jax.dtypes.canonicalize_dtype(dtype).name) != name:
             yield f"JAX takes {name} as {taken} unless JAX_ENABLE_X64=1 is set."
@@ -94,17 +95,23 @@ def parse_shapes(text: str) -> "tuple[jax.ShapeDtypeStruct, ...]":
     while pos < len(text):
         if not (m := _SHAPE.match(text, pos)):
             raise _Mistake(
-                f"--shapes: {text[pos:].split()[0]!r} is no shape: write dtype[dims], as in"
-                f" {_EXAMPLE}."
+                f"--shapes: {text[pos:].split()[0]!r} is no shape: "
+                f"write dtype[dims], as in {_EXAMPLE}."
             )
-        shapes.append(jax.ShapeDtypeStruct(tuple(map(int, re.findall(r"\d+", m[2]))), _dtype(m[1])))
+        dims = tuple(map(int, re.findall(r"\d+", m[2])))
+        shapes.append(jax.ShapeDtypeStruct(dims, _dtype(m[1])))
         pos = m.end()
     return tuple(shapes)
 
 
+def _counted(count: int, noun: str) -> str:
+    """ "1 matmul", "2 matmuls"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _nearest(name: str, names: Iterable[str]) -> str:
-    names = sorted(names)
-    found = difflib.get_close_matches(name, names, cutoff=0.5) or names[:5]
+    known = sorted(names)
+    found = difflib.get_close_matches(name, known, cutoff=0.5) or known[:5]
     return f"; nearest: {', '.join(found)}" if found else ""
 
 
@@ -124,25 +131,22 @@ def _reading(path: Any) -> contextlib.AbstractContextManager:
 def _existing(path: Path) -> Path:
     if path.is_file():
         return path
-    if path.is_dir() and (
-        dumps := sorted(path.glob(f"*{_DUMP}"), key=lambda p: (-p.stat().st_size, p.name))
-    ):
-        raise _Mistake(
-            f"{str(path)!r} is a folder: give one of the programs in it, such as the largest: "
-            f"{', '.join(map(str, dumps[:3]))}."
-        )
-    folder = path.parent
+    is_folder, folder = path.is_dir(), path.parent
+    if is_folder:
+        folder = path
+        dumps = sorted(path.glob(f"*{_DUMP}"), key=lambda p: (-p.stat().st_size, p.name))
+        if dumps:
+            raise _Mistake(
+                f"{str(path)!r} is a folder: give one of the programs in it, such as the largest: "
+                f"{', '.join(map(str, dumps[:3]))}."
+            )
     if not folder.is_dir():
         raise _Mistake(
-            f"there is no folder {str(folder)!r}: give a path from here to a .py file or a saved"
-            " HLO text."
+            f"there is no folder {str(folder)!r}: "
+            "give a path from here to a .py file or a saved HLO text."
         )
-    kind = "a folder" if path.is_dir() else "no file"
-    names = (
-        p.name
-        for p in (path if path.is_dir() else folder).iterdir()
-        if p.suffix in (".py", ".txt", ".hlo")
-    )
+    kind = "a folder" if is_folder else "no file"
+    names = (p.name for p in folder.iterdir() if p.suffix in (".py", ".txt", ".hlo"))
     raise _Mistake(
         f"{str(path)!r} is {kind}: give a .py file and a function in it, or a saved HLO text"
         f"{_nearest(path.name, names)}."
@@ -150,29 +154,30 @@ def _existing(path: Path) -> Path:
 
 
 def _told(error: BaseException) -> str:
-    """An error in one sentence: its type, which may tell most, the user's line, and its first line."""
+    """An error in one sentence: its type, which may tell most, the user's line, and its first
+    line.
+    """
+    # A KeyError shows its message's repr.
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error).strip()
-    where = _line(error)
-    told = type(error).__name__ + f" at {where}" * bool(where)
-    return f"{told}: {text.splitlines()[0] if text else 'no message'}".rstrip(".")
+    first = text.splitlines()[0] if text else "no message"
+    kind, where = type(error).__name__, _line(error)
+    told = f"{kind} at {where}: {first}" if where else f"{kind}: {first}"
+    return told.rstrip(".")
 
 
 def _line(error: BaseException) -> str:
     """file:line of the innermost call that is neither in an installed package nor in Python's
     library or this one.
     """
-    frames = traceback.walk_tb(error.__traceback__)
-    places = (
-        [(error.filename, error.lineno)]
-        if isinstance(error, SyntaxError) and error.filename
-        else [
-            (frame.f_code.co_filename, number)
-            for frame, number in frames
-            if not _NOT_THEIRS.search(frame.f_code.co_filename)
-            and not frame.f_code.co_filename.startswith(_LIBRARY)
-        ]
-    )
-    return f"{source_path(places[-1][0])}:{places[-1][1]}" if places else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{source_path(error.filename)}:{error.lineno}"
+    not_theirs = (_LIBRARY, *left_out())
+    place = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not _NOT_THEIRS.search(file) and not file.startswith(not_theirs):
+            place = f"{source_path(file)}:{number}"
+    return place
 
 
 @contextlib.contextmanager
@@ -197,26 +202,27 @@ def _load(path: Path) -> ModuleType:
         path = _existing(path).resolve()
     if path.suffix != ".py":
         raise _Mistake(f"{path.name!r} is no .py file, which a function is in.")
-    sys.path[:0] = [
-        folder for folder in (str(path.parent), str(Path.cwd())) if folder not in sys.path
-    ]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    beside = (str(path.parent), str(Path.cwd()))
+    sys.path[:0] = [folder for folder in beside if folder not in sys.path]
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
+    assert spec  # as there is a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    with _theirs(
-        f"{path.name} could not be imported", "it must run to its end when it is imported"
-    ):
-        spec.loader.exec_module(module)
+    what, fix = "could not be imported", "it must run to its end when it is imported"
+    with _theirs(f"{path.name} {what}", fix):
+        loader.exec_module(module)
     return module
 
 
+def _is_function(name: str, value: Any) -> bool:
+    """Whether something in a module may be compiled."""
+    return callable(value) and not name.startswith("__") and not signatures.isclass(value)
+
+
 def _function(module: ModuleType, name: str) -> Callable:
-    file = Path(module.__file__).name
-    own = {
-        n
-        for n, value in vars(module).items()
-        if callable(value) and not n.startswith("__") and not signatures.isclass(value)
-    }
+    file = Path(module.__file__ or "").name
+    own = {n for n, value in vars(module).items() if _is_function(n, value)}
     if name in own:
         return getattr(module, name)
     if not name:
@@ -233,6 +239,7 @@ def _function(module: ModuleType, name: str) -> Callable:
 def _arguments(
     module: ModuleType, fn: Callable, name: str, shapes: str | None, factory: str | None
 ) -> tuple:
+    """What the function is compiled with, of --shapes or --args."""
     if factory is not None:
         file, _, maker = factory.rpartition(":")
         make = _function(_load(Path(file)) if file else module, maker)
@@ -240,8 +247,8 @@ def _arguments(
             args = make()
         if not isinstance(args, tuple):
             raise _Mistake(
-                f"--args: {maker}() returned a {type(args).__name__}: return a tuple, {name}'s"
-                " arguments."
+                f"--args: {maker}() returned a {type(args).__name__}: "
+                f"return a tuple, {name}'s arguments."
             )
     else:
         args = parse_shapes(shapes or "")
@@ -255,9 +262,10 @@ def _arguments(
         parameters = signatures.signature(fn).parameters.values()
         source = "--args" if factory is not None else "--shapes"
         raise _Mistake(
-            f"{name}({', '.join(map(str, parameters))}) cannot be called with the"
-            f" {len(args)} argument{'s' * (len(args) != 1)} of {source}: give a shape for each, as"
-            f" in {_EXAMPLE}, or --args with a function that returns the tuple of arguments."
+            f"{name}({', '.join(map(str, parameters))}) cannot be called with "
+            f"the {_counted(len(args), 'argument')} of {source}: "
+            f"give a shape for each, as in {_EXAMPLE}, "
+            "or --args with a function that returns the tuple of arguments."
         ) from None
     return args
 
@@ -266,36 +274,35 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
     """A saved program, and what the program is where it is not one that XLA compiled for a GPU."""
     file, _, name = given.what.rpartition(":")
     if file and name.isidentifier() and not os.path.lexists(given.what):
+        beside = (p.name for p in Path(file).parent.glob("*.py"))
         raise _Mistake(
             f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
-            f"{_nearest(Path(file).name, (p.name for p in Path(file).parent.glob('*.py')))}."
+            f"{_nearest(Path(file).name, beside)}."
         )
-    if unused := [
-        name for name in ("shapes", "args", "target", "gemm", "reasons") if getattr(given, name)
-    ]:
-        why = (
-            "says no more what XLA's rewriter was given"
-            if unused[0] == "reasons"
-            else "is compiled already"
-        )
-        raise _Mistake(
-            f"--{unused[0]} is for a function, and {given.what!r} is a saved program, which {why}:"
-            " leave it out, or give path/to/file.py:function."
-        )
+    for option in ("shapes", "args", "target", "gemm", "reasons"):
+        if getattr(given, option):
+            why = "is compiled already"
+            if option == "reasons":
+                why = "says no more what XLA's rewriter was given"
+            raise _Mistake(
+                f"--{option} is for a function, and {given.what!r} is a saved program, "
+                f"which {why}: leave it out, or give path/to/file.py:function."
+            )
     with _reading(given.what):
         data = _existing(path := Path(given.what)).read_bytes()
     if not data.strip() or b"\0" in data:
+        kind = "no text" if data.strip() else "empty"
         raise _Mistake(
-            f"{given.what!r} is {'no text' if data.strip() else 'empty'}: give the text that XLA"
-            " dumps with --xla_dump_hlo_as_text."
+            f"{given.what!r} is {kind}: give the text that XLA dumps with --xla_dump_hlo_as_text."
         )
-    with _answered(
-        HloParseError,
-        lambda error: (
-            f"{given.what} is not one whole HLO module ({error}): give the text "
-            f"that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."
-        ),
-    ):
+
+    def not_a_module(error: HloParseError) -> str:
+        return (
+            f"{given.what} is not one whole HLO module ({error}): "
+            f"give the text that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."
+        )
+
+    with _answered(HloParseError, not_a_module):
         module = parse_hlo_module(data.decode("utf-8-sig", errors="replace"))
         seen = inspect(module)
         _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
@@ -303,34 +310,31 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
 
 
 def _not_of_a_gpu(path: Path, module: HloModule) -> str:
-    if (
-        module.attributes.get("is_scheduled") != "true"
-    ):  # the order of the kernels is the last that XLA settles
+    """What the program is, where it is not one that XLA compiled for a GPU; else ""."""
+    # The order of the kernels is the last that XLA settles.
+    if module.attributes.get("is_scheduled") != "true":
         return "a program that XLA has not optimized yet"
-    # In the header it writes a fingerprint, from JAX 0.4.31 on.
-    of_gpu = path.name.endswith(_DUMP) or "fingerprint_before_lhs" in module.attributes.get(
-        "frontend_attributes", ""
-    )
-    return "" if of_gpu or any(map(_is_a_gpus, module)) else "a program that XLA compiled for a CPU"
+    # In the header its GPU compiler writes a fingerprint, from JAX 0.4.31 on.
+    has_fingerprint = "fingerprint_before_lhs" in module.attributes.get("frontend_attributes", "")
+    if path.name.endswith(_DUMP) or has_fingerprint or any(map(_is_a_gpus, module)):
+        return ""
+    return "a program that XLA compiled for a CPU"
 
 
 def _is_a_gpus(i: Instruction) -> bool:
     """Whether XLA wrote an instruction for a GPU."""
+    if (i.custom_call_target or "").startswith("__cu"):
+        return True
     config = i.backend_config if "backend_config" in i.attributes else None
-    return (
-        (i.custom_call_target or "").startswith("__cu")
-        or isinstance(config, dict)
-        and not _OF_GPU.isdisjoint(config)
-    )
+    return isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
 
 
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     """The function, compiled."""
     jax = None
     with contextlib.suppress(ImportError):
-        jax = importlib.util.find_spec(
-            "jax"
-        )  # to be imported by the file, which may first set what JAX reads
+        # Not imported yet: the file imports it, and may first set what JAX reads.
+        jax = importlib.util.find_spec("jax")
     if not jax:
         raise _Mistake(
             "a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'."
@@ -340,9 +344,8 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
         check_platforms(os.environ.get("JAX_PLATFORMS"))
     with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
         resolve(how["target"])
-        if (
-            attached_gpu() is None
-        ):  # else the file's first array prints a traceback of JAX's CUDA plugin
+        if attached_gpu() is None:
+            # Else the file's first array prints a traceback of JAX's CUDA plugin.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         module = _load(Path(file))
         if given.target == "local":
@@ -357,60 +360,68 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
 
 
 def _report(given: argparse.Namespace) -> int:
+    """Print the report; 1 where --require-fp8 does not hold, else 0."""
     python = re.fullmatch(r"(.+\.py)(?::(.*))?", given.what, re.S)
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     if python:
         seen = _compiled(given, python[1], python[2] or "")
     else:
         seen, other = _saved(given)
-        fix = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
-        if other and given.require_fp8:
-            raise _Mistake(
-                f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
-            )
         if other:
+            fix = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
+            if given.require_fp8:
+                raise _Mistake(
+                    f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
+                )
             print(f"{visible(given.what)} is {other}; to judge FP8, {fix}.\n", file=notes)
-    report = seen.report
-    # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
-    # wider type.
-    lost = [
-        row for row in report.rows if not row.is_fp8 or (row.library == "triton" and not python)
-    ]
-    # A kernel that was not looked into may multiply too.
-    unread = [name for name, _ in seen.unknown] if given.require_fp8 else []
-    failed = given.require_fp8 and (bool(lost or unread) or not report.rows)
-    why = bool(python and (given.reasons or failed))
+    failures = _failures(seen) if given.require_fp8 else []
+    reasons = seen.is_ours and bool(given.reasons or failures)
     if given.json:
-        print(seen.json(reasons=why))
+        print(seen.json(reasons=reasons))
     else:
-        parts = [report]
+        parts: list[Any] = [seen.report]
         if given.ledger:
             parts.append(seen.ledger)
-        if why and report.rows:
+        if reasons and seen.report.rows:
             parts.append(seen.reasons)
         print(visible("\n\n".join(map(str, parts)), keep="\n"))
-    if failed:
-        unsure = "not known to be in FP8 (only its PTX tells of a Triton kernel: give the function)"
-        lines = [
-            visible(
-                f"{unsure if row.is_fp8 else 'not in FP8'}: {row.title}"
-                f"{row.source and f' ({row.source})'}"
-            )
-            for row in lost
-            if not python
-        ]
-        lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
-        known = "known to be " * any(row.is_fp8 for row in lost)
-        lines.append(
-            f"{len(lost)} of {len(report.rows)} matmul{'s' * (len(report.rows) != 1)} not"
-            f" {known}in FP8"
-            if lost
-            else "not every kernel was looked into"
-            if unread
-            else "there is no matmul in it"
-        )
-        print("", *lines, sep="\n", file=notes)
-    return int(failed)
+    if failures:
+        print("", *failures, sep="\n", file=notes)
+    return 1 if failures else 0
+
+
+def _failures(seen: Inspection) -> list[str]:
+    """What --require-fp8 does not find in order, in lines of which the last sums up; without fault,
+    none.
+    """
+    rows = seen.report.rows
+    # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
+    # wider type.
+    unsure = [row for row in rows if row.is_fp8 and row.library == "triton" and not seen.is_ours]
+    lost = [row for row in rows if not row.is_fp8 or row in unsure]
+    lines = []
+    if not seen.is_ours:  # else the reasons say so
+        lines = [visible(_lost(row)) for row in lost]
+    # A kernel that was not looked into may multiply too.
+    unread = [name for name, _ in seen.unknown]
+    lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
+    if lost:
+        known = "known to be in FP8" if unsure else "in FP8"
+        lines.append(f"{len(lost)} of {_counted(len(rows), 'matmul')} not {known}")
+    elif unread:
+        lines.append("not every kernel was looked into")
+    elif not rows:
+        lines.append("there is no matmul in it")
+    return lines
+
+
+def _lost(row: GemmRow) -> str:
+    """Of a saved program's matmul: that it is not in FP8, or why that is not known."""
+    told = "not in FP8"
+    if row.is_fp8:
+        told = "not known to be in FP8 (only its PTX tells of a Triton kernel: give the function)"
+    where = f" ({row.source})" if row.source else ""
+    return f"{told}: {row.title}{where}"
 
 
 def _answer(given: argparse.Namespace) -> int:
@@ -422,14 +433,16 @@ def _answer(given: argparse.Namespace) -> int:
     except (KeyboardInterrupt, OSError):
         raise
     except BaseException as error:
-        said = f"fp8lens itself failed ({_told(error)}): please report this with what --debug adds."
         if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
             said = (
-                f"there is not enough memory for {given.what!r}: give a smaller program, or the"
-                " process more memory."
+                f"there is not enough memory for {given.what!r}: "
+                "give a smaller program, or the process more memory."
             )
         elif isinstance(error, _Mistake):
             said = str(error)
+        else:
+            told = _told(error)
+            said = f"fp8lens itself failed ({told}): please report this with what --debug adds."
         if given.debug:
             print(visible(traceback.format_exc(), keep="\n"), file=sys.stderr)
         print(f"error: {visible(said)}", file=sys.stderr)
@@ -440,14 +453,16 @@ _EPILOG = """examples:
   fp8lens layers.py:layer --shapes "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]" --require-fp8
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
 
-FILE.py is imported: what it does at its top level, it does here too. The function is compiled and not run.
-exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that says why; 3 where
-the file, or XLA's compiler, ended the process before there was an answer.
+FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
+not run.
+exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that
+says why; 3 where the file, or XLA's compiler, ended the process before there was an answer.
 `python -m fp8lens` is the same command."""
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2 and the message, in which nothing can reach the terminal."""
         super().error(visible(message))  # it repeats what was given
 
 
@@ -465,8 +480,8 @@ def _parser() -> argparse.ArgumentParser:
         "what",
         metavar="FILE.py:FUNCTION | DUMP.txt",
         help=(
-            "a function, compiled for --target, or a program saved by"
-            " XLA_FLAGS=--xla_dump_to=FOLDER"
+            "a function, compiled for --target, "
+            "or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER"
         ),
     )
     parser.add_argument(
@@ -476,8 +491,8 @@ def _parser() -> argparse.ArgumentParser:
         "--args",
         metavar="[FILE.py:]FUNCTION",
         help=(
-            "a function that returns the arguments: a tuple of arrays, ShapeDtypeStructs, or"
-            " pytrees"
+            "a function that returns the arguments: "
+            "a tuple of arrays, ShapeDtypeStructs, or pytrees"
         ),
     )
     parser.add_argument(
@@ -487,9 +502,9 @@ def _parser() -> argparse.ArgumentParser:
         "--gemm",
         choices=GEMM_OPTIONS,
         help=(
-            "who may run the matmuls: NVIDIA's library (cublaslt, the default), kernels that XLA"
-            " generates (triton), or who is faster, as XLA does unless told (auto: without a GPU to"
-            " time them on, the first Triton kernel that compiles)"
+            "who may run the matmuls: NVIDIA's library (cublaslt, the default), "
+            "kernels that XLA generates (triton), or who is faster, as XLA does unless told "
+            "(auto: without a GPU to time them on, the first Triton kernel that compiles)"
         ),
     )
     parser.add_argument(
@@ -522,46 +537,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     and where this fails itself; 3 where that process ended without an answer; as of a shell's other
     commands, 130 when interrupted and 141 where nobody reads on.
     """
-    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     if sys.stdout is None:  # closed: an answer that nobody can read is none
         return 2
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     for stream in streams:
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a name may have what the terminal's encoding has not
+            # A name may have what the terminal's encoding has not.
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             given = _parser().parse_args(argv)
-            return (
-                _apart() if argv is None and re.search(r"\.py(:|$)", given.what) else _answer(given)
-            )
+            if argv is None and re.search(r"\.py(:|$)", given.what):
+                return _apart()
+            return _answer(given)
         finally:
             for stream in streams:
                 stream.flush()
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        unread = isinstance(error, BrokenPipeError)
-        if not unread:
-            with contextlib.suppress(OSError):
-                print(
-                    f"error: reading or writing failed ({error.strerror}).",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        for stream in streams:  # else Python writes what is left when it ends, and fails again
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return 141 if unread else 2
+        return _unwritten(error, streams)
+
+
+def _unwritten(error: OSError, streams: Iterable[TextIO]) -> int:
+    """The exit status where reading or writing failed, and a sentence if somebody may read it."""
+    unread = isinstance(error, BrokenPipeError)
+    if not unread:
+        said = f"error: reading or writing failed ({error.strerror})."
+        with contextlib.suppress(OSError):
+            print(said, file=sys.stderr, flush=True)
+    for stream in streams:  # else Python writes what is left when it ends, and fails again
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return 141 if unread else 2
 
 
 def _apart() -> int:
-    """In a process of its own: whatever the file does, or XLA, 0 is the status only of an answer."""
+    """Run in a process of its own: whatever the file or XLA does, 0 is an answer's status alone."""
     with tempfile.TemporaryDirectory(prefix="fp8lens-") as folder:
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.cli import serve;"
-            f" serve({folder!r})"
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from fp8lens.cli import serve; serve({folder!r})"
         )
         child = subprocess.Popen([sys.executable, "-P", "-c", program, *sys.argv[1:]])
         signal.signal(signal.SIGTERM, lambda *_: child.terminate())
@@ -576,9 +592,9 @@ def _apart() -> int:
             return int(Path(folder, str(child.pid)).read_text())
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     print(
-        f"error: the file, or XLA's compiler, ended the process ({how}) before there was an answer:"
-        " fix the file; report what XLA said above, or give the process more memory where that"
-        " was short.",
+        f"error: the file, or XLA's compiler, ended the process ({how}) "
+        "before there was an answer: fix the file; report what XLA said above, "
+        "or give the process more memory where that was short.",
         file=sys.stderr,
     )
     return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3

@@ -1,4 +1,4 @@
-"""One compile of a program, and all that can be asked of it."""
+"""What can be asked of a program, compiled once; and what of JAX's and of ours counts as one."""
 
 import dataclasses
 import html
@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fp8lens.hlo.parse import HloModule, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, no_program_yet, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, make_ledger
@@ -54,13 +54,18 @@ class Inspection:
         return bool(self._stages)
 
     @cached_property
+    def unfused(self) -> list[tuple[GemmRow, tuple[UnfusedKernel, ...]]]:
+        """Each matmul, with the kernels around it that do work which its call could do."""
+        return self._rows[0]
+
+    @cached_property
     def _rows(self) -> tuple[list[tuple[GemmRow, tuple[UnfusedKernel, ...]]], Neighborhood]:
         return find_unfused(self.module, self._ptx)
 
     @cached_property
     def report(self) -> GemmReport:
         """What became of every matmul."""
-        rows = [row for row, _ in self._rows[0]]
+        rows = [row for row, _ in self.unfused]
         return make_report(self.module, rows, self.ledger, self.note, self._ptx is not None)
 
     @cached_property
@@ -73,13 +78,13 @@ class Inspection:
         """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it
         says no more what XLA's rewriter was given.
         """
-        if not self.is_ours:
+        if not self.is_ours or self._chip is None or self._ptx is None:
             raise TypeError(
-                "a saved or compiled program says no more what XLA's rewriter was given: inspect"
-                " the function and its arguments."
+                "a saved or compiled program says no more what XLA's rewriter was given: "
+                "inspect the function and its arguments."
             )
         return find_reasons(
-            self._rows[0],
+            self.unfused,
             self._stages,
             self.module,
             self._chip,
@@ -116,8 +121,8 @@ class Inspection:
         """
         if not self._again:
             raise TypeError(
-                "a saved or compiled program says no more by which passes it came about: inspect"
-                " the function and its arguments."
+                "a saved or compiled program says no more by which passes it came about: "
+                "inspect the function and its arguments."
             )
         return self._again()
 
@@ -126,16 +131,16 @@ class Inspection:
         where they are not asked for, and for a saved program.
         """
         rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
-        totals = _fields(self.report) | {
-            name: getattr(self.report, name) for name in ("flops", "fp8_flops", "fp8_flops_share")
-        }
+        totals = _fields(self.report)
         del totals["rows"]
-        ledger = [
-            _fields(line) | {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
-            for line in self.ledger
-        ]
-        for line in ledger:
-            del line["kernel"]
+        for name in ("flops", "fp8_flops", "fp8_flops_share"):
+            totals[name] = getattr(self.report, name)
+        ledger = []
+        for line in self.ledger:
+            fields = _fields(line)
+            del fields["kernel"]
+            fields |= {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
+            ledger.append(fields)
         why = [dataclasses.asdict(r) for r in self.reasons] if reasons and self.is_ours else None
         return json.dumps(
             {
@@ -160,10 +165,13 @@ class Inspection:
 
 def _fields(of: Any) -> dict[str, Any]:
     """A dataclass's fields, without HLO's own objects; what JSON has no number for is text."""
-    values = ((f.name, getattr(of, f.name)) for f in dataclasses.fields(of) if f.repr)
-    return {
-        name: str(v) if isinstance(v, float) and not math.isfinite(v) else v for name, v in values
-    }
+    found = {}
+    for field in dataclasses.fields(of):
+        if field.repr:
+            value = getattr(of, field.name)
+            no_number = isinstance(value, float) and not math.isfinite(value)
+            found[field.name] = str(value) if no_number else value
+    return found
 
 
 def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
@@ -183,27 +191,16 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
                 "an Inspection is compiled already: give arguments and options to inspect() alone."
             )
         return x
+    if fix := no_program_yet(x):
+        raise TypeError(f"got {type(x).__name__}: {fix}")
     if not callable(x) or hasattr(x, "as_text"):
         if args or options:
             what = next(iter(options), "further arguments")
             raise TypeError(
-                f"{what}: only with a function and its arguments, to compile it; got"
-                f" {type(x).__name__}."
+                f"{what}: only with a function and its arguments, to compile it; "
+                f"got {type(x).__name__}."
             )
-        if not (isinstance(x, (str, os.PathLike, HloModule)) or hasattr(x, "as_text")):
-            raise TypeError(
-                f"got {type(x).__name__}: give a function and its arguments, a Compiled, HLO text,"
-                " or the path of a file with it."
-            )
-        if isinstance(x, os.PathLike) or isinstance(x, str) and "\n" not in x and os.path.isfile(x):
-            return Inspection(
-                parse_hlo_module(Path(x).read_text(encoding="utf-8", errors="replace"))
-            )
-        if isinstance(x, str) and "\n" not in x and re.search(r"\.\w+$|[/\\]", x) and " " not in x:
-            raise FileNotFoundError(
-                f"there is no file {x!r}: give a path from here to a file with HLO text."
-            )
-        return Inspection(parse_hlo_module(x), not_a_gpus(x), x if hasattr(x, "as_text") else None)
+        return _compiled_before(x)
 
     from fp8lens.compile.stages import dumped, passes
 
@@ -220,6 +217,27 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
         options.get("mesh_shape"),
         lambda: passes(x, *args, **options),
     )
+
+
+def _compiled_before(x: Any) -> Inspection:
+    """Of a Compiled, a Lowered, HLO text, the path of a file with it, or an HloModule."""
+    if hasattr(x, "as_text"):
+        return Inspection(parse_hlo_module(x), not_a_gpus(x), x)
+    if isinstance(x, HloModule):
+        return Inspection(x)
+    if not isinstance(x, (str, os.PathLike)):
+        raise TypeError(
+            f"got {type(x).__name__}: give a function and its arguments, a Compiled, HLO text, "
+            "or the path of a file with it."
+        )
+    if isinstance(x, str) and ("\n" in x or not os.path.isfile(x)):
+        if "\n" not in x and " " not in x and re.search(r"\.\w+$|[/\\]", x):
+            raise FileNotFoundError(
+                f"there is no file {x!r}: give a path from here to a file with HLO text."
+            )
+        return Inspection(parse_hlo_module(x))
+    text = Path(x).read_text(encoding="utf-8", errors="replace")
+    return Inspection(parse_hlo_module(text))
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
@@ -264,8 +282,6 @@ def not_a_gpus(x: Any) -> str:
 
     shardings = jax.tree.leaves(x.input_shardings)
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
-    return (
-        "compiled for the CPU, which says nothing of a GPU: give the function"
-        if platforms == {"cpu"}
-        else ""
-    )
+    if platforms != {"cpu"}:
+        return ""
+    return "compiled for the CPU, which says nothing of a GPU: give the function"

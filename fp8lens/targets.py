@@ -1,5 +1,5 @@
 """The chips we compile for, as facts: what XLA needs to know of a GPU to generate code for it, and
-its peak rates.
+its peak rates; and who may run the matmuls.
 
 XLA describes a GPU to itself in a text proto. One that lacks a field does not always give an error:
 without a CUDA runtime version the FP8 rewrite never fires, and without a bandwidth or a clock XLA
@@ -20,10 +20,17 @@ GEMM_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "triton": {"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False},
     "auto": {},
 }
-_POSITIVE = (
-    "sms memory_bandwidth clock_ghz memory_bytes l2_bytes shared_memory_per_sm shared_memory_optin"
-    " threads_per_sm fpus_per_sm"
-).split()
+# Fields that XLA divides by: any positive number, and whole numbers.
+_RATES = ("memory_bandwidth", "clock_ghz")
+_COUNTS = (
+    "sms",
+    "memory_bytes",
+    "l2_bytes",
+    "shared_memory_per_sm",
+    "shared_memory_optin",
+    "threads_per_sm",
+    "fpus_per_sm",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,55 +66,44 @@ class Target:
 
     def __post_init__(self):
         object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
-        for field in _POSITIVE:
-            value = getattr(self, field)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not 0 < value < float("inf")
-            ):
-                raise ValueError(
-                    f"Target {self.name!r}: {field} must be a positive number, got {value!r}; XLA"
-                    " divides by it. "
-                    'Start from a known chip: dataclasses.replace(TARGETS["H100"],'
-                    f" name={self.name!r}, ...)."
-                )
-            if field not in ("memory_bandwidth", "clock_ghz") and value != int(value):
-                raise ValueError(
-                    f"Target {self.name!r}: {field} must be a whole number, got {value!r}."
-                )
-        if (
-            not isinstance(self.device, str)
-            or not self.device.isprintable()
-            or set(self.device) & set('"\\')
-        ):
-            raise ValueError(
-                f"Target {self.name!r}: device must be a plain name without quotes, got"
-                f" {self.device!r}."
-            )
+        for field in (*_RATES, *_COUNTS):
+            self._check_positive(field)
+        plain = isinstance(self.device, str) and self.device.isprintable()
+        if not plain or set(self.device) & set('"\\'):
+            raise self._wrong(f"device must be a plain name without quotes, got {self.device!r}.")
         for field in ("compute_capability", "cuda_runtime", "cudnn"):
-            value = getattr(self, field)
-            if not (
-                isinstance(value, tuple)
-                and len(value) == 2
-                and all(type(v) is int and v >= 0 for v in value)
-            ):
-                raise ValueError(
-                    f"Target {self.name!r}: {field} must be (major, minor), as in (9, 0); got"
-                    f" {value!r}."
-                )
+            self._check_version(field)
         if self.compute_capability < (7, 5):
-            raise ValueError(
-                f"Target {self.name!r}: compute_capability {self.compute_capability} is older than"
-                " what XLA's CUDA 13 compiler can generate code for; the oldest it knows here is"
-                " (7, 5), the oldest with FP8 (8, 9)."
+            raise self._wrong(
+                f"compute_capability {self.compute_capability} is older than what XLA's CUDA 13 "
+                "compiler can generate code for; the oldest it knows here is (7, 5), "
+                "the oldest with FP8 (8, 9)."
             )
         if self.cuda_runtime < (12, 0):
-            raise ValueError(
-                f"Target {self.name!r}: cuda_runtime must be at least (12, 0), got"
-                f" {self.cuda_runtime}; with an older one XLA leaves every FP8 matmul unrewritten"
-                " and says nothing."
+            raise self._wrong(
+                f"cuda_runtime must be at least (12, 0), got {self.cuda_runtime}; "
+                "with an older one XLA leaves every FP8 matmul unrewritten and says nothing."
             )
+
+    def _wrong(self, what: str) -> ValueError:
+        return ValueError(f"Target {self.name!r}: {what}")
+
+    def _check_positive(self, field: str) -> None:
+        value = getattr(self, field)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value < float("inf"):
+            raise self._wrong(
+                f"{field} must be a positive number, got {value!r}; XLA divides by it. Start from "
+                f'a known chip: dataclasses.replace(TARGETS["H100"], name={self.name!r}, ...).'
+            )
+        if field in _COUNTS and value != int(value):
+            raise self._wrong(f"{field} must be a whole number, got {value!r}.")
+
+    def _check_version(self, field: str) -> None:
+        value = getattr(self, field)
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        if not is_pair or not all(type(v) is int and v >= 0 for v in value):
+            raise self._wrong(f"{field} must be (major, minor), as in (9, 0); got {value!r}.")
 
     def __reduce__(self):
         return functools.partial(Target, **{**vars(self), "peak_flops": dict(self.peak_flops)}), ()
@@ -148,45 +144,96 @@ def _peaks(**tflops: float) -> dict[str, float]:
     chip here.
     """
     same = {"f8": ("f8e4m3fn", "f8e5m2"), "bf16": ("bf16", "f16")}
-    return {
-        dtype: rate * 1e12 for name, rate in tflops.items() for dtype in same.get(name, (name,))
-    }
+    peaks: dict[str, float] = {}
+    for name, rate in tflops.items():
+        peaks |= dict.fromkeys(same.get(name, (name,)), rate * 1e12)
+    return peaks
 
 
 _H100_PEAKS = _peaks(f8=1978.9, bf16=989.4, tf32=494.7, f32=66.9)
 _CHIPS = (
     Target(
-        name="A100", device="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0), sms=108, fpus_per_sm=64,
-        memory_bandwidth=2.039e12, clock_ghz=1.41, memory_bytes=85100068864, l2_bytes=41943040,
-        shared_memory_per_sm=167936, shared_memory_optin=166912, peak_flops=_peaks(bf16=312, tf32=156, f32=19.5),
+        name="A100",
+        device="NVIDIA A100-SXM4-80GB",
+        compute_capability=(8, 0),
+        sms=108,
+        fpus_per_sm=64,
+        memory_bandwidth=2.039e12,
+        clock_ghz=1.41,
+        memory_bytes=85100068864,
+        l2_bytes=41943040,
+        shared_memory_per_sm=167936,
+        shared_memory_optin=166912,
+        peak_flops=_peaks(bf16=312, tf32=156, f32=19.5),
         source="NVIDIA A100 80GB datasheet, SXM column, dense",
     ),
     Target(
-        name="L40S", device="NVIDIA L40S", compute_capability=(8, 9), sms=142, threads_per_sm=1536,
-        memory_bandwidth=8.64e11, clock_ghz=2.52, memory_bytes=47697362944, l2_bytes=100663296,
-        shared_memory_per_sm=102400, shared_memory_optin=101376,
-        peak_flops=_peaks(f8=733, bf16=362.05, tf32=183, f32=91.6), source="NVIDIA L40S datasheet, dense",
+        name="L40S",
+        device="NVIDIA L40S",
+        compute_capability=(8, 9),
+        sms=142,
+        threads_per_sm=1536,
+        memory_bandwidth=8.64e11,
+        clock_ghz=2.52,
+        memory_bytes=47697362944,
+        l2_bytes=100663296,
+        shared_memory_per_sm=102400,
+        shared_memory_optin=101376,
+        peak_flops=_peaks(f8=733, bf16=362.05, tf32=183, f32=91.6),
+        source="NVIDIA L40S datasheet, dense",
     ),
     Target(
-        name="H100", device="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), sms=132,
-        memory_bandwidth=3.35232e12, clock_ghz=1.98, memory_bytes=84942979072, l2_bytes=52428800,
-        shared_memory_per_sm=233472, shared_memory_optin=232448, peak_flops=_H100_PEAKS,
+        name="H100",
+        device="NVIDIA H100 80GB HBM3",
+        compute_capability=(9, 0),
+        sms=132,
+        memory_bandwidth=3.35232e12,
+        clock_ghz=1.98,
+        memory_bytes=84942979072,
+        l2_bytes=52428800,
+        shared_memory_per_sm=233472,
+        shared_memory_optin=232448,
+        peak_flops=_H100_PEAKS,
         source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5 column, dense",
     ),
     Target(
-        name="H200", device="NVIDIA H200 141GB HBM3e", compute_capability=(9, 0), sms=132,
-        memory_bandwidth=4.8e12, clock_ghz=1.98, memory_bytes=151397597184, l2_bytes=52428800,
-        shared_memory_per_sm=233472, shared_memory_optin=232448, peak_flops=_H100_PEAKS,
-        source="NVIDIA H200 datasheet, SXM column, dense: the H100's tensor cores with faster memory",
+        name="H200",
+        device="NVIDIA H200 141GB HBM3e",
+        compute_capability=(9, 0),
+        sms=132,
+        memory_bandwidth=4.8e12,
+        clock_ghz=1.98,
+        memory_bytes=151397597184,
+        l2_bytes=52428800,
+        shared_memory_per_sm=233472,
+        shared_memory_optin=232448,
+        peak_flops=_H100_PEAKS,
+        source=(
+            "NVIDIA H200 datasheet, SXM column, dense: the H100's tensor cores with faster memory"
+        ),
     ),
     Target(
-        name="B200", device="NVIDIA B200", compute_capability=(10, 0), sms=148,
-        memory_bandwidth=7.67232e12, clock_ghz=1.965, memory_bytes=191514411008, l2_bytes=132644864,
-        shared_memory_per_sm=233472, shared_memory_optin=232448,
+        name="B200",
+        device="NVIDIA B200",
+        compute_capability=(10, 0),
+        sms=148,
+        memory_bandwidth=7.67232e12,
+        clock_ghz=1.965,
+        memory_bytes=191514411008,
+        l2_bytes=132644864,
+        shared_memory_per_sm=233472,
+        shared_memory_optin=232448,
         peak_flops=_peaks(f8=4500, bf16=2250, tf32=1125, f32=75, f4e2m1fn=9000),
-        source="NVIDIA HGX B200 datasheet, per GPU (an eighth of the board), dense (half of the sparse figure)",
+        source=(
+            "NVIDIA HGX B200 datasheet, per GPU (an eighth of the board), "
+            "dense (half of the sparse figure)"
+        ),
     ),
-)  # fmt: skip
+)
+
+
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of CUDA's driver API.
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def attached_gpu() -> tuple[str, tuple[int, int]] | None:
@@ -204,12 +251,8 @@ def attached_gpu() -> tuple[str, tuple[int, int]] | None:
         lambda: cuda.cuDriverGetVersion(ctypes.byref(version)),
         lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
         lambda: cuda.cuDeviceGetName(name, 256, device),
-        lambda: cuda.cuDeviceGetAttribute(
-            ctypes.byref(major), 75, device
-        ),  # COMPUTE_CAPABILITY_MAJOR
-        lambda: cuda.cuDeviceGetAttribute(
-            ctypes.byref(minor), 76, device
-        ),  # COMPUTE_CAPABILITY_MINOR
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device),
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device),
     )
     if any(call() != 0 for call in calls) or version.value < 13000:
         return None
@@ -223,9 +266,9 @@ def check_platforms(platforms: str | None) -> None:
     asked = {"cuda", "gpu"} & set((platforms or "").split(","))
     if asked and attached_gpu() is None:
         raise RuntimeError(
-            f"JAX_PLATFORMS={platforms} asks for a GPU, and there is none here that CUDA 13 can use"
-            " (it needs driver 580 or newer): unset it, or JAX_PLATFORMS=cpu. To compile for a"
-            " named chip, such as H100, no GPU is needed."
+            f"JAX_PLATFORMS={platforms} asks for a GPU, and there is none here "
+            "that CUDA 13 can use (it needs driver 580 or newer): unset it, or JAX_PLATFORMS=cpu. "
+            "To compile for a named chip, such as H100, no GPU is needed."
         )
 
 
@@ -249,17 +292,16 @@ class _Targets(dict):
         gpu = attached_gpu()
         if gpu is None:
             raise UnknownTarget(
-                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), and'
-                " none was found; name "
-                f"a chip to compile for without it: {', '.join(self)}."
+                'target "local" needs an NVIDIA GPU and a driver for CUDA 13 (580 or newer), '
+                f"and none was found; name a chip to compile for without it: {', '.join(self)}."
             )
         device, capability = gpu
         match = model(device)
         if match is None or match.compute_capability != capability:
             raise UnknownTarget(
-                f"the attached GPU is {device!r} (compute capability"
-                f" {capability[0]}.{capability[1]}), whose peak rates are not recorded here;"
-                f" recorded are {', '.join(self)}."
+                f"the attached GPU is {device!r} "
+                f"(compute capability {capability[0]}.{capability[1]}), "
+                f"whose peak rates are not recorded here; recorded are {', '.join(self)}."
             )
         return dataclasses.replace(match, name="local", device=device)
 
@@ -272,11 +314,9 @@ def model(device: str) -> Target | None:
     rates than are recorded here, among them cards for PCIe.
     """
     words = device.upper().replace("-", " ").split()
-    return (
-        None
-        if {"PCIE", "NVL"} & set(words)
-        else next((t for t in TARGETS.values() if t.name in words), None)
-    )
+    if {"PCIE", "NVL"} & set(words):
+        return None
+    return next((target for target in TARGETS.values() if target.name in words), None)
 
 
 def resolve(target: str | Target) -> Target:
@@ -287,7 +327,7 @@ def resolve(target: str | Target) -> Target:
         return TARGETS[target]
     if not isinstance(target, Target):
         raise TypeError(
-            f"target must be a name or a Target, got {target!r}; names are {', '.join(TARGETS)},"
-            " local."
+            f"target must be a name or a Target, got {target!r}; "
+            f"names are {', '.join(TARGETS)}, local."
         )
     return target

@@ -1,21 +1,31 @@
-"""Assertions for readers' own tests: that a function multiplies in FP8, and that nothing was left
-outside.
+"""When a reader's own test fails: a matmul that is not FP8, work left outside of it, a collective
+that sends wide numbers.
 """
 
+import dataclasses
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Real
 from typing import Any
 
 from fp8lens.hlo.parse import visible
-from fp8lens.inspection import inspect
+from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide
+from fp8lens.matmul.rows import GemmRow
 from fp8lens.report.gemms import GemmReport
 from fp8lens.rules.find import of_collective
-from fp8lens.rules.reason import paragraph
+from fp8lens.rules.reason import Reasons, paragraph
 
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
 _NO_WORK = ("duplicate", "kernel", "opaque")  # what else may be allowed
+_EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
+# Whether an FP8 call does a kind of work, where its row tells.
+_DONE: dict[str, Callable[[GemmRow], bool]] = {
+    "scale": lambda row: bool(row.scales) or row.alpha != 1,
+    "bias": lambda row: "BIAS" in row.epilogue or bool(row.beta),
+    "epilogue": lambda row: row.epilogue != "DEFAULT",
+    "amax": lambda row: row.amax,
+}
 
 
 def assert_fp8_gemms(
@@ -44,93 +54,161 @@ def assert_fp8_gemms(
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
     """
-    wanted = [fused] if isinstance(fused, str) else _WORK if fused is True else list(fused or ())
-    epilogues = [name for name in wanted if name not in _WORK]
+    asked = _asked(count, min_flops_share, fused, allow)
+    seen = inspect(fn, *args, **options)
+    reasons = seen.reasons if seen.is_ours or asked.works or asked.epilogues else Reasons()
+    failures = [
+        *_unjudged(seen),
+        *_not_fp8(seen.report, asked),
+        *_unlooked_into(seen, asked),
+        *_outside(seen, reasons, asked),
+        *_not_there(seen.report, asked),
+    ]
+    if not failures:
+        return seen.report
+    name = getattr(fn, "__name__", "the program")
+    lines = [
+        visible(f"{name} {seen.note}".strip()) + ":",
+        *(f"  {failure}" for failure in failures),
+        str(seen.report),
+    ]
+    if reasons:
+        lines.append(str(reasons))
+    raise AssertionError("\n".join(lines))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What `assert_fp8_gemms` was asked for. `works` are kinds of work of which none may be left
+    outside, `everything` whether that is all there are; `epilogues` are those that every call must
+    have.
+    """
+
+    count: int | None
+    min_flops_share: float | None
+    works: frozenset[str]
+    everything: bool
+    epilogues: tuple[str, ...]
+    allowed: frozenset[str]
+
+
+def _asked(
+    count: int | None,
+    min_flops_share: float | None,
+    fused: bool | str | Collection[str],
+    allow: str | Collection[str],
+) -> _Asked:
+    """The same, checked; ValueError for what cannot be asked."""
+    everything = fused is True
+    wanted: Collection[str] = ()
+    if everything:
+        wanted = _WORK
+    elif isinstance(fused, str):
+        wanted = (fused,)
+    elif not isinstance(fused, bool):
+        wanted = fused or ()
+    epilogues = tuple(name for name in wanted if name not in _WORK)
     for name in epilogues:
-        if not re.fullmatch(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT", name.upper()):
+        if not _EPILOGUE.fullmatch(name.upper()):
             raise ValueError(
-                f"fused has {name!r}; it takes {', '.join(_WORK)}, or an epilogue, such as"
-                " BIAS_RELU."
+                f"fused has {name!r}; "
+                f"it takes {', '.join(_WORK)}, or an epilogue, such as BIAS_RELU."
             )
-    if min_flops_share is not None and not (
-        isinstance(min_flops_share, Real) and 0 <= min_flops_share <= 1
-    ):
-        raise ValueError(
-            f"min_flops_share must be from 0 to 1, such as 0.9 for 90%; got {min_flops_share!r}."
-        )
+    if min_flops_share is not None:
+        if not isinstance(min_flops_share, Real) or not 0 <= min_flops_share <= 1:
+            raise ValueError(
+                "min_flops_share must be from 0 to 1, such as 0.9 for 90%; "
+                f"got {min_flops_share!r}."
+            )
     allowed = {allow} if isinstance(allow, str) else set(allow or ())
     if unknown := sorted(allowed - {*_WORK, *_NO_WORK}):
         raise ValueError(f"allow has {unknown[0]!r}; it takes {', '.join((*_WORK, *_NO_WORK))}.")
-    seen = inspect(fn, *args, **options)
-    report, reasons = seen.report, seen.reasons if seen.is_ours or wanted else []
-    rows, failures = report.fp8_rows, []
-    if report.note.startswith("not optimized"):
-        failures.append(
-            "what XLA makes of it is not known yet: give the function, or its compiled program"
-        )
-    if not seen.is_ours:  # HLO does not have a Triton kernel's instructions
-        failures += [
-            f"{row.title}: only its PTX tells what a Triton kernel multiplies: give the function"
-            for row in rows
-            if row.library == "triton"
-        ]
-    if count is not None and len(rows) != count:
-        failures.append(f"{len(rows)} matmuls are FP8, not {count}")
-    if count is None and not report.rows:
-        failures.append("the program has no matmul")
-    elif min_flops_share is not None and report.fp8_flops_share < min_flops_share:
-        failures.append(
-            f"{report.fp8_flops_share:.1%} of the FLOPs are FP8, less than {min_flops_share:.1%}"
-        )
-    elif count is None and min_flops_share is None and len(rows) < len(report.rows):
-        failures.append(f"{len(report.rows) - len(rows)} of {len(report.rows)} matmuls are not FP8")
-    if min_flops_share:
-        failures += [
-            f"{row.title} is not FP8, and how often its loop runs is not known, nor then the share"
-            " of the FLOPs: ask for a count"
-            for row in report.rows
-            if row.count is None and not row.is_fp8
-        ]
-    if (count is None or min_flops_share) and "opaque" not in allowed:
-        failures += [
-            f'{name}: {told}; allow="opaque" leaves such kernels out of what is asked'
-            for name, told in seen.unknown
-        ]
-    for name in epilogues:
-        if wrong := [row.epilogue for row in rows if row.epilogue != name.upper()]:
-            failures.append(f"an FP8 call has the epilogue {wrong[0]}, not {name.upper()}")
-    works = {w for w in wanted if w in _WORK}
-    works |= {"duplicate", "kernel"} if fused is True else set()
-    failures += [f"{r.matmul} left outside: {r.lost}" for r in reasons if r.lost in works - allowed]
-    there = {
-        "scale": lambda r: r.scales or r.alpha != 1,
-        "bias": lambda r: "BIAS" in r.epilogue or r.beta,
-        "epilogue": lambda r: r.epilogue != "DEFAULT",
-        "amax": lambda r: r.amax,
-    }
-    if fused is not True:
-        # One reason may stand for all that comes after an obstacle: what was named is looked for in
-        # every kernel.
-        told = {r.lost for r in reasons}
-        failures += [
-            f"{row.title} left outside: {w}, to {o.instruction.name}"
-            for row, near in seen._rows[0]
-            if row.is_fp8
-            for o in near
-            for w in o.work
-            if w in works - allowed - told
-        ]
-        missing = [w for w in sorted(works) if w in there and not any(map(there[w], rows))]
-        failures += [f"no FP8 call has fused: {w}" for w in missing]
-    if failures:
-        lines = [
-            visible(f"{getattr(fn, '__name__', 'the program')} {seen.note}".strip()) + ":",
-            *(f"  {f}" for f in failures),
-            str(report),
-            *([str(reasons)] if reasons else []),
-        ]
-        raise AssertionError("\n".join(lines))
-    return report
+    works = {name for name in wanted if name in _WORK}
+    if everything:
+        works |= {"duplicate", "kernel"}
+    names = tuple(name.upper() for name in epilogues)
+    return _Asked(count, min_flops_share, frozenset(works), everything, names, frozenset(allowed))
+
+
+def _unjudged(seen: Inspection) -> Iterator[str]:
+    """What the program's text cannot tell."""
+    if not seen.report.optimized:
+        yield "what XLA makes of it is not known yet: give the function, or its compiled program"
+    if seen.is_ours:
+        return
+    for row in seen.report.fp8_rows:  # HLO does not have a Triton kernel's instructions
+        if row.library == "triton":
+            yield (
+                f"{row.title}: only its PTX tells what a Triton kernel multiplies: "
+                "give the function"
+            )
+
+
+def _not_fp8(report: GemmReport, asked: _Asked) -> Iterator[str]:
+    """Too few matmuls that are FP8, or not the number asked for."""
+    rows, fp8 = len(report.rows), len(report.fp8_rows)
+    share = asked.min_flops_share
+    if asked.count is not None and fp8 != asked.count:
+        yield f"{fp8} matmuls are FP8, not {asked.count}"
+    if asked.count is None and not rows:
+        yield "the program has no matmul"
+    elif share is not None and report.fp8_flops_share < share:
+        yield f"{report.fp8_flops_share:.1%} of the FLOPs are FP8, less than {share:.1%}"
+    elif asked.count is None and share is None and fp8 < rows:
+        yield f"{rows - fp8} of {rows} matmuls are not FP8"
+    if not share:
+        return
+    for row in report.rows:
+        if row.count is None and not row.is_fp8:
+            yield (
+                f"{row.title} is not FP8, and how often its loop runs is not known, "
+                "nor then the share of the FLOPs: ask for a count"
+            )
+
+
+def _unlooked_into(seen: Inspection, asked: _Asked) -> Iterator[str]:
+    """Kernels that may multiply unseen, where that matters."""
+    counted_alone = asked.count is not None and not asked.min_flops_share
+    if counted_alone or "opaque" in asked.allowed:
+        return
+    for name, why_not in seen.unknown:
+        yield f'{name}: {why_not}; allow="opaque" leaves such kernels out of what is asked'
+
+
+def _outside(seen: Inspection, reasons: Reasons, asked: _Asked) -> Iterator[str]:
+    """Work left outside that was asked for, and epilogues that are others."""
+    for name in asked.epilogues:
+        others = [row.epilogue for row in seen.report.fp8_rows if row.epilogue != name]
+        if others:
+            yield f"an FP8 call has the epilogue {others[0]}, not {name}"
+    works = asked.works - asked.allowed
+    for reason in reasons:
+        if reason.lost in works:
+            yield f"{reason.matmul} left outside: {reason.lost}"
+    if not asked.everything:
+        # One reason may stand for all that comes after an obstacle: what was named is looked for
+        # in every kernel.
+        yield from _in_kernels(seen, works - {reason.lost for reason in reasons})
+
+
+def _in_kernels(seen: Inspection, works: Collection[str]) -> Iterator[str]:
+    """Work of these kinds that a kernel beside an FP8 matmul does."""
+    for row, kernels in seen.unfused:
+        if not row.is_fp8:
+            continue
+        for kernel in kernels:
+            for work in kernel.work:
+                if work in works:
+                    yield f"{row.title} left outside: {work}, to {kernel.instruction.name}"
+
+
+def _not_there(report: GemmReport, asked: _Asked) -> Iterator[str]:
+    """Work that was named and that no call does."""
+    if asked.everything:
+        return
+    for work in sorted(asked.works):
+        if work in _DONE and not any(map(_DONE[work], report.fp8_rows)):
+            yield f"no FP8 call has fused: {work}"
 
 
 def assert_fp8_collectives(
@@ -161,10 +239,8 @@ def assert_fp8_collectives(
     if not failed:
         return found
     lines = [
-        (
-            f"{len(failed)} of {len(found)} collectives do not send FP8, and"
-            f" {', '.join(kinds)} should:"
-        ),
+        f"{len(failed)} of {len(found)} collectives do not send FP8, "
+        f"and {', '.join(kinds)} should:",
         str(found),
     ]
     for c in failed:

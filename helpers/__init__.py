@@ -26,7 +26,7 @@ from fp8lens import (
     why_not_fp8,
 )
 from fp8lens.compile.process import choose_platform
-from fp8lens.hlo.origin import NOT_THE_PROGRAM
+from fp8lens.hlo.origin import leave_out
 
 __all__ = [
     "TARGETS",
@@ -52,6 +52,5 @@ __all__ = [
 
 # before a chapter's first array: without a GPU, JAX's start-up of CUDA would print a traceback
 choose_platform()
-NOT_THE_PROGRAM.append(
-    str(Path(__file__).parent)
-)  # a matmul's source is the chapter's line, not the recipes'
+# a matmul's source is the chapter's line, not the recipes'
+leave_out(Path(__file__).parent)

@@ -1,4 +1,4 @@
-"""Compile a JAX function for a GPU that is not here.
+"""How a JAX function is compiled for a GPU that is not here: with which options, apart or not.
 
 XLA's CUDA compiler needs a description of the chip, not the chip. JAX reaches it through a
 compile-only topology: what comes back is the same `jax.stages.Compiled` as on the GPU, with the
@@ -98,7 +98,7 @@ def aot_compile(
     patch, files = choices(autotune, chip) if autotune is not None else (0, {})
     lowered, doubt = _lower(call, chip, mesh_shape, patch)
     compiled = _compile(lowered, options, chip, files, patch, limits)
-    if doubt and limits is None:
+    if doubt and not isinstance(compiled, Isolated):
         check_devices(compiled, chip, doubt)
     return compiled
 
@@ -114,8 +114,8 @@ def _chip(target: str | Target, mesh_shape: Any, autotune: Any) -> Target | None
         )
     if autotune is not None:
         raise ValueError(
-            "the attached GPU chooses for itself: autotune is for a named chip, as in"
-            ' target="H100".'
+            "the attached GPU chooses for itself: "
+            'autotune is for a named chip, as in target="H100".'
         )
     return None
 
@@ -129,8 +129,8 @@ def _limits(isolate: bool | Mapping[str, float], chip: Target | None) -> dict[st
         or not all(isinstance(n, (int, float)) and n > 0 for n in limits.values())
     ):
         raise ValueError(
-            'isolate must be True, or limits such as {"seconds": 60, "gigabytes": 4}; got'
-            f" {isolate!r}."
+            'isolate must be True, or limits such as {"seconds": 60, "gigabytes": 4}; '
+            f"got {isolate!r}."
         )
     if isolate and chip is None:
         raise ValueError(
@@ -144,29 +144,28 @@ def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str,
         raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
     if not isinstance(compiler_options or {}, Mapping):
         raise TypeError(
-            "compiler_options must be a mapping of XLA's options to values, got"
-            f" {compiler_options!r}."
+            "compiler_options must be a mapping of XLA's options to values, "
+            f"got {compiler_options!r}."
         )
     options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, (str, bool, int, float, bytes)):
             raise TypeError(
-                f"compiler_options: {name!r} is {value!r}; XLA takes a name, and a string, bool or"
-                " number."
+                f"compiler_options: {name!r} is {value!r}; "
+                "XLA takes a name, and a string, bool or number."
             )
         good = FATAL_BUT.get(name)
         if good and re.fullmatch(r"\s*[+-]?\d+\s*", str(value)) and int(value) not in good:
             raise ValueError(
-                f"compiler_options: {name} is {value!r}, and XLA aborts: give {good[0]} to"
-                f" {good[-1]}."
+                f"compiler_options: {name} is {value!r}, and XLA aborts: "
+                f"give {good[0]} to {good[-1]}."
             )
     if options.get("xla_gpu_override_gemm_autotuner"):
         check_tile(options["xla_gpu_override_gemm_autotuner"])
     return options
 
 
-# Where: on a mesh of ours, or of the caller's. What JAX says of a function whose mesh or shardings
-# are not ours:
+# What JAX speaks of where a function's mesh or shardings are not ours.
 _MESHES = re.compile("mesh|device|sharding|memory kind", re.I)
 
 
@@ -180,8 +179,8 @@ def _lower(
     if theirs is not None:
         if patch:
             raise ValueError(
-                "autotune: recorded choices are for a mesh made here: mesh_shape, as in"
-                ' {"data": 8}.'
+                "autotune: recorded choices are for a mesh made here: "
+                'mesh_shape, as in {"data": 8}.'
             )
         return call.placed(theirs).lower(theirs), None
     ours = make_mesh(chip, axes(mesh_shape), patch)
@@ -196,10 +195,10 @@ def _lower(
             if str(again) == str(error):
                 raise  # the function's own
             raise ValueError(
-                f"the function needs another mesh than it is compiled for, {dict(ours.shape)} of"
-                f" {chip.name}. Give "
-                f'mesh_shape, as in {{"data": 8}}; a mesh of its own must be '
-                f'fp8lens.mesh({chip.name!r}, {{"data": 8}}). JAX said: {error}'
+                "the function needs another mesh than it is compiled for, "
+                f'{dict(ours.shape)} of {chip.name}. Give mesh_shape, as in {{"data": 8}}; '
+                f'a mesh of its own must be fp8lens.mesh({chip.name!r}, {{"data": 8}}). '
+                f"JAX said: {error}"
             ) from error
         return again, error
 
@@ -212,9 +211,7 @@ def _lowered_or_why_not(call: Call, mesh: Mesh | None) -> jax.stages.Lowered | E
         return error
 
 
-# From lowered to compiled. Nothing here reads the function or the mesh again.
-
-
+# From lowered to compiled: nothing from here on reads the function or the mesh again.
 def _compile(
     lowered: jax.stages.Lowered,
     options: Mapping[str, Any],
@@ -241,15 +238,12 @@ def _compile(
                 "xla_gpu_per_fusion_autotune_cache_dir": folder,
             }
         options = {**never, **options}
-        if limits is not None:
+        if chip is not None and limits is not None:
             return compile_apart(lowered, options, chip, patch, **limits)
         if chip is not None and may_abort(lowered, options):
-            compile_apart(
-                lowered,
-                {k: v for k, v in options.items() if not k.startswith("xla_dump")},
-                chip,
-                patch,
-            )
+            # Once apart, to see whether it ends the process; what it dumps is wanted from here.
+            tried = {k: v for k, v in options.items() if not k.startswith("xla_dump")}
+            compile_apart(lowered, tried, chip, patch)
         return lowered.compile(compiler_options=options)
 
 
@@ -268,9 +262,12 @@ def _cache_left_alone() -> Iterator[dict[str, Any]]:
     from jax._src import config
 
     with config.persistent_cache_min_compile_time_secs(math.inf):
-        yield {
-            "xla_dump_emitter_re": "^$"
-        }  # part of what a program is looked up by, and nobody else's
+        # A program is looked up by its options too, and nobody else has this one.
+        yield {"xla_dump_emitter_re": "^$"}
+
+
+# Parts of what XLA says where it lacks NVIDIA's assembler, or a library of the device's.
+_NO_ASSEMBLER = ("No PTX compilation provider", "libdevice", "nvvm")
 
 
 @contextmanager
@@ -280,23 +277,22 @@ def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[Non
         yield
     except jax.errors.JaxRuntimeError as error:
         _, _, missing = str(error).partition("No cached config found for HLO instr: ")
-        if recorded and ", kind" in missing:
+        if chip is not None and recorded and ", kind" in missing:
+            kernel = missing.partition(", kind")[0]
             raise LookupError(
-                f"autotune: of the {len(recorded)} recorded choices XLA can use none for"
-                f" {missing.partition(', kind')[0]}. It looks one up by its own release, the chip"
-                " and the kernel's instructions: record this function with these shapes and"
-                f" options on {chip.device} with JAX {jax.__version__}."
+                f"autotune: of the {len(recorded)} recorded choices XLA can use none for {kernel}. "
+                "It looks one up by its own release, the chip and the kernel's instructions: "
+                "record this function with these shapes and options "
+                f"on {chip.device} with JAX {jax.__version__}."
             ) from error
         for sign, note in COMPILER_BUGS.items():
             if sign in str(error):
                 error.add_note(note)
-        if not any(
-            sign in str(error) for sign in ("No PTX compilation provider", "libdevice", "nvvm")
-        ):
+        if not any(sign in str(error) for sign in _NO_ASSEMBLER):
             raise
         raise RuntimeError(
-            "XLA made PTX for a kernel but found nothing to assemble it with: pip install"
-            f" {ASSEMBLER}, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
+            "XLA made PTX for a kernel but found nothing to assemble it with: "
+            f"pip install {ASSEMBLER}, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
         ) from error
 
 
@@ -309,5 +305,6 @@ def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:
     """
     check_process()
     if gpu_available():
-        return aot_compile(fn, *args, target="local", gemm=gemm)(*args)
+        compiled: Any = aot_compile(fn, *args, target="local", gemm=gemm)
+        return compiled(*args)
     return jax.jit(fn)(*args)

@@ -14,6 +14,8 @@ import jax
 from fp8lens.targets import Target
 
 _TILE_FIELDS = ("block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages")
+_TILE = re.compile(r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*+")
+_LONGEST = 1000  # characters of a tile: a good one has 200
 
 
 def check_tile(text: str) -> None:
@@ -21,29 +23,29 @@ def check_tile(text: str) -> None:
     assertion.
     """
     text = re.sub(r"\s+", " ", str(text))
-    short = text[:1000]  # a good one has 200
-    pairs = re.findall(r"(?<!\w)(\w++) ?: ?(\w+)", short)
-    fields = dict(pairs)
-    good = short == text and re.fullmatch(
-        r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*+", short
-    )
-    good = (
-        good
-        and len(fields) == len(pairs)
-        and fields.pop("is_tma_allowed", "true") in ("true", "false")
-    )
-    good = good and set(_TILE_FIELDS) <= set(fields) <= {*_TILE_FIELDS, "split_k"}
-    numbers = [int(n) if n.isdigit() else 0 for n in map(fields.get, _TILE_FIELDS)] if good else [0]
-    if (
-        not all(numbers)
-        or any(n & (n - 1) for n in numbers[:5])
-        or not fields.get("split_k", "1").isdigit()
-    ):
+    if not _is_good_tile(text):
         raise ValueError(
-            f"xla_gpu_override_gemm_autotuner: XLA would abort on {short!r}. Give each of"
-            f" {', '.join(_TILE_FIELDS)} once, all but num_stages powers of two, in plain digits,"
-            " as in 'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
+            f"xla_gpu_override_gemm_autotuner: XLA would abort on {text[:_LONGEST]!r}. "
+            f"Give each of {', '.join(_TILE_FIELDS)} once, all but num_stages powers of two, "
+            "in plain digits, as in 'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 "
+            "num_stages: 3'."
         )
+
+
+def _is_good_tile(text: str) -> bool:
+    """Whether XLA can take a tile in text, whose white space is single spaces."""
+    if len(text) > _LONGEST or not _TILE.fullmatch(text):
+        return False
+    pairs = re.findall(r"(?<!\w)(\w++) ?: ?(\w+)", text)
+    fields = dict(pairs)
+    if len(fields) < len(pairs) or fields.pop("is_tma_allowed", "true") not in ("true", "false"):
+        return False
+    if not fields.pop("split_k", "1").isdigit() or set(fields) != set(_TILE_FIELDS):
+        return False
+    if not all(value.isdigit() for value in fields.values()):
+        return False
+    *powers, stages = (int(fields[name]) for name in _TILE_FIELDS)
+    return stages > 0 and all(n > 0 and n & (n - 1) == 0 for n in powers)
 
 
 # A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the
@@ -85,24 +87,22 @@ def choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str,
     if "\n" not in text:
         text = Path(text).read_text(encoding="utf-8", errors="replace")
     rest, *written = re.split("^results {\n", text, flags=re.M)
-    recorded = [_CHOICE.match(choice) for choice in written]
-    rest += "".join(choice[m.end() :] for choice, m in zip(written, recorded) if m)
+    recorded = [m for choice in written if (m := _CHOICE.match(choice))]
+    rest += "".join(m.string[m.end() :] for m in recorded)
     rest = re.sub("^#.*", "", rest, flags=re.M).strip()
-    if rest != "version: 3" or not recorded or None in recorded:
+    if rest != "version: 3" or not recorded or len(recorded) < len(written):
         raise ValueError(
-            f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. Record them"
-            " with the options of recording(path); each is then results { device hlo result"
-            " version }, after a line 'version: 3'."
+            f"autotune: these are not XLA's autotuning results in text: {rest[:60]!r}. "
+            "Record them with the options of recording(path); each is then "
+            "results { device hlo result version }, after a line 'version: 3'."
         )
     patch = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:5], 16)
     (major, minor), bandwidth = target.compute_capability, target.memory_bandwidth / 1e9
     chip = f"CUDA: {major}.{minor}, Cores: {target.sms}"
+    cudnn = f"{target.cudnn[0]}.{target.cudnn[1]}.{patch}"
     key = (
-        f"{chip}, GPU clock: {target.clock_ghz:g} GHz, Memory bandwidth: {bandwidth:.0f} GB/s, L2"
-        " cache: "
-    )
-    key += (
-        f"{target.l2_bytes / 2**20:g} MB, DNN version: {target.cudnn[0]}.{target.cudnn[1]}.{patch}"
+        f"{chip}, GPU clock: {target.clock_ghz:g} GHz, Memory bandwidth: {bandwidth:.0f} GB/s, "
+        f"L2 cache: {target.l2_bytes / 2**20:g} MB, DNN version: {cudnn}"
     )
     files = {}
     for device, hlo, result, version in (m.groups() for m in recorded):
@@ -115,8 +115,6 @@ def choices(autotune: str | os.PathLike, target: Target) -> tuple[int, dict[str,
             )
         hlo = hlo.encode().decode("unicode_escape").encode("latin-1")
         name = f"<key model='{key}', hlo='".encode() + hlo + f"', version={version}>".encode()
-        files[
-            base64.urlsafe_b64encode(hashlib.sha256(name).digest()).decode().strip("=")
-            + ".textproto"
-        ] = result
+        digest = base64.urlsafe_b64encode(hashlib.sha256(name).digest())
+        files[digest.decode().strip("=") + ".textproto"] = result
     return patch, files

@@ -1,6 +1,6 @@
-"""Errors and aborts of XLA's own making, and the way around them."""
+"""Which of XLA's errors and aborts are of its own making, and the way around each."""
 
-# Errors of XLA's own making, and aborts, and the way around them.
+# A part of what XLA says, and what to do about it.
 COMPILER_BUGS = {
     "algebraic_simplifier.cc": (
         "XLA took an amax of rows, columns or tiles for the whole result's, which the FP8 call "

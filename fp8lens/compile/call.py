@@ -1,4 +1,4 @@
-"""What to lower: a function that has `lower`, and its arguments."""
+"""What is lowered of a call: which function, with which arguments, placed where."""
 
 import difflib
 import functools
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fp8lens.hlo.parse import no_program_yet
 
 # Of aot_compile and assert_fp8_gemms: a misspelled one arrives here as an argument of the function.
 OPTIONS = (
@@ -46,12 +48,10 @@ class Call(NamedTuple):
         too, replicated.
         """
         place = functools.partial(_placed, mesh=mesh, everywhere=everywhere)
-        if type(self.jitted).__module__.startswith("flax.") and self.specs == (None,) * len(
-            self.specs
-        ):
-            from flax import (
-                nnx,  # whose modules may share weights, which a map over them as pytrees would part
-            )
+        without_specs = all(spec is None for spec in self.specs)
+        if without_specs and type(self.jitted).__module__.startswith("flax."):
+            # nnx's modules may share weights, which a map over them as pytrees would part.
+            from flax import nnx
 
             graph, state = nnx.split((self.args, self.kwargs))
             args, kwargs = nnx.merge(graph, jax.tree.map(functools.partial(place, None, ""), state))
@@ -67,15 +67,16 @@ class Call(NamedTuple):
         return self._replace(args=args, kwargs=kwargs)
 
     def lower(self, mesh: Mesh | None = None) -> jax.stages.Lowered:
+        """Lower the function; with a mesh, as within jax.set_mesh(mesh)."""
         with jax.set_mesh(mesh) if mesh is not None else nullcontext():
             try:
                 lowered = self.jitted.lower(*self.args, **self.kwargs)
             except RuntimeError as error:
                 if "Unknown backend: 'gpu'" in str(error):
                     error.add_note(
-                        "The function calls Python back (jax.debug.print, jax.pure_callback,"
-                        " io_callback), for which JAX asks for a GPU: leave that out to compile"
-                        " without one."
+                        "The function calls Python back "
+                        "(jax.debug.print, jax.pure_callback, io_callback), "
+                        "for which JAX asks for a GPU: leave that out to compile without one."
                     )
                 raise
         while not isinstance(lowered, jax.stages.Lowered):
@@ -87,6 +88,13 @@ def make_call(
     fn: Any, args: tuple, kwargs: dict[str, Any], in_specs: Sequence[Any] | None,
     static_argnums: int | Sequence[int] | None, static_argnames: str | Iterable[str] | None,
 ) -> Call:  # fmt: skip
+    """What `aot_compile` lowers for these arguments and options of its own.
+
+    Raises TypeError for what is no function, or an argument that cannot be traced; ValueError where
+    `in_specs` has not one entry for each of `args`.
+    """
+    if fix := no_program_yet(fn):
+        raise TypeError(f"got {type(fn).__name__}: {fix}")
     if not callable(fn):
         raise TypeError(f"the first argument must be a function, got {fn!r}.")
     if in_specs is not None and len(in_specs) != len(args):
@@ -94,12 +102,13 @@ def make_call(
             f"in_specs has {len(in_specs)} entries for {len(args)} arguments; give one for each."
         )
     fn, bound, kwargs = _unbound(fn, kwargs)
-    args, specs = (*bound, *args), (*(None for _ in bound), *(in_specs or (None for _ in args)))
+    specs = (*(None for _ in bound), *(in_specs or (None for _ in args)))
+    args = (*bound, *args)
     static = _static(fn, len(args), static_argnums, static_argnames)
     if hasattr(fn, "lower") and static:
         raise TypeError(
-            "static_argnums, static_argnames: the function is jitted already; name its static"
-            " arguments there, as in jax.jit(fn, static_argnums=1)."
+            "static_argnums, static_argnames: the function is jitted already; "
+            "name its static arguments there, as in jax.jit(fn, static_argnums=1)."
         )
     if isinstance(fn, jax.stages.Wrapped):
         return Call(fn, args, kwargs, specs)
@@ -141,15 +150,10 @@ def _static(fn: Any, count: int, argnums: Any, argnames: Any) -> frozenset:
         ]
     except (TypeError, ValueError):  # a built-in has no signature
         known = []
-    nums = {n + count if n < 0 else n for n in nums}
-    return frozenset(
-        {
-            *nums,
-            *names,
-            *(known.index(name) for name in names if name in known),
-            *(known[n] for n in nums if 0 <= n < len(known)),
-        }
-    )
+    places = {n + count if n < 0 else n for n in nums}
+    places_of_names = {known.index(name) for name in names if name in known}
+    names_of_places = {known[n] for n in places if 0 <= n < len(known)}
+    return frozenset({*places, *names, *places_of_names, *names_of_places})
 
 
 def _is_array(leaf: Any) -> bool:
@@ -157,28 +161,27 @@ def _is_array(leaf: Any) -> bool:
     scalars: those may be static arguments of a jitted function, and where they are not JAX traces
     them too.
     """
-    return (
-        hasattr(leaf, "shape")
-        and hasattr(leaf, "dtype")
-        and not isinstance(leaf, (type, np.generic))
-    )
+    if isinstance(leaf, (type, np.generic)):
+        return False
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def _check_arrays(args: tuple, kwargs: dict[str, Any], static: frozenset) -> None:
     for name, argument in (*enumerate(args), *kwargs.items()):
-        for path, leaf in (
-            jax.tree_util.tree_leaves_with_path(argument) if name not in static else ()
-        ):
-            if not _is_array(leaf) and not isinstance(leaf, np.generic):
-                close = difflib.get_close_matches(name, OPTIONS, 1) if isinstance(name, str) else []
-                meant = f"did you mean the option {close[0]}? The " if close else ""
-                raise TypeError(
-                    f"{meant}argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, a"
-                    f" {type(leaf).__name__}, which is neither an array nor a jax.ShapeDtypeStruct."
-                    " Give jnp.asarray(value, dtype) or jax.ShapeDtypeStruct(shape, dtype); name"
-                    " what is not traced in static_argnums or static_argnames; of a module with"
-                    " functions in it, give eqx.filter_jit(fn)."
-                )
+        if name in static:
+            continue
+        for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
+            if _is_array(leaf) or isinstance(leaf, np.generic):
+                continue
+            close = difflib.get_close_matches(name, OPTIONS, 1) if isinstance(name, str) else []
+            meant = f"did you mean the option {close[0]}? The " if close else ""
+            raise TypeError(
+                f"{meant}argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, "
+                f"a {type(leaf).__name__}, which is neither an array nor a jax.ShapeDtypeStruct. "
+                "Give jnp.asarray(value, dtype) or jax.ShapeDtypeStruct(shape, dtype); "
+                "name what is not traced in static_argnums or static_argnames; "
+                "of a module with functions in it, give eqx.filter_jit(fn)."
+            )
 
 
 def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> Call:
@@ -199,11 +202,10 @@ def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> Call:
 
     name = getattr(fn, "__name__", None)  # no string where Equinox wraps a module
     call.__name__ = name if isinstance(name, str) else type(fn).__name__
-    each = [
-        *_specs(fn, None),
-        *(s for a, spec in zip(args, specs) for s in _specs(a, spec)),
-        *_specs(kwargs, None),
-    ]
+    each = _specs(fn, None)
+    for argument, spec in zip(args, specs, strict=True):
+        each += _specs(argument, spec)
+    each += _specs(kwargs, None)
     given = {at: each[at] for at in arrays} if any(spec is not None for spec in each) else None
     return Call(jax.jit(call), (arrays,), {}, (given,))
 
@@ -221,14 +223,10 @@ def _specs(argument: Any, specs: Any) -> list[PartitionSpec | None]:
 
 
 def _placed_tree(place: Callable, name: int | str, argument: Any, specs: Any) -> Any:
+    """An argument's arrays, each placed by its own spec."""
     leaves, tree = jax.tree.flatten(argument)
-    return jax.tree.unflatten(
-        tree,
-        [
-            place(spec, name, leaf)
-            for leaf, spec in zip(leaves, _specs(argument, specs), strict=True)
-        ],
-    )
+    pairs = zip(leaves, _specs(argument, specs), strict=True)
+    return jax.tree.unflatten(tree, [place(spec, name, leaf) for leaf, spec in pairs])
 
 
 def _placed(
@@ -244,19 +242,14 @@ def _placed(
         spec = own.spec
     if spec is None and everywhere:
         spec = PartitionSpec()
-    placed = mesh is not None and spec is not None
-    unknown = (
-        {axis for axis in jax.tree.leaves(tuple(spec))} - set(mesh.axis_names) if placed else ()
-    )
-    if unknown:
-        raise ValueError(
-            f"argument {name} is sharded over {sorted(unknown)}, but the mesh has the axes "
-            f'{mesh.axis_names}; name them in mesh_shape, as in mesh_shape={{"data": 8}}.'
-        )
+    sharding = None
+    if mesh is not None and spec is not None:
+        if unknown := set(jax.tree.leaves(tuple(spec))) - set(mesh.axis_names):
+            raise ValueError(
+                f"argument {name} is sharded over {sorted(unknown)}, but the mesh has the axes "
+                f'{mesh.axis_names}; name them in mesh_shape, as in mesh_shape={{"data": 8}}.'
+            )
+        sharding = NamedSharding(mesh, spec)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-    return jax.ShapeDtypeStruct(
-        leaf.shape,
-        dtype,
-        sharding=NamedSharding(mesh, spec) if placed else None,
-        weak_type=getattr(leaf, "weak_type", False),
-    )
+    weak_type = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=weak_type)

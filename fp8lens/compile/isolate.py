@@ -1,4 +1,4 @@
-"""Compile in a fresh process, as XLA ends the one that it fails in."""
+"""Whether a program is compiled in a process of its own, and how: XLA ends the one it fails in."""
 
 import copy
 import io
@@ -34,14 +34,21 @@ class Isolated:
     text: str = field(repr=False)
 
     def as_text(self) -> str:
+        """The optimized HLO."""
         return self.text
 
 
-# Apart: in a fresh process, as XLA ends the one that it fails in.
-
+# Operations of StableHLO between a matmul and an amax that XLA may take for the whole result's.
 _THROUGH = set(
     "abs add multiply maximum minimum clamp convert reshape transpose call select broadcast_in_dim "
     "dot_general".split()
+)
+_FATAL = re.compile(r"[<x]\d{10}|custom_call @__cu")
+_OPERATION = re.compile(r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", re.M)
+_NO_MEMORY = re.compile("bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create")
+# Of rows, columns or tiles: to an array, not to a scalar.
+_PARTIAL_MAXIMUM = re.compile(
+    r"^ *%\w+ = stablehlo\.reduce\((%\w+) init: .* applies stablehlo\.maximum .*-> tensor<\d", re.M
 )
 
 
@@ -50,45 +57,51 @@ def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> bool:
     ten digits, a call of a kernel of XLA's own; or where there is FP8, an amax of a matmul's rows,
     columns or tiles, which XLA may take for the whole result's.
     """
-    text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=16)
-    if "xla_gpu_ptx_compiler_extra_flags" in options or re.search(
-        r"[<x]\d{10}|custom_call @__cu", text
-    ):
+    module: Any = lowered.compiler_ir("stablehlo")
+    text = module.operation.get_asm(large_elements_limit=16)
+    if "xla_gpu_ptx_compiler_extra_flags" in options or _FATAL.search(text):
         return True
     functions = {}
     for function in text.split("func.func ")[1:] if "xf8E" in text else ():
         head, _, rest = function.partition("(")
         functions[head.rpartition("@")[2]] = rest.partition("\n  }")[0]
-    for body in functions.values():
-        if "stablehlo.maximum across" not in body:
-            continue
-        made = {
-            name: (op, rest)
-            for name, op, rest in re.findall(
-                r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", body, re.M
-            )
-        }
-        for first in re.findall(
-            r"^ *%\w+ = stablehlo\.reduce\((%\w+) init: .* applies stablehlo\.maximum .*->"
-            r" tensor<\d",
-            body,
-            re.M,
-        ):
-            todo, seen, ops = [first], set(), set()
-            while todo:
-                op, rest = made.get(name := todo.pop(), ("", ""))
-                if name not in seen and op in _THROUGH:
-                    callee = re.match(r" @([\w.]+)", rest)
-                    ops |= (
-                        {op, "dot_general"}
-                        if callee and "dot_general" in functions.get(callee[1], "")
-                        else {op}
-                    )
-                    todo += re.findall(r"%\w+", rest) if op != "dot_general" else []
-                seen.add(name)
-            if "dot_general" in ops and ops & {"abs", "maximum", "call"}:
-                return True
+    return any(_has_partial_amax(body, functions) for body in functions.values())
+
+
+def _has_partial_amax(body: str, functions: Mapping[str, str]) -> bool:
+    """Whether a function's body takes an amax of rows, columns or tiles that a matmul made.
+    `functions` are the bodies of all, by name.
+    """
+    if "stablehlo.maximum across" not in body:
+        return False
+    made = {name: (op, rest) for name, op, rest in _OPERATION.findall(body)}
+    for first in _PARTIAL_MAXIMUM.findall(body):
+        ops = _behind(first, made, functions)
+        if "dot_general" in ops and ops & {"abs", "maximum", "call"}:
+            return True
     return False
+
+
+def _behind(
+    first: str, made: Mapping[str, tuple[str, str]], functions: Mapping[str, str]
+) -> set[str]:
+    """The operations that a value comes from, back to the matmuls."""
+    todo = [first]
+    seen: set[str] = set()
+    ops: set[str] = set()
+    while todo:
+        name = todo.pop()
+        op, rest = made.get(name, ("", ""))
+        if name in seen or op not in _THROUGH:
+            continue
+        seen.add(name)
+        ops.add(op)
+        callee = re.match(r" @([\w.]+)", rest)
+        if callee and "dot_general" in functions.get(callee[1], ""):
+            ops.add("dot_general")
+        if op != "dot_general":
+            todo += re.findall(r"%\w+", rest)
+    return ops
 
 
 class _Taken(Exception):
@@ -120,13 +133,18 @@ def compile_apart(
     seconds: float | None = None,
     gigabytes: float | None = None,
 ) -> Isolated:
+    """Compile in a fresh process, within limits of time and of its memory.
+
+    Raises CompilerDied where that process ends without an answer, or takes longer; ValueError where
+    the program is for other devices than `chip`; and XLA's own error where it gives one.
+    """
     lowering = copy.copy(lowered._lowering)
     lowering.compile_args = {
         **lowering.compile_args,
         "backend": _Taker(lowering.compile_args["backend"]),
     }
     try:
-        lowering.compile(compiler_options=options)
+        lowering.compile(compiler_options=dict(options))
     except _Taken as taken:
         module, devices, build = taken.args
     if (kinds := {device.device_kind for device in devices}) != {chip.device}:
@@ -141,7 +159,10 @@ def compile_apart(
         build.SerializeAsString(),
         gigabytes,
     )
-    program = f"import sys; sys.path[:] = {sys.path!r}; from fp8lens.compile.isolate import serve; serve()"
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from fp8lens.compile.isolate import serve; serve()"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", program],
@@ -154,9 +175,8 @@ def compile_apart(
             f"XLA's compiler did not end within {seconds:g} s, and was ended."
         ) from None
     if done.returncode or not done.stdout:
-        raise CompilerDied(
-            _last_words(done.returncode, done.stderr.decode(errors="replace"), gigabytes)
-        )
+        log = done.stderr.decode(errors="replace")
+        raise CompilerDied(_last_words(done.returncode, log, gigabytes))
     text, error = pickle.loads(done.stdout)
     if error:
         raise jax.errors.JaxRuntimeError(error)
@@ -164,31 +184,30 @@ def compile_apart(
 
 
 def _last_words(status: int, log: str, gigabytes: float | None) -> str:
+    """What ended the compiler's process, what it said last, and the fix."""
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
-    said = (
-        fatal[1]
-        if fatal
-        else next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "nothing")
-    )
-    fix = next((note for sign, note in COMPILER_BUGS.items() if sign in said), "")
-    short = status == -signal.SIGKILL or re.search(
-        "bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create", log
-    )
-    if short or gigabytes and said == "nothing":  # where its memory ends it may die without a word
+    said = fatal[1] if fatal else (lines or ["nothing"])[-1]
+    known = [note for sign, note in COMPILER_BUGS.items() if sign in said]
+    short = status == -signal.SIGKILL or _NO_MEMORY.search(log)
+    if short or (gigabytes and not lines):  # where its memory ends it may die without a word
+        needs = "needs" if short else "may need"
+        limit = f"{gigabytes:g} GB" if gigabytes else "there is"
+        fix = f"It {needs} more memory than {limit}: give smaller shapes."
+    elif known:
+        fix = known[0]
+    else:
         fix = (
-            f"It {'needs' if short else 'may need'} more memory than "
-            f"{f'{gigabytes:g} GB' if gigabytes else 'there is'}: give smaller shapes."
+            "It is a bug of XLA's: report it with this program at "
+            "https://github.com/openxla/xla/issues."
         )
-    return f"XLA's compiler died ({how}). Its last words: {said[:400]}. " + (
-        fix
-        or "It is a bug of XLA's: report it with this program at https://github.com/openxla/xla/issues."
-    )
+    return f"XLA's compiler died ({how}). Its last words: {said[:400]}. {fix}"
 
 
 def serve() -> None:
-    """In a process of its own: compile what `compile_apart` asks for on standard input, and answer on
-    standard output.
+    """In a process of its own: compile what `compile_apart` asks for on standard input, and answer
+    on standard output.
     """
     import resource
 

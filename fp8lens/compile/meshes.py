@@ -1,4 +1,4 @@
-"""Meshes of chips that are not here."""
+"""Which devices a program is compiled for: a mesh of chips that are not here, or a caller's own."""
 
 import functools
 import importlib
@@ -21,6 +21,10 @@ ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 
 @functools.lru_cache(maxsize=32)
 def make_mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_patch: int) -> Mesh:
+    """A mesh of `target`s with these axes, (name, devices) each; the same for the same arguments.
+    `cudnn_patch` is as for `Target.text_proto`. Raises RuntimeError where XLA's CUDA compiler is
+    not installed, or does not take the description.
+    """
     from jax.experimental import topologies
 
     choose_platform()
@@ -79,26 +83,24 @@ def mesh(
 
 def callers_mesh(call: Call, chip: Target) -> Mesh | None:
     """The compile-only mesh that the arguments are on, or that jax.set_mesh has set."""
-    shardings = [
-        getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((call.args, call.kwargs))
-    ]
-    for mesh in (
-        *(s.mesh for s in shardings if isinstance(s, NamedSharding)),
-        jax.sharding.get_mesh(),
-    ):
-        device = (
-            mesh.devices.flat[0]
-            if isinstance(mesh, Mesh) and mesh.size and mesh.axis_names
-            else None
-        )
-        if device is not None and device.client.runtime_type == "compile_only_runtime":
+    leaves = jax.tree.leaves((call.args, call.kwargs))
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+    for mesh in (*meshes, jax.sharding.get_mesh()):
+        if not isinstance(mesh, Mesh) or not mesh.size or not mesh.axis_names:
+            continue
+        device = mesh.devices.flat[0]
+        if device.client.runtime_type == "compile_only_runtime":
             if device.device_kind != chip.device:
                 raise elsewhere(device.device_kind, chip, "")
             return mesh
     return None
 
 
-def check_devices(compiled: jax.stages.Compiled, chip: Target, doubt: ValueError) -> None:
+def check_devices(compiled: Any, chip: Target, doubt: ValueError) -> None:
+    """Raise ValueError where a `jax.stages.Compiled` is for other devices than `chip`; `doubt` is
+    what JAX said when it was lowered.
+    """
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     kinds = {device.device_kind for sharding in shardings for device in sharding.device_set}
     if kinds - {chip.device}:
@@ -106,32 +108,35 @@ def check_devices(compiled: jax.stages.Compiled, chip: Target, doubt: ValueError
 
 
 def elsewhere(devices: str, chip: Target, said: Any) -> ValueError:
-    return ValueError(
-        f"a mesh or sharding is on {devices}, and the program is for {chip.name}: {chip.device}."
-        " Make the mesh with "
-        f'fp8lens.mesh({chip.name!r}, {{"data": 8}}), which needs no devices.'
-        + f" JAX said: {said}"
-        * bool(said)
+    """The error for a mesh of other `devices` than `chip`; with what JAX `said`, if it did."""
+    message = (
+        f"a mesh or sharding is on {devices}, and the program is for {chip.name}: {chip.device}. "
+        f'Make the mesh with fp8lens.mesh({chip.name!r}, {{"data": 8}}), which needs no devices.'
     )
+    return ValueError(f"{message} JAX said: {said}" if said else message)
 
 
 def axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:
+    """(name, devices) of each axis of `aot_compile`'s `mesh_shape`; one device without it. Raises
+    ValueError for what is no shape, or has more devices than a mesh here can have.
+    """
     if mesh_shape is None:
         return (("x", 1),)
+    axes: tuple[tuple[str, int], ...] = ()
     if isinstance(mesh_shape, Mapping):
         axes = tuple(mesh_shape.items())
-    else:
-        axes = tuple(zip("xyz", mesh_shape)) if isinstance(mesh_shape, (list, tuple)) else ()
+    elif isinstance(mesh_shape, (list, tuple)):
+        axes = tuple(zip("xyz", mesh_shape, strict=False))  # more than three are refused below
     if not 0 < len(axes) == len(mesh_shape) or not all(
         isinstance(name, str) and isinstance(n, int) and n > 0 for name, n in axes
     ):
         raise ValueError(
-            "mesh_shape must be {axis name: devices} or up to three device counts, such as"
-            f' {{"data": 8}} or (8,); got {mesh_shape!r}.'
+            "mesh_shape must be {axis name: devices} or up to three device counts, "
+            f'such as {{"data": 8}} or (8,); got {mesh_shape!r}.'
         )
     if math.prod(n for _, n in axes) > _DEVICES or len(axes) > 32:
         raise ValueError(
-            f"mesh_shape has {math.prod(n for _, n in axes):,} devices on {len(axes)} axes: the"
-            f" limit is {_DEVICES:,} on 32."
+            f"mesh_shape has {math.prod(n for _, n in axes):,} devices on {len(axes)} axes: "
+            f"the limit is {_DEVICES:,} on 32."
         )
     return axes

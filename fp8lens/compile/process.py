@@ -6,14 +6,15 @@ import importlib
 import importlib.metadata
 import os
 import threading
+from pathlib import Path
 
 import jax
 from jax._src import xla_bridge
 
 from fp8lens.targets import TARGETS, attached_gpu, check_platforms
 
-# The process that was the first to use JAX, as far as is known here: it, or one that it was forked
-# from.
+# The number of the process that was the first to use JAX, as far as is known here: this one, or one
+# that this was forked from.
 USED_IN: list[int] = []
 
 
@@ -24,25 +25,26 @@ def _before_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
-    if (
-        xla_bridge.backends_are_initialized()
-        and os.path.isdir("/proc/self/task")
-        and (len(os.listdir("/proc/self/task")) == threading.active_count())
-    ):
-        USED_IN.append(0)  # no process's number: JAX has begun, and has no threads but Python's own
+    tasks = Path("/proc/self/task")
+    if xla_bridge.backends_are_initialized() and tasks.is_dir():
+        # If JAX has begun, and has no threads but Python's own, this process was forked.
+        if len(os.listdir(tasks)) == threading.active_count():
+            USED_IN.append(0)  # no process's number
 
 
 def check_process() -> None:
     """Refuse what would hang, or fail obscurely, before anything is traced or lowered."""
     if USED_IN and USED_IN[0] != os.getpid():
         raise RuntimeError(
-            "this process was forked from one that had used JAX, whose threads it lacks: it would"
-            ' wait for them without end. Start it with multiprocessing.get_context("spawn").'
+            "this process was forked from one that had used JAX, whose threads it lacks: "
+            "it would wait for them without end. "
+            'Start it with multiprocessing.get_context("spawn").'
         )
     check_platforms(jax.config.jax_platforms)
 
 
 def installed(distribution: str) -> bool:
+    """Whether a package of this name is installed, without importing it."""
     try:
         return bool(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
@@ -72,10 +74,11 @@ def choose_platform() -> None:
 
 
 def require_gpu() -> None:
-    if not gpu_available():
-        TARGETS["local"]  # raises where no GPU is attached
-        raise RuntimeError(
-            f"a GPU is attached ({attached_gpu()[0]}), but JAX runs on the CPU here. Install CUDA's"
-            " libraries with pip install 'jax[cuda13]', unset JAX_PLATFORMS, and start Python"
-            " again."
-        )
+    """Raise KeyError where no GPU is attached, and RuntimeError where JAX does not run on it."""
+    if gpu_available():
+        return
+    name = TARGETS["local"].device  # raises where no GPU is attached
+    raise RuntimeError(
+        f"a GPU is attached ({name}), but JAX runs on the CPU here. Install CUDA's libraries with "
+        "pip install 'jax[cuda13]', unset JAX_PLATFORMS, and start Python again."
+    )

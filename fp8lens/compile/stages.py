@@ -1,6 +1,9 @@
-"""XLA's passes, one by one: the program between them, as XLA dumps it while it compiles."""
+"""Which of XLA's passes changed a matmul: the program between them, as XLA dumps it while it
+compiles.
+"""
 
 import html
+import os
 import re
 import tempfile
 from collections import Counter
@@ -10,7 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8lens.compile.api import aot_compile, jax
+import jax
+
+from fp8lens.compile.api import aot_compile
+from fp8lens.compile.isolate import Isolated
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
 from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
@@ -20,11 +26,13 @@ _FILE = re.compile(
     r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt"
 )
 _ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
-
-
 _DOTS = {"ragged-dot", "convolution"} | DOTS
 _CALL = re.compile("gemm|matmul|scaled_?dot", re.I)
-_MATMUL = rf" (?:{'|'.join(sorted(_DOTS))})\(|(?i:custom_call_target=\"[^\"]*(?:{_CALL.pattern})|gemm_fusion\S* = )"
+# A line of HLO that is a matmul: a dot, a custom call, a fusion that XLA made of one.
+_MATMUL = (
+    rf" (?:{'|'.join(sorted(_DOTS))})\("
+    rf'|(?i:custom_call_target="[^"]*(?:{_CALL.pattern})|gemm_fusion\S* = )'
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,10 @@ def _stages(folder: Path) -> Iterator[Stage]:
     """Of the main module: others, of constants folded and of kernels tried, come after it and have
     higher numbers.
     """
-    files = [
-        (int(m[1]), int(m[2] or -1), m) for p in folder.iterdir() if (m := _FILE.fullmatch(p.name))
-    ]
-    main = min((number for number, *_ in files), default=0)
-    for _, _, m in sorted(f for f in files if f[0] == main):
+    files = [m for path in folder.iterdir() if (m := _FILE.fullmatch(path.name))]
+    main = min((int(m[1]) for m in files), default=0)
+    of_main = [m for m in files if int(m[1]) == main]
+    for m in sorted(of_main, key=lambda m: int(m[2] or -1)):
         text = (folder / m[0]).read_text(encoding="utf-8")
         yield Stage(m[3] or "", m[4] or "", m[5] or "", text)
 
@@ -59,7 +66,7 @@ class Dump(NamedTuple):
     no PTX here.
     """
 
-    compiled: jax.stages.Compiled
+    compiled: jax.stages.Compiled | Isolated
     stages: tuple[Stage, ...]
     ptx: dict[str, str]
 
@@ -82,10 +89,15 @@ def dumped(
     Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and
     TypeError for a program that is compiled already. Nothing stays on disk.
     """
-    if hasattr(fn, "as_text"):
+    if isinstance(getattr(fn, "module", None), HloModule):
         raise TypeError(
-            f"got a {type(fn).__name__}: give the function and its arguments, to compile it and"
-            " look on."
+            f"got {type(fn).__name__}, which is compiled already: its `passes` are what each pass "
+            "changed. To compile with other options, give the function and its arguments."
+        )
+    if hasattr(fn, "as_text") or isinstance(fn, (HloModule, str, os.PathLike)):
+        raise TypeError(
+            f"got {type(fn).__name__}: "
+            "give the function and its arguments, to compile it and look on."
         )
     with tempfile.TemporaryDirectory(prefix="xla-") as folder:
         dump = {
@@ -98,14 +110,11 @@ def dumped(
         compiled = aot_compile(
             fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options
         )
-        texts = [
-            path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("module_*.ptx"))
-        ]
-        return Dump(
-            compiled,
-            tuple(_stages(Path(folder))),
-            {name: text for text in texts for name in _ENTRY.findall(text)},
-        )
+        ptx: dict[str, str] = {}
+        for path in sorted(Path(folder).glob("module_*.ptx")):
+            text = path.read_text(encoding="utf-8")
+            ptx |= dict.fromkeys(_ENTRY.findall(text), text)
+        return Dump(compiled, tuple(_stages(Path(folder))), ptx)
 
 
 @dataclass(frozen=True)
@@ -119,14 +128,15 @@ class PassStep:
     before_text: str = field(repr=False)
     after_text: str = field(repr=False)
 
+    # Parsed when asked for, and not kept: a model's many steps would fill the memory.
     @property
     def before(self) -> HloModule:
-        return parse_hlo_module(
-            self.before_text
-        )  # parsed when asked for: a model's many steps would fill the memory
+        """The program that the pass was given."""
+        return parse_hlo_module(self.before_text)
 
     @property
     def after(self) -> HloModule:
+        """The program that the pass made of it."""
         return parse_hlo_module(self.after_text)
 
     @cached_property
@@ -136,14 +146,17 @@ class PassStep:
 
     @property
     def at_matmuls(self) -> HloDiff:
-        """What the pass changed at matmuls; where only their operands' shapes changed, all of it."""
+        """What the pass changed at matmuls; all that it changed, where that is only their operands'
+        shapes.
+        """
         return self.diff.around(_MATMUL) or self.diff
 
     def __str__(self) -> str:
         return f"{self.pipeline}: {self.name}\n{self.at_matmuls}"
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(f'{self.pipeline}: {self.name}')}</b></p>{self.at_matmuls._repr_html_()}"
+        title = html.escape(f"{self.pipeline}: {self.name}")
+        return f"<p><b>{title}</b></p>{self.at_matmuls._repr_html_()}"
 
 
 class Passes(tuple[PassStep, ...]):
@@ -157,44 +170,39 @@ class Passes(tuple[PassStep, ...]):
 
 
 def _is_matmul(i: Instruction) -> bool:
-    return (
-        i.opcode in _DOTS
-        or i.opcode.startswith("custom-call")
-        and bool(_CALL.search(i.custom_call_target or ""))
-    )
+    return i.opcode in _DOTS or bool(_CALL.search(i.custom_call_target or ""))
 
 
-def _matmuls(module: HloModule) -> Counter:
+def _matmuls(module: HloModule) -> Counter[tuple]:
     """How often each matmul occurs: what it says, its operands' shapes, and the fusion that it is
     in.
     """
     matmuls = [i for i in module if _is_matmul(i)]
     inside = {i.computation.name for i in matmuls} - {module.entry.name}
-    fusions = {
-        name: describe(i)
-        for i in module
-        if inside and i.opcode == "fusion"
-        for name in inside.intersection(i.called)
-    }
-    return Counter(
-        (
-            *describe(i),
-            fusions.get(i.computation.name),
-            *(i.computation[o].shape_text for o in i.operands),
-        )
-        for i in matmuls
-    )
+    fusions: dict[str, tuple[str, ...]] = {}
+    if inside:
+        for fusion in (i for i in module if i.opcode == "fusion"):
+            for name in inside.intersection(fusion.called):
+                fusions[name] = describe(fusion)
+    found: Counter[tuple] = Counter()
+    for i in matmuls:
+        shapes = (i.computation[name].shape_text for name in i.operands)
+        found[*describe(i), fusions.get(i.computation.name), *shapes] += 1
+    return found
 
 
 def passes(fn: Callable, *args: Any, **options: Any) -> Passes:
     """Compile once; the program before and after each of XLA's passes that changed a matmul.
 
-    Arguments, further options and errors are `aot_compile`'s. A matmul is changed by what changes
+    Arguments, further options and errors are `aot_compile`'s; of an Inspection, ask its `passes`. A
+    matmul is changed by what changes
     its instruction (a dot becomes a custom call, or moves into a fusion, or gets an epilogue) or
     the shapes, number or layout of its operands. Between pipelines XLA works too: what it changes
     there is named pipeline-start.
     """
-    steps, last, matmuls = [], None, Counter()
+    steps: list[PassStep] = []
+    last: Stage | None = None
+    matmuls: Counter[tuple] = Counter()
     for stage in dumped(fn, *args, pattern=".*", **options).stages:
         if last and stage.text == last.text:
             continue

@@ -1,5 +1,5 @@
-"""Two modules side by side, by what they compute: names, numbering, order and bookkeeping make no
-difference.
+"""What counts as a difference between two modules: what they compute does; names, numbering, order
+and bookkeeping do not.
 """
 
 import html
@@ -17,9 +17,9 @@ from fp8lens.hlo.text import (
     INDENT,
     MODULE_NOISE,
     NOISE,
-    SPLIT_AXIS,
     coloured,
     format_instruction,
+    says_something,
     without_default_layout,
     wrap,
 )
@@ -49,34 +49,37 @@ _CONFIG_NOISE = {
     "native_emitter_backend_config",
 }
 _CONFIG_DEFAULTS = {"epilogue": "DEFAULT", "alpha_real": 1, "beta": 0, "damax_output": False}
-_MERGED = (
-    "constant",
-    "broadcast",
-    "iota",
-    "bitcast",
-    "get-tuple-element",
-)  # two alike are as good as one
-_WORKSPACE = re.compile(
-    r"s8\[\d+\]\{0\}(?=\)$)"
-)  # scratch memory, last in a library call's results
-_SEPARATOR, _SUFFIX = (
-    re.compile(r"([._])"),
-    re.compile(r"\d+|clone|remat\d*"),
-)  # of names, as XLA numbers them
+# Two alike are as good as one.
+_MERGED = ("constant", "broadcast", "iota", "bitcast", "get-tuple-element")
+# Scratch memory, last in a library call's results.
+_SCRATCH = re.compile(r"s8\[\d+\](?=\)\s+custom-call\()")  # the same, as it is printed
+_WORKSPACE = re.compile(r"s8\[\d+\]\{0\}(?=\)$)")
+# Of names, as XLA numbers them.
+_SEPARATOR, _SUFFIX = re.compile(r"([._])"), re.compile(r"\d+|clone|remat\d*")
 _CALL = re.compile(rf"(?<= )({'|'.join(CALLS)})=(\{{[^{{}}]*+\}}|[^,\s]+)")
 _SIGNED_NAME, _NAME = re.compile(r"%([\w.\-]+)"), re.compile(r"%?([\w.\-]+)")
 _BACKGROUND = {"-": "rgba(213,94,0,.18)", "+": "rgba(0,114,178,.18)", " ": "none"}
+_CELL = (
+    "width:50%;padding:1px 6px 1px 5ch;text-indent:-4ch;text-align:left;vertical-align:top;"
+    "white-space:pre-wrap;overflow-wrap:anywhere;background:"
+)
 _LINE_BREAK = re.compile(r"\n\s*")
 _HEADER_NOISE = {*MODULE_NOISE, "entry_computation_layout"}  # that ENTRY says too
 
 
 def _leaves(config: Any) -> Iterator[tuple[str, Any]]:
     """A backend_config's leaves by their own name, without what says nothing of the result."""
-    for key, value in (
-        config.items() if isinstance(config, dict) else [("", config)] if config else ()
-    ):
-        if key not in _CONFIG_NOISE:
-            yield from _leaves(value) if isinstance(value, dict) else [(key, value)]
+    if not isinstance(config, dict):
+        if config:
+            yield "", config
+        return
+    for key, value in config.items():
+        if key in _CONFIG_NOISE:
+            continue
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield key, value
 
 
 def describe(i: Instruction) -> tuple[str, ...]:
@@ -87,16 +90,19 @@ def describe(i: Instruction) -> tuple[str, ...]:
     kept = (
         f"{key}={value}"
         for key, value in attributes.items()
-        if key not in _IGNORED and not (key == "sharding" and not SPLIT_AXIS.search(value))
+        if key not in _IGNORED and says_something(key, value)
     )
-    # As text before they are sorted: two values of one key may be of types that cannot be compared.
-    config = (
-        "\n".join(sorted(json.dumps(leaf, default=str) for leaf in _leaves(i.backend_config)))
-        if "backend_config" in attributes
-        else ""
-    )
-    shape = _WORKSPACE.sub("s8[]", i.shape_text) if i.custom_call_target else i.shape_text
+    config, shape = "", i.shape_text
+    if "backend_config" in attributes:
+        # As text before they are sorted: values of one key may be of types that do not compare.
+        leaves = (json.dumps(leaf, default=str) for leaf in _leaves(i.backend_config))
+        config = "\n".join(sorted(leaves))
+    if i.custom_call_target:
+        shape = _WORKSPACE.sub("s8[]", shape)
     return (i.opcode, without_default_layout(shape), i.argument, *sorted(kept), config)
+
+
+_Key = Callable[[str], Any]  # of an instruction's name
 
 
 class _Program:
@@ -104,8 +110,9 @@ class _Program:
     say the same.
     """
 
-    def __init__(self, module: HloModule, numbers: dict):
-        self.module, self._numbers, self._graphs = module, numbers, {}
+    def __init__(self, module: HloModule, numbers: dict[tuple, int]):
+        self.module, self._numbers = module, numbers
+        self._graphs: dict[str, _Graph | None] = {}
 
     def number(self, *key) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -114,17 +121,14 @@ class _Program:
     def digests(self) -> set[int]:
         return {graph.digest for graph in self._graphs.values() if graph}
 
-    def graph(self, name: str) -> "_Graph":
+    def graph(self, name: str) -> "_Graph | None":
+        """A computation's graph; None inside a computation that calls itself, which HLO forbids."""
         todo = [name] if name not in self._graphs else []
-        while (
-            todo
-        ):  # what is called comes first; not by recursion: text may nest deeper than Python does
+        # What is called comes first; not by recursion: text may nest deeper than Python does.
+        while todo:
             last = todo[-1]
             if last not in self._graphs:
-                self._graphs[last] = (
-                    # a computation that calls itself, which HLO forbids, has no graph inside it
-                    None
-                )
+                self._graphs[last] = None
                 called = dict.fromkeys(c for i in self.module.computations[last] for c in i.called)
                 todo += [c for c in called if c not in self._graphs]
             elif self._graphs[todo.pop()] is None:
@@ -137,23 +141,27 @@ class _Graph:
 
     def __init__(self, program: _Program, computation: Computation):
         self.program, self.computation = program, computation
-        self.own, self.label, self.up, self.same_as = {}, {}, {}, {}
-        first = {}
+        # Numbers, by instruction. With equal numbers of `own` two instructions say the same, of
+        # `label` what they call computes the same too, and of `up` they compute the same value from
+        # the same parameters.
+        self.own: dict[str, int] = {}
+        self.label: dict[str, int] = {}
+        self.up: dict[str, int] = {}
+        self.same_as: dict[str, str] = {}  # which of the instructions that are merged stands for it
+        first: dict[int, str] = {}
         for i in self._post_order():
-            self.own[i.name] = own = program.number(*describe(i))
-            self.label[i.name] = label = program.number(
-                own, *(g and g.digest for g in self.called(i))
-            )
-            # What the value is: with equal numbers two instructions compute the same from the same
-            # parameters.
-            self.up[i.name] = up = program.number(label, *(self.up.get(o) for o in i.operands))
+            own = program.number(*describe(i))
+            label = program.number(own, *(g and g.digest for g in self.called(i)))
+            up = program.number(label, *(self.up.get(o) for o in i.operands))
+            self.own[i.name], self.label[i.name], self.up[i.name] = own, label, up
             self.same_as[i.name] = first.setdefault(up, i.name) if i.opcode in _MERGED else i.name
         self.nodes = [name for name in self.label if self.same_as[name] == name]
         self.place = {name: at for at, name in enumerate(self.nodes)}
 
     def _post_order(self) -> Iterator[Instruction]:
         roots = [self.computation.root, *sorted(self.computation, key=lambda i: i.name)]
-        seen, stack = set(), [(i, False) for i in reversed(roots)]
+        seen: set[str] = set()
+        stack = [(i, False) for i in reversed(roots)]
         while stack:
             i, done = stack.pop()
             if done:
@@ -172,14 +180,17 @@ class _Graph:
         )
 
     def called(self, i: Instruction) -> "list[_Graph | None]":
+        """The graphs of what an instruction calls."""
         return [self.program.graph(name) for name in i.called]
 
     def operands(self, name: str) -> list[str]:
+        """The nodes that stand for an instruction's operands."""
         return [self.same_as[o] for o in self.computation[name].operands]
 
     @cached_property
     def users(self) -> dict[str, list[tuple[str, int]]]:
-        users = defaultdict(list)
+        """(user, which of its operands) of each node."""
+        users: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         for name in self.nodes:
             for at, operand in enumerate(self.operands(name)):
                 users[operand].append((name, at))
@@ -190,7 +201,7 @@ class _Graph:
         """What becomes of each value: with equal numbers two instructions go the same way to the
         root.
         """
-        found = {}
+        found: dict[str, int] = {}
         for name in reversed(self.nodes):
             uses = sorted((found.get(user, -1), at) for user, at in self.users[name])
             root = name == self.same_as[self.computation.root.name]
@@ -206,62 +217,73 @@ class _Graph:
         return (i.opcode, i.argument if i.opcode == "parameter" else "")
 
 
-def _pair(a: _Graph, b: _Graph) -> dict[str, str]:
-    """The nodes of `b` that stand where nodes of `a` do: {name in a: name in b}.
+class _Pairs:
+    """The nodes of `b` that stand where nodes of `a` do: `of` is {name in a: name in b}.
 
     First those that compute the same or are used the same, then neighbours of pairs, then what is
     left by what it says.
     """
-    pairs, taken = {}, set()
 
-    def match(x: str, y: str) -> bool:
-        if new := x not in pairs and y not in taken:
-            pairs[x] = y
-            taken.add(y)
-        return new
+    def __init__(self, a: _Graph, b: _Graph):
+        self.a, self.b = a, b
+        self.of: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._alike(a.up.get, b.up.get, any_count=True)
+        self._alike(a.down.get, b.down.get)
+        self._spread(a.label.get, b.label.get)
+        self._alike(a.label.get, b.label.get)
+        roots = a.same_as[a.computation.root.name], b.same_as[b.computation.root.name]
+        if a.kind(roots[0]) == b.kind(roots[1]):
+            self._match(*roots)
+        self._spread(a.kind, b.kind)
+        self._alike(a.kind, b.kind)
 
-    def alike(
-        key_a: Callable[[str], Any], key_b: Callable[[str], Any], any_count: bool = False
-    ) -> None:
-        groups = defaultdict(lambda: ([], []))
-        for side, (names, key) in enumerate(
-            (
-                ((x for x in a.nodes if x not in pairs), key_a),
-                ((y for y in b.nodes if y not in taken), key_b),
-            )
-        ):
-            for name in names:
-                groups[key(name)][side].append(name)
+    def _match(self, x: str, y: str) -> bool:
+        """Make a pair of them; False where either has a partner."""
+        if x in self.of or y in self._taken:
+            return False
+        self.of[x] = y
+        self._taken.add(y)
+        return True
+
+    def _alike(self, key_a: _Key, key_b: _Key, any_count: bool = False) -> None:
+        """Pair nodes of one key, in order; where there are as many in `a` as in `b`, or of
+        `any_count`.
+        """
+        groups: defaultdict[Any, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        for x in self.a.nodes:
+            if x not in self.of:
+                groups[key_a(x)][0].append(x)
+        for y in self.b.nodes:
+            if y not in self._taken:
+                groups[key_b(y)][1].append(y)
         for xs, ys in groups.values():
             if any_count or len(xs) == len(ys):
-                for x, y in zip(xs, ys):
-                    match(x, y)
+                for x, y in zip(xs, ys, strict=False):
+                    self._match(x, y)
 
-    def spread(key_a: Callable[[str], Any], key_b: Callable[[str], Any]) -> None:
-        todo = list(pairs.items())
+    def _spread(self, key_a: _Key, key_b: _Key) -> None:
+        """Pair the neighbours of pairs that have one key, and theirs, and so on."""
+        todo = list(self.of.items())
         while todo:
             x, y = todo.pop()
-            near, uses = list(zip(a.operands(x), b.operands(y))), defaultdict(list)
-            for user, at in b.users[y]:
-                if user not in taken:
-                    uses[key_b(user), at].append(user)
-            near += [
-                (user, found[0])
-                for user, at in a.users[x]
-                if user not in pairs and len(found := uses.get((key_a(user), at), ())) == 1
-            ]
-            todo += [(x, y) for x, y in near if key_a(x) == key_b(y) and match(x, y)]
+            near = [*self._operands(x, y), *self._users(x, y, key_a, key_b)]
+            todo += [(x, y) for x, y in near if key_a(x) == key_b(y) and self._match(x, y)]
 
-    alike(a.up.get, b.up.get, any_count=True)
-    alike(a.down.get, b.down.get)
-    spread(a.label.get, b.label.get)
-    alike(a.label.get, b.label.get)
-    roots = a.same_as[a.computation.root.name], b.same_as[b.computation.root.name]
-    if a.kind(roots[0]) == b.kind(roots[1]):
-        match(*roots)
-    spread(a.kind, b.kind)
-    alike(a.kind, b.kind)
-    return pairs
+    def _operands(self, x: str, y: str) -> Iterator[tuple[str, str]]:
+        """Those that a pair reads; one may read more than the other."""
+        return zip(self.a.operands(x), self.b.operands(y), strict=False)
+
+    def _users(self, x: str, y: str, key_a: _Key, key_b: _Key) -> Iterator[tuple[str, str]]:
+        """Those that read a pair as the same operand, where only one of `b` has that key."""
+        uses: defaultdict[Any, list[str]] = defaultdict(list)
+        for user, at in self.b.users[y]:
+            if user not in self._taken:
+                uses[key_b(user), at].append(user)
+        for user, at in self.a.users[x]:
+            found = uses.get((key_a(user), at), [])
+            if user not in self.of and len(found) == 1:
+                yield user, found[0]
 
 
 def _marked(mark: str, text: str) -> str:
@@ -279,6 +301,7 @@ class Row:
 
     @property
     def changed(self) -> bool:
+        """Whether the two sides differ."""
         return self.a != self.b
 
 
@@ -298,6 +321,7 @@ class HloDiff:
 
     @property
     def same(self) -> bool:
+        """Whether both modules compute the same."""
         return not self.sections
 
     def __bool__(self) -> bool:
@@ -309,69 +333,64 @@ class HloDiff:
         sections = []
         for heading, rows in self.sections:
             runs = [tuple(run) for _, run in groupby(rows, lambda row: row == _LEFT_OUT)]
-            kept = [
-                (
-                    run
-                    if any(row.changed and found(f"{row.a}\n{row.b}") for row in run)
-                    else (_LEFT_OUT,)
-                )
-                for run in runs
-            ]
-            merged = tuple(row for row, _ in groupby(row for run in kept for row in run))
-            sections += [(heading, merged)] if any(row.changed for row in merged) else []
+            kept: list[Row] = []
+            for run in runs:
+                if any(row.changed and found(f"{row.a}\n{row.b}") for row in run):
+                    kept += run
+                else:
+                    kept.append(_LEFT_OUT)
+            merged = tuple(row for row, _ in groupby(kept))
+            if any(row.changed for row in merged):
+                sections.append((heading, merged))
         return HloDiff(tuple(sections))
 
     def __str__(self) -> str:
-        lines = []
+        lines: list[str] = []
         for heading, rows in self.sections:
-            lines += [""] * bool(lines) + [heading]
-            for changed, run in groupby(rows, lambda row: row.changed):
-                run = list(run)
-                for mark, texts in (
-                    (("-", (r.a for r in run)), ("+", (r.b for r in run)))
-                    if changed
-                    else ((" ", (r.a or "  ..." for r in run)),)
-                ):
-                    lines += [_marked(mark, text) for text in texts if text]
+            if lines:
+                lines.append("")
+            lines.append(heading)
+            for changed, group in groupby(rows, lambda row: row.changed):
+                run = list(group)
+                if changed:
+                    lines += [_marked("-", row.a) for row in run if row.a]
+                    lines += [_marked("+", row.b) for row in run if row.b]
+                else:
+                    lines += [_marked(" ", row.a or "  ...") for row in run]
         return visible("\n".join(lines), keep="\n\t") or "no difference"
 
     def _repr_html_(self) -> str:
         if self.same:
             return "<p>no difference</p>"
-        style = (
-            "width:50%;padding:1px 6px 1px 5ch;text-indent:-4ch;text-align:left;vertical-align:top;"
-            "white-space:pre-wrap;overflow-wrap:anywhere;background:"
-        )
         rows = []
         for heading, body in self.sections:
-            rows.append(f'<tr><th colspan="2" style="{style}none">{html.escape(heading)}</th></tr>')
+            title = html.escape(heading)
+            rows.append(f'<tr><th colspan="2" style="{_CELL}none">{title}</th></tr>')
             for row in body:
-                cells = (
-                    (("-", row.a), ("+", row.b)) if row.changed else ((" ", row.a or "  ..."),) * 2
-                )
-                rows.append(
-                    '<tr style="background:none">'
-                    + "".join(
-                        (
-                            f'<td style="{style}{_BACKGROUND[mark]}">{coloured(mark + _LINE_BREAK.sub(" ", text)[1:])}</td>'
-                            if text
-                            else f'<td style="{style}none"></td>'
-                        )
-                        for mark, text in cells
-                    )
-                    + "</tr>"
-                )
+                if row.changed:
+                    cells = _cell("-", row.a) + _cell("+", row.b)
+                else:
+                    cells = 2 * _cell(" ", row.a or "  ...")
+                rows.append(f'<tr style="background:none">{cells}</tr>')
         return (
             '<table style="width:100%;table-layout:fixed;font-family:monospace;line-height:1.35">'
             f"{''.join(rows)}</table>"
         )
 
 
+def _cell(mark: str, text: str | None) -> str:
+    """One side of a row, in HTML; empty where that side has no instruction."""
+    if not text:
+        return f'<td style="{_CELL}none"></td>'
+    line = mark + _LINE_BREAK.sub(" ", text)[1:]
+    return f'<td style="{_CELL}{_BACKGROUND[mark]}">{coloured(line)}</td>'
+
+
 def _namer() -> Callable[[str], str]:
     """Gives each name without the numbers XLA puts after it, and counts anew where a name comes
     again.
     """
-    counts = Counter()
+    counts: Counter[str] = Counter()
 
     def give(name: str) -> str:
         parts = _SEPARATOR.split(name)
@@ -391,140 +410,205 @@ def _text(
     only `config`.
     """
     i = graph.computation[name]
-    text = re.sub(
-        r"s8\[\d+\](?=\)\s+custom-call\()", "s8[...]", format_instruction(i, False, False)
-    )
+    text = _SCRATCH.sub("s8[...]", format_instruction(i, False, False))
 
     def rename(text: str, names: dict[str, str], name: re.Pattern = _SIGNED_NAME) -> str:
         return name.sub(lambda m: "%" + names.get(m[1], m[1]), text)
 
     head, opcode, tail = text.partition(f" {i.opcode}(")
     inside, close, tail = tail.partition(")")
+    if i.opcode != "constant":
+        inside = rename(inside, names)
     tail = _CALL.sub(lambda m: f"{m[1]}={rename(m[2], titles, _NAME)}", tail)
-    line = (
-        rename(head, names)
-        + opcode
-        + (inside if i.opcode == "constant" else rename(inside, names))
-        + close
-        + tail
-    )
-    return wrap(line + f", backend_config={json.dumps(config)}" * bool(config), INDENT)
+    line = rename(head, names) + opcode + inside + close + tail
+    if config:
+        line += f", backend_config={json.dumps(config)}"
+    return wrap(line, INDENT)
+
+
+class _Side:
+    """One of two computations that are compared, and what is shown of it: a graph, the names of its
+    nodes, the titles of computations. Without a graph, that of a computation that only the other
+    module has.
+    """
+
+    def __init__(self, graph: _Graph | None, titles: dict[str, str]):
+        self.graph, self.titles = graph, titles
+        self.nodes = graph.nodes if graph else []
+        self.names: dict[str, str] = {}
+
+    def called(self, name: str | None) -> list[_Graph | None]:
+        """What an instruction calls."""
+        if not self.graph or name is None:
+            return []
+        return self.graph.called(self.graph.computation[name])
+
+    def says(self, name: str) -> tuple:
+        """What is compared of a paired instruction: with equal tuples both say the same."""
+        if not self.graph:
+            return ()
+        operands = tuple(self.names[o] for o in self.graph.operands(name))
+        return self.graph.own[name], self.graph.computation[name].is_root, operands
+
+    def config(self, name: str | None) -> dict[str, Any]:
+        """The leaves of an instruction's backend_config."""
+        if not self.graph or name is None:
+            return {}
+        return dict(_leaves(self.graph.computation[name].backend_config))
+
+    def text(self, name: str | None, config: dict[str, Any]) -> str | None:
+        """An instruction as it is shown."""
+        if not self.graph or name is None:
+            return None
+        return _text(self.graph, name, self.names, self.titles, config)
+
+
+# A place in the order of `a`; the node of `a`, if it has one there, and that of `b`.
+_Entry = tuple[tuple[int, int], str | None, str | None]
 
 
 class _Diff:
     def __init__(self, a: HloModule, b: HloModule, context: int):
-        numbers = {}
+        numbers: dict[tuple, int] = {}
         self.a, self.b, self.context = _Program(a, numbers), _Program(b, numbers), context
-        self.titles, self.give = ({}, {}), _namer()
+        self.titles: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        self.give = _namer()
 
     def sections(self) -> Iterator[tuple[str, tuple[Row, ...]]]:
-        a, b = (
-            {k: v for k, v in p.module.attributes.items() if k not in _HEADER_NOISE}
-            for p in (self.a, self.b)
-        )
-        header = (
-            Row(*(f"  {key}={side[key]}" if key in side else None for side in (a, b)))
-            for key in {**a, **b}
-        )
-        if rows := tuple(row for row in header if row.changed):
+        """The headings of computations that differ, with their rows; first the module's header."""
+        if rows := self._header():
             yield "HloModule", rows
-        todo, seen = (
-            [(self.a.graph(self.a.module.entry.name), self.b.graph(self.b.module.entry.name))],
-            set(),
-        )
+        todo = [(self._entry(self.a), self._entry(self.b))]
+        seen: set[tuple] = set()
         for a, b in todo:
             known = tuple(graph and graph.computation.name for graph in (a, b))
-            one_side = (
-                (b or a).digest in (self.a if b else self.b).digests
-                if None in known
-                else a.digest == b.digest
-            )
-            if known in seen or one_side:
+            if known in seen or self._same(a, b):
                 continue
             seen.add(known)
             rows, called = self.compare(a, b)
             todo += called
-            entry = "ENTRY " if (a or b).computation.is_entry else ""
+            either = a or b
+            entry = "ENTRY " if either and either.computation.is_entry else ""
             title = self.title(a, b)
             if any(row.changed for row in rows):
                 yield f"{entry}%{title}", rows
 
+    def _header(self) -> tuple[Row, ...]:
+        """What the HloModule lines say otherwise."""
+        a, b = self.a.module.attributes, self.b.module.attributes
+        rows = []
+        for key in {**a, **b}:
+            if key in _HEADER_NOISE:
+                continue
+            one, two = (f"  {key}={side[key]}" if key in side else None for side in (a, b))
+            if one != two:
+                rows.append(Row(one, two))
+        return tuple(rows)
+
+    def _entry(self, program: _Program) -> _Graph | None:
+        return program.graph(program.module.entry.name)
+
+    def _same(self, a: _Graph | None, b: _Graph | None) -> bool:
+        """Whether both compute the same; of one alone, whether the other module has the same
+        somewhere.
+        """
+        if a and b:
+            return a.digest == b.digest
+        if a:
+            return a.digest in self.b.digests
+        return b is None or b.digest in self.a.digests
+
     def title(self, a: _Graph | None, b: _Graph | None) -> str:
-        """The name to show of a computation, or of two that stand for each other."""
-        found = [
-            t[g.computation.name]
-            for g, t in zip((a, b), self.titles)
-            if g and g.computation.name in t
+        """The name to show of a computation, or of two that stand for each other; "" of neither."""
+        sides = [
+            (graph.computation.name, titles)
+            for graph, titles in zip((a, b), self.titles, strict=True)
+            if graph
         ]
-        title = found[0] if found else self.give((a or b).computation.name)
-        for graph, titles in zip((a, b), self.titles):
-            if graph:
-                titles.setdefault(graph.computation.name, title)
+        found = [titles[name] for name, titles in sides if name in titles]
+        if not sides:
+            return ""
+        title = found[0] if found else self.give(sides[0][0])
+        for name, titles in sides:
+            titles.setdefault(name, title)
         return title
 
-    def compare(self, a: _Graph | None, b: _Graph | None) -> tuple[tuple[Row, ...], list]:
+    def compare(
+        self, a: _Graph | None, b: _Graph | None
+    ) -> tuple[tuple[Row, ...], list[tuple[_Graph | None, _Graph | None]]]:
         """Rows in the order of `a`, what only `b` has ahead of what uses it; and the computations
         called.
         """
-        pairs = _pair(a, b) if a and b else {}
-        back, give = {y: x for x, y in pairs.items()}, _namer()
-        nodes_a, nodes_b = a.nodes if a else [], b.nodes if b else []
-        names_a = {x: give(a.base(x)) for x in nodes_a}
-        names_b = {y: names_a[back[y]] if y in back else give(b.base(y)) for y in nodes_b}
-        place = {}
-        for y in reversed(nodes_b):
-            first_use = min((place[user][0] for user, _ in b.users[y]), default=len(nodes_a))
-            place[y] = (a.place[back[y]], 1) if y in back else (first_use, 0)
-        order = sorted(
-            [((at, 1), x, pairs.get(x)) for at, x in enumerate(nodes_a)]
-            + [(place[y], None, y) for y in nodes_b if y not in back],
-            key=lambda entry: entry[0],
-        )
+        pairs = _Pairs(a, b).of if a and b else {}
+        one, two = _Side(a, self.titles[0]), _Side(b, self.titles[1])
+        self._name(one, two, pairs)
+        order = _order(one, two, pairs)
         changed, called = [], []
         for _, x, y in order:
-            one, two = (a.computation[x] if x else None), (b.computation[y] if y else None)
-            calls = list(zip_longest(a.called(one) if x else (), b.called(two) if y else ()))
+            calls = list(zip_longest(one.called(x), two.called(y)))
             called += calls
             for pair in calls:
                 self.title(*pair)
-            changed.append(
-                not (x and y)
-                or a.own[x] != b.own[y]
-                or one.is_root != two.is_root
-                or ([names_a[o] for o in a.operands(x)] != [names_b[o] for o in b.operands(y)])
-            )
-        for graph, names in ((a, names_a), (b, names_b)):
-            names |= {name: names[node] for name, node in graph.same_as.items()} if graph else {}
-        rows = []
-        near = [
-            any(changed[max(at - self.context, 0) : at + self.context + 1])
-            for at in range(len(order))
-        ]
-        for (_, x, y), is_near, is_changed in zip(order, near, changed):
-            if not is_near:
-                rows += [_LEFT_OUT] if not rows or rows[-1] != _LEFT_OUT else []
-                continue
-            configs = [
-                dict(_leaves(g.computation[n].backend_config)) if n else {}
-                for g, n in ((a, x), (b, y))
-            ]
-            other = configs[::-1] if x and y else [_CONFIG_DEFAULTS] * 2
-            shown = [
-                {
-                    k: v
-                    for k, v in config.items()
-                    if (x and y or k in _CONFIG_DEFAULTS) and v != than.get(k)
-                }
-                for config, than in zip(configs, other)
-            ]
-            texts = [
-                _text(g, n, names, titles, config) if n else None
-                for g, n, names, titles, config in zip(
-                    (a, b), (x, y), (names_a, names_b), self.titles, shown
-                )
-            ]
-            rows.append(Row(*texts) if is_changed else Row(texts[0], texts[0]))
+            changed.append(x is None or y is None or one.says(x) != two.says(y))
+        rows: list[Row] = []
+        for at, (_, x, y) in enumerate(order):
+            if any(changed[max(at - self.context, 0) : at + self.context + 1]):
+                rows.append(_row(one, two, x, y, changed[at]))
+            elif not rows or rows[-1] != _LEFT_OUT:
+                rows.append(_LEFT_OUT)
         return tuple(rows), called
+
+    def _name(self, one: _Side, two: _Side, pairs: dict[str, str]) -> None:
+        """Give each node a name, and both of a pair the same."""
+        back, give = {y: x for x, y in pairs.items()}, _namer()
+        if one.graph:
+            one.names = {x: give(one.graph.base(x)) for x in one.nodes}
+        if two.graph:
+            two.names = {
+                y: one.names[back[y]] if y in back else give(two.graph.base(y)) for y in two.nodes
+            }
+        for side in (one, two):
+            merged = side.graph.same_as if side.graph else {}
+            side.names |= {name: side.names[node] for name, node in merged.items()}
+
+
+def _order(one: _Side, two: _Side, pairs: dict[str, str]) -> list[_Entry]:
+    """All nodes: pairs, and what only `one` has, in the order of `one`; and what only `two` has
+    ahead of what uses it.
+    """
+    back = {y: x for x, y in pairs.items()}
+    place: dict[str, tuple[int, int]] = {}
+    for y in reversed(two.nodes):
+        if y in back and one.graph:
+            place[y] = one.graph.place[back[y]], 1
+        else:
+            users = two.graph.users[y] if two.graph else []
+            place[y] = min((place[user][0] for user, _ in users), default=len(one.nodes)), 0
+    order: list[_Entry] = [((at, 1), x, pairs.get(x)) for at, x in enumerate(one.nodes)]
+    order += [(place[y], None, y) for y in two.nodes if y not in back]
+    return sorted(order, key=lambda entry: entry[0])
+
+
+def _row(one: _Side, two: _Side, x: str | None, y: str | None, changed: bool) -> Row:
+    """A row, with what each side's backend_config has otherwise than the other's; of an instruction
+    that one side alone has, what is otherwise than by default.
+    """
+    a, b = one.config(x), two.config(y)
+    if x is not None and y is not None:
+        a, b = _otherwise(a, b), _otherwise(b, a)
+    else:
+        a, b = (
+            {key: value for key, value in config.items() if key in _CONFIG_DEFAULTS}
+            for config in (a, b)
+        )
+        a, b = _otherwise(a, _CONFIG_DEFAULTS), _otherwise(b, _CONFIG_DEFAULTS)
+    text = one.text(x, a)
+    return Row(text, two.text(y, b) if changed else text)
+
+
+def _otherwise(config: dict[str, Any], than: dict[str, Any]) -> dict[str, Any]:
+    """The leaves that have other values than in another config."""
+    return {key: value for key, value in config.items() if value != than.get(key)}
 
 
 def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
@@ -534,7 +618,7 @@ def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
     one name. So these make no difference: names and their numbers, the order of independent
     instructions, metadata, row-major layouts, channel ids, and of a backend_config the workspace,
     the algorithm's number and other bookkeeping. Changed operands, shapes, attributes, epilogues,
-    alpha, beta, amax and tiles do; so does a fused computation's content. Neighborhood each difference
+    alpha, beta, amax and tiles do; so does a fused computation's content. Around each difference
     stay `context` instructions that agree.
     """
     return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b), context).sections()))

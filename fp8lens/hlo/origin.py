@@ -1,6 +1,7 @@
 """Where an instruction comes from: the program's line, its layer, JAX's primitive."""
 
 import functools
+import os
 import re
 from pathlib import Path
 
@@ -13,8 +14,22 @@ _NO_LAYER = re.compile(
     r"|(?:while|body|cond|closed_call|checkpoint|rematted_computation|eval_jaxpr"
     r"|branch_\d+_fun|custom_[jv]{1,3}p_call\w*)$"
 )
-# Folders, beside installed packages, whose lines are nobody's program.
-NOT_THE_PROGRAM = [str(Path(__file__).parent.parent)]
+# Folders, beside those of installed packages, whose lines are nobody's program.
+_left_out: tuple[str, ...] = (str(Path(__file__).parent.parent),)
+
+
+def leave_out(folder: str | os.PathLike) -> None:
+    """From now on no line of a file in `folder` is shown as the source of an instruction, where
+    another line called it: for a package of recipes that programs are made of.
+    """
+    global _left_out
+    if os.fspath(folder) not in _left_out:
+        _left_out = (*_left_out, os.fspath(folder))
+
+
+def left_out() -> tuple[str, ...]:
+    """The folders whose lines are nobody's program: this package's, and those of `leave_out`."""
+    return _left_out
 
 
 def layer(op_name: str) -> str:
@@ -53,13 +68,15 @@ def _is_elsewhere(file: str, folders: tuple[str, ...]) -> bool:
 
 
 def source_line(instruction: Instruction) -> str:
-    """file:line of the program that wrote the instruction, outside of installed packages and of
-    this one where there is such a line; the path relative to the working directory, or the file's
-    name alone.
+    """file:line of the program that wrote the instruction; "" where the text has none.
+
+    If a line of its call stack is outside installed packages and the folders that are left out, it
+    is the innermost such line. The path is relative to the working directory, or the file's name
+    alone.
     """
-    frames, folders = instruction.frames, tuple(NOT_THE_PROGRAM)
+    frames = instruction.frames
     if not frames:
         return ""
-    of_the_program = (frame for frame in frames if not _is_elsewhere(frame[0], folders))
-    file, line = next(of_the_program, frames[0])
+    own = (frame for frame in frames if not _is_elsewhere(frame[0], _left_out))
+    file, line = next(own, frames[0])
     return f"{source_path(file)}:{line}"

@@ -1,5 +1,5 @@
-"""A parser of XLA's HLO text, optimized or not, as JAX 0.4 to 0.12 prints it. Pure Python; imports
-no JAX.
+"""How HLO text becomes a module: what XLA prints, optimized or not, with JAX 0.4 to 0.12, and
+what `print_hlo_module` printed. Pure Python; imports no JAX.
 
 XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that
 it does not cover, or whose brackets or quotes do not balance, send their computation to a scanner
@@ -12,14 +12,15 @@ import gc
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, count, repeat
 from math import prod
 from operator import getitem
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fp8lens.hlo.ops import FEWEST_OPERANDS
 
@@ -45,26 +46,25 @@ _TABLE = re.compile(
     re.M,
 )
 _TABLE_ROW = re.compile(rf"\n[ \t]*+(\d++) (?:({_STRING})|\{{([^\n{{}}]*+)\}})")
+_TABLE_FIELD = re.compile(r"(?<!\w)(\w++)=(\d{1,18})\b")
+_MODULE = re.compile(r"HloModule\s+([^\s,]+)")
+_NOT_HLO = re.compile(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ")
 _FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}?|[^\s,}}]+)")
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
-_ELEMENT = re.compile(
-    rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)"
-)  # of an element of one, and so on
+# %x#0, and %x#0#1 of an element of one
+_ELEMENT = re.compile(rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)")
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
 _BLANK = re.compile(r"(?:\s++|//.*+|/\*(?:[^*]|\*(?!/))*+\*/)*+")
 # Strings and comments that do not end go on to the end of the line, or the text: else each would
 # look for its end. The last group is there where they end.
 _OPEN = rf'{_STRING.removesuffix('"')}(")?|/\*(?:[^*]|\*(?!/))*+(\*/)?'
 _COMMENT = re.compile(_OPEN, re.S)
-_TOKEN = re.compile(
-    rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S
-)  # last: array<i64: 1, 2>
-_OCTAL, _HEXADECIMAL = (
-    re.compile(rb"\\(?:([0-7]{3})|(.))"),
-    re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))"),
-)
+# The last alternative is MLIR's array<i64: 1, 2>, whose comma separates nothing here.
+_TOKEN = re.compile(rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S)
+_OCTAL = re.compile(rb"\\(?:([0-7]{3})|(.))")
+_HEXADECIMAL = re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))")
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
 _INERT = bytes(set(range(256)) - set(b"()[]{}\"\\'\n"))  # every byte that cannot unbalance a line
 CALLS = (
@@ -80,6 +80,8 @@ CALLS = (
     "scatter",
 )
 _MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
+_Read = TypeVar("_Read")
+_Row = tuple[str, str, str, str, str, str]  # the groups of _INSTRUCTIONS
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -99,18 +101,19 @@ class HloParseError(ValueError):
 
     def __init__(self, text: str, pos: int, message: str):
         found = text[pos : pos + 40].partition("\n")[0]
-        self.message = visible(message + f', found "{found}"' * bool(found))
+        self.message = visible(f'{message}, found "{found}"' if found else message)
         self.line, self.column = text.count("\n", 0, pos) + 1, pos - text.rfind("\n", 0, pos)
         super().__init__(f"line {self.line}, column {self.column}: {self.message}")
 
     def __reduce__(self):  # to a process that cannot make one anew: the text stays here
-        return copyreg.__newobj__, (HloParseError, *self.args), self.__dict__
+        # copyreg's function is public in fact: pickle's own protocol 2 names it.
+        return copyreg.__newobj__, (HloParseError, *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Where an instruction comes from; source_file and source_line also where only a stack frame is
-    given.
+    """Where an instruction comes from. If the text has only a stack frame, source_file and
+    source_line are the frame's.
     """
 
     op_type: str | None = None
@@ -136,6 +139,7 @@ class Shape:
 
     @property
     def is_tuple(self) -> bool:
+        """Whether it is a tuple, whose arrays are its `elements`."""
         return self.dtype == "tuple"
 
     @property
@@ -148,21 +152,19 @@ class Shape:
     @property
     def bits(self) -> int:
         """Of an element; 0 for tokens and opaque values."""
-        width = re.search(
-            r"\d+", self.dtype
-        )  # bf16, f8e4m3fn, s4, c64: the first number counts bits
-        return 8 if self.dtype == "pred" else int(width[0]) if width else 0
+        if self.dtype == "pred":
+            return 8
+        width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number
+        return int(width[0]) if width else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take
         none.
         """
-        return (
-            sum(e.nbytes for e in self.elements)
-            if self.is_tuple
-            else (self.size * self.bits + 7) // 8
-        )
+        if self.is_tuple:
+            return sum(e.nbytes for e in self.elements)
+        return (self.size * self.bits + 7) // 8
 
     @property
     def brief(self) -> str:
@@ -172,10 +174,16 @@ class Shape:
     def __str__(self) -> str:
         if self.is_tuple:
             return f"({', '.join(map(str, self.elements))})"
-        dims = ",".join(
-            "?" if d < 0 else "<=" * (i in self.dynamic) + str(d) for i, d in enumerate(self.dims)
-        )
-        return f"{self.dtype}[{dims}]" + ("" if self.layout is None else f"{{{self.layout}}}")
+        dims = ",".join(map(self._dim, range(len(self.dims))))
+        layout = "" if self.layout is None else f"{{{self.layout}}}"
+        return f"{self.dtype}[{dims}]{layout}"
+
+    def _dim(self, index: int) -> str:
+        """One dimension as XLA prints it: "8", "<=8" where 8 is a bound, "?" without a bound."""
+        dim = self.dims[index]
+        if dim < 0:
+            return "?"
+        return f"<={dim}" if index in self.dynamic else str(dim)
 
 
 def _uncommented(text: str) -> str:
@@ -187,7 +195,7 @@ def _skip(text: str, pos: int, stop: str) -> int:
     """Index of the first of the `stop` characters outside strings, comments and brackets, or the
     end of the text.
     """
-    opened = []
+    opened: list[int] = []
     for m in _TOKEN.finditer(text, pos):
         token = m[0]
         if not opened and token in stop:
@@ -207,7 +215,7 @@ def _skip(text: str, pos: int, stop: str) -> int:
     return len(text)
 
 
-def _part(text: str, start: int, end: int, read):
+def _part(text: str, start: int, end: int, read: Callable[[str], Any]) -> Any:
     """`read` a part of the text; where in the whole it fails."""
     try:
         return read(text[start:end])
@@ -249,11 +257,9 @@ def _unescape(string: str, escape: re.Pattern = _OCTAL, base: int = 8) -> str:
     """
 
     def byte(m: re.Match) -> bytes:
-        return (
-            bytes([int(m[1], base) & 255])
-            if m[1]
-            else {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
-        )
+        if m[1]:
+            return bytes([int(m[1], base) & 255])
+        return {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
 
     return escape.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
 
@@ -275,21 +281,18 @@ def parse_shape(text: str) -> Shape:
     return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
 
 
-def _mlir_value(text: str):
+def _mlir_value(text: str) -> Any:
     """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no
-    counterpart stays text.
+    counterpart stays text. ValueError for a dictionary with what is no `key = value` in it.
     """
     text = text.strip()
-    parts = (
-        [part.strip() for _, part in _split(text[1:-1])]
-        if text[:1] + text[-1:] in ("{}", "[]")
-        else []
-    )
+    parts = []
+    if text[:1] + text[-1:] in ("{}", "[]"):
+        parts = [part.strip() for _, part in _split(text[1:-1])]
     if text[:1] == "[":
         return [_mlir_value(part) for part in parts]
     if text[:1] == "{":
-        items = [re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", part, re.S) for part in parts]
-        return {m[1].strip('"'): True if m[2] is None else _mlir_value(m[2]) for m in items}
+        return dict(map(_mlir_item, parts))
     if re.fullmatch(_STRING, text):
         return _unescape(text, _HEXADECIMAL, 16)
     if m := re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:\s*:\s*\w+)?", text):
@@ -297,8 +300,19 @@ def _mlir_value(text: str):
     return {"true": True, "false": False}.get(text, text)
 
 
+def _mlir_item(text: str) -> tuple[str, Any]:
+    """The name and value of a dictionary's item; a name alone is true."""
+    m = re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", text, re.S)
+    if not m:
+        raise ValueError(f"{text!r} is not key = value")
+    return m[1].strip('"'), True if m[2] is None else _mlir_value(m[2])
+
+
 @lru_cache(maxsize=4096)
 def read_attributes(line: str) -> Mapping[str, str]:
+    """The attributes of an instruction's line, name to raw text; HloParseError where what follows
+    the operands is not a list of key=value.
+    """
     return _key_values(line, _read_instruction(line, 0)[-1] + 1)
 
 
@@ -315,9 +329,10 @@ class Instruction(NamedTuple):
     shape_text: str
     argument: str  # of a parameter or a constant
     computation: "Computation"
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index, which is never called here
 
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    # Each is itself alone, and a key of dictionaries: object's C functions are the fastest.
+    __eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return self.cmd
@@ -332,15 +347,15 @@ class Instruction(NamedTuple):
 
     @property
     def is_root(self) -> bool:
+        """Whether its result is its computation's."""
         return self is self.computation.root
 
     def error(self, message: str) -> HloParseError:
-        module = self.computation.module
-        return HloParseError(
-            module.text, module.text.find(self.cmd, self.computation._start), message
-        )
+        """An error that says where in the module's text this instruction stands."""
+        text = self.computation.module.text
+        return HloParseError(text, text.find(self.cmd, self.computation._start), message)
 
-    def _read(self, read, text: str):
+    def _read(self, read: Callable[[str], _Read], text: str) -> _Read:
         try:
             return read(text)
         except HloParseError as e:
@@ -348,6 +363,7 @@ class Instruction(NamedTuple):
 
     @property
     def shape(self) -> Shape:
+        """Its result's shape; HloParseError where the text of it is none."""
         return self._read(parse_shape, self.shape_text)
 
     @property
@@ -363,22 +379,22 @@ class Instruction(NamedTuple):
         text; None if absent.
         """
         raw = self.attributes.get("backend_config")
-        text = _unescape(raw) if raw and raw[0] == '"' else raw
-        for read in (json.loads, _mlir_value) if text and text[0] == "{" else ():
-            try:
+        if not raw:
+            return raw
+        text = _unescape(raw) if raw[0] == '"' else raw
+        readers = (json.loads, _mlir_value) if text.startswith("{") else ()
+        for read in readers:
+            with suppress(ValueError, RecursionError):
                 return read(text)
-            except (
-                ValueError,
-                TypeError,
-                RecursionError,
-            ):  # TypeError: what is no `key = value` did not match
-                continue
-        if raw and raw[0] == "{":
+        if raw[0] == "{":
             raise self.error("backend_config is neither JSON nor an MLIR dictionary")
         return text
 
     @property
     def metadata(self) -> Metadata | None:
+        """Where it comes from, None where the text does not say; HloParseError where a number is
+        none.
+        """
         if (text := self.attributes.get("metadata")) is None:
             return None
         fields = {
@@ -388,11 +404,11 @@ class Instruction(NamedTuple):
         module = self.computation.module
         try:
             frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
-            location = module.file_locations.get(frame.get("file_location_id"), {})
+            location = module.location(frame)
             line = int(fields.get("source_line", location.get("line", 0))) or None
         except ValueError:
             raise self.error("stack_frame_id or source_line is not a number") from None
-        file = fields.get("source_file", module.file_names.get(location.get("file_name_id")))
+        file = fields.get("source_file", module.file_names.get(location.get("file_name_id", 0)))
         return Metadata(fields.get("op_type"), fields.get("op_name"), file, line)
 
     @property
@@ -410,29 +426,26 @@ class Instruction(NamedTuple):
         if frame is None:
             m = self.metadata
             return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
-        module, found, seen = self.computation.module, [], set()
-        while (
-            frame in module.stack_frames and frame not in seen and len(seen) < 50
-        ):  # JAX writes ten
+        module = self.computation.module
+        offset = 1 if module._parents_count_from_one else 0
+        found = []
+        seen: set[int] = set()
+        # JAX writes ten frames; a text may name itself as its caller, or never end.
+        while frame in module.stack_frames and frame not in seen and len(seen) < 50:
             seen.add(frame)
-            location = module.file_locations.get(
-                module.stack_frames[frame].get("file_location_id"), {}
-            )
-            if file := module.file_names.get(location.get("file_name_id")):
+            fields = module.stack_frames[frame]
+            location = module.location(fields)
+            if file := module.file_names.get(location.get("file_name_id", 0)):
                 found.append((file, location.get("line", 0)))
-            frame = (
-                module.stack_frames[frame].get("parent_frame_id", 0)
-                - module._parents_count_from_one
-            )
+            frame = fields.get("parent_frame_id", 0) - offset
         return tuple(found)
 
     @property
     def custom_call_target(self) -> str | None:
-        raw = (
-            self.attributes.get("custom_call_target")
-            if self.opcode.startswith("custom-call")
-            else None
-        )
+        """What a custom call calls, such as "__cublas$lt$matmul$f8"; None for other opcodes."""
+        if not self.opcode.startswith("custom-call"):
+            return None
+        raw = self.attributes.get("custom_call_target")
         return raw and _unescape(raw)
 
     @property
@@ -440,12 +453,14 @@ class Instruction(NamedTuple):
         """Names of the computations this instruction calls; HloParseError if the text has no such
         computation.
         """
-        attributes = self.attributes
-        names = [
-            n for key in CALLS if key in attributes for n in re.findall(_NAME, attributes[key])
-        ]
-        if missing := [n for n in names if n not in self.computation.module.computations]:
-            raise self.error(f"this calls {missing[0]}, and the text has no such computation")
+        attributes, computations = self.attributes, self.computation.module.computations
+        names: list[str] = []
+        for key in CALLS:
+            if key in attributes:
+                names += re.findall(_NAME, attributes[key])
+        for name in names:
+            if name not in computations:
+                raise self.error(f"this calls {name}, and the text has no such computation")
         return tuple(names)
 
     def callee(self, key: str) -> str:
@@ -471,12 +486,15 @@ class Instruction(NamedTuple):
 
     @property
     def parameter_number(self) -> int | None:
+        """Which of its computation's parameters it is, from 0; None for other opcodes."""
         return int(self.argument) if self.opcode == "parameter" else None
 
 
 @dataclass(eq=False)
 class Computation:
-    """A computation, its instructions in text order (the schedule, where the module is scheduled)."""
+    """A computation. Its instructions are in text order: the schedule, where the module is
+    scheduled.
+    """
 
     name: str
     is_entry: bool
@@ -484,8 +502,9 @@ class Computation:
     module: "HloModule" = field(repr=False)
     _start: int = field(repr=False)
     _body: tuple[int, int] = field(repr=False)
+    # Both are there once its lines are read: no half-made computation leaves this module.
     instructions: tuple[Instruction, ...] = field(default=(), repr=False)
-    root: Instruction | None = None
+    root: Instruction = field(init=False)
 
     def __reduce__(self):
         return _computation, (self.module, self.name)
@@ -499,7 +518,8 @@ class Computation:
     def __getitem__(self, name: str) -> Instruction:
         return self._by_name[name.removeprefix("%")]
 
-    def get(self, name: str, default=None) -> Instruction | None:
+    def get(self, name: str, default: Any = None) -> Instruction | None:
+        """An instruction by name, with or without %; `default` where it has none of that name."""
         return self._by_name.get(name.removeprefix("%"), default)
 
     @cached_property
@@ -507,11 +527,11 @@ class Computation:
         return {i.name: i for i in self.instructions}
 
     @cached_property
-    def users(self) -> dict[str, list["Instruction"]]:
+    def users(self) -> dict[str, list[Instruction]]:
         """Who reads each instruction, by its name and in text order; what nobody reads is not in
         it.
         """
-        users = defaultdict(list)
+        users: defaultdict[str, list[Instruction]] = defaultdict(list)
         for i in self.instructions:
             for name in dict.fromkeys(i.operands):
                 users[name].append(i)
@@ -525,9 +545,8 @@ class Computation:
     @property
     def parameters(self) -> tuple[Instruction, ...]:
         """By parameter number."""
-        return tuple(
-            sorted((i for i in self if i.opcode == "parameter"), key=lambda i: i.parameter_number)
-        )
+        found = [i for i in self if i.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda i: int(i.argument)))
 
 
 @dataclass(eq=False)
@@ -538,7 +557,7 @@ class HloModule:
 
     text: str = field(repr=False)
     name: str = ""
-    entry: Computation | None = None
+    entry: Computation = field(init=False)  # a text without one is an HloParseError
     attributes: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the HloModule line
     computations: dict[str, Computation] = field(default_factory=dict, repr=False)
     file_names: dict[int, str] = field(default_factory=dict, repr=False)
@@ -553,14 +572,16 @@ class HloModule:
     def __reduce__(self):  # the text says it all, and is read sooner than the objects
         return parse_hlo_module, (self.text,)
 
+    def location(self, frame: Mapping[str, int]) -> Mapping[str, int]:
+        """The file location of a row of `stack_frames`; empty where the text has none."""
+        return self.file_locations.get(frame.get("file_location_id", 0), {})
+
     @cached_property
     def _parents_count_from_one(self) -> bool:
-        """XLA has printed the number of a frame's caller one too high (0.10 to 0.12): then
-        outermost frames name themselves.
+        """Whether the number of a frame's caller is one too high, as JAX 0.10 to 0.12 print it:
+        then the outermost frames name themselves.
         """
-        return any(
-            frame.get("parent_frame_id") == number for number, frame in self.stack_frames.items()
-        )
+        return any(f.get("parent_frame_id") == number for number, f in self.stack_frames.items())
 
     def __iter__(self) -> Iterator[Instruction]:
         return chain.from_iterable(self.computations.values())
@@ -588,15 +609,10 @@ def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int
     """
     head = _HEAD.match(text, pos)
     if not head:
-        raise HloParseError(
-            text,
-            pos,
-            (
-                "the text ends inside a computation: is it truncated?"
-                if pos >= len(text)
-                else 'expected an instruction, "%name = shape opcode(operands)"'
-            ),
-        )
+        message = 'expected an instruction, "%name = shape opcode(operands)"'
+        if pos >= len(text):
+            message = "the text ends inside a computation: is it truncated?"
+        raise HloParseError(text, pos, message)
     end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
     _part(text, head.start(3), end, parse_shape)
     opcode = _OPCODE.match(text, end)
@@ -605,34 +621,36 @@ def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int
     close = _skip(text, opcode.end(), ")")
     if close == len(text):
         raise HloParseError(text, opcode.end() - 1, "nothing closes this bracket")
-    return (
-        head[1] or "",
-        head[2],
-        text[head.start(3) : end],
-        opcode[1],
-        text[opcode.end() : close],
-        close + 1,
-    )
+    shape, inside = text[head.start(3) : end], text[opcode.end() : close]
+    return head[1] or "", head[2], shape, opcode[1], inside, close + 1
 
 
-def _scan(text: str, pos: int) -> tuple[list[str], list[tuple[str, ...]], int]:
+def _blank_end(text: str, pos: int) -> int:
+    """Index of what follows white space and comments."""
+    m = _BLANK.match(text, pos)
+    return m.end() if m else pos
+
+
+def _scan(text: str, pos: int) -> tuple[list[str], list[_Row], int]:
     """Lines, the rows _INSTRUCTIONS would find, and where the computation closes, for text that it
     does not cover.
     """
-    lines, rows = [], []
-    while not text.startswith("}", pos := _BLANK.match(text, pos).end()):
-        *row, argument, close = _read_instruction(text, pos)
+    lines: list[str] = []
+    rows: list[_Row] = []
+    while not text.startswith("}", pos := _blank_end(text, pos)):
+        root, name, shape, opcode, inside, close = _read_instruction(text, pos)
         end = _line_end(text, close)
         if text[close:end].lstrip()[:1] not in ("", ","):
-            raise HloParseError(text, close, f'expected ", key=value" or the end of %{row[1]}')
-        if row[3] == "parameter" and not re.fullmatch(
-            r"\d{1,9}", argument := _uncommented(argument).strip()
-        ):
-            raise HloParseError(text, pos, "expected parameter(number)")
+            raise HloParseError(text, close, f'expected ", key=value" or the end of %{name}')
+        argument, operands = "", inside
+        if opcode == "parameter":
+            argument, operands = _uncommented(inside).strip(), ""
+            if not re.fullmatch(r"\d{1,9}", argument):
+                raise HloParseError(text, pos, "expected parameter(number)")
+        elif opcode == "constant":
+            argument, operands = inside, ""
         lines.append(text[pos:end])
-        rows.append(
-            (*row, *((argument, "") if row[3] in ("parameter", "constant") else ("", argument)))
-        )
+        rows.append((root, name, shape, opcode, argument, operands))
         pos = end
     return lines, rows, pos
 
@@ -642,17 +660,18 @@ def _skeleton(text: str) -> list[bytes]:
     check.
     """
     data = text.encode(errors="replace")
-    kept = data.translate(None, _INERT).replace(
-        rb"\'", b""
-    )  # nearly every escape in a module: op_name="p[\'w\']"
-    return (re.sub(rb"\\.", b"", data).translate(None, _INERT) if b"\\" in kept else kept).split(
-        b"\n"
-    )
+    # \' is nearly every escape that a module has: op_name="p[\'w\']"
+    kept = data.translate(None, _INERT).replace(rb"\'", b"")
+    if b"\\" in kept:
+        kept = re.sub(rb"\\.", b"", data).translate(None, _INERT)
+    return kept.split(b"\n")
 
 
 def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
     """Whether each line of a skeleton is balanced; `known` collects those that are."""
-    for line in () if known.issuperset(lines) else set(lines) - known:
+    if known.issuperset(lines):
+        return True
+    for line in set(lines) - known:
         try:
             _skip(line.decode(), 0, "")
         except HloParseError:
@@ -669,31 +688,37 @@ def _operands(text: str) -> tuple[str, ...]:
     return tuple(m[1] if (m := _OPERAND.fullmatch(part)) else part.strip() for part in parts)
 
 
-def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
+def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     """Turn rows into instructions; each name once, each operand defined here, one root."""
+    text, start = computation.module.text, computation._start
     if not rows:
-        raise HloParseError(
-            computation.module.text, computation._start, "this computation has no instructions"
-        )
-    roots, names, shapes, opcodes, arguments, texts = zip(*rows)
-    joined = "\n".join(texts)
-    joined = _uncommented(joined)
-    operands = [tuple(t.split(", ")) if t else () for t in joined.replace("%", "").split("\n")]
+        raise HloParseError(text, start, "this computation has no instructions")
+    roots, names, shapes, opcodes, arguments, texts = zip(*rows, strict=True)
+    joined = _uncommented("\n".join(texts)).replace("%", "")
+    operands = [tuple(t.split(", ")) if t else () for t in joined.split("\n")]
     known = frozenset(names)
     plain = len(operands) == len(names) and known.issuperset(chain.from_iterable(operands))
-    if (
-        not plain
-    ):  # shapes before the names, or spaces where XLA prints none, or names that are not there
+    if not plain:
+        # Shapes stand before the names, or spaces where XLA prints none, or names are not there.
         operands = [_operands(t) for t in texts]
-    computation.instructions = instructions = tuple(
-        map(
-            tuple.__new__,
-            repeat(Instruction),
-            zip(names, opcodes, operands, shapes, arguments, repeat(computation), count()),
-        )
-    )
-    places = dict(zip(names, count()))
-    for i in instructions:
+    # The last two columns have no end.
+    columns = (names, opcodes, operands, shapes, arguments, repeat(computation), count())
+    values = zip(*columns, strict=False)
+    computation.instructions = tuple(map(tuple.__new__, repeat(Instruction), values))
+    _check_operands(computation, names)
+    if len(known) < len(names) or roots.count("") < len(names) - 1:
+        message = "this computation has two instructions of one name, or two ROOTs"
+        raise HloParseError(text, start, message)
+    at = -1 if roots[-1] or not any(roots) else roots.index(max(roots))
+    computation.root = computation.instructions[at]
+
+
+def _check_operands(computation: Computation, names: Sequence[str]) -> None:
+    """Raise HloParseError where an instruction has too few operands, or one that does not stand
+    before it. `names` are the instructions', in order.
+    """
+    places = dict(zip(names, count(), strict=False))
+    for i in computation.instructions:
         if len(i.operands) < FEWEST_OPERANDS.get(i.opcode, 0):
             raise i.error(f"{i.opcode} takes {FEWEST_OPERANDS[i.opcode]} operands or more")
         for name in i.operands:
@@ -703,53 +728,36 @@ def _fill(computation: Computation, rows: list[tuple[str, ...]]) -> None:
                 )
             if places[name] >= i.index:
                 raise i.error(f"operand {name} does not stand before it")
-    if len(known) < len(names) or roots.count("") < len(names) - 1:
-        raise HloParseError(
-            computation.module.text,
-            computation._start,
-            "this computation has two instructions of one name, or two ROOTs",
-        )
-    computation.root = instructions[-1 if roots[-1] or not any(roots) else roots.index(max(roots))]
 
 
 def _read_header(module: HloModule, text: str) -> int:
     """Read the HloModule line and the tables after it; the index after them."""
-    pos = _BLANK.match(text).end()
-    m = re.compile(r"HloModule\s+([^\s,]+)").match(text, pos)
+    pos = _blank_end(text, 0)
+    m = _MODULE.match(text, pos)
     if not m:
-        other = re.search(
-            r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ", text[pos : pos + 10_000]
-        )
-        raise HloParseError(
-            text,
-            pos,
-            (
-                "this is StableHLO or a jaxpr, not HLO: pass jax.jit(f).lower(...) itself, or "
-                "what it compiles to"
-                if other
-                else "expected HLO text, which starts with HloModule"
-            ),
-        )
+        message = "expected HLO text, which starts with HloModule"
+        if _NOT_HLO.search(text[pos : pos + 10_000]):
+            message = (
+                "this is StableHLO or a jaxpr, not HLO: "
+                "pass jax.jit(f).lower(...) itself, or what it compiles to"
+            )
+        raise HloParseError(text, pos, message)
     module.name, end = m[1], _line_end(text, m.end())
     module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
-    tables = {
-        "FileNames": module.file_names,
-        "FunctionNames": module.function_names,
-        "FileLocations": module.file_locations,
-        "StackFrames": module.stack_frames,
-    }
-    while m := _TABLE.match(text, pos := _BLANK.match(text, end).end()):
-        for number, string, fields in _TABLE_ROW.findall(m[2]):
-            if bool(string) != m[1].endswith("Names"):
-                raise HloParseError(text, pos, f"{m[1]} has a row {number} of another table's kind")
-            tables[m[1]][int(number)] = (
-                _unescape(string)
-                if string
-                else {
-                    key: int(value)
-                    for key, value in re.findall(r"(?<!\w)(\w++)=(\d{1,18})\b", fields)
-                }
-            )
+    names = {"FileNames": module.file_names, "FunctionNames": module.function_names}
+    fields = {"FileLocations": module.file_locations, "StackFrames": module.stack_frames}
+    while m := _TABLE.match(text, pos := _blank_end(text, end)):
+        table = m[1]
+        for number, string, row in _TABLE_ROW.findall(m[2]):
+            if bool(string) != (table in names):
+                raise HloParseError(
+                    text, pos, f"{table} has a row {number} of another table's kind"
+                )
+            if string:
+                names[table][int(number)] = _unescape(string)
+            else:
+                pairs = _TABLE_FIELD.findall(row)
+                fields[table][int(number)] = {key: int(value) for key, value in pairs}
         end = m.end()
     return pos
 
@@ -760,98 +768,106 @@ def _spell_out(text: str) -> str:
     """
     if "#" not in text or not _ELEMENT.search(text):
         return text
-    bodies = []
-    for body in re.split(r"(?<=\n\})", text):
-        used, defined, lines = defaultdict(set), set(), []
-        for name, numbers in _ELEMENT.findall(body):
-            path = tuple(map(int, numbers[1:].split("#")))
-            used[name].update(path[: n + 1] for n in range(len(path)))
-        for line in body.split("\n"):
-            lines.append(line)
-            head = _HEAD.match(line.lstrip()) if used else None
-            if not head or head[2] not in used:
-                continue
-            defined.add(name := head[2])
-            shapes = {(): parse_shape(_read_instruction(line.lstrip(), 0)[2])}
-            for *outer, n in sorted(used[name]):  # a tuple comes before its elements
-                whole, of = shapes[tuple(outer)], name + "".join(f".element{k}" for k in outer)
-                if n >= len(whole.elements):
-                    raise HloParseError(
-                        text,
-                        text.find(line),
-                        f"{whole} has no element {n}, and %{name}#{n} is used",
-                    )
-                shapes[*outer, n] = whole.elements[n]
-                lines.append(
-                    f"  %{of}.element{n} = {whole.elements[n]} get-tuple-element(%{of}), index={n}"
-                )
-        bodies.append(
-            _ELEMENT.sub(
-                lambda m: f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0],
-                "\n".join(lines),
-            )
-        )
-    return "".join(bodies)
+    bodies = re.split(r"(?<=\n\})", text)
+    return "".join(_spell_out_body(text, body) for body in bodies)
+
+
+def _spell_out_body(text: str, body: str) -> str:
+    """The same for one computation of `text`."""
+    used: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for name, numbers in _ELEMENT.findall(body):
+        path = tuple(map(int, numbers[1:].split("#")))
+        used[name].update(path[: n + 1] for n in range(len(path)))
+    if not used:
+        return body
+    defined, lines = set(), []
+    for line in body.split("\n"):
+        lines.append(line)
+        head = _HEAD.match(line.lstrip())
+        if head and head[2] in used:
+            defined.add(head[2])
+            lines += _element_lines(text, line, head[2], used[head[2]])
+
+    def named(m: re.Match) -> str:
+        return f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0]
+
+    return _ELEMENT.sub(named, "\n".join(lines))
+
+
+def _element_lines(text: str, line: str, name: str, paths: set[tuple[int, ...]]) -> Iterator[str]:
+    """Lines that take these elements, and elements of elements, of the tuple `name`, which `line`
+    defines.
+    """
+    shape = parse_shape(_read_instruction(line.lstrip(), 0)[2])
+    shapes: dict[tuple[int, ...], Shape] = {(): shape}
+    for *outer, n in sorted(paths):  # a tuple comes before its elements
+        whole = shapes[tuple(outer)]
+        if n >= len(whole.elements):
+            message = f"{whole} has no element {n}, and %{name}#{n} is used"
+            raise HloParseError(text, text.find(line), message)
+        shape = shapes[*outer, n] = whole.elements[n]
+        of = name + "".join(f".element{k}" for k in outer)
+        yield f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}"
+
+
+def _second(head: re.Match | None) -> str:
+    """What is wrong where a computation should begin."""
+    if head:
+        return "a second computation of this name, or a second ENTRY"
+    return 'expected a computation, "%name (parameters) -> shape {", with all its lines'
 
 
 def _parse(text: str) -> HloModule:
     text = _spell_out(text)
-    module, known, skeleton = HloModule(text), set(), _skeleton(text)
+    module, skeleton = HloModule(text), _skeleton(text)
+    known: set[bytes] = set()  # lines of a skeleton that are balanced
+    entry: Computation | None = None
     pos = _read_header(module, text)
     number = counted = 0  # `number` lines end before index `counted`
     while pos < len(text):
         head = _COMPUTATION.match(text, pos)
-        if not head or head[2] in module.computations or (head[1] and module.entry):
-            raise HloParseError(
-                text,
-                pos,
-                (
-                    "a second computation of this name, or a second ENTRY"
-                    if head
-                    else (
-                        'expected a computation, "%name (parameters) -> shape {", with all its'
-                        " lines"
-                    )
-                ),
-            )
+        if not head or head[2] in module.computations or (head[1] and entry):
+            raise HloParseError(text, pos, _second(head))
         start = head.end()
-        found, lines = _END.search(text, start), None
-        rows = _INSTRUCTIONS.findall(text, start, end := found.start()) if found else ()
+        found, lines, rows = _END.search(text, start), None, []
+        end = start
+        if found:
+            end = found.start()
+            rows = _INSTRUCTIONS.findall(text, start, end)
         number += text.count("\n", counted, start)
         closing = number + len(rows) + 1  # of as many lines as rows, none was passed over
+        opening = skeleton[number].removesuffix(b"{")
         if (
             rows
             and skeleton[closing][:1] == b"}"
-            and _balanced(
-                [skeleton[number].removesuffix(b"{"), *skeleton[number + 1 : closing]], known
-            )
+            and _balanced([opening, *skeleton[number + 1 : closing]], known)
         ):
             number, counted = number + len(rows), end
         else:
             counted = start
             _part(text, *head.span(3), lambda signature: _skip(signature, 0, ""))
             lines, rows, end = _scan(text, start)
-        computation = Computation(
-            head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end)
-        )
+        signature = head[3].rstrip()
+        computation = Computation(head[2], bool(head[1]), signature, module, pos, (start, end))
         if lines is not None:
             computation.lines = lines
         _fill(computation, rows)
         module.computations[computation.name] = computation
         if head[1]:
-            module.entry = computation
-        closing = _CLOSING.match(text, end)
-        if not closing:
+            module.entry = entry = computation
+        close = _CLOSING.match(text, end)
+        if not close:
             raise HloParseError(text, end, "expected the } of a computation on a line of its own")
-        pos = _BLANK.match(text, closing.end()).end()
-    if not module.entry:
+        pos = _blank_end(text, close.end())
+    if not entry:
         raise HloParseError(text, pos, "no ENTRY computation: is the text truncated?")
     return module
 
 
-def parse_hlo_module(x) -> HloModule:
-    """Parse HLO text, a `jax.stages.Compiled` or a `jax.stages.Lowered`; a parsed module is
-    returned as it is.
+def parse_hlo_module(x: Any) -> HloModule:
+    """Parse HLO text, as XLA or `print_hlo_module` prints it, a `jax.stages.Compiled` or a
+    `jax.stages.Lowered`. A parsed module is returned as it is, and so is the module of an
+    Inspection, or of whatever else has an HloModule as its `module`.
 
     Raises TypeError for anything else, HloParseError (with line and column) for text that is not
     one whole HLO module. An attribute's value that cannot be read raises HloParseError when it is
@@ -859,19 +875,9 @@ def parse_hlo_module(x) -> HloModule:
     """
     if isinstance(x, HloModule):
         return x
-    text = x
-    if hasattr(x, "as_text") and not isinstance(x, type):
-        try:
-            text = x.as_text(dialect="hlo", debug_info=True)  # Lowered has dialects
-        except TypeError:
-            text = x.as_text()  # Compiled has one text
-    if not isinstance(text, str):
-        got = f"got {type(x).__name__}" + (
-            f", whose as_text() gives {text!r}" if text is not x else ""
-        )
-        raise TypeError(
-            f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns"
-        )
+    if isinstance(module := getattr(x, "module", None), HloModule):
+        return module
+    text = _text_of(x)
     collecting = gc.isenabled()
     # a module is many small objects, none of them garbage: looking for some would double the time
     gc.disable()
@@ -880,3 +886,41 @@ def parse_hlo_module(x) -> HloModule:
     finally:
         if collecting:
             gc.enable()
+
+
+def _text_of(x: Any) -> str:
+    """HLO text, or what a program of JAX's prints as it; TypeError where there is none."""
+    if fix := no_program_yet(x):
+        raise TypeError(f"got {type(x).__name__}: {fix}")
+    text = x
+    if hasattr(x, "as_text") and not isinstance(x, type):
+        try:
+            text = x.as_text(dialect="hlo", debug_info=True)  # Lowered has dialects
+        except TypeError:
+            text = x.as_text()  # Compiled has one text
+    if isinstance(text, str):
+        return text
+    got = f"got {type(x).__name__}"
+    if text is not x:
+        got += f", whose as_text() gives {text!r}"
+    raise TypeError(f"{got}: pass HLO text, jax.jit(f).lower(...), or what its .compile() returns")
+
+
+def no_program_yet(x: Any) -> str:
+    """What to do with an object of JAX's that has no HLO to read, a `jax.stages.Traced` or a
+    `jax.export.Exported`; "" for anything else. Their attributes tell them: nothing here imports
+    JAX.
+    """
+    if isinstance(x, type):
+        return ""
+    if hasattr(x, "jaxpr") and hasattr(x, "lower") and not hasattr(x, "as_text"):
+        return (
+            "a traced function is not compiled yet: give the function and its arguments, or what "
+            "traced.lower().compile() returns."
+        )
+    if hasattr(x, "mlir_module_serialized") and hasattr(x, "call"):
+        return (
+            "an exported function is StableHLO and not compiled: "
+            "give jax.jit(exported.call) as the function, and its arguments."
+        )
+    return ""

@@ -1,4 +1,6 @@
-"""Readable HLO: what the program computes, without what differs between runs and machines."""
+"""How HLO is printed: what the program computes, without what differs between runs and machines;
+and how any table or sentence fits the width of a page.
+"""
 
 import functools
 import html
@@ -10,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 
@@ -33,17 +36,18 @@ NOISE = {
 }
 SPLIT_AXIS = re.compile(r"devices=\[|=(?:[2-9]|\d\d)")  # a sharding over more than one device
 _LAYOUT = re.compile(r"(\b\w++\[([^\[\]]*+)\])\{([\d,]*+)\}")
-# one that does not end goes on to the end: else each quote would look for it
+# A string that does not end goes on to the end: else each quote would look for it.
 _STRING = r'"(?:[^"\\]|\\[\s\S]?)*+"?'
-_TO_ESCAPE, _ESCAPES = (
-    re.compile(r'["\\\x00-\x1f]'),
-    {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"},
-)
+_TO_ESCAPE = re.compile(r'["\\\x00-\x1f]')
+_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])++(?:, )?', re.S)
 _PAINT = re.compile(
-    rf"(?P<target>(?<=custom_call_target=){_STRING})|(?P<other>{_STRING})|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)"
-    r"|(?P<fp8>\bf[48]e\w+)|(?P<literal>(?<=\bconstant\()[^{}()]+)|(?P<opcode>(?<="
-    r" )[a-z][a-z\d-]*(?=\())",
+    rf"(?P<target>(?<=custom_call_target=){_STRING})"
+    rf"|(?P<other>{_STRING})"
+    r"|(?P<keyword>^HloModule|^ENTRY|\bROOT\b)"
+    r"|(?P<fp8>\bf[48]e\w+)"
+    r"|(?P<literal>(?<=\bconstant\()[^{}()]+)"
+    r"|(?P<opcode>(?<= )[a-z][a-z\d-]*(?=\())",
     re.M,
 )
 # (ANSI code, CSS). A page may set --hlo-... to inks for its own ground; else colours of a middle
@@ -63,7 +67,8 @@ def without_default_layout(text: str) -> str:
     """
 
     def keep(m: re.Match) -> str:
-        row_major = ",".join(str(d) for d in reversed(range(m[2].count(",") + 1 if m[2] else 0)))
+        rank = m[2].count(",") + 1 if m[2] else 0
+        row_major = ",".join(map(str, reversed(range(rank))))
         return m[1] if m[3] == row_major else m[0]
 
     return _LAYOUT.sub(keep, re.sub(r"/\*index=\d+\*/", "", text))
@@ -72,9 +77,8 @@ def without_default_layout(text: str) -> str:
 def wrap(text: str, indent: str) -> str:
     """Break at the commas between operands, attributes or tuple elements, never in a string."""
     lines = [""]
-    for piece in _PIECE.findall(
-        re.sub(r",\n\s*", ", ", text)
-    ):  # what was printed wrapped is wrapped anew
+    unwrapped = re.sub(r",\n\s*", ", ", text)  # what was printed wrapped is wrapped anew
+    for piece in _PIECE.findall(unwrapped):
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > WIDTH:
             lines.append(indent + piece.lstrip())
         else:
@@ -82,34 +86,36 @@ def wrap(text: str, indent: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _json(value, indent: str) -> str:
+def _json(value: Any, indent: str) -> str:
     """JSON, each dict or list on one line if it fits and on several if not."""
     text = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(text) <= WIDTH or not value or not isinstance(value, (dict, list)):
         return text
-    inner, (opening, closing) = indent + "  ", "{}" if isinstance(value, dict) else "[]"
-    items = value.items() if isinstance(value, dict) else ((None, v) for v in value)
-    rows = ",\n".join(
-        inner + (f"{json.dumps(k)}: " if k is not None else "") + _json(v, inner) for k, v in items
-    )
-    return f"{opening}\n{rows}\n{indent}{closing}"
+    inner = indent + "  "
+    if isinstance(value, dict):
+        opening, closing = "{}"
+        rows = [f"{inner}{json.dumps(k)}: {_json(v, inner)}" for k, v in value.items()]
+    else:
+        opening, closing = "[]"
+        rows = [inner + _json(v, inner) for v in value]
+    lines = ",\n".join(rows)
+    return f"{opening}\n{lines}\n{indent}{closing}"
 
 
 def _quoted(text: str) -> str:
     """A string as XLA prints it: JSON has other escapes of control characters, which XLA does not
     read.
     """
-    return f'"{_TO_ESCAPE.sub(lambda m: _ESCAPES.get(m[0]) or f"\\{ord(m[0]):03o}", text)}"'
+    escaped = _TO_ESCAPE.sub(lambda m: _ESCAPES.get(m[0]) or f"\\{ord(m[0]):03o}", text)
+    return f'"{escaped}"'
 
 
 @functools.lru_cache(maxsize=1024)
 def _below(file: str, folder: str) -> str:
     below = os.path.join(folder, "")  # no Path: its time grows with the square of a path's parts
-    return (
-        file.removeprefix(below)
-        if file.startswith(below) or not os.path.isabs(file)
-        else os.path.basename(file)
-    )
+    if file.startswith(below) or not os.path.isabs(file):
+        return file.removeprefix(below)
+    return os.path.basename(file)
 
 
 def source_path(file: str) -> str:
@@ -123,33 +129,42 @@ def source_path(file: str) -> str:
     return _below(file, os.getcwd())
 
 
+def says_something(key: str, value: str) -> bool:
+    """Whether an instruction's attribute is worth a reader's time: no bookkeeping, and no sharding
+    over one device.
+    """
+    if key == "sharding":
+        return bool(SPLIT_AXIS.search(value))
+    return key not in NOISE
+
+
 def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str:
-    inside = (
-        i.argument
-        if i.opcode in ("constant", "parameter")
-        else ", ".join(f"%{o}" for o in i.operands)
-    )
-    parts = [
-        f"{'ROOT ' * i.is_root}%{i.name} ="
-        f" {without_default_layout(i.shape_text)} {i.opcode}({inside})"
-    ]
-    parts += [
-        f"{key}={value}"
-        for key, value in i.attributes.items()
-        if key not in NOISE and not (key == "sharding" and not SPLIT_AXIS.search(value))
-    ]
-    if metadata and (m := i.metadata):
-        fields = [f"op_name={_quoted(m.op_name)}"] if m.op_name else []
-        fields += (
-            [f"source_file={_quoted(source_path(m.source_file))} source_line={m.source_line}"]
-            if m.source_file
-            else []
-        )
-        parts += [f"metadata={{{' '.join(fields)}}}"] if fields else []
+    """One instruction as `print_hlo_module` has it, with its options; several lines, where it is
+    wide.
+    """
+    inside = i.argument
+    if i.opcode not in ("constant", "parameter"):
+        inside = ", ".join(f"%{o}" for o in i.operands)
+    root = "ROOT " if i.is_root else ""
+    parts = [f"{root}%{i.name} = {without_default_layout(i.shape_text)} {i.opcode}({inside})"]
+    parts += [f"{key}={value}" for key, value in i.attributes.items() if says_something(key, value)]
+    if metadata and (where := _metadata(i)):
+        parts.append(f"metadata={{{where}}}")
     line = wrap("  " + ", ".join(parts), INDENT)
     if not backend_cfg or i.backend_config is None:
         return line
     return f"{line},\n{INDENT}backend_config={_json(i.backend_config, INDENT)}"
+
+
+def _metadata(i: Instruction) -> str:
+    """The op_name and the source line, as far as the text has them."""
+    fields, m = [], i.metadata
+    if m and m.op_name:
+        fields.append(f"op_name={_quoted(m.op_name)}")
+    if m and m.source_file:
+        fields.append(f"source_file={_quoted(source_path(m.source_file))}")
+        fields.append(f"source_line={m.source_line}")
+    return " ".join(fields)
 
 
 def _lines(module: HloModule, metadata: bool, backend_cfg: bool) -> Iterator[str]:
@@ -159,14 +174,18 @@ def _lines(module: HloModule, metadata: bool, backend_cfg: bool) -> Iterator[str
     yield wrap(without_default_layout(", ".join([f"HloModule {module.name}", *header])), " " * 4)
     for c in module.computations.values():
         signature = " " + without_default_layout(c.signature) if c.signature else ""
-        yield "\n" + wrap(f"{'ENTRY ' * c.is_entry}%{c.name}{signature} {{", " " * 4)
+        entry = "ENTRY " if c.is_entry else ""
+        yield "\n" + wrap(f"{entry}%{c.name}{signature} {{", " " * 4)
         for i in c:
             yield format_instruction(i, metadata, backend_cfg)
         yield "}"
 
 
-def format_hlo_module(x, metadata: bool = False, backend_cfg: bool = False) -> str:
-    """What `print_hlo_module` prints, as plain text. `parse_hlo_module` reads it again."""
+def format_hlo_module(x: Any, metadata: bool = False, backend_cfg: bool = False) -> str:
+    """What `print_hlo_module` prints, as plain text. `parse_hlo_module` reads it again.
+
+    Takes, and raises, what `parse_hlo_module` does.
+    """
     return "\n".join(_lines(parse_hlo_module(x), metadata, backend_cfg)) + "\n"
 
 
@@ -176,24 +195,28 @@ def paint(text: str, style: Callable[[str, tuple[str, str] | None], str]) -> str
     """
     parts, end = [], 0
     for m in _PAINT.finditer(text):
-        parts += [style(text[end : m.start()], None), style(m[0], STYLES.get(m.lastgroup))]
+        parts += [style(text[end : m.start()], None), style(m[0], STYLES.get(m.lastgroup or ""))]
         end = m.end()
     return "".join([*parts, style(text[end:], None)])
 
 
 def coloured(text: str) -> str:
     """HLO as HTML."""
-    return paint(
-        text,
-        lambda part, style: (
-            html.escape(part, quote=False)
-            if style is None
-            else f'<span style="{style[1]}">{html.escape(part, quote=False)}</span>'
-        ),
-    )
+
+    def span(part: str, style: tuple[str, str] | None) -> str:
+        shown = html.escape(part, quote=False)
+        return f'<span style="{style[1]}">{shown}</span>' if style else shown
+
+    return paint(text, span)
 
 
-def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=None) -> None:
+def _ansi(part: str, style: tuple[str, str] | None) -> str:
+    return f"\033[{style[0]}m{part}\033[0m" if style else part
+
+
+def print_hlo_module(
+    x: Any, metadata: bool = False, backend_cfg: bool = False, file: Any = None
+) -> None:
     """Print HLO, of anything `parse_hlo_module` takes, the way a reader wants it: the same text in
     every run, on every machine. Left out: row-major layouts, shardings over one device,
     fingerprints, file tables.
@@ -213,14 +236,9 @@ def print_hlo_module(x, metadata: bool = False, backend_cfg: bool = False, file=
         return
     if out.isatty():
         text = visible(text, keep="\n\t")  # the text may be anybody's
-    colour = (
-        out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
-    )
-    out.write(
-        paint(text, lambda part, style: f"\033[{style[0]}m{part}\033[0m" if style else part)
-        if colour
-        else text
-    )
+        if os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR"):
+            text = paint(text, _ansi)
+    out.write(text)
 
 
 def notebook_display() -> Callable | None:
@@ -259,17 +277,16 @@ def columns(
     """
     left, gone = list(shown), []
     widths = {c: max(len(row[c]) for row in rows) for c in left}
-    lines = lambda: [
-        "  ".join(
-            f"{row[c]:>{widths[c]}}" if c in right else f"{row[c]:<{widths[c]}}" for c in left
-        ).rstrip()
-        for row in rows
-    ]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (row[c].rjust(widths[c]) if c in right else row[c].ljust(widths[c]) for c in left)
+        return "  ".join(cells).rstrip()
+
     for c in may_go:
-        if c in left and max(map(len, lines())) > WIDTH:
+        if c in left and max(len(line(row)) for row in rows) > WIDTH:
             left.remove(c)
             gone.append(c)
-    return lines(), sorted(gone)
+    return [line(row) for row in rows], sorted(gone)
 
 
 def wrapped(line: str, first: int = 0, later: int = 0) -> list[str]:
@@ -294,20 +311,22 @@ def html_table(
     stands below it.
     """
     style = "text-align:left;vertical-align:top"
-    # Jupyter reads what stands between two dollars as TeX, but not in code.
-    shown = lambda text: f"<code>{html.escape(text)}</code>" if "$" in text else html.escape(text)
-    cells = lambda texts, tag: "".join(
-        f'<{tag} style="{style}">{shown(text)}</{tag}>' for text in texts
-    )
+
+    def shown(text: str) -> str:
+        # Jupyter reads what stands between two dollars as TeX, but not in code.
+        escaped = html.escape(text)
+        return f"<code>{escaped}</code>" if "$" in text else escaped
+
+    def cells(texts: Sequence[str], tag: str) -> str:
+        return "".join(f'<{tag} style="{style}">{shown(text)}</{tag}>' for text in texts)
+
     lines = [f"<tr>{cells(header, 'th')}</tr>"]
     for texts, background, below in rows:
-        tint = f' style="background:{background}"' * bool(background)
+        tint = f' style="background:{background}"' if background else ""
         lines.append(f"<tr{tint}>{cells(texts, 'td')}</tr>")
         for line, background in below:
-            tint = f";background:{background}" * bool(background)
-            lines.append(
-                f'<tr><td style="{style};padding-left:3em{tint}" colspan="{len(header)}">'
-                f"{shown(line)}</td></tr>"
-            )
+            tint = f";background:{background}" if background else ""
+            cell = f'<td style="{style};padding-left:3em{tint}" colspan="{len(header)}">'
+            lines.append(f"<tr>{cell}{shown(line)}</td></tr>")
     # folded, JupyterLab shows an output's first line: it says nothing
     return f"<table>\n{''.join(lines)}</table>"

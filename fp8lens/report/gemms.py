@@ -1,16 +1,38 @@
-"""Did I get the fused FP8 kernel? One row for every matrix multiplication of a program, with what
-stayed outside.
+"""What the report shows: a row for every matrix multiplication of a program, with what stayed
+outside of it, and the totals.
 """
 
 import dataclasses
+import enum
 import html
 import string
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fp8lens.hlo.parse import HloModule, visible
 from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, wrapped
 from fp8lens.matmul.ledger import Ledger
 from fp8lens.matmul.rows import GemmRow
+
+
+class _Kind(enum.Enum):
+    """What a line below a row of the table says."""
+
+    PLACE = enum.auto()  # the layers that the matmul is in, or its line of the program
+    OUTSIDE = enum.auto()  # the work that other kernels do
+
+
+class _Further(NamedTuple):
+    kind: _Kind
+    text: str
+
+
+class _Line(NamedTuple):
+    """A line of the table, for rows that are alike; `row` is the first of them."""
+
+    row: GemmRow
+    cells: tuple[str, ...]
+    further: list[_Further]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -23,7 +45,8 @@ class GemmReport:
     make FP8 and undo it around the FP8 matmuls: the ledger has each. `opaque` names custom calls
     that are no matmuls to HLO: convolutions, hand-written kernels, other libraries; what they
     multiply, if anything, is not counted. `note` says what the program was compiled for, or why the
-    rows are not a GPU's.
+    rows are not a GPU's. `optimized`: whether XLA is done with it; else the rows are the program's
+    dots as written.
     """
 
     rows: tuple[GemmRow, ...]
@@ -33,6 +56,7 @@ class GemmReport:
     bytes_for_fp8: int = 0
     opaque: tuple[str, ...] = ()
     note: str = ""
+    optimized: bool = True
 
     @property
     def flops(self) -> int:
@@ -51,138 +75,150 @@ class GemmReport:
 
     @property
     def fp8_rows(self) -> tuple[GemmRow, ...]:
+        """Those of `rows` that the hardware multiplies in an 8-bit float type."""
         return tuple(row for row in self.rows if row.is_fp8)
 
-    def _lines(self) -> list[tuple[GemmRow, tuple[str, ...], list[str]]]:
-        """(row, cells, further lines), rows alike in all they show but their layer taken together."""
-        groups: dict[tuple, list[GemmRow]] = {}
+    def _lines(self) -> list[_Line]:
+        """Rows alike in all they show but their layer, taken together."""
+        groups: dict[GemmRow, list[GemmRow]] = {}
         for row in self.rows:
             alike = dataclasses.replace(
                 row,
                 name="",
                 outside=tuple(_bare(n) for n in row.outside),
-                instruction=None,
+                instruction=self.rows[0].instruction,  # is not compared
                 op_name="",
                 count=None if row.count is None else 1,
             )
             groups.setdefault(alike, []).append(row)
-        lines = []
-        for rows in groups.values():
-            counts, paths = (
-                [row.count for row in rows],
-                list(dict.fromkeys(row.path for row in rows if row.path)),
-            )
-            further = [
-                f"in {', '.join(paths[:4])}" + f" and {len(paths) - 4} more" * (len(paths) > 4)
-            ] * bool(paths)
-            if rows[0].outside:
-                each = " in each" if len(rows) > 1 else ""
-                further.append(
-                    f"outside{each}: {', '.join(rows[0].outside)}: {size(rows[0].outside_bytes)}"
-                )
-            lines.append(
-                (rows[0], ("?" if None in counts else str(sum(counts)), *_cells(rows[0])), further)
-            )
-        return lines
+        return [_line(rows) for rows in groups.values()]
 
     def _totals(self) -> str:
-        share = (
-            f"{100 * self.fp8_flops_share:.1f}%".replace("100.0%", "100%")
-            if self.fp8_flops
-            else "none"
-        )
-        text = f"{len(self.rows)} matmul{'s' * (len(self.rows) != 1)}, {len(self.fp8_rows)} in FP8"
+        text = f"{_counted(len(self.rows), 'matmul')}, {len(self.fp8_rows)} in FP8"
         if self.rows:
+            share = "none"
+            if self.fp8_flops:
+                share = f"{100 * self.fp8_flops_share:.1f}%".replace("100.0%", "100%")
             text += f" ({share} of {metric(self.flops)}FLOP)"
-        text += (
-            f"; {self.kernels} kernel{'s' * (self.kernels != 1)}, {size(self.bytes_moved)} moved"
-        )
+        text += f"; {_counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
-            count, runs = (
-                self.kernels_for_fp8,
-                sum(1 if r.count is None else r.count for r in self.fp8_rows),
-            )
-            text += (
-                f"; {size(self.bytes_for_fp8)} of it, in {count} kernel{'s' * (count != 1)}, to"
-                " make and undo FP8"
-            )
-            text += f", for {runs} matmul{'s' * (runs != 1)}" if runs else ", for no FP8 matmul"
+            kernels = _counted(self.kernels_for_fp8, "kernel")
+            text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to make and undo FP8"
+            runs = sum(1 if row.count is None else row.count for row in self.fp8_rows)
+            text += f", for {_counted(runs, 'matmul')}" if runs else ", for no FP8 matmul"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
-        text += f"; not looked into: {', '.join(self.opaque)}" if self.opaque else ""
-        return text + (f"\n{self.note}" if self.note else "")
+        if self.opaque:
+            text += f"; not looked into: {', '.join(self.opaque)}"
+        return f"{text}\n{self.note}" if self.note else text
 
     def __str__(self) -> str:
-        lines = self._lines()
-        table = [_HEADER, *(cells for _, cells, _ in lines)]
-        shown = [c for c in range(len(_HEADER)) if c or any(row[0] != "1" for row in table[1:])]
-        texts, left_out = columns(table, shown, (0, 1), [_SOURCE])
-        text = []
-        for one, row, (_, _, further) in (
-            zip(texts, table, [(None, (), []), *lines]) if lines else ()
-        ):
-            text.append(one)
-            if row is not _HEADER and left_out and row[_SOURCE]:
-                further = [f"at {row[_SOURCE]}", *further]
-            for line in further:
-                text += wrapped(line, 4, 6)
+        text = self._table()
         for line in self._totals().split("\n"):
             text += wrapped(line, 0, 2)
         return "\n".join(text)
 
+    def _table(self) -> list[str]:
+        """The table as lines of text; without matmuls, none."""
+        lines = self._lines()
+        if not lines:
+            return []
+        table = [_HEADER, *(line.cells for line in lines)]
+        all_run_once = all(line.cells[0] == "1" for line in lines)
+        shown = range(1 if all_run_once else 0, len(_HEADER))
+        (header, *texts), left_out = columns(table, shown, (0, 1), [_SOURCE])
+        found = [header]
+        for text, line in zip(texts, lines, strict=True):
+            found.append(text)
+            if left_out and line.cells[_SOURCE]:
+                found += wrapped(f"at {line.cells[_SOURCE]}", 4, 6)
+            for further in line.further:
+                found += wrapped(further.text, 4, 6)
+        return found
+
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                cells,
-                "" if row.is_fp8 else LOST,
-                [(line, OUTSIDE if line.startswith("outside") else "") for line in further],
-            )
-            for row, cells, further in self._lines()
-        ]
-        legend = "".join(
-            f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> '
-            for colour, text, there in (
-                (LOST, "not FP8", any(not row.is_fp8 for row in self.rows)),
-                (OUTSIDE, "work left outside", any(row.outside for row in self.rows)),
-            )
-            if there
-        )
+        rows = []
+        for line in self._lines():
+            below = [
+                (further.text, OUTSIDE if further.kind is _Kind.OUTSIDE else "")
+                for further in line.further
+            ]
+            rows.append((line.cells, "" if line.row.is_fp8 else LOST, below))
+        legend = ""
+        if any(not row.is_fp8 for row in self.rows):
+            legend += _legend(LOST, "not FP8")
+        if any(row.outside for row in self.rows):
+            legend += _legend(OUTSIDE, "work left outside")
+        table = html_table(_HEADER, rows) if rows else ""
         totals = html.escape(self._totals()).replace("\n", "<br>")
-        return html_table(_HEADER, rows) * bool(rows) + f"<p>{legend}{totals}</p>"
+        return f"{table}<p>{legend}{totals}</p>"
+
+
+def _legend(colour: str, text: str) -> str:
+    return f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> '
+
+
+def _counted(count: int, noun: str) -> str:
+    """ "1 kernel", "2 kernels"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 _HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
 _SOURCE = _HEADER.index("source")
 
 
+def _line(rows: list[GemmRow]) -> _Line:
+    """The line of rows that are alike."""
+    row = rows[0]
+    counts = [row.count for row in rows]
+    known = [count for count in counts if count is not None]
+    runs = str(sum(known)) if len(known) == len(counts) else "?"
+    further = []
+    paths = list(dict.fromkeys(row.path for row in rows if row.path))
+    if paths:
+        place = f"in {', '.join(paths[:4])}"
+        if len(paths) > 4:
+            place += f" and {len(paths) - 4} more"
+        further.append(_Further(_Kind.PLACE, place))
+    if row.outside:
+        each = " in each" if len(rows) > 1 else ""
+        outside = f"outside{each}: {', '.join(row.outside)}: {size(row.outside_bytes)}"
+        further.append(_Further(_Kind.OUTSIDE, outside))
+    return _Line(row, (runs, *_cells(row)), further)
+
+
 def _cells(row: GemmRow) -> tuple[str, ...]:
+    """What a row shows, as _HEADER names it, but for how often it runs."""
     shape = f"{row.m} x {row.n} x {row.k}"
-    operands = (
-        row.lhs_dtype if row.lhs_dtype == row.rhs_dtype else f"{row.lhs_dtype}, {row.rhs_dtype}"
-    )
-    extras = [f"scales {''.join(row.scales)}"] * bool(row.scales) + [f"alpha {row.alpha:g}"] * (
-        row.alpha != 1
-    )
-    extras += [f"beta {row.beta:g}"] * (row.beta != 0) + ["amax"] * row.amax
-    extras += [f"precision {row.precision}"] * (row.precision != "DEFAULT") + [
-        row.algorithm
-    ] * bool(row.algorithm)
-    return tuple(
-        map(
-            visible,
-            (
-                f"{row.batch} of {shape}" if row.batch > 1 else shape,
-                operands,
-                row.math_dtype,
-                row.library + f" {row.tile}" * bool(row.tile),
-                " ".join([row.epilogue, *extras]),
-                row.out_dtype,
-                row.source,
-            ),
-        )
-    )
+    if row.batch > 1:
+        shape = f"{row.batch} of {shape}"
+    operands = row.lhs_dtype
+    if row.rhs_dtype != row.lhs_dtype:
+        operands += f", {row.rhs_dtype}"
+    by = f"{row.library} {row.tile}" if row.tile else row.library
+    epilogue = " ".join([row.epilogue, *_extras(row)])
+    cells = (shape, operands, row.math_dtype, by, epilogue, row.out_dtype, row.source)
+    return tuple(map(visible, cells))
+
+
+def _extras(row: GemmRow) -> list[str]:
+    """What a call does beside its epilogue, as far as it is not the default."""
+    extras = []
+    if row.scales:
+        extras.append(f"scales {''.join(row.scales)}")
+    if row.alpha != 1:
+        extras.append(f"alpha {row.alpha:g}")
+    if row.beta != 0:
+        extras.append(f"beta {row.beta:g}")
+    if row.amax:
+        extras.append("amax")
+    if row.precision != "DEFAULT":
+        extras.append(f"precision {row.precision}")
+    if row.algorithm:
+        extras.append(row.algorithm)
+    return extras
 
 
 def _bare(name: str) -> str:
@@ -199,12 +235,14 @@ def make_report(
     """The report of a module with these rows; `by_instructions`: its Triton kernels were judged by
     their PTX.
     """
-    if not note and module.attributes.get("is_scheduled") != "true":
-        note = "not optimized: these are the program's dots as written, not what a GPU runs"
+    # The order of the kernels is the last that XLA settles.
+    optimized = module.attributes.get("is_scheduled") == "true"
+    notes = [note] if note else []
+    if not note and not optimized:
+        notes.append("not optimized: these are the program's dots as written, not what a GPU runs")
     if not by_instructions and any(row.library == "triton" and row.is_fp8 for row in rows):
-        note += (
-            "; " * bool(note)
-            + "of Triton's kernels, what the dot says: only the function's compile has their PTX"
+        notes.append(
+            "of Triton's kernels, what the dot says: only the function's compile has their PTX"
         )
     spent = ledger.for_fp8
     return GemmReport(
@@ -214,5 +252,6 @@ def make_report(
         spent.kernels,
         spent.bytes_moved,
         tuple(line.name for line in ledger.of("opaque")),
-        note,
+        "; ".join(notes),
+        optimized,
     )

@@ -132,7 +132,7 @@ def find_reasons(
     for (row, near), dot in zip(found, match(after, rows, before, dots, _types), strict=True):
         gathered = {k for c in sent if row.name in c.feeds for k in c.transposed_by}
         near = [o for o in near if o.instruction.name not in gathered]  # a reason of their own
-        m = Matmul(row, dot and dot.instruction, written, chip, near)
+        m = Matmul(row, dot.instruction if dot else None, written, chip, near)
         other = first_to_read.setdefault((_reads(row), id(dot)), row.name)
         if other != row.name and row.library in ("cublasLt", "cublas"):
             reasons.append(_reason(m, kernels.twice, other))
@@ -261,7 +261,7 @@ def behind(m: Matmul, works: list[str]) -> list[Reason]:
 
 def no_amax(m: Matmul, step: Step) -> Reason:
     """Why a call does not compute an amax."""
-    if m.result_is_fp8:
+    if m.dot is not None and m.result_is_fp8:
         return of_matmul(m, output.result_in_fp8, Found(to=m.dot.shape.dtype))
     return _first(m, amax.AMAX, Amax(m, step)) or unknown(m, ["amax"])
 

@@ -492,7 +492,7 @@ def vector(m: Matmul) -> Found | None:
     """With one row or column, XLA makes a vector of that operand."""
     if not m.is_quantized or not m.thin("MN"):
         return None
-    is_vector = any(len(operand(m.dot, n).shape.dims) == 1 for n in (0, 1))
+    is_vector = any(len(side.operand.shape.dims) == 1 for side in m.sides)
     return _thin(m.thin("MN")) if is_vector else None
 
 

@@ -138,7 +138,8 @@ def scale_too_many(cause: Cause) -> Found | None:
 )
 def sign_lost(m: Matmul) -> list[Found]:
     """XLA puts a negative factor in front of a relu that it stands behind."""
-    return [Found(factor=step.other.literal or "-s") for step in _moved_in_front(m)]
+    factors = (step.other for step in _moved_in_front(m))
+    return [Found(factor=factor and factor.literal or "-s") for factor in factors]
 
 
 def _moved_in_front(m: Matmul) -> list[Step]:
@@ -149,7 +150,7 @@ def _moved_in_front(m: Matmul) -> list[Step]:
     factors = [
         (n, step)
         for n, step in enumerate(m.steps)
-        if step.kind in ("alpha", "scale") and is_negative(step.other)
+        if step.kind in ("alpha", "scale") and step.other and is_negative(step.other)
     ]
     behind_it = [step for n, step in factors if n > kinds.index("relu")]
     # In front of its relu the call has alpha and the operands' scales; and the program's factors.
@@ -214,7 +215,7 @@ def relu_of_scaled_codes(m: Matmul) -> list[Found]:
     if "d" not in m.row.scales or "RELU" not in m.row.epilogue:
         return []
     factors = [ahead[kind].other for kind in ("scale", "alpha") if kind in ahead]
-    may_be_negative = any(map(_may_be_negative, factors))
+    may_be_negative = any(_may_be_negative(factor) for factor in factors if factor)
     return [Found()] if may_be_negative and "relu" in moved_in_front_of_codes(m) else []
 
 

@@ -1,15 +1,26 @@
 """report_gemms: one row for every matmul, wherever it is, and what stayed outside of it."""
 
 import dataclasses
+import io
 import re
 import textwrap
 from pathlib import Path
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 
-from fp8lens import assert_fp8_gemms, inspect
+from fp8lens import (
+    assert_fp8_gemms,
+    diff_hlo,
+    format_hlo_module,
+    inspect,
+    passes,
+    print_hlo_module,
+    why_not_fp8,
+)
+from fp8lens.hlo import origin
 from fp8lens.matmul.kernels import kernels
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
 from helpers.numerics.formats import dequantize
@@ -613,3 +624,58 @@ def test_allow_and_inspections_in_an_assertion():
     assert_fp8_gemms(saved)
     with pytest.raises(TypeError, match="inspect the function"):
         assert_fp8_gemms(saved, fused=True)
+
+
+def test_functions_of_hlo_take_an_inspection():
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
+    seen = inspect(lambda x: x @ x.T, x)
+    assert parse_hlo_module(seen) is seen.module
+    assert format_hlo_module(seen) == format_hlo_module(seen.module) == seen.hlo
+    assert diff_hlo(seen, seen.module).same
+    print_hlo_module(seen, file=(printed := io.StringIO()))
+    assert diff_hlo(printed.getvalue(), seen.hlo).same
+
+
+@pytest.mark.parametrize(
+    "ask", [inspect, report_gemms, why_not_fp8, assert_fp8_gemms, parse_hlo_module, passes]
+)
+def test_traced_and_exported_functions_name_the_fix(ask):
+    jitted, x = jax.jit(lambda x: x @ x.T), jnp.ones((32, 64))
+    with pytest.raises(
+        TypeError, match=r"got Traced: .* what traced.lower\(\).compile\(\) returns"
+    ):
+        ask(jitted.trace(x))
+    with pytest.raises(TypeError, match=r"got Exported: .* give jax.jit\(exported.call\)"):
+        ask(jax.export.export(jitted)(x))
+
+
+def test_whether_a_program_is_optimized_is_a_field():
+    lowered = jax.jit(lambda x: x @ x.T).lower(jnp.ones((32, 64)))
+    assert not report_gemms(lowered).optimized and report_gemms(lowered.compile()).optimized
+
+
+def test_lines_of_a_folder_that_is_left_out_are_no_program_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(origin, "_left_out", origin.left_out())  # undone at the end
+    recipe, program = str(tmp_path / "recipes" / "dot.py"), str(tmp_path / "model.py")
+    text = f"""HloModule m
+
+FileNames
+1 "{recipe}"
+2 "{program}"
+
+FileLocations
+1 {{file_name_id=1 line=3}}
+2 {{file_name_id=2 line=5}}
+
+StackFrames
+1 {{file_location_id=2}}
+2 {{file_location_id=1 parent_frame_id=1}}
+
+ENTRY %e (p: f32[4]) -> f32[4] {{
+  ROOT %p = f32[4]{{0}} parameter(0), metadata={{stack_frame_id=2}}
+}}
+"""
+    instruction = parse_hlo_module(text)["p"]
+    assert origin.source_line(instruction) == "dot.py:3"
+    origin.leave_out(tmp_path / "recipes")
+    assert origin.source_line(instruction) == "model.py:5"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from fp8lens import inspect
 from fp8lens.compile.stages import dumped, passes
 from fp8lens.hlo.diff import diff_hlo
 from helpers import HloModule, aot_compile, parse_hlo_module
@@ -225,3 +226,10 @@ def test_each_step_changes_a_matmul_and_no_other_pass_does():
             for stage in (before, after)
         ]
         assert calls[0] == calls[1] or (after.pipeline, after.after) in steps
+
+
+def test_passes_of_an_inspection_name_the_fix():
+    seen = inspect(lambda x: x @ x.T, jax.ShapeDtypeStruct((32, 64), jnp.float32))
+    for program, fix in ((seen, "its `passes` are"), (seen.module, "give the function")):
+        with pytest.raises(TypeError, match=f"got {type(program).__name__}.*{fix}"):
+            passes(program)

@@ -138,7 +138,8 @@ def locked() -> dict[str, str]:
 def read(path: Path, command: str) -> dict[str, Any]:
     """The releases in a file, for recording more: none where it is missing.
 
-    A release that was altered is returned too, for `is_news` finds it. helpers.records.results refuses it.
+    A release that was altered is returned too, for `is_news` finds it, and helpers.records.results
+    refuses it.
     """
     try:
         found = json.loads(path.read_text())["releases"] if path.exists() else {}
