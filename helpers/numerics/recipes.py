@@ -30,6 +30,9 @@ def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:
     return jnp.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn)
 
 
+# From here on as chapter 08 writes it, which explains each function: a test compares them.
+
+
 class Amaxes(NamedTuple):
     """Of the last steps, f32[H] each, the latest first."""
 
@@ -38,8 +41,7 @@ class Amaxes(NamedTuple):
     g: jax.Array
 
 
-def new_amaxes(length=16):
-    """Empty histories of `length` steps."""
+def new_amaxes(length=16):  # noqa: D103
     return Amaxes(*(jnp.zeros(length) for _ in range(3)))
 
 
@@ -63,8 +65,7 @@ def fp8_linear(x, w, amaxes):
     return forward(x, w, amaxes)[0]
 
 
-def forward(x, w, amaxes):
-    """`fp8_linear`, with E4M3 operands, and what its gradient needs."""
+def forward(x, w, amaxes):  # noqa: D103
     x_scale, w_scale = scale_of(amaxes.x, e4m3), scale_of(amaxes.w, e4m3)
     x_q, w_q = quantize(x, x_scale), quantize(w, w_scale)
     y = scaled_dot(x_q, w_q, x_scale, w_scale, x.dtype)
@@ -72,8 +73,7 @@ def forward(x, w, amaxes):
     return y, (x_q, w_q, x_scale, w_scale, new_x, new_w, amaxes.g)
 
 
-def backward(saved, g):
-    """The gradients of x and w, from a gradient g [M, N] in E5M2, and the new amaxes."""
+def backward(saved, g):  # noqa: D103
     x_q, w_q, x_scale, w_scale, new_x, new_w, g_amaxes = saved
     g_scale = scale_of(g_amaxes, e5m2)
     g_q = quantize(g, g_scale, e5m2)
