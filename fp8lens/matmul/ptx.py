@@ -31,12 +31,18 @@ def instructions(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(in_hlo.get(name, name) for name in types))
 
 
+def _number(entry: str, name: str) -> str:
+    """What stands behind "name__" in the name of a PTX entry; "" where that is another."""
+    start = f"{name}__"
+    return entry[len(start) :] if entry.startswith(start) else ""
+
+
 def of_kernel(name: str, ptx: Mapping[str, str]) -> str:
     """The PTX of somebody's own kernel, together with that of others of its name, which XLA numbers
     name__1, name__2: which of them is which nothing tells.
     """
     first = _in_ptx(name)
-    numbered = [entry for entry in ptx if re.fullmatch(re.escape(first) + r"__\d+", entry)]
+    numbered = [entry for entry in ptx if _number(entry, first).isdecimal()]
     return "\n".join(ptx[entry] for entry in (first, *numbered) if entry in ptx)
 
 

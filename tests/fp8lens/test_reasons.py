@@ -1791,16 +1791,16 @@ CASES = {
     **{
         f"{name}'s gradient": Case(
             "epilogue",
-            "the derivative of an activation",
+            says,
             jax.grad(lambda w, a, x, y, act=act: act(scaled_dot(a, w.astype(e4m3), x, y)).sum()),
             (S(N, K, dtype=f32), A, s, s),
             scaled_dot,
             OPERANDS,
         )
-        for name, act in (
-            ("gelu", gelu),
-            ("silu", jax.nn.silu),
-            ("squared relu", lambda d: relu(d) ** 2),
+        for name, act, says in (
+            ("gelu", gelu, "the derivative of an activation"),
+            ("silu", jax.nn.silu, "the derivative of an activation"),
+            ("squared relu", lambda d: relu(d) ** 2, "read by something else as well, as its gra"),
         )
     },
     **{

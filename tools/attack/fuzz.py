@@ -43,7 +43,6 @@ from fp8lens import (
     Inspection,
     assert_fp8_collectives,
     assert_fp8_gemms,
-    cost,
     diff_hlo,
     format_hlo_module,
     inspect,
@@ -56,6 +55,7 @@ from fp8lens.cli import main as main_of_cli
 from fp8lens.compile.stages import Stage, dumped
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import coloured
+from fp8lens.matmul import kernels as cost
 from fp8lens.matmul.kernels import print_kernels
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from tests.programs import hlo_baits, hlo_grammar

@@ -91,8 +91,8 @@ _SCHEMES = {"http", "https", "mailto", "data"}
 # Where the text of a chapter stands between two pieces of raw HTML: a character that Unicode gives
 # to nobody.
 _MARK = "\ue000"
-# What helpers.figures.plots puts under a figure that is a document by itself. On a page it would be the
-# page's own style.
+# What helpers.figures.plots puts under a figure that is a document by itself. On a page it would
+# be the page's own style.
 _PAPER = re.compile(r"<style>svg:root \{ background: #fff \}</style>")
 
 
