@@ -152,8 +152,15 @@ def _slice(i: Instruction, element: int) -> list[Instruction]:
         name = todo.pop()
         if name not in seen:
             seen.add(name)
-            todo += computation[name].operands
+            todo += _data(computation[name])
     return [j for j in computation if j.name in seen]
+
+
+def _data(i: Instruction) -> tuple[str, ...]:
+    """The operands that an instruction computes with, or moves: not where it finds them."""
+    if i.opcode in ("dynamic-slice", "gather"):
+        return i.operands[:1]
+    return i.operands[:2] if i.opcode == "dynamic-update-slice" else i.operands
 
 
 def _before(

@@ -65,3 +65,30 @@ def test_a_move_behind_a_matmul_hides_no_activation(how):
     (reason,) = inspect(fn, A, B, s, s, ROWS).reasons
     assert (reason.lost, reason.rule) == ("epilogue", "joined-first")
     assert f"the result is {how} before the activation" in reason.reason
+
+
+def forward(reverse):
+    """Layers over stacked weights that are stored [K, N]."""
+
+    def fn(x, weights, scale):
+        def layer(x, w):
+            product = jax.lax.dot(x.astype(bf16) * scale, w.astype(bf16) * scale)
+            return to_e4m3(product, scale), None
+
+        return jax.lax.scan(layer, x, weights, reverse=reverse)[0]
+
+    return fn, (A, S(4, K, K), S(dtype=bf16))
+
+
+def chosen():
+    """One of several weights that are stored [K, N]."""
+
+    def fn(x, weights, scale, n):
+        return jax.lax.dot(x.astype(bf16) * scale, weights[n].astype(bf16) * scale)
+
+    return fn, (A, S(4, K, N), S(dtype=bf16), S(dtype=jnp.int32))
+
+
+@pytest.mark.parametrize("fn, args", [forward(False), forward(True), chosen()])
+def test_how_an_index_is_computed_hides_no_transpose(fn, args):
+    assert ("transpose", "operand-layout") in said(fn, *args)
