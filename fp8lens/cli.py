@@ -27,6 +27,7 @@ from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_m
 from fp8lens.hlo.text import source_path
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
+from fp8lens.rules.page import every_name, explain
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
 if TYPE_CHECKING:
@@ -546,6 +547,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
+            words = sys.argv[1:] if argv is None else list(argv)
+            if words[:1] == ["explain"]:
+                return _explain(words[1:])
             given = _parser().parse_args(argv)
             if argv is None and re.search(r"\.py(:|$)", given.what):
                 return _apart()
@@ -557,6 +561,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:
         return _unwritten(error, streams)
+
+
+def _explain(names: Sequence[str]) -> int:
+    """Print the pages of rules, or the names of all where none is given."""
+    if not names:
+        print("\n".join(every_name()))
+        return 0
+    try:
+        pages = [str(explain(name)) for name in names]
+    except KeyError as error:
+        print(f"error: {error.args[0]} `fp8lens explain` lists all.", file=sys.stderr)
+        return 2
+    print("\n\n\n".join(pages))
+    return 0
 
 
 def _unwritten(error: OSError, streams: Iterable[TextIO]) -> int:

@@ -15,9 +15,10 @@ from fp8lens.matmul.rows import GemmRow
 from fp8lens.report.gemms import GemmReport
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import Reasons, paragraph
+from fp8lens.rules.rule import RULES
 
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
-_NO_WORK = ("duplicate", "kernel", "opaque")  # what else may be allowed
+_NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
 # Whether an FP8 call does a kind of work, where its row tells.
 _DONE: dict[str, Callable[[GemmRow], bool]] = {
@@ -49,7 +50,8 @@ def assert_fp8_gemms(
     "transpose", "pad" (and of the first four each must be there: some call has an amax); or
     cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue. `allow` names
     work that `fused` does not ask about, for what a layer's user cannot change: ("transpose",
-    "bias"); "opaque" leaves kernels that nobody can look into out of what is asked.
+    "bias"), or rules by their names: "late-relu"; "opaque" leaves kernels that nobody can look into
+    out of what is asked.
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
@@ -121,11 +123,14 @@ def _asked(
                 f"got {min_flops_share!r}."
             )
     allowed = {allow} if isinstance(allow, str) else set(allow or ())
-    if unknown := sorted(allowed - {*_WORK, *_NO_WORK}):
-        raise ValueError(f"allow has {unknown[0]!r}; it takes {', '.join((*_WORK, *_NO_WORK))}.")
+    if unknown := sorted(allowed - {*_WORK, *_NO_WORK, *RULES}):
+        raise ValueError(
+            f"allow has {unknown[0]!r}; it takes {', '.join((*_WORK, *_NO_WORK))}, or the name of "
+            "a rule, such as late-relu."
+        )
     works = {name for name in wanted if name in _WORK}
     if everything:
-        works |= {"duplicate", "kernel"}
+        works |= {"duplicate", "kernel", "wire"}
     names = tuple(name.upper() for name in epilogues)
     return _Asked(count, min_flops_share, frozenset(works), everything, names, frozenset(allowed))
 
@@ -183,7 +188,7 @@ def _outside(seen: Inspection, reasons: Reasons, asked: _Asked) -> Iterator[str]
             yield f"an FP8 call has the epilogue {others[0]}, not {name}"
     works = asked.works - asked.allowed
     for reason in reasons:
-        if reason.lost in works:
+        if reason.lost in works and reason.rule not in asked.allowed:
             yield f"{reason.matmul} left outside: {reason.lost}"
     if not asked.everything:
         # One reason may stand for all that comes after an obstacle: what was named is looked for

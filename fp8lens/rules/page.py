@@ -126,11 +126,16 @@ def page_of(rule: Rule) -> Page:
     return Page(rule, why, found.get("Loses it"), found.get("Keeps it"))
 
 
-def explain(name: str) -> Page:
-    """The page of the rule with this name. KeyError, which tells names like it, for no rule's."""
+def every_name() -> list[str]:
+    """The names of all rules, by what is lost and then by name."""
     import fp8lens.rules.find  # noqa: F401  where all rules are
 
-    if name not in RULES:
+    return sorted(RULES, key=lambda name: (RULES[name].lost or "", name))
+
+
+def explain(name: str) -> Page:
+    """The page of the rule with this name. KeyError, which tells names like it, for no rule's."""
+    if name not in every_name():
         close = difflib.get_close_matches(name, RULES, 3) or sorted(RULES)[:3]
         raise KeyError(f"no rule {name!r}: did you mean {', '.join(close)}?")
     return page_of(RULES[name])

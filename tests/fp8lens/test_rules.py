@@ -9,9 +9,9 @@ from types import ModuleType
 import jax
 import pytest
 
-from fp8lens import Inspection
+from fp8lens import Inspection, assert_fp8_gemms
 from fp8lens import inspect as compile_and_inspect
-from fp8lens.cli import parse_shapes
+from fp8lens.cli import main, parse_shapes
 from fp8lens.rules import amax, find, kernels, layout, operands, wire
 from fp8lens.rules.page import PRELUDE, Program, explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
@@ -111,3 +111,22 @@ def test_a_page_is_printed_whole():
     assert max(map(len, text.splitlines())) <= 100
     with pytest.raises(KeyError, match="did you mean late-relu"):
         explain("late-relus")
+
+
+def test_the_command_explains_rules(capsys):
+    assert main(["explain"]) == 0
+    assert set(capsys.readouterr().out.split()) == set(RULES)
+    assert main(["explain", "late-relu", "no-clamp"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("late-relu, lost epilogue") and "no-clamp, lost output" in said
+    assert main(["explain", "late-relus"]) == 2
+    assert "did you mean late-relu" in capsys.readouterr().err
+
+
+def test_a_rule_is_allowed_by_its_name():
+    asked = seen(PAGES["late-relu"].loses)
+    with pytest.raises(AssertionError, match="lost epilogue"):
+        assert_fp8_gemms(asked, fused=True)
+    assert_fp8_gemms(asked, fused=True, allow="late-relu")
+    with pytest.raises(ValueError, match="or the name of a rule, such as late-relu"):
+        assert_fp8_gemms(asked, fused=True, allow="late-relus")
