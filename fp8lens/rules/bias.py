@@ -20,7 +20,23 @@ _BIASES = ("bias", "matrix bias")
     source="HandleAdd",
 )
 def bias_after_scale(cause: Cause) -> Found | None:
-    """Something is added to the scaled result, and the call scales last."""
+    """Something is added to the scaled result, and the call scales last.
+
+    The call multiplies the product by the operands' scales, then adds. It multiplies by a scale of
+    the result after that, and only where it writes FP8. XLA's rewriter can pass a factor of the
+    result as the left operand's scale, where that operand has none. Here it has one, so the
+    multiplication stays outside of the call, and the addition behind it stays outside too.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias):
+            return scaled_dot(a, b, a_scale, b_scale) * d_scale + bias.astype(f32)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, bd_scale: "f32[]", bias):  # bd_scale is b_scale * d_scale
+            return scaled_dot(a, b, a_scale, bd_scale) + bias.astype(f32)
+    """
     is_first = cause.is_factor and not cause.is_another_scale
     return found_if(is_first and cause.following in _BIASES)
 
@@ -33,7 +49,24 @@ def bias_after_scale(cause: Cause) -> Found | None:
     source="HandleAdd: WithOneUser",
 )
 def bias_and_reader(cause: Cause) -> Found | None:
-    """The sum is not the only reader of the dot's result."""
+    """The sum is not the only reader of the dot's result.
+
+    A call that adds returns the sum, and no longer the product without what was added. If something
+    else reads the product, the call has to return that. XLA's rewriter therefore takes an addition
+    into the call only if the sum is the only reader of the call's result.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return quantize(d + bias.astype(f32), d_scale), jnp.max(jnp.abs(d))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias):
+            d = scaled_dot(a, b, a_scale, b_scale) + bias.astype(f32)
+            return quantize(d, d_scale), jnp.max(jnp.abs(d))
+    """
     return found_if(cause.kind in _BIASES and cause.is_read_twice)
 
 
@@ -45,7 +78,22 @@ def bias_and_reader(cause: Cause) -> Found | None:
     source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
 )
 def scalar_added(cause: Cause) -> Found | None:
-    """One number is added to all elements."""
+    """One number is added to all elements.
+
+    The bias in cuBLASLt's epilogue is a vector with one element for each column of the result.
+    XLA's rewriter looks for a vector that is broadcast along the columns. A scalar is broadcast
+    too, but it has no dimension, and the rewriter does not make a vector of it.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, shift: "f32[]"):
+            return scaled_dot(a, b, a_scale, b_scale) + shift
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, shift: "bf16[128]"):
+            return scaled_dot(a, b, a_scale, b_scale) + shift.astype(f32)
+    """
     return found_if(_is_scalar_behind(cause) and cause.first.at.opcode == "add")
 
 
@@ -68,7 +116,21 @@ def _is_scalar_behind(cause: Cause) -> bool:
     source="HandleAdd",
 )
 def subtracted(cause: Cause) -> Found | None:
-    """Something is subtracted from the result, or the result from something."""
+    """Something is subtracted from the result, or the result from something.
+
+    A call can add a vector or a matrix. XLA's rewriter looks for additions only: a subtraction is
+    another instruction of HLO, and the rewriter has no pattern for it.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, mean: "bf16[128]"):
+            return scaled_dot(a, b, a_scale, b_scale) - mean.astype(f32)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, minus_mean: "bf16[128]"):
+            return scaled_dot(a, b, a_scale, b_scale) + minus_mean.astype(f32)
+    """
     if cause.first.at.opcode != "subtract":
         return None
     if _is_scalar_behind(cause):
@@ -85,7 +147,25 @@ def subtracted(cause: Cause) -> Found | None:
     source="FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
 )
 def matrix_after_epilogue(cause: Cause) -> Found | None:
-    """A matrix is added behind a bias or an activation, or behind another matrix."""
+    """A matrix is added behind a bias or an activation, or behind another matrix.
+
+    cuBLASLt adds a matrix to the product first; the bias and the activation are applied to that
+    sum. It adds one matrix at most, which beta says: it is 1 in a call that adds a matrix, else 0.
+    An addition behind the activation stays outside of the call.
+
+    The fix makes another function of it: an activation of the sum is not the sum with an
+    activation. If the model needs the second, as in a residual connection, leave the kernel.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c):
+            return relu(scaled_dot(a, b, a_scale, b_scale, bf16)) + c
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, c):
+            return relu(scaled_dot(a, b, a_scale, b_scale, bf16) + c)
+    """
     has_epilogue = cause.row.epilogue != "DEFAULT" or cause.row.beta
     return found_if(cause.kind == "matrix bias" and has_epilogue)
 
@@ -103,7 +183,22 @@ def matrix_after_epilogue(cause: Cause) -> Found | None:
     source="FuseVectorBiasAdd: the bias runs along the minor dimension",
 )
 def for_each_row(cause: Cause) -> Found | None:
-    """The vector runs along the result's rows, and the call's along its columns."""
+    """The vector runs along the result's rows, and the call's along its columns.
+
+    The bias in cuBLASLt's epilogue has one element for each column of the result, and the call adds
+    it to all rows. There is no epilogue for the other direction. The rows of a product are the
+    columns of the transposed product, which the same call computes with its operands exchanged.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, shift: "bf16[64]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + shift[:, None]
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, shift: "bf16[64]"):  # returns the transposed result
+            return scaled_dot(b, a, b_scale, a_scale, bf16) + shift
+    """
     if cause.kind != "bias":
         return None
     step = cause.first
@@ -145,7 +240,24 @@ def is_bias_by_columns(cause: Cause | InFront) -> bool:
     source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
 )
 def several_biases(cause: Cause | InFront) -> Found | None:
-    """There is a vector for each of several matrices."""
+    """There is a vector for each of several matrices.
+
+    The call adds one vector to all rows of its result. If the rows belong to several groups or
+    matrices with a vector each, what is added has more than one dimension. XLA's rewriter compares
+    the number of dimensions, and takes only a vector.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, biases: "f32[4,128]"):
+            groups = scaled_dot(a, b, a_scale, b_scale).reshape(4, 16, 128)
+            return groups + biases[:, None]
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, bias):
+            groups = scaled_dot(a, b, a_scale, b_scale).reshape(4, 16, 128)
+            return groups + bias.astype(f32)
+    """
     vectors = _vectors(cause)
     if vectors is None or is_bias_by_columns(cause):
         return None
@@ -163,7 +275,25 @@ def several_biases(cause: Cause | InFront) -> Found | None:
     source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
 )
 def split_columns(cause: Cause | InFront) -> Found | None:
-    """The columns were split into several dimensions in front of the addition."""
+    """The columns were split into several dimensions in front of the addition.
+
+    The call writes a matrix, and its bias is a vector along the columns. XLA's rewriter looks
+    through the reshape behind the call, but it takes what is added only if that has one dimension.
+    A bias for each head and depth has two. Reshaped to a vector, and added before the columns are
+    split, it is the same sum.
+
+    Loses it:
+
+        def heads(a, b, a_scale, b_scale, bias: "bf16[4,32]"):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return d.reshape(64, 4, 32) + bias
+
+    Keeps it:
+
+        def heads(a, b, a_scale, b_scale, bias: "bf16[4,32]"):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16) + bias.reshape(128)
+            return d.reshape(64, 4, 32)
+    """
     vectors = _vectors(cause)
     if vectors is None or is_bias_by_columns(cause):
         return None
@@ -192,7 +322,23 @@ def _types(cause: Cause) -> dict[str, str]:
     source="FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
 )
 def late_bias(cause: Cause) -> Found | None:
-    """The vector is added behind an activation, a scale or a matrix."""
+    """The vector is added behind an activation, a scale or a matrix.
+
+    cuBLASLt adds the bias before it applies the activation, and XLA's rewriter gives a call a bias
+    only while it has no other epilogue. A call can add a vector and a matrix. But the rewriter
+    takes the vector only if it is added first: to a call that adds a matrix already, it gives no
+    vector. The order of two additions changes the sum by rounding only.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c, bias):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c + bias
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, c, bias):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + bias + c
+    """
     if cause.kind != "bias":
         return None
     types = _types(cause)
@@ -207,7 +353,22 @@ def late_bias(cause: Cause) -> Found | None:
     source="FuseVectorBiasAdd: of vectors that are converted to float32 it takes bfloat16 alone",
 )
 def bias_of_another_type(cause: Cause) -> Found | None:
-    """The vector has another 16- or 8-bit type than the call takes beside a float32 dot."""
+    """The vector has another 16- or 8-bit type than the call takes beside a float32 dot.
+
+    cuBLASLt has the bias of an FP8 matmul in bfloat16 if the result is float32 or bfloat16, and in
+    float16 if the result is float16. XLA's rewriter compares the types and leaves another vector
+    outside.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, bias: "f16[128]"):
+            return scaled_dot(a, b, a_scale, b_scale) + bias.astype(f32)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, bias):
+            return scaled_dot(a, b, a_scale, b_scale) + bias.astype(f32)
+    """
     if cause.kind != "bias":
         return None
     types = _types(cause)
@@ -222,7 +383,23 @@ def bias_of_another_type(cause: Cause) -> Found | None:
     source="FuseVectorBiasAdd: a float32 bias must be a conversion of a 16-bit one",
 )
 def bias_in_f32(cause: Cause) -> Found | None:
-    """The vector is float32, and XLA looks for a 16-bit one."""
+    """The vector is float32, and XLA looks for a 16-bit one.
+
+    cuBLASLt adds no float32 bias to an FP8 matmul, even if the result is float32. XLA could convert
+    the vector to bfloat16, but that rounds it, so XLA leaves this to the program. If a bfloat16
+    vector is converted to float32 for the addition, the rewriter drops the conversion and gives the
+    call the bfloat16 vector. For the other types see bias-of-another-type.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, bias: "f32[128]"):
+            return scaled_dot(a, b, a_scale, b_scale) + bias
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, bias):
+            return scaled_dot(a, b, a_scale, b_scale) + bias.astype(f32)
+    """
     return Found(_types(cause)) if cause.kind == "bias" else None
 
 
@@ -243,7 +420,23 @@ def bias_in_f32(cause: Cause) -> Found | None:
     ),
 )
 def copied_matrix(kernel: InFront) -> Found | None:
-    """The call writes over the matrix that it adds, so what may not be lost is copied first."""
+    """The call writes over the matrix that it adds, so what may not be lost is copied first.
+
+    cuBLASLt can write the sum over the matrix that it adds, or into other memory. XLA writes over
+    the matrix if nothing else reads it and it is not an argument of the program, since the caller
+    keeps its arguments. A reshaped argument is not an argument to that test, but it is the same
+    memory. A later pass of XLA notices, and copies the matrix first.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c: "bf16[2,32,128]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c.reshape(64, 128)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, c):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c
+    """
     if kernel.work != "bias" or kernel.kernel.opcode != "copy":
         return None
     return Found(shape=look_through(kernel.kernel, ("bitcast", "copy")).shape.brief)
@@ -263,7 +456,23 @@ def copied_matrix(kernel: InFront) -> Found | None:
     source="FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
 )
 def prepared_bias(kernel: InFront) -> Found | None:
-    """A kernel converts or scales what is added."""
+    """A kernel converts or scales what is added.
+
+    The call reads a bias or a matrix from memory and adds it as it is. If the program computes what
+    is added, a kernel does that before the call. One conversion needs no kernel: that of a vector
+    from bfloat16 to float32, see bias-in-f32. A matrix is added in the type of the dot, which is
+    the type that the operands are dequantized in.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c):
+            return scaled_dot(a, b, a_scale, b_scale) + c.astype(f32)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, c):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c
+    """
     return found_if(kernel.work == "bias")
 
 
@@ -281,7 +490,28 @@ def prepared_bias(kernel: InFront) -> Found | None:
     ),
 )
 def merged_then_added(m: Matmul) -> Found | None:
-    """XLA merged two dots whose results are added."""
+    """XLA merged two dots whose results are added.
+
+    If two dots share an operand, XLA can join the other operands and compute both dots in one. It
+    does so for small dots, up to a limit in MB which is an option. The two results are then parts
+    of one matrix, and a kernel cuts them out and adds them. Without merging there are two calls, of
+    which the second adds the first one's result as a matrix.
+
+    If scales are applied to the operands before the dots, see merged-dots.
+
+    Loses it:
+
+        def layer(a, b, c: "f8e4m3fn[128,256]"):
+            d = jax.lax.dot(a, b.T, preferred_element_type=bf16)
+            return d + jax.lax.dot(a, c.T, preferred_element_type=bf16)
+
+    Compiled with: compiler_options={"xla_gpu_dot_merger_threshold_mb": 0}
+    Keeps it:
+
+        def layer(a, b, c: "f8e4m3fn[128,256]"):
+            d = jax.lax.dot(a, b.T, preferred_element_type=bf16)
+            return d + jax.lax.dot(a, c.T, preferred_element_type=bf16)
+    """
     if m.dot is None:
         return None
     users = m.dot.computation.users
@@ -308,7 +538,24 @@ def merged_then_added(m: Matmul) -> Found | None:
     source="FuseVectorBiasAdd: the call may have an FP8 result",
 )
 def bias_of_codes(m: Matmul) -> list[Found]:
-    """XLA adds in front of the conversion to FP8 what is added behind it."""
+    """XLA adds in front of the conversion to FP8 what is added behind it.
+
+    The call adds its bias to the product, and scales, clamps and converts after that. XLA's
+    rewriter takes the conversion into the call first. When it then finds an addition to the call's
+    FP8 result, it takes that in as the bias, and does not ask whether the call converts already.
+    The call therefore scales the bias with the result, and clamps the sum. The compiled program
+    returns other numbers than the one that was written.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias):
+            return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale) + bias.astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias):
+            return quantize(scaled_dot(a, b, a_scale, b_scale) + bias.astype(f32), d_scale)
+    """
     return [Found()] if _is_of_codes(m) else []
 
 
@@ -333,7 +580,24 @@ def _is_of_codes(m: Matmul) -> bool:
     ),
 )
 def no_such_bias(m: Matmul) -> list[Found]:
-    """The call adds a vector of a type that cuBLASLt does not add."""
+    """The call adds a vector of a type that cuBLASLt does not add.
+
+    cuBLASLt's bias has 16 bits beside FP8 operands. XLA's rewriter checks the type of a bias only
+    if that is float32. If a dot itself returns FP8, an FP8 vector can be added to it, and the
+    rewriter gives the call that vector. XLA compiles the program, for cuBLASLt is asked for a
+    kernel only on the GPU.
+
+    Loses it:
+
+        def layer(a, b, bias: "f8e4m3fn[128]"):
+            return jax.lax.dot(a, b.T, preferred_element_type=e4m3) + bias
+
+    Keeps it:
+
+        def layer(a, b, bias):
+            d = jax.lax.dot(a, b.T, preferred_element_type=f32) + bias.astype(f32)
+            return jnp.clip(d, -448, 448).astype(e4m3)
+    """
     if _is_of_codes(m) or "BIAS" not in m.row.epilogue:
         return []
     added = (m.row.instruction.computation[name].shape for name in m.row.instruction.operands[2:])

@@ -21,7 +21,24 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
     source="CreateF8CustomCall: before Blackwell, A row-major and B column-major",
 )
 def operand_layout(kernel: InFront) -> Found | None:
-    """K is not an operand's last dimension in memory."""
+    """K is not an operand's last dimension in memory.
+
+    On the GPUs before Blackwell, cuBLASLt's FP8 kernels need the contracting dimension of both
+    operands contiguous in memory. In a JAX array that is the last dimension. If an operand has it
+    elsewhere, XLA's rewriter makes a transposed copy of the FP8 codes in front of the call.
+    Transposing in the program, as b.T, is no kernel: it only tells the dot which dimension to
+    contract.
+
+    Loses it:
+
+        def layer(a, b: "f8e4m3fn[256,128]", a_scale, b_scale):
+            return jax.lax.dot(dequantize(a, a_scale), dequantize(b, b_scale))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return jax.lax.dot(dequantize(a, a_scale), dequantize(b, b_scale).T)
+    """
     stored = "[M, K]" if kernel.side == "left" else "[N, K]"
     fields = {"name": kernel.argument, "shape": kernel.kernel.shape.brief, "stored": stored}
     return found_if(kernel.work == "transpose", side=kernel.side, **fields)
@@ -38,7 +55,23 @@ def operand_layout(kernel: InFront) -> Found | None:
     source="a strided batch of the call is a row of whole matrices (XLA's matmul_utils.cc)",
 )
 def batch_inside(kernel: InFront) -> Found | None:
-    """An operand's batch dimension stands between its rows and columns in memory."""
+    """An operand's batch dimension stands between its rows and columns in memory.
+
+    A batched call multiplies a row of matrices: each is the same distance in memory behind the one
+    before it, and nothing of another matrix stands between. If the heads are between length and
+    depth, the matrices of two heads are interleaved, and XLA transposes the operand before the
+    call.
+
+    Loses it:
+
+        def scores(q: "f8e4m3fn[2,64,4,64]", k: "f8e4m3fn[2,64,4,64]"):
+            return jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=f32)
+
+    Keeps it:
+
+        def scores(q: "f8e4m3fn[2,4,64,64]", k: "f8e4m3fn[2,4,64,64]"):
+            return jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=f32)
+    """
     if kernel.work != "transpose" or kernel.matmul.row.batch == 1 or not kernel.keeps_the_last:
         return None
     return Found(side=kernel.side, name=kernel.argument, shape=kernel.kernel.shape.brief)
@@ -52,7 +85,24 @@ def batch_inside(kernel: InFront) -> Found | None:
     source="no call transposes its result",
 )
 def result_layout(m: Matmul) -> Found | None:
-    """The result is transposed, and nothing else."""
+    """The result is transposed, and nothing else.
+
+    The call writes its result as a matrix, by rows or by columns. A transpose that needs another
+    order in memory, as one that brings heads to the front, is a kernel that reads the result and
+    writes it anew. It goes if what follows reads the result in the order in which the call has
+    written it.
+
+    Loses it:
+
+        def heads(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale).reshape(64, 4, 32)
+            return d.transpose(1, 0, 2)
+
+    Keeps it:
+
+        def heads(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale).reshape(64, 4, 32)
+    """
     return Found()
 
 
@@ -64,7 +114,22 @@ def result_layout(m: Matmul) -> Found | None:
     source="PadOperandToMultipleOf16",
 )
 def padding(m: Matmul) -> Found | None:
-    """A size is no multiple of 16, and kernels pad."""
+    """A size is no multiple of 16, and kernels pad.
+
+    cuBLASLt's FP8 kernels need sizes that are multiples of 16. XLA's rewriter pads an operand with
+    zeros where M, N or K is not, and cuts the result out of the larger one. Both are kernels, which
+    run each time: padding a weight once, when it is stored, makes them unnecessary.
+
+    Loses it:
+
+        def layer(a, b: "f8e4m3fn[100,256]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     odd = m.odd("MNK")
     return found_if(odd, sizes=" and ".join(odd))
 
@@ -83,7 +148,23 @@ def padding(m: Matmul) -> Found | None:
     source="no call pads or slices",
 )
 def own_padding_of_few(m: Matmul) -> Found | None:
-    """The program pads a few rows or columns to 16."""
+    """The program pads a few rows or columns to 16.
+
+    An FP8 call has 16 rows at least: see padded-operands. If the program adds rows to reach that, a
+    kernel of the program's own pads, and the result may be cut again. With 16 requests in a batch
+    there is nothing to pad.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[1,256]", b, a_scale, b_scale):
+            rows = jnp.pad(a, ((0, 15), (0, 0)))
+            return scaled_dot(rows, b, a_scale, b_scale)[:1]
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[16,256]", b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     given = m.as_written[0] if m.as_written else m.given
     return found_if(FP8_MULTIPLE in (given.m, given.n))
 
@@ -96,7 +177,22 @@ def own_padding_of_few(m: Matmul) -> Found | None:
     source="no call pads or slices",
 )
 def own_padding(m: Matmul) -> Found | None:
-    """The program pads, or cuts, in a kernel of its own."""
+    """The program pads, or cuts, in a kernel of its own.
+
+    The call reads its operands and writes its result whole. If the program pads an operand or takes
+    a part of the result, a kernel copies it. It goes if the program keeps the padded arrays, and
+    cuts out the part where the numbers are read last.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)[:50]
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     return Found()
 
 
@@ -116,7 +212,33 @@ def own_padding(m: Matmul) -> Found | None:
     ),
 )
 def turned_first(cause: Cause) -> Found | None:
-    """XLA transposes the result for a collective, in front of what the call could have done."""
+    """XLA transposes the result for a collective, in front of what the call could have done.
+
+    If a collective splits or joins the last dimension of an array, the parts that it sends or
+    receives do not lie together in memory. XLA transposes the array so that they do, and can do so
+    between the dot and what the call could have done to its result. If the collective splits or
+    joins the first dimension, the parts lie together without a transpose.
+
+    Compiled with: mesh_shape=(4,), in_specs=(P("x"), P(), P(), P(), P())
+    Loses it:
+
+        from jax.lax import with_sharding_constraint as shard
+        from jax.sharding import PartitionSpec as P
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = shard(scaled_dot(a, b, a_scale, b_scale), P(None, "x"))
+            return shard(quantize(relu(d), d_scale), P())
+
+    Compiled with: mesh_shape=(4,), in_specs=(P("x"), P(), P(), P(), P())
+    Keeps it:
+
+        from jax.lax import with_sharding_constraint as shard
+        from jax.sharding import PartitionSpec as P
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = shard(scaled_dot(a, b, a_scale, b_scale), P("x"))
+            return shard(quantize(relu(d), d_scale), P())
+    """
     return found_if(cause.transposed and cause.is_xlas_transpose, step=cause.noun, lost=cause.lost)
 
 
@@ -136,7 +258,24 @@ def turned_first(cause: Cause) -> Found | None:
     ),
 )
 def by_columns(cause: Cause | InFront) -> Found | None:
-    """XLA has the product written by columns, and calls them rows."""
+    """XLA has the product written by columns, and calls them rows.
+
+    XLA chooses the order of each array in memory. If the program transposes the product, XLA has
+    the call write it by columns: read by rows, that is the transposed product, and no kernel has to
+    move it. XLA's rewriter then finds a transpose between the call and the conversion, and leaves
+    the conversion outside. With the operands exchanged the call computes the transposed product
+    itself.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale).T
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(scaled_dot(b, a, b_scale, a_scale), d_scale)
+    """
     if isinstance(cause, InFront) or is_bias_by_columns(cause) and not cause.transposed:
         return found_if(is_bias_by_columns(cause), step="bias", lost=Lost.BIAS)
     is_named = cause.transposed is not None and cause.transposed.opcode == "bitcast"
@@ -155,7 +294,25 @@ def by_columns(cause: Cause | InFront) -> Found | None:
     ),
 )
 def moved_first(cause: Cause) -> Found | None:
-    """The result is transposed in front of what the call could have done."""
+    """The result is transposed in front of what the call could have done.
+
+    XLA's rewriter takes a step into the call if it reads the call's result directly, or through a
+    reshape or a slice in some patterns. It does not look behind a transpose, though the activation
+    of a transposed matrix is the transposed activation. The transpose stays a kernel in both
+    programs: see result-layout.
+
+    Loses it:
+
+        def heads(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale).reshape(64, 4, 32)
+            return gelu(d.transpose(1, 0, 2))
+
+    Keeps it:
+
+        def heads(a, b, a_scale, b_scale):
+            d = gelu(scaled_dot(a, b, a_scale, b_scale)).reshape(64, 4, 32)
+            return d.transpose(1, 0, 2)
+    """
     return found_if(cause.transposed, step=cause.noun, lost=cause.lost)
 
 
@@ -169,7 +326,23 @@ def moved_first(cause: Cause) -> Found | None:
     ),
 )
 def barrier(cause: Cause) -> Found | None:
-    """A barrier stands in front of what the call could have done."""
+    """A barrier stands in front of what the call could have done.
+
+    jax.lax.optimization_barrier keeps XLA from rewriting across it. A step behind the barrier does
+    not read the call's result but the barrier's, so the rewriter does not take it into the call.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = jax.lax.optimization_barrier(scaled_dot(a, b, a_scale, b_scale))
+            return relu(d)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return relu(d)
+    """
     return found_if(cause.apart == "barrier", step=cause.noun, lost=cause.lost)
 
 
@@ -186,7 +359,25 @@ def barrier(cause: Cause) -> Found | None:
     ),
 )
 def joined_first(cause: Cause) -> Found | None:
-    """The result is cut, joined, reversed or masked in front of what the call could have done."""
+    """The result is cut, joined, reversed or masked in front of what the call could have done.
+
+    XLA's rewriter looks for a step that reads the whole result of one call. If the result is cut
+    into parts, joined with another or masked first, the step reads something else, and stays
+    outside. Most steps treat each element alone, so they can be applied to the call's own result
+    before that.
+
+    Loses it:
+
+        def halves(a, b, a_scale, b_scale, d_scale):
+            gate, up = jnp.split(scaled_dot(a, b, a_scale, b_scale), 2, axis=1)
+            return quantize(gate, d_scale), quantize(up, d_scale)
+
+    Keeps it:
+
+        def halves(a, b, a_scale, b_scale, d_scale):
+            q = quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+            return jnp.split(q, 2, axis=1)
+    """
     return found_if(cause.apart, step=cause.noun, lost=cause.lost, how=cause.apart)
 
 

@@ -14,7 +14,23 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def no_clamp(conversion: Conversion) -> Found | None:
-    """A conversion to FP8 without a clamp gives NaN where the call's saturates."""
+    """A conversion to FP8 without a clamp does not saturate, and the call's does.
+
+    A conversion to FP8 in JAX gives NaN for a number beyond E4M3's range, and infinity for one
+    beyond E5M2's. The call gives the format's largest number instead. The two agree only if a clamp
+    stands in front of the conversion, so XLA's rewriter takes a conversion into the call only with
+    its clamp.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return (scaled_dot(a, b, a_scale, b_scale) * d_scale).astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+    """
     return found_if("clamp" not in conversion.kinds, **conversion.fields)
 
 
@@ -26,7 +42,25 @@ def no_clamp(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def clamp_early(conversion: Conversion) -> Found | None:
-    """Something stands between the scale, the clamp and the conversion."""
+    """Something stands between the scale, the clamp and the conversion.
+
+    The call does three things to its result at once: it multiplies by a scale, saturates, and
+    converts to FP8. XLA's rewriter looks for these three instructions in this order, each reading
+    the one before it. A clamp before the multiplication is another function: what is clamped can
+    leave the range again when it is scaled.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = jnp.clip(scaled_dot(a, b, a_scale, b_scale), -448, 448)
+            return (d * d_scale).astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = jnp.clip(scaled_dot(a, b, a_scale, b_scale) * d_scale, -448, 448)
+            return d.astype(e4m3)
+    """
     how = ""
     if conversion.wide:
         how = f"the result is converted to {conversion.wide} on the way"
@@ -43,7 +77,25 @@ def clamp_early(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def clamp_bounds(conversion: Conversion) -> Found | None:
-    """The clamp is not to the format's range, which is the only one that a call has."""
+    """The clamp is not to the format's range, which is the only one that a call has.
+
+    A call has no argument for bounds: it saturates at the largest numbers of the format it writes.
+    XLA's rewriter therefore compares the clamp's bounds with these, and they have to be constants.
+    E4M3 and E5M2 have different ones.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            return jnp.clip(d, -400, 400).astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            largest = float(jnp.finfo(e4m3).max)
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            return jnp.clip(d, -largest, largest).astype(e4m3)
+    """
     bounds = " and ".join(conversion.bounds) or "arguments, or one number alone"
     fields = conversion.fields | {"jax_to": f"jnp.{NUMPY[conversion.to]}"}
     return found_if(not conversion.is_whole_range, bounds=bounds, **fields)
@@ -57,7 +109,24 @@ def clamp_bounds(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def scaled_twice(conversion: Conversion) -> Found | None:
-    """Two factors stand in front of the clamp, and the call has one scale for its result."""
+    """Two factors stand in front of the clamp, and the call has one scale for its result.
+
+    The call has one scale for an FP8 result. XLA's rewriter looks for one multiplication between
+    the call and the clamp. It does not multiply two scales with each other: that is a kernel of its
+    own, too, unless it happens outside of the program.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, loss_scale: "f32[]"):
+            d = scaled_dot(a, b, a_scale, b_scale) * loss_scale
+            return quantize(d, d_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):  # d_scale has loss_scale in it
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return quantize(d, d_scale)
+    """
     kinds = conversion.kinds
     return found_if(kinds.count("scale") + kinds.count("alpha") > 1)
 
@@ -74,7 +143,22 @@ def scaled_twice(conversion: Conversion) -> Found | None:
     ),
 )
 def matrix_in_f32(conversion: Conversion) -> Found | None:
-    """The added matrix is float32, beside which no call writes FP8."""
+    """The added matrix is float32, beside which no call writes FP8.
+
+    If cuBLASLt writes FP8, the matrix that it adds is bfloat16 or float16. XLA's rewriter takes the
+    addition into the call first, of a float32 matrix too, and then cannot take the conversion. If
+    the operands are dequantized in bfloat16, the dot is bfloat16, and so is the matrix.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, c: "f32[64,128]"):
+            return quantize(scaled_dot(a, b, a_scale, b_scale) + c, d_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, c):
+            return quantize(scaled_dot(a, b, a_scale, b_scale, bf16) + c, d_scale)
+    """
     row = conversion.row
     return found_if(row.beta and operand(row.instruction, 2).shape.dtype == "f32")
 
@@ -92,7 +176,24 @@ def matrix_in_f32(conversion: Conversion) -> Found | None:
     source="F8ConvertD: the only other reader may be one amax",
 )
 def other_readers(conversion: Conversion) -> Found | None:
-    """The unconverted result is needed too, so the call has to write that."""
+    """The unconverted result is needed too, so the call has to write that.
+
+    A call that converts its result writes the FP8 codes alone. If something else reads the
+    unconverted result, the call has to write that. The one exception is an amax, which the call
+    returns beside the codes: see amax-beside-it.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return quantize(d, d_scale), jnp.mean(d, 0)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            q = quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+            return q, jnp.mean(q.astype(f32), 0) / d_scale
+    """
     names = [
         "the function's result" if i.opcode == "tuple" else i.opcode for i in conversion.readers
     ]
@@ -119,7 +220,25 @@ def other_readers(conversion: Conversion) -> Found | None:
     source="F8ConvertD: the only other reader may be one amax",
 )
 def amax_beside_it(conversion: Conversion) -> Found | None:
-    """What is reduced beside the conversion is no amax that the call computes."""
+    """What is reduced beside the conversion is no amax that the call computes.
+
+    Beside FP8 codes a call can return the amax of its result before the scale. XLA's rewriter
+    recognizes it by its instructions: the absolute value of the call's result, then a maximum of
+    that. If anything stands between them, as a conversion, it is one more reader of the unconverted
+    result, and both it and the conversion to FP8 stay outside.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return quantize(d, d_scale), jnp.max(jnp.abs(d.astype(f32)))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return quantize(d, d_scale), jnp.max(jnp.abs(d)).astype(f32)
+    """
     return found_if(conversion.amaxes)
 
 
@@ -137,7 +256,24 @@ def amax_beside_it(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def reshaped_first(conversion: Conversion) -> Found | None:
-    """The result changes its shape in front of the conversion."""
+    """The result changes its shape in front of the conversion.
+
+    XLA computes a product with more than two dimensions as one of matrices, and reshapes its
+    result. XLA's rewriter looks through a reshape for an addition or an activation, but not for a
+    conversion, which has to read the call itself.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[2,32,256]", b, a_scale, b_scale, d_scale):
+            d = jnp.einsum("bsk,nk->bsn", dequantize(a, a_scale), dequantize(b, b_scale))
+            return quantize(gelu(d), d_scale)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[2,32,256]", b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a.reshape(64, 256), b, a_scale, b_scale)
+            return quantize(gelu(d), d_scale).reshape(2, 32, 128)
+    """
     m = conversion.matmul
     assert m.dot is not None
     given, read = m.dot.shape.dims, conversion.base.shape.dims
@@ -156,7 +292,22 @@ def reshaped_first(conversion: Conversion) -> Found | None:
     source="PadOperandToMultipleOf16: a slice then stands between the call and its conversion",
 )
 def cut_first(conversion: Conversion) -> Found | None:
-    """The call writes a padded result, and what cuts it out converts it too."""
+    """The call writes a padded result, and what cuts it out converts it too.
+
+    If M or N is not a multiple of 16, XLA pads the operands, as in padded-operands, and cuts the
+    result out of a larger one. The cut stands between the call and the conversion, which has to
+    read the call itself.
+
+    Loses it:
+
+        def layer(a, b: "f8e4m3fn[120,256]", a_scale, b_scale, d_scale):
+            return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+    """
     odd = conversion.matmul.odd("MN")
     return found_if(odd, sizes=" and ".join(odd))
 
@@ -169,7 +320,23 @@ def cut_first(conversion: Conversion) -> Found | None:
     source="HandleConvert takes only conversions to FP8",
 )
 def another_type(cause: Cause) -> Found | None:
-    """The result is converted to a wider or another 16-bit type than the dot's."""
+    """The result is converted to a wider or another 16-bit type than the dot's.
+
+    The call writes the type that the dot has. XLA's rewriter takes a conversion into the call only
+    if it is to FP8: another one stays behind the call, which first writes its result in the dot's
+    type. The dot has the type that the operands are dequantized in. That type does not change what
+    is multiplied: the call reads the FP8 codes either way.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale).astype(bf16)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+    """
     if cause.kind != "output" or cause.writes not in ("bf16", "f16", "f32"):
         return None
     wider = ""
@@ -191,7 +358,16 @@ def another_type(cause: Cause) -> Found | None:
     source="HandleConvert takes only conversions to FP8",
 )
 def not_a_float(cause: Cause) -> Found | None:
-    """The result is converted to a type that no FP8 call writes."""
+    """The result is converted to a type that no FP8 call writes.
+
+    A call with FP8 operands writes float32, bfloat16, float16 or FP8. A conversion to another type,
+    as to integers, needs a kernel that reads what the call has written.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale).astype(jnp.int32)
+    """
     is_wide = cause.writes in ("bf16", "f16", "f32")
     is_conversion = cause.kind == "output" and not is_wide
     return found_if(is_conversion, dtype=cause.reads, to=cause.writes)
@@ -205,7 +381,23 @@ def not_a_float(cause: Cause) -> Found | None:
     source="the call adds, activates and scales before it converts",
 )
 def result_in_fp8(m: Matmul) -> Found | None:
-    """The dot itself returns FP8, and a kernel widens that to go on."""
+    """The dot itself returns FP8, and a kernel widens that to go on.
+
+    jax.lax.dot of two E4M3 arrays returns E4M3 if it is not told otherwise: the result is rounded
+    to FP8 before anything is added to it or applied to it. What follows needs more digits, so a
+    kernel widens the result and does the rest itself. The call can add and activate before it
+    rounds, if the dot returns a wider type.
+
+    Loses it:
+
+        def layer(a, b, bias):
+            return jax.lax.dot(a, b.T).astype(bf16) + bias
+
+    Keeps it:
+
+        def layer(a, b, bias):
+            return jax.lax.dot(a, b.T, preferred_element_type=bf16) + bias
+    """
     if m.dot is None or not m.result_is_fp8:
         return None
     is_widened = any(o.after and o.own == DEQUANTIZES for o in m.near)
@@ -225,7 +417,25 @@ def result_in_fp8(m: Matmul) -> Found | None:
     ),
 )
 def no_such_kernel(m: Matmul) -> Found | None:
-    """XLA makes a call for which cuBLASLt has no kernel."""
+    """XLA makes a call for which cuBLASLt has no kernel.
+
+    cuBLASLt's table of FP8 matmuls lists which types of operands go with which type of the result.
+    It has E5M2 results only if one of the operands is E5M2. XLA's rewriter does not compare the
+    conversion with this table. XLA compiles the program, for cuBLASLt is asked for a kernel only on
+    the GPU.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            return jnp.clip(d, -57344, 57344).astype(e5m2)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            return jnp.clip(d, -448, 448).astype(e4m3)
+    """
     row = m.row
     types = (row.lhs_dtype, row.rhs_dtype, row.out_dtype)
     return found_if(m.is_cublaslt and types == ("f8e4m3fn", "f8e4m3fn", "f8e5m2"))
