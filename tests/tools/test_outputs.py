@@ -80,7 +80,7 @@ def chapter(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def match(chapter, tmp_path) -> Path:
+def pair(chapter, tmp_path) -> Path:
     """A copy of the chapter that a test may alter."""
     for half in (chapter, chapter.with_suffix(".md")):
         (tmp_path / half.name).write_bytes(half.read_bytes())
