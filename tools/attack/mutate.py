@@ -12,25 +12,27 @@ import argparse
 import ast
 import base64
 import collections
+import contextlib
 import copy
 import datetime
+import io
+import itertools
 import json
 import random
 import re
-import shutil
-import struct
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
 import nbformat
+from PIL import Image, PngImagePlugin
 
 from helpers.records.results import digest, goals, load_published, load_releases
 from tools import outputs
 from tools.outputs import pages, prose
+from tools.outputs.run import run
 from tools.records import form, published, sources, training
 from tools.records import goals as reasons
 
@@ -72,40 +74,42 @@ def compared(notebook) -> Iterator:
     return (cell for cell in code(notebook) if outputs.VOLATILE not in outputs.tags(cell))
 
 
+def with_outputs(notebook) -> Iterator:
+    """The cells that have outputs, which are compared."""
+    return (cell for cell in compared(notebook) if cell.outputs)
+
+
+def results(notebook) -> Iterator:
+    """The outputs that are no streams."""
+    return (output for cell in compared(notebook) for output in cell.outputs if "data" in output)
+
+
+def described(notebook) -> Iterator:
+    """The metadata of outputs that describe a picture."""
+    for output in results(notebook):
+        yield from (about for about in output.metadata.values() if "alt" in about)
+
+
 def text_cells(notebook) -> Iterator:
     """The cells with prose."""
     return (cell for cell in notebook.cells if cell.cell_type == "markdown")
 
 
-def shown(notebook, *mimes: str) -> list[tuple[dict, str]]:
-    """(a bundle, its key) for every text of that type among the outputs; of streams without one."""
-    found = []
+def untagged(notebook) -> Iterator:
+    """The cells with code that have no tag."""
+    return (cell for cell in code(notebook) if not outputs.tags(cell))
+
+
+# What is printed and drawn ------------------------------------------------------------------------
+
+
+def shown(notebook, mime: str) -> Iterator[tuple[dict, str]]:
+    """(a bundle, its key) for every text of that type among the outputs, streams as plain text."""
     for output in (output for cell in compared(notebook) for output in cell.outputs):
-        if "text" in output and not mimes:
-            found.append((output, "text"))
-        found += [
-            (output.data, mime)
-            for mime in output.get("data", {})
-            if mime in (mimes or ("text/plain",))
-        ]
-    return found
-
-
-def rewrite(notebook, by: random.Random, change: Callable[[str], str], *mimes: str) -> None:
-    """Change one text of these types, one that the change changes."""
-
-    def changed(place):
-        return change(outputs.text_of(place[0][place[1]]))
-
-    place = choose(
-        (
-            place
-            for place in shown(notebook, *mimes)
-            if changed(place) != outputs.text_of(place[0][place[1]])
-        ),
-        by,
-    )
-    place[0][place[1]] = changed(place)
+        if "text" in output and mime == "text/plain":
+            yield output, "text"
+        if mime in output.get("data", {}):
+            yield output.data, mime
 
 
 def other_digit(text: str) -> str:
@@ -115,261 +119,198 @@ def other_digit(text: str) -> str:
     )
 
 
-# What is printed and drawn ------------------------------------------------------------------------
-
-for name_, mimes_ in {"text": (), "HTML": ("text/html",), "a drawing": ("image/svg+xml",)}.items():
-    kind(f"{name_}: a digit")(
-        lambda notebook, by, mimes=mimes_: rewrite(notebook, by, other_digit, *mimes)
-    )
-kind("text: a line gone")(
-    lambda notebook, by: rewrite(notebook, by, lambda text: text.partition("\n")[2])
-)
-kind("text: a line more")(
-    lambda notebook, by: rewrite(notebook, by, lambda text: text + "\nfused: yes")
-)
-kind("text: a blank at its end")(
-    lambda notebook, by: rewrite(notebook, by, lambda text: text + " ")
-)
-kind("text: another colour")(
-    lambda notebook, by: rewrite(notebook, by, lambda text: f"\x1b[32m{text}\x1b[0m")
-)
-for name_, html_ in {
-    "a script": "<script>1</script>",
-    "a picture from elsewhere": '<img src="https://example.org/a.png" alt="a">',
-    "a style from elsewhere": '<p style="background:url(https://example.org)">a</p>',
-    "a tag left open": "<div>",
-    "an invisible cover": '<p style="position:fixed">256</p>',
-    "a comment": "<!-- 256 -->",
-    "a style": "<style>td { display: none }</style>",
-}.items():
-    kind(f"HTML: {name_}")(
-        lambda notebook, by, html=html_: rewrite(
-            notebook, by, lambda text: text + html, "text/html"
-        )
-    )
-kind("a drawing: one more line")(
-    lambda notebook, by: rewrite(
-        notebook,
-        by,
-        lambda text: text.replace("</svg>", '<path d="M0 0L9 9"/></svg>'),
-        "image/svg+xml",
-    )
-)
-kind("a drawing: a script")(
-    lambda notebook, by: rewrite(
-        notebook,
-        by,
-        lambda text: text.replace("</svg>", "<script>1</script></svg>"),
-        "image/svg+xml",
-    )
-)
+def adds(added: str) -> Callable[[str], str]:
+    """A change that adds something to a text."""
+    return lambda text: text + added
 
 
-def in_png(change: Callable[[bytes], bytes]) -> Callable:
-    """A kind that changes the bytes of a picture."""
-
-    def changed(text: str) -> str:
-        return base64.b64encode(change(base64.b64decode(text))).decode()
-
-    return lambda notebook, by: rewrite(notebook, by, changed, "image/png")
+def draws(added: str) -> Callable[[str], str]:
+    """A change that adds something to a drawing."""
+    return lambda text: text.replace("</svg>", f"{added}</svg>")
 
 
-def chunk(name: bytes, content: bytes) -> bytes:
-    """A chunk of a PNG."""
-    return (
-        struct.pack(">I", len(content))
-        + name
-        + content
-        + struct.pack(">I", zlib.crc32(name + content))
-    )
+def in_png(change: Callable[[bytes], bytes]) -> Callable[[str], str]:
+    """A change of the bytes of a picture."""
+    return lambda text: base64.b64encode(change(base64.b64decode(text))).decode()
+
+
+def drawn_anew(png: bytes, change: Callable | None = None, **options) -> bytes:
+    """The picture, changed, in a file that has what else its file had, and these options."""
+    image = Image.open(io.BytesIO(png))
+    image.load()
+    if change:
+        change(image)
+    file = io.BytesIO()
+    image.save(file, "png", dpi=image.info["dpi"], **options)
+    return file.getvalue()
 
 
 def other_pixels(png: bytes) -> bytes:
-    """The picture with its upper half dark: IDAT written anew."""
-    sizes, data = struct.unpack(">II", png[16:24]), b""
-    rest: list[bytes] = []
-    at = 8
-    while at < len(png):
-        (size,) = struct.unpack(">I", png[at : at + 4])
-        name, content = png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
-        data, rest = (
-            (data + content, rest) if name == b"IDAT" else (data, [*rest, chunk(name, content)])
+    """The picture with its upper half dark."""
+    return drawn_anew(
+        png, lambda image: image.paste("black", (0, 0, image.width, image.height // 2))
+    )
+
+
+def animated(png: bytes) -> bytes:
+    """The picture, followed by another one."""
+    return drawn_anew(png, save_all=True, append_images=[Image.open(io.BytesIO(other_pixels(png)))])
+
+
+def titled(png: bytes) -> bytes:
+    """The picture with a title in its file."""
+    title = PngImagePlugin.PngInfo()
+    title.add_text("Title", "reaches 65504")
+    return drawn_anew(png, pnginfo=title)
+
+
+PLAIN, HTML, DRAWING, PICTURE = "text/plain", "text/html", "image/svg+xml", "image/png"
+# What is altered: texts of one type, and how each of them is.
+TEXTS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "text: a digit": (PLAIN, other_digit),
+    "text: a line gone": (PLAIN, lambda text: text.partition("\n")[2]),
+    "text: a line more": (PLAIN, adds("\nfused: yes")),
+    "text: a blank at its end": (PLAIN, adds(" ")),
+    "text: another colour": (PLAIN, lambda text: f"\x1b[32m{text}\x1b[0m"),
+    "HTML: a digit": (HTML, other_digit),
+    "HTML: a script": (HTML, adds("<script>1</script>")),
+    "HTML: a picture from elsewhere": (HTML, adds('<img src="https://example.org/a.png" alt="a">')),
+    "HTML: a style from elsewhere": (
+        HTML,
+        adds('<p style="background:url(https://example.org)">a</p>'),
+    ),
+    "HTML: a tag left open": (HTML, adds("<div>")),
+    "HTML: an invisible cover": (HTML, adds('<p style="position:fixed">256</p>')),
+    "HTML: a comment": (HTML, adds("<!-- 256 -->")),
+    "HTML: a style": (HTML, adds("<style>td { display: none }</style>")),
+    "a drawing: a digit": (DRAWING, other_digit),
+    "a drawing: one more line": (DRAWING, draws('<path d="M0 0L9 9"/>')),
+    "a drawing: a script": (DRAWING, draws("<script>1</script>")),
+    "a picture: other pixels": (PICTURE, in_png(other_pixels)),
+    "a picture: animated": (PICTURE, in_png(animated)),
+    "a picture: bytes behind it": (PICTURE, in_png(lambda png: png + b"PK\x03\x04 something")),
+    "a picture: text in its file": (PICTURE, in_png(titled)),
+    "a picture: no base64": (PICTURE, lambda text: text[:99] + "*" + text[99:]),
+}
+
+
+def rewrite(notebook, by: random.Random, mime: str, change: Callable[[str], str]) -> None:
+    """Change one text of this type, one that the change changes."""
+    changed = []
+    for bundle, key in shown(notebook, mime):
+        text = outputs.text_of(bundle[key])
+        if change(text) != text:
+            changed.append((bundle, key, change(text)))
+    bundle, key, text = choose(changed, by)
+    bundle[key] = text
+
+
+for name_, (mime_, change_) in TEXTS.items():
+    kind(name_)(
+        lambda notebook, by, mime=mime_, change=change_: rewrite(notebook, by, mime, change)
+    )
+
+
+# Outputs, cells and metadata ----------------------------------------------------------------------
+
+
+def tag(cell, name: str) -> None:
+    """Tag a cell."""
+    cell.metadata["tags"] = [*outputs.tags(cell), name]
+
+
+def add(text: str) -> Callable:
+    """A change that adds a text to a cell's source."""
+    return lambda cell: cell.update({"source": cell.source + text})
+
+
+def skip(cell) -> None:
+    """Make a cell false, and keep it from being run."""
+    cell.source += FALSE
+    tag(cell, "skip-execution")
+
+
+def let_fail(cell) -> None:
+    """Make a cell false, and let it fail."""
+    cell.source += FALSE
+    cell.outputs.append(
+        nbformat.v4.new_output(
+            "error", ename="AssertionError", evalue="", traceback=["AssertionError: as it should"]
         )
-        at += 12 + size
-    raw = bytearray(zlib.decompress(data))
-    row = len(raw) // sizes[1]
-    raw[: row * (sizes[1] // 2)] = bytes(row * (sizes[1] // 2))
-    return (
-        png[:8]
-        + rest[0]
-        + b"".join(rest[1:-1])
-        + chunk(b"IDAT", zlib.compress(bytes(raw)))
-        + rest[-1]
     )
+    tag(cell, "raises-exception")
 
 
-ANIMATED = chunk(b"acTL", struct.pack(">II", 2, 0)) + chunk(
-    b"fcTL", struct.pack(">IIIIIHHBB", 0, 9, 9, 0, 0, 1, 1, 0, 0)
-)
-kind("a picture: other pixels")(in_png(other_pixels))
-kind("a picture: animated")(in_png(lambda png: png[:33] + ANIMATED + png[33:]))
-kind("a picture: bytes behind it")(in_png(lambda png: png + b"PK\x03\x04 something"))
-kind("a picture: text in its file")(
-    in_png(lambda png: png[:33] + chunk(b"tEXt", b"Title\0reaches 65504") + png[33:])
-)
-kind("a picture: no base64")(
-    lambda notebook, by: rewrite(
-        notebook, by, lambda text: text[:99] + "*" + text[99:], "image/png"
+def let_vary(cell) -> None:
+    """Give a cell another output, and let that vary."""
+    cell.outputs = [nbformat.v4.new_output("stream", text="one kernel\n")]
+    tag(cell, outputs.VOLATILE)
+
+
+FALSE = "\nassert 1 + 1 == 3"
+ONE_MORE = nbformat.v4.new_output("display_data", {"text/plain": "448 reached"})
+ITSELF = "import json, pathlib\nprint(pathlib.Path('../notebooks/01.ipynb').read_text())"
+ATTACHED = {"attachments": {"a.png": {"image/png": "aGVsbG8="}}}
+# What is altered: one of these, and how it is.
+PLACES: dict[str, tuple[Callable, Callable]] = {
+    "a picture: its description": (described, lambda about: about.update(alt="reaches 65504")),
+    "outputs: one gone": (with_outputs, lambda cell: cell.outputs.pop()),
+    "outputs: one more": (with_outputs, lambda cell: cell.outputs.append(copy.deepcopy(ONE_MORE))),
+    "outputs: another type": (results, lambda output: output.data.update({"text/latex": "$256$"})),
+    "outputs: a script's type": (
+        results,
+        lambda output: output.data.update({"application/javascript": "1"}),
+    ),
+    "outputs: an unknown key": (with_outputs, lambda cell: cell.outputs[0].update(alt="256")),
+    "outputs: metadata": (results, lambda output: output.metadata.update(needs_background="light")),
+    "outputs: a count": (with_outputs, lambda cell: cell.update(execution_count=99)),
+    "cells: skipped, and false": (code, skip),
+    "cells: fails, as it is let": (code, let_fail),
+    "cells: let vary, and altered": (with_outputs, let_vary),
+    "cells: hidden by a tag": (code, lambda cell: tag(cell, "remove-cell")),
+    "cells: not run, by a magic": (
+        code,
+        lambda cell: cell.update(source=f"%%script false --no-raise-error\n{cell.source}"),
+    ),
+    "cells: the shell's": (code, add("\n!echo one kernel")),
+    "cells: a comment's number": (code, add("\n# It is 7351 times as fast.")),
+    "cells: prints what is stored": (with_outputs, lambda cell: cell.update(source=ITSELF)),
+    "cells: an attachment": (text_cells, lambda cell: cell.update(ATTACHED)),
+    "cells: metadata": (lambda notebook: notebook.cells, lambda cell: cell.metadata.update(x=1)),
+    "cells: folded by hand": (
+        untagged,
+        lambda cell: cell.metadata.update(jupyter={"source_hidden": True}),
+    ),
+    "cells: another id": (lambda notebook: notebook.cells, lambda cell: cell.update(id="0badf00d")),
+    "notebook: errors allowed": (
+        lambda notebook: [notebook.metadata],
+        lambda metadata: metadata.update(execution={"allow_errors": True}),
+    ),
+    "notebook: another kernel": (
+        lambda notebook: [notebook.metadata],
+        lambda metadata: metadata.kernelspec.update(name="mine"),
+    ),
+}
+for name_, (places_, alter_) in PLACES.items():
+    kind(name_)(
+        lambda notebook, by, places=places_, alter=alter_: alter(choose(places(notebook), by))
     )
-)
-
-
-@kind("a picture: its description")
-def _description(notebook, by):
-    places = [
-        meta
-        for cell in compared(notebook)
-        for output in cell.outputs
-        for meta in output.get("metadata", {}).values()
-        if "alt" in meta
-    ]
-    choose(places, by)["alt"] = "reaches 65504"
-
-
-def with_outputs(notebook, by):
-    """A cell that has outputs."""
-    return choose((cell for cell in compared(notebook) if cell.outputs), by)
-
-
-def result(notebook, by):
-    """An output that is no stream."""
-    return choose(
-        (output for cell in compared(notebook) for output in cell.outputs if "data" in output), by
-    )
-
-
-kind("outputs: one gone")(lambda notebook, by: with_outputs(notebook, by).outputs.pop())
-kind("outputs: one more")(
-    lambda notebook, by: with_outputs(notebook, by).outputs.append(
-        nbformat.v4.new_output("display_data", {"text/plain": "448 reached"})
-    )
-)
-kind("outputs: another type")(
-    lambda notebook, by: result(notebook, by).data.update({"text/latex": "$256$"})
-)
-kind("outputs: a script's type")(
-    lambda notebook, by: result(notebook, by).data.update({"application/javascript": "1"})
-)
-kind("outputs: an unknown key")(
-    lambda notebook, by: with_outputs(notebook, by).outputs[0].update({"alt": "256"})
-)
-kind("outputs: metadata")(
-    lambda notebook, by: result(notebook, by).metadata.update({"needs_background": "light"})
-)
-kind("outputs: a count")(
-    lambda notebook, by: with_outputs(notebook, by).update({"execution_count": 99})
-)
 
 
 @kind("outputs: of another cell")
 def _exchanged(notebook, by):
-    one = with_outputs(notebook, by)
-    other = choose(
-        (cell for cell in compared(notebook) if cell.outputs not in ([], one.outputs)), by
-    )
+    one = choose(with_outputs(notebook), by)
+    other = choose((cell for cell in with_outputs(notebook) if cell.outputs != one.outputs), by)
     one.outputs, other.outputs = other.outputs, one.outputs
 
 
-# Cells --------------------------------------------------------------------------------------------
-
-
-def tagged(cell, *names: str) -> None:
-    """Tag a cell."""
-    cell.metadata["tags"] = [*outputs.tags(cell), *names]
-
-
-FALSE = "\nassert 1 + 1 == 3"
-FAILED = nbformat.v4.new_output(
-    "error", ename="AssertionError", evalue="", traceback=["AssertionError: as it should"]
-)
-
-
-@kind("cells: skipped, and false")
-def _skipped(notebook, by):
-    cell = choose(code(notebook), by)
-    cell.source += FALSE
-    tagged(cell, "skip-execution")
-
-
-@kind("cells: fails, as it is let")
-def _let_fail(notebook, by):
-    cell = choose(code(notebook), by)
-    cell.source += FALSE
-    cell.outputs.append(copy.deepcopy(FAILED))
-    tagged(cell, "raises-exception")
-
-
-@kind("cells: let vary, and altered")
-def _let_vary(notebook, by):
-    cell = with_outputs(notebook, by)
-    cell.outputs = [nbformat.v4.new_output("stream", text="one kernel\n")]
-    tagged(cell, outputs.VOLATILE)
-
-
-@kind("cells: hidden by a tag")
-def _hidden(notebook, by):
-    tagged(choose(code(notebook), by), "remove-cell")
-
-
-@kind("cells: not run, by a magic")
-def _magic(notebook, by):
-    cell = choose(code(notebook), by)
-    cell.source = f"%%script false --no-raise-error\n{cell.source}"
-
-
-@kind("cells: the shell's")
-def _shell(notebook, by):
-    choose(code(notebook), by).source += "\n!echo one kernel"
-
-
-@kind("cells: a comment's number")
-def _comment(notebook, by):
-    choose(code(notebook), by).source += "\n# It is 7351 times as fast."
-
-
-@kind("cells: prints what is stored")
-def _reads_itself(notebook, by):
-    cell = with_outputs(notebook, by)
-    cell.source = "import json, pathlib\nprint(pathlib.Path('../notebooks/01.ipynb').read_text())"
-
-
-kind("cells: an attachment")(
-    lambda notebook, by: choose(text_cells(notebook), by).update(
-        {"attachments": {"a.png": {"image/png": "aGVsbG8="}}}
-    )
-)
 kind("cells: a raw one")(
     lambda notebook, by: notebook.cells.insert(
         by.randrange(1, len(notebook.cells)), nbformat.v4.new_raw_cell("1 kernel, 50 MB")
     )
 )
-kind("cells: metadata")(
-    lambda notebook, by: choose(notebook.cells, by).metadata.update({"editable": False})
-)
-kind("cells: folded by hand")(
-    lambda notebook, by: choose(
-        (cell for cell in code(notebook) if not outputs.tags(cell)), by
-    ).metadata.update(jupyter={"source_hidden": True})
-)
-kind("cells: another id")(
-    lambda notebook, by: choose(notebook.cells, by).update({"id": "0badf00d"})
-)
-kind("cells: one gone")(lambda notebook, by: notebook.cells.remove(with_outputs(notebook, by)))
-kind("notebook: errors allowed")(
-    lambda notebook, by: notebook.metadata.update({"execution": {"allow_errors": True}})
-)
-kind("notebook: another kernel")(
-    lambda notebook, by: notebook.metadata.kernelspec.update({"name": "mine"})
+kind("cells: one gone")(
+    lambda notebook, by: notebook.cells.remove(choose(with_outputs(notebook), by))
 )
 
 
@@ -432,15 +373,16 @@ def other_unit(unit: str) -> str | None:
     return "dB" if unit != "dB" else "%"
 
 
-for name_, part_, change_ in (
-    ("prose: a number", "number", lambda number: "7351" if number[0].isdigit() else None),
-    ("prose: a number, by one", "number", by_one),
-    ("prose: a number in words", "number", _as_word),
-    ("prose: an ordinal", "number", _as_ordinal),
-    ("prose: a unit", "unit", other_unit),  # an ordinal has none: "a third kernel"
-):
+NUMBERS: dict[str, tuple[str, Callable[[str], str | None]]] = {
+    "prose: a number": ("number", lambda number: "7351" if number[0].isdigit() else None),
+    "prose: a number, by one": ("number", by_one),
+    "prose: a number in words": ("number", _as_word),
+    "prose: an ordinal": ("number", _as_ordinal),
+    "prose: a unit": ("unit", other_unit),  # an ordinal has none: "a third kernel"
+}
+for name_, (part_, other_) in NUMBERS.items():
     kind(name_)(
-        lambda notebook, by, part=part_, change=change_: number_in_prose(notebook, by, part, change)
+        lambda notebook, by, part=part_, change=other_: number_in_prose(notebook, by, part, change)
     )
 
 
@@ -544,26 +486,16 @@ def caught(path: Path, alter: Callable, by: random.Random, folder: Path) -> str 
     return found[0] if found else None
 
 
-def chapters(paths: list[Path], each: int, seed: int = 0) -> collections.Counter:
-    """(kind, whether it was caught) to how often, for each kind of alteration and chapter; prints
-    what passed.
-    """
-    counted: collections.Counter = collections.Counter()
+Tried = Iterator[tuple[str, bool]]  # a kind of alteration, and whether one of it was caught
+
+
+def chapters(paths: list[Path], each: int, seed: int = 0) -> Tried:
+    """Alter each chapter in every way, so often."""
     with tempfile.TemporaryDirectory() as folder:
-        for path in paths:
-            for name, alter in KINDS.items():
-                for number in range(each):
-                    try:
-                        said = caught(
-                            path,
-                            alter,
-                            random.Random(f"{path.stem} {name} {number} {seed}"),
-                            Path(folder),
-                        )
-                    except NoPlace:
-                        continue
-                    counted[name, said is not None] += 1
-    return counted
+        for path, (name, alter), number in itertools.product(paths, KINDS.items(), range(each)):
+            by = random.Random(f"{path.stem} {name} {number} {seed}")
+            with contextlib.suppress(NoPlace):
+                yield name, caught(path, alter, by, Path(folder)) is not None
 
 
 CODE = re.compile(r"^[^#\n]+", re.M)  # of a fence: what is no comment
@@ -573,29 +505,33 @@ def _blank(found: re.Match) -> str:
     return "\0" * len(found[0])
 
 
-def other_pages(each: int, seed: int = 0) -> collections.Counter:
-    """The same of the README, the package's page and the glossary."""
-    counted: collections.Counter = collections.Counter()
-    for name in pages.PAGES:
+def with_a_number_more(text: str, by: random.Random) -> str:
+    """The page with one more sentence, outside of its fences."""
+    outside = prose.FENCE.sub(_blank, text)
+    end = choose(re.finditer(r"\n\n(?=\S)", outside), by).end()
+    return text[:end] + "It is 7351 times as fast.\n\n" + text[end:]
+
+
+# Of other pages: what is altered, outside of commands, and what it becomes.
+IN_PAGES = {
+    "pages: a number": (r"(?<![\w./])\d+(?![\w.])", "7351"),
+    "pages: a number in words": (rf"\b(?i:{'|'.join(prose.WORDS)})\b", "eighty"),
+    "pages: a unit": (r"(?<=\d )GB\b|(?<=seven )kernels", "TB"),
+}
+
+
+def other_pages(each: int, seed: int = 0) -> Tried:
+    """Alter the README, the package's page and the glossary."""
+    for name, number in itertools.product(pages.PAGES, range(each)):
         text = (pages.ROOT / name).read_text()
         bare = prose.FENCE.sub(lambda fence: CODE.sub(_blank, fence[0]), text)
-        for number in range(each):
-            by = random.Random(f"{name} {number} {seed}")
-            outside = prose.FENCE.sub(_blank, text)
-            ends = [found.end() for found in re.finditer(r"\n\n(?=\S)", outside)]
-            end = choose(ends, by)
-            forged = {"a number more": text[:end] + "It is 7351 times as fast.\n\n" + text[end:]}
-            for what, pattern, new in (
-                ("a number", r"(?<![\w./])\d+(?![\w.])", "7351"),
-                ("a number in words", rf"\b(?i:{'|'.join(prose.WORDS)})\b", "eighty"),
-                ("a unit", r"(?<=\d )GB\b|(?<=seven )kernels", "TB"),
-            ):
-                if places := [*re.finditer(pattern, bare)]:
-                    place = by.choice(places)
-                    forged[what] = text[: place.start()] + new + text[place.end() :]
-            for what, forgery in forged.items():
-                counted[f"pages: {what}", bool(pages.problems(name, forgery))] += 1
-    return counted
+        by = random.Random(f"{name} {number} {seed}")
+        forged = with_a_number_more(text, by)
+        yield "pages: a number more", bool(pages.problems(name, forged))
+        for what, (pattern, new) in IN_PAGES.items():
+            if places := [*re.finditer(pattern, bare)]:
+                start, end = by.choice(places).span()
+                yield what, bool(pages.problems(name, text[:start] + new + text[end:]))
 
 
 # Records ------------------------------------------------------------------------------------------
@@ -696,37 +632,25 @@ RECORDED = {
 }
 
 
-def data(folder: Path, each: int, seed: int = 0) -> collections.Counter:
-    """The same of the recorded data."""
-    counted: collections.Counter = collections.Counter()
-    for name, alter in RECORDED.items():
-        for number in range(each):
-            by = random.Random(f"{name} {number} {seed}")
-            counted[f"data: {name}", alter(by, folder)] += 1
-    return counted
+def data(folder: Path, each: int, seed: int = 0) -> Tried:
+    """Alter the recorded data."""
+    for (name, alter), number in itertools.product(RECORDED.items(), range(each)):
+        yield f"data: {name}", alter(random.Random(f"{name} {number} {seed}"), folder)
 
 
-def false_assertions(paths: list[Path], runs: int, seed: int = 0) -> collections.Counter:
-    """The same of assertions made false, one in a chapter, and the chapter run."""
-    counted: collections.Counter = collections.Counter()
+def false_assertions(paths: list[Path], runs: int, seed: int = 0) -> Tried:
+    """Make an assertion of a chapter false, and run the chapter."""
     by = random.Random(seed)
-    for number in range(runs):
-        with tempfile.TemporaryDirectory() as folder:
-            copied = Path(folder) / "notebooks"
-            shutil.copytree(outputs.NOTEBOOKS, copied)
-            path = copied / paths[number % len(paths)].name
-            notebook = nbformat.read(path, 4)
-            cell = choose(
-                (cell for cell in code(notebook) if re.search("^assert ", cell.source, re.M)), by
-            )
-            tree = ast.parse(cell.source)
-            one = by.choice([node for node in tree.body if isinstance(node, ast.Assert)])
-            one.test = ast.UnaryOp(ast.Not(), one.test)
-            cell.source = ast.unparse(tree)
-            nbformat.write(notebook, path)
-            noticed = outputs.fresh_run([path])[path.stem].failure is not None
-            counted["code: an assertion made false", noticed] += 1
-    return counted
+    for path in itertools.islice(itertools.cycle(paths), runs):
+        notebook = nbformat.read(path, 4)
+        asserting = (cell for cell in code(notebook) if re.search("^assert ", cell.source, re.M))
+        cell = choose(asserting, by)
+        tree = ast.parse(cell.source)
+        one = by.choice([node for node in tree.body if isinstance(node, ast.Assert)])
+        one.test = ast.UnaryOp(ast.Not(), one.test)
+        cell.source = ast.unparse(tree)
+        done = run({path.stem: notebook}, path.parent)[path.stem]
+        yield "code: an assertion made false", done.failure is not None
 
 
 def table(counted: collections.Counter) -> str:
@@ -755,11 +679,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     paths = outputs.find(options.chapters, outputs.NOTEBOOKS)
-    counted = chapters(paths, options.each, options.seed)
-    counted += other_pages(10 * options.each, options.seed)
+    counted = collections.Counter(chapters(paths, options.each, options.seed))
+    counted.update(other_pages(10 * options.each, options.seed))
     with tempfile.TemporaryDirectory() as folder:
-        counted += data(Path(folder), 10 * options.each, options.seed)
-    counted += false_assertions(paths, options.runs, options.seed)
+        counted.update(data(Path(folder), 10 * options.each, options.seed))
+    counted.update(false_assertions(paths, options.runs, options.seed))
     print(table(counted))
     return int(any(not found and name not in MAY_PASS for name, found in counted))
 
