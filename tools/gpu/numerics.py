@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from programs import FP8, KINDS, arguments, chapter, own_compile, programs, runnable
+from programs import FP8, KINDS, arguments, own_compile, programs, runnable
 from record import Case
 
+from helpers.numerics import blocks
 from tools.records import releases
 
 # Largest relative error, ||got - reference|| / ||reference||, of a result that counts as right. A
@@ -210,10 +211,9 @@ def sums(k: int, size: int, rehearse: bool, case: Case) -> dict[str, Any]:
     promoted each 128."""
     found: dict[str, dict[str, float]] = {}
     same: dict[str, dict[str, float]] = {}
-    defined = chapter("10")
-    models = {"": defined["hopper_sums"]} | (
-        {", promoted": defined["promoted_sums"]} if k % 128 == 0 else {}
-    )
+    models: dict[str, Callable] = {"": blocks.hopper_sums}
+    if k % blocks.B == 0:
+        models[", promoted"] = blocks.promoted_sums
     for what, sign in (("either sign", lambda x: x), ("positive", abs)):
         rng = np.random.default_rng(k)
         a, b = (

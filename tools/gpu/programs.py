@@ -1,8 +1,7 @@
-"""The programs that run on the GPU, those of tools/records/releases.py that are for Hopper and what
-a chapter defines, and what to feed them."""
+"""The programs that run on the GPU, those of tools/records/releases.py that are for Hopper, and
+what to feed them.
+"""
 
-import ast
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -45,35 +44,6 @@ def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, 
         for name, program in list(releases.programs().items())[::every]
         if program.target == "H100"
     }
-
-
-@functools.cache
-def chapter(name: str) -> dict[str, Any]:
-    """What a chapter imports and defines, functions and constants, by name: nothing that it
-    computes is run."""
-    import jupytext  # with what it brings, seconds: each process of a run would pay them
-
-    from tools import outputs
-
-    (path,) = outputs.find([name], outputs.NOTEBOOKS)
-    cells = [
-        cell.source
-        for cell in jupytext.read(path.with_suffix(".md")).cells
-        if cell.cell_type == "code"
-    ]
-    defined = [
-        node
-        for cell in cells
-        for node in ast.parse(cell).body
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))
-        or isinstance(node, ast.Assign)
-        and not any(isinstance(part, (ast.Call, ast.Subscript)) for part in ast.walk(node))
-    ]
-    names: dict[str, Any] = {}
-    for node in defined:
-        with contextlib.suppress(NameError):  # it stands on what was computed
-            exec(compile(ast.Module([node], []), path.name, "exec"), names)
-    return names
 
 
 @functools.lru_cache(maxsize=24)  # most programs multiply the same two shapes

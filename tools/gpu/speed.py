@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numerics
 import numpy as np
-from programs import chapter, own_compile, runnable
+from programs import own_compile, runnable
 from record import Case, sentence
 from watch import Watch
 
 from fp8lens.matmul.kernels import bytes_moved, kernels, roofline_seconds
 from helpers import TARGETS, report_gemms
+from helpers.numerics import blocks
 from helpers.numerics.formats import amax_scale, quantize
 from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from helpers.records.local import Timing, device_times, wait, wall_seconds
@@ -189,7 +190,7 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
 def ladder(m: int, n: int, k: int) -> dict[str, Form]:
     """Chapter 10's ladder of block-scaled matmuls, with its kernel at the top, beside bf16 and a
     scale an operand."""
-    (main, defined), size = (forms(m, n, k)["main"], chapter("10")), 128
+    main, size = forms(m, n, k)["main"], blocks.B
     args = (
         *main["FP8"].args,
         *(
@@ -197,8 +198,9 @@ def ladder(m: int, n: int, k: int) -> dict[str, Form]:
             for dims in ((k // size, m), (n // size, k // size))
         ),
     )
-    rungs = {name: Form(defined[name], args) for name in ("dequantized", "batched", "looped")}
-    kernel = Form(defined["by_block"], args, rehearsal=defined["batched"])
+    spelled_out = (blocks.dequantized, blocks.batched, blocks.looped)
+    rungs = {fn.__name__: Form(fn, args) for fn in spelled_out}
+    kernel = Form(blocks.by_block, args, rehearsal=blocks.batched)
     return {name: main[name] for name in ("bf16", "FP8 scaled")} | rungs | {"kernel": kernel}
 
 
