@@ -15,6 +15,7 @@ from fp8lens.hlo.ops import COLLECTIVES, CONTROL, ELEMENTWISE
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fusion_body
 from fp8lens.hlo.remember import remembered
+from fp8lens.hlo.walk import walk
 
 _CALLERS = CONTROL | {"fusion"}
 # What hands on the elements of its first operand, or of some others: `Graph._hands_on`.
@@ -294,16 +295,12 @@ class Graph:
         """Every value that is reached, nearest first, with the one before it; nothing beyond where
         `stop` is true. `step` is `after` or `before`.
         """
-        reached: dict[Value, Value | None] = dict.fromkeys(start)
-        todo = list(reached)
-        for value in todo:
-            if value.element is None or len(todo) > self._most or stop(value.instruction):
-                continue
-            for following in step(value):
-                if following not in reached:
-                    reached[following] = value
-                    todo.append(following)
-        return reached
+
+        def onward(value: Value) -> Iterable[Value]:
+            ends = value.element is None or stop(value.instruction)
+            return () if ends else step(value)
+
+        return walk(start, onward, self._most)
 
     def launcher(self, i: Instruction) -> Instruction:
         """The instruction that launches what computes `i`: the outermost fusion around it, or

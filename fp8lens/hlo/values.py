@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 
 from fp8lens.hlo.parse import Instruction, Shape
+from fp8lens.hlo.walk import walk
 
 NAMES = ("bitcast", "reshape", "copy")
 
@@ -101,14 +102,12 @@ def is_mask(i: Instruction, value: Instruction) -> bool:
 
 def since(start: Instruction, end: Instruction) -> set[Instruction]:
     """`end`, and what it is computed from, as far as that stands behind `start`."""
-    found: set[Instruction] = set()
-    todo = [end]
-    while todo:
-        i = todo.pop()
-        if i.index > start.index and i not in found:
-            found.add(i)
-            todo += [i.computation[name] for name in i.operands]
-    return found
+
+    def behind(i: Instruction) -> list[Instruction]:
+        made_of = map(i.computation.__getitem__, i.operands)
+        return [j for j in made_of if j.index > start.index]
+
+    return {*walk([end] if end.index > start.index else [], behind)}
 
 
 def depends(i: Instruction, on: Instruction) -> bool:

@@ -11,13 +11,15 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Sequence
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import Flow
 from fp8lens.hlo.ops import ELEMENTWISE, MOVES, padded
 from fp8lens.hlo.parse import HloModule, Instruction, Shape
 from fp8lens.hlo.program import results
-from fp8lens.hlo.values import is_zero, look_through, operand
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.match import match
+from fp8lens.matmul.roles import Role, step_of
 from fp8lens.matmul.rows import GemmRow, matmuls
 from fp8lens.matmul.unfused import inside
 
@@ -171,20 +173,17 @@ def _sources(
     flow: Flow, call: Instruction, known: set[Instruction]
 ) -> tuple[set[_Source], set[Instruction]]:
     """What a call reads through kernels that XLA added, and those kernels."""
-    sources: set[_Source] = set()
-    added: set[Instruction] = set()
-    todo = [call]
-    while todo:
-        numbers = frozenset().union(*flow.inputs[todo.pop()])
-        for producer in flow.of(numbers):
-            if producer.instruction is None:
-                sources.add(producer.element)
-            elif producer.instruction in known:
-                sources.add(producer.instruction)
-            elif producer.instruction not in added:
-                added.add(producer.instruction)
-                todo.append(producer.instruction)
-    return sources, added
+
+    def made_of(source: _Source) -> Iterable[_Source]:
+        if not isinstance(source, Instruction) or (source is not call and source in known):
+            return ()
+        producers = flow.of(frozenset().union(*flow.inputs[source]))
+        return (p.element if p.instruction is None else p.instruction for p in producers)
+
+    start: list[_Source] = [call]
+    reached = walk(start, made_of).keys() - {call}
+    sources = {s for s in reached if not isinstance(s, Instruction) or s in known}
+    return sources, {s for s in reached - sources if isinstance(s, Instruction)}
 
 
 def _in_front(dot: Instruction, row: GemmRow, moved: set[str]) -> set[Instruction]:
@@ -195,15 +194,15 @@ def _in_front(dot: Instruction, row: GemmRow, moved: set[str]) -> set[Instructio
     may have done it.
     """
     does = MOVES - moved | {"convert", "multiply", "divide"}
-    found: set[Instruction] = set()
-    todo = [operand(dot, n) for n in range(2)]
-    while todo:
-        i = todo.pop()
-        read = len(i.shape.dims) < 2 or i.shape.dtype in (row.lhs_dtype, row.rhs_dtype)
-        if i not in found and not read and i.opcode in does:
-            found.add(i)
-            todo += _operands(i)
-    return found
+
+    def done(i: Instruction) -> list[Instruction]:
+        operands = _operands(i)[:2] if i is dot else _operands(i)
+        return [j for j in operands if j.opcode in does and not read(j)]
+
+    def read(i: Instruction) -> bool:
+        return len(i.shape.dims) < 2 or i.shape.dtype in (row.lhs_dtype, row.rhs_dtype)
+
+    return walk([dot], done).keys() - {dot}
 
 
 def _behind(dot: Instruction, row: GemmRow, some: set[Instruction]) -> set[Instruction]:
@@ -212,50 +211,45 @@ def _behind(dot: Instruction, row: GemmRow, some: set[Instruction]) -> set[Instr
     """
     found = {dot}
     for i in dot.computation.instructions[dot.index + 1 :]:
-        follows = any(j in found for j in _operands(i))
-        if i in some and follows and accounts_for(row, i):
+        read = [j for j in _operands(i) if j in found]
+        if i in some and read and accounts_for(row, i, read[0]):
             found.add(i)
     return found
 
 
-def accounts_for(row: GemmRow, i: Instruction) -> bool:
-    """Whether a call's configuration accounts for an instruction behind its dot."""
+def accounts_for(row: GemmRow, i: Instruction, value: Instruction) -> bool:
+    """Whether a call's configuration accounts for what an instruction does to a `value` that is
+    made of its dot's result.
+    """
     if i.opcode in MOVES | {"convert"}:
         return i.opcode != "tuple"
     if "GELU" in row.epilogue and i.opcode in ELEMENTWISE:
         return True
-    if i.opcode in ("add", "subtract"):
-        return "BIAS" in row.epilogue or row.beta != 0
     if i.opcode in ("abs", "reduce"):
         return row.amax
-
-    inputs = [look_through(operand(i, n), (*VIEWS, "convert")) for n in range(len(i.operands))]
-    if i.opcode in ("multiply", "divide"):
-        is_scaled = bool(row.scales) or row.alpha != 1
-        return is_scaled and any(value.shape.size == 1 for value in inputs)
-    if i.opcode == "maximum" and any(map(is_zero, inputs)):
+    role = step_of(i, value).kind
+    if role in (Role.BIAS, Role.MATRIX_BIAS):
+        return "BIAS" in row.epilogue or row.beta != 0
+    if role in (Role.SCALE, Role.ALPHA):
+        return bool(row.scales) or row.alpha != 1
+    if role is Role.RELU:
         return "RELU" in row.epilogue
-    if i.opcode in ("clamp", "maximum", "minimum"):
-        return row.out_dtype.startswith("f8")
-    return False
+    return role is Role.CLAMP and is_fp8(row.out_dtype)
 
 
 def _reads_like(call: _Call, region: set[Instruction], where: Where, module: HloModule) -> bool:
     """Whether a part of the program reads what a call reads. The call may also be given scales that
     it has no use for.
     """
+
+    def is_read(i: Instruction) -> bool:
+        return i.parameter_number is not None or (i in where and i.opcode not in VIEWS)
+
+    # Through views, and conversions of scales, that nobody does any more.
+    given = walk(region, lambda i: () if is_read(i) and i not in region else _operands(i))
     found: set[_Source] = set()
-    todo = [j for i in region for j in _operands(i)]
-    while todo:  # through views, and conversions of scales, that nobody does any more
-        i = todo.pop()
-        if i in region:
-            continue
-        if i.parameter_number is not None:
-            found.add(i.parameter_number)
-        elif i in where and i.opcode not in VIEWS:
-            found.update(where[i])
-        else:
-            todo += _operands(i)
+    for i in filter(is_read, given.keys() - region):
+        found |= {i.parameter_number} if i.parameter_number is not None else {*where[i]}
     scalars = {n for n, p in enumerate(module.entry.parameters) if p.shape.size == 1}
     return found <= call.sources <= found | scalars
 

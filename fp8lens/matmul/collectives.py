@@ -4,12 +4,14 @@ is read from one device's HLO.
 """
 
 import dataclasses
+import enum
 import html
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import CONTROL, DOTS
 from fp8lens.hlo.origin import op_name, source_line
@@ -19,9 +21,8 @@ from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, group
 from fp8lens.hlo.text import LOST, columns, html_table, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.hlo.values import changes_layout, reducer
-from fp8lens.matmul.epilogue import clamp_bounds
 from fp8lens.matmul.kernels import launches
-from fp8lens.matmul.operands import FP8_MAX
+from fp8lens.matmul.roles import clamp_bounds
 from fp8lens.matmul.rows import matmuls
 
 # Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests'
@@ -38,7 +39,21 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
 }
 KINDS = tuple(_SENT)
 _WIDE = ("bf16", "f16", "f32", "f64")
-_SENT_WIDE = {"gathered wide", "gathered wide, read wide", "dequantized, then gathered"}
+
+
+class Problem(enum.StrEnum):
+    """What a collective sends that it would not have to, or what is done after it for its sake: of
+    each, a rule of fp8lens.rules.wire tells.
+    """
+
+    GATHERED_WIDE = "gathered wide"
+    READ_WIDE = "gathered wide, read wide"  # by others besides
+    DEQUANTIZED = "dequantized, then gathered"
+    TWICE = "gathered twice"
+    TRANSPOSED = "transposed after gathering"
+
+
+_SENT_WIDE = {Problem.GATHERED_WIDE, Problem.READ_WIDE, Problem.DEQUANTIZED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +79,7 @@ class Collective:
     collectives, and through loops. Matmuls that XLA spelled out as products and sums are not seen.
     `count`: how often it runs; None where that is not known.
 
-    `problems` names the rules of fp8lens.rules.wire that it breaks. `readers`: who else
+    `problems`: what it sends that it would not have to. `readers`: who else
     reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
     array before an FP8 matmul reads it.
     """
@@ -84,7 +99,7 @@ class Collective:
     count: int | None
     source: str
     op_name: str
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     readers: tuple[str, ...] = ()
     transposed_by: tuple[str, ...] = ()
     instruction: Instruction | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -92,7 +107,7 @@ class Collective:
     @property
     def is_fp8(self) -> bool:
         """Whether all that it sends is 8-bit floats."""
-        return all(dtype.startswith("f8") for dtype in self.dtype.split(", "))
+        return all(is_fp8(dtype) for dtype in self.dtype.split(", "))
 
     @property
     def is_summed_wide(self) -> bool:
@@ -174,25 +189,25 @@ class _Sent:
                 return [*dict.fromkeys(kernels)]
         return []
 
-    def sent_wide(self, result: Value, sent: Instruction) -> tuple[str, list[str]]:
-        """The rule that a collective breaks which sends a wide type, or "", and who else reads its
-        result so.
+    def sent_wide(self, result: Value, sent: Instruction) -> tuple[Problem | None, list[str]]:
+        """What is wrong with a collective that sends a wide type, if anything, and who else reads
+        its result so.
         """
         graph = self.graph
         behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _was_fp8(i) or is_matmul(i))
         if any(_was_fp8(value.instruction) for value in behind):
-            return "dequantized, then gathered", []
+            return Problem.DEQUANTIZED, []
         wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or is_matmul(i))
         quantized = [value for value in wide if _is_fp8(value.instruction)]
         narrow = graph.walk(quantized, graph.after, is_matmul)
         if not any(map(self.is_fp8_operand, narrow)):
-            return "", []
+            return None, []
         names = []
         for i, element in wide:
             if (element is None and not _is_amax(i)) or is_matmul(i):
                 is_result = i.computation.is_entry and i.is_root
                 names.append("the program's result" if is_result else graph.launcher(i).name)
-        return "gathered wide, read wide" if names else "gathered wide", names
+        return Problem.READ_WIDE if names else Problem.GATHERED_WIDE, names
 
     def transposed_by(self, gathered: Value) -> list[str]:
         """The kernels that transpose a gathered FP8 array before an FP8 matmul reads it."""
@@ -233,7 +248,7 @@ def _reads_as_matrix(value: Value) -> bool:
 
 
 def _is_fp8(i: Instruction) -> bool:
-    return i.shape.dtype.startswith("f8") and i.shape.size > 1
+    return is_fp8(i.shape.dtype) and i.shape.size > 1
 
 
 def _multiplies_fp8(kernel: Instruction) -> bool:
@@ -252,7 +267,7 @@ def _was_fp8(i: Instruction) -> bool:
     """
     if i.opcode != "clamp":
         return _is_fp8(i)
-    return _is_fp8(i) or clamp_bounds(i) in [[f"-{best}", best] for best in FP8_MAX.values()]
+    return _is_fp8(i) or clamp_bounds(i) in [[f"-{of.limit}", of.limit] for of in CUBLASLT.values()]
 
 
 # Collectives --------------------------------------------------------------------------------------
@@ -322,8 +337,8 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
 
 def _problems(
     i: Instruction, sent: list[Instruction], around: _Sent
-) -> tuple[list[str], list[str], list[str]]:
-    """The rules that a collective breaks, who else reads its result in a wide type, and the kernels
+) -> tuple[list[Problem], list[str], list[str]]:
+    """What is wrong with a collective, who else reads its result in a wide type, and the kernels
     that transpose it.
     """
     problems, readers, transposed = [], [], []
@@ -336,9 +351,9 @@ def _problems(
         elif _is_fp8(s) and kind(i) == "all-gather":
             transposed += around.transposed_by(Value(i, n))
     if transposed:
-        problems.append("transposed after gathering")
+        problems.append(Problem.TRANSPOSED)
     if kind(i) == "all-gather" and len({*sent}) < len(sent):
-        problems.append("gathered twice")
+        problems.append(Problem.TWICE)
     return problems, readers, transposed
 
 

@@ -1,6 +1,4 @@
-"""What XLA's gemm rewriter sees around a dot: the FP8 array behind each operand, and what becomes
-of the result.
-"""
+"""What becomes of a dot's result in the program that XLA's gemm rewriter is given."""
 
 import copy
 import dataclasses
@@ -8,75 +6,77 @@ import functools
 import re
 from collections.abc import Callable
 
-from fp8lens.hlo.ops import CUTS, ELEMENTWISE, LAYOUT, SCALING
-from fp8lens.hlo.parse import Instruction
+from fp8lens.formats import is_fp8
+from fp8lens.hlo.dataflow import Graph, Value, callers
+from fp8lens.hlo.ops import CONTROL, CUTS, DOTS, ELEMENTWISE, LAYOUT
+from fp8lens.hlo.parse import HloModule, Instruction
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import (
-    NAMES,
     broadcast_of,
     depends,
-    is_mask,
     is_transpose,
-    is_zero,
     look_through,
-    operand,
     reducer,
     since,
 )
-from fp8lens.matmul.operands import FP8_MAX
+from fp8lens.matmul.roles import Role, Step, could_be_fused, is_tanh_gelu, masks, step_of
 
 # What gives a result on, at other places, or some of it.
 _MOVES_ON = LAYOUT | {"slice", "concatenate", "reverse", "opt-barrier"}
 # The same, of their first operand.
 _MOVES_FIRST = frozenset("dynamic-slice gather pad broadcast".split())
+# The same, of the operand with this number: they store it in another array.
+_STORES = {"dynamic-update-slice": 1, "scatter": 2}
 # So many branches behind one another are looked into.
 _DEEPEST = 4
+# So many moved copies of a value are looked at.
+_MOST_COPIES = 20
 # What may stand between a value and the reduction that finds its amax.
 _BEFORE_AMAX = frozenset("abs convert bitcast reshape negate opt-barrier".split())
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One thing the program does with a dot's result: `kind` is "alpha" (a constant factor),
-    "scale", "vector scale", "negate", "bias", "matrix bias", "relu", "activation", "clamp",
-    "output" (a conversion), "amax", "move" or "other"; `at` does it to `value`; `other` is its
-    second operand, behind broadcasts and conversions.
-    """
-
-    kind: str
-    at: Instruction
-    value: Instruction
-    other: Instruction | None = None
+# What hands a value on to another computation.
+_HANDING = CONTROL | {"tuple"}
 
 
 class Result:
     """What the program does with a dot's result: `steps`, in order, up to where it is no longer
-    this result alone; and `readers`, pairs of a value on the way and who reads it besides.
+    this result alone; and `readers`, pairs of a value on the way and who reads it besides. It is
+    followed through loops, branches and calls.
     """
 
     def __init__(self, dot: Instruction):
-        self._users, self._dot = dot.computation.users, dot
+        # What the values on the way are computed from, in the computation that the way is in.
+        self._origin = dot
         self.steps: list[Step] = []
         self.readers: list[tuple[Instruction, Instruction]] = []
+        self._seen: set[Instruction] = set()
         self._depth = 0
         self._follow(dot)
 
     def _follow(self, value: Instruction | None) -> None:
-        """Add what is done with a value, and with what comes of it, up to the end."""
-        while value is not None:
+        """Add what is done with a value, and with what comes of it, up to the end; a loop's body
+        once.
+        """
+        while value is not None and value not in self._seen:
+            self._seen.add(value)
             value = self._advance(value)
 
     def _of(self, i: Instruction) -> list[Instruction]:
         """Who reads a value."""
-        return self._users.get(i.name, [])
+        return i.computation.users.get(i.name, [])
 
     def _advance(self, value: Instruction) -> Instruction | None:
         """Add what is done with `value`; the value that comes of it, None at the end."""
         follow = []
         for user in self._of(value):
             if amax := self._amax(user):
-                self.steps.append(Step("amax", amax, value))
+                self.steps.append(Step(Role.AMAX, amax, value))
             else:
                 follow.append(user)
+        leaves = value.is_root or any(user.opcode in _HANDING for user in follow)
+        if leaves and (elsewhere := handed(value)):
+            return self._elsewhere(value, follow, elsewhere)
         if not follow:
             return None
         at = follow[0]
@@ -87,17 +87,37 @@ class Result:
             )
         if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
             return self._branch(value, follow)
-        if _is_moved(at, value) or is_mask(at, value):
+        if _is_sent(at):
+            self.steps.append(Step(Role.MOVE, at, value, how="sent to other devices"))
+            return at
+        if _is_moved(at, value) or masks(at, value):
             in_name_alone = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
             if not in_name_alone:
-                self.steps.append(Step("move", at, value))
+                self.steps.append(Step(Role.MOVE, at, value))
             return at
         return self._compute(at, value)
+
+    def _elsewhere(
+        self, value: Instruction, follow: list[Instruction], handed_on: list[tuple]
+    ) -> Instruction | None:
+        """Advance where `value` is handed on to other computations, and perhaps read in its own."""
+        here = [user for user in follow if user.opcode not in _HANDING]
+        beside = [(value, user) for user in here]
+        ways: list[_Way] = [
+            functools.partial(_hand_on, value=value, to=to, how=how, beside=beside)
+            for to, how in handed_on
+        ]
+        if here:
+            ways.append(functools.partial(_branch, value=value, follow=follow))
+        return self._along_the_best(ways)
 
     def _branch(self, value: Instruction, follow: list[Instruction]) -> Instruction | None:
         """Advance where several read `value`, or one reads it twice: along an activation of several
         operations, or else along the one reader that does what the call could have done.
         """
+        if chosen := self._chosen(value):
+            self.steps.append(Step(Role.MOVE, chosen, value, how="joined with itself"))
+            return chosen
         ways: list[_Way] = []
         end = self._joined(value)
         if end and not self._is_maximum_of_some(end):
@@ -112,9 +132,25 @@ class Result:
             return None
         return self._along_the_best(ways)
 
+    def _chosen(self, value: Instruction) -> Instruction | None:
+        """The selection between copies of `value`, which moves have made and nothing else reads."""
+        copies, ends, todo = {value.name}, set(), [value]
+        while todo and len(copies) < _MOST_COPIES:
+            at = todo.pop()
+            for user in self._of(at):
+                if user.opcode == "select" and user.operands[0] != at.name:
+                    ends.add(user)
+                elif _is_moved(user, at):
+                    copies.add(user.name)
+                    todo.append(user)
+                else:
+                    return None
+        end = ends.pop() if len(ends) == 1 else None
+        return end if end is not None and copies.issuperset(end.operands[1:]) else None
+
     def _along_the_best(self, ways: "list[_Way]") -> Instruction | None:
         """Follow the way along which most is done that a call could do: whatever the order in which
-        a program returns its results. Of ways alike in that, the first.
+        a program returns its results.
         """
         if len(ways) == 1 or self._depth == _DEEPEST:
             return ways[0](self)
@@ -126,15 +162,20 @@ class Result:
     def _tried(self, way: "_Way") -> "Result":
         trial = copy.copy(self)
         trial.steps, trial.readers = [*self.steps], [*self.readers]
+        trial._seen = {*self._seen}
         trial._depth += 1
         trial._follow(way(trial))
         return trial
 
     @property
-    def _promise(self) -> tuple[int, bool]:
-        """How many steps a call could do, and whether the result becomes FP8."""
+    def _promise(self) -> tuple[int, bool, int, tuple[Role, ...]]:
+        """How many steps a call could do, whether the result becomes FP8, and how few others read
+        it. The kinds of the steps decide between ways that are alike in all that.
+        """
         fusable = [step for step in self.steps if could_be_fused(step)]
-        return len(fusable), any(step.kind == "output" for step in fusable)
+        kinds = tuple(step.kind for step in self.steps)
+        to_fp8 = any(step.kind is Role.OUTPUT for step in fusable)
+        return len(fusable), to_fp8, -len(self.readers), kinds
 
     def _is_maximum_of_some(self, i: Instruction) -> bool:
         """Whether elements are selected only for a reduction."""
@@ -144,20 +185,24 @@ class Result:
 
     def _could_be_fused(self, user: Instruction, value: Instruction) -> bool:
         """Whether a reader does something elementwise to a value that is not only reduced after."""
-        if user.opcode not in ELEMENTWISE or _step(user, value).kind == "other":
+        if user.opcode not in ELEMENTWISE or step_of(user, value).kind is Role.OTHER:
             return False
         return not all(reader.opcode == "reduce" for reader in self._of(user))
 
     def _compute(self, at: Instruction, value: Instruction) -> Instruction | None:
         """Advance along one elementwise instruction."""
-        step = _step(at, value)
-        if step.other is not None and step.other.shape.size > 1 and depends(step.other, self._dot):
+        step = step_of(at, value)
+        if (
+            step.other is not None
+            and step.other.shape.size > 1
+            and depends(step.other, self._origin)
+        ):
             return None  # as softmax subtracts its maximum
         # What is FP8 already, and dequantized, is the next one's operand.
-        dequantizes = step.kind == "output" and value.shape.dtype.startswith("f8")
-        if step.kind == "other" or dequantizes:
+        dequantizes = step.kind is Role.OUTPUT and is_fp8(value.shape.dtype)
+        if step.kind is Role.OTHER or dequantizes:
             return None
-        if step.kind == "activation":
+        if step.kind is Role.ACTIVATION:
             at = self._whole_activation(at)
         return self._add(dataclasses.replace(step, at=at))
 
@@ -165,21 +210,17 @@ class Result:
         """The last of several unary functions that are one activation."""
         while len(self._of(at)) == 1:
             after = self._of(at)[0]
-            if after.opcode not in ELEMENTWISE or _step(after, at).kind != "activation":
+            if after.opcode not in ELEMENTWISE or step_of(after, at).kind is not Role.ACTIVATION:
                 break
             at = after
         return at
 
     def _add(self, step: Step) -> Instruction | None:
-        """One step more; not if it is done to a masked value, and would be another before the
-        mask.
-        """
+        """One step more; not an activation of a masked value that no call has anyway."""
         masked = any(
-            earlier.kind == "move" and earlier.at.opcode == "select" for earlier in self.steps
+            earlier.kind is Role.MOVE and earlier.at.opcode == "select" for earlier in self.steps
         )
-        if masked and "bias" in step.kind:
-            return None
-        if masked and step.kind == "activation" and not is_tanh_gelu(step):
+        if masked and step.kind is Role.ACTIVATION and not is_tanh_gelu(step):
             return None
         self.steps.append(step)
         return step.at
@@ -196,7 +237,7 @@ class Result:
             return None
         # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
         # reduced further.
-        is_positive = "abs" in way or (bool(self.steps) and self.steps[-1].kind == "relu")
+        is_positive = "abs" in way or (bool(self.steps) and self.steps[-1].kind is Role.RELU)
         is_reduced = any(user.opcode == "reduce" for user in self._of(i))
         return i if i.shape.size == 1 or is_positive or is_reduced else None
 
@@ -253,8 +294,21 @@ class Result:
 _Way = Callable[[Result], Instruction | None]
 
 
+def _hand_on(
+    result: Result, value: Instruction, to: Instruction, how: str, beside: list[tuple]
+) -> Instruction | None:
+    result.readers += beside
+    result.steps.append(Step(Role.MOVE, to, value, how=how))
+    result._origin = to
+    return to
+
+
+def _branch(result: Result, value: Instruction, follow: list[Instruction]) -> Instruction | None:
+    return result._branch(value, follow)
+
+
 def _move(result: Result, at: Instruction, value: Instruction) -> Instruction | None:
-    result.steps.append(Step("move", at, value))
+    result.steps.append(Step(Role.MOVE, at, value))
     return at
 
 
@@ -262,7 +316,7 @@ def _activate(
     result: Result, end: Instruction, value: Instruction, beside: list[tuple]
 ) -> Instruction | None:
     result.readers += beside
-    return result._add(Step("activation", end, value))
+    return result._add(Step(Role.ACTIVATION, end, value))
 
 
 def _compute(
@@ -272,22 +326,22 @@ def _compute(
     return result._compute(at, value)
 
 
+# Collectives that compute nothing.
+_SENDS = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
+
+
+def _is_sent(at: Instruction) -> bool:
+    """Whether an instruction sends an array to other devices, as it is."""
+    return at.opcode.startswith(_SENDS) and not at.shape.is_tuple
+
+
 def _is_moved(at: Instruction, value: Instruction) -> bool:
     """Whether an instruction moves, repeats or leaves out elements of a value, and does no more."""
     if at.opcode in _MOVES_FIRST:
         return at.operands[0] == value.name
+    if at.opcode in _STORES:
+        return at.operands.index(value.name) == _STORES[at.opcode]
     return at.opcode in _MOVES_ON
-
-
-def could_be_fused(step: Step) -> bool:
-    """Whether some call could have done a step: no conversion between wide types, no activation but
-    relu and gelu.
-    """
-    if step.kind == "output":
-        return step.at.shape.dtype in FP8_MAX
-    if step.kind == "activation":
-        return is_tanh_gelu(step)
-    return step.kind in ("scale", "bias", "matrix bias", "relu")
 
 
 def _is_matrix(i: Instruction) -> bool:
@@ -295,81 +349,61 @@ def _is_matrix(i: Instruction) -> bool:
     return i.shape.size > 1 and broadcast_of(i) is None
 
 
-def _step(at: Instruction, value: Instruction) -> Step:
-    """What one elementwise instruction does to `value`."""
-    others = [at.computation[name] for name in at.operands if name != value.name]
-    small = [broadcast_of(other) for other in others]
-    first = small[0] if small else None
-    is_number = first is not None and first.shape.size == 1
-    if at.opcode == "convert":
-        return Step("output", at, value)
-    if at.opcode == "negate":
-        return Step("negate", at, value)
-    if at.opcode == "clamp" or (at.opcode in ("minimum", "maximum") and is_number):
-        is_relu = at.opcode == "maximum" and is_zero(first)
-        return Step("relu" if is_relu else "clamp", at, value, first)
-    if len(others) == 1 and at.opcode in SCALING:
-        return _scaling(at, value, others[0], first)
-    if len(others) == 1 and at.opcode in ("add", "subtract"):
-        if first is None:
-            return Step("matrix bias", at, value, others[0])
-        is_constant = is_number and first.opcode == "constant"
-        return Step("activation" if is_constant else "bias", at, value, first)
-    is_unary = at.opcode in ELEMENTWISE - {"select"} and None not in small
-    return Step("activation" if is_unary else "other", at, value)
-
-
-def _scaling(
-    at: Instruction, value: Instruction, other: Instruction, factor: Instruction | None
-) -> Step:
-    """What a multiplication or division does to `value`; `factor` is what `other` is broadcast
-    of.
-    """
-    if at.opcode == "divide" and at.operands[0] != value.name:
-        return Step("activation", at, value)
-    if factor is None:
-        return Step("other", at, value, other)
-    if factor.shape.size != 1:
-        return Step("vector scale", at, value, factor)
-    return Step("alpha" if factor.opcode == "constant" else "scale", at, value, factor)
-
-
-def is_tanh_gelu(step: Step) -> bool:
-    """Whether an activation is gelu in its tanh form: what is computed elementwise from there on
-    has a tanh in it, and the factor of the third power.
-    """
-    value, users = step.value, step.value.computation.users
-    seen, todo = {value.name}, [value]
-    while todo and len(seen) < 60:
-        for user in users.get(todo.pop(0).name, ()):
-            if user.opcode in ELEMENTWISE | {"bitcast", "reshape"} and user.name not in seen:
-                seen.add(user.name)
-                todo.append(user)
-    read = {name for of in seen for name in value.computation[of].operands}
-    constants = [
-        look_through(value.computation[name], (*NAMES, "convert", "broadcast")).literal or ""
-        for name in read
-    ]
-    return any(value.computation[name].opcode == "tanh" for name in seen) and any(
-        re.match(r"0\.044[67]", literal) for literal in constants
-    )
-
-
-def clamp_bounds(clamp: Instruction) -> list[str]:
-    """Lower and upper bound of a clamp between constants."""
-    if clamp.opcode != "clamp":
-        return []
-    ends = [broadcast_of(operand(clamp, n)) or operand(clamp, n) for n in (0, 2)]
-    # XLA prints a bfloat16 with four digits.
-    return [
-        (end.literal or "").replace("5.734e+04", FP8_MAX["f8e5m2"])
-        for end in ends
-        if end.opcode == "constant"
-    ]
-
-
 def along_columns(added: Instruction) -> bool:
     """Whether a broadcast vector has an element for each column (of the minor dimension)."""
     i = look_through(added)
     dims = re.findall(r"\d+", i.attributes.get("dimensions", "")) if i.opcode == "broadcast" else []
     return not dims or str(len(i.shape.dims) - 1) in dims
+
+
+# From one computation to another ------------------------------------------------------------------
+
+
+@remembered
+def _graph(module: HloModule) -> Graph:
+    return Graph(module, lambda i: i.opcode in DOTS, len(module.text))
+
+
+@remembered
+def handed(value: Instruction) -> list[tuple[Instruction, str]]:
+    """The values of other computations that are this one, and are read there, each with how it
+    comes there: "handed to a loop", "returned from a branch", ...
+    """
+    graph = _graph(value.computation.module)
+    found: list[tuple[Instruction, str]] = []
+    start = Value(value, 0)
+    seen, todo = {start}, [(start, "")]
+    for at, how in todo:
+        for following in graph.after(at):
+            if following in seen or following.element is None:
+                continue
+            seen.add(following)
+            i = following.instruction
+            crossing = how or _crossing(at.instruction, i)
+            names_it = i.opcode in ("get-tuple-element", "parameter", *_HANDING)
+            if not names_it:
+                continue
+            is_read = any(
+                user.opcode not in _HANDING for user in i.computation.users.get(i.name, ())
+            )
+            if crossing and not i.shape.is_tuple and is_read:
+                found.append((i, crossing))
+            todo.append((following, crossing))
+    return found
+
+
+def _crossing(value: Instruction, to: Instruction) -> str:
+    """How a value comes from one computation to another; "" within one."""
+    if to.opcode == "while":
+        return "returned from a loop" if value.computation is not to.computation else ""
+    if to.opcode == "conditional":
+        return "returned from a branch"
+    if to.opcode in CONTROL:
+        return "returned from another computation"
+    if to.opcode != "parameter":
+        return ""
+    if to.computation is value.computation:
+        return "handed to the loop's next iteration"
+    caller = next(iter(callers(to.computation.module).get(to.computation.name, ())), None)
+    where = {"while": "a loop", "conditional": "a branch"}
+    return f"handed to {where.get(caller.opcode if caller else '', 'another computation')}"

@@ -10,6 +10,7 @@ import dataclasses
 import html
 from typing import Any
 
+from fp8lens.formats import FORMATS
 from fp8lens.hlo.ops import LAUNCHES_NOTHING
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_kind, results
@@ -132,7 +133,6 @@ def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
     return sum(k.seconds(chip) * k.runs for k in kernels(x))
 
 
-_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f8e4m3fn": 1, "f8e5m2": 1}
 # Bytes that are moved for each value: two of bf16 are read, one of FP8 is written. To find the amax
 # first, the bf16 is read once more.
 _QUANTIZED = {"given": 3, "amax": 5}
@@ -145,8 +145,8 @@ def matmul_seconds(
     `out_dtype`. Raises KeyError where the chip has no peak for `dtype`.
     """
     chip = resolve(target)
-    traffic = _BYTES[dtype] * (m + n) * k + _BYTES[out_dtype] * m * n
-    return max(2 * m * n * k / chip.peak_flops[dtype], traffic / chip.memory_bandwidth)
+    bits = FORMATS[dtype].bits * (m + n) * k + FORMATS[out_dtype].bits * m * n
+    return max(2 * m * n * k / chip.peak_flops[dtype], bits / 8 / chip.memory_bandwidth)
 
 
 def quantize_seconds(values: int, scale: str, target: str | Target = "H100") -> float:

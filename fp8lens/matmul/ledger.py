@@ -5,12 +5,14 @@ matmuls.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.program import executions, results
 from fp8lens.hlo.text import columns, html_table, size, wrapped
 from fp8lens.hlo.values import reducer
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, OwnWork, UnfusedKernel, inside, is_plain
@@ -228,18 +230,14 @@ def _served(
     """The matmuls that a kernel makes something for, through others that make FP8 and scales."""
     if classes[i] not in _ON_THE_WAY:
         return (i.name,) if classes[i] == "matmul" else ()
-    found: list[str] = []
-    seen, todo = {i}, [i]
-    for at in todo:
-        if len(todo) >= _FAR:
-            break
-        for reader in around.next.get(at, ()):
-            if classes.get(reader) == "matmul":
-                found.append(reader.name)
-            elif classes.get(reader) in _ON_THE_WAY and reader not in seen:
-                seen.add(reader)
-                todo.append(reader)
-    return tuple(dict.fromkeys(found))
+
+    def readers(at: Instruction) -> list[Instruction]:
+        if classes.get(at) == "matmul":
+            return []
+        onward = _ON_THE_WAY | {"matmul"}
+        return [reader for reader in around.next.get(at, ()) if classes.get(reader) in onward]
+
+    return tuple(at.name for at in walk([i], readers, _FAR) if classes.get(at) == "matmul")
 
 
 def _is_opaque(i: Instruction) -> bool:
@@ -279,8 +277,8 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
 
 def _quantizes(i: Instruction) -> bool:
     """Whether a kernel converts an array to FP8, and writes it."""
-    writes_fp8 = any(shape.dtype.startswith("f8") and shape.size > 1 for shape in results(i))
-    converts = any(j.opcode == "convert" and j.shape.dtype.startswith("f8") for j in inside(i))
+    writes_fp8 = any(is_fp8(shape.dtype) and shape.size > 1 for shape in results(i))
+    converts = any(j.opcode == "convert" and is_fp8(j.shape.dtype) for j in inside(i))
     return writes_fp8 and converts
 
 

@@ -3,6 +3,8 @@ what reads it.
 """
 
 import collections
+import dataclasses
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from fp8lens.hlo.dataflow import NOBODY, Flow
@@ -62,6 +64,10 @@ class _Side:
             elif element < len(self._sizes) and 16 * self._sizes[element] >= size:
                 parameters.add(element)
         return frozenset(parameters), frozenset(matmuls)
+
+    def reads(self, row: int) -> Counter[frozenset[int]]:
+        """The parameters that each operand of a row is made of, in any order."""
+        return Counter(parameters for parameters, _ in self.made_of[self.of_row[row]])
 
     def colours(self, own_of: Sequence[Hashable], rounds: int) -> list[Hashable]:
         """For each row what it is and, `rounds` matmuls far, what is around it (Weisfeiler and
@@ -131,6 +137,19 @@ _WAYS: list[tuple[Callable[[_Known], Hashable], int]] = [
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What is known of a matmul, and the parameters that its operands are made of."""
+
+    known: _Known
+    reads: Counter[frozenset[int]]
+
+    def likeness(self, other: "_Kind") -> tuple[bool, bool, bool]:
+        """How much tells that two are the same: what they read, their types, their place."""
+        (*here, _, types), (*there, _, other_types) = self.known, other.known
+        return self.reads == other.reads, types == other_types, here == there
+
+
 def match(
     after: HloModule,
     rows: Sequence[GemmRow],
@@ -164,13 +183,18 @@ def match(
                 found = free[colour].popleft()
                 left.remove(found)
                 pairs[n] = dots[found]
-    return [
-        _doubled(row, dots) if pair is None else pair for row, pair in zip(rows, pairs, strict=True)
-    ]
+
+    kinds = [_Kind(of, theirs.reads(m)) for m, of in enumerate(known_of_theirs)]
+    in_doubt = [n for n, pair in enumerate(pairs) if pair is None]
+    for n in in_doubt:
+        pairs[n] = _doubled(_Kind(known_of_ours[n], ours.reads(n)), dots, kinds)
+    return pairs
 
 
-def _doubled(row: GemmRow, dots: Sequence[GemmRow]) -> GemmRow | None:
-    """The dot of a row that has none to itself: what XLA doubled has one dot for two rows."""
-    same = [dot for dot in dots if work(dot) == work(row)]
-    there = (dot for dot in same if (dot.op_name, dot.source) == (row.op_name, row.source))
-    return next(there, same[0] if same else None)
+def _doubled(row: _Kind, dots: Sequence[GemmRow], kinds: Sequence[_Kind]) -> GemmRow | None:
+    """The dot of a row that has none to itself: what XLA doubled has one dot for two rows. Of those
+    with the same work, the one that reads the same, then of the same types, then of the same place.
+    """
+    same = [m for m, kind in enumerate(kinds) if kind.known[2] == row.known[2]]
+    best = max(same, key=lambda m: row.likeness(kinds[m]), default=None)
+    return None if best is None else dots[best]

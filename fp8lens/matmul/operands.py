@@ -1,17 +1,14 @@
 """What XLA's gemm rewriter sees in front of a dot: the FP8 array behind each operand."""
 
-import math
+import enum
 import re
 
+from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import callers
 from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, CUTS, ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import broadcast_of, is_mask, is_zero, look_through, operand
 
-# The OCP formats that cuBLASLt multiplies, and their largest numbers, as HLO prints them.
-FP8_MAX = {"f8e4m3fn": "448", "f8e5m2": "57344"}
-# How many binary digits a number of a format has, and how many behind the point at most.
-_DIGITS = {"f8e4m3fn": (4, 9), "f8e5m2": (3, 16)}
 FAR = 100  # operations: no search on the way of a matmul's operand goes on for more
 # What a search for an FP8 array goes back through, further than XLA's own does.
 _SEARCHED = (
@@ -26,18 +23,26 @@ _XLA_GOES_ON = frozenset("divide dynamic-slice pad multiply select".split())
 def _fits(i: Instruction, dtype: str) -> bool:
     """Whether a constant is the same number in FP8."""
     literal = i.literal or ""
-    if dtype not in _DIGITS or not re.fullmatch(r"-?\d[\d.]*(e[-+]?\d+)?", literal):
+    if dtype not in CUBLASLT or not re.fullmatch(r"-?\d[\d.]*(e[-+]?\d+)?", literal):
         return False
-    number = abs(float(literal))
-    digits, finest = _DIGITS[dtype]
-    fraction, _ = math.frexp(number)
-    is_whole = (number * 2**finest).is_integer() and (fraction * 2**digits).is_integer()
-    return is_whole and number <= float(FP8_MAX[dtype])
+    return CUBLASLT[dtype].holds(float(literal))
+
+
+class Problem(enum.Enum):
+    """What keeps XLA from taking the FP8 array behind an operand: of each, a rule tells."""
+
+    ARRAY_OF_SCALES = enum.auto()
+    STACK_CONVERTED = enum.auto()
+    SCALED_LATE = enum.auto()
+    MASKED = enum.auto()
+    GATHERED = enum.auto()
+    CONVERTED_TWICE = enum.auto()
+    CHANGED_BETWEEN = enum.auto()
 
 
 class Operand:
     """An operand of a dot. `fp8` is the FP8 array that XLA finds behind it and `scale` what
-    dequantizes it; `problem` names the rule of fp8lens.rules that it breaks, with `fields` for it.
+    dequantizes it; `problem` is what keeps XLA from taking that array, with `fields` for its rule.
     Where XLA finds no FP8 array and there is one further back, `blocked` is the operation at which
     XLA stopped looking. `padded`: with a number that XLA will not pad the FP8 array with.
 
@@ -48,7 +53,7 @@ class Operand:
         self.side, self.dtype, self.operand = side, i.shape.dtype, i
         self.fp8: Instruction | None = None
         self.scale: Instruction | None = None
-        self.problem: str | None = None
+        self.problem: Problem | None = None
         self.fields: dict[str, str] = {}
         self.padded = False
         if path := _path(i):
@@ -62,8 +67,8 @@ class Operand:
         """
         return _search(self.operand) if self.fp8 is None else None
 
-    def _breaks(self, rule: str, **fields: str) -> None:
-        self.problem, self.fields = rule, fields
+    def _breaks(self, problem: Problem, **fields: str) -> None:
+        self.problem, self.fields = problem, fields
 
     def _match(self, path: list[Instruction]) -> None:
         """Read the way from the FP8 array to the dot, up to the first problem."""
@@ -71,9 +76,12 @@ class Operand:
         self.scale = _scale(path)
         if self.scale is not None:
             if self.scale.shape.dims:
-                self._breaks("array of scales", scales=self.scale.shape.brief)
+                self._breaks(Problem.ARRAY_OF_SCALES, scales=self.scale.shape.brief)
                 return
             start = 3
+        elif scales := _array_of_scales(path):
+            self._breaks(Problem.ARRAY_OF_SCALES, scales=scales.shape.brief)
+            return
         for at in range(start, len(path)):
             self._step(path, start, at)
             if self.problem:
@@ -88,31 +96,32 @@ class Operand:
                 self._scaled_late(path, start, at)
             if self.problem:
                 return
-            rule = "gathered" if step.opcode.startswith(COLLECTIVES) else "changed between"
+            gathers = step.opcode.startswith(COLLECTIVES)
+            problem = Problem.GATHERED if gathers else Problem.CHANGED_BETWEEN
             if step.opcode == "convert":
-                rule = "converted twice"
+                problem = Problem.CONVERTED_TWICE
             dtype = step.shape.dtype
-            self._breaks(rule, opcode=step.opcode, to=dtype, dtype=dtype)
+            self._breaks(problem, opcode=step.opcode, to=dtype, dtype=dtype)
         elif step.opcode == "pad":
             self.padded |= not self._pads_alike(step)
         elif step.opcode == "select" and not is_mask(step, before):
-            self._breaks("masked")
+            self._breaks(Problem.MASKED)
 
     def _scaled_late(self, path: list[Instruction], start: int, at: int) -> None:
         """A multiplication by one number where XLA no longer looks for a scale."""
         step, before, ahead = path[at], path[at - 1], path[start:at]
         cuts = any(earlier.opcode in CUTS for earlier in (path[0], *ahead))
         if cuts and before.opcode in ("bitcast", "reshape", *CUTS):
-            self._breaks("stack converted")
+            self._breaks(Problem.STACK_CONVERTED)
             return
         others = [step.computation[name] for name in step.operands if name != before.name]
         number = broadcast_of(others[0]) if others else None
         if number is None or number.shape.size != 1:
             return
         if self.scale is not None:
-            self._breaks("scaled late", between="another multiplication")
+            self._breaks(Problem.SCALED_LATE, between="another multiplication")
         elif ahead:
-            self._breaks("scaled late", between=f"a {ahead[-1].opcode}")
+            self._breaks(Problem.SCALED_LATE, between=f"a {ahead[-1].opcode}")
 
     def _pads_alike(self, pad: Instruction) -> bool:
         """Whether XLA can pad the FP8 array in place of what is dequantized: it converts the number
@@ -136,6 +145,18 @@ def _scale(path: list[Instruction]) -> Instruction | None:
     return operand(factor, 0) if factor.opcode == "broadcast" else None
 
 
+def _array_of_scales(path: list[Instruction]) -> Instruction | None:
+    """The scales that the converted FP8 array is multiplied by, where they are repeated along
+    blocks of it; None for anything else.
+    """
+    if len(path) <= 2 or path[2].opcode not in SCALING:
+        return None
+    step, converted = path[2], path[1]
+    others = [step.computation[name] for name in step.operands if name != converted.name]
+    repeated = broadcast_of(others[0]) if others else None
+    return repeated if repeated is not None and repeated.shape.size > 1 else None
+
+
 def _path(i: Instruction) -> list[Instruction] | None:
     """From the FP8 array to the operand, through what XLA looks behind; None where that ends
     without one.
@@ -147,7 +168,7 @@ def _path(i: Instruction) -> list[Instruction] | None:
         if i in reader:
             continue
         reader[i] = by
-        if i.shape.dtype.startswith("f8"):
+        if is_fp8(i.shape.dtype):
             path = [i]
             while (following := reader[path[-1]]) is not None:
                 path.append(following)
@@ -178,12 +199,10 @@ def _search(i: Instruction) -> Instruction | None:
         seen.add(i)
         if len(seen) > FAR:
             break
-        if i.shape.dtype.startswith("f8") and i.shape.size > 1:
+        if is_fp8(i.shape.dtype) and i.shape.size > 1:
             return stop
-        if i.opcode == "get-tuple-element" and operand(i, 0).opcode == "parameter":
-            if outer := _into_loop(i):
-                loop, given = outer
-                todo.append((given, stop or loop))
+        if arguments := _from_outside(i):
+            todo += [(given, stop or caller) for caller, given in arguments]
         elif i.opcode in _SEARCHED or i.opcode.startswith(COLLECTIVES):
             stop = stop or (i if _xla_ends(i) else None)
             todo += [(i.computation[name], stop) for name in i.operands]
@@ -197,9 +216,23 @@ def _xla_ends(i: Instruction) -> bool:
     return len(i.operands) > 1 and i.opcode not in _XLA_GOES_ON
 
 
-def _into_loop(i: Instruction) -> tuple[Instruction, Instruction] | None:
-    """The loop, and what it was given, for an element of the tuple that a loop's body gets."""
-    for loop in callers(i.computation.module).get(i.computation.name, ()):
-        if loop.opcode == "while" and operand(loop, 0).opcode == "tuple":
-            return loop, operand(operand(loop, 0), i.element)
-    return None
+def _from_outside(i: Instruction) -> list[tuple[Instruction, Instruction]]:
+    """What a loop or a branch is given as one of its values, with the loop or the conditional."""
+    at, element = i, 0
+    if i.opcode == "get-tuple-element":
+        at, element = operand(i, 0), i.element
+    if at.opcode != "parameter":
+        return []
+    computation = at.computation
+    found = []
+    for caller in callers(computation.module).get(computation.name, ()):
+        index = at.parameter_number or 0
+        if caller.opcode == "conditional":  # whose operand 0 chooses the branch
+            index = caller.called.index(computation.name) + 1
+        elif caller.opcode != "while":
+            continue
+        given = operand(caller, index)
+        if given.opcode == "tuple":
+            given = operand(given, element)
+        found.append((caller, given))
+    return found

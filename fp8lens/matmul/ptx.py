@@ -6,6 +6,7 @@ import collections
 import re
 from collections.abc import Mapping
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import fusion_body, fusion_kind
 from fp8lens.hlo.remember import remembered
@@ -82,7 +83,7 @@ def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
         text = next((ptx[name] for name in alike if name in ptx), "")
     found = list(dict.fromkeys(_type(m, row.math_dtype) for m in _MMA.finditer(text)))
     if found:
-        return next((dtype for dtype in found if not dtype.startswith("f8")), found[0])
+        return next((dtype for dtype in found if not is_fp8(dtype)), found[0])
     if "fma." in text:
         return "f32"
     return row.math_dtype if text and not row.is_fp8 else "unknown"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
@@ -88,7 +89,7 @@ class GemmRow:
     @property
     def is_fp8(self) -> bool:
         """Whether the hardware multiplies 8-bit floats."""
-        return self.math_dtype.startswith("f8")
+        return is_fp8(self.math_dtype)
 
 
 def gemm_config(call: Instruction) -> dict:
@@ -162,7 +163,7 @@ def _common(*dtypes: str) -> str:
     """The type in which operands of these types can be multiplied: FP8, the first one's, only where
     all are FP8; else the widest of those that are not.
     """
-    wide = [dtype for dtype in dtypes if not dtype.startswith("f8")]
+    wide = [dtype for dtype in dtypes if not is_fp8(dtype)]
     return max(wide, key=lambda dtype: Shape(dtype).bits) if wide else dtypes[0]
 
 
@@ -246,7 +247,7 @@ def _call_scales(call: Instruction, out: str) -> tuple[str, ...]:
     scalars = [i for i in operands if i.shape.size == 1]
     named = zip("abd" if len(scalars) < 4 else "abcd", scalars, strict=False)
     # XLA's emitter passes D's scale on for an FP8 result alone.
-    taken = "abd" if out.startswith("f8") else "ab"
+    taken = "abd" if is_fp8(out) else "ab"
     return tuple(letter for letter, i in named if letter in taken and i.literal not in ("1", "{1}"))
 
 
@@ -272,7 +273,7 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     given = _common(lhs.dtype, rhs.dtype)
     math_dtype = _math(given, dot.shape.dtype, precision, algorithm) if tensor_cores else given
     compiled = i.computation.module.attributes.get("is_scheduled") == "true"
-    if library == "kernel" and compiled and given.startswith("f8"):
+    if library == "kernel" and compiled and is_fp8(given):
         math_dtype = "unknown"  # no GPU multiplies FP8 outside of its tensor cores
     after: list[str] = []
     stored_lhs, stored_rhs = lhs.dtype, rhs.dtype

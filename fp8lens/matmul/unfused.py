@@ -14,13 +14,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.dataflow import Flow
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
-from fp8lens.hlo.values import changes_layout, is_zero, look_through, operand, reducer
+from fp8lens.hlo.values import changes_layout, look_through, operand, reducer
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
+from fp8lens.matmul.roles import Role, Step, classify, could_be_fused, masks
 from fp8lens.matmul.rows import GemmRow, matmuls
 
 _SUPPLY = MOVES | SOURCES | {"convert"}
@@ -68,13 +71,13 @@ class OwnWork(enum.StrEnum):
 DEQUANTIZES, ADDS = OwnWork.DEQUANTIZES, OwnWork.ADDS_PARTS
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class UnfusedKernel:
     """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8"
     (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation),
     "amax", "output" (clamps or converts the result). `own`: what it does besides, for which it must
     run; `unknown`: the opcode that nobody here knows. `after`: it reads the result, and else it
-    makes an operand.
+    makes an operand; then `fusable` are the steps of `work` that some call could do.
     """
 
     instruction: Instruction
@@ -82,6 +85,7 @@ class UnfusedKernel:
     own: OwnWork = OwnWork.NOTHING
     unknown: str = ""
     after: bool = False
+    fusable: tuple[Role, ...] = ()
 
     @property
     def avoidable(self) -> bool:
@@ -143,17 +147,11 @@ def _slice(i: Instruction, element: int) -> list[Instruction]:
     computation = fused(i)
     if not computation:
         return [i]
-    root = computation.root
-    todo = [root.name]
-    if root.opcode == "tuple" and element < len(root.operands):
-        todo = [root.operands[element]]
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            todo += _data(computation[name])
-    return [j for j in computation if j.name in seen]
+    end = computation.root
+    if end.opcode == "tuple" and element < len(end.operands):
+        end = computation[end.operands[element]]
+    made_of = walk([end], lambda j: map(computation.__getitem__, _data(j)))
+    return [j for j in computation if j in made_of]
 
 
 def _data(i: Instruction) -> tuple[str, ...]:
@@ -182,7 +180,7 @@ def _before(
     opcodes = {j.opcode for j in part}
     only_moves = opcodes <= MOVES | SOURCES
     moved = moving(part) if only_moves else None
-    quantizes = result.dtype.startswith("f8")
+    quantizes = is_fp8(result.dtype)
     if moved:
         return UnfusedKernel(i, (moved,), besides)
     if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
@@ -253,7 +251,7 @@ class _Reading:
         parts: int,
         to_scalar: Callable[[], bool],
     ):
-        self.work: list[str] = []
+        self.steps: list[Step] = []
         self.own = OwnWork.NOTHING
         self.unknown = ""
         self._moves: list[Instruction] = []
@@ -266,17 +264,27 @@ class _Reading:
         self._live = {inner: marks[outer] for inner, outer in inner_to_outer if outer in marks}
         # Of the result too, but no longer it alone: what no call computes.
         self._derived = {inner for inner, outer in inner_to_outer if outer in derived}
+        # The result, masked or at other places: what a call does, it does before that.
+        self._apart: set[str] = set()
         self._small: set[str] = set()  # made of scalars and vectors alone, whatever the shape
         for j in self._inside:
             self._visit(j)
+        self.work = tuple(dict.fromkeys(step.kind.work for step in self.steps))
         if self._moves and not self.work and not self.own:
             if moved := moving(self._moves):
-                self.work.append(moved)
+                self.work = (moved,)
             else:
                 self.own = OwnWork.MOVES_RESULT
         root = computation.root if computation else i
         made = root.operands if root.opcode == "tuple" else (root.name,)
-        self.made = tuple(self._live.get(name) for name in made)
+        live = self._live.keys() - self._apart
+        self.made = tuple(self._live[name] if name in live else None for name in made)
+
+    @property
+    def fusable(self) -> tuple[Role, ...]:
+        """Which of its steps some call could have done."""
+        fusable = (step.kind for step in self.steps if could_be_fused(step))
+        return tuple(dict.fromkeys(fusable))
 
     def _visit(self, j: Instruction) -> None:
         reads_it = any(name in self._live for name in j.operands)
@@ -284,6 +292,8 @@ class _Reading:
             self._follow(j)
             if j.name not in self._live:
                 self._derived.add(j.name)
+            elif not self._apart.isdisjoint(j.operands):
+                self._apart.add(j.name)
         elif j.name not in self._live:
             self._prepare(j)
             if not self._derived.isdisjoint(j.operands):
@@ -316,6 +326,7 @@ class _Reading:
         state = self._state(j)
         if own := _rearranges(j, state):
             self._consume(own)
+            self._set_apart(j, state)
         elif j.opcode == "reduce":
             self._reduce(j, state)
         elif j.opcode in MOVES:
@@ -334,6 +345,12 @@ class _Reading:
         else:
             self.unknown = j.opcode
 
+    def _set_apart(self, j: Instruction, state: _Is) -> None:
+        """Follow what no call could have moved or masked, for what is done with it after that."""
+        if state is _Is.VALUE:
+            self._live[j.name] = state
+            self._apart.add(j.name)
+
     def _state(self, j: Instruction) -> _Is:
         """What of the result an instruction reads: of several things, what is furthest from it."""
         read = {self._live[name] for name in j.operands if name in self._live}
@@ -341,22 +358,26 @@ class _Reading:
             return _Is.AMAX
         return _Is.MAGNITUDES if _Is.MAGNITUDES in read else _Is.VALUE
 
+    def _read(self, j: Instruction) -> list[int]:
+        """The operands of an instruction, by index, that are the result."""
+        return [n for n, name in enumerate(j.operands) if name in self._live]
+
     def _others(self, j: Instruction) -> list[Instruction]:
         """The operands of an instruction that are not the result."""
         return [j.computation[name] for name in j.operands if name not in self._live]
 
     def _convert(self, j: Instruction, state: _Is) -> None:
         before = operand(j, 0).shape
-        if before.dtype.startswith("f8") and before.size > 1 and not self._is_amax_of_codes:
+        if is_fp8(before.dtype) and before.size > 1 and not self._is_amax_of_codes:
             self._consume(OwnWork.DEQUANTIZES)  # for whoever reads it next
             return
         self._live[j.name] = state
         narrower = j.shape.bits < before.bits
         alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
         if state is _Is.AMAX:
-            self.work.append("amax")
+            self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
         elif (narrower or alone) and not self._is_amax_of_codes:
-            self.work.append("output")
+            self.steps.append(Step(Role.OUTPUT, j, operand(j, 0)))
 
     @cached_property
     def _is_amax_of_codes(self) -> bool:
@@ -364,19 +385,22 @@ class _Reading:
         opcodes = {k.opcode for k in self._inside}
         amax = {"reduce"} <= opcodes <= _TO_AMAX
         relu = {"maximum"} <= opcodes <= _SUPPLY | {"maximum"}
-        return amax or (relu and self._inside[-1].shape.dtype.startswith("f8"))
+        return amax or (relu and is_fp8(self._inside[-1].shape.dtype))
 
     def _compute_with_amax(self, j: Instruction) -> None:
         joins = j.opcode in ("negate", "maximum", "minimum", "abs")
         of_the_result = all(other.name in self._derived for other in self._others(j))
         if j.shape.size == 1 and joins and of_the_result:
-            self.work.append("amax")
+            self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
             self._live[j.name] = _Is.AMAX
         else:
             self._consume(OwnWork.COMPUTES_WITH_AMAX)
 
     def _reduce(self, j: Instruction, state: _Is) -> None:
         by = reducer(j)
+        if not self._apart.isdisjoint(j.operands):
+            self._consume(OwnWork.REDUCES)
+            return
         one_part = self._size // self._parts
         is_sum_of_parts = j.shape.size == one_part < self._size
         if is_sum_of_parts and by == "add" and state is _Is.VALUE:
@@ -387,7 +411,7 @@ class _Reading:
         positive = state is not _Is.VALUE or self._is_relu
         positive = positive or j.shape.size == 1 or self._to_scalar()
         if by in ("maximum", "minimum") and positive and len(j.operands) == 2:
-            self.work.append("amax")
+            self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
             self._live[j.name] = _Is.AMAX
         else:
             self._consume(OwnWork.REDUCES)
@@ -398,14 +422,30 @@ class _Reading:
             self._live[j.name] = _Is.MAGNITUDES
         elif own := self._combines(j):
             self._consume(own)
+            if own is OwnWork.MASKS:
+                self._set_apart(j, state)
         else:
-            self.work.append(self._pointwise(j))
+            self._note(j)
             self._live[j.name] = state
+
+    def _note(self, j: Instruction) -> None:
+        """Note what a call could have done in the place of one elementwise instruction."""
+        value = operand(j, self._read(j)[0])
+        step = classify(j, value, self._others(j), self._repeated)
+        if j.opcode == "maximum":
+            self._is_relu = step.kind is Role.RELU
+        self.steps.append(step)
 
     def _combines(self, j: Instruction) -> OwnWork:
         """What one elementwise instruction does with the result that no call could: it needs
         another matrix's elements.
         """
+        read = {j.operands[n] for n in self._read(j)}
+        if len(read) > 1 and not self._apart.isdisjoint(read):
+            return OwnWork.COMBINES_WITH_ITSELF
+        is_choice = j.opcode == "select" and j.operands[0] not in self._live
+        if is_choice and any(masks(j, operand(j, n)) for n in self._read(j)):
+            return OwnWork.MASKS
         for other in self._others(j):
             if other.name in self._derived:
                 return OwnWork.COMBINES_WITH_ITSELF
@@ -413,33 +453,17 @@ class _Reading:
             known = origin.opcode == "constant" or self._is_small(other, origin)
             if not known and j.opcode not in ("add", "subtract"):
                 return OwnWork.COMBINES_WITH_ANOTHER
-        if j.opcode == "select" and j.operands[0] not in self._live:
-            return OwnWork.MASKS
-        return OwnWork.NOTHING
+        return OwnWork.MASKS if is_choice else OwnWork.NOTHING
 
     def _is_small(self, other: Instruction, origin: Instruction) -> bool:
         return other.name in self._small or 2 * origin.shape.size <= self._size
 
-    def _pointwise(self, j: Instruction) -> str:
-        """What one elementwise instruction on the result is part of."""
-        others = self._others(j)
-        if j.opcode in ("clamp", "minimum"):
-            return "output"
-        origins = [_origin(other) for other in others]
-        constants = [origin for origin, _ in origins if origin.opcode == "constant"]
-        if j.opcode == "maximum":
-            self._is_relu = bool(constants) and is_zero(constants[-1])
-            return "epilogue" if self._is_relu else "output"
-        if j.opcode in SCALING and others:
-            inverts = j.opcode == "divide" and j.operands[0] not in self._live
-            return "epilogue" if inverts else "scale"
-        if j.opcode in ("add", "subtract") and others:
-            vector = any(
-                repeated or (origin.shape.size > 1 and self._is_small(other, origin))
-                for other, (origin, repeated) in zip(others, origins, strict=True)
-            )
-            return "bias" if vector or not constants else "epilogue"
-        return "epilogue"
+    def _repeated(self, other: Instruction) -> Instruction | None:
+        """The number or vector that a second operand repeats; None for a matrix."""
+        origin, repeats_a_vector = _origin(other)
+        if origin.opcode != "constant" and not self._is_small(other, origin):
+            return None
+        return other if repeats_a_vector else origin
 
 
 def _origin(i: Instruction) -> tuple[Instruction, bool]:
@@ -489,6 +513,7 @@ class Neighborhood:
         self._far, self._most = max(100, 4 * each), max(40, each // 8)
         self._found: dict[Instruction, tuple[UnfusedKernel, ...]] = {}
         self._of_fp8: dict[tuple[Instruction, int], bool] = {}
+        self._same: dict[UnfusedKernel, UnfusedKernel] = {}
         self._users: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
         for kernel, inputs in self._flow.inputs.items():
             for index, numbers in enumerate(inputs):
@@ -523,16 +548,11 @@ class Neighborhood:
         """Kernels that compute with what this one has computed, directly or not, in the same
         iteration of a loop.
         """
-        seen: set[Instruction] = set()
-        todo = [kernel]
-        for at in todo:
-            if len(todo) > self._far:
-                break
-            readers = (reader for reader in self.next[at] if _made_before(at, reader))
-            new = [reader for reader in readers if reader not in seen]
-            seen.update(new)
-            todo += new
-        return seen
+
+        def readers(at: Instruction) -> list[Instruction]:
+            return [reader for reader in self.next[at] if _made_before(at, reader)]
+
+        return walk([kernel], readers, self._far).keys() - {kernel}
 
     @cached_property
     def next(self) -> dict[Instruction, tuple[Instruction, ...]]:
@@ -611,9 +631,11 @@ class Neighborhood:
         return known
 
     def _is_from_fp8(self, i: Instruction, index: int, steps: int) -> bool:
-        """Whether an operand of a kernel is FP8, or made of it by so many kernels at most."""
+        """Whether an operand of a kernel is FP8 or its block scales, or made of these by so many
+        kernels at most.
+        """
         shape = operand(i, index).shape
-        if shape.dtype.startswith("f8") and shape.size > 1:
+        if (is_fp8(shape.dtype) or shape.dtype == E8M0.name) and shape.size > 1:
             return True
         return steps > 0 and any(
             is_plain(producer) and self._from_fp8(producer, steps - 1)
@@ -665,11 +687,13 @@ class Neighborhood:
         reading = self._read(kernel, marks, made_of_it, size, parts)
         # What another call's operand must be laid out like, is charged to that one.
         feeds_fp8 = any(reader in self._fp8 for reader, _ in self.users(kernel))
-        if reading.work == ["transpose"] and feeds_fp8:
+        if reading.work == ("transpose",) and feeds_fp8:
             return None, ()
-        work = tuple(dict.fromkeys(reading.work))
-        does = UnfusedKernel(kernel, work, reading.own, reading.unknown, after=True)
-        return does, reading.made if work else ()
+        does = UnfusedKernel(
+            kernel, reading.work, reading.own, reading.unknown, after=True, fusable=reading.fusable
+        )
+        # A long sum is the same kernels for each of its matmuls: they are kept once.
+        return self._same.setdefault(does, does), reading.made if does.work else ()
 
     def _read(
         self,

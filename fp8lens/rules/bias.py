@@ -1,26 +1,35 @@
 """Vectors and matrices that are added outside of the call."""
 
+from fp8lens.formats import CUBLASLT, FORMATS
+from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import look_through, operand
+from fp8lens.hlo.values import NAMES, broadcast_of, look_through, operand
 from fp8lens.matmul.epilogue import along_columns
-from fp8lens.matmul.operands import FP8_MAX
+from fp8lens.matmul.roles import Role
 from fp8lens.matmul.unfused import inside
-from fp8lens.rules.facts import NUMPY, Cause, InFront, Matmul
+from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 from fp8lens.rules.scales import in_front_of_codes, moved_in_front_of_codes
 
-_BIASES = ("bias", "matrix bias")
+_BIASES = (Role.BIAS, Role.MATRIX_BIAS)
 
 
 @rule(
     "bias-after-scale",
     lost=Lost.BIAS,
-    reason="what is added is added to a scaled result, and the call adds it before it scales",
-    fix="multiply the scale into an operand's, outside of the program, or add before it",
-    source="HandleAdd",
+    reason=(
+        "the result is scaled outside of the call before the addition: in front of an addition the "
+        "call takes a scale only in place of the left operand's, if that operand has none and "
+        "nothing else reads the result (scales in use: {scales}; epilogue {epilogue}; beta {beta})"
+    ),
+    fix=(
+        "multiply the scale into an operand's, outside of the program; or, if the result is FP8, "
+        "add before the scale; behind an activation or another bias leave this kernel"
+    ),
+    source="F8ScaleD, and HandleAdd behind it",
 )
 def bias_after_scale(cause: Cause) -> Found | None:
-    """Something is added to the scaled result, and the call scales last.
+    """Something is added to a scaled result, and the scale stayed outside of the call.
 
     The call multiplies the product by the operands' scales, then adds. It multiplies by a scale of
     the result after that, and only where it writes FP8. XLA's rewriter can pass a factor of the
@@ -100,7 +109,7 @@ def scalar_added(cause: Cause) -> Found | None:
 def _is_scalar_behind(cause: Cause) -> bool:
     """Whether one number is added to the result, or subtracted from it."""
     step = cause.first
-    if cause.kind not in ("activation", "bias") or step.at.opcode not in ("add", "subtract"):
+    if cause.kind not in (Role.ACTIVATION, Role.BIAS) or step.at.opcode not in ("add", "subtract"):
         return False
     is_scalar = step.other is not None and step.other.shape.size == 1
     return is_scalar and step.value.name in step.at.operands
@@ -112,14 +121,18 @@ def _is_scalar_behind(cause: Cause) -> bool:
     reason=(
         "a {what} is subtracted, or the result from it, and XLA takes only additions into the call"
     ),
-    fix="pass the {what}, or an operand's scale, negated, and add",
+    fix=(
+        "add: pass the {what} negated, or, if the result is what is subtracted, an operand's scale "
+        "negated; a scalar as a bfloat16 vector with one element for each column"
+    ),
     source="HandleAdd",
 )
 def subtracted(cause: Cause) -> Found | None:
     """Something is subtracted from the result, or the result from something.
 
     A call can add a vector or a matrix. XLA's rewriter looks for additions only: a subtraction is
-    another instruction of HLO, and the rewriter has no pattern for it.
+    another instruction of HLO, and the rewriter has no pattern for it. If the result is subtracted
+    from something, negating one operand's scale negates the result.
 
     Loses it:
 
@@ -135,26 +148,35 @@ def subtracted(cause: Cause) -> Found | None:
         return None
     if _is_scalar_behind(cause):
         return Found(what="scalar")
-    what = "matrix" if cause.kind == "matrix bias" else "vector"
+    what = "matrix" if cause.kind is Role.MATRIX_BIAS else "vector"
     return found_if(cause.kind in _BIASES, what=what)
 
 
 @rule(
     "matrix-after-epilogue",
     lost=Lost.BIAS,
-    reason="a matrix is added after another epilogue ({epilogue}, beta {beta})",
-    fix="add the matrix to the dot's result, before its activation",
+    reason=(
+        "a matrix is added after another epilogue or another matrix (epilogue {epilogue}, beta "
+        "{beta})"
+    ),
+    fix=(
+        "behind another matrix, add the two matrices to each other first; behind an activation, "
+        "adding the matrix before it is another function: do so if the model allows it, else leave "
+        "this kernel"
+    ),
     source="FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
 )
 def matrix_after_epilogue(cause: Cause) -> Found | None:
-    """A matrix is added behind a bias or an activation, or behind another matrix.
+    """A matrix is added behind an activation, or behind another matrix.
 
     cuBLASLt adds a matrix to the product first; the bias and the activation are applied to that
     sum. It adds one matrix at most, which beta says: it is 1 in a call that adds a matrix, else 0.
     An addition behind the activation stays outside of the call.
 
-    The fix makes another function of it: an activation of the sum is not the sum with an
-    activation. If the model needs the second, as in a residual connection, leave the kernel.
+    If the matrix is added in front of the activation, the program computes another function: the
+    activation of a sum is not the sum with an activation. If the model needs the second, as in a
+    residual connection, leave the kernel. Two matrices can be added to each other first, which
+    changes the sum by rounding only.
 
     Loses it:
 
@@ -167,7 +189,59 @@ def matrix_after_epilogue(cause: Cause) -> Found | None:
             return relu(scaled_dot(a, b, a_scale, b_scale, bf16) + c)
     """
     has_epilogue = cause.row.epilogue != "DEFAULT" or cause.row.beta
-    return found_if(cause.kind == "matrix bias" and has_epilogue)
+    return found_if(cause.kind is Role.MATRIX_BIAS and has_epilogue)
+
+
+@rule(
+    "second-of-a-sum",
+    lost=Lost.BIAS,
+    reason=(
+        "two matmuls' results are added, and XLA tries to take the sum into the call of the first "
+        "one alone, which has an epilogue or a matrix already"
+    ),
+    fix="exchange the two: add the other result to the one that nothing was done with, d + other",
+    source="HandleAdd: AddAnyOrder, which finds the first operand's call",
+)
+def second_of_a_sum(cause: Cause) -> Found | None:
+    """The first of two results that are added has an epilogue, and the second has none.
+
+    A call can add a matrix, and that matrix may be another call's result. XLA's rewriter looks at
+    an addition once and picks one operand's call: the first operand's, if both are calls. If that
+    call has an activation or a matrix already, the addition stays outside, although the other call
+    could take it. Addition commutes: with the other result first, the rewriter picks its call.
+
+    Loses it:
+
+        def layer(a, b, x, w: "bf16[128,256]", a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            other = scaled_dot(x.astype(e4m3), w.astype(e4m3), a_scale, b_scale, bf16)
+            return relu(d) + other
+
+    Keeps it:
+
+        def layer(a, b, x, w: "bf16[128,256]", a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            other = scaled_dot(x.astype(e4m3), w.astype(e4m3), a_scale, b_scale, bf16)
+            return other + relu(d)
+    """
+    at = cause.first.at
+    if cause.kind is not Role.MATRIX_BIAS or at.opcode != "add":
+        return None
+    has_epilogue = cause.row.epilogue != "DEFAULT" or cause.row.beta
+    is_first = operand(at, 0) is cause.first.value
+    return found_if(is_first == bool(has_epilogue) and _is_dot(operand(at, 1)))
+
+
+def _is_dot(i: Instruction) -> bool:
+    """Whether a matrix is a dot's result, or that times numbers."""
+    i = look_through(i, NAMES)
+    while i.opcode == "multiply":
+        factors = [operand(i, 0), operand(i, 1)]
+        large = [factor for factor in factors if broadcast_of(factor) is None]
+        if len(large) != 1:
+            return False
+        i = look_through(large[0], NAMES)
+    return i.opcode in DOTS
 
 
 @rule(
@@ -199,7 +273,7 @@ def for_each_row(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale, shift: "bf16[64]"):  # returns the transposed result
             return scaled_dot(b, a, b_scale, a_scale, bf16) + shift
     """
-    if cause.kind != "bias":
+    if cause.kind is not Role.BIAS:
         return None
     step = cause.first
     added = next(name for name in step.at.operands if name != step.value.name)
@@ -214,7 +288,7 @@ def _vectors(cause: Cause | InFront) -> Instruction | None:
             return None
         return next(operand(i, 0) for i in inside(cause.kernel) if i.opcode == "broadcast")
     other = cause.first.other
-    is_several = cause.kind == "bias" and other is not None and len(other.shape.dims) > 1
+    is_several = cause.kind is Role.BIAS and other is not None and len(other.shape.dims) > 1
     return other if is_several else None
 
 
@@ -223,7 +297,7 @@ def is_bias_by_columns(cause: Cause | InFront) -> bool:
     m = cause.matmul
     if _vectors(cause) is None or m.dot is None:
         return False
-    return any(s.kind == "move" and s.at.opcode == "bitcast" for s in m.steps)
+    return any(s.kind is Role.MOVE and s.at.opcode == "bitcast" for s in m.steps)
 
 
 @rule(
@@ -234,8 +308,8 @@ def is_bias_by_columns(cause: Cause | InFront) -> bool:
         "is one for all of them"
     ),
     fix=(
-        "add one vector, or leave this kernel; what is passed as large as the result goes into "
-        "the call"
+        "add one vector; or pass the biases broadcast to the shape of the dot's result, which the "
+        "call adds as a matrix; or leave this kernel"
     ),
     source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
 )
@@ -244,7 +318,9 @@ def several_biases(cause: Cause | InFront) -> Found | None:
 
     The call adds one vector to all rows of its result. If the rows belong to several groups or
     matrices with a vector each, what is added has more than one dimension. XLA's rewriter compares
-    the number of dimensions, and takes only a vector.
+    the number of dimensions, and takes only a vector. It can take the biases as a matrix. Then each
+    element is read from memory, so broadcasting them in the program only moves the kernel in front
+    of the call.
 
     Loses it:
 
@@ -308,7 +384,7 @@ def _types(cause: Cause) -> dict[str, str]:
     if bias == "f32":  # XLA looks behind a conversion to float32 only
         bias = look_through(cause.first.other).shape.dtype
     fits = "f16" if dtype == "f16" else "bf16"
-    return {"bias": bias, "dtype": dtype, "fits": fits, "jax_fits": f"jnp.{NUMPY[fits]}"}
+    return {"bias": bias, "dtype": dtype, "fits": fits, "jax_fits": f"jnp.{FORMATS[fits].jax}"}
 
 
 @rule(
@@ -318,7 +394,11 @@ def _types(cause: Cause) -> dict[str, str]:
         "the addition stands where the call cannot take it (its epilogue is {epilogue}, beta "
         "{beta})"
     ),
-    fix="add the bias directly to the dot's result, before activation, scale or an added matrix",
+    fix=(
+        "behind a matrix or another bias, change the order: add the vectors to each other, then to "
+        "the dot's result, then the matrix; behind an activation, adding before it is another "
+        "function: do so if the model allows it, else leave this kernel"
+    ),
     source="FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
 )
 def late_bias(cause: Cause) -> Found | None:
@@ -327,7 +407,8 @@ def late_bias(cause: Cause) -> Found | None:
     cuBLASLt adds the bias before it applies the activation, and XLA's rewriter gives a call a bias
     only while it has no other epilogue. A call can add a vector and a matrix. But the rewriter
     takes the vector only if it is added first: to a call that adds a matrix already, it gives no
-    vector. The order of two additions changes the sum by rounding only.
+    vector. The order of two additions changes the sum by rounding only. To add before an activation
+    is another function.
 
     Loses it:
 
@@ -339,7 +420,7 @@ def late_bias(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale, c, bias):
             return scaled_dot(a, b, a_scale, b_scale, bf16) + bias + c
     """
-    if cause.kind != "bias":
+    if cause.kind is not Role.BIAS:
         return None
     types = _types(cause)
     return found_if(types["bias"] == types["fits"])
@@ -369,7 +450,7 @@ def bias_of_another_type(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale, bias):
             return scaled_dot(a, b, a_scale, b_scale) + bias.astype(f32)
     """
-    if cause.kind != "bias":
+    if cause.kind is not Role.BIAS:
         return None
     types = _types(cause)
     return found_if(types["dtype"] == "f32" != types["bias"], **types)
@@ -528,8 +609,8 @@ def merged_then_added(m: Matmul) -> Found | None:
     "bias-of-codes",
     lost=Lost.BIAS,
     reason=(
-        "wrong numbers, by an error of XLA's: what is added behind the conversion to FP8 it adds "
-        "in front of the result's scale, clamp and conversion"
+        "wrong numbers, by an error of XLA's: it adds the vector before the result's scale, clamp "
+        "and conversion to FP8, and the program adds it behind them"
     ),
     fix=(
         "add a bfloat16 vector to the dot's result; or put jax.lax.optimization_barrier behind "
@@ -538,7 +619,7 @@ def merged_then_added(m: Matmul) -> Found | None:
     source="FuseVectorBiasAdd: the call may have an FP8 result",
 )
 def bias_of_codes(m: Matmul) -> list[Found]:
-    """XLA adds in front of the conversion to FP8 what is added behind it.
+    """XLA adds a vector before the conversion to FP8, and the program adds it behind.
 
     The call adds its bias to the product, and scales, clamps and converts after that. XLA's
     rewriter takes the conversion into the call first. When it then finds an addition to the call's
@@ -568,8 +649,8 @@ def _is_of_codes(m: Matmul) -> bool:
     "no-cublaslt-bias",
     lost=Lost.BIAS,
     reason=(
-        "the call adds a vector of {bias}, for which cuBLASLt has no kernel: XLA does not look, "
-        "and the GPU will refuse it"
+        "the call adds a vector of {bias}, for which cuBLASLt has no kernel: XLA's rewriter does "
+        "not check that, so the program compiles, and by cuBLASLt's table it fails when it runs"
     ),
     fix=(
         "pass the vector as bfloat16, add it to a dot in float32 or bfloat16 "
@@ -601,4 +682,4 @@ def no_such_bias(m: Matmul) -> list[Found]:
     if _is_of_codes(m) or "BIAS" not in m.row.epilogue:
         return []
     added = (m.row.instruction.computation[name].shape for name in m.row.instruction.operands[2:])
-    return [Found(bias=v.dtype) for v in added if len(v.dims) == 1 and v.dtype in FP8_MAX]
+    return [Found(bias=v.dtype) for v in added if len(v.dims) == 1 and v.dtype in CUBLASLT]

@@ -1,10 +1,10 @@
 """Activations that stay outside of the call."""
 
+from fp8lens.formats import CUBLASLT, FORMATS
 from fp8lens.hlo.origin import op_name
 from fp8lens.hlo.values import is_zero
-from fp8lens.matmul.epilogue import Step, clamp_bounds, is_tanh_gelu
-from fp8lens.matmul.operands import FP8_MAX
-from fp8lens.rules.facts import NUMPY, Cause, Conversion, is_of_a_gradient
+from fp8lens.matmul.roles import Role, Step, clamp_bounds, is_tanh_gelu
+from fp8lens.rules.facts import Cause, Conversion, is_of_a_gradient
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
@@ -13,27 +13,48 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
     lost=Lost.EPILOGUE,
     reason="the {step} is applied to a scaled result, and the call applies it before it scales",
     fix=(
-        "multiply the scale into an operand's, outside of the program; or scale after relu: "
-        "relu(x * s) is relu(x) * s for s > 0"
+        "multiply the factor into an operand's scale (a_scale), outside of the program; or scale "
+        "after relu: relu(x * s) is relu(x) * s for s > 0"
     ),
     source="HandleMaximum and HandleMultiply: the activation must read the call itself",
 )
 def activation_after_scale(cause: Cause) -> Found | None:
-    """The activation is of the scaled result, and the call scales last."""
+    """The activation is applied to the scaled result, and the call scales last.
+
+    The call multiplies the product by the operands' scales, adds, and applies the activation. It
+    multiplies by a scale of the result after that, and only where it writes FP8. XLA's rewriter
+    takes an activation that reads the call's result directly. Here a multiplication stands between,
+    and both operands have their scales already.
+
+    relu(d * s) is relu(d) * s if s is not negative, so a relu can be applied first. gelu cannot: in
+    front of gelu, multiply the factor into an operand's scale.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = relu(scaled_dot(a, b, a_scale, b_scale) * d_scale)
+            return jnp.clip(d, -448, 448).astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = relu(scaled_dot(a, b, a_scale, b_scale))
+            return jnp.clip(d * d_scale, -448, 448).astype(e4m3)
+    """
     if isinstance(cause, Conversion):  # a clamp from 0 on is a relu
         is_relu = cause.is_relu_too and cause.bounds[1] == cause.best
-        return found_if(is_relu and cause.kinds[2:], step="relu")
+        return found_if(is_relu and cause.kinds[2:], step=Role.RELU)
     if not cause.is_factor or cause.is_another_scale or cause.activates_otherwise:
         return None
-    return found_if(cause.following in ("relu", "activation"), step=cause.following)
+    return found_if(cause.following in (Role.RELU, Role.ACTIVATION), step=cause.following)
 
 
 @rule(
     "relu-in-clamp",
     lost=Lost.EPILOGUE,
     reason=(
-        "the clamp's bounds are 0 and {best}, a relu and the conversion's clamp in one, and the "
-        "call takes the two"
+        "the clamp's bounds are 0 and {best}, a relu and the conversion's clamp in one, and XLA "
+        "recognizes only the two separately"
     ),
     fix=(
         "relu, then clamp to plus and minus jnp.finfo({jax_to}).max: jnp.clip(jax.nn.relu(d), "
@@ -42,9 +63,27 @@ def activation_after_scale(cause: Cause) -> Found | None:
     source="HandleMaximum matches relu only; HandleConvert and F8ConvertD the whole range",
 )
 def relu_in_clamp(conversion: Conversion) -> Found | None:
-    """One clamp, from 0 to the format's largest number, is two things to the call."""
+    """One clamp, from 0 to the format's largest number, is relu and saturation in one.
+
+    The call has a relu, and it saturates where it converts to FP8. XLA's rewriter looks for each by
+    itself: a maximum with 0, and a clamp to plus and minus the format's largest number. Before
+    that, XLA joins a maximum with 0 and a minimum with the largest number to one clamp. A clamp to
+    the whole range stays apart from the relu.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return jnp.minimum(relu(d), 448).astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return jnp.clip(relu(d), -448, 448).astype(e4m3)
+    """
     is_relu = conversion.is_relu_too and conversion.bounds[1] == conversion.best
-    fields = conversion.fields | {"jax_to": f"jnp.{NUMPY[conversion.to]}"}
+    fields = conversion.fields | {"jax_to": f"jnp.{FORMATS[conversion.to].jax}"}
     return found_if(is_relu and not conversion.kinds[2:], **fields)
 
 
@@ -56,16 +95,40 @@ def relu_in_clamp(conversion: Conversion) -> Found | None:
         "call has one result"
     ),
     fix=(
-        "use relu and let everything read its result, an amax too, and a gradient of your own "
-        "(jax.custom_vjp) through jax.lax.optimization_barrier; or leave this kernel: no FP8 "
-        "call returns gelu's input beside its result"
+        "use relu, and let everything read its result: an amax too, and the gradient, by a "
+        "jax.custom_vjp that reads it through jax.lax.optimization_barrier; or leave this "
+        "kernel: no FP8 call returns gelu's input beside its result"
     ),
     source="FuseReluActivation and FuseGeluActivation: the activation must be the only reader",
 )
 def activation_and_reader(cause: Cause) -> Found | None:
-    """The activation's input is read by something else too, and a call has one result."""
-    negates = cause.kind == "negate" and not cause.activates_otherwise
-    is_activation = negates or cause.kind in ("relu", "activation")
+    """The activation's input is read by something else too, and a call has one result.
+
+    A call with an activation returns what the activation gives, and no longer its input. If
+    something else reads the input, the call has to return that. A gradient does: JAX computes those
+    of relu, gelu and silu from the input. XLA's rewriter therefore takes a relu only if nothing
+    else reads the call's result. For gelu it has a call that returns the input as well, but not
+    with FP8 operands: if a program returns gelu(d) and d, XLA's compiler ends in an error that
+    names has_aux_output.
+
+    The gradient of relu can be computed from relu's result. The barrier keeps XLA from replacing
+    relu(d) > 0 by d > 0, which reads the input again. The input of gelu cannot be computed from its
+    result, so the kernel stays.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, g: "f32[64,128]"):  # and relu's gradient, for g
+            y, pull = jax.vjp(relu, scaled_dot(a, b, a_scale, b_scale))
+            return y, pull(g)[0]
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, g: "f32[64,128]"):
+            y = relu(scaled_dot(a, b, a_scale, b_scale))
+            return y, jnp.where(jax.lax.optimization_barrier(y) > 0, g, 0)
+    """
+    negates = cause.kind is Role.NEGATE and not cause.activates_otherwise
+    is_activation = negates or cause.kind in (Role.RELU, Role.ACTIVATION)
     return found_if(is_activation and cause.is_read_twice, step=cause.kind)
 
 
@@ -92,19 +155,19 @@ def late_relu(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale):
             return gelu(scaled_dot(a, b, a_scale, b_scale))
     """
-    return found_if(cause.kind == "relu" and not _is_of_codes(cause))
+    return found_if(cause.kind is Role.RELU and not _is_of_codes(cause))
 
 
 def _is_of_codes(cause: Cause) -> bool:
-    return cause.reads in FP8_MAX and cause.row.epilogue != "GELU"
+    return cause.reads in CUBLASLT and cause.row.epilogue != "GELU"
 
 
 @rule(
     "relu-of-codes",
     lost=Lost.EPILOGUE,
     reason=(
-        "the relu stands behind the conversion to FP8, where a call with a relu or an amax takes "
-        "none"
+        "the relu is applied after the conversion to FP8, and there XLA takes it only into a call "
+        "that has no relu and no amax"
     ),
     fix=(
         "apply relu once, to the dot's result or to that plus a bias vector, and take the amax "
@@ -113,8 +176,26 @@ def _is_of_codes(cause: Cause) -> bool:
     source="FuseReluActivation: epilogue DEFAULT or BIAS",
 )
 def relu_of_codes(cause: Cause) -> Found | None:
-    """The relu is of an FP8 result, behind a relu or an amax of the call's."""
-    return found_if(cause.kind == "relu" and _is_of_codes(cause))
+    """The relu is applied to the FP8 codes, and the call already has a relu or an amax.
+
+    The call applies relu before it converts to FP8. XLA's rewriter moves a relu of the codes into a
+    call that has no relu and no amax yet. If the result's scale is negative, that gives wrong
+    numbers: see relu-of-scaled-codes. If the call has a relu or an amax, this relu stays outside,
+    in a kernel that reads and writes the codes.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return relu(quantize(d, d_scale)), jnp.max(jnp.abs(d))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = relu(scaled_dot(a, b, a_scale, b_scale))
+            return quantize(d, d_scale), jnp.max(jnp.abs(d))
+    """
+    return found_if(cause.kind is Role.RELU and _is_of_codes(cause))
 
 
 @rule(
@@ -122,15 +203,25 @@ def relu_of_codes(cause: Cause) -> Found | None:
     lost=Lost.EPILOGUE,
     reason=(
         "the result is only compared with a number, as in the gradient of a relu, and no call "
-        "writes that"
+        "writes the outcome of a comparison"
     ),
     fix="leave this kernel",
     source="HandleMaximum and HandleMultiply match relu and tanh-gelu only",
 )
 def compared(cause: Cause) -> Found | None:
-    """The result is compared with a number, and never itself written."""
+    """The result is compared with a number, and nothing else reads it.
+
+    The gradient of a relu is 1 where the relu's input is positive, and else 0. If a backward pass
+    computes that input once more, it needs only the comparison. A call writes numbers, so it writes
+    the whole product, and a kernel compares it. There is no fixed program: leave this kernel.
+
+    Loses it:
+
+        def is_positive(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale) > 0
+    """
     is_compared = {i.opcode for i in cause.users} == {"compare"}
-    return found_if(cause.kind == "activation" and is_compared)
+    return found_if(cause.kind is Role.ACTIVATION and is_compared)
 
 
 @rule(
@@ -141,19 +232,47 @@ def compared(cause: Cause) -> Found | None:
     source="HandleMaximum and HandleMultiply match relu and tanh-gelu only",
 )
 def derivative(cause: Cause) -> Found | None:
-    """The backward pass multiplies by an activation's derivative."""
+    """The result is put through an activation's derivative, as a backward pass does.
+
+    A gradient of an activation is the derivative of the activation at its input. If a backward pass
+    computes that input once more with a matmul, the derivative follows the matmul. XLA's rewriter
+    recognizes relu and gelu behind a call, and no derivative. There is no fixed program: leave this
+    kernel.
+
+    Loses it:
+
+        def derivative(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return jax.grad(lambda d: gelu(d).sum())(d)
+    """
     is_derivative = is_of_a_gradient(op_name(cause.first.at))
-    return found_if(cause.kind == "activation" and is_derivative)
+    return found_if(cause.kind is Role.ACTIVATION and is_derivative)
 
 
 @rule(
     "negated-result",
-    reason="the result is negated{how}, and the call has a sign only in its scales",
-    fix="in its place negate {scales}; where there is none, take a factor of -1",
+    reason="the result is negated{how}, and a call can change the sign only by its scales",
+    fix="negate {scales} instead; where there is no such scale, multiply by -1 in its place",
     source="HandleMaximum, HandleMultiply and HandleConvert match no negation",
 )
 def negated(cause: Cause) -> Found | None:
-    """The result is negated, and the call has no step for that but its scales."""
+    """The result is negated, and the call has no step for that but its scales.
+
+    A negation is an instruction of its own in HLO, and XLA's rewriter looks for none. What stands
+    behind it stays outside with it. A call multiplies by its scales, and a scale may be negative:
+    an operand's scale negates the product before the bias and the activation, and an FP8 result's
+    scale negates what the activation gives.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return relu(-scaled_dot(a, b, a_scale, b_scale))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return relu(scaled_dot(a, b, -a_scale, b_scale))
+    """
     sign = _Sign(cause)
     if not _is_negated(cause) or sign.is_last:
         return None
@@ -174,14 +293,29 @@ def negated(cause: Cause) -> Found | None:
     "negated-last",
     lost=Lost.SCALE,
     reason=(
-        "the result is negated behind its {step}, and the call has a sign only in its scales, of "
-        "which the last is an FP8 result's"
+        "the result is negated behind its {step}, and there a call can change the sign only by "
+        "the scale of an FP8 result"
     ),
     fix="clamp and convert the result to FP8, with a negative scale; or leave this kernel",
     source="HandleMaximum, HandleMultiply and HandleConvert match no negation",
 )
 def negated_last(cause: Cause) -> Found | None:
-    """The result is negated behind its activation, and only an FP8 result has a scale there."""
+    """The result is negated behind its activation, and only an FP8 result has a scale there.
+
+    An operand's scale cannot have the sign: -relu(d) is not relu(-d). The one scale that a call
+    multiplies by after its activation is that of an FP8 result. A result in another type has none,
+    so the negation is a kernel.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return -relu(scaled_dot(a, b, a_scale, b_scale))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(relu(scaled_dot(a, b, a_scale, b_scale)), -d_scale)
+    """
     sign = _Sign(cause)
     return found_if(_is_negated(cause) and sign.is_last, step=sign.done)
 
@@ -189,10 +323,10 @@ def negated_last(cause: Cause) -> Found | None:
 def _is_negated(cause: Cause) -> bool:
     """Whether the step to blame is a negation: of the result, or inside what gelu is made of."""
     if isinstance(cause, Conversion):
-        return "negate" in cause.kinds and not cause.readers
-    if cause.kind == "negate":
+        return Role.NEGATE in cause.kinds and not cause.readers
+    if cause.kind is Role.NEGATE:
         return not cause.activates_otherwise
-    is_gelu = cause.kind == "activation" and is_tanh_gelu(cause.first)
+    is_gelu = cause.kind is Role.ACTIVATION and is_tanh_gelu(cause.first)
     return is_gelu and "negate" in {i.opcode for i in cause.users}
 
 
@@ -201,37 +335,37 @@ class _Sign:
 
     def __init__(self, cause: Cause):
         left, kinds = cause.left, [step.kind for step in cause.left]
-        self.to_fp8 = left[-1].at.shape.dtype in FP8_MAX
+        self.to_fp8 = left[-1].at.shape.dtype in CUBLASLT
         self.done, self.to_come = _activation(cause.ahead), _activation(left)
         added, adds = _adds(cause.ahead), _adds(left)
         self.is_last = bool(self.done) and not self.to_fp8
-        after_all = not self.to_come and not adds and (added or "scale" in kinds)
+        after_all = not self.to_come and not adds and (added or Role.SCALE in kinds)
         behind = self.to_fp8 and (bool(self.done) or after_all)
         scales = []
         if not behind:
             scales.append("an operand's scale (a_scale)")
             if added:
                 scales.append("what is added in front of it")
-        if behind or self.to_fp8 and self.to_come and "negate" in kinds[1:]:
+        if behind or self.to_fp8 and self.to_come and Role.NEGATE in kinds[1:]:
             scales.append("the result's scale (d_scale)")
         self.places = " and ".join(scales)
 
 
 def _activation(steps: list[Step]) -> str:
     """The kind of the first activation among some steps, or ""."""
-    return next((step.kind for step in steps if step.kind in ("relu", "activation")), "")
+    return next((step.kind for step in steps if step.kind in (Role.RELU, Role.ACTIVATION)), "")
 
 
 def _adds(steps: list[Step]) -> bool:
-    return any("bias" in step.kind for step in steps)
+    return any(step.kind in (Role.BIAS, Role.MATRIX_BIAS) for step in steps)
 
 
 def _clamped(cause: Cause) -> Step | None:
     """The clamp to blame: alone, a second one, or one whose upper bound is not the format's."""
     if not isinstance(cause, Conversion):
-        return cause.first if cause.kind == "clamp" else None
-    clamps = [step for step in cause.group if step.kind == "clamp"]
-    if cause.kinds[-2:-1] != ["clamp"]:
+        return cause.first if cause.kind is Role.CLAMP else None
+    clamps = [step for step in cause.group if step.kind is Role.CLAMP]
+    if cause.kinds[-2:-1] != [Role.CLAMP]:
         return None
     if cause.is_relu_too and cause.bounds[1] != cause.best:
         return clamps[-1]
@@ -252,7 +386,22 @@ def _clamped(cause: Cause) -> Step | None:
     source="HandleMaximum matches relu only",
 )
 def bounded_relu(cause: Cause) -> Found | None:
-    """A relu with an upper bound, such as relu6: the call's has none."""
+    """The activation is a relu with an upper bound, such as relu6, and the call's has none.
+
+    cuBLASLt's relu is a maximum with 0. The call has no argument for an upper bound. It has one by
+    itself only where it writes FP8: there it saturates at the format's largest number. The fix
+    makes another function of it; if the model needs the bound, leave the kernel.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return jax.nn.relu6(scaled_dot(a, b, a_scale, b_scale))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return relu(scaled_dot(a, b, a_scale, b_scale))
+    """
     step = _clamped(cause)
     bounds = clamp_bounds(step.at) if step else []
     return found_if(bounds and not float(bounds[0]), bounds=" and ".join(bounds))
@@ -266,13 +415,30 @@ def bounded_relu(cause: Cause) -> Found | None:
         "bounds from below"
     ),
     fix=(
-        "use jax.nn.relu, and negate an operand's scale (a_scale), a bias in front of it, and an "
-        "FP8 result's scale (d_scale); or leave this kernel"
+        "use jax.nn.relu, and negate an operand's scale (a_scale), the bias if there is one, and "
+        "an FP8 result's scale (d_scale); or leave this kernel"
     ),
     source="HandleMaximum matches relu only",
 )
 def lower_half(cause: Cause) -> Found | None:
-    """The result is bounded by 0 from above: what a relu leaves out."""
+    """The result is bounded by 0 from above, and a relu bounds from below.
+
+    XLA's rewriter recognizes a maximum with 0, and not a minimum. min(d, 0) is -relu(-d), and the
+    call can change both signs by its scales: the inner one by an operand's scale, the outer one by
+    the scale of an FP8 result.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = jnp.minimum(scaled_dot(a, b, a_scale, b_scale), 0)
+            return quantize(d, d_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = relu(scaled_dot(a, b, -a_scale, b_scale))
+            return quantize(d, -d_scale)
+    """
     step = _clamped(cause)
     return found_if(step and step.at.opcode == "minimum" and is_zero(step.other))
 
@@ -285,23 +451,90 @@ def lower_half(cause: Cause) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def clamp_alone(cause: Cause) -> Found | None:
-    """The result is clamped, and not converted right behind that."""
+    """The result is clamped, and not converted to FP8 right after that.
+
+    cuBLASLt has no epilogue that clamps. A call saturates only as a part of its conversion to FP8.
+    XLA's rewriter therefore takes a clamp only together with the conversion that reads it. If the
+    result stays in another type, a clamp is a kernel.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return jnp.clip(scaled_dot(a, b, a_scale, b_scale), -448, 448)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return jnp.clip(scaled_dot(a, b, a_scale, b_scale), -448, 448).astype(e4m3)
+    """
     step = _clamped(cause)
     return found_if(step and step.at.opcode == "clamp", to=step and step.at.shape.dtype)
 
 
 @rule(
+    "rounded",
+    lost=Lost.EPILOGUE,
+    reason="the result is rounded (reduce_precision) before anything else is done with it",
+    fix=(
+        "leave the dot's result out of what jax.checkpoint's policy saves, which rounds it so; or "
+        "leave out jax.lax.reduce_precision; or leave this kernel"
+    ),
+    source="HandleAdd, HandleMaximum and HandleMultiply look past no reduce-precision",
+)
+def rounded(cause: Cause) -> Found | None:
+    """The result goes through reduce_precision, as what jax.checkpoint saves does.
+
+    `jax.lax.reduce_precision` rounds to fewer digits without another type. JAX also puts it behind
+    a value that a policy of `jax.checkpoint` saves, so that XLA cannot replace the saved value by a
+    more exact one. XLA's rewriter looks for additions, maxima and conversions of the dot's result
+    itself, and stops at the rounding.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return relu(jax.lax.reduce_precision(d, exponent_bits=8, mantissa_bits=6))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return relu(scaled_dot(a, b, a_scale, b_scale, bf16))
+    """
+    reads = {i.opcode for i in cause.users}
+    return found_if(cause.kind is Role.ACTIVATION and "reduce-precision" in reads)
+
+
+@rule(
     "other-activation",
     lost=Lost.EPILOGUE,
-    reason="cuBLASLt's epilogues are relu and gelu in its tanh form; this activation is another",
+    reason=(
+        "cuBLASLt's epilogues are relu and gelu in its tanh form, and XLA knows each as jax.nn "
+        "writes it; this activation is another, or the same in other operations"
+    ),
     fix="use jax.nn.relu or jax.nn.gelu(approximate=True), or leave this kernel",
     source="HandleMaximum and HandleMultiply match relu and tanh-gelu only",
 )
 def other_activation(cause: Cause) -> Found | None:
-    """cuBLASLt's epilogues are relu and gelu by tanh: this is another activation."""
+    """The activation is one that cuBLASLt does not have: it has relu, and gelu by tanh.
+
+    XLA's rewriter recognizes an activation by its instructions: relu by a maximum with 0, gelu by
+    the multiplications and additions around its tanh. The exact gelu has erf in place of tanh, and
+    no call has it, nor silu or tanh. jax.nn.gelu is the tanh form if it is not told otherwise. A
+    change of the activation changes the model: where that is not wanted, leave the kernel.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return gelu(scaled_dot(a, b, a_scale, b_scale), approximate=False)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return gelu(scaled_dot(a, b, a_scale, b_scale))
+    """
     if isinstance(cause, Conversion):
         return found_if(_clamped(cause))
-    is_before = cause.is_factor or cause.kind == "negate"
+    is_before = cause.is_factor or cause.kind is Role.NEGATE
     if is_before and not cause.is_another_scale and cause.activates_otherwise:
         return Found()
-    return found_if(cause.kind in ("activation", "clamp"))
+    return found_if(cause.kind in (Role.ACTIVATION, Role.CLAMP))

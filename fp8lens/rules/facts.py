@@ -4,43 +4,27 @@ operands and its result.
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
+from fp8lens.formats import CUBLASLT, FORMATS, BlockFormat, block_format, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, CUTS, DOTS, ELEMENTWISE, MOVES, SOURCES, padded
 from fp8lens.hlo.origin import op_name, primitive
-from fp8lens.hlo.parse import HloModule, Instruction
-from fp8lens.hlo.program import fused, results
+from fp8lens.hlo.parse import Computation, HloModule, Instruction
+from fp8lens.hlo.program import executions, fused, results
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import depends, is_transpose, is_zero, look_through, operand
-from fp8lens.matmul.epilogue import Result, Step, clamp_bounds, is_tanh_gelu
+from fp8lens.hlo.walk import walk
+from fp8lens.matmul.epilogue import Result
 from fp8lens.matmul.match import work
-from fp8lens.matmul.operands import FAR, FP8_MAX, Operand
+from fp8lens.matmul.operands import FAR, Operand
+from fp8lens.matmul.roles import Role, Step, clamp_bounds, is_tanh_gelu
 from fp8lens.matmul.rows import GemmRow, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel, inside
+from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target
 
-NUMPY = {
-    "f8e4m3fn": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-}
-# What a step is called in a sentence, where its kind is not the word.
-NOUNS = {
-    "output": "conversion",
-    "alpha": "factor",
-    "negate": "scale",
-    "vector scale": "scale",
-    "matrix bias": "bias",
-}
-_LOST = {
-    "alpha": "scale",
-    "relu": "epilogue",
-    "activation": "epilogue",
-    "clamp": "output",
-    "output": "output",
-}
+_SCALED_DOT = 'composite.name="xla.scaled_dot"'
 _OF_CONSTANTS = ELEMENTWISE | MOVES | {"constant", "iota"}
 
 
@@ -67,8 +51,17 @@ class Matmul:
     @cached_property
     def as_written(self) -> list[GemmRow]:
         """The program's own matmuls of this one's size: XLA may have made it of others."""
-        dots = (i for i in self.written if i.opcode in DOTS)
-        return [row for i in dots for row in matmuls(i) if work(row) == work(self.given)]
+        return [row for row in _plain(self.written) if work(row) == work(self.given)]
+
+    @cached_property
+    def row_as_written(self) -> GemmRow:
+        """Its sizes as the program has them: XLA may have padded to multiples of 8 before the
+        rewriter. Another matmul, which an FP8 call would pad to the same sizes, is not this one.
+        """
+        alike = [row for row in self.as_written if _in_eights(row) == _in_eights(self.given)]
+        here = self.given.op_name, self.given.source
+        alike.sort(key=lambda row: (row.op_name, row.source) != here)
+        return next(iter(alike or self.as_written), self.given)
 
     @cached_property
     def result(self) -> Result:
@@ -89,7 +82,7 @@ class Matmul:
     @property
     def result_is_fp8(self) -> bool:
         """Whether the dot's own result is FP8, before anything is done with it."""
-        return self.dot is not None and self.dot.shape.dtype in FP8_MAX
+        return self.dot is not None and self.dot.shape.dtype in CUBLASLT
 
     # Operands -------------------------------------------------------------------------------------
 
@@ -129,29 +122,32 @@ class Matmul:
 
     def odd(self, names: str) -> list[str]:
         """The sizes that an FP8 call does not take as they are, as "N = 100"."""
-        # As the program has them: XLA may have padded to multiples of 8 before the rewriter.
-        row = self.as_written[0] if self.as_written else self.given
+        row = self.row_as_written
         sizes = [(name, getattr(row, name.lower())) for name in names]
         return [f"{name} = {size}" for name, size in sizes if padded(size) != size]
 
-    @property
-    def is_block_scaled(self) -> bool:
-        """Whether it was one in the program as written: one of its size, and no plain dot of that
-        size that it may be instead; where there are both, JAX's op_name tells them apart.
+    @cached_property
+    def block_scaled(self) -> Instruction | None:
+        """The block-scaled dot that it was in the program as written: one of its size, and no plain
+        dot of that size that it may be instead; where there are both, JAX's op_name tells them
+        apart. None for any other matmul.
         """
-        if self.dot is None:
-            return False
-        if self.dot.opcode == "scaled-dot":
-            return True
-        calls = [
-            i
-            for i in self.written
-            if i.custom_call_target == "__op$block_scaled_dot"
-            and work(matmuls(i)[0]) == work(self.given)
-        ]
-        if not calls or not self.as_written:
-            return bool(calls)
-        return any(self.row.op_name.endswith(op_name(i) or "-") for i in calls)
+        if self.dot is None or self.dot.opcode == "scaled-dot":
+            return self.dot
+        given = work(self.given)
+        calls = [i for i, rows in _block_scaled(self.written) if given in map(work, rows)]
+        if self.as_written:
+            calls = [i for i in calls if self.row.op_name.endswith(op_name(i) or "-")]
+        return calls[0] if calls else None
+
+    @property
+    def block_format(self) -> BlockFormat | None:
+        """The format of the block-scaled dot; None for one that is not known here."""
+        i = self.block_scaled
+        if i is None or len(i.operands) < 4:
+            return None
+        array, scales = operand(i, 0).shape, operand(i, 2).shape
+        return block_format(array.dtype, scales.dtype, array.size // max(1, scales.size))
 
     # What the call did not take -------------------------------------------------------------------
 
@@ -167,18 +163,18 @@ class Matmul:
             "activation": "GELU" in row.epilogue,
             "alpha": row.alpha != 1,
         }
-        to_fp8 = row.out_dtype.startswith("f8") and not self.result_is_fp8
+        to_fp8 = is_fp8(row.out_dtype) and not self.result_is_fp8
         spare = [
             letter
             for letter, side in zip("ab", self.sides, strict=False)
             if side.scale is None and letter in row.scales
         ]
         for step in steps:
-            if step.kind == "amax":
-                if not row.amax or step.value.shape.dtype.startswith("f8"):
+            if step.kind is Role.AMAX:
+                if not row.amax or is_fp8(step.value.shape.dtype):
                     yield step
                 continue
-            if step.kind == "move":
+            if step.kind is Role.MOVE:
                 continue
             if not blocked:
                 if _is_results_scale(step, row) and to_fp8:
@@ -201,24 +197,66 @@ class Matmul:
     @property
     def main(self) -> list[Step]:
         """Those of `left` that are no amax."""
-        return [step for step in self.left if step.kind not in ("amax", "move")]
+        return [step for step in self.left if step.kind not in (Role.AMAX, Role.MOVE)]
+
+
+def _in_eights(row: GemmRow) -> tuple[list[int], int]:
+    """M and N in any order, and K, rounded up to multiples of 8."""
+    m, n, k = (-(-size // 8) for size in (row.m, row.n, row.k))
+    return sorted((m, n)), k
+
+
+@remembered
+def _block_scaled(module: HloModule) -> list[tuple[Instruction, Sequence[GemmRow]]]:
+    """The block-scaled dots as JAX writes them, each with its matmuls: a custom call of its own, or
+    the call of a composite, whose computation spells it out.
+    """
+    found: list[tuple[Instruction, Sequence[GemmRow]]] = []
+    for i in module:
+        if i.custom_call_target == "__op$block_scaled_dot":
+            found.append((i, matmuls(i)))
+        elif computation := _spelled_out(i):
+            found.append((i, [row for j in computation for row in matmuls(j)]))
+    return found
+
+
+def _spelled_out(i: Instruction) -> Computation | None:
+    """The computation that spells out a block-scaled dot, of the call of its composite."""
+    if i.opcode != "call" or _SCALED_DOT not in i.attributes.get("frontend_attributes", ""):
+        return None
+    return i.computation.module.computations[i.callee("to_apply")]
+
+
+@remembered
+def _plain(module: HloModule) -> list[GemmRow]:
+    """The plain dots of a program as written."""
+    spelled_out = {_spelled_out(i) for i in module}
+    run = [module.computations[name] for name in executions(module)]
+    of_dots = (computation for computation in run if computation not in spelled_out)
+    return [
+        row
+        for computation in of_dots
+        for i in computation
+        if i.opcode in DOTS
+        for row in matmuls(i)
+    ]
 
 
 def _is_results_scale(step: Step, row: GemmRow) -> bool:
     """Whether the call may take a step as the scale of an FP8 result."""
-    return step.kind == "scale" and "d" in row.scales and step.value.shape.dtype not in FP8_MAX
+    return step.kind is Role.SCALE and "d" in row.scales and step.value.shape.dtype not in CUBLASLT
 
 
 def _is_operands_scale(step: Step, taken: dict[str, bool]) -> bool:
     """Whether the call may take a step as an operand's scale."""
-    return step.kind == "scale" or step.kind == "alpha" and not taken.get("alpha")
+    return step.kind is Role.SCALE or step.kind is Role.ALPHA and not taken.get(Role.ALPHA)
 
 
 def _is_results_type(step: Step, row: GemmRow, to_fp8: bool) -> bool:
     """Whether the call does a step by writing what it writes."""
-    if step.kind == "output" and row.out_dtype == step.at.shape.dtype:
+    if step.kind is Role.OUTPUT and row.out_dtype == step.at.shape.dtype:
         return True
-    return step.kind in ("clamp", "output") and to_fp8
+    return step.kind in (Role.CLAMP, Role.OUTPUT) and to_fp8
 
 
 # A kernel in front of a matmul --------------------------------------------------------------------
@@ -282,25 +320,25 @@ class Cause:
         to_fp8 = [
             n
             for n, step in enumerate(left)
-            if step.kind == "output" and step.at.shape.dtype in FP8_MAX
+            if step.kind is Role.OUTPUT and step.at.shape.dtype in CUBLASLT
         ]
         self.group: list[Step] = left[: to_fp8[0] + 1] if to_fp8 else []
         before = {step.kind for step in self.group[:-1]}
         #: Whether all there is in front of the conversion to FP8 belongs to it: scale and clamp.
         self.converts = bool(to_fp8) and before <= {"scale", "alpha", "negate", "clamp", "output"}
-        if self.converts and self.group[:-1] and self.group[0].kind == "output":
+        if self.converts and self.group[:-1] and self.group[0].kind is Role.OUTPUT:
             self.converts = False
         self.first = left[0]
-        self.noun = NOUNS.get(self.first.kind, self.first.kind)
-        self.lost = _LOST.get(self.first.kind, self.noun)
+        self.noun = self.first.kind.noun
+        self.lost = _lost(self.first.kind)
         blamed = self.first
         if self.converts:
-            self.noun, self.lost, blamed = "conversion", "output", self.group[-1]
+            self.noun, self.lost, blamed = "conversion", Lost.OUTPUT, self.group[-1]
         self.in_front = self.result.steps[: self.result.steps.index(blamed)]
         self.ahead = self.result.steps[: self.result.steps.index(self.first)]
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Role:
         """The first step's kind."""
         return self.first.kind
 
@@ -312,7 +350,7 @@ class Cause:
     @property
     def is_factor(self) -> bool:
         """Whether the first is a factor: a scale, or a constant."""
-        return self.kind in ("scale", "alpha")
+        return self.kind in (Role.SCALE, Role.ALPHA)
 
     @property
     def kinds_ahead(self) -> list[str]:
@@ -322,12 +360,12 @@ class Cause:
     @property
     def is_another_scale(self) -> bool:
         """Whether the first is a scale behind a scale."""
-        return self.kind == "scale" and "scale" in self.kinds_ahead
+        return self.kind is Role.SCALE and Role.SCALE in self.kinds_ahead
 
     @property
     def activates_otherwise(self) -> bool:
         """Whether what follows the first is an activation that no call has."""
-        return self.following == "activation" and not is_tanh_gelu(self.left[1])
+        return self.following == Role.ACTIVATION and not is_tanh_gelu(self.left[1])
 
     @property
     def is_read_twice(self) -> bool:
@@ -335,7 +373,7 @@ class Cause:
         value = self.first.value
         if any(read is value for read, _ in self.result.readers):
             return True
-        return any(s.kind == "amax" and s.value is value for s in self.result.steps)
+        return any(s.kind is Role.AMAX and s.value is value for s in self.result.steps)
 
     @property
     def users(self) -> list[Instruction]:
@@ -356,9 +394,9 @@ class Cause:
     @cached_property
     def transposed(self) -> Instruction | None:
         """What transposes the result in front of the step, where no call would take it as it is."""
-        moves = (step.at for step in self.in_front if step.kind == "move")
+        moves = (step.at for step in self.in_front if step.kind is Role.MOVE)
         found = next((move for move in moves if is_transpose(move)), None)
-        return None if self.lost == "scale" and "a" in self.row.scales else found
+        return None if self.lost is Lost.SCALE and "a" in self.row.scales else found
 
     @property
     def is_xlas_transpose(self) -> bool:
@@ -374,20 +412,36 @@ class Cause:
         reason says it; "" where nothing.
         """
         cut = "cut" if self.converts and not self.matmul.odd("MN") else ""
-        return next(filter(None, (_apart(step, cut) for step in self.in_front)), "")
+        moves = self.in_front
+        if self.is_read_twice:  # in another computation too: there it must be written as it is
+            moves = [step for step in moves if not step.how]
+        return next(filter(None, (_apart(step, cut) for step in moves)), "")
 
     @property
     def rest(self) -> str:
         """What stays outside with the first step, as "bias and conversion"; or ""."""
-        nouns = list(dict.fromkeys(NOUNS.get(step.kind, step.kind) for step in self.left[1:]))
+        nouns = [step.kind.noun for step in self.left[1:]]
+        nouns = list(dict.fromkeys(nouns))
+        if self.first.kind is Role.ACTIVATION and "activation" in nouns:
+            nouns.remove("activation")  # more operations of the same one
         if len(nouns) > 1:
             nouns = [", ".join(nouns[:-1]), nouns[-1]]
         return " and ".join(nouns)
 
 
+def _lost(role: Role) -> Lost:
+    """What is lost with a step that stays outside."""
+    scales = (Role.ALPHA, Role.NEGATE, Role.SCALE, Role.VECTOR_SCALE)
+    if role in scales:
+        return Lost.SCALE
+    return Lost(role.work)
+
+
 def _apart(step: Step, cut: str) -> str:
-    if step.kind != "move":
+    if step.kind is not Role.MOVE:
         return ""
+    if step.how:
+        return step.how
     if step.at.opcode in CUTS:
         parts = step.value.computation.users.get(step.value.name, ())
         if len(parts) > 1:
@@ -399,6 +453,8 @@ def _apart(step: Step, cut: str) -> str:
         "pad": "padded",
         "concatenate": "joined with others",
         "reverse": "reversed",
+        "dynamic-update-slice": "stored in a larger array",
+        "scatter": "scattered",
         "select": "masked",
         "opt-barrier": "barrier",
     }
@@ -420,18 +476,20 @@ class Conversion(Cause):
         self.to = self.group[-1].at.shape.dtype
         self.kinds = [step.kind for step in self.group]
         self.base = self.group[0].value
-        self.best = FP8_MAX[self.to]
+        self.best = CUBLASLT[self.to].limit
 
     @property
     def fields(self) -> dict[str, str]:
         """What the texts of these rules name."""
-        clip = f"jnp.clip(d * d_scale, -{self.best}, {self.best}).astype(jnp.{NUMPY[self.to]})"
+        clip = (
+            f"jnp.clip(d * d_scale, -{self.best}, {self.best}).astype(jnp.{FORMATS[self.to].jax})"
+        )
         return {"to": self.to, "best": self.best, "clip": clip}
 
     @property
     def bounds(self) -> list[str]:
         """The bounds of the clamp in front of the conversion, where they are constants."""
-        return clamp_bounds(self.group[-2].at) if self.kinds[-2:-1] == ["clamp"] else []
+        return clamp_bounds(self.group[-2].at) if self.kinds[-2:-1] == [Role.CLAMP] else []
 
     @property
     def is_whole_range(self) -> bool:
@@ -447,7 +505,7 @@ class Conversion(Cause):
     @property
     def wide(self) -> str:
         """The wide type to which the result is converted on the way, or ""."""
-        types = [step.at.shape.dtype for step in self.group[:-1] if step.kind == "output"]
+        types = [step.at.shape.dtype for step in self.group[:-1] if step.kind is Role.OUTPUT]
         return types[0] if types else ""
 
     @property
@@ -459,7 +517,7 @@ class Conversion(Cause):
     @property
     def amaxes(self) -> list[Step]:
         """The maxima that are taken of the result."""
-        return [step for step in self.result.steps if step.kind == "amax"]
+        return [step for step in self.result.steps if step.kind is Role.AMAX]
 
 
 class Amax:
@@ -484,7 +542,7 @@ class Amax:
     def behind(self) -> str:
         """The step behind it that the call does in front of its amax, or ""."""
         kinds = [s.kind for s in self.later if s.kind in _BEFORE_AMAX]
-        return NOUNS.get(kinds[0], kinds[0]) if kinds else ""
+        return kinds[0].noun if kinds else ""
 
     @property
     def is_scaled(self) -> bool:
@@ -492,9 +550,10 @@ class Amax:
         in front of its amax.
         """
         # A factor that became an operand's scale stands before all that the call computes.
-        outside = self.steps if self.matmul.row.out_dtype.startswith("f8") else self.main
+        outside = self.steps if is_fp8(self.matmul.row.out_dtype) else self.main
         return any(
-            s.kind in ("scale", "alpha", "clamp", "output") and s in outside for s in self.ahead
+            s.kind in (Role.SCALE, Role.ALPHA, Role.CLAMP, Role.OUTPUT) and s in outside
+            for s in self.ahead
         )
 
     @property
@@ -508,10 +567,12 @@ class Amax:
     @property
     def is_positive(self) -> bool:
         """Whether it is of numbers that are not negative."""
-        return any(i.opcode == "abs" for i in self.way) or any(s.kind == "relu" for s in self.ahead)
+        return any(i.opcode == "abs" for i in self.way) or any(
+            s.kind is Role.RELU for s in self.ahead
+        )
 
 
-_BEFORE_AMAX = ("relu", "activation", "bias", "matrix bias")
+_BEFORE_AMAX = (Role.RELU, Role.ACTIVATION, Role.BIAS, Role.MATRIX_BIAS)
 
 
 # Predicates ---------------------------------------------------------------------------------------
@@ -519,17 +580,14 @@ _BEFORE_AMAX = ("relu", "activation", "bias", "matrix bias")
 
 def is_constant(i: Instruction) -> bool:
     """Whether a matrix is made of constants alone, but for scalars and vectors."""
-    seen: set[str] = set()
-    todo = [i]
-    while todo:
-        i = todo.pop()
-        if i.opcode not in _OF_CONSTANTS or len(seen) > FAR:
-            return False
-        is_spread = i.opcode == "broadcast" and operand(i, 0).shape.size < i.shape.size
-        if i.name not in seen and not is_spread:
-            seen.add(i.name)
-            todo += [i.computation[name] for name in i.operands]
-    return True
+
+    def made_of(j: Instruction) -> Iterable[Instruction]:
+        is_spread = j.opcode == "broadcast" and operand(j, 0).shape.size < j.shape.size
+        is_known = not is_spread and j.opcode in _OF_CONSTANTS
+        return map(j.computation.__getitem__, j.operands) if is_known else ()
+
+    reached = walk([i], made_of, FAR)
+    return len(reached) <= FAR and all(j.opcode in _OF_CONSTANTS for j in reached)
 
 
 def is_negative(i: Instruction, depth: int = 6) -> bool:

@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions
 from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.collectives import Collective
-from fp8lens.matmul.epilogue import Step, could_be_fused
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
+from fp8lens.matmul.roles import Role, Step, could_be_fused
 from fp8lens.matmul.rows import GemmRow, matmuls
 from fp8lens.matmul.unfused import ADDS, UnfusedKernel
 from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
@@ -41,6 +42,7 @@ IN_FRONT = (
     bias.prepared_bias,
     scales.division,
     scales.product_of_scales,
+    scales.scale_of_one_element,
     scales.scale_not_f32,
 )
 #: For scale, clamp and conversion to FP8 that stayed outside together.
@@ -73,10 +75,12 @@ STEP = (
     epilogue.negated_last,
     epilogue.relu_of_codes,
     epilogue.late_relu,
+    layout.cut_twice,
     bias.bias_and_reader,
     bias.scalar_added,
     bias.subtracted,
     epilogue.compared,
+    epilogue.rounded,
     epilogue.derivative,
     epilogue.bounded_relu,
     epilogue.lower_half,
@@ -85,6 +89,7 @@ STEP = (
     scales.scale_after_epilogue,
     scales.scales_one_by_one,
     scales.scale_too_many,
+    bias.second_of_a_sum,
     bias.matrix_after_epilogue,
     bias.for_each_row,
     layout.by_columns,
@@ -157,7 +162,7 @@ def _types(row: GemmRow) -> tuple[str, ...]:
     """The FP8 types that a call multiplies, or that XLA would find behind the operands of a dot."""
     i = row.instruction
     if i.opcode != "dot":
-        return tuple(sorted(t for t in (row.lhs_dtype, row.rhs_dtype) if t.startswith("f8")))
+        return tuple(sorted(t for t in (row.lhs_dtype, row.rhs_dtype) if is_fp8(t)))
     sides = (Operand(operand(i, n), "") for n in (0, 1))
     return tuple(sorted(side.fp8.shape.dtype for side in sides if side.fp8 is not None))
 
@@ -202,17 +207,26 @@ def left_outside(m: Matmul) -> list[Reason]:
         return [*dict.fromkeys(found), refused]
     for rule in WRONG:
         found += [of_matmul(m, rule, wrong) for wrong in rule.found(m)]
+    of_result: list[Reason | None] = []
     after = [o for o in avoidable if o.after]
     works = [work for o in after for work in o.work]
     if after:
-        found += behind(m, works)
+        of_result += behind(m, works)
     if set(works) <= {"amax", "transpose", "pad"}:
-        found += in_other_kernels(m)
-    if widened := _first(m, (output.result_in_fp8,), m):
-        found.append(widened)
-    unknown = (_first(m, (kernels.unknown_kernel,), o) for o in m.near)
-    found += [reason for reason in unknown if reason is not None]
-    return list(dict.fromkeys(found))
+        of_result += in_other_kernels(m)
+    of_result += [_first(m, (rule,), m) for rule in (output.result_in_fp8, scales.tiles_of_k)]
+    of_result += [_first(m, (kernels.unknown_kernel,), o) for o in m.near]
+    known = [reason for reason in of_result if reason is not None]
+    return list(dict.fromkeys(found + (known or unexplained(m))))
+
+
+def unexplained(m: Matmul) -> list[Reason]:
+    """What the kernels show and no rule speaks of: the ledger and the reasons are two analyses, and
+    where they differ nobody is told that all is well.
+    """
+    done_anyway = [o for o in m.near if o.after and o.own]
+    works = [kind.work for o in done_anyway for kind in o.fusable]
+    return [unknown(m, works)] if works else []
 
 
 def in_front(m: Matmul, kernel: UnfusedKernel, work: str) -> Reason:
@@ -248,7 +262,7 @@ def behind(m: Matmul, works: list[str]) -> list[Reason]:
     found: list[Reason | None] = []
     if m.main and set(works) - {"amax", "transpose", "pad"}:
         found.append(caused(m, m.main))
-    if amaxes := [step for step in m.left if step.kind == "amax"]:
+    if amaxes := [step for step in m.left if step.kind is Role.AMAX]:
         found.append(no_amax(m, amaxes[0]))
     elif "amax" in works:
         found += [_first(m, (amax.amax_in_16_bits, amax.amax_of_another), m)]
@@ -276,7 +290,8 @@ def caused(m: Matmul, left: list[Step]) -> Reason:
     reason = _first(m, STEP, cause) or unknown(m, [cause.lost])
     if not cause.rest:
         return reason
-    return _and(reason, f"what follows, {cause.rest}, stays outside with it")
+    stay = "stay" if " and " in cause.rest else "stays"
+    return _and(reason, f"the {cause.rest} after it {stay} outside too")
 
 
 def _and(reason: Reason, further: str) -> Reason:
@@ -297,12 +312,12 @@ def _done_anyway(m: Matmul, anyway: list[UnfusedKernel]) -> Reason | None:
         return None
     if merged := _first(m, (bias.merged_then_added,), m):
         return merged
-    left = [step for step in m.left if step.kind != "amax"]
+    left = [step for step in m.left if step.kind is not Role.AMAX]
     if not left:
         return None
-    if left[0].kind == "output" and is_only_cut(m, left[0].at.shape.dtype):
+    if left[0].kind is Role.OUTPUT and is_only_cut(m, left[0].at.shape.dtype):
         return _first(m, STEP, cause_of(m, left[:1]))
-    if any(map(could_be_fused, left)) or left[0].kind == "alpha":
+    if any(map(could_be_fused, left)) or left[0].kind is Role.ALPHA:
         return caused(m, left)
     return None
 

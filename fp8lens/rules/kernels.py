@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.program import setting
 from fp8lens.hlo.values import operand
 from fp8lens.matmul.ledger import Line
@@ -31,8 +32,8 @@ class Work:
         "into that"
     ),
     fix=(
-        "look at what stands between, print(inspect(fn, *args).hlo); in Triton's place take "
-        "gemm='cublaslt', whose rules are known here"
+        "compile with gemm='cublaslt', whose rules are known here; or look at what stands between "
+        "the two kernels, print(inspect(fn, *args).hlo)"
     ),
     source=(
         "XLA fuses behind a dot what its Triton emitter can tile (gemm_fusion.cc), behind a "
@@ -40,7 +41,28 @@ class Work:
     ),
 )
 def outside_of_a_kernel(work: Work) -> Found | None:
-    """XLA fused nothing behind a kernel that is not cuBLASLt's."""
+    """Another kernel does what follows a matmul, and the matmul's own is not cuBLASLt's.
+
+    XLA fuses what follows a matmul into a Triton kernel, if it can be computed tile by tile. One
+    case where it cannot is a product with few tiles: XLA then splits K, so that more blocks of the
+    GPU have work, and each block sums a part of K. A relu of a part of a sum is not a part of the
+    relu, so another kernel adds the parts and does what follows. A cuBLASLt call applies its
+    epilogue to the whole sum.
+
+    Compiled with: gemm="triton", compiler_options={"xla_gpu_override_gemm_autotuner": tile}
+    Loses it:
+
+        tile = "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
+
+        def layer(a: "f8e4m3fn[256,512]", b: "f8e4m3fn[384,512]", d_scale):
+            return relu(jax.lax.dot(a, b.T, preferred_element_type=f32)) * d_scale
+
+    Compiled with: gemm="cublaslt"
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[256,512]", b: "f8e4m3fn[384,512]", d_scale):
+            return relu(jax.lax.dot(a, b.T, preferred_element_type=f32)) * d_scale
+    """
     return Found(work.fields)
 
 
@@ -51,13 +73,21 @@ def outside_of_a_kernel(work: Work) -> Found | None:
         "call: epilogue {epilogue}, scales {scales}, result {out})"
     ),
     fix=(
-        "set TF_CPP_MIN_LOG_LEVEL=0 TF_CPP_VMODULE=gemm_rewriter=1 before Python starts, and "
-        "read XLA's log"
+        "to see what XLA's rewriter says of this matmul, set TF_CPP_MIN_LOG_LEVEL=0 "
+        "TF_CPP_VMODULE=gemm_rewriter=1 before Python starts, and look for FP8 in XLA's log"
     ),
     source="none found",
 )
 def unknown_outside(work: Work) -> Found | None:
-    """Kernels do what the call could have done, and no rule known here says why."""
+    """Kernels do what the call could have done, and no rule known here says why.
+
+    The other rules here are those of XLA's rewriter, as it is in the releases that fp8lens is
+    tested with. If a kernel does something that a call can do, and the program breaks none of these
+    rules, then a rule is missing here, or this release of XLA has a new one. XLA can log what its
+    rewriter does with each matmul, and sometimes says there why it stopped.
+
+    No program is known that shows this.
+    """
     return Found(work.fields)
 
 
@@ -67,11 +97,18 @@ def unknown_outside(work: Work) -> Found | None:
     reason=(
         "unknown: the kernel {kernel} {does}, and what it does there is not known here ({opcode})"
     ),
-    fix="look at it: print_hlo_module(aot_compile(fn, *args))",
+    fix="find the kernel in the compiled program and read it: print(inspect(fn, *args).hlo)",
     source="none found",
 )
 def unknown_kernel(o: UnfusedKernel) -> Found | None:
-    """A kernel around the matmul has an operation that is not known here."""
+    """A kernel around the matmul has an operation that is not known here.
+
+    To tell what a kernel does for a matmul, fp8lens reads the kernel's operations one by one. It
+    knows those that move elements, compute with each element, or reduce. If a kernel has another
+    operation, fp8lens does not guess: the call could do all of the kernel's work, or nothing.
+
+    No program is known that shows this.
+    """
     does = "reads the result" if o.after else "makes an operand"
     return found_if(o.unknown, kernel=o.instruction.name, does=does, opcode=o.unknown)
 
@@ -90,7 +127,27 @@ def unknown_kernel(o: UnfusedKernel) -> Found | None:
     source="HandleMultiply and HandleConvert: each rewrites its own copy of the call",
 )
 def twice(other: str) -> Found | None:
-    """XLA made two calls of one dot, one for each form of its result."""
+    """XLA made two calls of one dot, one for each form of its result.
+
+    A call returns its result in one form. If the program converts one scaled result to two types,
+    XLA's rewriter takes each conversion into a call of its own, and both calls multiply the same
+    matrices. The rewriter looks at each conversion alone, and does not compare what this saves with
+    what it costs. The second matmul goes if the program makes the second form of the first one.
+
+    An amax of the scaled result, beside its conversion, is the same case: see amax-scaled.
+
+    Loses it:
+
+        def layer(a: "f8e5m2[64,256]", b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            return jnp.clip(d, -448, 448).astype(e4m3), jnp.clip(d, -57344, 57344).astype(e5m2)
+
+    Keeps it:
+
+        def layer(a: "f8e5m2[64,256]", b, a_scale, b_scale, d_scale):  # E5M2 is rounded twice
+            q = quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+            return q, q.astype(e5m2)
+    """
     return Found(other=other)
 
 
@@ -113,7 +170,7 @@ class Opaque:
     @property
     def wide(self) -> str:
         """The types that it multiplies and that are not FP8."""
-        return " and ".join(name for name in self.types if not name.startswith("f8"))
+        return " and ".join(name for name in self.types if not is_fp8(name))
 
     @property
     def is_known(self) -> bool:
@@ -128,30 +185,115 @@ class Opaque:
 @rule(
     "triton-kernel",
     lost=Lost.FP8,
-    reason="the kernel is somebody's own, written for Triton, and multiplies {types}",
+    reason="the kernel is written in Triton, not made by XLA, and multiplies {types}",
     fix=(
-        "leave it to XLA; or, for B200 and later, give its dots FP8 operands: for Hopper JAX "
-        "multiplies those in f16"
+        "leave the matmul to XLA, as jax.lax.dot; or, on B200 and later, give the kernel's dots "
+        "FP8 operands: on Hopper they are multiplied in f16"
     ),
     source="the kernel's PTX: its mma instruction",
 )
 def triton_kernel(kernel: Opaque) -> Found | None:
-    """A kernel written in Triton, as by Pallas, multiplies a wide type."""
+    """A kernel written in Triton, as by Pallas, multiplies a wide type.
+
+    XLA does not look into a kernel that the program brings along, so its rewriter changes nothing
+    there. Which type is multiplied stands in the kernel's PTX. Triton, as JAX compiles it for
+    Hopper, converts FP8 operands of a dot to float16 and multiplies these, so FP8 arrays save bytes
+    and no time of the tensor cores. For a B200 it multiplies FP8.
+
+    Loses it:
+
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+
+        def layer(a: "f8e4m3fn[64,64]", b: "f8e4m3fn[64,64]"):
+            def kernel(a, b, d):
+                d[...] = jnp.dot(a[...], b[...].T, preferred_element_type=f32)
+
+            d = jax.ShapeDtypeStruct((64, 64), f32)
+            options = triton.CompilerParams()
+            return pl.pallas_call(kernel, out_shape=d, compiler_params=options)(a, b)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[64,64]", b: "f8e4m3fn[64,64]"):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32)
+    """
     return found_if(kernel.types and kernel.ptx, types=kernel.wide)
 
 
 @rule(
     "mosaic-kernel",
     lost=Lost.FP8,
-    reason="the kernel is somebody's own, written in Mosaic GPU, and multiplies {types}",
+    reason="the kernel is written in Mosaic GPU, and multiplies {types}",
     fix=(
-        "give its plgpu.wgmma FP8 arrays, the right one [N, K] and transposed in the call; or "
-        "leave it to XLA"
+        "give its wgmma FP8 arrays, the right one as [N, K] and transposed in the call of wgmma; "
+        "or leave the matmul to XLA, as jax.lax.dot"
     ),
     source="the kernel's MLIR: its wgmma, mma or tcgen05.mma instruction",
 )
 def mosaic_kernel(kernel: Opaque) -> Found | None:
-    """A kernel written in Mosaic GPU, as by Pallas, multiplies a wide type."""
+    """A kernel written in Mosaic GPU, as by Pallas, multiplies a wide type.
+
+    XLA does not look into a kernel that the program brings along, so its rewriter changes nothing
+    there. A Mosaic GPU kernel multiplies with Hopper's wgmma instruction, in the type of the arrays
+    that it is given. Of FP8 arrays wgmma needs both with K last, so the right one is stored as
+    [N, K] and transposed in the call; a row of 128 bytes, as SwizzleTransform has it, is then 128
+    elements, not 64.
+
+    Loses it:
+
+        import inspect
+
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu as mosaic
+
+        parameters = inspect.signature(mosaic.kernel).parameters
+        out = "out_type" if "out_type" in parameters else "out_shape"  # as JAX 0.10 calls it
+
+        def layer(x: "bf16[64,64]", y: "bf16[64,128]"):
+            def kernel(x, y, d):
+                def multiply(tile_x, tile_y, total, barrier):
+                    for given, tile in ((x, tile_x), (y, tile_y)):
+                        mosaic.copy_gmem_to_smem(given, tile, barrier)
+                        mosaic.barrier_wait(barrier)
+                    mosaic.wgmma(total, tile_x, tile_y)
+                    return total[...]
+
+                tiled = mosaic.TilingTransform((8, 64)), mosaic.SwizzleTransform(128)
+                tiles = [mosaic.SMEM(v.shape, v.dtype, transforms=tiled) for v in (x, y)]
+                total = mosaic.ACC((64, 128), f32)
+                d[...] = pl.run_scoped(multiply, *tiles, total, mosaic.Barrier())
+
+            d = jax.ShapeDtypeStruct((64, 128), f32)
+            return mosaic.kernel(kernel, **{out: d}, grid=(1,), grid_names=("i",))(x, y)
+
+    Keeps it:
+
+        import inspect
+
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu as mosaic
+
+        parameters = inspect.signature(mosaic.kernel).parameters
+        out = "out_type" if "out_type" in parameters else "out_shape"  # as JAX 0.10 calls it
+
+        def layer(x: "f8e4m3fn[64,128]", y: "f8e4m3fn[128,128]"):
+            def kernel(x, y, d):
+                def multiply(tile_x, tile_y, total, barrier):
+                    for given, tile in ((x, tile_x), (y, tile_y)):
+                        mosaic.copy_gmem_to_smem(given, tile, barrier)
+                        mosaic.barrier_wait(barrier)
+                    mosaic.wgmma(total, tile_x, tile_y.T)
+                    return total[...]
+
+                tiled = mosaic.TilingTransform((8, 128)), mosaic.SwizzleTransform(128)
+                tiles = [mosaic.SMEM(v.shape, v.dtype, transforms=tiled) for v in (x, y)]
+                total = mosaic.ACC((64, 128), f32)
+                d[...] = pl.run_scoped(multiply, *tiles, total, mosaic.Barrier())
+
+            d = jax.ShapeDtypeStruct((64, 128), f32)
+            return mosaic.kernel(kernel, **{out: d}, grid=(1,), grid_names=("i",))(x, y)
+    """
     return found_if(kernel.types and not kernel.ptx, types=kernel.wide)
 
 
@@ -159,29 +301,62 @@ def mosaic_kernel(kernel: Opaque) -> Found | None:
     "wide-convolution",
     lost=Lost.FP8,
     reason=(
-        "a convolution runs in {dtype}, by cuDNN: XLA's FP8 rewriting of it is not looked into here"
+        "a convolution runs in {dtype}, by cuDNN: whether XLA could run it in FP8 is not checked "
+        "here"
     ),
     fix="leave it, or write it as a matmul of patches",
     source="XLA's conv_rewriter.cc",
 )
 def convolution(kernel: Opaque) -> Found | None:
-    """A convolution of wide types."""
+    """A convolution of wide types.
+
+    cuDNN runs convolutions, and XLA rewrites them by other rules than matmuls. fp8lens knows only
+    those of matmuls, so it says here that the convolution is wide, and not why. A convolution is
+    also a matmul of its patches: for each pixel of the result, all that the filter covers is one
+    row. Those rows are copies, so with a 3 x 3 filter the matmul reads 9 times as many elements.
+
+    Loses it:
+
+        def layer(x: "bf16[1,16,34,34]", w: "bf16[16,16,3,3]"):
+            return jax.lax.conv(x, w, (1, 1), "VALID")
+
+    Keeps it:
+
+        def layer(x: "f8e4m3fn[34,34,16]", w: "f8e4m3fn[16,144]", a_scale, b_scale):
+            near = [x[i : i + 32, j : j + 32] for i in range(3) for j in range(3)]
+            patches = jnp.concatenate(near, -1).reshape(32 * 32, 9 * 16)
+            return scaled_dot(patches, w, a_scale, b_scale)
+    """
     named = ("convForward", "convBackward")
     if kernel.instruction.opcode != "convolution" and not any(n in kernel.target for n in named):
         return None
     dtype = operand(kernel.instruction, 0).shape.dtype
-    return found_if(not dtype.startswith("f8"), dtype=dtype)
+    return found_if(not is_fp8(dtype), dtype=dtype)
 
 
 @rule(
     "opaque-kernel",
     lost=Lost.KERNEL,
     reason="unknown: what this kernel multiplies, if anything, HLO does not tell ({target})",
-    fix="ask its author; assert_fp8_gemms(..., count=...) asks for the other matmuls alone",
+    fix=(
+        "look up what {target} multiplies, in the documentation of its library or in its code; "
+        "assert_fp8_gemms(..., allow='opaque') checks the other matmuls"
+    ),
     source="none found",
 )
 def opaque_kernel(kernel: Opaque) -> Found | None:
-    """A library's kernel, or somebody's own: HLO does not tell what it multiplies."""
+    """A library's kernel, or one of the program's own: HLO does not tell what it multiplies.
+
+    A compiled program calls libraries such as cuSOLVER, cuFFT and cuDNN by a name. What the library
+    does then is not in HLO. It may multiply matrices, in one type or another, or none. fp8lens does
+    not say that such a program is in FP8, and not that it is not: there may be nothing to fix.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[128,256]", b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return jax.lax.linalg.cholesky(d, symmetrize_input=False)
+    """
     return Found(target=kernel.target)
 
 

@@ -1,6 +1,7 @@
 """Kernels that move what a matmul reads or writes: transposes, paddings, cuts."""
 
 from fp8lens.hlo.ops import FP8_MULTIPLE
+from fp8lens.matmul.roles import Role
 from fp8lens.rules.bias import is_bias_by_columns
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
@@ -14,9 +15,9 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
         "calls on {chip} need: a kernel transposes it to {shape}"
     ),
     fix=(
-        "store the {side} operand with K last ({stored}) and contract that dimension of it; "
-        "where another matmul reads it the other way round, as a gradient does, one of the two "
-        "transposes"
+        "store the {side} operand with K last ({stored}) and contract that dimension of it; if "
+        "another matmul contracts its other dimension, as a gradient does, one of the two matmuls "
+        "needs a transposed copy"
     ),
     source="CreateF8CustomCall: before Blackwell, A row-major and B column-major",
 )
@@ -165,7 +166,7 @@ def own_padding_of_few(m: Matmul) -> Found | None:
         def layer(a: "f8e4m3fn[16,256]", b, a_scale, b_scale):
             return scaled_dot(a, b, a_scale, b_scale)
     """
-    given = m.as_written[0] if m.as_written else m.given
+    given = m.row_as_written
     return found_if(FP8_MULTIPLE in (given.m, given.n))
 
 
@@ -202,10 +203,10 @@ def own_padding(m: Matmul) -> Found | None:
 @rule(
     "transposed-for-collective",
     reason=(
-        "XLA turns the result around before the {step}, for a collective that sends it over its "
-        "last dimension: the program has no such step"
+        "XLA transposes the result before the {step}, for a collective that splits or joins its "
+        "last dimension: the program has no such transpose"
     ),
-    fix="send the result over its rows: shard the first dimension; or leave this kernel",
+    fix="shard the result's first dimension, not its last; or leave this kernel",
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
         "slice at most"
@@ -245,12 +246,12 @@ def turned_first(cause: Cause) -> Found | None:
 @rule(
     "by-columns",
     reason=(
-        "the result is transposed before the {step}, here by XLA, which has the product written "
-        "by columns"
+        "the result is transposed before the {step}, here by XLA, which gives the product a "
+        "column-major layout"
     ),
     fix=(
-        "compute the transposed product, by exchanging the operands: one call, where no vector "
-        "is added; or leave the transpose to the reader"
+        "exchange the operands, to compute the transposed product: this is one call, unless a "
+        "vector is added; or leave out the transpose, and let the reader take the result as it is"
     ),
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
@@ -258,13 +259,13 @@ def turned_first(cause: Cause) -> Found | None:
     ),
 )
 def by_columns(cause: Cause | InFront) -> Found | None:
-    """XLA has the product written by columns, and calls them rows.
+    """XLA gives the product a column-major layout, which reads as a transpose.
 
-    XLA chooses the order of each array in memory. If the program transposes the product, XLA has
-    the call write it by columns: read by rows, that is the transposed product, and no kernel has to
-    move it. XLA's rewriter then finds a transpose between the call and the conversion, and leaves
-    the conversion outside. With the operands exchanged the call computes the transposed product
-    itself.
+    XLA chooses each array's layout. If the program transposes the product, XLA gives the product a
+    column-major layout. This is the same memory as the transposed product has in a row-major
+    layout, so no kernel has to transpose. But XLA writes this as a bitcast between the call and
+    what follows. The rewriter does not look for a conversion behind a bitcast, and leaves it
+    outside. With the operands exchanged the call computes the transposed product itself.
 
     Loses it:
 
@@ -350,8 +351,9 @@ def barrier(cause: Cause) -> Found | None:
     "joined-first",
     reason="the result is {how} before the {step}, and the call takes only what reads it directly",
     fix=(
-        "do it to the dot's own result, before it is {how}; where the program does and XLA "
-        "exchanges the two, put jax.lax.optimization_barrier between them"
+        "do it to the dot's own result, before that is {how}, unless only a part of it is treated "
+        "so; if the program has this order already, XLA has changed it: put "
+        "jax.lax.optimization_barrier between the two"
     ),
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
@@ -359,12 +361,12 @@ def barrier(cause: Cause) -> Found | None:
     ),
 )
 def joined_first(cause: Cause) -> Found | None:
-    """The result is cut, joined, reversed or masked in front of what the call could have done.
+    """The result is cut, joined, reversed or handed on in front of what the call could have done.
 
     XLA's rewriter looks for a step that reads the whole result of one call. If the result is cut
-    into parts, joined with another or masked first, the step reads something else, and stays
-    outside. Most steps treat each element alone, so they can be applied to the call's own result
-    before that.
+    into parts or joined with another first, the step reads something else, and stays outside. The
+    same holds for a step in another computation, as in a loop's next iteration or in a branch. Most
+    steps treat each element alone, so they can be applied to the call's own result before that.
 
     Loses it:
 
@@ -381,7 +383,83 @@ def joined_first(cause: Cause) -> Found | None:
     return found_if(cause.apart, step=cause.noun, lost=cause.lost, how=cause.apart)
 
 
+@rule(
+    "masked-first",
+    reason="the result is masked before the {step}, and the call takes only what reads it directly",
+    fix=(
+        "do it on both sides of the mask, to the dot's own result and to what the mask puts in: "
+        "jnp.where(keep, f(d), f(0)) for f(jnp.where(keep, d, 0)); the mask's kernel remains"
+    ),
+    source=(
+        "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
+        "slice at most"
+    ),
+)
+def masked_first(cause: Cause) -> Found | None:
+    """The result is masked in front of what the call could have done.
+
+    XLA's rewriter looks for a step that reads the whole result of one call. A mask (`jnp.where`, or
+    the fill of `jnp.take`) is a select in HLO, and the rewriter does not look past one behind a
+    dot. What treats each element alone can be done on both sides of the mask. The mask then reads
+    what the call wrote, in FP8 a quarter of the bytes of f32.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias, keep: "pred[64]"):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return quantize(jnp.where(keep[:, None], d, 0) + bias, d_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale, bias, keep: "pred[64]"):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return jnp.where(keep[:, None], quantize(d + bias, d_scale), quantize(bias, d_scale))
+    """
+    return found_if(cause.apart == "masked", step=cause.noun, lost=cause.lost)
+
+
+@rule(
+    "cut-twice",
+    lost=Lost.BIAS,
+    reason=(
+        "an FP8 call takes multiples of 16, not {sizes}: it writes a padded result, and what is "
+        "added is added to the part that is cut out of it"
+    ),
+    fix=(
+        "choose, or pad once in advance to, dimensions that are multiples of 16: for the addition "
+        "one of the two is enough"
+    ),
+    source="HandleAdd looks past one slice that cuts a single dimension",
+)
+def cut_twice(cause: Cause) -> Found | None:
+    """Neither M nor N is a multiple of 16, and something is added to the result.
+
+    XLA pads the operands of an FP8 call to multiples of 16 and cuts the result. If one of M and N
+    is padded, the rewriter looks past the slice and takes the addition into the call. If both are,
+    the slice cuts two dimensions, and the addition stays outside.
+
+    Loses it:
+
+        def layer(
+            a: "f8e4m3fn[63,256]",
+            b: "f8e4m3fn[120,256]",
+            a_scale,
+            b_scale,
+            bias: "bf16[120]",
+        ):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + bias
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, bias):  # M is 64, and N is 128
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + bias
+    """
+    sizes = cause.matmul.odd("MN")
+    is_added = cause.kind in (Role.BIAS, Role.MATRIX_BIAS)
+    return found_if(is_added and len(sizes) == 2, sizes=" and ".join(sizes))
+
+
 #: Tried in this order, for a kernel that pads or cuts.
 PADDING = (padding, own_padding_of_few, own_padding)
 #: Tried in this order, before the rules of the step that stayed outside.
-MOVED = (turned_first, by_columns, moved_first, barrier, joined_first)
+MOVED = (turned_first, by_columns, moved_first, barrier, masked_first, joined_first)

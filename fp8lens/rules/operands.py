@@ -2,15 +2,19 @@
 
 import re
 
+from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, COMMUTES
 from fp8lens.hlo.origin import primitive
 from fp8lens.hlo.values import broadcast_of, look_through, operand
-from fp8lens.matmul.operands import FP8_MAX, Operand
+from fp8lens.matmul.operands import Operand, Problem
 from fp8lens.matmul.rows import matmuls
 from fp8lens.rules.facts import Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 _ALLOWED = ", ".join(sorted(COMMUTES))
+#: K * (M + N) of the smallest matmul that XLA calls a library for: the default of its option
+#: xla_gpu_gemm_rewrite_size_threshold.
+_SMALLEST_CALL = 100
 
 
 @rule(
@@ -22,7 +26,24 @@ _ALLOWED = ", ".join(sorted(COMMUTES))
     logs="FP8 Custom Calls require Ada, Hopper, or later architectures.",
 )
 def old_chip(m: Matmul) -> Found | None:
-    """The chip has no FP8 tensor cores."""
+    """The program is compiled for a chip without FP8 tensor cores.
+
+    FP8 tensor cores came with Ada and Hopper, compute capabilities 8.9 and 9.0. For an older chip
+    XLA's rewriter makes no FP8 call. XLA then converts the operands to a wider type in kernels and
+    multiplies in that type. The result is right, but the matmul gains nothing from FP8.
+
+    Compiled with: target="A100"
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Compiled with: target="H100"
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     version = ".".join(map(str, m.chip.compute_capability))
     return found_if(not m.chip.has_fp8, version=version)
 
@@ -35,7 +56,23 @@ def old_chip(m: Matmul) -> Found | None:
     source="MatchFp8Param: an FP8 array, converted, optionally times a scalar",
 )
 def not_quantized(m: Matmul) -> Found | None:
-    """An operand is no FP8 array, and nothing that the program does to one makes it."""
+    """An operand is not FP8 anywhere in the program.
+
+    A call multiplies in FP8 only if both operands are FP8 arrays. XLA does not quantize an operand:
+    that changes the numbers, so the program has to ask for it. In weight-only quantization, for
+    instance, the weights are FP8 and the activations are not. The FP8 weights take less memory, but
+    they are multiplied in the type of the activations.
+
+    Loses it:
+
+        def layer(x, b, b_scale):
+            return jax.lax.dot(x, dequantize(b, b_scale, bf16).T)
+
+    Keeps it:
+
+        def layer(x, b, x_scale: "f32[]", b_scale):
+            return scaled_dot(quantize(x, 1 / x_scale), b, x_scale, b_scale, bf16)
+    """
     if m.dot is None:
         return _wide_vector(m)
     if not m.missing or m.folded or m.blocked is not None:
@@ -58,7 +95,7 @@ def _stored_type(side: Operand) -> str:
 
 def _wide_vector(m: Matmul) -> Found | None:
     """What a product that XLA spelled out multiplies, where that is not FP8."""
-    wide = [d for d in (m.row.lhs_dtype, m.row.rhs_dtype) if not d.startswith("f8")]
+    wide = [d for d in (m.row.lhs_dtype, m.row.rhs_dtype) if not is_fp8(d)]
     if not _is_spelled_out(m) or not wide or any(map(_reads_fp8, m.as_written)):
         return None
     which = "both operands are" if len(wide) == 2 else "an operand is"
@@ -80,26 +117,51 @@ def _is_spelled_out(m: Matmul) -> bool:
     "unknown-no-dot",
     lost=Lost.FP8,
     reason=(
-        "unknown: no dot that XLA's rewriter saw is this one (it runs by {library} in {math}, "
-        "op_name {op_name})"
+        "unknown: no dot that XLA's rewriter was given can be matched with this matmul (it is run "
+        "by {library} in {math}, op_name {op_name})"
     ),
     fix="look at the passes before it: print(fp8lens.passes(fn, *args))",
     source="none found",
 )
 def unknown_no_dot(m: Matmul) -> Found | None:
-    """No dot that XLA's rewriter saw is this one: nothing is known of it."""
+    """The matmul cannot be matched with any dot that XLA's rewriter was given.
+
+    `fp8lens` compares each compiled matmul with the dots that XLA's rewriter was given. If an
+    earlier pass replaced the dot by something that no rule here knows, there is nothing to compare.
+    No program in the tests reaches this rule, so its page has none. `fp8lens.passes` prints what
+    each pass of XLA changed at a matmul, and shows which pass replaced the dot.
+    """
     return found_if(m.dot is None and not _is_spelled_out(m), op_name=repr(m.row.op_name))
 
 
 @rule(
     "spelled-out",
     lost=Lost.FP8,
-    reason="{thin} 1, and XLA writes such a product as multiplications and a sum",
-    fix="give {wide} (pad with zeros, slice the result): then it is a matmul",
+    reason="{thin} 1: XLA replaces such a dot by a multiplication and a sum",
+    fix="give {wide} (pad with zeros, slice the result): then XLA makes a call of it",
     source="XLA's dot_strength_reduction.cc and gemv_rewriter.cc",
 )
 def spelled_out(m: Matmul) -> Found | None:
-    """With one row, one column or K of 1, XLA makes no matmul of a dot."""
+    """M, N or K is 1, and XLA replaces the dot by a multiplication and a sum.
+
+    If one operand is a vector, the work is mostly reading the other one, and tensor cores do not
+    help with that. XLA replaces a dot with M or N of 1 if K * (M + N) is below 10 million, and dots
+    with K of 1. The rewriter then finds no dot to make a call of. A larger dot with M or N of 1
+    does become a call, but not in FP8: see vector-operand.
+
+    With more rows in a batch it is a matmul. Padding one row to 16 makes an FP8 call too, but the
+    padding takes a kernel of its own: see own-padding-of-few.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[1,256]", b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[16,256]", b, a_scale, b_scale):  # 16 requests in a batch
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     return _thin(m.thin("MNK")) if _is_spelled_out(m) else None
 
 
@@ -117,31 +179,131 @@ def _thin(names: list[str]) -> Found:
 @rule(
     "block-scales",
     lost=Lost.FP8,
-    reason="{chip} has no block-scaled matmul, and XLA writes one with {library} in {math}",
+    reason=(
+        "{chip} has no block-scaled matmul{of}: XLA dequantizes the operands, and multiplies in "
+        "{math}"
+    ),
     fix="compile for B200 or later, or use one scalar scale for each operand",
     source="XLA's block_scaling_rewriter.cc: cuDNN from compute capability 10.0 on",
 )
 def block_scales(m: Matmul) -> Found | None:
-    """Block scales need Blackwell's tensor cores."""
-    return found_if(m.is_block_scaled)
+    """The matmul has a scale for each block of elements, and the chip has no instruction for that.
+
+    Tensor cores multiply with block scales from Blackwell on, compute capability 10.0. For an older
+    chip XLA expands the operation: it dequantizes both operands to a wider type, in kernels, and
+    multiplies the results. The older chips have FP8 calls with one scale for each operand.
+
+    Loses it:
+
+        def layer(
+            a: "f8e4m3fn[1,64,256]",
+            b: "f8e4m3fn[1,128,256]",
+            a_scales: "f8e8m0fnu[1,64,8]",
+            b_scales: "f8e8m0fnu[1,128,8]",
+        ):
+            return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=f32)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    if m.block_scaled is None or m.chip.compute_capability >= (10, 0):
+        return None
+    return Found(of=f" ({m.block_format.name})" if m.block_format else "")
+
+
+@rule(
+    "scaled-dot-spelled-out",
+    lost=Lost.FP8,
+    reason=(
+        "XLA does not hand jax.lax.scaled_dot to cuDNN: it dequantizes the operands, and "
+        "multiplies in {math}"
+    ),
+    fix="call jax.nn.scaled_matmul in its place",
+    source="XLA's block_scaling_rewriter.cc: the custom call __op$block_scaled_dot alone",
+)
+def scaled_dot_spelled_out(m: Matmul) -> Found | None:
+    """The matmul is JAX's scaled_dot, which XLA computes by its definition.
+
+    `jax.lax.scaled_dot` is a composite: an operation with a definition, which a compiler may
+    replace. XLA's compiler for GPUs takes the definition: it dequantizes both operands in kernels
+    and multiplies the results. `jax.nn.scaled_matmul` computes the same with [B, M, K], [B, N, K]
+    and scales for blocks of 32, and cuDNN runs it on chips with compute capability 10.0 or higher.
+
+    Compiled with: target="B200"
+
+    Loses it:
+
+        def layer(
+            a: "f8e4m3fn[128,256]",
+            b: "f8e4m3fn[256,128]",
+            a_scales: "f8e8m0fnu[128,8]",
+            b_scales: "f8e8m0fnu[8,128]",
+        ):
+            return jax.lax.scaled_dot(
+                a, b, lhs_scale=a_scales, rhs_scale=b_scales, preferred_element_type=bf16
+            )
+
+    Compiled with: target="B200"
+
+    Keeps it:
+
+        def layer(
+            a: "f8e4m3fn[1,128,256]",
+            b: "f8e4m3fn[1,128,256]",
+            a_scales: "f8e8m0fnu[1,128,8]",
+            b_scales: "f8e8m0fnu[1,128,8]",
+        ):
+            return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=bf16)
+    """
+    is_composite = m.block_scaled is not None and m.block_scaled.opcode == "call"
+    return found_if(is_composite and m.chip.compute_capability >= (10, 0))
 
 
 @rule(
     "one-number-operand",
     lost=Lost.FP8,
     reason=(
-        "the {side} operand is one number in all places, as the incoming gradient of a plain sum "
-        "is, and XLA computes its dequantization in advance"
+        "all elements of the {side} operand are one number, such as the ones that jax.grad passes "
+        "back through jnp.sum: XLA computes with that number alone, broadcasts the result, and "
+        "finds no FP8 array"
     ),
     fix=(
-        "multiply by what varies: of a loss such as jnp.sum(y * g) with g an argument, or by "
-        "jax.vjp"
+        "multiply by an array whose elements differ; in a test of a gradient, take it as an "
+        "argument g: of jax.vjp, or of a loss such as jnp.sum(y * g)"
     ),
-    source="XLA's constant folding: FindF8SubgraphRecursive finds no FP8 array behind the dot",
+    source=(
+        "XLA moves a broadcast behind what is elementwise: FindF8SubgraphRecursive finds no FP8 "
+        "array behind the dot"
+    ),
 )
 def one_number(m: Matmul) -> Found | None:
-    """The operand is one number in all places, and XLA computes its dequantization in advance."""
-    return found_if(m.folded and _is_one_number(m.folded), side=m.folded and m.folded.side)
+    """All elements of a dequantized operand are the same number.
+
+    A broadcast of one number is not stored as an array. XLA does elementwise operations on the
+    number before it broadcasts the result. Conversion and scale are such operations: after that the
+    dot reads a broadcast of one wide number, and the rewriter finds no FP8 array behind it.
+
+    A typical case is the gradient of jnp.sum(y): jax.grad passes an array of ones back to the
+    matmul. In a real model the gradient varies, so this is often an artifact of a test. Let the
+    test take the gradient as an argument.
+
+    Loses it:
+
+        def backward(b: "f8e4m3fn[256,128]", g_scale: "f32[]", b_scale):
+            g = jnp.ones((64, 128))  # the gradient of jnp.sum
+            return scaled_dot(quantize(g, 1 / g_scale), b, g_scale, b_scale)
+
+    Keeps it:
+
+        def backward(g: "f32[64,128]", b: "f8e4m3fn[256,128]", g_scale: "f32[]", b_scale):
+            return scaled_dot(quantize(g, 1 / g_scale), b, g_scale, b_scale)
+    """
+    for side in m.sides:
+        if (side.fp8 is None or side.problem) and _is_one_number(side):
+            return Found(side=side.side)
+    return None
 
 
 def _is_one_number(side: Operand) -> bool:
@@ -154,14 +316,39 @@ def _is_one_number(side: Operand) -> bool:
     lost=Lost.FP8,
     reason=(
         "the {side} operand is a constant of the program, such as an array that the function "
-        "closes over, and what can be computed of it, its dequantization too, is computed in "
-        "advance: it is {dtype}"
+        "closes over: XLA converts it to {dtype} while it compiles, and finds no FP8 array"
     ),
-    fix="pass the array as an argument, in FP8",
+    fix=(
+        "pass the FP8 array as an argument of the function, or put jax.lax.optimization_barrier "
+        "behind it"
+    ),
     source="XLA's constant folding: FindF8SubgraphRecursive finds no FP8 array behind the dot",
 )
 def folded(m: Matmul) -> Found | None:
-    """The operand is a constant of the program, and XLA computes its dequantization in advance."""
+    """An operand is a constant, and XLA converts it from FP8 while it compiles.
+
+    An array that a function closes over is part of the compiled program, as a constant. XLA
+    computes what it can from constants in advance. That includes the conversion from FP8, and the
+    multiplication by a scale if the scale is a constant too. What remains is a constant in a wide
+    type: it takes more memory, and the rewriter finds no FP8 array behind it.
+
+    An argument is not known in advance. If the array has to stay a constant, an
+    optimization_barrier behind it keeps XLA from computing with it.
+
+    Loses it:
+
+        import numpy as np
+
+        weights = np.arange(128 * 256).reshape(128, 256) % 7
+
+        def layer(a, a_scale, b_scale):
+            return scaled_dot(a, jnp.asarray(weights, e4m3), a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, weights: "f8e4m3fn[128,256]", a_scale, b_scale):
+            return scaled_dot(a, weights, a_scale, b_scale)
+    """
     side = m.folded
     if side is None or _is_one_number(side):
         return None
@@ -182,15 +369,38 @@ def _blocked_by(m: Matmul) -> str:
     logs="not rewritten into FP8 Custom Call",
 )
 def gathered(m: Matmul) -> Found | None:
-    """The operand is widened, then sent between devices: FP8 ends in front of the wire."""
+    """A sharded operand is dequantized first, and gathered from the devices after that.
+
+    If each device needs all of an array that is sharded, XLA's partitioner inserts an all-gather.
+    In the program below it does so directly in front of the dot, where the operand is already wide.
+    XLA's rewriter does not look behind an all-gather, so it finds no FP8 array. The wide array is
+    also more bytes to send. A sharding constraint on the FP8 array puts the all-gather in front of
+    the dequantization.
+
+    Compiled with: mesh_shape=(8,), in_specs=(P("x"), P("x"), P(), P())
+    Loses it:
+
+        def layer(a: "f8e4m3fn[512,256]", b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+
+    Compiled with: mesh_shape=(8,), in_specs=(P("x"), P("x"), P(), P())
+    Keeps it:
+
+        from jax.lax import with_sharding_constraint as shard
+        from jax.sharding import PartitionSpec as P
+
+        def layer(a: "f8e4m3fn[512,256]", b, a_scale, b_scale):
+            b = shard(shard(b, P("x")), P())
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+    """
     if (opcode := _blocked_by(m)).startswith(COLLECTIVES):
         return Found(side=m.missing[0].side, opcode=opcode, dtype=m.missing[0].dtype)
-    return _changed(m, "gathered")
+    return _changed(m, Problem.GATHERED)
 
 
-def _changed(m: Matmul, problem: str) -> Found | None:
+def _changed(m: Matmul, problem: Problem) -> Found | None:
     """The operand with an FP8 array that has this problem, and its fields."""
-    if m.broken is None or m.broken.problem != problem:
+    if m.broken is None or m.broken.problem is not problem:
         return None
     return Found(side=m.broken.side, allowed=_ALLOWED, **m.broken.fields)
 
@@ -208,7 +418,28 @@ def _changed(m: Matmul, problem: str) -> Found | None:
     source="XLA's dot_merger.cc; FindF8SubgraphRecursive does not look behind a concatenate",
 )
 def merged(m: Matmul) -> Found | None:
-    """XLA merged dots that share an operand, behind their dequantization."""
+    """XLA merges dots that read the same operand, and joins their other operands, dequantized.
+
+    The projections to queries, keys and values read the same activations. XLA merges such dots if
+    they are small: one larger matmul uses the GPU better. It joins the other operands with a
+    concatenate, behind their dequantization, and the rewriter does not look behind a concatenate. A
+    matmul in a wide type remains where two in FP8 would have been.
+
+    xla_gpu_dot_merger_threshold_mb is the size in megabytes up to which XLA merges, so 0 turns it
+    off. If the weights share a scale, they can be stored as one array: then it is one matmul, in
+    FP8.
+
+    Loses it:
+
+        def projections(a, b, c: "f8e4m3fn[128,256]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale), scaled_dot(a, c, a_scale, b_scale)
+
+    Compiled with: compiler_options={"xla_gpu_dot_merger_threshold_mb": 0}
+    Keeps it:
+
+        def projections(a, b, c: "f8e4m3fn[128,256]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale), scaled_dot(a, c, a_scale, b_scale)
+    """
     is_merged = _blocked_by(m) == "concatenate" and not m.as_written
     return Found(side=m.missing[0].side) if is_merged else None
 
@@ -216,26 +447,75 @@ def merged(m: Matmul) -> Found | None:
 @rule(
     "before-the-loop",
     lost=Lost.FP8,
-    reason="the {side} operand is dequantized before the loop, and comes into it as {dtype}",
-    fix="dequantize in the loop's body",
-    source="FindF8SubgraphRecursive does not look outside of the loop's body",
+    reason="the {side} operand is dequantized before the {where}, and comes into it as {dtype}",
+    fix="dequantize in the {where}",
+    source="FindF8SubgraphRecursive does not look outside of the dot's computation",
 )
 def before_the_loop(m: Matmul) -> Found | None:
-    """The operand is dequantized outside of the loop that multiplies it."""
-    if _blocked_by(m) != "while":
+    """An operand is dequantized in front of a loop, or of a branch, that multiplies with it.
+
+    The body of a loop is a computation of its own, which is handed the arrays it reads. So is each
+    branch of a `jax.lax.cond`. XLA's
+    rewriter searches for an FP8 array inside the computation that the dot is in. If the
+    dequantization stands outside, the body is handed the wide array. Dequantizing in the body does
+    not repeat any work: the call reads the FP8 array and the scale.
+
+    Loses it:
+
+        def loop(a: "f8e4m3fn[64,64]", b: "f8e4m3fn[64,64]", a_scale, b_scale, d_scale):
+            w = dequantize(b, b_scale)
+
+            def layer(_, x):
+                return quantize(jax.lax.dot(dequantize(x, a_scale), w.T), d_scale)
+
+            return jax.lax.fori_loop(0, 4, layer, a)
+
+    Keeps it:
+
+        def loop(a: "f8e4m3fn[64,64]", b: "f8e4m3fn[64,64]", a_scale, b_scale, d_scale):
+            def layer(_, x):
+                return quantize(scaled_dot(x, b, a_scale, b_scale), d_scale)
+
+            return jax.lax.fori_loop(0, 4, layer, a)
+    """
+    where = {"while": "loop", "conditional": "branch"}.get(_blocked_by(m))
+    if where is None:
         return None
-    return Found(side=m.missing[0].side, dtype=m.missing[0].dtype)
+    return Found(side=m.missing[0].side, dtype=m.missing[0].dtype, where=where)
 
 
 @rule(
     "operation-between",
     lost=Lost.FP8,
     reason="an operation stands between the {side} operand's dequantization and the dot: {opcode}",
-    fix="do it before quantizing, or to the dot's result; only {allowed} may stand there",
+    fix=(
+        "do it before the dequantization, to the FP8 array or before quantizing, or to the dot's "
+        "result; only {allowed} may stand behind the dequantization"
+    ),
     source="FindF8SubgraphRecursive and MatchFp8Param",
 )
 def operation_between(m: Matmul) -> Found | None:
-    """An operation with several operands stands between the dequantization and the dot."""
+    """An operation with several inputs stands between the dequantization and the dot.
+
+    The call multiplies the FP8 array itself, so the dequantization has to be the last thing that is
+    computed for the operand. XLA's rewriter searches back from the dot for an FP8 array. It goes
+    back through conversions, scales, masks and operations that move elements, and ends at others
+    with several inputs, such as an addition, a gather or a concatenate.
+
+    A gather or a concatenate can be done to the FP8 arrays. Arithmetic belongs in front of the
+    quantization, if the dot's result cannot take it.
+
+    Loses it:
+
+        def layer(table: "f8e4m3fn[512,256]", rows: "s32[64]", b, a_scale, b_scale):
+            x = dequantize(table, a_scale)[rows]
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(table: "f8e4m3fn[512,256]", rows: "s32[64]", b, a_scale, b_scale):
+            return scaled_dot(table[rows], b, a_scale, b_scale)
+    """
     opcode = _blocked_by(m)
     return Found(side=m.missing[0].side, opcode=opcode, allowed=_ALLOWED) if opcode else None
 
@@ -243,7 +523,7 @@ def operation_between(m: Matmul) -> Found | None:
 @rule(
     "dot-algorithm",
     lost=Lost.FP8,
-    reason="the dot asks for the algorithm {algorithm}, in whose types it is then multiplied",
+    reason="the program asks for the algorithm {algorithm}, and XLA multiplies in its types",
     fix="leave the precision out, or ask for jax.lax.DotAlgorithmPreset.DEFAULT",
     source=(
         "XLA converts the operands to the algorithm's types, and its gemm_rewriter.cc finds no "
@@ -251,7 +531,29 @@ def operation_between(m: Matmul) -> Found | None:
     ),
 )
 def algorithm(m: Matmul) -> Found | None:
-    """The dot names the types in which it is to be multiplied, and they are not FP8."""
+    """The program asks for an algorithm, and with it for the types to multiply in.
+
+    The precision argument of a dot can name an algorithm, such as BF16_BF16_F32: multiply in
+    bfloat16, add in float32. If the operands are dequantized to bfloat16, a conversion to the
+    algorithm's type is then put between them and the dot, and XLA's rewriter finds no FP8 array
+    behind that.
+
+    The loss depends on the type of the dequantization. With float32, XLA multiplies in FP8 although
+    the program asks for BF16_BF16_F32 (or its forms X3 and X9), TF32_TF32_F32 or F32_F32_F32: the
+    algorithm that a program names need not be the one that runs.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            x, w = dequantize(a, a_scale, bf16), dequantize(b, b_scale, bf16)
+            return jax.lax.dot(x, w.T, precision=jax.lax.DotAlgorithmPreset.BF16_BF16_F32)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            x, w = dequantize(a, a_scale, bf16), dequantize(b, b_scale, bf16)
+            return jax.lax.dot(x, w.T)
+    """
     asked = m.given.algorithm
     is_asked = m.is_quantized and asked not in ("", "ALG_DOT_ANY_F8_ANY_F8_F32")
     return found_if(is_asked, algorithm=asked.removeprefix("ALG_DOT_"))
@@ -269,7 +571,28 @@ def algorithm(m: Matmul) -> Found | None:
     source="the kernel's PTX: its mma instruction",
 )
 def triton_tile(m: Matmul) -> Found | None:
-    """Triton's kernel multiplies FP8 only with a tile of whole FP8 instructions."""
+    """The dot is of FP8 arrays, and Triton's kernel converts them all the same.
+
+    Hopper's FP8 instruction is executed by four warps together, on 64 rows and 32 elements of K.
+    The tile is the block of the result that one thread block computes, and the part of K that it
+    reads at a time. Triton uses the FP8 instruction if the tile is at least that large and has four
+    warps. Otherwise it converts the FP8 numbers to float16 and multiplies these.
+
+    On a GPU, XLA times several tiles and takes the fastest. Where it compiles without a GPU it
+    takes a small default tile, so the kernel on a GPU can be another one.
+
+    Compiled with: gemm="triton"
+    Loses it:
+
+        def layer(a, b):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32)
+
+    Compiled with: gemm="cublaslt"
+    Keeps it:
+
+        def layer(a, b):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32)
+    """
     return found_if(_is_tritons(m) and _says_fp8(m), tile=m.row.tile)
 
 
@@ -300,7 +623,25 @@ def _says_fp8(m: Matmul) -> bool:
     ),
 )
 def triton_dequantized(m: Matmul) -> Found | None:
-    """Triton multiplies what the dot multiplies, and that is dequantized."""
+    """Triton's kernel dequantizes the operands, then multiplies in a wide type.
+
+    The rewriter that moves a dequantization behind the matmul makes calls of cuBLASLt. XLA's own
+    kernels, which Triton compiles, are not made that way. They do what the program says: they
+    convert and scale the operands, and multiply what they get. A dot of the FP8 arrays, with the
+    scales behind it, is an FP8 dot for Triton too, if the tile is large enough: see triton-tile.
+
+    Compiled with: gemm="triton"
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Compiled with: gemm="cublaslt"
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     return found_if(_is_tritons(m) and not _says_fp8(m))
 
 
@@ -318,8 +659,26 @@ def triton_dequantized(m: Matmul) -> Found | None:
     logs="The scaling factors must be scalars.",
 )
 def array_of_scales(m: Matmul) -> Found | None:
-    """The operand is dequantized with more than one scale."""
-    return _changed(m, "array of scales")
+    """An operand is dequantized with an array of scales.
+
+    XLA's rewriter passes the call one scalar as the scale of each operand. If the scale is an
+    array, the rewriter makes no FP8 call, and XLA multiplies in a wide type.
+
+    A scale for each row of the left operand is one for each row of the result, so it can multiply
+    the result: the matmul is then FP8, and the scales are a kernel behind it, see vector-scale.
+    Scales along K cannot be moved there, because the matmul sums over K.
+
+    Loses it:
+
+        def layer(a, b, a_scales: "f32[64,1]", b_scale):
+            return jax.lax.dot(a.astype(f32) * a_scales, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a, b, a_scales: "f32[64,1]", b_scale):
+            return jax.lax.dot(a.astype(f32), dequantize(b, b_scale).T) * a_scales
+    """
+    return _changed(m, Problem.ARRAY_OF_SCALES)
 
 
 @rule(
@@ -337,8 +696,35 @@ def array_of_scales(m: Matmul) -> Found | None:
     logs="not rewritten into FP8 Custom Call",
 )
 def stack_converted(m: Matmul) -> Found | None:
-    """Several layers' weights are converted as one array, and each is cut out of it."""
-    return _changed(m, "stack converted")
+    """The weights of several layers are one array, and XLA converts all of it at once.
+
+    An unrolled lax.scan takes one layer after the other out of a stack, and each layer converts its
+    slice from FP8. XLA replaces these conversions by one of the whole stack, and slices the result.
+    A slice then stands between each layer's conversion and its scale, and the rewriter looks for
+    the scale directly behind the conversion.
+
+    A loop that is not unrolled contains one slice, which XLA leaves in front of the conversion.
+    Weights that are passed as separate arrays need no slice.
+
+    Loses it:
+
+        def layers(a, stack: "f8e4m3fn[4,256,256]", scales: "f32[4]", a_scale):
+            def layer(x, given):
+                w, w_scale = given
+                return quantize(scaled_dot(x, w, a_scale, w_scale, bf16), a_scale), None
+
+            return jax.lax.scan(layer, a, (stack, scales), unroll=4)[0]
+
+    Keeps it:
+
+        def layers(a, stack: "f8e4m3fn[4,256,256]", scales: "f32[4]", a_scale):
+            def layer(x, given):
+                w, w_scale = given
+                return quantize(scaled_dot(x, w, a_scale, w_scale, bf16), a_scale), None
+
+            return jax.lax.scan(layer, a, (stack, scales))[0]
+    """
+    return _changed(m, Problem.STACK_CONVERTED)
 
 
 @rule(
@@ -346,19 +732,39 @@ def stack_converted(m: Matmul) -> Found | None:
     lost=Lost.FP8,
     reason=(
         "{between} stands between the {side} operand's conversion and a scale, which has to "
-        "follow the conversion"
+        "follow the conversion directly"
     ),
     fix=(
-        "multiply once, right behind the conversion: a.astype(jnp.float32) * (s * t); where a "
-        "transpose stands there, also one that XLA put there, transpose the FP8 array, put "
-        "jax.lax.optimization_barrier behind that, and dequantize then"
+        "multiply once, directly behind the conversion: a.astype(jnp.float32) * (s * t); if it is "
+        "a transpose that stands there, which XLA may have moved there, transpose the FP8 array, "
+        "put jax.lax.optimization_barrier behind that, and dequantize last"
     ),
     source="MatchFp8Param",
     logs="not rewritten into FP8 Custom Call",
 )
 def scaled_late(m: Matmul) -> Found | None:
-    """A scale is multiplied later than right behind the conversion from FP8."""
-    return _changed(m, "scaled late")
+    """The operand is scaled, but not directly behind its conversion from FP8.
+
+    XLA's rewriter looks for a pattern: a conversion from FP8, then at most one multiplication by a
+    scalar. Behind these it accepts only operations that move elements or mask them with zeros. A
+    second multiplication does not fit, and neither does one behind a transpose that XLA has left
+    there.
+
+    XLA can put the transpose there itself: it moves one from the FP8 array behind the conversion.
+    An optimization_barrier behind the transpose keeps it in front.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, loss_scale: "f32[]"):
+            x = a.astype(f32) * a_scale * loss_scale
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):  # a_scale has loss_scale in it
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    return _changed(m, Problem.SCALED_LATE)
 
 
 @rule(
@@ -373,8 +779,26 @@ def scaled_late(m: Matmul) -> Found | None:
     logs="not rewritten into FP8 Custom Call",
 )
 def converted_twice(m: Matmul) -> Found | None:
-    """The dequantized operand is converted to another type again."""
-    return _changed(m, "converted twice")
+    """The dequantized operand is converted to a second type in front of the dot.
+
+    XLA's rewriter expects one conversion: from FP8 to the type that the dot multiplies. If the
+    operand is dequantized in float32 and then converted to bfloat16, it was rounded once more,
+    which the call would not do. JAX adds such a conversion by itself where jnp.dot is given
+    operands of two types.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            x = dequantize(a, a_scale).astype(bf16)
+            return jax.lax.dot(x, dequantize(b, b_scale, bf16).T)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            x = dequantize(a, a_scale, bf16)
+            return jax.lax.dot(x, dequantize(b, b_scale, bf16).T)
+    """
+    return _changed(m, Problem.CONVERTED_TWICE)
 
 
 @rule(
@@ -386,21 +810,62 @@ def converted_twice(m: Matmul) -> Found | None:
     logs="Select requires a zero operand to be exchanged with dequantization.",
 )
 def masked(m: Matmul) -> Found | None:
-    """The dequantized operand is masked, and not with zero."""
-    return _changed(m, "masked")
+    """The dequantized operand is masked with a number other than zero.
+
+    XLA's rewriter moves a mask from the dequantized operand to the FP8 array. Zero is zero there
+    too, whatever the scale is. Another number would have to be divided by the scale and rounded to
+    FP8, so the rewriter accepts zeros only. The program can do that division itself, or mask the
+    array before it is quantized.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, mask: "pred[64,256]"):
+            x = jnp.where(mask, dequantize(a, a_scale), 1)
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, mask: "pred[64,256]"):
+            x = jnp.where(mask, dequantize(a, a_scale), 0)
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+    """
+    return _changed(m, Problem.MASKED)
 
 
 @rule(
     "changed-between",
     lost=Lost.FP8,
     reason="the {side} operand is changed between its dequantization and the dot: {opcode}",
-    fix="do it before quantizing, or to the dot's result; only {allowed} may stand there",
+    fix=(
+        "do it before the dequantization, to the FP8 array or before quantizing, or to the dot's "
+        "result; only {allowed} may stand behind the dequantization"
+    ),
     source="MatchFp8Param",
     logs="not rewritten into FP8 Custom Call",
 )
 def changed_between(m: Matmul) -> Found | None:
-    """The dequantized operand is computed with before it is multiplied."""
-    return _changed(m, "changed between")
+    """The dequantized operand is computed with before it is multiplied.
+
+    The call multiplies the FP8 array itself. XLA's rewriter finds that array, then checks each
+    operation between its dequantization and the dot. Only operations that move elements or mask
+    them with zeros may stand there, since they can be done to the FP8 array as well. Arithmetic
+    changes the numbers: its result need not be a number of FP8.
+
+    Some functions can be moved by hand. A negation can be done to the FP8 array or to the scale,
+    and a factor can be part of the scale. Others belong in front of the quantization. If the
+    rewriter does not find the FP8 array at all, the rule is operation-between.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return jax.lax.dot(-dequantize(a, a_scale), dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(-a, b, a_scale, b_scale)
+    """
+    return _changed(m, Problem.CHANGED_BETWEEN)
 
 
 @rule(
@@ -414,7 +879,25 @@ def changed_between(m: Matmul) -> Found | None:
     source="TypesAreSupportedByCublasLt: its table of operand types",
 )
 def both_e5m2_bare(m: Matmul) -> Found | None:
-    """Both operands are E5M2 arrays, without scales: no tensor-core kernel multiplies two."""
+    """The dot is of two E5M2 arrays, without scales.
+
+    cuBLASLt multiplies E4M3 by E4M3, and E4M3 by E5M2, but not E5M2 by E5M2. XLA compares the types
+    with cuBLASLt's table and converts both operands to float16 if their pair is not in it.
+
+    E5M2 trades precision for range. It is meant for gradients, and in a backward pass a gradient is
+    multiplied by activations or weights, which are E4M3. If dequantized operands are both E5M2, the
+    rule is both-e5m2.
+
+    Loses it:
+
+        def layer(a: "f8e5m2[64,256]", b: "f8e5m2[128,256]"):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32)
+
+    Keeps it:
+
+        def layer(a: "f8e5m2[64,256]", b):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32)
+    """
     is_both = m.is_quantized and m.types == ["f8e5m2"] * 2
     return found_if(is_both and m.sides[0].dtype == "f8e5m2")
 
@@ -431,7 +914,24 @@ def both_e5m2_bare(m: Matmul) -> Found | None:
     logs="The element type of one of the operands must be F8E4M3FN.",
 )
 def both_e5m2(m: Matmul) -> Found | None:
-    """Both operands are E5M2: cuBLASLt multiplies E5M2 by E4M3 alone."""
+    """Both operands are dequantized from E5M2.
+
+    cuBLASLt multiplies E4M3 by E4M3, and E4M3 by E5M2, but not E5M2 by E5M2. XLA's rewriter makes
+    no FP8 call of such operands, so kernels dequantize them and the matmul runs in a wide type.
+
+    E5M2 trades precision for range. It is meant for gradients, and in a backward pass a gradient is
+    multiplied by activations or weights, which are E4M3.
+
+    Loses it:
+
+        def layer(a: "f8e5m2[64,256]", b: "f8e5m2[128,256]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a: "f8e5m2[64,256]", b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     is_both = m.is_quantized and m.types == ["f8e5m2"] * 2
     return found_if(is_both and m.sides[0].dtype != "f8e5m2")
 
@@ -444,7 +944,22 @@ def both_e5m2(m: Matmul) -> Found | None:
     source="TypesAreSupportedByCublasLt: its table of types",
 )
 def e5m2_result(m: Matmul) -> Found | None:
-    """Two E4M3 operands give E4M3, not E5M2."""
+    """The dot multiplies two E4M3 arrays, and its result is to be E5M2.
+
+    cuBLASLt has kernels for certain combinations of types only. Two E4M3 operands can give E4M3,
+    but not E5M2; if one operand is E5M2, the result can be E5M2. XLA compares the types with
+    cuBLASLt's table, and converts the operands to float16 for a combination that is not in it.
+
+    Loses it:
+
+        def layer(a, b):
+            return jax.lax.dot(a, b.T, preferred_element_type=e5m2)
+
+    Keeps it:
+
+        def layer(a, b):
+            return jax.lax.dot(a, b.T, preferred_element_type=e4m3)
+    """
     if not m.is_quantized or m.dot is None:
         return None
     return found_if(m.types == ["f8e4m3fn"] * 2 and m.dot.shape.dtype == "f8e5m2")
@@ -459,37 +974,92 @@ def e5m2_result(m: Matmul) -> Found | None:
     logs="The input types must be F8E5M2 or F8E4M3FN",
 )
 def other_fp8_type(m: Matmul) -> Found | None:
-    """An operand is of an 8-bit type that NVIDIA's tensor cores do not have."""
-    other = [dtype for dtype in m.types if dtype not in FP8_MAX] if m.is_quantized else []
+    """An operand is of an 8-bit type that NVIDIA's tensor cores do not multiply.
+
+    JAX has more 8-bit floating-point types than NVIDIA's hardware: float8_e4m3fnuz and
+    float8_e5m2fnuz are AMD's, and float8_e3m4 and float8_e4m3 have other ranges. The call takes
+    float8_e4m3fn and float8_e5m2. Operands of other types are dequantized in kernels and multiplied
+    in a wide type.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fnuz[64,256]", b: "f8e4m3fnuz[128,256]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    other = [dtype for dtype in m.types if dtype not in CUBLASLT] if m.is_quantized else []
     return Found(dtype=other[0]) if other else None
 
 
 @rule(
     "result-type",
     lost=Lost.FP8,
-    reason="the dot's result is {dtype}",
-    fix="dequantize in float32, bfloat16 or float16",
+    reason="the dot's result is {dtype}, and no FP8 call writes that",
+    fix=(
+        "dequantize in float32, bfloat16 or float16, or ask for one of these as "
+        "preferred_element_type"
+    ),
     source="CreateF8CustomCall",
     logs="Output type must be F8E4M3FN, F8E5M2, BF16, F16 or F32",
 )
 def result_type(m: Matmul) -> Found | None:
-    """The dot returns a type that the call does not write."""
+    """The dot returns a type that the FP8 call does not write.
+
+    The FP8 call writes float32, bfloat16, float16, E4M3 or E5M2, and XLA's rewriter makes none for
+    another type. The type of the dot's result is the type that the operands are dequantized to, if
+    the program gives no other as preferred_element_type.
+
+    Loses it:
+
+        @jax.enable_x64(True)
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale, jnp.float64)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     if not m.is_quantized or m.dot is None:
         return None
     dtype = m.dot.shape.dtype
-    return found_if(dtype not in ("bf16", "f16", "f32", *FP8_MAX), dtype=dtype)
+    return found_if(dtype not in ("bf16", "f16", "f32", *CUBLASLT), dtype=dtype)
 
 
 @rule(
     "vector-operand",
     lost=Lost.FP8,
-    reason="{thin} 1: XLA makes a vector of that operand, and its FP8 call takes matrices",
+    reason=(
+        "{thin} 1: XLA makes a vector of the operand with that dimension, and its FP8 call takes "
+        "matrices"
+    ),
     fix="give {wide} (pad with zeros, slice the result)",
     source="CreateF8CustomCall (XLA's gemm_rewriter.cc)",
     logs="Inputs must have exactly one contracting and one non-contracting dimension.",
 )
 def vector(m: Matmul) -> Found | None:
-    """With one row or column, XLA makes a vector of that operand."""
+    """M or N is 1, and XLA removes that dimension from the operand.
+
+    An array of one row is a vector to XLA, which drops the dimension of size 1. XLA's rewriter
+    makes FP8 calls for operands with one contracting dimension and one other. A vector has no other
+    dimension, so the matmul becomes a call in a wide type.
+
+    If the matrix is smaller, XLA does not call a library at all: see spelled-out.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[1,4096]", b: "f8e4m3fn[4096,4096]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[16,4096]", b: "f8e4m3fn[4096,4096]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     if not m.is_quantized or not m.thin("MN"):
         return None
     is_vector = any(len(side.operand.shape.dims) == 1 for side in m.sides)
@@ -499,21 +1069,41 @@ def vector(m: Matmul) -> Found | None:
 @rule(
     "too-small",
     lost=Lost.FP8,
-    reason="the matmul is too small for XLA to call a library for it",
+    reason="the matmul is too small: K * (M + N) is {size}, and below {limit} XLA calls no library",
     fix="compile with compiler_options={{'xla_gpu_gemm_rewrite_size_threshold': 0}}",
     source="XLA's matmul_utils.cc, IsMatrixMultiplicationTooSmallForRewriting",
 )
 def too_small(m: Matmul) -> Found | None:
-    """For a few hundred products XLA calls no library."""
-    row = m.row
-    is_small = row.library == "kernel" and row.m * row.n * row.k <= 1000
-    return found_if(m.is_quantized and is_small)
+    """The operands have so few elements that XLA calls no library.
+
+    XLA leaves a dot to its own code generator if K * (M + N), the number of elements of both
+    operands, is below 100. The sizes are those of one matrix of a batch. XLA's own kernel
+    multiplies in a wide type.
+
+    The option xla_gpu_gemm_rewrite_size_threshold sets the limit. An FP8 call takes multiples of
+    16, so kernels then pad the operands: see padded-operands. For matrices of this size that is not
+    worth it, except in a test.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[4,8]", b: "f8e4m3fn[8,8]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+
+    Compiled with: compiler_options={"xla_gpu_gemm_rewrite_size_threshold": 0}
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[4,8]", b: "f8e4m3fn[8,8]", a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    size = m.given.k * (m.given.m + m.given.n)
+    is_small = m.row.library == "kernel" and size < _SMALLEST_CALL
+    return found_if(m.is_quantized and is_small, size=size, limit=_SMALLEST_CALL)
 
 
 @rule(
     "unknown-not-fp8",
     lost=Lost.FP8,
-    reason="unknown: no rule known here keeps it from FP8 ({facts})",
+    reason="unknown: no rule known here explains why it is not FP8 ({facts})",
     fix=(
         "set TF_CPP_MIN_LOG_LEVEL=0 TF_CPP_VMODULE=gemm_rewriter=1 before Python starts, and "
         "read XLA's log"
@@ -521,7 +1111,13 @@ def too_small(m: Matmul) -> Found | None:
     source="none found",
 )
 def unknown_not_fp8(m: Matmul) -> Found | None:
-    """It is not FP8, and no rule known here says why."""
+    """The matmul is not FP8, and none of the rules known here explains it.
+
+    The rules describe the releases of XLA that they were tried with, and XLA changes. If none of
+    them holds, `fp8lens` says so and gives the facts. It does not name the most similar rule
+    instead. No program in the tests reaches this rule, so its page has none: one that does is worth
+    a report. XLA's own log, which the fix turns on, often names the reason.
+    """
     out = m.dot.shape.dtype if m.dot is not None else m.row.out_dtype
     facts = (
         f"operands {' and '.join(m.types)}, result {out}, run by {m.row.library} in "
@@ -534,14 +1130,37 @@ def unknown_not_fp8(m: Matmul) -> Found | None:
     "ragged-dot",
     lost=Lost.DUPLICATE,
     reason=(
-        "ragged_dot is compiled dense: each row meets every group, {m} x {n} x {k}, and what is "
-        "not its own is zero"
+        "XLA compiles ragged_dot as one dense matmul, {m} x {n} x {k}: each row is multiplied by "
+        "every group's matrix, with zeros for the groups that are not its own"
     ),
-    fix="give each group as many rows (a capacity), and multiply batched; or leave it",
+    fix=(
+        "give every group the same number of rows (a capacity), and multiply in a batch; or leave "
+        "it"
+    ),
     source="XLA's ragged_dot_rewriter.cc",
 )
 def ragged(m: Matmul) -> Found | None:
-    """On a GPU every row of a ragged_dot is multiplied by every group's matrix."""
+    """Each row of a ragged_dot belongs to one group, and on a GPU it is multiplied by every group's
+    matrix.
+
+    jax.lax.ragged_dot multiplies rows by the matrix of their group, as in a mixture of experts. On
+    a GPU XLA compiles it as one dense matmul: K is multiplied by the number of groups, and each row
+    is extended to that length, with zeros where it meets the matrix of another group. The result is
+    right and in FP8, but with 4 groups the call does 4 times the work.
+
+    If each group gets the same number of rows, some of them padding, the matmul is batched, and
+    each row is multiplied once. Which is faster depends on how evenly the rows are spread.
+
+    Loses it:
+
+        def experts(a, b: "f8e4m3fn[4,256,128]", sizes: "s32[4]", a_scale, b_scale):
+            return jax.lax.ragged_dot(dequantize(a, a_scale), dequantize(b, b_scale), sizes)
+
+    Keeps it:
+
+        def experts(a: "f8e4m3fn[4,16,256]", b: "f8e4m3fn[4,128,256]", a_scale, b_scale):
+            return jax.vmap(scaled_dot, (0, 0, None, None))(a, b, a_scale, b_scale)
+    """
     is_ragged = primitive(m.row.op_name).startswith("ragged_dot")
     return found_if(is_ragged, m=m.row.m, n=m.row.n, k=m.row.k)
 
@@ -553,6 +1172,7 @@ NOT_FP8 = (
     not_quantized,
     spelled_out,
     block_scales,
+    scaled_dot_spelled_out,
     one_number,
     folded,
     gathered,

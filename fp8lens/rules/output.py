@@ -1,8 +1,10 @@
 """Conversions of the result that stay outside of the call."""
 
+from fp8lens.formats import FORMATS
 from fp8lens.hlo.values import operand
+from fp8lens.matmul.roles import Role
 from fp8lens.matmul.unfused import DEQUANTIZES
-from fp8lens.rules.facts import NUMPY, Cause, Conversion, Matmul
+from fp8lens.rules.facts import Cause, Conversion, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
@@ -31,7 +33,7 @@ def no_clamp(conversion: Conversion) -> Found | None:
         def layer(a, b, a_scale, b_scale, d_scale):
             return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
     """
-    return found_if("clamp" not in conversion.kinds, **conversion.fields)
+    return found_if(Role.CLAMP not in conversion.kinds, **conversion.fields)
 
 
 @rule(
@@ -64,7 +66,7 @@ def clamp_early(conversion: Conversion) -> Found | None:
     how = ""
     if conversion.wide:
         how = f"the result is converted to {conversion.wide} on the way"
-    elif conversion.kinds[-2] != "clamp":
+    elif conversion.kinds[-2] != Role.CLAMP:
         how = "the clamp comes before the scale"
     return found_if(how, how=how, **conversion.fields)
 
@@ -97,7 +99,7 @@ def clamp_bounds(conversion: Conversion) -> Found | None:
             return jnp.clip(d, -largest, largest).astype(e4m3)
     """
     bounds = " and ".join(conversion.bounds) or "arguments, or one number alone"
-    fields = conversion.fields | {"jax_to": f"jnp.{NUMPY[conversion.to]}"}
+    fields = conversion.fields | {"jax_to": f"jnp.{FORMATS[conversion.to].jax}"}
     return found_if(not conversion.is_whole_range, bounds=bounds, **fields)
 
 
@@ -128,7 +130,7 @@ def scaled_twice(conversion: Conversion) -> Found | None:
             return quantize(d, d_scale)
     """
     kinds = conversion.kinds
-    return found_if(kinds.count("scale") + kinds.count("alpha") > 1)
+    return found_if(kinds.count(Role.SCALE) + kinds.count(Role.ALPHA) > 1)
 
 
 @rule(
@@ -170,8 +172,9 @@ def matrix_in_f32(conversion: Conversion) -> Found | None:
         "the unconverted result is read elsewhere too ({readers}): it has to be written as {dtype}"
     ),
     fix=(
-        "read the converted result there; to compute it twice, put the operands through "
-        "jax.lax.optimization_barrier"
+        "let the others read the converted result; or give them a second matmul, of the same "
+        "operands behind jax.lax.optimization_barrier; where they need all digits, as the sum of a "
+        "residual stream does, leave this kernel"
     ),
     source="F8ConvertD: the only other reader may be one amax",
 )
@@ -337,13 +340,13 @@ def another_type(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale):
             return scaled_dot(a, b, a_scale, b_scale, bf16)
     """
-    if cause.kind != "output" or cause.writes not in ("bf16", "f16", "f32"):
+    if cause.kind is not Role.OUTPUT or cause.writes not in ("bf16", "f16", "f32"):
         return None
     wider = ""
     if cause.writes == "f32":
         where = "where only what comes in behind it is f32, as a bias"
         wider = f"; or, {where}, pass that in {cause.reads}"
-    jax_to = f"jnp.{NUMPY[cause.writes]}"
+    jax_to = f"jnp.{FORMATS[cause.writes].jax}"
     return Found(dtype=cause.reads, to=cause.writes, wider=wider, jax_to=jax_to)
 
 
@@ -369,7 +372,7 @@ def not_a_float(cause: Cause) -> Found | None:
             return scaled_dot(a, b, a_scale, b_scale).astype(jnp.int32)
     """
     is_wide = cause.writes in ("bf16", "f16", "f32")
-    is_conversion = cause.kind == "output" and not is_wide
+    is_conversion = cause.kind is Role.OUTPUT and not is_wide
     return found_if(is_conversion, dtype=cause.reads, to=cause.writes)
 
 
@@ -409,7 +412,8 @@ def result_in_fp8(m: Matmul) -> Found | None:
     lost=Lost.OUTPUT,
     reason=(
         "the call multiplies two E4M3 operands and writes E5M2, for which cuBLASLt has no "
-        "kernel: XLA does not look, and the GPU will refuse it"
+        "kernel: XLA's rewriter does not check that, so the program compiles, and by cuBLASLt's "
+        "table it fails when it runs"
     ),
     fix="convert the result to float8_e4m3fn, or make one of the operands float8_e5m2",
     source=(
@@ -420,9 +424,9 @@ def no_such_kernel(m: Matmul) -> Found | None:
     """XLA makes a call for which cuBLASLt has no kernel.
 
     cuBLASLt's table of FP8 matmuls lists which types of operands go with which type of the result.
-    It has E5M2 results only if one of the operands is E5M2. XLA's rewriter does not compare the
-    conversion with this table. XLA compiles the program, for cuBLASLt is asked for a kernel only on
-    the GPU.
+    It has E5M2 results only if one of the operands is E5M2. XLA's rewriter compares the types of
+    the dot with this table (see e5m2-result), but not the type that a conversion behind it writes.
+    XLA compiles the program, for cuBLASLt is asked for a kernel only on the GPU.
 
     Loses it:
 

@@ -5,8 +5,9 @@ import functools
 import textwrap
 from typing import Any
 
+from fp8lens.formats import FORMATS
 from fp8lens.hlo.parse import visible
-from fp8lens.rules.facts import NUMPY, Matmul
+from fp8lens.rules.facts import Matmul
 from fp8lens.rules.libraries import fix_there
 from fp8lens.rules.rule import Found, Lost, Rule
 
@@ -59,9 +60,9 @@ def paragraph(headline: str, reason: Reason, *further: str) -> str:
 def texts_of(rule: Rule, found: Found) -> dict[str, Any]:
     """The rule's texts, and its name, as fields of a Reason."""
     jax_names = {
-        f"jax_{name}": f"jnp.{NUMPY[value]}"
+        f"jax_{name}": f"jnp.{FORMATS[value].jax}"
         for name, value in found.items()
-        if isinstance(value, str) and value in NUMPY
+        if isinstance(value, str) and value in FORMATS
     }
     fields = jax_names | found
     return {

@@ -1,8 +1,16 @@
 """Scales that cost a kernel: in front of a matmul, and behind it."""
 
+import itertools
+import math
+import re
+
+from fp8lens.formats import CUBLASLT
 from fp8lens.hlo.parse import Instruction
-from fp8lens.matmul.epilogue import Step
-from fp8lens.matmul.operands import FP8_MAX, Operand
+from fp8lens.hlo.program import results
+from fp8lens.hlo.text import size
+from fp8lens.hlo.values import operand, reducer
+from fp8lens.matmul.operands import Operand
+from fp8lens.matmul.roles import Role, Step
 from fp8lens.rules.facts import Cause, InFront, Matmul, is_negative
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -19,7 +27,25 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
     source="CreateF8CustomCall and InvertAndConvertScalar",
 )
 def division(kernel: InFront) -> Found | None:
-    """The program divides by a scale, where the call multiplies."""
+    """The program divides by a scale, where the call multiplies.
+
+    The call multiplies each operand by its scale. XLA's rewriter also takes a division by a scalar:
+    it computes 1 / scale in front of the call, and passes that. This is a kernel that computes one
+    number, and launching it costs more time than the division. It goes if whoever computes the
+    scale computes the reciprocal too, and the program gets that as an argument.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            a, b = a.astype(f32) / a_scale, b.astype(f32) / b_scale
+            return jax.lax.dot(a, b.T)
+
+    Keeps it:
+
+        def layer(a, b, a_inverse: "f32[]", b_inverse: "f32[]"):  # 1 / a_scale and 1 / b_scale
+            a, b = a.astype(f32) * a_inverse, b.astype(f32) * b_inverse
+            return jax.lax.dot(a, b.T)
+    """
     return found_if(kernel.work == "scale" and "divide" in kernel.opcodes)
 
 
@@ -31,9 +57,56 @@ def division(kernel: InFront) -> Found | None:
     source="F8ScaleD: one scalar of the program becomes one scale of the call",
 )
 def product_of_scales(kernel: InFront) -> Found | None:
-    """A kernel multiplies scalars to make one scale of them."""
+    """A kernel multiplies scalars to make one scale of them.
+
+    The call reads each of its scales as one number from memory. If the program multiplies the
+    operands' scales with each other and scales the result by the product, a kernel has to compute
+    that product first. The call has a scale for each operand, and multiplies by both itself: if
+    each operand is dequantized with its own scale, there is no product to compute.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = jax.lax.dot(a, b.T, preferred_element_type=f32)
+            return d * (a_scale * b_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     is_product = "multiply" in kernel.opcodes and "divide" not in kernel.opcodes
     return found_if(kernel.work == "scale" and is_product)
+
+
+@rule(
+    "scale-of-one-element",
+    lost=Lost.SCALE,
+    reason="a scale has the shape {shape}, and the call takes a scalar: a kernel makes one of it",
+    fix="pass the scale with the shape f32[], or dequantize in float32",
+    source="CreateF8CustomCall and InvertAndConvertScalar: scales are scalars",
+)
+def scale_of_one_element(kernel: InFront) -> Found | None:
+    """A scale is an array of one element, and no scalar.
+
+    The call reads a scale as a scalar. XLA gives an array of one element the shape of a scalar for
+    free. If the program also converts it, in order to dequantize in bfloat16, the conversion stands
+    between the array and the scalar and stays a kernel.
+
+    Loses it:
+
+        def layer(a, b, a_scale: "f32[1]", b_scale: "f32[1]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+    """
+    shapes = [operand(kernel.kernel, n).shape for n in range(len(kernel.kernel.operands))]
+    odd = [shape.brief for shape in shapes if shape.dtype == "f32" and shape.dims]
+    is_alone = kernel.work == "scale" and len(shapes) == 1
+    return found_if(is_alone and odd and shapes[0].size == 1, shape=", ".join(odd))
 
 
 @rule(
@@ -47,7 +120,23 @@ def product_of_scales(kernel: InFront) -> Found | None:
     source="CreateF8CustomCall and InvertAndConvertScalar: scales are float32",
 )
 def scale_not_f32(kernel: InFront) -> Found | None:
-    """A kernel converts a scale to float32, which the call reads."""
+    """A kernel converts a scale to float32, which the call reads.
+
+    cuBLASLt reads the scales of FP8 operands as float32. If a scale has another type, XLA converts
+    it in a kernel in front of the call. If the program has a float32 scale and converts it to
+    bfloat16 in order to dequantize in bfloat16, XLA drops that conversion and passes the float32
+    scale.
+
+    Loses it:
+
+        def layer(a, b, a_scale: "bf16[]", b_scale: "bf16[]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):  # scaled_dot converts them to bfloat16
+            return scaled_dot(a, b, a_scale, b_scale, bf16)
+    """
     computes = {"multiply", "divide"} & kernel.opcodes
     return found_if(kernel.work == "scale" and not computes)
 
@@ -69,8 +158,24 @@ def scale_not_f32(kernel: InFront) -> Found | None:
     source="F8ScaleD and F8ConvertD: ShapeUtil::IsScalar",
 )
 def vector_scale(cause: Cause) -> Found | None:
-    """The result has a scale for each row or column."""
-    return found_if(cause.kind == "vector scale")
+    """The result has a scale for each row or column.
+
+    XLA's call has scalar scales only: one for each operand, and one for an FP8 result. XLA's
+    rewriter checks the shape of a scale, and leaves a multiplication by a vector outside. A kernel
+    then reads the whole result and writes it again. One scale for each row or column keeps more
+    accuracy where their magnitudes differ much, so the kernel can be worth its time.
+
+    Loses it:
+
+        def layer(a, b, b_scales: "f32[128]"):  # a scale for each column
+            return jax.lax.dot(a, b.T, preferred_element_type=f32) * b_scales
+
+    Keeps it:
+
+        def layer(a, b, b_scale):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32) * b_scale
+    """
+    return found_if(cause.kind is Role.VECTOR_SCALE)
 
 
 @rule(
@@ -78,17 +183,32 @@ def vector_scale(cause: Cause) -> Found | None:
     lost=Lost.SCALE,
     reason=(
         "the result is multiplied by several scalars, one after the other, and the call takes "
-        "one of them"
+        "one at most"
     ),
     fix=(
-        "multiply the scalars first, d * (s * t), outside of the program or in it (then a kernel "
-        "of one number does it)"
+        "multiply the scalars first, d * (s * t), outside of the program; in the program a kernel "
+        "multiplies the two numbers, which is small"
     ),
     source="F8ScaleD: one scalar of the program becomes one scale of the call",
 )
 def scales_one_by_one(cause: Cause) -> Found | None:
-    """The result is multiplied by one scalar after the other."""
-    scales = "scale" in (cause.following, *cause.kinds_ahead)
+    """The result is multiplied by one scalar after the other.
+
+    XLA's rewriter passes a factor of the result in place of the left operand's scale, if that
+    operand has none. Then it has one, so a second factor stays outside. XLA does not multiply the
+    two factors with each other: d * s * t and d * (s * t) may be rounded differently.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return jax.lax.dot(a, b.T, preferred_element_type=f32) * a_scale * b_scale
+
+    Keeps it:
+
+        def layer(a, b, ab_scale: "f32[]"):  # ab_scale is a_scale * b_scale
+            return jax.lax.dot(a, b.T, preferred_element_type=f32) * ab_scale
+    """
+    scales = Role.SCALE in (cause.following, *cause.kinds_ahead)
     return found_if(cause.is_factor and scales)
 
 
@@ -96,13 +216,33 @@ def scales_one_by_one(cause: Cause) -> Found | None:
     "scale-after-epilogue",
     lost=Lost.SCALE,
     reason=(
-        "the result is scaled after its epilogue ({epilogue}), which only an FP8 result's scale is"
+        "the result is scaled after its epilogue ({epilogue}), and the call does that only to a "
+        "result that it then writes as FP8"
     ),
-    fix="clamp and convert the result to FP8, or leave this kernel",
+    fix=(
+        "clamp and convert the result to FP8; or, if the epilogue is a bias alone, multiply the "
+        "scale into an operand's and into the bias, outside of the program; or leave this kernel"
+    ),
     source="F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
 )
 def scale_after_epilogue(cause: Cause) -> Found | None:
-    """The result is scaled behind the call's epilogue, and is not FP8."""
+    """The result is scaled behind the call's epilogue, and is not FP8.
+
+    The call multiplies the product by the operands' scales, then adds the bias and applies the
+    activation. It has one more scale behind these, but only where it writes FP8. XLA's rewriter
+    passes other factors of the result in place of the left operand's scale. That would multiply
+    before the bias and the activation, so it is left to calls with no epilogue, or with a relu.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return gelu(scaled_dot(a, b, a_scale, b_scale)) * d_scale
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(gelu(scaled_dot(a, b, a_scale, b_scale)), d_scale)
+    """
     return found_if(cause.is_factor and cause.row.epilogue != "DEFAULT")
 
 
@@ -110,16 +250,41 @@ def scale_after_epilogue(cause: Cause) -> Found | None:
     "scale-too-many",
     lost=Lost.SCALE,
     reason=(
-        "the result is scaled once more, and the call's scales are in use or do not fit "
-        "({scales} in use, epilogue {epilogue}, result {out})"
+        "the result is multiplied by a scale, and is not converted to FP8 directly behind it: the "
+        "call takes such a scale only in place of the left operand's, if that operand has none, no "
+        "matrix is added before, and nothing else reads the result (scales in use: {scales}; beta "
+        "{beta})"
     ),
-    fix="multiply the factor into one operand's scale, outside of the program",
+    fix=(
+        "multiply the factor into one operand's scale, outside of the program, and into a matrix "
+        "that is added before it; if something else reads the result without the factor, leave "
+        "this kernel"
+    ),
     source=(
-        "F8ScaleD: a factor of a result that is not FP8 becomes an operand's scale, if that is free"
+        "F8ScaleD: a factor of a result that is not FP8 becomes the left operand's scale, if that "
+        "is free"
     ),
 )
 def scale_too_many(cause: Cause) -> Found | None:
-    """The call has no scale left to take a factor of the result."""
+    """The result is multiplied by a scale, and the call has no place for it.
+
+    cuBLASLt multiplies a result that it does not write as FP8 by the operands' scales alone. A
+    factor of that result can still be passed in place of an operand's scale. XLA's rewriter uses
+    the left operand's for it, if that is not used by the left operand itself. It does not use the
+    right operand's, and it does not multiply a factor with a scale that is there.
+
+    A factor that is a number in the program, as 0.5, is not a scale: the call takes it as alpha.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return scaled_dot(a, b, a_scale, b_scale) * d_scale
+
+    Keeps it:
+
+        def layer(a, b, a_scale, bd_scale: "f32[]"):  # bd_scale is b_scale * d_scale
+            return scaled_dot(a, b, a_scale, bd_scale)
+    """
     return found_if(cause.is_factor)
 
 
@@ -130,14 +295,36 @@ def scale_too_many(cause: Cause) -> Found | None:
     "sign-lost",
     lost=Lost.SCALE,
     reason=(
-        "wrong numbers, by an error of XLA's: of the factor {factor} behind the relu it makes "
-        "one in front of it, and relu({factor} * d) is not {factor} * relu(d)"
+        "wrong numbers, by an error of XLA's: it multiplies by the factor {factor} before the "
+        "relu, not after it, and relu({factor} * d) is not {factor} * relu(d)"
     ),
     fix="put jax.lax.optimization_barrier between the relu and its negative factor",
     source="F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
 )
 def sign_lost(m: Matmul) -> list[Found]:
-    """XLA puts a negative factor in front of a relu that it stands behind."""
+    """XLA multiplies by a negative factor before a relu, and the program after it.
+
+    XLA's rewriter passes a factor of the result in place of the left operand's scale, if that
+    operand has none. The call multiplies by that scale before it applies the relu. This is the same
+    number only if the factor is not negative, which the rewriter does not check. With a negative
+    factor the compiled program returns other numbers than the one that was written.
+
+    A barrier keeps the factor outside of the call: a kernel multiplies, see barrier-first. No
+    kernel is needed if both operands have scales and the result is FP8: the call has a scale behind
+    the relu then.
+
+    Loses it:
+
+        def layer(a, b, d_scale):
+            d = relu(jax.lax.dot(a, b.T, preferred_element_type=f32))
+            return d * -d_scale
+
+    Keeps it:
+
+        def layer(a, b, d_scale):
+            d = relu(jax.lax.dot(a, b.T, preferred_element_type=f32))
+            return jax.lax.optimization_barrier(d) * -d_scale
+    """
     factors = (step.other for step in _moved_in_front(m))
     return [Found(factor=factor and factor.literal or "-s") for factor in factors]
 
@@ -145,14 +332,14 @@ def sign_lost(m: Matmul) -> list[Found]:
 def _moved_in_front(m: Matmul) -> list[Step]:
     """The negative factors behind a relu that XLA put in front of it."""
     kinds = [step.kind for step in m.steps]
-    if not m.row.is_fp8 or m.row.epilogue != "RELU" or "relu" not in kinds:
+    if not m.row.is_fp8 or m.row.epilogue != "RELU" or Role.RELU not in kinds:
         return []
     factors = [
         (n, step)
         for n, step in enumerate(m.steps)
-        if step.kind in ("alpha", "scale") and step.other and is_negative(step.other)
+        if step.kind in (Role.ALPHA, Role.SCALE) and step.other and is_negative(step.other)
     ]
-    behind_it = [step for n, step in factors if n > kinds.index("relu")]
+    behind_it = [step for n, step in factors if n > kinds.index(Role.RELU)]
     # In front of its relu the call has alpha and the operands' scales; and the program's factors.
     given = [m.row.instruction.computation[name] for name in m.row.instruction.operands[2:]]
     scales = [i for i in given if i.shape.size == 1][:2]
@@ -163,15 +350,15 @@ def _moved_in_front(m: Matmul) -> list[Step]:
 
 def of_codes(step: Step) -> bool:
     """Whether a step is done to an FP8 result, behind its conversion."""
-    return step.value.shape.dtype in FP8_MAX
+    return step.value.shape.dtype in CUBLASLT
 
 
-def in_front_of_codes(m: Matmul) -> dict[str, Step]:
+def in_front_of_codes(m: Matmul) -> dict[Role, Step]:
     """The steps in front of the conversion to FP8, by kind; of several the last."""
     return {step.kind: step for step in m.steps if not of_codes(step)}
 
 
-def moved_in_front_of_codes(m: Matmul) -> set[str]:
+def moved_in_front_of_codes(m: Matmul) -> set[Role]:
     """The kinds of the steps that stand behind the conversion to FP8 alone."""
     return {step.kind for step in m.steps if of_codes(step)} - in_front_of_codes(m).keys()
 
@@ -180,8 +367,8 @@ def moved_in_front_of_codes(m: Matmul) -> set[str]:
     "factor-of-codes",
     lost=Lost.SCALE,
     reason=(
-        "wrong numbers where the result saturates, by an error of XLA's: of the factor behind "
-        "the conversion to FP8 it makes one in front of it"
+        "wrong numbers where the result saturates, by an error of XLA's: it multiplies by the "
+        "factor before the conversion to FP8, not after it"
     ),
     fix=(
         "put jax.lax.optimization_barrier between the two; or, where the call's numbers are "
@@ -190,8 +377,26 @@ def moved_in_front_of_codes(m: Matmul) -> set[str]:
     source="F8ScaleD: the call may have an FP8 result",
 )
 def factor_of_codes(m: Matmul) -> list[Found]:
-    """XLA puts a factor in front of the conversion to FP8 that it stands behind."""
-    codes = {step for step in m.steps if step.kind in ("scale", "alpha") and of_codes(step)}
+    """XLA multiplies by a factor before the conversion to FP8, and the program after it.
+
+    XLA's rewriter takes the conversion into the call first. When it then finds a multiplication of
+    the call's FP8 result, it passes the factor as alpha or as a scale, and does not ask whether the
+    call converts already. The call multiplies before it saturates. If the scaled product is 1000
+    and the factor 0.5, the program as written saturates at 448 and returns 224. The call halves
+    1000 first, saturates, and returns 448.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            q = quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
+            return q * jnp.array(0.5, e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):  # if the call's numbers are meant
+            return quantize(scaled_dot(a, b, a_scale, b_scale) * 0.5, d_scale)
+    """
+    codes = {step for step in m.steps if step.kind in (Role.SCALE, Role.ALPHA) and of_codes(step)}
     return [Found()] if codes - set(m.left) else []
 
 
@@ -199,22 +404,39 @@ def factor_of_codes(m: Matmul) -> list[Found]:
     "relu-of-scaled-codes",
     lost=Lost.SCALE,
     reason=(
-        "wrong numbers for a negative scale, by an error of XLA's: of the relu behind the "
-        "conversion it makes one in front of the result's scale s, and relu(d * s) is relu(d) * "
-        "s for s > 0 only"
+        "wrong numbers for a negative scale, by an error of XLA's: it applies the relu before the "
+        "result's scale s, not behind the conversion, and relu(d * s) is relu(d) * s for s >= 0 "
+        "only"
     ),
     fix=(
-        "apply relu to the dot's result, in front of its scale; where that is negative, negate "
-        "it and an operand's too"
+        "apply relu to the dot's result, in front of its scale; if the scale is negative, negate "
+        "it and one operand's scale"
     ),
     source="FuseReluActivation: the call may have an FP8 result",
 )
 def relu_of_scaled_codes(m: Matmul) -> list[Found]:
-    """XLA puts a relu in front of a result's scale, whatever that scale's sign."""
+    """XLA applies a relu before the result's scale, and the program after it.
+
+    XLA's rewriter takes the scale, the clamp and the conversion into the call first. When it then
+    finds a relu of the call's FP8 result, it takes that in as the epilogue, and does not ask
+    whether the call converts already. The call applies its epilogue before the result's scale. This
+    is the same number only if the scale is not negative. The compiler cannot know the sign of an
+    argument, so the reason is given unless the scale is an absolute value or a positive constant.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return relu(quantize(scaled_dot(a, b, a_scale, b_scale), d_scale))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(relu(scaled_dot(a, b, a_scale, b_scale)), d_scale)
+    """
     ahead = in_front_of_codes(m)
     if "d" not in m.row.scales or "RELU" not in m.row.epilogue:
         return []
-    factors = [ahead[kind].other for kind in ("scale", "alpha") if kind in ahead]
+    factors = [ahead[kind].other for kind in (Role.SCALE, Role.ALPHA) if kind in ahead]
     may_be_negative = any(_may_be_negative(factor) for factor in factors if factor)
     return [Found()] if may_be_negative and "relu" in moved_in_front_of_codes(m) else []
 
@@ -238,6 +460,80 @@ def _may_be_negative(factor: Instruction) -> bool:
     source="MatchFp8Param: a pad is exchanged with the dequantization, whatever it pads with",
 )
 def padded_with_a_number(m: Matmul) -> list[Found]:
-    """XLA pads the FP8 array with a number that was meant for the dequantized one."""
+    """XLA pads the FP8 array with a number that was meant for the dequantized one.
+
+    XLA's rewriter looks through a pad for the FP8 array behind an operand. It then pads that array
+    in place of the dequantized one, and the call multiplies by the scale afterwards. Zero stays
+    zero. Another number is converted to FP8, and then multiplied by the scale with the rest, so the
+    compiled program computes with another number than the one that was written.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[64,240]", b, a_scale, b_scale):
+            a = jnp.pad(dequantize(a, a_scale), ((0, 0), (0, 16)), constant_values=1)
+            return jax.lax.dot(a, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[64,240]", b, a_scale, b_scale):
+            one = (1 / a_scale).astype(e4m3)
+            a = jnp.pad(a, ((0, 0), (0, 16)), constant_values=one)
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
     sides: list[Operand] = m.sides if m.is_cublaslt else []
     return [Found(side=side.side) for side in sides if side.padded]
+
+
+@rule(
+    "tiles-of-k",
+    lost=Lost.SCALE,
+    reason=(
+        "K is cut into {tiles} tiles with scales of their own: the call writes a product for each "
+        "({written}), and a kernel scales and adds them"
+    ),
+    fix="use one scale for the whole of K, or leave this kernel: no call on {chip} adds tiles up",
+    source="cuBLASLt: a call's scales are one number for each operand",
+)
+def tiles_of_k(m: Matmul) -> Found | None:
+    """The products of several tiles of K are scaled one by one, and then added.
+
+    A tile of K with a scale of its own follows large numbers more closely. cuBLASLt takes one scale
+    for a whole operand, so the dot becomes a batch with one matmul for each tile. The call writes
+    all products, usually in f32. A kernel reads them, multiplies each by its scales, and adds them
+    up. This costs as many results as there are tiles, written and read once more.
+
+    Loses it:
+
+        def layer(a, b, a_scales: "f32[64,2]", b_scales: "f32[128,2]"):
+            tiles_of_a, tiles_of_b = a.reshape(64, 2, 128), b.reshape(128, 2, 128)
+            d = jnp.einsum("mtk,ntk->tmn", tiles_of_a, tiles_of_b, preferred_element_type=f32)
+            return (d * a_scales.T[:, :, None] * b_scales.T[:, None, :]).sum(0)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    tiles = _tiles(m)
+    written = sum(shape.nbytes for shape in results(m.row.instruction))
+    return found_if(tiles > 1, tiles=tiles, written=size(written))
+
+
+def _tiles(m: Matmul) -> int:
+    """How many products of a batch are scaled by an array, and then added; 0 where they are not."""
+    if m.dot is None or m.dot.opcode != "dot":
+        return 0
+    scales = [step for step in m.steps if step.kind is not Role.AMAX]
+    factors = (Role.ALPHA, Role.SCALE, Role.VECTOR_SCALE)
+    scales = list(itertools.takewhile(lambda step: step.kind in factors, scales))
+    if not any(step.kind is Role.VECTOR_SCALE for step in scales):
+        return 0
+    batch = re.findall(r"\d+", m.dot.attributes.get("lhs_batch_dims", ""))
+    last = scales[-1].at
+    for reader in last.computation.users.get(last.name, ()):
+        summed = re.findall(r"\d+", reader.attributes.get("dimensions", ""))
+        is_sum = reader.opcode == "reduce" and reducer(reader) == "add"
+        # A dot's result has its batch first.
+        if is_sum and summed and {*map(int, summed)} <= {*range(len(batch))}:
+            return math.prod(m.dot.shape.dims[int(d)] for d in summed)
+    return 0

@@ -17,9 +17,9 @@ from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import size
 from fp8lens.inspection import Inspection
 from fp8lens.matmul.attribution import VIEWS, Where, attribute
-from fp8lens.matmul.epilogue import clamp_bounds
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.roles import clamp_bounds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import inside
 from helpers.figures.operations import grouped, is_passed, sources

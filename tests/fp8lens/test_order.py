@@ -92,3 +92,74 @@ def chosen():
 @pytest.mark.parametrize("fn, args", [forward(False), forward(True), chosen()])
 def test_how_an_index_is_computed_hides_no_transpose(fn, args):
     assert ("transpose", "operand-layout") in said(fn, *args)
+
+
+# In another computation, and under a mask ---------------------------------------------------------
+
+ROW_MASK, BIAS = S(M, dtype=jnp.bool_), S(K, dtype=bf16)
+LAYERS = (S(M, K, dtype=bf16), S(4, K, K), s, BIAS, ROW_MASK)
+
+
+def in_a_loop(before=lambda d, *_: d, after=lambda d, *_: d):
+    """A scan whose iterations begin with `before`, and end with `after`, the matmul between."""
+
+    def fn(x, weights, scale, bias, keep):
+        def layer(x, w):
+            codes = to_e4m3(before(x, bias, keep), scale)
+            return after(scaled_dot(codes, w, scale, scale, bf16), bias, keep), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    return fn
+
+
+def masked(x, keep):
+    return jnp.where(keep[:, None], x, 0)
+
+
+def finished(x, bias, keep):
+    return relu(masked(x, keep) + bias)
+
+
+def test_work_at_the_head_of_the_next_iteration_is_found_and_its_fix_takes_it_in():
+    (reason,) = inspect(in_a_loop(before=lambda d, b, _: relu(d + b)), *LAYERS).reasons
+    assert (reason.lost, reason.rule) == ("bias", "joined-first")
+    assert "handed to the loop's next iteration before the bias" in reason.reason
+    fixed = inspect(in_a_loop(after=lambda d, b, _: relu(d + b)), *LAYERS)
+    assert [row.epilogue for row in fixed.report.rows] == ["BIAS_RELU"]
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_mask_in_a_loop_hides_nothing(where):
+    (reason, *_) = inspect(in_a_loop(**{where: finished}), *LAYERS).reasons
+    assert reason.lost == "bias" and reason.rule in ("joined-first", "masked-first")
+
+
+def test_a_mask_in_front_of_a_branch_hides_nothing():
+    def fn(a, b, x, y, bias, keep, choice):
+        d = masked(scaled_dot(a, b, x, y, bf16), keep)
+        return jax.lax.cond(choice, lambda d: relu(d + bias), jnp.sin, d)
+
+    args = (A, B, s, s, S(N, dtype=bf16), ROW_MASK, S(dtype=jnp.bool_))
+    (reason,) = inspect(fn, *args).reasons
+    assert (reason.lost, reason.rule) == ("bias", "masked-first")
+
+
+def test_rows_that_are_taken_with_a_fill_hide_no_conversion():
+    def fn(a, b, x, y, z, i):
+        return to_e4m3(jnp.take(scaled_dot(a, b, x, y, bf16), i, axis=0), z)
+
+    (reason,) = inspect(fn, A, B, s, s, s, ROWS).reasons
+    assert (reason.lost, reason.rule) == ("output", "joined-first")
+
+
+def test_what_kernels_do_and_no_rule_explains_is_unknown(monkeypatch):
+    """The ledger and the reasons are two analyses; here the second one sees nothing."""
+    monkeypatch.setattr("fp8lens.rules.find.in_other_kernels", lambda m: [])
+
+    def fn(a, b, x, y, bias, keep):
+        return masked(relu(masked(scaled_dot(a, b, x, y, bf16), keep) + bias), keep)
+
+    asked = inspect(fn, A, B, s, s, S(N, dtype=bf16), ROW_MASK)
+    (reason,) = asked.reasons
+    assert reason.rule == "unknown-outside" and "kernels do bias, epilogue" in reason.reason

@@ -1,20 +1,19 @@
 """The rules themselves: each has a name, its texts, a page, and its place in one order."""
 
-import ast
 import inspect
 import re
 import string
 from types import ModuleType
 
-import jax
 import pytest
 
-from fp8lens import Inspection, assert_fp8_gemms
-from fp8lens import inspect as compile_and_inspect
-from fp8lens.cli import main, parse_shapes
+from fp8lens import assert_fp8_gemms
+from fp8lens.cli import main
 from fp8lens.rules import amax, find, kernels, layout, operands, wire
-from fp8lens.rules.page import PRELUDE, Program, explain, page_of
+from fp8lens.rules.page import explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
+from helpers.pages import compiled
+from tools.records import rules
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
     "operands": operands.NOT_FP8,
@@ -85,22 +84,25 @@ PAGES = {name: page_of(one) for name, one in RULES.items()}
 WITH_PROGRAMS = [name for name, page in PAGES.items() if page.loses]
 
 
-def seen(program: Program) -> Inspection:
-    """A page's program, compiled."""
-    names: dict = {}
-    exec(f"{PRELUDE}\n\n{program.code}", names)
-    function = names[ast.parse(program.code).body[-1].name]
-    arguments = parse_shapes(" ".join(program.arguments.values()))
-    options = eval(f"dict({program.options})", names | {"P": jax.sharding.PartitionSpec})
-    return compile_and_inspect(function, *arguments, **options)
+RECORDED = rules.read()
 
 
 @pytest.mark.parametrize("name", WITH_PROGRAMS)
 def test_a_pages_program_breaks_its_rule_and_the_fixed_one_does_not(name):
+    """And what becomes of both is what the site's page of the rule says."""
     page = PAGES[name]
-    assert name in {reason.rule for reason in seen(page.loses).reasons}
-    if page.keeps:
-        assert name not in {reason.rule for reason in seen(page.keeps).reasons}
+    made = {
+        which: rules.outcome(compiled(program))
+        for which, program in rules.programs_of(page).items()
+    }
+    assert name in made["loses"]["rules"]
+    assert name not in made.get("keeps", {"rules": ()})["rules"]
+    assert not (wrong := rules.problem(name, rules.chips_of(page)[0], made, RECORDED)), wrong
+
+
+def test_the_record_has_the_programs_of_the_pages():
+    problems = rules.unrecorded(RECORDED)
+    assert not problems, "\n".join(problems)
 
 
 def test_a_page_is_printed_whole():
@@ -124,7 +126,7 @@ def test_the_command_explains_rules(capsys):
 
 
 def test_a_rule_is_allowed_by_its_name():
-    asked = seen(PAGES["late-relu"].loses)
+    asked = compiled(PAGES["late-relu"].loses)
     with pytest.raises(AssertionError, match="lost epilogue"):
         assert_fp8_gemms(asked, fused=True)
     assert_fp8_gemms(asked, fused=True, allow="late-relu")

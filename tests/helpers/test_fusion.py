@@ -399,7 +399,7 @@ def test_what_multiplies_stands_out_and_can_be_read():
 
 
 def test_what_is_not_attributed_is_said_to_be(monkeypatch):
-    monkeypatch.setattr(attribution, "accounts_for", lambda row, i: False)
+    monkeypatch.setattr(attribution, "accounts_for", lambda *_: False)
     graph = drawing.program_graph(seen(relu))
     assert {"relu", *END} <= {node.label for node in graph.lost}
     figure = plot_fusion(seen(relu))
