@@ -13,6 +13,8 @@ export LC_ALL := C.UTF-8
 endif
 # Kernels and tests run in .venv, whichever environment the shell has active.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# Container images set this. Each of the tests' hundreds of processes would then compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Jupyter asks root for a flag; without a screen, a text browser must not take over the terminal.
 ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -26,7 +28,7 @@ CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
 INSTALLED = $(if $(CARRIED),,setup)
 MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
 
-.PHONY: help setup lab test check refresh site releases census training bench gpu train-bench gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census training bench gpu train-bench gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -55,6 +57,9 @@ site: setup     ## build the chapters as a web site in _build/
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) -m tools.records.releases $(ARGS)
+
+rules: setup    ## record what the programs on the pages of fp8lens' rules become (ARGS="--only relu" for some)
+	$(PYTHON) -m tools.records.rules $(ARGS)
 
 census: setup   ## record what JAX's FP8 libraries become (2 GB; ARGS="--only qwix" for some, --check to compare)
 	$(PYTHON) -m tools.records.census $(ARGS)

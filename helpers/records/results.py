@@ -3,9 +3,9 @@ them.
 
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
 in one. Beside it goals.json has what they are held against, for each chip, published.json what
-others measured, releases.json what JAX's releases compile, census.json what its libraries do, and
-training.json a small model's tensors. What a program recorded carries that program's digest, and is
-read only as it was written.
+others measured, releases.json what JAX's releases compile, rules.json what they make of the
+programs of fp8lens' rules, census.json what JAX's libraries do, and training.json a small model's
+tensors. What a program recorded carries that program's digest, and is read only as it was written.
 """
 
 import base64
@@ -93,6 +93,13 @@ def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, A
     ValueError for a release that is not as it was written.
     """
     return _recorded(Path(folder, "releases.json"), "make releases")["releases"]
+
+
+def load_rules(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
+    """What each JAX release made of the programs on the pages of fp8lens' rules, oldest first:
+    tools/records/rules.py found it. Raises ValueError for a release that is not as it was written.
+    """
+    return _recorded(Path(folder, "rules.json"), "make rules")["releases"]
 
 
 def _recorded(path: Path, command: str) -> Any:

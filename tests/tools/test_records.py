@@ -71,6 +71,8 @@ NOT_OF_THE_FORM = [
     ("sums", "formats/float8_e5m2", None, "formats"),
     ("releases", "releases/0.9.2/rows/relu/kernels", None, "relu"),
     ("releases", "releases/0.9.2/packages", {}, "packages"),
+    ("rules", "releases/0.10.2/rows/late-relu/chips/H100/loses", None, "loses"),
+    ("rules", "releases/0.10.2/rows/late-relu/chips/H100/keeps/types", None, "keeps"),
     ("census", "ways/qwix, QT/url", "docs", "url"),
     ("census", "releases/0.12.0.1/rows/a | b", {"error": "c"}, "a | b"),
     ("census", "releases/0.12.0.1/date", "today", "date"),

@@ -937,11 +937,11 @@ def environment(version: str) -> Path:
 
 
 def record(versions: list[str], only: str = "") -> int:
-    """Measure with these releases of JAX, or `only` some rows, write the data after each, and print
-    what changed. 1 where FP8 was lost.
+    """Measure with these releases of JAX, or with all, and `only` some rows, write the data after
+    each, and print what changed. 1 where FP8 was lost.
     """
     worse = 0
-    for version in versions:
+    for version in sorted(versions or {BEFORE, locked()["jax"], *read()}, key=by_number):
         print(f"JAX {version}:", flush=True)
         now = data.measure(version, environment(version), "tools.records.census", only)
         found = read()
@@ -962,22 +962,17 @@ def record(versions: list[str], only: str = "") -> int:
     return worse
 
 
+def problems(only: str) -> list[str]:
+    """What differs from what the installed libraries become. ValueError for an altered file."""
+    load_census(DATA.parent)
+    return check(read(), measured_now(only)["rows"])
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, compare or record, as the arguments say; the exit status."""
     options = data.read_arguments(str(__doc__), arguments)
-    if options.measure:
-        in_one_step(options.measure, json.dumps(measured(options.only)))
-        return 0
-    if options.check:
-        try:
-            load_census(DATA.parent)  # refuses what was altered
-        except ValueError as error:
-            problems = [str(error)]
-        else:
-            problems = check(read(), measured_now(options.only)["rows"])
-        return data.status(problems, "what the installed libraries become is what is recorded")
-    versions = options.releases or {BEFORE, locked()["jax"], *read()}
-    return record(sorted(versions, key=by_number), options.only)
+    fine = "what the installed libraries become is what is recorded"
+    return data.carry_out(options, measured, problems, fine, record)
 
 
 if __name__ == "__main__":

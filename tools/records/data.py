@@ -1,5 +1,6 @@
-"""What both records share, of JAX's releases and of its libraries: the command line, how a release
-is measured in an environment of its own, and how the data is read, compared and written.
+"""What three records share, of JAX's releases, of its libraries and of the rules' programs: the
+command line, how a release is measured in an environment of its own, and how the data is read,
+compared and written.
 """
 
 import argparse
@@ -11,12 +12,13 @@ import re
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from helpers.records.results import digest
 from tools.environments import Environment, NotMadeError, variables
+from tools.files import in_one_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = "3.12"  # the oldest that all releases run on: JAX 0.11 asks for it
@@ -24,12 +26,14 @@ PYTHON = "3.12"  # the oldest that all releases run on: JAX 0.11 asks for it
 OF_JAX = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")
 # These have the lock's versions with every release.
 ASSEMBLER = ("nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-runtime")
+# Pallas imports it for Mosaic GPU, and JAX does not ask for it.
+OF_PALLAS = ("absl-py",)
 
 # Command line -----------------------------------------------------------------------------------
 
 
 def read_arguments(about: str, arguments: list[str] | None) -> argparse.Namespace:
-    """The arguments of one of the two commands: releases, check, only, measure."""
+    """The arguments of one of the three commands: releases, check, only, measure."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("releases", nargs="*", help="JAX releases, such as 0.11.2; all without")
     parser.add_argument("--check", action="store_true", help="compare what is installed")
@@ -57,6 +61,25 @@ def status(problems: list[str], fine: str) -> int:
     return 1 if problems else 0
 
 
+def carry_out(
+    options: argparse.Namespace,
+    measured: Callable[[str], dict[str, Any]],
+    problems: Callable[[str], list[str]],
+    fine: str,
+    record: Callable[[list[str], str], int],
+) -> int:
+    """Measure, compare or record, as the arguments say, each with --only; the exit status."""
+    if options.measure:
+        in_one_step(options.measure, json.dumps(measured(options.only)))
+        return 0
+    if options.check:
+        try:
+            return status(problems(options.only), fine)
+        except ValueError as error:  # of a file that was altered
+            return status([str(error)], fine)
+    return record(options.releases, options.only)
+
+
 # Measuring --------------------------------------------------------------------------------------
 
 
@@ -64,7 +87,7 @@ def pinned(version: str) -> tuple[str, ...]:
     """The packages of a JAX release, as uv takes them."""
     lock = locked()
     jax = [f"{name}=={version}" for name in OF_JAX]
-    return (*jax, *(f"{name}=={lock[name]}" for name in ASSEMBLER))
+    return (*jax, *(f"{name}=={lock[name]}" for name in (*ASSEMBLER, *OF_PALLAS)))
 
 
 def made(environment: Environment) -> Path:

@@ -617,10 +617,10 @@ def environment(version: str) -> Path:
 
 
 def record(versions: list[str], only: str = "") -> int:
-    """Measure these releases, or `only` some programs with them, write the data after each, and
+    """Measure these releases, or all, or `only` some programs; write the data after each, and
     print what changed.
     """
-    for version in versions:
+    for version in sorted(versions or {*RELEASES, locked()["jax"], *read()}, key=by_number):
         releases = read()
         before = releases.get(version, {})
         now = data.measure(version, environment(version), "tools.records.releases", only)
@@ -648,20 +648,16 @@ def print_changes(releases: Mapping[str, Any]) -> None:
             print(f"  {name}\n    {old:9} {before}\n    {new:9} {after}")
 
 
+def problems(only: str) -> list[str]:
+    """What differs from what is compiled here. ValueError for an altered file."""
+    return check(load_releases(DATA.parent), only)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, compare or record, as the arguments say; the exit status."""
     options = data.read_arguments(str(__doc__), arguments)
-    if options.measure:
-        in_one_step(options.measure, json.dumps(measured(options.only)))
-        return 0
-    if options.check:
-        try:
-            problems = check(load_releases(DATA.parent), options.only)
-        except ValueError as error:
-            problems = [str(error)]
-        return data.status(problems, f"what JAX {jax.__version__} compiles is what is recorded")
-    versions = options.releases or {*RELEASES, locked()["jax"], *read()}
-    return record(sorted(versions, key=by_number), options.only)
+    fine = f"what JAX {jax.__version__} compiles is what is recorded"
+    return data.carry_out(options, measured, problems, fine, record)
 
 
 if __name__ == "__main__":

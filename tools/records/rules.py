@@ -1,0 +1,229 @@
+"""What the programs on the pages of fp8lens' rules become: `make rules` measures, `--check`
+compares.
+
+The page of a rule has a program that breaks it, and in most cases the same one fixed. Both are
+compiled for chips that are not there, with several JAX releases, each in an environment of its own.
+What became of them goes into notebooks/results/rules.json, with where it comes from. The site's
+pages of rules and reference D read that file.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fp8lens import Inspection
+from fp8lens.rules.page import PRELUDE, Page, Program, every_name, explain
+from helpers.pages import compiled
+from helpers.records.results import load_rules
+from tools.environments import Environment
+from tools.files import in_one_step
+from tools.records import data
+from tools.records.data import ASSEMBLER, OF_JAX, PYTHON, ROOT, by_number, locked
+
+DATA = ROOT / "notebooks" / "results" / "rules.json"
+COMMAND = "make rules"
+RELEASES = ("0.10.2", "0.11.2")  # beside the lock's: the oldest that is supported, and one between
+CHIPS = ("H100", "B200")
+AT_ONCE = 2  # XLA's compiler takes a core for each
+FIX = "run `make rules`, look at what it says has changed, and commit notebooks/results/rules.json"
+
+Row = dict[str, Any]
+
+
+def pages() -> dict[str, Page]:
+    """The pages with programs, by the names of their rules."""
+    found = {name: explain(name) for name in every_name()}
+    return {name: page for name, page in found.items() if page.loses}
+
+
+def programs_of(page: Page) -> dict[str, Program]:
+    """A page's programs by what becomes of them: "loses" and "keeps"."""
+    both = {"loses": page.loses, "keeps": page.keeps}
+    return {which: program for which, program in both.items() if program}
+
+
+def mark_of(page: Page) -> str:
+    """A digest of a page's programs: a row with another one is of other programs."""
+    written = [PRELUDE, *(f"{one.options}\n{one.code}" for one in programs_of(page).values())]
+    return hashlib.sha256("\n\n".join(written).encode()).hexdigest()[:16]
+
+
+def chips_of(page: Page) -> tuple[str, ...]:
+    """The chips for which a page's programs are compiled, H100 first; or the one that its options
+    name for the program that loses something: then the fixed one is for an H100.
+    """
+    assert page.loses
+    own = re.search(r"\btarget=[\"'](\w+)[\"']", page.loses.options)
+    return (own[1],) if own else CHIPS
+
+
+def outcome(inspection: Inspection) -> Row:
+    """What became of one program."""
+    report = inspection.report
+    return {
+        "types": sorted({"FP8" if row.is_fp8 else row.math_dtype for row in report.rows}),
+        "matmuls": len(report.rows),
+        "kernels": report.kernels,
+        "bytes": report.bytes_moved,
+        "rules": sorted({reason.rule for reason in inspection.reasons if reason.rule}),
+    }
+
+
+def tried(program: Program, chip: str) -> Row:
+    """What becomes of a program on one of the chips of its page."""
+    try:
+        return outcome(compiled(program, target=chip if chip in CHIPS else CHIPS[0]))
+    except Exception as error:  # that a program does not compile is a finding
+        return {"error": data.first_line(error)}
+
+
+def measured(only: str = "") -> Row:
+    """What the installed JAX makes of the programs of each rule with `only` in its name, and its
+    provenance.
+    """
+    chosen = {name: page for name, page in pages().items() if only in name}
+    asked = [
+        (name, chip, which, program)
+        for name, page in chosen.items()
+        for chip in chips_of(page)
+        for which, program in programs_of(page).items()
+    ]
+    rows: Row = {name: {"programs": mark_of(page), "chips": {}} for name, page in chosen.items()}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = pool.map(lambda one: tried(one[3], one[1]), asked)
+        for (name, chip, which, _), made in zip(asked, found, strict=True):
+            rows[name]["chips"].setdefault(chip, {})[which] = made
+    return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER)
+
+
+# The data -----------------------------------------------------------------------------------------
+
+
+def read() -> dict[str, Any]:
+    """The data: release to what was measured, oldest first."""
+    return data.read(DATA, COMMAND)
+
+
+def write(releases: Mapping[str, Any]) -> None:
+    """Write the data."""
+    about = (
+        "What each JAX release makes of the programs on the pages of fp8lens' rules. "
+        "Written by `make rules`, not by hand."
+    )
+    in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n {data.as_text(releases)}\n}}\n')
+
+
+def describe(made: Row | None) -> str:
+    """What became of a program, as a line of text."""
+    if made is None:
+        return "no such program"
+    if "error" in made:
+        return f"does not compile: {made['error']}"
+    kernels = "1 kernel" if made["kernels"] == 1 else f"{made['kernels']} kernels"
+    types = ", ".join(made["types"]) or "no matmul"
+    rules = ", ".join(made["rules"]) or "none"
+    return f"{types}, {kernels}, {made['bytes']:,} bytes, rules: {rules}"
+
+
+def changes(old: Mapping[str, Row], new: Mapping[str, Row]) -> Iterator[str]:
+    """Each program that became something else, as text."""
+    for name in {**old, **new}:
+        before, after = (rows.get(name, {}).get("chips", {}) for rows in (old, new))
+        for chip in {**before, **after}:
+            for which in ("loses", "keeps"):
+                was, now = (chips.get(chip, {}).get(which) for chips in (before, after))
+                if was != now:
+                    yield f"{name}, {chip}, {which}: was {describe(was)}; is {describe(now)}"
+
+
+def problem(name: str, chip: str, made: Mapping[str, Row], recorded: Mapping[str, Any]) -> str:
+    """What is wrong with the record of a rule on a chip with the installed JAX, of whose programs
+    became `made`; "" for nothing. A release that is not recorded is not compared.
+    """
+    if (version := jax.__version__) not in recorded:
+        return ""
+    row = recorded[version]["rows"].get(name)
+    if row is None:
+        return f"{name} is not recorded with JAX {version}: {FIX}"
+    now = {name: {"chips": {chip: made}}}
+    then = {name: {"chips": {chip: row["chips"].get(chip, {})}}}
+    return "; ".join(f"{change}: {FIX}" for change in changes(then, now))
+
+
+def unrecorded(recorded: Mapping[str, Any]) -> list[str]:
+    """Releases and rules that the data lacks, has without need, or has of other programs."""
+    wanted = {name: mark_of(page) for name, page in pages().items()}
+    missing = sorted({*RELEASES, locked()["jax"]} - set(recorded), key=by_number)
+    found = [f"JAX {version} is not recorded: {FIX}" for version in missing]
+    for version, entry in recorded.items():
+        marks = {name: row["programs"] for name, row in entry["rows"].items()}
+        for name in {**wanted, **marks}:
+            if wanted.get(name) != marks.get(name):
+                found.append(f"JAX {version}: the programs of {name} are not those recorded: {FIX}")
+    return found
+
+
+def check(recorded: Mapping[str, Any], only: str = "") -> list[str]:
+    """Problems: what the data lacks, and each program of which the installed JAX makes another
+    thing than the data has of this release, or of the newest where that is not recorded.
+    """
+    version = jax.__version__ if jax.__version__ in recorded else max(recorded, key=by_number)
+    then = {name: row for name, row in recorded[version]["rows"].items() if only in name}
+    return unrecorded(recorded) + [
+        f"{change} (recorded with JAX {version}): {FIX}"
+        for change in changes(then, measured(only)["rows"])
+    ]
+
+
+# Making it ----------------------------------------------------------------------------------------
+
+
+def environment(version: str) -> Path:
+    """The Python of a release's environment, which `make releases` has too."""
+    return data.made(Environment(f"release-{version}", PYTHON, install=data.pinned(version)))
+
+
+def record(versions: list[str], only: str = "") -> int:
+    """Measure with these releases, or `only` some rules, write the data after each, and print what
+    changed.
+    """
+    for version in versions:
+        releases = read()
+        before = releases.get(version, {})
+        now = data.measure(version, environment(version), "tools.records.rules", only)
+        if only:
+            now = data.merged(before, now, pages())
+        print(f"JAX {version}: the programs of {len(now['rows'])} rules", flush=True)
+        if not data.is_news(before, now):
+            continue  # the date stays that of the first time
+        for change in changes(before["rows"], now["rows"]) if before else ():
+            print(f"  {change}")
+        write(releases | {version: now})
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, compare or record, as the arguments say; the exit status."""
+    options = data.read_arguments(str(__doc__), arguments)
+    if options.measure:
+        in_one_step(options.measure, json.dumps(measured(options.only)))
+        return 0
+    if options.check:
+        try:
+            problems = check(load_rules(DATA.parent), options.only)
+        except ValueError as error:
+            problems = [str(error)]
+        return data.status(problems, f"what JAX {jax.__version__} compiles is what is recorded")
+    versions = options.releases or {*RELEASES, locked()["jax"], *read()}
+    return record(sorted(versions, key=by_number), options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
