@@ -1,4 +1,5 @@
-"""Sphinx's settings for the site. What this project adds to Sphinx is in pages.py and glossary.py.
+"""Sphinx's settings for the site. What this project adds to Sphinx is in pages.py,
+glossary.py and rules.py.
 
 The title and the table of contents are myst.yml's, whose form build.py has looked at.
 """
@@ -20,6 +21,7 @@ extensions = [
     "sphinxext.opengraph",
     "tools.site.pages",
     "tools.site.glossary",
+    "tools.site.rules",
 ]
 if SITE_URL:
     extensions.append("sphinx_sitemap")
@@ -32,7 +34,8 @@ nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict] = {}  # a panel needs a kernel, which a page has not
 # Pages
 html_theme = "sphinx_book_theme"
-html_static_path, html_css_files = [str(HERE / "style.css")], ["style.css"]
+html_static_path = [str(HERE / "style.css"), str(HERE / "folds.js")]
+html_css_files, html_js_files = ["style.css"], ["folds.js"]
 html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
 html_baseurl = SITE_URL

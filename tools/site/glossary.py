@@ -20,6 +20,7 @@ _NO_TEXT_OF_A_PAGE = (
     nodes.literal_block,
     nodes.title,
     nodes.math,
+    nodes.raw,
     nodes.thead,
     nodes.strong,
 )

@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from tools.site import sanitize
+from tools.site import rules, sanitize
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ def _table_of_contents(entries: list[dict]) -> str:
 
 
 def _read_source(app: Sphinx, name: str, source: list[str]) -> None:
+    if rules.is_generated(name):
+        return
     if source[0].startswith("{"):
         source[0] = _prepared(source[0], name)
         return
@@ -265,7 +267,8 @@ def _write_anew(group: list[nodes.raw], *, words: bool) -> None:
     for what in wrong:
         logger.warning("raw HTML has %s", what, location=group[0])
     for raw, text in zip(group, written, strict=True):
-        raw.children = [nodes.Text(text)]
+        raw.clear()
+        raw += nodes.Text(text)
 
 
 def _drop_empty_heads(app: Sphinx, document: nodes.document) -> None:
