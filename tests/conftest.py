@@ -30,16 +30,14 @@ FLAGS = [
 # milliseconds for a browser to start or a page to change: far more than a busy machine takes
 WAIT = 300_000
 
-# Minutes each: they go first.
-LONGEST = (
-    "test_versions",
-    "test_notebooks",
-    "test_gpu",
-    "test_reasons",
-    "test_corpus",
-    "test_site",
-    "test_collectives",
-)
+# These take longest and go first, the longest before all: each of the others takes seconds.
+LONGEST = [
+    f"test_{name}"
+    for name in (
+        *("versions", "notebooks", "gpu", "site", "corpus", "reasons", "census", "lab", "fuzz"),
+        *("gpt", "compile", "random_programs", "hlo_parse", "collectives", "cli", "nnx", "code"),
+    )
+]
 
 
 def pytest_sessionstart() -> None:

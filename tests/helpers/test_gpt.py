@@ -3,6 +3,7 @@ compiled to at its size."""
 
 import functools
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -249,8 +250,7 @@ def test_forward_is_four_matmuls_and_fused_attention(compiled, name, types):
 
 @linux
 def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
-    report, wide = (report_gemms(compiled(name, True)) for name in ("bf16+fp8", "bf16"))
-    assert dense(wide) == sorted((size, "bf16") for size in SIZES for _ in range(3))
+    report = report_gemms(compiled("bf16+fp8", True))
     # Forward and both gradients of each: the result's gradient is E5M2, its other factor E4M3.
     fp8 = report.fp8_rows
     assert sorted(sorted((r.m, r.n, r.k)) for r in fp8) == sorted(
@@ -269,6 +269,10 @@ def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
 
 
 @linux
+@pytest.mark.skipif(
+    os.environ.get("NIGHTLY") != "1",
+    reason="compiles the step in bf16 too, which only another XLA changes: NIGHTLY=1 does",
+)
 def test_the_least_time_of_a_step_says_what_fp8_can_save(compiled):
     """At full bandwidth and dense peak, with cuDNN's attention in both: no half, for attention
     stays as it is, and so does what moves bytes. XLA keeps FP8 operands in two orders, and moves
@@ -283,8 +287,9 @@ def test_the_least_time_of_a_step_says_what_fp8_can_save(compiled):
         }
         assert least["bf16+fp8"] / least["bf16"] == pytest.approx(share, abs=6e-4)
         assert share < goal.most[chip] < 1.02 * share
-    moved = {name: report_gemms(compiled(name, True)).bytes_moved for name in least}
-    assert 1 < moved["bf16+fp8"] / moved["bf16"] < 1.15
+    reports = {name: report_gemms(compiled(name, True)) for name in least}
+    assert 1 < reports["bf16+fp8"].bytes_moved / reports["bf16"].bytes_moved < 1.15
+    assert dense(reports["bf16"]) == sorted((size, "bf16") for size in SIZES for _ in range(3))
 
 
 @linux
