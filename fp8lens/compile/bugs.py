@@ -1,4 +1,4 @@
-"""Which of XLA's errors and aborts are of its own making, and the way around each."""
+"""Which errors and aborts of JAX and XLA are not the program's, and the way around each."""
 
 # A part of what XLA says, and what to do about it.
 COMPILER_BUGS = {
@@ -16,6 +16,17 @@ COMPILER_BUGS = {
     "has_aux_output": (
         "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
         "jax.lax.optimization_barrier before gelu, and gelu stays outside."
+    ),
+}
+# The same of what JAX says while it traces and lowers.
+WITHOUT_A_GPU = {
+    "Unknown backend: 'gpu'": (
+        "The function calls Python back (jax.debug.print, jax.pure_callback, io_callback), for "
+        "which JAX asks for a GPU: leave that out to compile without one."
+    ),
+    "cuDNN": (
+        "JAX asks for cuDNN's version while it traces the function. It need not run: install it "
+        "(pip install nvidia-cudnn-cu13), or compile with implementation='xla'."
     ),
 }
 # Options that end the process at other numbers: most tell one of XLA's names by its number, and it

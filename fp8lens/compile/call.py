@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fp8lens.compile.bugs import WITHOUT_A_GPU
 from fp8lens.hlo.parse import no_program_yet
 
 # Of aot_compile and assert_fp8_gemms: a misspelled one arrives here as an argument of the function.
@@ -72,12 +73,9 @@ class Call(NamedTuple):
             try:
                 lowered = self.jitted.lower(*self.args, **self.kwargs)
             except RuntimeError as error:
-                if "Unknown backend: 'gpu'" in str(error):
-                    error.add_note(
-                        "The function calls Python back "
-                        "(jax.debug.print, jax.pure_callback, io_callback), "
-                        "for which JAX asks for a GPU: leave that out to compile without one."
-                    )
+                for sign, note in WITHOUT_A_GPU.items():
+                    if sign in str(error):
+                        error.add_note(note)
                 raise
         while not isinstance(lowered, jax.stages.Lowered):
             lowered = lowered.lowered  # nnx.jit wraps it

@@ -34,6 +34,7 @@ from fp8lens.targets import Target
 #: For a kernel that makes an operand, a scale or a bias.
 IN_FRONT = (
     layout.batch_inside,
+    layout.rows_rearranged,
     layout.operand_layout,
     bias.copied_matrix,
     layout.by_columns,

@@ -69,8 +69,8 @@ def outside_of_a_kernel(work: Work) -> Found | None:
 @rule(
     "unknown-outside",
     reason=(
-        "unknown: kernels do {works} outside of the call, and no rule known here says why (the "
-        "call: epilogue {epilogue}, scales {scales}, result {out})"
+        "unknown: kernels do work that a call can do ({works}), and no rule known here says why "
+        "this call does not (its epilogue is {epilogue}, its scales {scales}, its result {out})"
     ),
     fix=(
         "to see what XLA's rewriter says of this matmul, set TF_CPP_MIN_LOG_LEVEL=0 "

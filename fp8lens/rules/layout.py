@@ -79,6 +79,43 @@ def batch_inside(kernel: InFront) -> Found | None:
 
 
 @rule(
+    "rows-rearranged",
+    lost=Lost.TRANSPOSE,
+    reason=(
+        "the {side} operand's{name} rows stand in another order in memory than the matmul takes "
+        "them: a kernel rearranges them to {shape}"
+    ),
+    fix=(
+        "store the operand with its rows in the order that the matmul takes; or multiply the rows "
+        "as they are stored, and rearrange the result's, if that is smaller"
+    ),
+    source="a call reads the rows of an operand at one distance in memory (XLA's matmul_utils.cc)",
+)
+def rows_rearranged(kernel: InFront) -> Found | None:
+    """The rows of an operand are transposed among themselves, and K stays last.
+
+    A call reads an operand row by row, each row at the same distance behind the one before it. If
+    the program exchanges two dimensions that together are the rows, as batch and length, no single
+    distance leads from row to row, and XLA writes the operand anew in front of the call.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[4,16,256]", b, a_scale, b_scale):
+            rows = dequantize(a, a_scale).transpose(1, 0, 2).reshape(64, 256)
+            return jax.lax.dot(rows, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[16,4,256]", b, a_scale, b_scale):
+            rows = dequantize(a, a_scale).reshape(64, 256)
+            return jax.lax.dot(rows, dequantize(b, b_scale).T)
+    """
+    if kernel.work != "transpose" or not kernel.keeps_the_last:
+        return None
+    return Found(side=kernel.side, name=kernel.argument, shape=kernel.kernel.shape.brief)
+
+
+@rule(
     "result-layout",
     lost=Lost.TRANSPOSE,
     reason="the result is written, then transposed by a kernel",

@@ -49,6 +49,34 @@ def old_chip(m: Matmul) -> Found | None:
 
 
 @rule(
+    "fused-attention",
+    lost=Lost.FP8,
+    reason=(
+        "attention runs in one kernel of cuDNN, which multiplies {math}: "
+        "jax.nn.dot_product_attention takes no FP8 operands"
+    ),
+    fix=(
+        "leave it, and check the other matmuls with assert_fp8_gemms(..., "
+        "allow='fused-attention'); attention written as two dots of FP8 arrays would bring the "
+        "scores and the softmax into kernels of their own"
+    ),
+    source="jax.nn.dot_product_attention, implementation='cudnn': bfloat16 or float16",
+)
+def fused_attention(m: Matmul) -> Found | None:
+    """The matmul is a part of cuDNN's fused attention, which has 16-bit operands.
+
+    cuDNN computes both matmuls of attention and the softmax between them in one kernel, and the
+    scores never reach memory. JAX's public function for it takes queries, keys and values in
+    bfloat16 or float16. XLA's rewriter looks at dots, and in this program there are none for it to
+    look at.
+
+    No program stands here: JAX asks for an installed cuDNN when it traces one.
+    """
+    target = m.row.instruction.custom_call_target or ""
+    return found_if(target.startswith("__cudnn$fmha"))
+
+
+@rule(
     "not-quantized",
     lost=Lost.FP8,
     reason="{which} {dtypes} in the program, not FP8",
@@ -1168,6 +1196,7 @@ def ragged(m: Matmul) -> Found | None:
 #: Tried in this order: the first that holds is the reason.
 NOT_FP8 = (
     old_chip,
+    fused_attention,
     unknown_no_dot,
     not_quantized,
     spelled_out,

@@ -162,4 +162,4 @@ def test_what_kernels_do_and_no_rule_explains_is_unknown(monkeypatch):
 
     asked = inspect(fn, A, B, s, s, S(N, dtype=bf16), ROW_MASK)
     (reason,) = asked.reasons
-    assert reason.rule == "unknown-outside" and "kernels do bias, epilogue" in reason.reason
+    assert reason.rule == "unknown-outside" and "can do (bias, epilogue)" in reason.reason

@@ -1144,6 +1144,22 @@ CASES = {
         lambda q, k: jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=f32),
         (S(2, 4, 64, 64), S(2, 4, 64, 64)),
     ),
+    "rows exchanged": Case(
+        "transpose",
+        r"the left operand's \(a\) rows stand in another order",
+        lambda a, b, x, y: scaled_dot(a.transpose(1, 0, 2).reshape(M, K), b, x, y),
+        (S(4, 16, K), B, s, s),
+        lambda a, b, x, y: scaled_dot(a.reshape(M, K), b, x, y),
+        (S(16, 4, K), B, s, s),
+    ),
+    "rows of weights exchanged": Case(
+        "transpose",
+        r"the right operand's \(b\) rows stand in another order",
+        lambda a, b, x, y: scaled_dot(a, b.transpose(1, 0, 2).reshape(N, K), x, y),
+        (A, S(4, 32, K), s, s),
+        lambda a, b, x, y: scaled_dot(a, b.reshape(N, K), x, y),
+        (A, S(32, 4, K), s, s),
+    ),
     "one row": Case(
         "pad",
         "pads few rows",
@@ -2124,10 +2140,11 @@ FORMS = (
     r"operand's \(b\) contracting",
     "operand's contracting",
 )
-# What no program can be had for is tried below.
+# What no program can be had for is tried below, and attention, for which JAX wants cuDNN, by
+# tests/helpers/test_gpt.py.
 UNKNOWN = {name for name, rule in RULES.items() if rule.reason.startswith("unknown")} - {
     "opaque-kernel"
-}
+} | {"fused-attention"}
 
 
 def test_every_rule_is_tried_in_each_of_its_forms_and_its_fix_applied():

@@ -1,6 +1,7 @@
 """The transformer layer: what it computes, that it learns in each precision, and what it is
 compiled to at its size."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -17,6 +18,7 @@ import train
 from flax.linen import fp8_ops
 from flax.traverse_util import flatten_dict
 
+from fp8lens import inspect
 from fp8lens.matmul.kernels import roofline_seconds
 from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
@@ -205,10 +207,31 @@ linux = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def cudnn():
+    """cudnn(version): as on a Hopper with this cuDNN, or with none. JAX asks the machine for it
+    before it lowers; XLA needs none."""
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    @contextlib.contextmanager
+    def installed(version: int | None = 91300):
+        def found() -> int:
+            if version is None:
+                raise RuntimeError("cuDNN not found.")  # as JAX says it
+            return version
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "check_cudnn_version", found)
+            patch.setattr(attention, "check_compute_capability", lambda capability: True)
+            patch.setattr(attention, "is_cuda_compute_capability_equal", lambda capability: False)
+            yield
+
+    return installed
+
+
+@pytest.fixture(scope="module")
+def compiled(cudnn):
     """compiled(precision, training): the layer at its size for an H200, attention by cuDNN where it
-    is bf16. JAX asks the machine for cuDNN and its version before it lowers; XLA needs neither."""
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+    is bf16."""
 
     @functools.cache
     def compile_layer(name: str, training: bool):
@@ -216,10 +239,7 @@ def compiled():
         x = jax.ShapeDtypeStruct((4, 2048, 4096), layer.dtype)
         state = jax.eval_shape(functools.partial(train_state, layer), x)
         args = (train_step, state, x, x) if training else (layer.apply, state.params, x)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cudnn, "check_cudnn_version", lambda: 91300)
-            patch.setattr(cudnn, "check_compute_capability", lambda capability: True)
-            patch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+        with cudnn():
             return aot_compile(*args, target="H200")
 
     return compile_layer
@@ -246,6 +266,20 @@ def test_forward_is_four_matmuls_and_fused_attention(compiled, name, types):
     assert (
         up.epilogue == "BIAS_GELU" and up.out_dtype == types[0]
     )  # gelu, and with FP8 the next input's conversion
+
+
+@linux
+def test_attention_in_one_kernel_has_a_reason_of_its_own(cudnn):
+    """JAX asks the machine for cuDNN, and where there is none the error says how to go on."""
+    heads = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
+    attention = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    with cudnn(version=None), pytest.raises(RuntimeError) as missing:
+        inspect(attention, heads, heads, heads)
+    assert "implementation='xla'" in missing.value.__notes__[-1]
+    with cudnn():
+        reasons = inspect(attention, heads, heads, heads).reasons
+    assert [reason.rule for reason in reasons] == ["fused-attention"] * 2
+    assert "one kernel of cuDNN, which multiplies bf16" in reasons[0].reason
 
 
 @linux
