@@ -951,6 +951,7 @@ _BYTES = {
     "u32": 4,
     "f32": 4,
     "s64": 8,
+    "f64": 8,
     "u64": 8,
 }
 _NOTHING = set(
@@ -1090,4 +1091,4 @@ def call(line: Line) -> tuple[str, ...]:
         r'"beta":([^,]+)',
         r'damax_output":(\w+)',
     )
-    return *(line.has(field) for field in fields), re.match(r"\(?(\w+)\[", line.type)[1]
+    return *(line.has(field) for field in fields), re.match(r"\(*(\w+)\[", line.type)[1]
