@@ -95,9 +95,9 @@ def relu_in_clamp(conversion: Conversion) -> Found | None:
         "call has one result"
     ),
     fix=(
-        "use relu, and let everything read its result: an amax too, and the gradient, by a "
-        "jax.custom_vjp that reads it through jax.lax.optimization_barrier; or leave this "
-        "kernel: no FP8 call returns gelu's input beside its result"
+        "use relu, and read relu's result everywhere, also for an amax; for a gradient, write a "
+        "jax.custom_vjp that reads relu's result through jax.lax.optimization_barrier; for gelu, "
+        "leave this kernel: no FP8 call returns gelu's input beside its result"
     ),
     source="FuseReluActivation and FuseGeluActivation: the activation must be the only reader",
 )

@@ -41,12 +41,17 @@ class Matmul:
         written: HloModule,
         chip: Target,
         near: Sequence[UnfusedKernel] = (),
+        sides: Sequence[Operand] | None = None,
     ):
         self.row, self.dot, self.written, self.chip, self.near = row, dot, written, chip, near
         self.given: GemmRow = matmuls(dot)[0] if dot else row
-        self.sides: list[Operand] = []
-        if dot:
-            self.sides = [Operand(operand(dot, 0), "left"), Operand(operand(dot, 1), "right")]
+        if sides is None and dot:
+            sides = [Operand(operand(dot, 0), "left"), Operand(operand(dot, 1), "right")]
+        self.sides = list(sides or ())
+
+    def of_one(self, side: Operand) -> "Matmul":
+        """The same matmul, as if nothing were wrong with its other operand."""
+        return Matmul(self.row, self.dot, self.written, self.chip, self.near, [side])
 
     @cached_property
     def as_written(self) -> list[GemmRow]:
@@ -126,6 +131,13 @@ class Matmul:
         sizes = [(name, getattr(row, name.lower())) for name in names]
         return [f"{name} = {size}" for name, size in sizes if padded(size) != size]
 
+    @property
+    def cut_for(self) -> list[str]:
+        """The sizes for whose sake XLA puts a slice behind the call: M and N that the call pads,
+        and a K that an earlier pass pads to a multiple of 8, which cuts nothing off the result.
+        """
+        return self.odd("MNK" if self.row_as_written.k % 8 else "MN")
+
     @cached_property
     def block_scaled(self) -> Instruction | None:
         """The block-scaled dot that it was in the program as written: one of its size, and no plain
@@ -156,8 +168,10 @@ class Matmul:
         does too.
         """
         row, blocked = self.row, False
+        # A vector that is copied into a matrix in front of the call is added as one.
+        has_matrix = any(step.kind is Role.MATRIX_BIAS for step in steps)
         taken = {
-            "bias": "BIAS" in row.epilogue,
+            "bias": "BIAS" in row.epilogue or (row.beta != 0 and not has_matrix),
             "matrix bias": row.beta != 0,
             "relu": "RELU" in row.epilogue,
             "activation": "GELU" in row.epilogue,
@@ -411,7 +425,7 @@ class Cause:
         """What a move does to the result in front of the step beside laying it out anew: how the
         reason says it; "" where nothing.
         """
-        cut = "cut" if self.converts and not self.matmul.odd("MN") else ""
+        cut = "cut" if self.converts and not self.matmul.cut_for else ""
         moves = self.in_front
         if self.is_read_twice:  # in another computation too: there it must be written as it is
             moves = [step for step in moves if not step.how]

@@ -189,15 +189,23 @@ def of_row(m: Matmul) -> list[Reason]:
     if m.row.is_fp8:
         reasons += left_outside(m)
     else:
-        reasons.append(not_fp8(m))
+        reasons += not_fp8(m)
     return [reason for reason in reasons if reason is not None]
 
 
-def not_fp8(m: Matmul) -> Reason:
-    """Why a matmul does not run in FP8."""
-    reason = _first(m, operands.NOT_FP8, m)
-    assert reason is not None  # the last of these rules always holds
-    return reason
+def not_fp8(m: Matmul) -> list[Reason]:
+    """Why a matmul does not run in FP8: one reason, or one for each operand."""
+    broken = first(operands.NOT_FP8, m)
+    assert broken is not None  # the last of these rules always holds
+    rule, found = broken
+    if rule in operands.OF_ONE_OPERAND:
+        each = [first(operands.OF_ONE_OPERAND, m.of_one(side)) for side in m.sides]
+        of_each = [one for one in each if one is not None]
+        # Of two operands that are not quantized, one sentence tells.
+        is_one_reason = {rule for rule, _ in of_each} == {operands.not_quantized}
+        if len(of_each) > 1 and not is_one_reason:
+            return [of_matmul(m, *one) for one in of_each]
+    return [of_matmul(m, rule, found)]
 
 
 def left_outside(m: Matmul) -> list[Reason]:

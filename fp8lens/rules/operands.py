@@ -1226,3 +1226,19 @@ NOT_FP8 = (
     too_small,
     unknown_not_fp8,
 )
+#: Those of NOT_FP8 that are about one operand: the other may break one of these as well.
+OF_ONE_OPERAND = (
+    not_quantized,
+    one_number,
+    folded,
+    gathered,
+    merged,
+    before_the_loop,
+    operation_between,
+    array_of_scales,
+    stack_converted,
+    scaled_late,
+    converted_twice,
+    masked,
+    changed_between,
+)

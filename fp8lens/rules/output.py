@@ -281,25 +281,26 @@ def reshaped_first(conversion: Conversion) -> Found | None:
     assert m.dot is not None
     given, read = m.dot.shape.dims, conversion.base.shape.dims
     before, after = ",".join(map(str, given)), ",".join(map(str, read))
-    return found_if(given != read and not m.odd("MN"), before=before, after=after)
+    return found_if(given != read and not m.cut_for, before=before, after=after)
 
 
 @rule(
     "cut-first",
     lost=Lost.OUTPUT,
     reason=(
-        "an FP8 call takes multiples of 16, not {sizes}: it writes a padded result, and what is "
-        "cut out of it is converted by the kernel that cuts"
+        "an FP8 call takes multiples of 16, not {sizes}: XLA pads, and puts a slice behind the "
+        "call, so a kernel behind that slice does the conversion"
     ),
     fix="choose, or pad once in advance to, dimensions that are multiples of 16",
     source="PadOperandToMultipleOf16: a slice then stands between the call and its conversion",
 )
 def cut_first(conversion: Conversion) -> Found | None:
-    """The call writes a padded result, and what cuts it out converts it too.
+    """XLA pads, and puts a slice between the call and the conversion.
 
     If M or N is not a multiple of 16, XLA pads the operands, as in padded-operands, and cuts the
-    result out of a larger one. The cut stands between the call and the conversion, which has to
-    read the call itself.
+    result out of a larger one. If K is not a multiple of 8, a pass in front of the rewriter pads it
+    and puts a slice behind the dot as well, although that slice leaves nothing out. The slice
+    stands between the call and the conversion, which has to read the call itself.
 
     Loses it:
 
@@ -311,7 +312,7 @@ def cut_first(conversion: Conversion) -> Found | None:
         def layer(a, b, a_scale, b_scale, d_scale):
             return quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
     """
-    odd = conversion.matmul.odd("MN")
+    odd = conversion.matmul.cut_for
     return found_if(odd, sizes=" and ".join(odd))
 
 

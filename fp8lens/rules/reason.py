@@ -104,12 +104,19 @@ class Reasons(list[Reason]):
     """A list that prints a paragraph for each reason, and for what several matmuls share, one."""
 
     empty = "Every matmul is FP8, and no work that its call could do was left outside."
+    ask_again = (
+        "Fix what lost fp8, then ask again: until XLA makes an FP8 call, what it leaves outside is "
+        "hidden."
+    )
 
     def __str__(self) -> str:
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
             groups.setdefault((reason.lost, reason.reason, reason.fix), []).append(reason)
-        return "\n".join(map(_together, groups.values())) or self.empty
+        paragraphs = list(map(_together, groups.values()))
+        if any(reason.lost is Lost.FP8 for reason in self):
+            paragraphs.append(textwrap.fill(self.ask_again, 100))
+        return "\n".join(paragraphs) or self.empty
 
     __repr__ = __str__
 

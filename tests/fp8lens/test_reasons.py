@@ -648,7 +648,7 @@ CASES = {
     ),
     "converted behind a padded result": Case(
         "output",
-        "an FP8 call takes multiples of 16, not N = 120: it writes a padded result",
+        "an FP8 call takes multiples of 16, not N = 120: XLA pads, and puts a slice behind",
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
         (A, S(120, K), s, s, s),
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
@@ -1635,7 +1635,7 @@ CASES = {
     **{
         f"an amax behind a padded result, {jnp.dtype(dtype)}": Case(
             "output",
-            "an FP8 call takes multiples of 16, not N = 100: it writes a padded result",
+            "an FP8 call takes multiples of 16, not N = 100: XLA pads, and puts a slice behind",
             lambda a, b, x, y, z, dtype=dtype: with_amax(scaled_dot(a, b, x, y, dtype), z),
             (A, S(100, K), s, s, s),
             lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
@@ -2407,15 +2407,32 @@ def test_what_no_rule_explains_is_said_to_be_unknown():
     dot = next(i for i in before.entry if i.opcode == "dot")
     written = parse_hlo_module(stages[0].text)
     wide = dataclasses.replace(row, math_dtype="bf16")
-    lost = find.not_fp8(Matmul(wide, dot, written, TARGETS["H100"]))
+    (lost,) = find.not_fp8(Matmul(wide, dot, written, TARGETS["H100"]))
     assert lost.lost == "fp8" and lost.reason.startswith("unknown: ")
     assert "operands f8e4m3fn and f8e4m3fn" in lost.reason
     matmul = Matmul(row, dot, written, TARGETS["H100"])
     (left,) = find.behind(matmul, ["epilogue"])
     assert left.lost == "epilogue"
     assert left.reason.startswith("unknown: ") and "result f8e4m3fn" in left.reason
-    gone = find.not_fp8(Matmul(wide, None, written, TARGETS["H100"]))
+    (gone,) = find.not_fp8(Matmul(wide, None, written, TARGETS["H100"]))
     assert gone.reason.startswith("unknown: no dot") and row.op_name in gone.reason
+
+
+def test_each_operand_has_its_own_reason_and_what_is_hidden_is_said():
+    def fn(a, b, x, y):
+        return relu(jax.lax.dot(a.astype(bf16).astype(f32) * x, (b.astype(f32) * y).T))
+
+    reasons = why_not_fp8(fn, A, B, s, S(N, 1, dtype=f32))
+    assert [(r.rule, r.instruction) for r in reasons] == [
+        ("converted-twice", reasons[0].instruction),
+        ("array-of-scales", reasons[0].instruction),
+    ]
+    assert "the left operand" in reasons[0].reason and "the right operand" in reasons[1].reason
+    assert str(reasons).endswith("until XLA makes an FP8 call, what it leaves outside is hidden.")
+    # Of two operands that are not quantized one reason tells, and of FP8 calls nothing is hidden.
+    (both,) = why_not_fp8(lambda x, w: x @ w.T, S(M, K, dtype=bf16), S(N, K, dtype=bf16))
+    assert both.reason.startswith("both operands are bf16")
+    assert "hidden" not in str(why_not_fp8(lambda *o: jax.nn.silu(scaled_dot(*o)), *OPERANDS))
 
 
 def test_reasons_are_frozen_and_print_in_a_hundred_columns():
