@@ -167,41 +167,15 @@ class Matmul:
         """The steps that the call did not take, in order. Once one stays outside, what follows it
         does too.
         """
-        row, blocked = self.row, False
-        # A vector that is copied into a matrix in front of the call is added as one.
-        has_matrix = any(step.kind is Role.MATRIX_BIAS for step in steps)
-        taken = {
-            "bias": "BIAS" in row.epilogue or (row.beta != 0 and not has_matrix),
-            "matrix bias": row.beta != 0,
-            "relu": "RELU" in row.epilogue,
-            "activation": "GELU" in row.epilogue,
-            "alpha": row.alpha != 1,
-        }
-        to_fp8 = is_fp8(row.out_dtype) and not self.result_is_fp8
-        spare = [
-            letter
-            for letter, side in zip("ab", self.sides, strict=False)
-            if side.scale is None and letter in row.scales
-        ]
+        call, blocked = _Taking(self), False
         for step in steps:
             if step.kind is Role.AMAX:
-                if not row.amax or is_fp8(step.value.shape.dtype):
+                if not self.row.amax or is_fp8(step.value.shape.dtype):
                     yield step
-                continue
-            if step.kind is Role.MOVE:
-                continue
-            if not blocked:
-                if _is_results_scale(step, row) and to_fp8:
-                    continue
-                if spare and _is_operands_scale(step, taken):
-                    spare.pop()
-                    continue
-                if _is_results_type(step, row, to_fp8):
-                    continue
-                if taken.pop(step.kind, False):
-                    continue
-            blocked = True
-            yield step
+            elif step.kind is not Role.MOVE:
+                blocked = blocked or not call.takes(step)
+                if blocked:
+                    yield step
 
     @cached_property
     def left(self) -> list[Step]:
@@ -256,21 +230,50 @@ def _plain(module: HloModule) -> list[GemmRow]:
     ]
 
 
-def _is_results_scale(step: Step, row: GemmRow) -> bool:
-    """Whether the call may take a step as the scale of an FP8 result."""
-    return step.kind is Role.SCALE and "d" in row.scales and step.value.shape.dtype not in CUBLASLT
+class _Taking:
+    """A call, by its configuration, that is handed what the program does with its dot's result: of
+    each kind it takes so many steps.
+    """
 
+    def __init__(self, matmul: Matmul):
+        row = self.row = matmul.row
+        self.to_fp8 = is_fp8(row.out_dtype) and not matmul.result_is_fp8
+        self.free = {
+            Role.BIAS: "BIAS" in row.epilogue,
+            Role.MATRIX_BIAS: row.beta != 0,
+            Role.RELU: "RELU" in row.epilogue,
+            Role.ACTIVATION: "GELU" in row.epilogue,
+            Role.ALPHA: row.alpha != 1,
+        }
+        self.operands_scales = sum(
+            side.scale is None and letter in row.scales
+            for letter, side in zip("ab", matmul.sides, strict=False)
+        )
 
-def _is_operands_scale(step: Step, taken: dict[str, bool]) -> bool:
-    """Whether the call may take a step as an operand's scale."""
-    return step.kind is Role.SCALE or step.kind is Role.ALPHA and not taken.get(Role.ALPHA)
+    def takes(self, step: Step) -> bool:
+        """Whether it takes this step: then one of its kind less can follow."""
+        if self._is_results_scale(step) or self._is_results_type(step):
+            return True
+        if self.operands_scales and self._may_be_operands_scale(step):
+            self.operands_scales -= 1
+            return True
+        if self.free.pop(step.kind, False):
+            return True
+        # A vector that is copied into a matrix in front of the call is added as one.
+        return step.kind is Role.BIAS and self.free.pop(Role.MATRIX_BIAS, False)
 
+    def _is_results_scale(self, step: Step) -> bool:
+        is_wide = step.value.shape.dtype not in CUBLASLT
+        return self.to_fp8 and step.kind is Role.SCALE and "d" in self.row.scales and is_wide
 
-def _is_results_type(step: Step, row: GemmRow, to_fp8: bool) -> bool:
-    """Whether the call does a step by writing what it writes."""
-    if step.kind is Role.OUTPUT and row.out_dtype == step.at.shape.dtype:
-        return True
-    return step.kind in (Role.CLAMP, Role.OUTPUT) and to_fp8
+    def _may_be_operands_scale(self, step: Step) -> bool:
+        return step.kind is Role.SCALE or step.kind is Role.ALPHA and not self.free.get(Role.ALPHA)
+
+    def _is_results_type(self, step: Step) -> bool:
+        """Whether the call does a step by writing what it writes."""
+        if step.kind is Role.OUTPUT and self.row.out_dtype == step.at.shape.dtype:
+            return True
+        return self.to_fp8 and step.kind in (Role.CLAMP, Role.OUTPUT)
 
 
 # A kernel in front of a matmul --------------------------------------------------------------------

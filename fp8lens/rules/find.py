@@ -292,11 +292,9 @@ def no_amax(m: Matmul, step: Step) -> Reason:
 def caused(m: Matmul, left: list[Step]) -> Reason:
     """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
     cause = cause_of(m, left)
-    if moved := _first(m, layout.MOVED, cause):
-        return moved
     if isinstance(cause, Conversion):
-        return _first(m, CONVERSION, cause) or unknown(m, ["output"])
-    reason = _first(m, STEP, cause) or unknown(m, [cause.lost])
+        return _first(m, (*layout.MOVED, *CONVERSION), cause) or unknown(m, ["output"])
+    reason = _first(m, (*layout.MOVED, *STEP), cause) or unknown(m, [cause.lost])
     if not cause.rest:
         return reason
     stay = "stay" if " and " in cause.rest else "stays"

@@ -84,8 +84,9 @@ def complaints(asked: Program, inspected: Inspection) -> list[str]:
             named[number].add(reason.lost)
     for number, layer in asked.layers.items():
         # In a gradient other kernels read a layer's result: what follows the matmul may be done
-        # there.
-        for kinds in OPERANDS[layer.operands].loses if asked.gradient else layer.loses:
+        # there, scales too.
+        in_front = [kinds for kinds in OPERANDS[layer.operands].loses if kinds != "scale"]
+        for kinds in in_front if asked.gradient else layer.loses:
             if not named[number].intersection(kinds.split("|")):
                 wrong.append(f"missed, layer {number}: lost {kinds}, named {sorted(named[number])}")
     return wrong

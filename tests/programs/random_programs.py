@@ -414,19 +414,26 @@ class Layer:
         return h
 
     @property
+    def is_spoiled(self) -> bool:
+        """Whether a conversion to FP8 stays outside: where the call adds a float32 matrix; or where
+        XLA, for an input that is transposed, multiplies the other way round, and so gets the result
+        transposed.
+        """
+        if "matrix" in self.taken:
+            return self.dtype == f32
+        return self.operands == "transposed input"
+
+    @property
     def loses(self) -> tuple[str, ...]:
         """Of each, what must be named."""
         operands, taken, end, *own = self.parts
         if "fp8" in operands.loses:
             return operands.loses
         odd = ("pad",) if any(d % 16 for d in (self.m, self.n, self.k)) else ()
-        # The conversion to FP8 stays outside where the call adds a float32 matrix; or where XLA,
-        # for an input that is transposed, multiplies the other way round, and so gets the result
-        # transposed.
-        spoiled = (
-            self.dtype == f32 if "matrix" in self.taken else self.operands == "transposed input"
-        )
-        after = ("output",) if spoiled and self.end in TO_FP8 else end.loses
+        after = ("output",) if self.is_spoiled and self.end in TO_FP8 else end.loses
+        if "bias" in self.taken and self.end == "E4M3 by columns":
+            # Such a vector is copied into a matrix first: and a matrix behind it stays outside.
+            after = ("output|transpose|bias",)
         # A result that goes into a kernel of the program's own, or is copied to where a loop
         # collects it.
         elsewhere = self.own or self.inside == "map"
@@ -442,9 +449,9 @@ class Layer:
             for kind in kinds.split("|")
         }
         found |= {kind for kinds in self.loses for kind in kinds.split("|")}
+        if self.is_spoiled and self.end in TO_FP8:  # seen where a loop collects it, too
+            found.add("output")
         found |= {"amax", "scale"} if "output" in found else set()
-        # A vector that is added to a product by columns is first copied into a matrix.
-        found |= {"bias"} if "bias" in self.taken and self.end == "E4M3 by columns" else set()
         is_cut = self.m % 16 or self.n % 16 or self.k % 8  # XLA puts a slice behind the call
         return found | {"output", "scale"} if is_cut else found
 
@@ -732,7 +739,8 @@ class Program:
             size = layer.m * layer.n * layer.k
             padded = size if "fp8" in layer.loses else up(layer.m) * up(layer.n) * up(layer.k)
             runs = TIMES.get(layer.inside, 2 if layer.inside == "vmap" else 1)
-            twice = 1 if "fp8" in layer.loses else ENDS[layer.end].matmuls
+            once = "fp8" in layer.loses or layer.is_spoiled  # then no call converts its result
+            twice = 1 if once else ENDS[layer.end].matmuls
             more += 2 * (padded * twice - size) * runs
         return more
 
