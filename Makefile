@@ -64,7 +64,7 @@ rules: setup    ## record what the programs on the pages of fp8lens' rules becom
 census: setup   ## record what JAX's FP8 libraries become (2 GB; ARGS="--only qwix" for some, --check to compare)
 	$(PYTHON) -m tools.records.census $(ARGS)
 
-training: setup ## train a small language model on the CPU and record its tensors for chapter 10
+training: setup ## train a small language model on the CPU and record its tensors for chapter 12
 	$(PYTHON) -m tools.records.training
 
 bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection

@@ -1,4 +1,4 @@
-"""What chapter 10 writes, for those that measure it on a GPU: products of blocks with scales of
+"""What chapter 12 writes, for those that measure it on a GPU: products of blocks with scales of
 their own, its kernel for them, and its model of how a Hopper sums. A test compares them.
 """
 

@@ -1,4 +1,4 @@
-"""What is measured on a GPU of chapter 10 is what the chapter writes."""
+"""What is measured on a GPU of chapter 12 is what the chapter writes."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import jupytext
 
 from helpers.numerics import blocks
 
-CHAPTER = Path(__file__).resolve().parent.parent.parent / "notebooks/10_scaling_strategies.md"
+CHAPTER = Path(__file__).resolve().parent.parent.parent / "notebooks/12_scaling_strategies.md"
 
 
 def definitions(text: str) -> dict[str, str]:

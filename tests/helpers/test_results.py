@@ -322,7 +322,7 @@ def test_the_form_that_torch_is_compared_with_is_like_it():
 # Published ----------------------------------------------------------------------------------------
 
 PUBLISHED = json.loads((FOLDER / "published.json").read_text())["figures"]
-CHAPTER = FOLDER.parent / "09_performance.md"
+CHAPTER = FOLDER.parent / "11_performance.md"
 
 
 def test_the_sources_of_what_others_published_stand_in_the_chapter():

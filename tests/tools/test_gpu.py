@@ -419,7 +419,7 @@ def test_the_layer_was_timed_in_each_precision(rehearsed, name):
 @nightly
 def test_the_chapter_shows_what_is_recorded(rehearsed, monkeypatch):
     monkeypatch.setenv("FP8_RESULTS", str(rehearsed.parent))
-    chapter = outputs.NOTEBOOKS / "09_performance.ipynb"
+    chapter = outputs.NOTEBOOKS / "11_performance.ipynb"
     run = outputs.fresh_run([chapter])[chapter.stem]
     assert run.failure is None, run.failure
     said = "".join(
@@ -1252,7 +1252,7 @@ def test_a_long_sum_may_lose_more_bits_where_it_is_fast():
 
 
 def test_the_chapter_names_the_shapes_that_are_timed():
-    chapter = (ROOT / "notebooks" / "09_performance.md").read_text()
+    chapter = (ROOT / "notebooks" / "11_performance.md").read_text()
     listed = ast.literal_eval(re.search(r"^SHAPES = (\{.*?^\})", chapter, re.M | re.S)[1])
     assert listed == {
         name: sizes for name, sizes in speed.SHAPES.items() if not name.startswith("N = ")

@@ -75,9 +75,9 @@ AGENDA = (
     Stage("speed", "8192: details", 60, fresh=True),
     Stage("numerics", "*", 150),
     Stage("train", "forward", 120, fresh=True, case=80),
-    Stage("speed", "7B down*: main", 90, fresh=True),  # points of chapter 09's pictures,
+    Stage("speed", "7B down*: main", 90, fresh=True),  # points of chapter 11's pictures,
     Stage("speed", "N = *: main", 120, fresh=True),  # and of its inequality
-    Stage("speed", "4096: blocks", 60, fresh=True),  # chapter 10's ladder
+    Stage("speed", "4096: blocks", 60, fresh=True),  # chapter 12's ladder
     Stage("speed", "1024: main", 40, fresh=True),
     Stage("autotune", "*", 90),
     Stage("notebooks", "*", 180),

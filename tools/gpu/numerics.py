@@ -5,7 +5,7 @@ The reference is the function itself, its jaxpr evaluated with every float a flo
 rounding but those to FP8 left out. Inputs are random, and adversarial: of the largest magnitude,
 subnormal, zero, with NaN and infinity. Each runs twice, with fast accumulation (XLA's default) and
 without it (precision HIGHEST). And the sums themselves, with K from 32 to 65,536: how many bits of
-a long sum are right, and are they those of chapter 10's model of a tensor core?
+a long sum are right, and are they those of chapter 12's model of a tensor core?
 """
 
 import functools
@@ -207,7 +207,7 @@ def judge(program: releases.Program, k: int, rehearse: bool, case: Case) -> dict
 def sums(k: int, size: int, rehearse: bool, case: Case) -> dict[str, Any]:
     """Relative errors of [size, K] times [size, K] in E4M3, f32 results, against float64: with fast
     accumulation and without, of operands of either sign and of positive ones, whose sums grow. And
-    what part of [64, 64] of them are to the bit those of chapter 10's model: with sums kept up, and
+    what part of [64, 64] of them are to the bit those of chapter 12's model: with sums kept up, and
     promoted each 128."""
     found: dict[str, dict[str, float]] = {}
     same: dict[str, dict[str, float]] = {}

@@ -188,7 +188,7 @@ def forms(m: int, n: int, k: int) -> dict[str, dict[str, Form]]:
 
 
 def ladder(m: int, n: int, k: int) -> dict[str, Form]:
-    """Chapter 10's ladder of block-scaled matmuls, with its kernel at the top, beside bf16 and a
+    """Chapter 12's ladder of block-scaled matmuls, with its kernel at the top, beside bf16 and a
     scale an operand."""
     main, size = forms(m, n, k)["main"], blocks.B
     args = (

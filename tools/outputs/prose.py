@@ -103,7 +103,7 @@ NAMES = [
         rf"^{_CHAPTER} · ",
         r"^\d\d minutes$",
         r"^\d\. ",
-        r"NB=09",
+        r"NB=11",
         r"Six chapters",
         r"^# Solution \d$",
         # Standards, types and formats.

@@ -3,7 +3,7 @@
 
 A layer, an MLP and a decoder block are written in each library as its documentation says, and
 compiled for chips that are not there. What became of their matmuls goes into
-notebooks/results/census.json, with where it comes from. Chapter 12 reads that file. A library that
+notebooks/results/census.json, with where it comes from. Chapter 10 reads that file. A library that
 has FP8 in fewer matmuls than it had fails `--check`, and the tests.
 
 Each way is measured in a process of its own, two at a time. What ends such a process is an error in
@@ -560,7 +560,7 @@ def ways() -> dict[str, Way]:
         "JAX, chapter 08": Way(by_hand, "flax"),
         "Haiku, chapter 08": Way(haiku, "dm-haiku"),
         "Equinox, Flax's product": Way(equinox, "equinox"),
-        "Flax NNX, chapter 11": Way(of_nnx, "flax"),
+        "Flax NNX, chapter 09": Way(of_nnx, "flax"),
         "Flax, Fp8DotGeneralOp": Way(
             of(linen, general=fp8_ops.Fp8DotGeneralOp),
             "flax",
