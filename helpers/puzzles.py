@@ -136,7 +136,9 @@ def _differ(fn: Callable, like: Callable, args: Sequence) -> str:
 def _verdict(name: str, lines: list[tuple[bool, str]], quiet: bool) -> bool:
     solved = all(ok for ok, _ in lines)
     if not quiet:
-        print(f"{name}: {'solved' if solved else 'not yet'}")
+        state = "solved" if solved else "not yet"
+        print(f"{name}: {state}")
         for ok, text in lines:
-            print(f"  {'✓' if ok else '✗'} {text}")
+            mark = "✓" if ok else "✗"
+            print(f"  {mark} {text}")
     return solved

@@ -597,11 +597,7 @@ def _row(one: _Side, two: _Side, x: str | None, y: str | None, changed: bool) ->
     if x is not None and y is not None:
         a, b = _otherwise(a, b), _otherwise(b, a)
     else:
-        a, b = (
-            {key: value for key, value in config.items() if key in _CONFIG_DEFAULTS}
-            for config in (a, b)
-        )
-        a, b = _otherwise(a, _CONFIG_DEFAULTS), _otherwise(b, _CONFIG_DEFAULTS)
+        a, b = _not_default(a), _not_default(b)
     text = one.text(x, a)
     return Row(text, two.text(y, b) if changed else text)
 
@@ -609,6 +605,12 @@ def _row(one: _Side, two: _Side, x: str | None, y: str | None, changed: bool) ->
 def _otherwise(config: dict[str, Any], than: dict[str, Any]) -> dict[str, Any]:
     """The leaves that have other values than in another config."""
     return {key: value for key, value in config.items() if value != than.get(key)}
+
+
+def _not_default(config: dict[str, Any]) -> dict[str, Any]:
+    """Of the leaves whose default is known, those that have another value."""
+    known = {key: value for key, value in config.items() if key in _CONFIG_DEFAULTS}
+    return _otherwise(known, _CONFIG_DEFAULTS)
 
 
 def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:

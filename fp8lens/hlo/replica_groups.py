@@ -34,7 +34,10 @@ def _iota(dims: list[int], order: list[int]) -> list[int]:
     strides = [prod(dims[d + 1 :]) for d in range(len(dims))]
     steps = [strides[d] for d in order]
     indices = itertools.product(*(range(dims[d]) for d in order))
-    return [sum(n * step for n, step in zip(index, steps, strict=True)) for index in indices]
+    devices = []
+    for index in indices:
+        devices.append(sum(n * step for n, step in zip(index, steps, strict=True)))
+    return devices
 
 
 def device_counts(module: HloModule) -> tuple[int, int]:
@@ -153,7 +156,11 @@ def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[in
         where = [place // stride % size for stride, size in digits]
         chosen_part = sum(n * stride for n, (stride, _) in zip(where, digits, strict=True))
         found[place - chosen_part].append((where, device))
-    return [[device for _, device in sorted(group)] for group in found.values()]
+    together = []
+    for group in found.values():
+        group.sort()
+        together.append([device for _, device in group])
+    return together
 
 
 def axis_of(
@@ -197,11 +204,12 @@ def _whole_axes(together: list[list[int]], mesh_shape: dict[str, int]) -> set[st
     stride = {name: prod(sizes[n + 1 :]) for n, name in enumerate(mesh_shape)}
 
     def along(group: list[int]) -> set[str]:
-        return {
-            name
-            for name, size in mesh_shape.items()
-            if len({device // stride[name] % size for device in group}) > 1
-        }
+        found = set()
+        for name, size in mesh_shape.items():
+            places = {device // stride[name] % size for device in group}
+            if len(places) > 1:
+                found.add(name)
+        return found
 
     names = along(together[0])
     devices = prod(mesh_shape[name] for name in names)

@@ -276,7 +276,9 @@ def columns(
     other, while a line is too wide.
     """
     left, gone = list(shown), []
-    widths = {c: max(len(row[c]) for row in rows) for c in left}
+    widths = {}
+    for c in left:
+        widths[c] = max(len(row[c]) for row in rows)
 
     def line(row: Sequence[str]) -> str:
         cells = (row[c].rjust(widths[c]) if c in right else row[c].ljust(widths[c]) for c in left)

@@ -490,10 +490,11 @@ class Collectives(tuple[Collective, ...]):
         total = f"<p>{html.escape(self._totals())}</p>"
         if not self:
             return total
-        rows = [
-            (cells, LOST if further else "", [(line, "") for line in further])
-            for _, cells, further in self._rows()
-        ]
+        rows = []
+        for _, cells, further in self._rows():
+            background = LOST if further else ""
+            below = [(line, "") for line in further]
+            rows.append((cells, background, below))
         return html_table(_HEADER, rows) + total
 
 

@@ -405,5 +405,7 @@ def _crossing(value: Instruction, to: Instruction) -> str:
     if to.computation is value.computation:
         return "handed to the loop's next iteration"
     caller = next(iter(callers(to.computation.module).get(to.computation.name, ())), None)
-    where = {"while": "a loop", "conditional": "a branch"}
-    return f"handed to {where.get(caller.opcode if caller else '', 'another computation')}"
+    opcode = caller.opcode if caller else ""
+    names = {"while": "a loop", "conditional": "a branch"}
+    where = names.get(opcode, "another computation")
+    return f"handed to {where}"

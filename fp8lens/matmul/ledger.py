@@ -123,11 +123,11 @@ class Ledger(tuple[Line, ...]):
     def __str__(self) -> str:
         rows = [*self._rows()]
         always = (_HEADER.index("bytes"), _HEADER.index("kernel"), 0)
-        shown = [
-            c
-            for c in range(len(_HEADER))
-            if c in always or any(row[c] not in ("", "1") for row in rows)
-        ]
+        shown = []
+        for c in range(len(_HEADER)):
+            says_something = any(row[c] not in ("", "1") for row in rows)
+            if c in always or says_something:
+                shown.append(c)
         # From the last column on, each goes to a line of its own while a line is too wide.
         may_go = range(len(_HEADER) - 1, _HEADER.index("kernel"), -1)
         lines, below = columns([_HEADER, *rows], shown, (1, 2), may_go)
@@ -184,7 +184,9 @@ def make_ledger(
         if launches(i)
     }
     # What a kernel does for FP8's sake, or for an FP8 matmul: the rest is not FP8's to explain.
-    mine = {i: [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work] for i in counts}
+    mine = {}
+    for i in counts:
+        mine[i] = [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
     classes = _classes(mine, {row.instruction for row, _ in found}, around)
 
     def line(i: Instruction) -> Line:

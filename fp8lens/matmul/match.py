@@ -31,14 +31,17 @@ class _Side:
 
     def __init__(self, module: HloModule, rows: Sequence[GemmRow]):
         self.rows = rows
-        self._number = {i: n for n, i in enumerate(dict.fromkeys(row.instruction for row in rows))}
+        # Each once, though several rows may be of one instruction.
+        instructions = dict.fromkeys(row.instruction for row in rows)
+        self._number = {i: n for n, i in enumerate(instructions)}
         self.of_row = [self._number[row.instruction] for row in rows]
         self._sizes = [p.shape.size for p in module.entry.parameters]
         self._flow = Flow(module, self._number.__contains__, _around)
         # For each operand of each matmul, the parameters and the matmuls that it is made of.
-        self.made_of = [
-            [self._made_of(i, n) for n in range(min(2, len(i.operands)))] for i in self._number
-        ]
+        self.made_of = []
+        for i in self._number:
+            indices = range(min(2, len(i.operands)))
+            self.made_of.append([self._made_of(i, index) for index in indices])
         # For each matmul, the matmuls that read it, and the results of the program that it makes.
         self.read_by: list[set[int]] = [set() for _ in self._number]
         self.results: list[set[int]] = [set() for _ in self._number]

@@ -149,14 +149,15 @@ def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int
             raise ValueError(f"{side}_{what}_dimensions has a dimension twice, or a negative one")
         return {*found}
 
+    def free(side: str, shape: Shape) -> int:
+        bound = of(side, "contracting") | of(side, "batch")
+        return math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound)
+
     k = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "contracting"))
     batch = math.prod(max(lhs.dims[d], 1) for d in of("lhs", "batch"))
-    bound = {side: of(side, "contracting") | of(side, "batch") for side in ("lhs", "rhs")}
-    free = [
-        math.prod(max(size, 1) for d, size in enumerate(shape.dims) if d not in bound[side])
-        for side, shape in (("lhs", lhs), ("rhs", rhs))
-    ]
-    return free[0], free[1], k, batch
+    m = free("lhs", lhs)
+    n = free("rhs", rhs)
+    return m, n, k, batch
 
 
 def _common(*dtypes: str) -> str:

@@ -557,10 +557,12 @@ class Neighborhood:
     @cached_property
     def next(self) -> dict[Instruction, tuple[Instruction, ...]]:
         """The kernels that read each kernel's results."""
-        return {
-            kernel: tuple(dict.fromkeys(reader for reader, _ in self.users(kernel)))
-            for kernel in self._flow.inputs
-        }
+        found = {}
+        for kernel in self._flow.inputs:
+            # Each once, though it may read a kernel's results as several operands.
+            readers = dict.fromkeys(reader for reader, _ in self.users(kernel))
+            found[kernel] = tuple(readers)
+        return found
 
     def outside(self, row: GemmRow) -> tuple[UnfusedKernel, ...]:
         """The kernels that make a matmul's operands or read its result, and what they do; those

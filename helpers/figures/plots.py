@@ -472,9 +472,10 @@ def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     """Bytes moved, a bar for each program and in it a part for each kernel, (label, bytes), in
     launch order. Parts too narrow for their labels are named below.
     """
-    total = {name: sum(moved for _, moved in parts) for name, parts in programs.items()}
+    total = {}
     heads = {}
     for name, parts in programs.items():
+        total[name] = sum(moved for _, moved in parts)
         heads[name] = f"{name}: {total[name] / 1e6:.0f} MB"
         if len(parts) > 1:
             heads[name] += f" in {len(parts)} kernels"

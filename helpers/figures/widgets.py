@@ -138,6 +138,16 @@ def speedup_svg(
     def y(ratio: float) -> float:
         return height - 35 - (height - 60) * ratio / top
 
+    def level(ratio: int) -> str:
+        # As fast as bf16 is the line to compare with: it stands out.
+        opacity = 0.9 if ratio == 1 else 0.25
+        return (
+            f'<line x1="45" x2="{width - 25}" y1="{y(ratio):.1f}" y2="{y(ratio):.1f}"'
+            f' stroke="currentColor" stroke-opacity="{opacity}"/>'
+            f'<text x="38" y="{y(ratio) + 4:.1f}" text-anchor="end"'
+            f' fill="currentColor">{ratio}</text>'
+        )
+
     line = " ".join(f"{x(i):.1f},{y(r):.1f}" for i, r in enumerate(ratios))
     marks = "<desc>, </desc>".join(
         f'<text x="{x(i):.1f}" y="{height - 18}" text-anchor="middle"'
@@ -145,12 +155,7 @@ def speedup_svg(
         for i, m in enumerate(rows)
         if i % 3 == 0
     )
-    levels = "<desc>, </desc>".join(
-        f'<line x1="45" x2="{width - 25}" y1="{y(v):.1f}" y2="{y(v):.1f}" stroke="currentColor"'
-        f' stroke-opacity="{0.9 if v == 1 else 0.25}"/><text x="38" y="{y(v) + 4:.1f}"'
-        f' text-anchor="end" fill="currentColor">{v}</text>'
-        for v in (0, 1, 2)
-    )
+    levels = "<desc>, </desc>".join(map(level, (0, 1, 2)))
     at = rows.index(chosen)
     words = f"{ratios[at]:.2f} times bf16 at {chosen} rows"
     return (

@@ -153,7 +153,9 @@ def format_table(dtypes=tuple(FORMATS)) -> str:
                 f.finite_values,
             )
         )
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    widths = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(len(str(cell)) for cell in column))
     lines = []
     for row in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))

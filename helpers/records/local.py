@@ -108,7 +108,10 @@ def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
     """
     n = len(names)
     zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]
-    return [[names[(step + turn) % n] for step in zigzag] for turn in range(rounds)]
+    orders = []
+    for turn in range(rounds):
+        orders.append([names[(step + turn) % n] for step in zigzag])
+    return orders
 
 
 _MOST_CALLS = 2000  # of one function in a round, however short it is

@@ -277,7 +277,8 @@ class Goal:
         said = ", ".join(
             f"{wanted[name]:g} on an {name} (roofline {self.roofline[name]:.3g})" for name in names
         )
-        line = f"{self.name}: wanted at {'least' if self.least else 'most'} {said}; "
+        bound = "least" if self.least else "most"
+        line = f"{self.name}: wanted at {bound} {said}; "
         found = self.ratio(record) if record else None
         if record is None or found is None:
             return line + "not measured"
