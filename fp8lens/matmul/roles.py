@@ -152,17 +152,27 @@ def is_tanh_gelu(step: Step) -> bool:
     """Whether an activation is gelu in its tanh form: what is computed elementwise from there on
     has a tanh in it, and the factor of the third power.
     """
-    users, get = step.value.computation.users, step.value.computation.__getitem__
-
-    def onward(i: Instruction) -> list[Instruction]:
-        elementwise = ELEMENTWISE | {"bitcast", "reshape"}
-        return [user for user in users.get(i.name, ()) if user.opcode in elementwise]
-
-    following = walk([step.value], onward, _LONGEST)
+    following, get = _following(step), step.value.computation.__getitem__
     read = {name for i in following for name in i.operands}
     constants = [look_through(get(name), (*NAMES, "convert", "broadcast")) for name in read]
     has_tanh = any(i.opcode == "tanh" for i in following)
     return has_tanh and any(re.match(r"0\.044[67]", i.literal or "") for i in constants)
+
+
+def is_transposed_inside(step: Step) -> bool:
+    """Whether XLA has moved a transpose between the operations of an activation."""
+    return any(i.opcode == "transpose" for i in _following(step))
+
+
+def _following(step: Step) -> list[Instruction]:
+    """What is computed elementwise from what a step reads."""
+    users = step.value.computation.users
+
+    def onward(i: Instruction) -> list[Instruction]:
+        elementwise = ELEMENTWISE | {"bitcast", "reshape", "transpose"}
+        return [user for user in users.get(i.name, ()) if user.opcode in elementwise]
+
+    return list(walk([step.value], onward, _LONGEST))
 
 
 def clamp_bounds(clamp: Instruction) -> list[str]:

@@ -418,7 +418,7 @@ class _Reading:
 
     def _compute(self, j: Instruction, state: _Is) -> None:
         """One elementwise instruction."""
-        if j.opcode == "abs":
+        if j.opcode == "abs" and any(k.opcode == "reduce" for k in self._inside):
             self._live[j.name] = _Is.MAGNITUDES
         elif own := self._combines(j):
             self._consume(own)

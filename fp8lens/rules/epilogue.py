@@ -2,8 +2,14 @@
 
 from fp8lens.formats import CUBLASLT, FORMATS
 from fp8lens.hlo.origin import op_name
-from fp8lens.hlo.values import is_zero
-from fp8lens.matmul.roles import Role, Step, clamp_bounds, is_tanh_gelu
+from fp8lens.hlo.values import broadcast_of, is_mask, is_zero, operand
+from fp8lens.matmul.roles import (
+    Role,
+    Step,
+    clamp_bounds,
+    is_tanh_gelu,
+    is_transposed_inside,
+)
 from fp8lens.rules.facts import Cause, Conversion, is_of_a_gradient
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -502,6 +508,83 @@ def rounded(cause: Cause) -> Found | None:
     """
     reads = {i.opcode for i in cause.users}
     return found_if(cause.kind is Role.ACTIVATION and "reduce-precision" in reads)
+
+
+@rule(
+    "selected-relu",
+    lost=Lost.EPILOGUE,
+    reason=(
+        "the relu is written as a choice between the result and 0, and XLA's rewriter takes only a "
+        "maximum of the two for a relu"
+    ),
+    fix="use jax.nn.relu or jnp.maximum(d, 0): the numbers are the same, but a NaN stays a NaN",
+    source="HandleMaximum matches relu only",
+)
+def selected_relu(cause: Cause) -> Found | None:
+    """The relu is written as a jnp.where, or as a product with a comparison.
+
+    jnp.where(d > 0, d, 0) gives what a relu gives. So does d * (d > 0), of which XLA makes the
+    same. XLA's rewriter looks for a maximum of the call's result and 0, and makes none of a
+    comparison and a select. The two differ for a NaN: jnp.where may give 0, the maximum gives NaN.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return jnp.where(d > 0, d, 0)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return relu(scaled_dot(a, b, a_scale, b_scale))
+    """
+    at, value = cause.first.at, cause.first.value
+    if cause.kind is not Role.ACTIVATION or not is_mask(at, value):
+        return None
+    compare = operand(at, 0)
+    if compare.opcode != "compare" or value.name not in compare.operands:
+        return None
+    left, right = operand(compare, 0), operand(compare, 1)
+    bound = right if left is value else left
+    is_greater = compare.attributes["direction"] in ("GT", "GE")
+    picks_greater = is_greater == (left is value)  # in the compare's order, or the other
+    is_relu = picks_greater == (at.operands[1] == value.name)
+    return found_if(is_relu and is_zero(broadcast_of(bound) or bound))
+
+
+@rule(
+    "gelu-and-transpose",
+    lost=Lost.EPILOGUE,
+    reason=(
+        "XLA has moved a transpose from behind the gelu into it, between gelu's operations, and "
+        "does not know these for a gelu any more"
+    ),
+    fix="apply gelu to the flat result, [rows, columns]; reshape and transpose what it returns",
+    source="HandleMultiply matches tanh-gelu without a transpose between its operations",
+)
+def gelu_and_transpose(cause: Cause) -> Found | None:
+    """XLA moves a transpose that stands behind gelu to where gelu begins.
+
+    XLA moves a transpose in front of elementwise operations where that saves it work. gelu reads
+    its input in several operations. If the transpose ends up between these, XLA's rewriter finds a
+    tanh, but not the pattern of gelu. A reshape between gelu and the transpose keeps XLA from
+    moving it.
+
+    Loses it:
+
+        def heads(a: "f8e4m3fn[2,64,256]", b: "f8e4m3fn[4,32,256]", a_scale, b_scale):
+            x, w = dequantize(a, a_scale, bf16), dequantize(b, b_scale, bf16)
+            return gelu(jnp.einsum("bsk,hdk->bshd", x, w)).transpose(0, 2, 1, 3)
+
+    Keeps it:
+
+        def heads(a: "f8e4m3fn[2,64,256]", b: "f8e4m3fn[4,32,256]", a_scale, b_scale):
+            x, w = a.reshape(128, 256), b.reshape(128, 256)
+            h = gelu(scaled_dot(x, w, a_scale, b_scale, bf16))
+            return h.reshape(2, 64, 4, 32).transpose(0, 2, 1, 3)
+    """
+    is_gelu = cause.kind is Role.ACTIVATION and is_tanh_gelu(cause.first)
+    return found_if(is_gelu and is_transposed_inside(cause.first))
 
 
 @rule(

@@ -86,6 +86,8 @@ STEP = (
     epilogue.bounded_relu,
     epilogue.lower_half,
     epilogue.clamp_alone,
+    epilogue.selected_relu,
+    epilogue.gelu_and_transpose,
     epilogue.other_activation,
     scales.scale_after_epilogue,
     scales.scales_one_by_one,

@@ -517,8 +517,8 @@ def before_the_loop(m: Matmul) -> Found | None:
     lost=Lost.FP8,
     reason="an operation stands between the {side} operand's dequantization and the dot: {opcode}",
     fix=(
-        "do it before the dequantization, to the FP8 array or before quantizing, or to the dot's "
-        "result; only {allowed} may stand behind the dequantization"
+        "gather or join the FP8 arrays, and compute before quantizing; only {allowed} may stand "
+        "behind the dequantization"
     ),
     source="FindF8SubgraphRecursive and MatchFp8Param",
 )
@@ -865,8 +865,9 @@ def masked(m: Matmul) -> Found | None:
     lost=Lost.FP8,
     reason="the {side} operand is changed between its dequantization and the dot: {opcode}",
     fix=(
-        "do it before the dequantization, to the FP8 array or before quantizing, or to the dot's "
-        "result; only {allowed} may stand behind the dequantization"
+        "compute it before quantizing; make one factor, or a sign, a part of the scale; multiply "
+        "the result by a factor of each row or column, but not by one that varies along K; only "
+        "{allowed} may stand behind the dequantization"
     ),
     source="MatchFp8Param",
     logs="not rewritten into FP8 Custom Call",

@@ -715,6 +715,33 @@ CASES = {
         OPERANDS,
         lambda a, b, x, y: gelu(scaled_dot(a, b, x, y)),
     ),
+    **{
+        f"relu in {how}": Case(
+            "epilogue",
+            "written as a choice between the result and 0, and XLA",
+            lambda a, b, x, y, z, act=act: to_e4m3(act(scaled_dot(a, b, x, y)), z),
+            (*OPERANDS, s),
+            lambda a, b, x, y, z: to_e4m3(relu(scaled_dot(a, b, x, y)), z),
+        )
+        for how, act in (
+            ("a choice", lambda d: jnp.where(d > 0, d, 0)),
+            ("a choice, from below", lambda d: jnp.where(d < 0, 0, d)),
+            ("a choice, exchanged", lambda d: jnp.where(0 >= d, 0, d)),
+            ("a product with a comparison", lambda d: d * (d >= 0)),
+        )
+    },
+    **{
+        f"no relu: {how}": Case(
+            "epilogue",
+            "this activation is another",
+            lambda a, b, x, y, act=act: act(scaled_dot(a, b, x, y)),
+            OPERANDS,
+        )
+        for how, act in (
+            ("the other half", lambda d: jnp.where(d < 0, d, 0)),
+            ("another threshold", lambda d: jnp.where(d > 3, d, 0)),
+        )
+    },
     "relu and scale in a softmax": Case(
         "epilogue",
         "relu is applied to a scaled result.*runs anyway",

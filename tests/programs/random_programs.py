@@ -424,20 +424,24 @@ class Layer:
         return self.operands == "transposed input"
 
     @property
+    def behind(self) -> tuple[str, ...]:
+        """Of each loss behind the matmul, what may be named."""
+        if "bias" in self.taken and self.end == "E4M3 by columns":
+            # Such a vector is copied into a matrix first: and a matrix behind it stays outside.
+            return ("output|transpose|bias",)
+        return ("output",) if self.is_spoiled and self.end in TO_FP8 else ENDS[self.end].loses
+
+    @property
     def loses(self) -> tuple[str, ...]:
         """Of each, what must be named."""
-        operands, taken, end, *own = self.parts
+        operands = self.parts[0]
         if "fp8" in operands.loses:
             return operands.loses
         odd = ("pad",) if any(d % 16 for d in (self.m, self.n, self.k)) else ()
-        after = ("output",) if self.is_spoiled and self.end in TO_FP8 else end.loses
-        if "bias" in self.taken and self.end == "E4M3 by columns":
-            # Such a vector is copied into a matrix first: and a matrix behind it stays outside.
-            after = ("output|transpose|bias",)
         # A result that goes into a kernel of the program's own, or is copied to where a loop
         # collects it.
         elsewhere = self.own or self.inside == "map"
-        return (*operands.loses, *(() if elsewhere else after), *odd)
+        return (*operands.loses, *(() if elsewhere else self.behind), *odd)
 
     @property
     def may_lose(self) -> set[str]:
@@ -449,8 +453,8 @@ class Layer:
             for kind in kinds.split("|")
         }
         found |= {kind for kinds in self.loses for kind in kinds.split("|")}
-        if self.is_spoiled and self.end in TO_FP8:  # seen where a loop collects it, too
-            found.add("output")
+        # Where a loop collects the result, too.
+        found |= {kind for kinds in self.behind for kind in kinds.split("|")}
         found |= {"amax", "scale"} if "output" in found else set()
         is_cut = self.m % 16 or self.n % 16 or self.k % 8  # XLA puts a slice behind the call
         return found | {"output", "scale"} if is_cut else found
