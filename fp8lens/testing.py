@@ -17,7 +17,7 @@ from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import Reasons, paragraph
 from fp8lens.rules.rule import RULES
 
-_WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
+_WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum")
 _NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
 # Whether an FP8 call does a kind of work, where its row tells.
@@ -47,11 +47,11 @@ def assert_fp8_gemms(
     matmul must be. Except with `count` alone, no kernel may multiply unseen, as a hand-written one
     or a library's may: nobody knows its FLOPs. `fused`: True, and nothing may be left outside any
     FP8 matmul; or names of work, of which none may: "scale", "bias", "epilogue", "amax", "output",
-    "transpose", "pad" (and of the first four each must be there: some call has an amax); or
-    cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue. `allow` names
-    work that `fused` does not ask about, for what a layer's user cannot change: ("transpose",
-    "bias"), or rules by their names: "late-relu"; "opaque" leaves kernels that nobody can look into
-    out of what is asked.
+    "transpose", "pad", "copy", "sum" (and of the first four each must be there: some call has an
+    amax); or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue.
+    `allow` names work that `fused` does not ask about, for what a layer's user cannot change:
+    ("transpose", "bias"), or rules by their names: "late-relu"; "opaque" leaves kernels that nobody
+    can look into out of what is asked.
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.

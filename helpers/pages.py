@@ -24,6 +24,8 @@ LOSSES = {
     "scale": "a scale is applied or computed in a kernel of its own",
     "transpose": "a kernel transposes an operand or the result",
     "pad": "a kernel pads an operand or cuts the result",
+    "copy": "a kernel repeats an operand in memory",
+    "sum": "a kernel adds up products that the call wrote one by one",
     "duplicate": "the same matrices are multiplied more often than needed",
     "wire": "devices send each other a wide type instead of FP8",
     "kernel": "it is not known what a kernel does",

@@ -19,7 +19,7 @@ from fp8lens.hlo.dataflow import Flow
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
-from fp8lens.hlo.values import changes_layout, look_through, operand, reducer
+from fp8lens.hlo.values import changes_layout, is_transpose, look_through, operand, reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
@@ -29,6 +29,9 @@ from fp8lens.matmul.rows import GemmRow, matmuls
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
+_REPEATING = SOURCES | frozenset("broadcast bitcast reshape copy transpose".split())
+_PADDING = SOURCES | frozenset("pad bitcast reshape copy".split())
+_NEGATING = MOVES | SOURCES | {"negate", "convert"}
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
 _KNOWN = _SUPPLY | ELEMENTWISE | ALWAYS_A_KERNEL | frozenset("reduce fusion".split())
 
@@ -74,10 +77,11 @@ DEQUANTIZES, ADDS = OwnWork.DEQUANTIZES, OwnWork.ADDS_PARTS
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnfusedKernel:
     """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8"
-    (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation),
-    "amax", "output" (clamps or converts the result). `own`: what it does besides, for which it must
-    run; `unknown`: the opcode that nobody here knows. `after`: it reads the result, and else it
-    makes an operand; then `fusable` are the steps of `work` that some call could do.
+    (dequantizes an operand), "transpose", "pad", "copy" (repeats an operand), "scale", "bias",
+    "epilogue" (an activation), "amax", "output" (clamps or converts the result). `own`: what it
+    does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`: it
+    reads the result, and else it makes an operand; then `fusable` are the steps of `work` that some
+    call could do.
     """
 
     instruction: Instruction
@@ -108,7 +112,8 @@ def moving(moves: Iterable[Instruction]) -> str | None:
     moves = list(moves)
     if any(map(changes_layout, moves)):
         return "transpose"
-    return "pad" if any(map(_is_padding, moves)) else None
+    joins = any(i.opcode == "concatenate" for i in moves)  # as a roll does what it cut apart
+    return "pad" if any(map(_is_padding, moves)) and not joins else None
 
 
 def _is_padding(i: Instruction) -> bool:
@@ -162,9 +167,13 @@ def _data(i: Instruction) -> tuple[str, ...]:
 
 
 def _before(
-    i: Instruction, element: int, role: _Role, from_fp8: Callable[[Instruction], bool]
+    i: Instruction,
+    element: int,
+    role: _Role,
+    is_cut: bool,
+    from_fp8: Callable[[Instruction], bool],
 ) -> UnfusedKernel:
-    """What a kernel does that makes an operand."""
+    """What a kernel does that makes an operand; `is_cut`: whether the result is then sliced."""
     part = _slice(i, element)
     if unknown := sorted({j.opcode for j in part} - _KNOWN):
         return UnfusedKernel(i, unknown=unknown[0])
@@ -179,10 +188,11 @@ def _before(
         return _makes_bias(i, part, besides)
     opcodes = {j.opcode for j in part}
     only_moves = opcodes <= MOVES | SOURCES
-    moved = moving(part) if only_moves else None
     quantizes = is_fp8(result.dtype)
-    if moved:
+    if only_moves and (moved := moving(part) or _copying(part, is_cut)):
         return UnfusedKernel(i, (moved,), besides)
+    if quantizes and _negates_alone(part):
+        return UnfusedKernel(i, ("scale",), besides)
     if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
         return UnfusedKernel(i, ("fp8",), besides)
     if only_moves:
@@ -205,10 +215,60 @@ def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> Un
     if _reshapes_argument(i):
         return UnfusedKernel(i, ("bias",))
     opcodes = {j.opcode for j in part}
-    of_an_array = opcodes <= _SUPPLY | SCALING and "parameter" in opcodes
-    if (of_an_array or not fused(i)) and opcodes & (SCALING | {"convert", "broadcast"}):
+    is_argument = look_through(operand(i, 0), ("bitcast", "copy")).opcode == "parameter"
+    if is_argument and opcodes <= MOVES | SOURCES and moving(part) == "transpose":
+        return UnfusedKernel(i, ("bias",), besides)
+    prepares = SCALING | {"convert", "broadcast", "negate"}
+    of_an_array = opcodes <= _SUPPLY | prepares and "parameter" in opcodes
+    if (of_an_array or not fused(i)) and opcodes & prepares:
+        return UnfusedKernel(i, ("bias",), besides)
+    if opcodes <= _SUPPLY | {"add"} and adds_a_vector(part):
         return UnfusedKernel(i, ("bias",), besides)
     return UnfusedKernel(i, own=OwnWork.COMPUTES_BIAS)
+
+
+def adds_a_vector(part: Iterable[Instruction]) -> bool:
+    """Whether a kernel adds a number or a vector to a matrix."""
+    for j in part:
+        if j.opcode == "add":
+            spread = [_origin(operand(j, n))[0].shape.size * 2 <= j.shape.size for n in range(2)]
+            if any(spread) and not all(spread):
+                return True
+    return False
+
+
+def _negates_alone(part: Sequence[Instruction]) -> bool:
+    """Whether an FP8 array is negated, and nothing else is computed; XLA does so in a wide type."""
+    opcodes = {j.opcode for j in part}
+    given = [j.shape for j in part if j.opcode == "parameter" and j.shape.size > 1]
+    is_of_codes = all(is_fp8(shape.dtype) for shape in given)
+    return "negate" in opcodes and opcodes <= _NEGATING and is_of_codes
+
+
+def _copying(part: Sequence[Instruction], is_cut: bool) -> str | None:
+    """What the program could have done without, of moves that write an operand anew: "copy" for a
+    broadcast; "pad" for what is added to K, which is the last dimension, or to rows, where these
+    are cut off the result again; None for other moves.
+    """
+    opcodes = {j.opcode for j in part}
+    if any(map(_repeats, part)) and opcodes <= _REPEATING:
+        return "copy"
+    is_padded = opcodes <= _PADDING and any(_pads_behind(j, is_cut) for j in part)
+    return "pad" if is_padded else None
+
+
+def _repeats(i: Instruction) -> bool:
+    """Whether an array is broadcast, and no number."""
+    return i.opcode == "broadcast" and operand(i, 0).shape.size > 1
+
+
+def _pads_behind(i: Instruction, any_dimension: bool) -> bool:
+    """Whether dimensions are made longer at their ends: the last one, or any."""
+    edges = re.findall(r"(-?\d+)_(-?\d+)(?:_(\d+))?", i.attributes.get("padding", ""))
+    behind = [low == "0" and int(high) >= 0 and within in ("", "0") for low, high, within in edges]
+    if i.opcode != "pad" or not edges or not all(behind):
+        return False
+    return any_dimension or int(edges[-1][1]) > 0
 
 
 def _reshapes_argument(i: Instruction) -> bool:
@@ -219,7 +279,9 @@ def _reshapes_argument(i: Instruction) -> bool:
     if given.opcode != "parameter" or i.shape.size <= max(given.shape.dims, default=0):
         return False
     forms = (i, *i.computation.users.get(i.name, ()))
-    return len(given.shape.dims) != 2 and any(len(j.shape.dims) == 2 for j in forms)
+    if len(given.shape.dims) == 2:
+        return any(is_transpose(j) for j in forms)
+    return any(len(j.shape.dims) == 2 for j in forms)
 
 
 # Kernels that read a result -----------------------------------------------------------------------
@@ -578,6 +640,8 @@ class Neighborhood:
 
     def _look_before(self, call: Instruction, found: dict[Instruction, UnfusedKernel]) -> None:
         todo: list[tuple[tuple[Instruction, int], _Role]] = []
+        readers = [reader for reader, _ in self.users(call)]
+        is_cut = _is_cublas(call) and any(j.opcode == "slice" for i in readers for j in inside(i))
         for index in range(len(call.operands)):
             role = _role(call, index)
             todo += [(producer, role) for producer in self.producers(call, index)]
@@ -585,18 +649,18 @@ class Neighborhood:
             (i, element), role = todo.pop(0)
             if i in found or i in self._multiply:
                 continue
-            found[i] = self._maker(i, element, role)
+            found[i] = self._maker(i, element, role, is_cut)
             if found[i].own in (OwnWork.QUANTIZES, OwnWork.MOVES_OPERAND):
                 for producer in self._transposing_for(i):
                     found[producer] = UnfusedKernel(producer, ("transpose",))
             if found[i].work:
                 todo += [(producer, role) for producer in self._all_producers(i)]
 
-    def _maker(self, i: Instruction, element: int, role: _Role) -> UnfusedKernel:
+    def _maker(self, i: Instruction, element: int, role: _Role, is_cut: bool) -> UnfusedKernel:
         """What a kernel does that makes an operand."""
         if not is_plain(i):
             return UnfusedKernel(i, own=OwnWork.MAKES_OPERAND)
-        does = _before(i, element, role, self._from_fp8)
+        does = _before(i, element, role, is_cut, self._from_fp8)
         if does.work == ("scale",) and len(i.operands) == 1 and self.producers(i, 0):
             # Of one number that the program computes, as an amax.
             return UnfusedKernel(i, own=OwnWork.COMPUTES_SCALE)
@@ -728,7 +792,14 @@ def _role(call: Instruction, index: int) -> _Role:
     """What an operand is to a call."""
     if operand(call, index).shape.size == 1:
         return _Role.SCALE
-    return _Role.BIAS if call.opcode == "custom-call" and index >= 2 else _Role.MATRIX
+    if call.opcode != "custom-call" or index < 2:
+        return _Role.MATRIX
+    # cuDNN's block-scaled call has its scales there.
+    return _Role.BIAS if _is_cublas(call) else _Role.SCALE
+
+
+def _is_cublas(call: Instruction) -> bool:
+    return (call.custom_call_target or "").startswith("__cublas")
 
 
 def find_unfused(

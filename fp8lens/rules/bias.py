@@ -6,7 +6,7 @@ from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import NAMES, broadcast_of, look_through, operand
 from fp8lens.matmul.epilogue import along_columns
 from fp8lens.matmul.roles import Role
-from fp8lens.matmul.unfused import inside
+from fp8lens.matmul.unfused import adds_a_vector, inside
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 from fp8lens.rules.scales import in_front_of_codes, moved_in_front_of_codes
@@ -149,7 +149,9 @@ def subtracted(cause: Cause) -> Found | None:
     if _is_scalar_behind(cause):
         return Found(what="scalar")
     what = "matrix" if cause.kind is Role.MATRIX_BIAS else "vector"
-    return found_if(cause.kind in _BIASES, what=what)
+    # Behind an activation, or another matrix, an addition stays outside as well.
+    is_last = cause.row.epilogue not in ("DEFAULT", "BIAS") or cause.row.beta != 0
+    return found_if(cause.kind in _BIASES and not is_last, what=what)
 
 
 @rule(
@@ -373,7 +375,9 @@ def split_columns(cause: Cause | InFront) -> Found | None:
     vectors = _vectors(cause)
     if vectors is None or is_bias_by_columns(cause):
         return None
-    return found_if(vectors.shape.dims[-1:] != (cause.matmul.row.n,))
+    # What the call takes as its bias is a vector, however a kernel has made it.
+    is_taken = isinstance(cause, InFront) and "BIAS" in cause.matmul.row.epilogue
+    return found_if(vectors.shape.dims[-1:] != (cause.matmul.row.n,) and not is_taken)
 
 
 def _types(cause: Cause) -> dict[str, str]:
@@ -524,15 +528,75 @@ def copied_matrix(kernel: InFront) -> Found | None:
 
 
 @rule(
+    "transposed-matrix",
+    lost=Lost.BIAS,
+    reason="the matrix that is added is transposed by a kernel before the call reads it",
+    fix=(
+        "pass it as the dot's result lies in memory, rows by columns; or exchange the operands, "
+        "which gives the transposed result, and add it as it is"
+    ),
+    source="FuseMatrixBiasAdd takes what is added as it is",
+)
+def transposed_matrix(kernel: InFront) -> Found | None:
+    """A kernel transposes the matrix that is added.
+
+    The call reads the matrix as it writes its result, row by row. If the program adds the transpose
+    of a matrix, XLA writes that transpose first. A dot with its operands exchanged gives the
+    transposed result, to which the matrix can be added as it is.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c: "bf16[128,64]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c.T
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, c):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c
+    """
+    opcodes = kernel.opcodes
+    return found_if(kernel.work == "bias" and "transpose" in opcodes and "add" not in opcodes)
+
+
+@rule(
+    "summed-first",
+    lost=Lost.BIAS,
+    reason=(
+        "a number or a vector is added to the matrix by a kernel, and the call then adds their sum"
+    ),
+    fix="add the vector to the dot's result first, then the matrix: (d + v) + c",
+    source="FuseVectorBiasAdd and FuseMatrixBiasAdd: the call adds one vector and one matrix",
+)
+def summed_first(kernel: InFront) -> Found | None:
+    """The bias is added to the residual, and their sum to the dot's result.
+
+    A call can add a vector and a matrix to its result, in this order. If the program adds the two
+    to each other first, a kernel reads the matrix and writes it again, and the call adds what that
+    kernel has written. XLA does not change the order, since that would change the rounding.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, bias, c):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + (c + bias)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, bias, c):
+            return (scaled_dot(a, b, a_scale, b_scale, bf16) + bias) + c
+    """
+    return found_if(kernel.work == "bias" and adds_a_vector(inside(kernel.kernel)))
+
+
+@rule(
     "prepared-bias",
     lost=Lost.BIAS,
     reason=(
-        "the bias, or the matrix that is added, is converted or scaled by a kernel before the "
-        "call reads it"
+        "the bias, or the matrix that is added, is converted, scaled or negated by a kernel before "
+        "the call reads it"
     ),
     fix=(
         "pass it in the type of the dequantization (a vector: bfloat16, or float16 under "
-        "float16), as it is, and without a factor"
+        "float16), as it is, and without a factor or a sign"
     ),
     source="FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
 )

@@ -134,7 +134,8 @@ def activation_and_reader(cause: Cause) -> Found | None:
             return y, jnp.where(jax.lax.optimization_barrier(y) > 0, g, 0)
     """
     negates = cause.kind is Role.NEGATE and not cause.activates_otherwise
-    is_activation = negates or cause.kind in (Role.RELU, Role.ACTIVATION)
+    is_gelu = cause.kind is Role.ACTIVATION and is_tanh_gelu(cause.first)
+    is_activation = negates or is_gelu or cause.kind is Role.RELU
     return found_if(is_activation and cause.is_read_twice, step=cause.kind)
 
 

@@ -599,7 +599,7 @@ def is_constant(i: Instruction) -> bool:
     """Whether a matrix is made of constants alone, but for scalars and vectors."""
 
     def made_of(j: Instruction) -> Iterable[Instruction]:
-        is_spread = j.opcode == "broadcast" and operand(j, 0).shape.size < j.shape.size
+        is_spread = j.opcode == "broadcast" and len(operand(j, 0).shape.dims) < 2
         is_known = not is_spread and j.opcode in _OF_CONSTANTS
         return map(j.computation.__getitem__, j.operands) if is_known else ()
 
@@ -632,7 +632,7 @@ def is_of_a_gradient(name: str) -> bool:
 
 def main_work(works: Collection[str]) -> str:
     """What of several kinds of work a reason says was lost."""
-    order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8")
+    order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "copy", "fp8")
     return min(works, key=order.index)
 
 

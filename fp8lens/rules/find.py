@@ -36,11 +36,15 @@ IN_FRONT = (
     layout.batch_inside,
     layout.rows_rearranged,
     layout.operand_layout,
+    layout.repeated_operand,
     bias.copied_matrix,
+    bias.transposed_matrix,
+    bias.summed_first,
     layout.by_columns,
     bias.several_biases,
     bias.split_columns,
     bias.prepared_bias,
+    scales.negated_operand,
     scales.division,
     scales.product_of_scales,
     scales.scale_of_one_element,
@@ -68,6 +72,7 @@ CONVERSION = (
 )
 #: For any other step that stayed outside, and the steps behind it with it.
 STEP = (
+    output.between,
     epilogue.activation_after_scale,
     bias.bias_after_scale,
     scales.vector_scale,
@@ -225,7 +230,8 @@ def left_outside(m: Matmul) -> list[Reason]:
         of_result += behind(m, works)
     if set(works) <= {"amax", "transpose", "pad"}:
         of_result += in_other_kernels(m)
-    of_result += [_first(m, (rule,), m) for rule in (output.result_in_fp8, scales.tiles_of_k)]
+    alone = (output.result_in_fp8, scales.tiles_of_k, layout.batch_summed)
+    of_result += [_first(m, (rule,), m) for rule in alone]
     of_result += [_first(m, (kernels.unknown_kernel,), o) for o in m.near]
     known = [reason for reason in of_result if reason is not None]
     return list(dict.fromkeys(found + (known or unexplained(m))))

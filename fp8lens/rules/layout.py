@@ -1,10 +1,15 @@
 """Kernels that move what a matmul reads or writes: transposes, paddings, cuts."""
 
+import itertools
+
 from fp8lens.hlo.ops import FP8_MULTIPLE
+from fp8lens.hlo.program import results
+from fp8lens.hlo.text import size
 from fp8lens.matmul.roles import Role
 from fp8lens.rules.bias import is_bias_by_columns
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
+from fp8lens.rules.scales import products_added
 
 
 @rule(
@@ -113,6 +118,82 @@ def rows_rearranged(kernel: InFront) -> Found | None:
     if kernel.work != "transpose" or not kernel.keeps_the_last:
         return None
     return Found(side=kernel.side, name=kernel.argument, shape=kernel.kernel.shape.brief)
+
+
+@rule(
+    "repeated-operand",
+    lost=Lost.COPY,
+    reason="the {side} operand{name} is repeated in memory: a kernel copies it to {shape}",
+    fix=(
+        "multiply the array as it is: leave the repeated dimension out of it in the einsum; for "
+        "heads that share keys, split the other operand's heads into [groups, heads in a group]"
+    ),
+    source="a call reads each matrix of a batch from memory of its own (XLA's matmul_utils.cc)",
+)
+def repeated_operand(kernel: InFront) -> Found | None:
+    """An operand is broadcast to a batch, or to more rows, in front of the dot.
+
+    A broadcast is no copy in JAX, but a call reads its operands from memory, so XLA writes the
+    repeated array. It need not be there. If every matrix of a batch is multiplied by the same
+    weights, the batch is rows of one larger matmul. If groups of heads share keys, the heads of a
+    group are further rows.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[4,64,256]", b, a_scale, b_scale):
+            weights = jnp.broadcast_to(dequantize(b, b_scale), (4, 128, 256))
+            return jnp.einsum("gmk,gnk->gmn", dequantize(a, a_scale), weights)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[4,64,256]", b, a_scale, b_scale):
+            return jnp.einsum("gmk,nk->gmn", dequantize(a, a_scale), dequantize(b, b_scale))
+    """
+    if kernel.work != "copy":
+        return None
+    name = kernel.argument
+    return Found(side=kernel.side, name=name, shape=kernel.kernel.shape.brief)
+
+
+@rule(
+    "batch-summed",
+    lost=Lost.SUM,
+    reason=(
+        "the products of a batch of {batch} are added up: the call writes each ({written}), and a "
+        "kernel adds them"
+    ),
+    fix=(
+        "contract the dimension in the dot itself: in einsum, leave its letter out of the result "
+        "instead of summing over it"
+    ),
+    source="a call adds up over K, and over nothing else",
+)
+def batch_summed(m: Matmul) -> Found | None:
+    """The result of a batched matmul is summed over the batch.
+
+    A dot may contract several dimensions, which together are its K. If one of them is a batch
+    dimension of the dot, and the sum over it stands behind, the call writes a product for each
+    matrix of the batch, and a kernel reads all of them.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[64,4,64]", b: "f8e4m3fn[128,4,64]", a_scale, b_scale):
+            x, w = dequantize(a, a_scale), dequantize(b, b_scale)
+            return jnp.einsum("mhk,nhk->hmn", x, w).sum(0)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[64,4,64]", b: "f8e4m3fn[128,4,64]", a_scale, b_scale):
+            x, w = dequantize(a, a_scale), dequantize(b, b_scale)
+            return jnp.einsum("mhk,nhk->mn", x, w)
+    """
+    if m.dot is None or m.dot.opcode != "dot" or not m.is_cublaslt:
+        return None
+    conversions = itertools.takewhile(lambda step: step.kind is Role.OUTPUT, m.steps)
+    *_, last = (m.dot, *(step.at for step in conversions))
+    products = products_added(m.dot, last)
+    written = sum(shape.nbytes for shape in results(m.row.instruction))
+    return found_if(products > 1, batch=products, written=size(written))
 
 
 @rule(

@@ -880,9 +880,9 @@ def changed_between(m: Matmul) -> Found | None:
     them with zeros may stand there, since they can be done to the FP8 array as well. Arithmetic
     changes the numbers: its result need not be a number of FP8.
 
-    Some functions can be moved by hand. A negation can be done to the FP8 array or to the scale,
-    and a factor can be part of the scale. Others belong in front of the quantization. If the
-    rewriter does not find the FP8 array at all, the rule is operation-between.
+    Some functions can be moved by hand. A sign or a factor can be part of the scale. Others belong
+    in front of the quantization. If the rewriter does not find the FP8 array at all, the rule is
+    operation-between.
 
     Loses it:
 
@@ -891,8 +891,8 @@ def changed_between(m: Matmul) -> Found | None:
 
     Keeps it:
 
-        def layer(a, b, a_scale, b_scale):
-            return scaled_dot(-a, b, a_scale, b_scale)
+        def layer(a, b, minus_a_scale: "f32[]", b_scale):
+            return scaled_dot(a, b, minus_a_scale, b_scale)
     """
     return _changed(m, Problem.CHANGED_BETWEEN)
 

@@ -285,6 +285,46 @@ def reshaped_first(conversion: Conversion) -> Found | None:
 
 
 @rule(
+    "between-clamp-and-conversion",
+    lost=Lost.OUTPUT,
+    reason="{between} stands between the clamp and the conversion to {to}",
+    fix=(
+        "convert directly behind the clamp, and do the rest before the scale: "
+        "jnp.clip(f(d) * d_scale, ...).astype(...) for f(jnp.clip(d * d_scale, ...)).astype(...)"
+    ),
+    source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
+)
+def between(cause: Cause) -> Found | None:
+    """Something is done to the clamped result before it is converted.
+
+    XLA's rewriter looks for a scale, a clamp and a conversion to FP8, one directly behind the
+    other. If something else stands between two of them, as jnp.nan_to_num or a relu, the conversion
+    stays outside, and scale and clamp with it. The same step in front of the scale is a step of its
+    own, which the call takes if it is one of those that it has.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            y = jnp.clip(scaled_dot(a, b, a_scale, b_scale) * d_scale, -448, 448)
+            return relu(y).astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return quantize(relu(scaled_dot(a, b, a_scale, b_scale)), d_scale)
+    """
+    kinds = [step.kind for step in cause.group]
+    if not cause.is_factor and cause.kind is not Role.CLAMP or Role.CLAMP not in kinds:
+        return None
+    behind = kinds[kinds.index(Role.CLAMP) + 1 : -1]
+    others = [kind.noun for kind in behind if kind not in (Role.OUTPUT, Role.CLAMP)]
+    if not others:
+        return None
+    name = "an activation" if others[0] == "activation" else f"a {others[0]}"
+    return Found(between=name, to=cause.group[-1].at.shape.dtype)
+
+
+@rule(
     "cut-first",
     lost=Lost.OUTPUT,
     reason=(

@@ -18,6 +18,8 @@ class Lost(enum.StrEnum):
     SCALE = "scale"
     TRANSPOSE = "transpose"
     PAD = "pad"
+    COPY = "copy"  # an operand is repeated in memory
+    SUM = "sum"  # products are written one by one, and added up by a kernel
     DUPLICATE = "duplicate"  # it runs twice
     WIRE = "wire"  # it is sent between devices in a wide type
     KERNEL = "kernel"  # nobody knows what a kernel does there

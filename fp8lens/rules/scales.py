@@ -18,6 +18,34 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
 @rule(
+    "negated-operand",
+    lost=Lost.SCALE,
+    reason="a kernel negates the {side} operand's{name} FP8 array",
+    fix="negate the scale in its place: pass -scale as an argument",
+    source="CreateF8CustomCall: a scale may be negative, and the array is read as it is",
+)
+def negated_operand(kernel: InFront) -> Found | None:
+    """The FP8 array of an operand is negated in front of the call.
+
+    The call reads the array as it is in memory, so a kernel writes the negated array first. The
+    sign can be the scale's: then nothing is written. If the scale is negated in the program, that
+    is a kernel for one number, so pass the negative scale.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(-a, b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, b, minus_a_scale: "f32[]", b_scale):
+            return scaled_dot(a, b, minus_a_scale, b_scale)
+    """
+    is_array = kernel.work == "scale" and kernel.kernel.shape.size > 1
+    return found_if(is_array, side=kernel.side, name=kernel.argument)
+
+
+@rule(
     "divided-by-scale",
     lost=Lost.SCALE,
     reason=(
@@ -528,12 +556,18 @@ def _tiles(m: Matmul) -> int:
     scales = list(itertools.takewhile(lambda step: step.kind in factors, scales))
     if not any(step.kind is Role.VECTOR_SCALE for step in scales):
         return 0
-    batch = re.findall(r"\d+", m.dot.attributes.get("lhs_batch_dims", ""))
-    last = scales[-1].at
-    for reader in last.computation.users.get(last.name, ()):
+    return products_added(m.dot, scales[-1].at)
+
+
+def products_added(dot: Instruction, value: Instruction) -> int:
+    """How many products of a batch are added up, in a value that is made of a dot's result; 0 where
+    they are not.
+    """
+    batch = re.findall(r"\d+", dot.attributes.get("lhs_batch_dims", ""))
+    for reader in value.computation.users.get(value.name, ()):
         summed = re.findall(r"\d+", reader.attributes.get("dimensions", ""))
         is_sum = reader.opcode == "reduce" and reducer(reader) == "add"
         # A dot's result has its batch first.
         if is_sum and summed and {*map(int, summed)} <= {*range(len(batch))}:
-            return math.prod(m.dot.shape.dims[int(d)] for d in summed)
+            return math.prod(dot.shape.dims[int(d)] for d in summed)
     return 0

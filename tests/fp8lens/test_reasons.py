@@ -662,15 +662,14 @@ CASES = {
     ),
     "silu, read beside it": Case(
         "epilogue",
-        "input of the activation is read by something else",
+        "this activation is another",
         lambda a, b, x, y: (jax.nn.silu(d := scaled_dot(a, b, x, y)), d),
         OPERANDS,
     ),
     **{
         f"{name} and its gradient": Case(
             "epilogue",
-            "input of the activation is read by something else as well, as its gradient does, and "
-            "a call has one result",
+            "a call has one result" if name == "gelu" else "this activation is another",
             lambda a, b, x, y, c, w, act=act: with_gradient(
                 act, scaled_dot(a, b, x, y, bf16) + c, w, x
             ),
@@ -890,14 +889,14 @@ CASES = {
     ),
     "matrix of another type": Case(
         "bias",
-        "converted or scaled by a kernel",
+        "converted, scaled or negated by a kernel",
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
         (*OPERANDS, C16),
         lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c,
     ),
     "matrix with a factor": Case(
         "bias",
-        "converted or scaled by a kernel",
+        "converted, scaled or negated by a kernel",
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c,
         (*OPERANDS, C32),
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
@@ -1186,6 +1185,70 @@ CASES = {
         (A, S(4, 32, K), s, s),
         lambda a, b, x, y: scaled_dot(a, b.reshape(N, K), x, y),
         (A, S(32, 4, K), s, s),
+    ),
+    "weights repeated": Case(
+        "copy",
+        r"the right operand \(b\) is repeated in memory",
+        lambda a, b, x, y: jnp.einsum(
+            "gmk,gnk->gmn", dequantize(a, x), jnp.broadcast_to(dequantize(b, y), (4, N, K))
+        ),
+        (S(4, M, K), B, s, s),
+        lambda a, b, x, y: jnp.einsum("gmk,nk->gmn", dequantize(a, x), dequantize(b, y)),
+    ),
+    "inputs repeated": Case(
+        "copy",
+        r"the left operand \(a\) is repeated in memory",
+        lambda a, b, x, y: jnp.einsum(
+            "gmk,gnk->gmn", jnp.broadcast_to(dequantize(a, x), (4, M, K)), dequantize(b, y)
+        ),
+        (A, S(4, N, K), s, s),
+        lambda a, b, x, y: jnp.einsum("mk,gnk->mgn", dequantize(a, x), dequantize(b, y)),
+    ),
+    "weights negated": Case(
+        "scale",
+        r"negates the right operand's \(b\) FP8 array",
+        lambda a, b, x, y: scaled_dot(a, -b, x, y),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "inputs negated": Case(
+        "scale",
+        r"negates the left operand's \(a\) FP8 array",
+        lambda a, b, x, y: scaled_dot(-a, b, x, y),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "K padded by the program": Case(
+        "pad",
+        "the program itself pads",
+        lambda a, b, x, y: scaled_dot(padded(a, columns=K), b, x, y),
+        (A, S(N, 2 * K), s, s),
+        lambda a, b, x, y: scaled_dot(a, b[:, :K], x, y),
+        leaves=("pad",),
+    ),
+    "residual and bias added first, then relu": Case(
+        "bias",
+        "a number or a vector is added to the matrix by a kernel",
+        lambda a, b, x, y, c, v: relu(scaled_dot(a, b, x, y, bf16) + (c + v)),
+        (*OPERANDS, C16, VECTOR),
+        lambda a, b, x, y, c, v: relu(scaled_dot(a, b, x, y, bf16) + v + c),
+    ),
+    "nan_to_num behind the clamp": Case(
+        "output",
+        "an activation stands between the clamp and the conversion",
+        lambda a, b, x, y, z: jnp.nan_to_num(clip(scaled_dot(a, b, x, y) * z)).astype(e4m3),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
+    "the wrong constant": Case(
+        "fp8",
+        "XLA merged dots",
+        lambda p, x, w, v, s, t: jax.vmap(
+            lambda p, x: jax.lax.cond(
+                p, lambda x: scaled_dot(x, w, s, t), lambda x: scaled_dot(x, v, s, t), x
+            )
+        )(p, x),
+        (S(4, dtype=bool), S(4, M, K), B, B, s, s),
     ),
     "one row": Case(
         "pad",
@@ -1506,6 +1569,7 @@ CASES = {
             ),
             (S(M, K - 16), B, s),
             lambda a, b, v: jax.lax.dot(padded(a.astype(f32), columns=16), b.astype(f32).T),
+            leaves=("pad",),
         )
         for what, number in (
             ("0.3", lambda v: 0.3),
@@ -2260,20 +2324,6 @@ FINE = {
         lambda a, b, z: to_e4m3(relu(bare(a, b) * z), -z),
         (A, B, s),
     ),
-    "padded with zeros": (
-        lambda a, b, x, y: jax.lax.dot(
-            padded(dequantize(a, x, f32), columns=16), dequantize(b, y, f32).T
-        ),
-        (S(M, K - 32), S(N, K - 16), s, s),
-    ),
-    "padded with what FP8 holds": (
-        lambda a, b: jax.lax.dot(padded(a.astype(f32), 1.75, columns=16), b.astype(f32).T),
-        (S(M, K - 32), S(N, K - 16)),
-    ),
-    "codes, padded": (
-        lambda a, b, x, y: scaled_dot(padded(a, 2.0, columns=16), b, x, y),
-        (S(M, K - 32), S(N, K - 16), s, s),
-    ),
     "parts, of which one is read as it is": (
         lambda a, b, x, y: [
             part.astype(f32 if n else bf16)
@@ -2331,6 +2381,31 @@ def test_no_reason_where_nothing_is_lost(name):
         "There is no matmul" if name == "no matmul" else "no work that its call could do was left"
     ) in str(found)
     assert all(row.is_fp8 and not row.outside for row in inspected.report.rows)
+
+
+# Numbers that stay right, at the cost of a kernel.
+PADDED = {
+    "padded with zeros": (
+        lambda a, b, x, y: jax.lax.dot(
+            padded(dequantize(a, x, f32), columns=16), dequantize(b, y, f32).T
+        ),
+        (S(M, K - 32), S(N, K - 16), s, s),
+    ),
+    "padded with what FP8 holds": (
+        lambda a, b: jax.lax.dot(padded(a.astype(f32), 1.75, columns=16), b.astype(f32).T),
+        (S(M, K - 32), S(N, K - 16)),
+    ),
+    "codes, padded": (
+        lambda a, b, x, y: scaled_dot(padded(a, 2.0, columns=16), b, x, y),
+        (S(M, K - 32), S(N, K - 16), s, s),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_of_a_padded_k_only_the_kernel_is_told(name):
+    fn, args = PADDED[name]
+    assert {reason.rule for reason in inspect(fn, *args).reasons} == {"own-padding"}
 
 
 def test_a_fix_that_is_for_an_amax_says_so():
