@@ -192,7 +192,13 @@ def _theirs(what: str, fix: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise _Mistake(f"{what} ({_told(error)}): {fix}.") from error
+        from fp8lens.compile.bugs import COMPILER_BUGS, WITHOUT_A_GPU
+
+        # What is known of an error of JAX's or XLA's is better advice.
+        known = {*COMPILER_BUGS.values(), *WITHOUT_A_GPU.values()}
+        notes = [note for note in getattr(error, "__notes__", ()) if note in known]
+        advice = " ".join(notes) or f"{fix}."
+        raise _Mistake(f"{what} ({_told(error)}): {advice}") from error
 
 
 def _load(path: Path) -> ModuleType:

@@ -868,6 +868,14 @@ def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
         assert debug.startswith("Traceback") and debug.endswith(f"\n{err}") and is_plain(debug)
 
 
+def test_what_is_known_of_an_error_is_the_advice(tmp_path, capsys):
+    text = "import jax\ndef f(x):\n    jax.debug.print('{}', x[0, 0])\n    return x @ x\n"
+    (tmp_path / "prints.py").write_text(text)
+    assert main([f"{tmp_path / 'prints.py'}:f", "--shapes", "f32[64,64]"]) == 2
+    err = capsys.readouterr().err
+    assert "The function calls Python back" in err and "fix it, or the shapes" not in err
+
+
 def test_debug_shows_where_a_function_failed(file, capsys):
     assert main([f"{file}:plain", "--shapes", "f32[8,4] f32[8,4]", "--debug"]) == 2
     err = capsys.readouterr().err
