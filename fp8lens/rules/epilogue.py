@@ -592,8 +592,8 @@ def gelu_and_transpose(cause: Cause) -> Found | None:
     "other-activation",
     lost=Lost.EPILOGUE,
     reason=(
-        "cuBLASLt's epilogues are relu and gelu in its tanh form, and XLA knows each as jax.nn "
-        "writes it; this activation is another, or the same in other operations"
+        "a call applies relu, or gelu in its tanh form, if the program writes it as jax.nn does; "
+        "this activation is another one, or it is written in another way"
     ),
     fix="use jax.nn.relu or jax.nn.gelu(approximate=True), or leave this kernel",
     source="HandleMaximum and HandleMultiply match relu and tanh-gelu only",

@@ -200,7 +200,7 @@ def batch_summed(m: Matmul) -> Found | None:
     "result-layout",
     lost=Lost.TRANSPOSE,
     reason="the result is written, then transposed by a kernel",
-    fix="let the reader take it as it is, or leave this kernel",
+    fix="read the result in the order in which the call writes it, or leave this kernel",
     source="no call transposes its result",
 )
 def result_layout(m: Matmul) -> Found | None:
@@ -406,7 +406,10 @@ def by_columns(cause: Cause | InFront) -> Found | None:
     reason=(
         "the result is transposed before the {step}, and the call takes only what reads it directly"
     ),
-    fix="do it before transposing; or exchange the operands, which gives the transposed product",
+    fix=(
+        "apply it to the dot's own result, and transpose that; or exchange the operands: then "
+        "the dot's own result is the transposed one"
+    ),
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
         "slice at most"

@@ -385,8 +385,7 @@ def another_type(cause: Cause) -> Found | None:
         return None
     wider = ""
     if cause.writes == "f32":
-        where = "where only what comes in behind it is f32, as a bias"
-        wider = f"; or, {where}, pass that in {cause.reads}"
+        wider = f"; if only what is added, such as a bias, is f32, pass that in {cause.reads}"
     jax_to = f"jnp.{FORMATS[cause.writes].jax}"
     return Found(dtype=cause.reads, to=cause.writes, wider=wider, jax_to=jax_to)
 
