@@ -25,14 +25,14 @@ def blocks(x, rows, columns):
 
 
 def dequantized(a, b, a_scales, b_scales):
-    """a_scales [K/128, M] and b_scales [N/128, K/128]: make both wide again, and multiply that."""
+    """a_scales [K/128, M] and b_scales [N/128, K/128]: dequantize both to bf16, and multiply."""
     wide_a = blocks(a.astype(bf16), 1, B) * a_scales.T[:, None, :, None].astype(bf16)
     wide_b = blocks(b.astype(bf16), B, B) * b_scales[:, None, :, None].astype(bf16)
     return wide_a.reshape(a.shape) @ wide_b.reshape(b.shape).T
 
 
 def batched(a, b, a_scales, b_scales):
-    """A matmul for each 128 of K, as a batch; then the sum of all, scaled."""
+    """A matmul for each 128 of K, as a batch; then the sum of the scaled results."""
     a, b = (codes.reshape(len(codes), -1, B) for codes in (a, b))
     parts = jnp.einsum("mkc,nkc->kmn", a, b, preferred_element_type=f32)
     columns = jnp.repeat(b_scales.T, B, axis=1)
