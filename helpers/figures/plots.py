@@ -47,7 +47,7 @@ _PAPER = "svg:root { background: #fff }"
 # What matplotlib writes into an SVG and a page has no use for.
 _NOT_FOR_A_PAGE = re.compile(
     r"<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|"
-    r" font-family: [^;]*;",
+    r" font-family: [^;\"]*;?",
     re.S,
 )
 _CSS, _POINTS = 96, 72  # pixels and points in an inch

@@ -336,7 +336,7 @@ def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3
         unclamped = float(np.float64(target).astype(f.dtype))
     decoded, code = float(kept), int(kept.view(f"u{f.dtype.itemsize}"))
     values = code_values(f.dtype)
-    finite = np.unique(values[np.isfinite(values)])
+    finite = np.unique(values[np.isfinite(values)]) + 0.0  # of two zeros the one without a sign
     below = max(int(np.searchsorted(finite, target, "right")) - 1, 0)
     above = min(int(np.searchsorted(finite, target)), len(finite) - 1)
     notes, error = [], abs(decoded * scale - value)

@@ -176,7 +176,7 @@ def _label(source: str, tags: set[str]) -> str:
     if "hide-output" in tags:
         return "Show the output"
     if first.startswith("# "):
-        return first[2:].partition(":")[0].strip() or "Show the code"
+        return first[2:].partition(":")[0].replace("`", "").strip() or "Show the code"
     return "Show the code"
 
 
