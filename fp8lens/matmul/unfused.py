@@ -215,7 +215,8 @@ def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> Un
     if _reshapes_argument(i):
         return UnfusedKernel(i, ("bias",))
     opcodes = {j.opcode for j in part}
-    is_argument = look_through(operand(i, 0), ("bitcast", "copy")).opcode == "parameter"
+    made_of = [look_through(operand(i, n), ("bitcast", "copy")) for n in range(len(i.operands))]
+    is_argument = [j.opcode for j in made_of] == ["parameter"]
     if is_argument and opcodes <= MOVES | SOURCES and moving(part) == "transpose":
         return UnfusedKernel(i, ("bias",), besides)
     prepares = SCALING | {"convert", "broadcast", "negate"}
