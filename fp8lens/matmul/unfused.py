@@ -265,11 +265,16 @@ def _repeats(i: Instruction) -> bool:
 
 def _pads_behind(i: Instruction, any_dimension: bool) -> bool:
     """Whether dimensions are made longer at their ends: the last one, or any."""
-    edges = re.findall(r"(-?\d+)_(-?\d+)(?:_(\d+))?", i.attributes.get("padding", ""))
-    behind = [low == "0" and int(high) >= 0 and within in ("", "0") for low, high, within in edges]
-    if i.opcode != "pad" or not edges or not all(behind):
+    if i.opcode != "pad":
         return False
-    return any_dimension or int(edges[-1][1]) > 0
+    # As in 0_0x0_16: of each dimension what is put in front, behind and, if any, in between.
+    edges = [dimension.split("_") for dimension in i.attributes.get("padding", "").split("x")]
+    if any(len(edge) < 2 for edge in edges):
+        return False
+    for front, behind, *between in edges:
+        if front != "0" or behind.startswith("-") or between not in ([], ["0"]):
+            return False
+    return any_dimension or edges[-1][1] != "0"
 
 
 def _reshapes_argument(i: Instruction) -> bool:
