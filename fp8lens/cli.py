@@ -182,9 +182,11 @@ def _line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _theirs(what: str, fix: str) -> Iterator[None]:
+def _theirs(
+    what: str, fix: str, advice: Callable[[BaseException], str] = lambda error: ""
+) -> Iterator[None]:
     """The user's code runs: what it raises, be it SystemExit, is a mistake; what it prints is no
-    part of the report.
+    part of the report. `advice` on an error, if there is any, is given in place of `fix`.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -192,13 +194,8 @@ def _theirs(what: str, fix: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        from fp8lens.compile.bugs import COMPILER_BUGS, WITHOUT_A_GPU
-
-        # What is known of an error of JAX's or XLA's is better advice.
-        known = {*COMPILER_BUGS.values(), *WITHOUT_A_GPU.values()}
-        notes = [note for note in getattr(error, "__notes__", ()) if note in known]
-        advice = " ".join(notes) or f"{fix}."
-        raise _Mistake(f"{what} ({_told(error)}): {advice}") from error
+        next_step = advice(error) or f"{fix}."
+        raise _Mistake(f"{what} ({_told(error)}): {next_step}") from error
 
 
 def _load(path: Path) -> ModuleType:
@@ -362,7 +359,9 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     fn = _function(module, name)
     args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
 
-    with _theirs(f"{name} failed", "fix it, or the shapes"):
+    from fp8lens.compile.bugs import advice
+
+    with _theirs(f"{name} failed", "fix it, or the shapes", advice):
         return inspect(fn, *args, **how)
 
 

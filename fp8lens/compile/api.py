@@ -19,7 +19,7 @@ import jax
 from jax.sharding import Mesh
 
 from fp8lens.compile.autotune import AS_TEXT, check_tile, choices
-from fp8lens.compile.bugs import COMPILER_BUGS, FATAL_BUT
+from fp8lens.compile.bugs import COMPILER_BUGS, FATAL_BUT, add_notes
 from fp8lens.compile.call import Call, make_call
 from fp8lens.compile.isolate import Isolated, compile_apart, may_abort
 from fp8lens.compile.meshes import ASSEMBLER, axes, callers_mesh, check_devices, make_mesh
@@ -285,9 +285,7 @@ def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[Non
                 "record this function with these shapes and options "
                 f"on {chip.device} with JAX {jax.__version__}."
             ) from error
-        for sign, note in COMPILER_BUGS.items():
-            if sign in str(error):
-                error.add_note(note)
+        add_notes(error, COMPILER_BUGS)
         if not any(sign in str(error) for sign in _NO_ASSEMBLER):
             raise
         raise RuntimeError(

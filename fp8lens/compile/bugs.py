@@ -1,5 +1,7 @@
 """Which errors and aborts of JAX and XLA are not the program's, and the way around each."""
 
+from collections.abc import Mapping
+
 # A part of what XLA says, and what to do about it.
 COMPILER_BUGS = {
     "algebraic_simplifier.cc": (
@@ -25,10 +27,25 @@ WITHOUT_A_GPU = {
         "which JAX asks for a GPU: leave that out to compile without one."
     ),
     "cuDNN": (
-        "JAX asks for cuDNN's version while it traces the function. It need not run: install it "
-        "(pip install nvidia-cudnn-cu13), or compile with implementation='xla'."
+        "JAX asks for cuDNN's version while it traces the function. Install cuDNN, which needs no "
+        "GPU for that (pip install nvidia-cudnn-cu13), or compile with implementation='xla'."
     ),
 }
+
+
+def add_notes(error: BaseException, known: Mapping[str, str]) -> None:
+    """Add to an error the notes of those signs that stand in it."""
+    for sign, note in known.items():
+        if sign in str(error):
+            error.add_note(note)
+
+
+def advice(error: BaseException) -> str:
+    """The notes that `add_notes` has added to an error, as one text; "" for none."""
+    known = {*COMPILER_BUGS.values(), *WITHOUT_A_GPU.values()}
+    return " ".join(note for note in getattr(error, "__notes__", ()) if note in known)
+
+
 # Options that end the process at other numbers: most tell one of XLA's names by its number, and it
 # does not look.
 FATAL_BUT = {

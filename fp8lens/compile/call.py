@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fp8lens.compile.bugs import WITHOUT_A_GPU
+from fp8lens.compile.bugs import WITHOUT_A_GPU, add_notes
 from fp8lens.hlo.parse import no_program_yet
 
 # Of aot_compile and assert_fp8_gemms: a misspelled one arrives here as an argument of the function.
@@ -73,9 +73,7 @@ class Call(NamedTuple):
             try:
                 lowered = self.jitted.lower(*self.args, **self.kwargs)
             except RuntimeError as error:
-                for sign, note in WITHOUT_A_GPU.items():
-                    if sign in str(error):
-                        error.add_note(note)
+                add_notes(error, WITHOUT_A_GPU)
                 raise
         while not isinstance(lowered, jax.stages.Lowered):
             lowered = lowered.lowered  # nnx.jit wraps it

@@ -150,9 +150,7 @@ def _is_for_fp8(line: Line) -> bool:
         return True
     if not line.avoidable:
         return False
-    # A result is transposed for whoever reads it, in any type.
-    asked_for = _UNDOES - {"transpose"} if line.what == "after" else _UNDOES
-    undoes = "epilogue" not in line.work and not asked_for.isdisjoint(line.work)
+    undoes = "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)
     return undoes or "f8e" in line.kernel.result
 
 

@@ -112,7 +112,8 @@ def moving(moves: Iterable[Instruction]) -> str | None:
     moves = list(moves)
     if any(map(changes_layout, moves)):
         return "transpose"
-    joins = any(i.opcode == "concatenate" for i in moves)  # as a roll does what it cut apart
+    # A roll slices too: it cuts an array apart, and joins the parts the other way round.
+    joins = any(i.opcode == "concatenate" for i in moves)
     return "pad" if any(map(_is_padding, moves)) and not joins else None
 
 

@@ -325,6 +325,8 @@ _NAMED = ("bitcast", "reshape", "copy", "get-tuple-element")
 
 # What stayed outside behind a matmul --------------------------------------------------------------
 
+_CONVERTING = {Role.SCALE, Role.ALPHA, Role.NEGATE, Role.CLAMP, Role.OUTPUT}
+
 
 class Cause:
     """The steps that stayed outside, the first of which is to blame: the others stay outside
@@ -342,7 +344,7 @@ class Cause:
         self.group: list[Step] = left[: to_fp8[0] + 1] if to_fp8 else []
         before = {step.kind for step in self.group[:-1]}
         #: Whether all there is in front of the conversion to FP8 belongs to it: scale and clamp.
-        self.converts = bool(to_fp8) and before <= {"scale", "alpha", "negate", "clamp", "output"}
+        self.converts = bool(to_fp8) and before <= _CONVERTING
         if self.converts and self.group[:-1] and self.group[0].kind is Role.OUTPUT:
             self.converts = False
         self.first = left[0]

@@ -483,10 +483,9 @@ def before_the_loop(m: Matmul) -> Found | None:
     """An operand is dequantized in front of a loop, or of a branch, that multiplies with it.
 
     The body of a loop is a computation of its own, which is handed the arrays it reads. So is each
-    branch of a `jax.lax.cond`. XLA's
-    rewriter searches for an FP8 array inside the computation that the dot is in. If the
-    dequantization stands outside, the body is handed the wide array. Dequantizing in the body does
-    not repeat any work: the call reads the FP8 array and the scale.
+    branch of a `jax.lax.cond`. XLA's rewriter searches for an FP8 array inside the computation that
+    the dot is in. If the dequantization stands outside, the body is handed the wide array.
+    Dequantizing in the body does not repeat any work: the call reads the FP8 array and the scale.
 
     Loses it:
 

@@ -86,13 +86,18 @@ class Page:
     loses: Program | None
     keeps: Program | None
 
+    @property
+    def fix(self) -> str:
+        """The rule's fix; what a report fills in stands in braces, and so do braces of its own."""
+        return self.rule.fix.replace("{{", "{").replace("}}", "}")
+
     def __str__(self) -> str:
         rule = self.rule
         lost = f", lost {rule.lost}" if rule.lost else ""
         lines = [f"{rule.name}{lost}", "", rule.summary, ""]
         if self.why:
             lines += [self.why, ""]
-        texts = (("reason", rule.reason), ("fix", _plain(rule.fix)), ("rule", rule.authority))
+        texts = (("reason", rule.reason), ("fix", self.fix), ("rule", rule.authority))
         for name, text in texts:
             lines += textwrap.wrap(f"{name}: {text}", 100, subsequent_indent="    ")
         for title, program in (("Loses it:", self.loses), ("Keeps it:", self.keeps)):
@@ -100,10 +105,6 @@ class Page:
                 options = f" (compiled with {program.options})" if program.options else ""
                 lines += ["", title + options, "", textwrap.indent(program.code, "    ")]
         return "\n".join(lines)
-
-
-def _plain(text: str) -> str:
-    return text.replace("{{", "{").replace("}}", "}")
 
 
 def page_of(rule: Rule) -> Page:

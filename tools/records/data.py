@@ -90,6 +90,13 @@ def pinned(version: str) -> tuple[str, ...]:
     return (*jax, *(f"{name}=={lock[name]}" for name in (*ASSEMBLER, *OF_PALLAS)))
 
 
+def environment(version: str) -> Path:
+    """The Python of an environment with that JAX release alone; SystemExit where it cannot be
+    made.
+    """
+    return made(Environment(f"release-{version}", PYTHON, install=pinned(version)))
+
+
 def made(environment: Environment) -> Path:
     """The Python of an environment; SystemExit where it cannot be made."""
     try:
@@ -197,6 +204,11 @@ def merged(before: Mapping[str, Any], now: dict[str, Any], names: Iterable[str])
     rows = before["rows"] | now["rows"]
     made = now | {"rows": {name: rows[name] for name in names if name in rows}}
     return made | {"digest": digest(made)}
+
+
+def write(path: Path, about: str, releases: Mapping[str, Any]) -> None:
+    """Write the releases to a file, with what it is about."""
+    in_one_step(path, f'{{\n "about": {json.dumps(about)},\n {as_text(releases)}\n}}\n')
 
 
 def as_text(releases: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,10 +22,8 @@ from fp8lens import report_gemms
 from helpers import TARGETS, Target
 from helpers.numerics.recipes import E4M3_MAX, Amaxes, fp8_linear, scaled_dot, to_e4m3
 from helpers.records.results import load_releases
-from tools.environments import Environment
-from tools.files import in_one_step
 from tools.records import data
-from tools.records.data import ASSEMBLER, OF_JAX, PYTHON, ROOT, by_number, locked
+from tools.records.data import ASSEMBLER, OF_JAX, ROOT, by_number, environment, locked
 
 DATA = ROOT / "notebooks" / "results" / "releases.json"
 COMMAND = "make releases"
@@ -574,7 +571,7 @@ def write(releases: Mapping[str, Any]) -> None:
         "What each JAX release makes of the programs in tools/records/releases.py. "
         "Written by `make releases`, not by hand."
     )
-    in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n {data.as_text(releases)}\n}}\n')
+    data.write(DATA, about, releases)
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -609,11 +606,6 @@ def check(recorded: Mapping[str, Any], only: str = "") -> list[str]:
 
 
 # Making it ----------------------------------------------------------------------------------------
-
-
-def environment(version: str) -> Path:
-    """The Python of a release's environment."""
-    return data.made(Environment(f"release-{version}", PYTHON, install=data.pinned(version)))
 
 
 def record(versions: list[str], only: str = "") -> int:

@@ -8,12 +8,10 @@ pages of rules and reference D read that file.
 """
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,10 +20,8 @@ from fp8lens import Inspection
 from fp8lens.rules.page import PRELUDE, Page, Program, every_name, explain
 from helpers.pages import compiled
 from helpers.records.results import load_rules
-from tools.environments import Environment
-from tools.files import in_one_step
 from tools.records import data
-from tools.records.data import ASSEMBLER, OF_JAX, PYTHON, ROOT, by_number, locked
+from tools.records.data import ASSEMBLER, OF_JAX, ROOT, by_number, environment, locked
 
 DATA = ROOT / "notebooks" / "results" / "rules.json"
 COMMAND = "make rules"
@@ -117,7 +113,7 @@ def write(releases: Mapping[str, Any]) -> None:
         "What each JAX release makes of the programs on the pages of fp8lens' rules. "
         "Written by `make rules`, not by hand."
     )
-    in_one_step(DATA, f'{{\n "about": {json.dumps(about)},\n {data.as_text(releases)}\n}}\n')
+    data.write(DATA, about, releases)
 
 
 def describe(made: Row | None) -> str:
@@ -185,16 +181,11 @@ def check(recorded: Mapping[str, Any], only: str = "") -> list[str]:
 # Making it ----------------------------------------------------------------------------------------
 
 
-def environment(version: str) -> Path:
-    """The Python of a release's environment, which `make releases` has too."""
-    return data.made(Environment(f"release-{version}", PYTHON, install=data.pinned(version)))
-
-
 def record(versions: list[str], only: str = "") -> int:
-    """Measure with these releases, or `only` some rules, write the data after each, and print what
-    changed.
+    """Measure with these releases, or with all, and `only` some rules; write the data after each,
+    and print what changed.
     """
-    for version in versions:
+    for version in sorted(versions or {*RELEASES, locked()["jax"], *read()}, key=by_number):
         releases = read()
         before = releases.get(version, {})
         now = data.measure(version, environment(version), "tools.records.rules", only)
@@ -209,20 +200,16 @@ def record(versions: list[str], only: str = "") -> int:
     return 0
 
 
+def problems(only: str) -> list[str]:
+    """What differs from what is compiled here. ValueError for an altered file."""
+    return check(load_rules(DATA.parent), only)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, compare or record, as the arguments say; the exit status."""
     options = data.read_arguments(str(__doc__), arguments)
-    if options.measure:
-        in_one_step(options.measure, json.dumps(measured(options.only)))
-        return 0
-    if options.check:
-        try:
-            problems = check(load_rules(DATA.parent), options.only)
-        except ValueError as error:
-            problems = [str(error)]
-        return data.status(problems, f"what JAX {jax.__version__} compiles is what is recorded")
-    versions = options.releases or {*RELEASES, locked()["jax"], *read()}
-    return record(sorted(versions, key=by_number), options.only)
+    fine = f"what JAX {jax.__version__} compiles is what is recorded"
+    return data.carry_out(options, measured, problems, fine, record)
 
 
 if __name__ == "__main__":

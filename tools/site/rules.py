@@ -213,7 +213,7 @@ def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
     facts = [
         ("**Lost**", f"[{_title(rule.lost)}](index.md#{_anchor(_title(rule.lost))})"),
         ("**Reason**", _words(rule.reason)),
-        ("**Fix**", _words(rule.fix.replace("{{", "{").replace("}}", "}"))),
+        ("**Fix**", _words(page.fix)),
         ("**Source**", _words(rule.authority.partition(': "')[0] if rule.logs else rule.authority)),
     ]
     if rule.logs:
