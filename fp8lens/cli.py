@@ -8,10 +8,12 @@ import argparse
 import contextlib
 import difflib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import inspect as signatures
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +22,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
-from fp8lens.hlo.text import source_path
+from fp8lens.hlo.text import Ink, Style, in_ansi_colours, page, shows_colours, source_path
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.rules.page import every_name, explain
@@ -33,13 +35,28 @@ from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms
 if TYPE_CHECKING:
     import jax
 
+_PIPED = "-"  # for a saved program: it comes from standard input
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
 # What XLA's GPU compiler, and no other, writes beside its kernels and calls.
 _OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
-# The names in HLO that numpy spells otherwise than by the rule in `_dtype`.
+# A shape's parts in the order of the text, and what is expected where one is not found.
+_PARTS = (
+    (re.compile(r"[A-Za-z]\w*"), "a dtype"),
+    (re.compile(r"\["), '"[" after the dtype'),
+    (re.compile(r"\s*+(?:\d++\s*+(?:,\s*+(?=\d)|(?!\d)))*+"), ""),  # a scalar has no dims
+    (re.compile(r"\]"), 'whole numbers with "," between them, then "]"'),
+)
+# The names in HLO that numpy spells otherwise than by the rule in `_long_name`.
 _LONG = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
+# JAX's dtypes as numpy names them, to be known before JAX is loaded. A test compares.
+_DTYPES = frozenset(
+    "bool int1 int2 int4 int8 int16 int32 int64 uint1 uint2 uint4 uint8 uint16 uint32 uint64 "
+    "float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz "
+    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+    "bfloat16 float16 float32 float64 complex64 complex128".split()
+)
 # Files of what is installed, and what is no file.
 _NOT_THEIRS = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")
 
@@ -51,23 +68,21 @@ class _Mistake(Exception):
     """What the user gave cannot be used; the message is one sentence that names the fix."""
 
 
-def _dtype(name: str) -> Any:
-    """The dtype of a name as HLO has it (f8e4m3fn, s32, u8, pred), or as numpy does (float8_e4m3fn,
-    int32, uint8, bool).
-    """
-    import jax.numpy as jnp
+class _Shape(NamedTuple):
+    """An argument as --shapes has it, its dtype as numpy names it."""
 
-    long = _LONG.get(name, name)
+    dtype: str
+    dims: tuple[int, ...]
+
+
+def _long_name(name: str) -> str:
+    """numpy's name of a dtype (float8_e4m3fn, int32, uint8, bool), which may be given as HLO has it
+    (f8e4m3fn, s32, u8, pred).
+    """
     if short := re.fullmatch(r"([fsiu])(\d+)(e\w+)?", name):
         kind = {"f": "float", "s": "int", "i": "int", "u": "uint"}[short[1]]
-        long = f"{kind}{short[2]}_{short[3]}" if short[3] else f"{kind}{short[2]}"
-    with contextlib.suppress(TypeError):
-        if jnp.dtype(long).name == long and (long == "bool" or jnp.issubdtype(long, jnp.number)):
-            return jnp.dtype(long)
-    raise _Mistake(
-        f"{name!r} is no dtype: write it as HLO or numpy does, such as f8e4m3fn or float8_e4m3fn, "
-        "bf16, f32, s32, pred."
-    )
+        return f"{kind}{short[2]}_{short[3]}" if short[3] else f"{kind}{short[2]}"
+    return _LONG.get(name, name)
 
 
 def _notes(shapes: "tuple[jax.ShapeDtypeStruct, ...]") -> Iterator[str]:
@@ -88,21 +103,57 @@ def _notes(shapes: "tuple[jax.ShapeDtypeStruct, ...]") -> Iterator[str]:
             yield f"JAX takes {name} as {taken} unless JAX_ENABLE_X64=1 is set."
 
 
-def parse_shapes(text: str) -> "tuple[jax.ShapeDtypeStruct, ...]":
-    """The arguments that "f8e4m3fn[256,512] bf16[1024] f32[]" stands for."""
-    import jax
-
+def _read_shapes(text: str) -> list[_Shape]:
+    """What --shapes says, read without JAX."""
     shapes, pos = [], len(text) - len(text.lstrip())
     while pos < len(text):
         if not (m := _SHAPE.match(text, pos)):
+            wrong, expected = _place(text, pos)
             raise _Mistake(
-                f"--shapes: {text[pos:].split()[0]!r} is no shape: "
-                f"write dtype[dims], as in {_EXAMPLE}."
+                f"--shapes, character {wrong + 1}: {text[pos:].split()[0]!r} is no shape: "
+                f"expected {expected}, as in {_EXAMPLE}."
             )
-        dims = tuple(map(int, re.findall(r"\d+", m[2])))
-        shapes.append(jax.ShapeDtypeStruct(dims, _dtype(m[1])))
+        dtype = _long_name(m[1])
+        if dtype not in _DTYPES:
+            raise _Mistake(
+                f"--shapes, character {pos + 1}: {m[1]!r} is no dtype: write it as HLO or numpy "
+                f"does, such as f8e4m3fn or float8_e4m3fn, bf16, f32, s32, pred, as in {_EXAMPLE}."
+            )
+        shapes.append(_Shape(dtype, tuple(map(int, re.findall(r"\d+", m[2])))))
         pos = m.end()
-    return tuple(shapes)
+    return shapes
+
+
+def _place(text: str, pos: int) -> tuple[int, str]:
+    """Where what begins at `pos` is no shape, and what is expected there."""
+    for part, expected in _PARTS:
+        if not (found := part.match(text, pos)):
+            return pos, expected
+        pos = found.end()
+    raise ValueError(f"{text!r} has a shape before {pos}")
+
+
+def parse_shapes(text: str) -> "tuple[jax.ShapeDtypeStruct, ...]":
+    """The arguments that "f8e4m3fn[256,512] bf16[1024] f32[]" stands for."""
+    read = _read_shapes(text)
+    import jax
+    import jax.numpy as jnp
+
+    def not_in_this_jax(error: TypeError) -> str:
+        return f"--shapes: JAX {jax.__version__} lacks a dtype ({error}): give another, or update."
+
+    with _answered(TypeError, not_in_this_jax):
+        return tuple(jax.ShapeDtypeStruct(s.dims, jnp.dtype(s.dtype)) for s in read)
+
+
+def _shown(what: str) -> str:
+    """What was given, in words."""
+    return "standard input" if what == _PIPED else what
+
+
+def _named(what: str) -> str:
+    """The same, quoted where it is a name."""
+    return _shown(what) if what == _PIPED else repr(what)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -241,7 +292,7 @@ def _function(module: ModuleType, name: str) -> Callable:
 
 
 def _arguments(
-    module: ModuleType, fn: Callable, name: str, shapes: str | None, factory: str | None
+    module: ModuleType, fn: Callable, name: str, shapes: str, factory: str | None
 ) -> tuple:
     """What the function is compiled with, of --shapes or --args."""
     if factory is not None:
@@ -255,9 +306,9 @@ def _arguments(
                 f"return a tuple, {name}'s arguments."
             )
     else:
-        args = parse_shapes(shapes or "")
+        args = parse_shapes(shapes)
         for note in _notes(args):
-            print(f"note: --shapes: {note}", file=sys.stderr)
+            print(_style(sys.stderr)("note:", Ink.HEADING), f"--shapes: {note}", file=sys.stderr)
     try:
         signatures.signature(fn).bind(*args)
     except ValueError:  # no signature to read: JAX will say
@@ -289,20 +340,21 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
             if option == "reasons":
                 why = "says no more what XLA's rewriter was given"
             raise _Mistake(
-                f"--{option} is for a function, and {given.what!r} is a saved program, "
+                f"--{option} is for a function, and {_named(given.what)} is a saved program, "
                 f"which {why}: leave it out, or give path/to/file.py:function."
             )
     with _reading(given.what):
-        data = _existing(path := Path(given.what)).read_bytes()
+        data = _piped() if given.what == _PIPED else _existing(Path(given.what)).read_bytes()
     if not data.strip() or b"\0" in data:
         kind = "no text" if data.strip() else "empty"
         raise _Mistake(
-            f"{given.what!r} is {kind}: give the text that XLA dumps with --xla_dump_hlo_as_text."
+            f"{_named(given.what)} is {kind}: "
+            "give the text that XLA dumps with --xla_dump_hlo_as_text."
         )
 
     def not_a_module(error: HloParseError) -> str:
         return (
-            f"{given.what} is not one whole HLO module ({error}): "
+            f"{_shown(given.what)} is not one whole HLO module ({error}): "
             f"give the text that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."
         )
 
@@ -310,7 +362,17 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
         module = parse_hlo_module(data.decode("utf-8-sig", errors="replace"))
         seen = inspect(module)
         _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
-        return seen, _not_of_a_gpu(path, module)
+        return seen, _not_of_a_gpu(Path(given.what), module)
+
+
+def _piped() -> bytes:
+    """Standard input as it is."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise _Mistake(
+            f"no program comes from standard input: write fp8lens {_PIPED} < module_0001.jit_f."
+            f"sm_9.0a_{_DUMP}, or give the file's name."
+        )
+    return sys.stdin.buffer.read()
 
 
 def _not_of_a_gpu(path: Path, module: HloModule) -> str:
@@ -335,6 +397,8 @@ def _is_a_gpus(i: Instruction) -> bool:
 
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     """The function, compiled."""
+    shapes = " ".join(given.shapes or ())
+    _read_shapes(shapes)  # a mistake in it is told at once: JAX takes seconds
     jax = None
     with contextlib.suppress(ImportError):
         # Not imported yet: the file imports it, and may first set what JAX reads.
@@ -357,7 +421,7 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
 
             require_gpu()
     fn = _function(module, name)
-    args = _arguments(module, fn, name, given.shapes and " ".join(given.shapes), given.args)
+    args = _arguments(module, fn, name, shapes, given.args)
 
     from fp8lens.compile.bugs import advice
 
@@ -377,23 +441,42 @@ def _report(given: argparse.Namespace) -> int:
             fix = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
             if given.require_fp8:
                 raise _Mistake(
-                    f"{given.what!r} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
+                    f"{_named(given.what)} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
                 )
-            print(f"{visible(given.what)} is {other}; to judge FP8, {fix}.\n", file=notes)
+            print(f"{visible(_shown(given.what))} is {other}; to judge FP8, {fix}.\n", file=notes)
     failures = _failures(seen) if given.require_fp8 else []
     reasons = seen.is_ours and bool(given.reasons or failures)
     if given.json:
         print(seen.json(reasons=reasons))
     else:
-        parts: list[Any] = [seen.report]
-        if given.ledger:
-            parts.append(seen.ledger)
-        if reasons and seen.report.rows:
-            parts.append(seen.reasons)
-        print(visible("\n\n".join(map(str, parts)), keep="\n"))
+        style = _style(sys.stdout)
+        with page(_columns()):
+            parts = [seen.report.text(style)]
+            if given.ledger:
+                parts.append(seen.ledger.text(style))
+            if reasons and seen.report.rows:
+                parts.append(seen.reasons.text(style))
+        print("\n\n".join(parts))
     if failures:
-        print("", *failures, sep="\n", file=notes)
+        style = _style(notes)
+        print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
     return 1 if failures else 0
+
+
+def _columns() -> int:
+    """How wide standard output is: a terminal may be of any width, and a file has none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _style(file: TextIO) -> Style:
+    """How text is written there: in colours only on a terminal, and nowhere with what a terminal
+    would obey.
+    """
+    return in_ansi_colours if shows_colours(file) else _readable
+
+
+def _readable(part: str, ink: Ink | None) -> str:
+    return visible(part)
 
 
 def _failures(seen: Inspection) -> list[str]:
@@ -441,7 +524,7 @@ def _answer(given: argparse.Namespace) -> int:
     except BaseException as error:
         if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
             said = (
-                f"there is not enough memory for {given.what!r}: "
+                f"there is not enough memory for {_named(given.what)}: "
                 "give a smaller program, or the process more memory."
             )
         elif isinstance(error, _Mistake):
@@ -451,18 +534,26 @@ def _answer(given: argparse.Namespace) -> int:
             said = f"fp8lens itself failed ({told}): please report this with what --debug adds."
         if given.debug:
             print(visible(traceback.format_exc(), keep="\n"), file=sys.stderr)
-        print(f"error: {visible(said)}", file=sys.stderr)
+        print(_error(said), file=sys.stderr)
         return 2
+
+
+def _error(said: str) -> str:
+    """A sentence for standard error."""
+    return f"{_style(sys.stderr)('error:', Ink.LOST)} {visible(said)}"
 
 
 _EPILOG = """examples:
   fp8lens layers.py:layer --shapes "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]" --require-fp8
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
+  unzip -p dumps.zip module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt | fp8lens -
 
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
 not run.
 exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that
 says why; 3 where the file, or XLA's compiler, ended the process before there was an answer.
+On a terminal, lines are as wide as it is (100 columns at least), and in colours unless NO_COLOR is
+set.
 `python -m fp8lens` is the same command."""
 
 
@@ -470,6 +561,18 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and the message, in which nothing can reach the terminal."""
         super().error(visible(message))  # it repeats what was given
+
+
+class _Version(argparse.Action):
+    """Print the version of what is installed, which nobody looks up before it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        try:
+            version = importlib.metadata.version("fp8lens")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a folder that is not installed"
+        print(f"fp8lens {version}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -484,10 +587,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "what",
-        metavar="FILE.py:FUNCTION | DUMP.txt",
+        metavar="FILE.py:FUNCTION | DUMP.txt | -",
         help=(
             "a function, compiled for --target, "
-            "or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER"
+            "or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER; - reads one from standard input"
         ),
     )
     parser.add_argument(
@@ -532,6 +635,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--debug", action="store_true", help="before an error's sentence, Python's traceback"
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and exit")
     return parser
 
 
@@ -574,9 +678,10 @@ def _explain(names: Sequence[str]) -> int:
         print("\n".join(every_name()))
         return 0
     try:
-        pages = [str(explain(name)) for name in names]
+        with page(_columns()):
+            pages = [explain(name).text(_style(sys.stdout)) for name in names]
     except KeyError as error:
-        print(f"error: {error.args[0]} `fp8lens explain` lists all.", file=sys.stderr)
+        print(_error(f"{error.args[0]} `fp8lens explain` lists all."), file=sys.stderr)
         return 2
     print("\n\n\n".join(pages))
     return 0
@@ -586,9 +691,9 @@ def _unwritten(error: OSError, streams: Iterable[TextIO]) -> int:
     """The exit status where reading or writing failed, and a sentence if somebody may read it."""
     unread = isinstance(error, BrokenPipeError)
     if not unread:
-        said = f"error: reading or writing failed ({error.strerror})."
+        said = f"reading or writing failed ({error.strerror})."
         with contextlib.suppress(OSError):
-            print(said, file=sys.stderr, flush=True)
+            print(_error(said), file=sys.stderr, flush=True)
     for stream in streams:  # else Python writes what is left when it ends, and fails again
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -614,12 +719,12 @@ def _apart() -> int:
         with contextlib.suppress(OSError, ValueError):
             return int(Path(folder, str(child.pid)).read_text())
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    print(
-        f"error: the file, or XLA's compiler, ended the process ({how}) "
+    said = (
+        f"the file, or XLA's compiler, ended the process ({how}) "
         "before there was an answer: fix the file; report what XLA said above, "
-        "or give the process more memory where that was short.",
-        file=sys.stderr,
+        "or give the process more memory where that was short."
     )
+    print(_error(said), file=sys.stderr)
     return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3
 
 

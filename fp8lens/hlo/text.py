@@ -2,6 +2,9 @@
 and how any table or sentence fits the width of a page.
 """
 
+import contextlib
+import contextvars
+import enum
 import functools
 import html
 import json
@@ -9,7 +12,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 
 INDENT = " " * 6  # of an instruction's second line
 WIDTH = 100  # columns: what JupyterLab, the site and a narrow terminal show without scrolling
+_wide = contextvars.ContextVar("_wide", default=WIDTH)
 # Attributes that say how the module was made or repeat what the line says already.
 MODULE_NOISE = {
     "is_scheduled",
@@ -236,9 +240,42 @@ def print_hlo_module(
         return
     if out.isatty():
         text = visible(text, keep="\n\t")  # the text may be anybody's
-        if os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR"):
+        if shows_colours(out):
             text = paint(text, _ansi)
     out.write(text)
+
+
+def shows_colours(file: Any) -> bool:
+    """Whether a file is a terminal that shows colours, of somebody who has not set NO_COLOR
+    (https://no-color.org).
+    """
+    is_dumb = os.environ.get("TERM", "dumb") == "dumb"
+    return file.isatty() and not is_dumb and not os.environ.get("NO_COLOR")
+
+
+class Ink(enum.Enum):
+    """What a part of a text says, where colours tell it; the value is the ANSI code."""
+
+    HEADING = "1"
+    LOST = "31"
+    OUTSIDE = "36"
+    FIX = "32"
+
+
+# How a part of a text is written: by what it says, None where it is as the rest.
+Style = Callable[[str, Ink | None], str]
+
+
+def uncoloured(part: str, ink: Ink | None) -> str:
+    """The style of a text without colours."""
+    return part
+
+
+def in_ansi_colours(part: str, ink: Ink | None) -> str:
+    """The style for a terminal that shows colours; of the part itself, the terminal obeys
+    nothing.
+    """
+    return _ansi(visible(part), (ink.value, "") if ink else None)
 
 
 def notebook_display() -> Callable | None:
@@ -265,6 +302,23 @@ def size(n: int) -> str:
     return f"{metric(n)}B"
 
 
+def page_width() -> int:
+    """How many columns a line of a table or of a sentence may have: 100, if not within `page`."""
+    return _wide.get()
+
+
+@contextlib.contextmanager
+def page(columns: int) -> Generator[None]:
+    """Within it, tables and sentences take so many columns, where that is more than 100. HLO does
+    not: it is the same text everywhere.
+    """
+    token = _wide.set(max(WIDTH, columns))
+    try:
+        yield
+    finally:
+        _wide.reset(token)
+
+
 def columns(
     rows: Sequence[Sequence[str]],
     shown: Iterable[int],
@@ -285,7 +339,7 @@ def columns(
         return "  ".join(cells).rstrip()
 
     for c in may_go:
-        if c in left and max(len(line(row)) for row in rows) > WIDTH:
+        if c in left and max(len(line(row)) for row in rows) > page_width():
             left.remove(c)
             gone.append(c)
     return [line(row) for row in rows], sorted(gone)
@@ -295,7 +349,7 @@ def wrapped(line: str, first: int = 0, later: int = 0) -> list[str]:
     """A sentence in lines that are not too wide, so far indented; no word is broken."""
     return textwrap.wrap(
         line,
-        WIDTH,
+        page_width(),
         initial_indent=" " * first,
         subsequent_indent=" " * later,
         break_long_words=False,

@@ -10,7 +10,7 @@ from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.program import executions, results
-from fp8lens.hlo.text import columns, html_table, size, wrapped
+from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
 from fp8lens.hlo.values import reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
@@ -121,6 +121,10 @@ class Ledger(tuple[Line, ...]):
         return [f"{what}: {_kernels(part)}" for what in CLASSES if (part := self.of(what))]
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, each line in this style."""
         rows = [*self._rows()]
         always = (_HEADER.index("bytes"), _HEADER.index("kernel"), 0)
         shown = []
@@ -131,11 +135,11 @@ class Ledger(tuple[Line, ...]):
         # From the last column on, each goes to a line of its own while a line is too wide.
         may_go = range(len(_HEADER) - 1, _HEADER.index("kernel"), -1)
         lines, below = columns([_HEADER, *rows], shown, (1, 2), may_go)
-        text = lines[:1]
+        text = [style(lines[0], Ink.HEADING)]
         for line, row in zip(lines[1:], rows, strict=True):
             more = [_labelled(c, row[c]) for c in below if row[c]]
-            text += [line, *wrapped(" ".join(more), 6, 6)]
-        return "\n".join([*text, f"{_kernels(self)} in all"])
+            text += [style(part, None) for part in (line, *wrapped(" ".join(more), 6, 6))]
+        return "\n".join([*text, style(f"{_kernels(self)} in all", None)])
 
     __repr__ = __str__
 

@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fp8lens.hlo.parse import HloModule, visible
-from fp8lens.hlo.text import LOST, OUTSIDE, columns, html_table, metric, size, wrapped
+from fp8lens.hlo.text import (
+    LOST,
+    OUTSIDE,
+    Ink,
+    Style,
+    columns,
+    html_table,
+    metric,
+    size,
+    uncoloured,
+    wrapped,
+)
 from fp8lens.matmul.ledger import Ledger
 from fp8lens.matmul.rows import GemmRow
 
@@ -113,13 +124,17 @@ class GemmReport:
         return f"{text}\n{self.note}" if self.note else text
 
     def __str__(self) -> str:
-        text = self._table()
-        for line in self._totals().split("\n"):
-            text += wrapped(line, 0, 2)
-        return "\n".join(text)
+        return self.text()
 
-    def _table(self) -> list[str]:
-        """The table as lines of text; without matmuls, none."""
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, each line in this style."""
+        lines = self._table()
+        for total in self._totals().split("\n"):
+            lines += [(line, None) for line in wrapped(total, 0, 2)]
+        return "\n".join(style(line, ink) for line, ink in lines)
+
+    def _table(self) -> list[tuple[str, Ink | None]]:
+        """The table as lines of text, and what each says; without matmuls, none."""
         lines = self._lines()
         if not lines:
             return []
@@ -127,13 +142,14 @@ class GemmReport:
         all_run_once = all(line.cells[0] == "1" for line in lines)
         shown = range(1 if all_run_once else 0, len(_HEADER))
         (header, *texts), left_out = columns(table, shown, (0, 1), [_SOURCE])
-        found = [header]
+        found: list[tuple[str, Ink | None]] = [(header, Ink.HEADING)]
         for text, line in zip(texts, lines, strict=True):
-            found.append(text)
+            found.append((text, None if line.row.is_fp8 else Ink.LOST))
             if left_out and line.cells[_SOURCE]:
-                found += wrapped(f"at {line.cells[_SOURCE]}", 4, 6)
+                found += [(part, None) for part in wrapped(f"at {line.cells[_SOURCE]}", 4, 6)]
             for further in line.further:
-                found += wrapped(further.text, 4, 6)
+                ink = Ink.OUTSIDE if further.kind is _Kind.OUTSIDE else None
+                found += [(part, ink) for part in wrapped(further.text, 4, 6)]
         return found
 
     __repr__ = __str__

@@ -15,6 +15,7 @@ import difflib
 import re
 import textwrap
 
+from fp8lens.hlo.text import Ink, Style, page_width, uncoloured
 from fp8lens.rules.rule import RULES, Rule
 
 #: Shapes as HLO writes them: M is 64, N 128 and K 256.
@@ -92,18 +93,27 @@ class Page:
         return self.rule.fix.replace("{{", "{").replace("}}", "}")
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, its headings in this style."""
         rule = self.rule
         lost = f", lost {rule.lost}" if rule.lost else ""
-        lines = [f"{rule.name}{lost}", "", rule.summary, ""]
+        lines = [style(f"{rule.name}{lost}", Ink.HEADING), "", rule.summary, ""]
         if self.why:
             lines += [self.why, ""]
         texts = (("reason", rule.reason), ("fix", self.fix), ("rule", rule.authority))
         for name, text in texts:
-            lines += textwrap.wrap(f"{name}: {text}", 100, subsequent_indent="    ")
+            lines += textwrap.wrap(f"{name}: {text}", page_width(), subsequent_indent="    ")
         for title, program in (("Loses it:", self.loses), ("Keeps it:", self.keeps)):
             if program:
                 options = f" (compiled with {program.options})" if program.options else ""
-                lines += ["", title + options, "", textwrap.indent(program.code, "    ")]
+                lines += [
+                    "",
+                    style(title + options, Ink.HEADING),
+                    "",
+                    textwrap.indent(program.code, "    "),
+                ]
         return "\n".join(lines)
 
 

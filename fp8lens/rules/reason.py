@@ -1,12 +1,12 @@
 """What one matmul lost, why, and how that prints."""
 
 import dataclasses
-import functools
 import textwrap
 from typing import Any
 
 from fp8lens.formats import FORMATS
 from fp8lens.hlo.parse import visible
+from fp8lens.hlo.text import Ink, Style, page_width, uncoloured
 from fp8lens.rules.facts import Matmul
 from fp8lens.rules.libraries import fix_there
 from fp8lens.rules.rule import Found, Lost, Rule
@@ -38,24 +38,34 @@ class Reason:
     layer: str = ""
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, each line in this style."""
         where = f" ({self.source})" if self.source else ""
-        return paragraph(f"{self.matmul}{where} lost {self.lost}: {self.reason}", self)
+        headline = f"{self.matmul}{where} lost {self.lost}: {self.reason}"
+        return paragraph(headline, self, style=style)
 
 
-def paragraph(headline: str, reason: Reason, *further: str) -> str:
-    """A reason in lines of 100 columns."""
-    lines = (
-        headline,
-        f"  fix: {reason.fix}",
-        f"  rule: {reason.rule}: {reason.authority}",
-        *further,
-    )
-    wrap = functools.partial(
-        textwrap.wrap, width=100, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(
-        part for line in map(visible, lines) for part in wrap(line, subsequent_indent=" " * 8)
-    )
+def paragraph(headline: str, reason: Reason, *further: str, style: Style = uncoloured) -> str:
+    """A reason in lines as wide as the page."""
+    sentences = [
+        (headline, Ink.HEADING),
+        (f"  fix: {reason.fix}", Ink.FIX),
+        (f"  rule: {reason.rule}: {reason.authority}", None),
+        *((line, None) for line in further),
+    ]
+    lines = []
+    for sentence, ink in sentences:
+        parts = textwrap.wrap(
+            visible(sentence),
+            page_width(),
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += [style(part, ink) for part in parts]
+    return "\n".join(lines)
 
 
 def texts_of(rule: Rule, found: Found) -> dict[str, Any]:
@@ -111,13 +121,18 @@ class Reasons(list[Reason]):
     )
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, each line in this style."""
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
             groups.setdefault((reason.lost, reason.reason, reason.fix), []).append(reason)
-        paragraphs = list(map(_together, groups.values()))
+        paragraphs = [_together(alike, style) for alike in groups.values()]
         if any(reason.lost is Lost.FP8 for reason in self):
-            paragraphs.append(textwrap.fill(self.ask_again, 100))
-        return "\n".join(paragraphs) or self.empty
+            lines = textwrap.wrap(self.ask_again, page_width())
+            paragraphs += [style(line, None) for line in lines]
+        return "\n".join(paragraphs) or style(self.empty, None)
 
     __repr__ = __str__
 
@@ -125,13 +140,14 @@ class Reasons(list[Reason]):
         printer.text(str(self))
 
 
-def _together(alike: list[Reason], most: int = 5) -> str:
+def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
     """A paragraph for reasons that differ in their matmuls alone."""
     one = alike[0]
     if len(alike) == 1:
-        return str(one)
+        return one.text(style)
     places = [f"    {r.matmul} ({r.source})" if r.source else f"    {r.matmul}" for r in alike]
     further = places[:most]
     if len(places) > most:
         further.append(f"    and {len(places) - most} more")
-    return paragraph(f"{len(alike)} matmuls lost {one.lost}: {one.reason}", one, *further)
+    headline = f"{len(alike)} matmuls lost {one.lost}: {one.reason}"
+    return paragraph(headline, one, *further, style=style)

@@ -392,12 +392,18 @@ _SAVED = "tests/fp8lens/hlo/jax_0_4_31_plain.txt"
         (["{file}:plain"], "plain(x, w) cannot be called with the 0 arguments of --shapes: give"),
         (
             ["{file}:plain", "--shapes", "bf16[64,128] bf16(128)"],
-            "--shapes: 'bf16(128)' is no shape: write dtype[dims]",
+            "--shapes, character 18: 'bf16(128)' is no shape: expected \"[\" after the dtype, as "
+            'in --shapes "f8e4m3fn[256,512] ',
         ),
-        (["{file}:plain", "--shapes", "bf16[64,-1]"], "--shapes: 'bf16[64,-1]' is no shape"),
+        (
+            ["{file}:plain", "--shapes", "bf16[64,-1]"],
+            "character 8: 'bf16[64,-1]' is no shape: expected whole numbers",
+        ),
+        (["{file}:plain", "--shapes", "f32[]", "f32[8"], "character 12: 'f32[8' is no shape"),
+        (["{file}:plain", "--shapes", "f32[] 8"], "character 7: '8' is no shape: expected a dtype"),
         (
             ["{file}:plain", "--shapes", "bf17[64]"],
-            "'bf17' is no dtype: write it as HLO or numpy does",
+            "--shapes, character 1: 'bf17' is no dtype: write it as HLO or numpy does",
         ),
         (["{file}:plain", "--shapes", "f8e9m9[64]"], "'f8e9m9' is no dtype"),
         (["{file}:plain", "--shapes", "str[8,4]"], "'str' is no dtype"),
@@ -968,3 +974,139 @@ def test_a_function_without_jax(file):
     assert (done.returncode, done.stdout) == (2, "")
     fix = "pip install 'path/to/the/checkout[jax]'"
     assert done.stderr == f"error: a function is compiled, which needs JAX: {fix}.\n"
+
+
+# Shapes, before JAX -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", ["bf16[64,", "bf17[64]", "bf16 64", "[64]"])
+def test_mistakes_in_shapes_are_answered_before_jax_is_loaded(file, shapes):
+    code = (
+        "import sys\nfrom fp8lens.cli import main\nstatus = main(sys.argv[1:])\n"
+        "assert not {'jax', 'numpy'} & sys.modules.keys()\nsys.exit(status)"
+    )
+    done = command("-c", code, f"{file}:plain", "--shapes", shapes, program=(sys.executable,))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(r"error: --shapes, character \d+: ", done.stderr), done.stderr
+    assert 'as in --shapes "f8e4m3fn[256,512] bf16[1024] f32[]".\n' in done.stderr
+
+
+def test_the_dtypes_known_without_jax_are_those_of_jax():
+    scalars = [value for value in vars(jnp).values() if isinstance(value, type(jnp.float32))]
+    named = {jnp.dtype(scalar).name for scalar in scalars}
+    assert {"bool", "bfloat16", "float8_e4m3fn"} <= named <= fp8lens.cli._DTYPES
+    for name in fp8lens.cli._DTYPES & named:
+        assert parse_shapes(f"{name}[3]") == (jax.ShapeDtypeStruct((3,), name),)
+
+
+# Its version, standard input, and terminals -------------------------------------------------------
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    (version,) = re.findall('^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"fp8lens {version}\n")
+
+
+def piped(data: bytes, *options: str) -> subprocess.CompletedProcess:
+    return subprocess.run([SCRIPT, "-", *options], input=data, cwd=ROOT, capture_output=True)
+
+
+def test_a_program_from_standard_input():
+    for options in ([], ["--json"], ["--ledger", "--require-fp8"]):
+        done = piped(DUMP.read_bytes(), *options)
+        same = command(str(DUMP), *options)
+        assert (done.returncode, done.stdout.decode(), done.stderr) == (
+            same.returncode,
+            same.stdout,
+            b"",
+        )
+    before = (ROOT / "tests" / "fp8lens" / "hlo" / "jax_0_4_14_ffi.txt").read_bytes()
+    assert piped(before).stdout.startswith(b"standard input is a program that XLA has not")
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (b"", [], "standard input is empty: give the text"),
+        (b"a\0", [], "standard input is no text: give the text"),
+        (b"nothing", [], "standard input is not one whole HLO module (line 1, column 1: "),
+        (b"", ["--shapes", "f32[]"], "--shapes is for a function, and standard input is a saved"),
+    ],
+)
+def test_mistakes_on_standard_input(data, options, message):
+    done = piped(data, *options)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr.decode() and done.stderr.count(b"\n") == 1
+
+
+def test_nobody_is_asked_to_type_a_program(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert main(["-"]) == 2
+    assert "no program comes from standard input: write fp8lens - < " in capsys.readouterr().err
+
+
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+
+
+def on_a_terminal(monkeypatch, *arguments: str, columns: int = 80, **settings: str) -> str:
+    """What the command prints on a terminal of this width."""
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", "COLUMNS": str(columns), **settings}.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    main([*arguments])
+    return terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    "arguments", [(str(DUMP), "--ledger", "--require-fp8"), ("explain", "late-relu"), ("no.txt",)]
+)
+def test_colours_only_on_a_terminal_that_wants_them(monkeypatch, capsys, arguments):
+    main([*arguments])
+    plain = "".join(capsys.readouterr())
+    assert "\x1b" not in plain
+    coloured = on_a_terminal(monkeypatch, *arguments)
+    assert ANSI.search(coloured) and ANSI.sub("", coloured) == plain
+    assert on_a_terminal(monkeypatch, *arguments, NO_COLOR="1") == plain
+    assert on_a_terminal(monkeypatch, *arguments, TERM="dumb") == plain
+    assert "\x1b" in on_a_terminal(monkeypatch, *arguments, NO_COLOR="")  # empty: as if not set
+
+
+def test_json_has_no_colours(monkeypatch):
+    json.loads(on_a_terminal(monkeypatch, str(DUMP), "--json"))
+
+
+def test_colours_let_nothing_of_a_crafted_file_reach_the_terminal(crafted, monkeypatch):
+    text = on_a_terminal(monkeypatch, str(crafted), "--ledger", "--require-fp8")
+    assert is_plain(ANSI.sub("", text)) and r"\x1b[2J" in text
+
+
+def test_a_wide_terminal_is_used_and_a_narrow_one_changes_nothing(tmp_path, monkeypatch, capsys):
+    where = "a_folder_with_a_long_name/" * 2 + "layer.py"
+    dump = tmp_path / "step.txt"
+    dump.write_text(CRAFTED.format(op="", file=where, epilogue='"RELU"'))
+    arguments = (str(dump), "--ledger")
+    main([*arguments])
+    plain = capsys.readouterr().out
+    assert f"at {where}" in plain, "the place is below the row where 100 columns are too few"
+    for columns in (40, 100):
+        found = on_a_terminal(monkeypatch, *arguments, columns=columns, NO_COLOR="1")
+        assert found == plain
+    wide = on_a_terminal(monkeypatch, *arguments, columns=240, NO_COLOR="1")
+    assert f"at {where}" not in wide and where in wide
+    assert wide.count("\n") < plain.count("\n")
+
+
+def test_the_reasons_take_the_width_too(file, monkeypatch):
+    arguments = (f"{file}:plain", "--shapes", "bf16[64,128] bf16[128,256]", "--reasons")
+    texts = []
+    for columns in (100, 300):
+        text = on_a_terminal(monkeypatch, *arguments, columns=columns, NO_COLOR="1")
+        texts.append(text.rpartition("\n\n")[2])  # what stands behind the table
+    assert texts[0].split() == texts[1].split()
+    assert max(map(len, texts[0].splitlines())) <= 100 < max(map(len, texts[1].splitlines())) <= 300
