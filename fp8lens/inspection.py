@@ -29,6 +29,19 @@ class Inspection:
 
     `compiled` is the `jax.stages.Compiled`, None of a saved program; `module` its optimized HLO,
     parsed.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> def layer(x, w, x_scale, w_scale):
+        ...     x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale
+        ...     return jax.nn.relu(x @ w.T)
+        >>> x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+        >>> scale = jax.ShapeDtypeStruct((), jnp.float32)
+        >>> from fp8lens import inspect
+        >>> seen = inspect(layer, x, x, scale, scale, target="H100")
+        >>> seen.report.kernels, len(seen.ledger), seen.reasons == []
+        (1, 1, True)
     """
 
     def __init__(
@@ -184,6 +197,19 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
 
     Raises TypeError for arguments or options without a function, FileNotFoundError for a path that
     leads nowhere, HloParseError for text that is not HLO, and what `aot_compile` raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> def layer(x, w, x_scale, w_scale):
+        ...     x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale
+        ...     return jax.nn.relu(x @ w.T)
+        >>> x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+        >>> scale = jax.ShapeDtypeStruct((), jnp.float32)
+        >>> from fp8lens import inspect
+        >>> (row,) = inspect(layer, x, x, scale, scale).report.rows
+        >>> row.m, row.n, row.k, row.math_dtype, row.epilogue
+        (64, 64, 256, 'f8e4m3fn', 'RELU')
     """
     if isinstance(x, Inspection):
         if args or options:
@@ -255,6 +281,15 @@ def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
 
     Raises TypeError for `args` without a function, HloParseError for text that is not HLO, and what
     `aot_compile` raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+        >>> from fp8lens import report_gemms
+        >>> report = report_gemms(lambda x: x @ x, x, target="H100")
+        >>> report.fp8_flops_share, report.flops == 2 * 64 * 64 * 64
+        (0.0, True)
     """
     return inspect(x, *args, **options).report
 
@@ -270,6 +305,14 @@ def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
     with "unknown".
 
     Raises TypeError for a saved program, and what `inspect` raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+        >>> from fp8lens import why_not_fp8
+        >>> [(str(reason.lost), reason.rule) for reason in why_not_fp8(lambda x: x @ x, x)]
+        [('fp8', 'not-quantized')]
     """
     return inspect(fn, *args, **options).reasons
 

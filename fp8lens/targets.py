@@ -45,6 +45,14 @@ class Target:
     tensor-core peaks are quoted at. XLA fuses gelu from `cuda_runtime` (12, 4) on.
 
     Raises ValueError when made with a value that XLA cannot compile with.
+
+    Example:
+
+        >>> from fp8lens import TARGETS
+        >>> TARGETS["H100"].compute_capability, TARGETS["H100"].sms
+        ((9, 0), 132)
+        >>> "f8e4m3fn" in TARGETS["A100"].peak_flops
+        False
     """
 
     name: str
@@ -280,7 +288,16 @@ class UnknownTarget(KeyError):
 
 
 class _Targets(dict):
-    """Chips by name. `TARGETS["local"]` is the attached GPU, looked up when asked for."""
+    """Chips by name. `TARGETS["local"]` is the attached GPU, looked up when asked for.
+
+    Example:
+
+        >>> from fp8lens import TARGETS
+        >>> list(TARGETS)
+        ['A100', 'L40S', 'H100', 'H200', 'B200']
+        >>> TARGETS["H100"].peak_flops["f8e4m3fn"] / 1e12
+        1978.9
+    """
 
     def __missing__(self, name):
         if name != "local":

@@ -55,6 +55,18 @@ def assert_fp8_gemms(
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> def layer(x, w, x_scale, w_scale):
+        ...     x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale
+        ...     return jax.nn.relu(x @ w.T)
+        >>> x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+        >>> scale = jax.ShapeDtypeStruct((), jnp.float32)
+        >>> from fp8lens import assert_fp8_gemms
+        >>> assert_fp8_gemms(layer, x, x, scale, scale, fused=True, target="H100").kernels
+        1
     """
     asked = _asked(count, min_flops_share, fused, allow)
     seen = inspect(fn, *args, **options)
@@ -231,6 +243,19 @@ def assert_fp8_collectives(
     `min_bytes`: of those from which each device sends at least so many bytes in one run. Returns
     the collectives. Raises AssertionError, whose message is their table, and the reason and the
     fix of each that fails; ValueError for a kind that is none of KINDS, and what `inspect` raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec
+        >>> from fp8lens import assert_fp8_collectives
+        >>> def matmul(x, w):
+        ...     return jnp.dot(x, w, preferred_element_type=jnp.float32)
+        >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float8_e4m3fn)
+        >>> specs = [PartitionSpec("data"), PartitionSpec("data")]
+        >>> sent = assert_fp8_collectives(matmul, x, x, mesh_shape={"data": 4}, in_specs=specs)
+        >>> [(collective.kind, collective.dtype) for collective in sent]
+        [('all-gather', 'f8e4m3fn')]
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if unknown := [name for name in kinds if name not in KINDS]:

@@ -1,6 +1,6 @@
 """Build a release of fp8lens and try it, as the workflow does before it publishes.
 
-    python -m tools.release _build/dist --tag v0.1.0   # the tag must be the version in pyproject.toml
+    python -m tools.release _build/dist --tag v0.1.0   # the version in pyproject.toml
 
 The wheel and the sdist go to the folder. Each try installs the wheel into an empty environment: one
 without JAX reads a saved program, and one with the extra `jax` compiles the README's layer.

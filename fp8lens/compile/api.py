@@ -85,6 +85,19 @@ def aot_compile(
     that XLA cannot take, and RuntimeError where no CUDA compiler is installed, where JAX_PLATFORMS
     asks for a GPU and there is none, or in a process forked from one that had used JAX, each naming
     the fix; CompilerDied, with `isolate` and where XLA is known to abort; and what `fn` raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> def layer(x, w, x_scale, w_scale):
+        ...     x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale
+        ...     return jax.nn.relu(x @ w.T)
+        >>> x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+        >>> scale = jax.ShapeDtypeStruct((), jnp.float32)
+        >>> from fp8lens import aot_compile
+        >>> compiled = aot_compile(layer, x, x, scale, scale, target="H100")
+        >>> "__cublas$lt$matmul$f8" in compiled.as_text()
+        True
     """
     check_process()
     chip = _chip(target, mesh_shape, autotune)
@@ -300,6 +313,14 @@ def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:
 
     On the CPU XLA has no FP8 matmul: it computes the same expression in wider types, so the numbers
     are those of the program as written, not of a tensor core.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from fp8lens import run
+        >>> x = jnp.ones((32, 32), jnp.float8_e4m3fn)
+        >>> float(run(lambda x: jnp.dot(x, x, preferred_element_type=jnp.float32).sum(), x))
+        32768.0
     """
     check_process()
     if gpu_available():

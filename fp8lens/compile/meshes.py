@@ -72,6 +72,12 @@ def mesh(
 
     Raises KeyError for an unknown chip, TypeError or ValueError for what is no target or shape, and
     RuntimeError where no CUDA compiler is installed.
+
+    Example:
+
+        >>> from fp8lens import mesh
+        >>> dict(mesh("H100", {"data": 4, "model": 2}).shape)
+        {'data': 4, 'model': 2}
     """
     if getattr(target, "name", target) == "local":
         raise ValueError(

@@ -55,6 +55,12 @@ def installed(distribution: str) -> bool:
 def gpu_available() -> bool:
     """Whether functions can run on an attached GPU: a driver for CUDA 13, a GPU, and CUDA's
     libraries.
+
+    Example:
+
+        >>> from fp8lens import gpu_available
+        >>> isinstance(gpu_available(), bool)
+        True
     """
     platforms = os.environ.get("JAX_PLATFORMS", "") or (jax.config.jax_platforms or "")
     if platforms not in ("", "cuda", "gpu") or attached_gpu() is None:

@@ -199,6 +199,18 @@ def passes(fn: Callable, *args: Any, **options: Any) -> Passes:
     its instruction (a dot becomes a custom call, or moves into a fusion, or gets an epilogue) or
     the shapes, number or layout of its operands. Between pipelines XLA works too: what it changes
     there is named pipeline-start.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> def layer(x, w, x_scale, w_scale):
+        ...     x, w = x.astype(jnp.float32) * x_scale, w.astype(jnp.float32) * w_scale
+        ...     return jax.nn.relu(x @ w.T)
+        >>> x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+        >>> scale = jax.ShapeDtypeStruct((), jnp.float32)
+        >>> from fp8lens import passes
+        >>> any("gemm-rewriter" in step.name for step in passes(layer, x, x, scale, scale))
+        True
     """
     steps: list[PassStep] = []
     last: Stage | None = None

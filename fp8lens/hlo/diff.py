@@ -622,5 +622,18 @@ def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
     the algorithm's number and other bookkeeping. Changed operands, shapes, attributes, epilogues,
     alpha, beta, amax and tiles do; so does a fused computation's content. Around each difference
     stay `context` instructions that agree.
+
+    Example:
+
+        >>> from fp8lens import diff_hlo
+        >>> text = '''HloModule m
+        ... ENTRY e {
+        ...   x = f32[2,3]{1,0} parameter(0)
+        ...   ROOT y = f32[2,3]{1,0} negate(x)
+        ... }'''
+        >>> bool(diff_hlo(text, text.replace("y", "another")))
+        False
+        >>> bool(diff_hlo(text, text.replace("negate", "abs")))
+        True
     """
     return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b), context).sections()))

@@ -97,7 +97,17 @@ def visible(text: str, keep: str = "") -> str:
 
 
 class HloParseError(ValueError):
-    """Text that is not HLO, or not all of it. `line` and `column` count from 1."""
+    """Text that is not HLO, or not all of it. `line` and `column` count from 1.
+
+    Example:
+
+        >>> from fp8lens import HloParseError, parse_hlo_module
+        >>> try:
+        ...     parse_hlo_module("HloModule m\\n\\n  nothing")
+        ... except HloParseError as error:
+        ...     print(error.line, error.column)
+        3 3
+    """
 
     def __init__(self, text: str, pos: int, message: str):
         found = text[pos : pos + 40].partition("\n")[0]
@@ -552,7 +562,20 @@ class Computation:
 @dataclass(eq=False)
 class HloModule:
     """A parsed module. Iterating gives every instruction, computations and instructions in text
-    order.
+    order; `module[name]` is one, or a KeyError. `entry` is the computation that runs first,
+    `computations` has all by name, `attributes` those of the text's first line.
+
+    Example:
+
+        >>> from fp8lens import parse_hlo_module
+        >>> text = '''HloModule m
+        ... ENTRY e {
+        ...   x = f32[2,3]{1,0} parameter(0)
+        ...   ROOT y = f32[2,3]{1,0} negate(x)
+        ... }'''
+        >>> module = parse_hlo_module(text)
+        >>> [i.opcode for i in module], module["y"].operands
+        (['parameter', 'negate'], ('x',))
     """
 
     text: str = field(repr=False)
@@ -872,6 +895,17 @@ def parse_hlo_module(x: Any) -> HloModule:
     Raises TypeError for anything else, HloParseError (with line and column) for text that is not
     one whole HLO module. An attribute's value that cannot be read raises HloParseError when it is
     asked for.
+
+    Example:
+
+        >>> from fp8lens import parse_hlo_module
+        >>> text = '''HloModule m
+        ... ENTRY e {
+        ...   x = f32[2,3]{1,0} parameter(0)
+        ...   ROOT y = f32[2,3]{1,0} negate(x)
+        ... }'''
+        >>> parse_hlo_module(text).entry.name
+        'e'
     """
     if isinstance(x, HloModule):
         return x

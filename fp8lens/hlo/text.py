@@ -189,6 +189,18 @@ def format_hlo_module(x: Any, metadata: bool = False, backend_cfg: bool = False)
     """What `print_hlo_module` prints, as plain text. `parse_hlo_module` reads it again.
 
     Takes, and raises, what `parse_hlo_module` does.
+
+    Example:
+
+        >>> from fp8lens import format_hlo_module, parse_hlo_module
+        >>> text = '''HloModule m
+        ... ENTRY e {
+        ...   x = f32[2,3]{1,0} parameter(0)
+        ...   ROOT y = f32[2,3]{1,0} negate(x)
+        ... }'''
+        >>> again = format_hlo_module(text)
+        >>> parse_hlo_module(again).name
+        'm'
     """
     return "\n".join(_lines(parse_hlo_module(x), metadata, backend_cfg)) + "\n"
 
@@ -229,6 +241,22 @@ def print_hlo_module(
     or left out). backend_cfg: show backend_config, such as a cuBLASLt call's epilogue, as indented
     JSON. file: where to write, plain unless it is a terminal; by default standard output, or the
     notebook's cell.
+
+    Example:
+
+        >>> from fp8lens import print_hlo_module
+        >>> text = '''HloModule m
+        ... ENTRY e {
+        ...   x = f32[2,3]{1,0} parameter(0)
+        ...   ROOT y = f32[2,3]{1,0} negate(x)
+        ... }'''
+        >>> print_hlo_module(text)
+        HloModule m
+        <BLANKLINE>
+        ENTRY %e {
+          %x = f32[2,3] parameter(0)
+          ROOT %y = f32[2,3] negate(%x)
+        }
     """
     text = format_hlo_module(x, metadata, backend_cfg)
     out = file or sys.stdout

@@ -25,6 +25,7 @@ from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
 from playwright.sync_api import Browser, Page
 
+import fp8lens
 from fp8lens.rules.page import every_name, explain
 from tools.site import build, sanitize
 
@@ -37,6 +38,8 @@ PAGES = ["index.html", "search.html", *(str(file.with_suffix(".html")) for file 
 # The build writes these itself, the index behind its chapter in the contents.
 INDEX = "rules/index.html"
 PAGES.insert(PAGES.index("notebooks/D_rules.html") + 1, INDEX)
+API = "api/index.html"
+PAGES.insert(PAGES.index("fp8lens/README.html") + 1, API)
 OF_RULES = ["late-relu", "operand-layout", "transposed-for-collective"]
 if os.environ.get("NIGHTLY"):
     OF_RULES = every_name()
@@ -829,6 +832,20 @@ def test_the_index_leads_to_every_rules_page(site, browser):
     assert all((ROOT / "_build" / "html" / "rules" / f"{name}.html").is_file() for name in named)
 
 
+def test_the_api_page_has_a_place_and_an_example_for_every_public_name(site, browser):
+    with opened(browser, site + API) as page:
+        titles = page.locator("article h2").evaluate_all(
+            "titles => titles.map(title => title.firstChild.textContent)"
+        )
+        assert titles == fp8lens.__all__
+        for name in titles:
+            place = page.locator(f'section:has(> [id="{name}"]), section[id="{name}"]')
+            assert place.locator(".highlight").count() == 2, f"{name}: signature and example"
+        text = page.locator("article").inner_text()
+        assert "<" not in re.sub(r"<BLANKLINE>", "", text), "no object's address"
+        assert "isolate: bool | Mapping[str, float] = False" in text
+
+
 def test_a_reader_on_a_phone_finds_by_search_what_a_bias_costs(site, browser):
     with opened(browser, site, 390) as page:
         page.locator(".search-button").first.click()
@@ -923,5 +940,5 @@ def test_mystmd_reads_every_page_without_a_warning(tmp_path):
     ]
     assert done.returncode == 0 and not said, done.stderr
     assert len(list((project / "_build/site/content").glob("*.json"))) == len(
-        {*PAGES} - {"search.html", INDEX}
+        {*PAGES} - {"search.html", INDEX, API}
     )

@@ -1,5 +1,5 @@
 """Sphinx's settings for the site. What this project adds to Sphinx is in pages.py,
-glossary.py and rules.py.
+glossary.py, rules.py and api.py.
 
 The title and the table of contents are myst.yml's, whose form build.py has looked at.
 """
@@ -22,6 +22,7 @@ extensions = [
     "tools.site.pages",
     "tools.site.glossary",
     "tools.site.rules",
+    "tools.site.api",
 ]
 if SITE_URL:
     extensions.append("sphinx_sitemap")

@@ -31,7 +31,7 @@ _NAME = re.compile(r"<code>([a-z0-9-]+)</code>")
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _words(text: str) -> str:
+def words(text: str) -> str:
     """Text of a rule as Markdown: nothing in it is markup but what looks like code, which is code,
     and names that are rules'.
     """
@@ -162,7 +162,7 @@ def _holds(name: str, pairs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _why_not(name: str, pair: Mapping[str, Any]) -> str:
     for which, program in (("loses", "first"), ("keeps", "fixed")):
         if error := pair.get(which, {}).get("error"):
-            return f"the {program} program does not compile ({_words(error)})"
+            return f"the {program} program does not compile ({words(error)})"
     if name not in pair["loses"]["rules"]:
         others = pair["loses"]["rules"]
         instead = f", but {_and([f'`{one}`' for one in others])}" if others else ""
@@ -184,7 +184,7 @@ def _arguments(page: Page) -> str:
     """The shapes of the programs' arguments, and where the other names come from."""
     assert page.loses
     shapes = page.loses.arguments | (page.keeps.arguments if page.keeps else {})
-    said = ", ".join(f"`{name}` is {_words(shape)}" for name, shape in shapes.items())
+    said = ", ".join(f"`{name}` is {words(shape)}" for name, shape in shapes.items())
     return f"{said}. [{SHARED}](index.md#{_anchor(SHARED)})."
 
 
@@ -212,16 +212,16 @@ def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
     rule = page.rule
     facts = [
         ("**Lost**", f"[{_title(rule.lost)}](index.md#{_anchor(_title(rule.lost))})"),
-        ("**Reason**", _words(rule.reason)),
-        ("**Fix**", _words(page.fix)),
-        ("**Source**", _words(rule.authority.partition(': "')[0] if rule.logs else rule.authority)),
+        ("**Reason**", words(rule.reason)),
+        ("**Fix**", words(page.fix)),
+        ("**Source**", words(rule.authority.partition(': "')[0] if rule.logs else rule.authority)),
     ]
     if rule.logs:
-        facts.append(("**XLA logs**", _words(f'"{rule.logs}"')))
+        facts.append(("**XLA logs**", words(f'"{rule.logs}"')))
     parts = [
         f"# {rule.name}",
-        _words(rule.summary),
-        _words(page.why),
+        words(rule.summary),
+        words(page.why),
         _table(facts, ("", "")),
         *_programs(page, recorded),
         "[All rules](index.md)",
@@ -235,7 +235,7 @@ def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
 def index_page(recorded: Mapping[str, Any]) -> str:
     """The page that leads to those of all rules, as Markdown."""
     newest = list(recorded)[-1]
-    shapes = [(f"`{name}`", _words(shape)) for name, shape in ARGUMENTS.items()]
+    shapes = [(f"`{name}`", words(shape)) for name, shape in ARGUMENTS.items()]
     parts = [
         "# The rules, one by one",
         "Each name leads to a page: what the rule means, why XLA does so, a program that breaks "
@@ -245,7 +245,7 @@ def index_page(recorded: Mapping[str, Any]) -> str:
     ]
     for lost in pages.LOSSES:
         rows = [
-            (f"`{name}` <br> {_words(said)}", *figures)
+            (f"`{name}` <br> {words(said)}", *figures)
             for name, said, *figures in pages.index(recorded, lost)
         ]
         parts += [f"## {_title(lost)}", _table(rows, pages.Index.HEAD)]
