@@ -1,5 +1,5 @@
-"""FP8 for the layers of Flax NNX, which has none of its own: chapter 08's product, for a layer's
-`dot_general`.
+"""FP8 for the layers of Flax NNX. NNX has no FP8 of its own; this is chapter 08's product, for the
+`dot_general` of a layer.
 """
 
 from typing import Any
@@ -18,15 +18,16 @@ from helpers.numerics.recipes import Amaxes, fp8_linear
 
 
 class Overwrite(nnx.Variable):
-    """State that comes back as its own gradient, and takes the place of the old: no optimizer may
-    have it.
+    """State whose gradient is its new value. The step overwrites the state with it. Do not give it
+    to an optimizer.
     """
 
 
 @jax.custom_vjp
 def _seen(was: jax.Array) -> jax.Array:
-    """Histories, whose gradient is the new amax in front and zeros, or zeros alone where none was
-    pushed: what several uses add is then no more than their amaxes.
+    """The histories, with another gradient: the new amax first, then zeros. If a use added no amax,
+    all of it is zero. So the sum over several uses is the sum of their new amaxes, and the old ones
+    are not added.
     """
     return was
 
@@ -44,20 +45,29 @@ _seen.defvjp(_seen_forward, _seen_backward)
 
 
 class Fp8Dot(nnx.Module):
-    """For `dot_general=` of nnx.Linear and nnx.LinearGeneral, an instance for each layer, not the
-    class: E4M3 by E4M3, and E5M2 gradients, by delayed scaling. A step is `value_and_grad` and
-    `update` of this file.
+    """An FP8 matmul for `dot_general=` of nnx.Linear and nnx.LinearGeneral, with delayed scaling.
+    It multiplies E4M3 by E4M3, and in the backward pass E5M2 gradients by E4M3.
 
-    `length` is how many steps are remembered. Raises ValueError for anything but a contraction of
-    the input's last dimensions with the kernel's first, in float16, where scales underflow, and on
-    a mesh of AxisType.Explicit. What is infinite is clamped, and does not show; a NaN does. Within
-    jax.shard_map it needs check_vma=False.
+    Pass each layer an instance of its own, `dot_general=Fp8Dot()`, not the class. Make a training
+    step of `value_and_grad` and `update` of this file.
+
+    `length` is the number of steps whose amaxes are remembered. A call raises ValueError if it is
+    not a contraction of the input's last dimensions with the kernel's first, if the input is
+    float16, where scales underflow, and on a mesh of AxisType.Explicit. A NaN shows in the result.
+    An infinite number does not show: it is clamped. Within jax.shard_map it needs check_vma=False.
+    Raises TypeError if it is made with more than a length, as a layer does that got the class.
     """
 
-    def __init__(self, length: int = 16):
+    def __init__(self, length: int = 16, *operands: Any, **options: Any):
+        # A layer that got the class calls it: Fp8Dot(x, kernel, dimension_numbers, precision=...).
+        if operands or options or not isinstance(length, int):
+            raise TypeError(
+                "Fp8Dot takes one argument, length, an int. If a layer raises this, it got the "
+                "class: give it an instance of its own, dot_general=Fp8Dot()"
+            )
         if length < 1:
             raise ValueError(f"length is {length}: at least one step must be remembered")
-        # Of the latest steps: x, w, and the result's gradient.
+        # Three histories, the latest step first: of x, of w, and of the result's gradient.
         self.amaxes = Overwrite(jnp.zeros((3, length)))
 
     def __call__(
@@ -69,7 +79,7 @@ class Fp8Dot(nnx.Module):
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """The product of `x` and `kernel`, in x's type, as jax.lax.dot_general gives it."""
+        """The product of `x` and `kernel`, with the shape of jax.lax.dot_general's, in x's type."""
         (x_axes, kernel_axes), batch = dimension_numbers
         n = len(x_axes)
         takes_last = tuple(x_axes) == tuple(range(x.ndim - n, x.ndim))
@@ -78,7 +88,7 @@ class Fp8Dot(nnx.Module):
             raise ValueError(
                 "Fp8Dot multiplies the input's last dimensions with the kernel's first, "
                 f"not {dimension_numbers} of {x.ndim} and {kernel.ndim}: "
-                "transpose before, or leave it bf16"
+                "transpose the operands before, or leave this layer in bf16"
             )
         if x.dtype == jnp.float16:
             raise ValueError(
@@ -86,7 +96,8 @@ class Fp8Dot(nnx.Module):
             )
         if jax.sharding.AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:
             raise ValueError(
-                "Fp8Dot leaves shardings to XLA: make the mesh with axis_types=(AxisType.Auto, ...)"
+                "Fp8Dot needs a mesh whose shardings XLA chooses: make it with "
+                "axis_types=(AxisType.Auto, ...)"
             )
         if not (precision is None and preferred_element_type is None and out_sharding is None):
             raise ValueError(
@@ -99,31 +110,35 @@ class Fp8Dot(nnx.Module):
 
 
 def value_and_grad(loss: Any, wrt: Any = nnx.Param, **options: Any) -> Any:
-    """nnx.value_and_grad of `loss(model, ...)`, by the model's `wrt` and by its Overwrite."""
+    """nnx.value_and_grad of `loss(model, ...)`, with respect to the model's `wrt` and Overwrite."""
     return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.Any(wrt, Overwrite)), **options)
 
 
 def update(model: nnx.Module, optimizer: nnx.Optimizer, gradient: nnx.State) -> None:
-    """One step: the optimizer, made with wrt=nnx.Param, gets the parameters' gradient, and each
-    history of amaxes what this step saw. Nothing is taken of a layer that the loss left out, or of
-    what had a NaN. Of a layer used n times, also by vmap, the amaxes are added, which costs the
-    scale up to a factor of n. Clip, unscale and average in the optimizer, or all but the Overwrite:
-    those are no gradients. Over devices take their maximum. Raises ValueError for a gradient
-    without Overwrite, and for an optimizer that has the model, or the Overwrite.
+    """One step. The optimizer, made with wrt=nnx.Param, gets the gradient of the parameters. Each
+    history gets the amax of this step. If the loss did not use a layer, or if an amax is not
+    finite, the history stays as it was.
+
+    If a layer is used n times in a step, also by vmap, its amaxes are added: the scale can be n
+    times too large. The Overwrite in `gradient` is not a gradient. Clip, unscale and average in the
+    optimizer, or everything except the Overwrite. On a mesh of AxisType.Auto, XLA takes the maximum
+    over devices. Within jax.shard_map, take it yourself.
+    Raises ValueError for a gradient without Overwrite, and for an optimizer that has the model or
+    the Overwrite.
     """
     parameters = nnx.state(model, optimizer.wrt)
     has_histories = bool(nnx.split_state(parameters, Overwrite, ...)[0])
     if has_histories or isinstance(optimizer, nnx.ModelAndOptimizer):
         raise ValueError(
-            "an optimizer that has more than the parameters: "
-            "nnx.Optimizer(model, tx, wrt=nnx.Param)"
+            "the optimizer has more than the parameters: "
+            "make it by nnx.Optimizer(model, tx, wrt=nnx.Param)"
         )
     seen, rest = nnx.split_state(gradient, Overwrite, ...)
     kept = nnx.state(model, Overwrite)
     structure: Any = jax.tree.structure(kept)  # Any: JAX's own hints do not let them be compared
     if structure != jax.tree.structure(seen):
         raise ValueError(
-            "a gradient without Overwrite: take it by helpers.models.nnx.value_and_grad"
+            "this is a gradient without Overwrite: take it by helpers.models.nnx.value_and_grad"
         )
     by_parameter = nnx.state(rest, optimizer.wrt)
     optimizer.update(model, jax.tree.map(lambda g, p: g.astype(p.dtype), by_parameter, parameters))
@@ -131,7 +146,7 @@ def update(model: nnx.Module, optimizer: nnx.Optimizer, gradient: nnx.State) -> 
 
 
 def _pushed(was: jax.Array, new: jax.Array) -> jax.Array:
-    """Histories with this step's amaxes in front: where there are none, as they were."""
+    """Histories with this step's amaxes first. A history without a new amax stays as it was."""
     latest = new[..., :1]
     is_seen = (latest > 0) & jnp.isfinite(latest)
     return jnp.where(is_seen, jnp.concatenate([latest, was[..., :-1]], -1), was)

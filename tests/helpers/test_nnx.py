@@ -1,5 +1,5 @@
-"""FP8 for NNX layers: the numbers of chapter 08's layer, its state's way through a step, and what
-is refused.
+"""FP8 for NNX layers: the numbers are those of chapter 08's layer, a step updates the state, and
+wrong uses are refused.
 """
 
 import jax
@@ -61,8 +61,6 @@ def test_a_step_updates_weights_by_the_optimizer_and_amaxes_by_what_was_seen(nam
         assert seen.shape == (3, 4) and (seen[:, :step] > 0).all() and not seen[:, step:].any()
         assert float(seen[0, 0]) == float(jnp.max(jnp.abs(x)))
     assert model.kernel[...].dtype == F32 and not np.array_equal(model.kernel[...], kernel)
-    # The last step's gradient is that of what was multiplied: operands in FP8, by scales of the
-    # steps before.
     assert len(jax.tree.leaves(nnx.state(model, Overwrite))) == 1
 
 
@@ -88,7 +86,7 @@ def test_gradients_are_near_those_of_float32():
     _, gradient = value_and_grad(loss)(model, x)
     nnx.update(
         model, nnx.split_state(gradient, Overwrite, ...)[0]
-    )  # now the scales are those of x, kernel and g
+    )  # from here on the scales are those of x, kernel and g
     _, gradient = value_and_grad(loss)(model, x)
     kernel = model.kernel[...].astype(BF16)
     stored = [
@@ -112,7 +110,7 @@ def test_every_matmul_of_a_step_is_fp8():
 
 
 class Heads(nnx.Module):
-    """Two layers, of which a step may use one, or one twice."""
+    """Two layers. A step may use one of them, or one of them twice."""
 
     def __init__(self):
         self.a, self.b = (LAYERS["linear"](Fp8Dot(length=4)) for _ in range(2))
@@ -195,7 +193,8 @@ def test_an_optimizer_that_is_not_of_the_parameters_alone_is_refused(made):
     model = LAYERS["linear"](Fp8Dot())
     optimizer, (_, gradient) = made(model), value_and_grad(loss)(model, x_for("linear", 8))
     with pytest.raises(
-        ValueError, match=r"more than the parameters: nnx.Optimizer\(model, tx, wrt=nnx.Param\)"
+        ValueError,
+        match=r"more than the parameters: make it by nnx.Optimizer\(model, tx, wrt=nnx.Param\)",
     ):
         update(model, optimizer, gradient)
 
@@ -216,6 +215,16 @@ def test_a_mesh_is_xlas_to_share_out(kind):
         else:
             with pytest.raises(ValueError, match=r"axis_types=\(AxisType.Auto"):
                 step()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_class_in_place_of_an_instance_is_refused_by_a_sentence(name):
+    model = LAYERS[name](Fp8Dot)
+    with pytest.raises(TypeError, match=r"it got the class: .* instance .* dot_general=Fp8Dot\(\)"):
+        model(x_for(name, 8))
+    for wrong in ({"length": "16"}, {"size": 16}):
+        with pytest.raises(TypeError, match="takes one argument, length, an int"):
+            Fp8Dot(**wrong)
 
 
 def test_what_it_cannot_do_is_refused():
