@@ -54,7 +54,7 @@ from fp8lens import (
 from fp8lens.cli import main as main_of_cli
 from fp8lens.compile.stages import Stage, dumped
 from fp8lens.hlo.parse import visible
-from fp8lens.hlo.text import coloured
+from fp8lens.hlo.text import Ink, coloured
 from fp8lens.matmul import kernels as cost
 from fp8lens.matmul.kernels import print_kernels
 from helpers.numerics.recipes import scaled_dot, to_e4m3
@@ -138,6 +138,10 @@ class Terminal(io.StringIO):
         return True
 
 
+# A part of a text in one of the inspector's own colours.
+COLOURED = re.compile(rf"\033\[(?:{'|'.join(ink.value for ink in Ink)})m([^\033]*)\033\[0m")
+
+
 def shown(*texts: object) -> None:
     """A terminal gets no control characters, and nothing that turns the direction of writing."""
     for text in map(str, texts):
@@ -183,7 +187,7 @@ def command(*options: str) -> str:
     with contextlib.redirect_stderr(Terminal()) as error:
         with contextlib.redirect_stdout(Terminal()) as output:
             status = main_of_cli([str(FILE), *options])
-    out, err = output.getvalue(), error.getvalue()
+    out, err = (COLOURED.sub(r"\1", file.getvalue()) for file in (output, error))
     shown(out, err)
     plain = not err or "--json" in options
     if status == 2:

@@ -104,7 +104,6 @@ NAMES = [
         r"^\d\d minutes$",
         r"^\d\. ",
         r"NB=11",
-        r"Six chapters",
         r"^# Solution \d$",
         # Standards, types and formats.
         r"IEEE (?:Std )?754(?:-\d+)?",
