@@ -256,6 +256,13 @@ def test_the_panel_of_the_first_chapter_answers(page, ran):
     expect(area).to_contain_text("0.3125")  # the nearest E4M3 value
 
 
-def test_the_text_half_opens_as_a_notebook(page):
-    panel = open_chapter(page, f"{CHAPTER}.md")
+def test_the_text_half_is_not_listed_and_opens_as_a_notebook(page):
+    listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    assert f"{CHAPTER}.ipynb" in listed and "glossary.md" in listed
+    assert f"{CHAPTER}.md" not in listed
+    page.locator('.lm-MenuBar-itemLabel:text-is("File")').click()
+    page.locator('.lm-Menu-itemLabel:text-matches("^Open from Path")').click()
+    page.locator(".jp-Dialog input").fill(f"notebooks/{CHAPTER}.md")
+    page.keyboard.press("Enter")
+    panel = panel_of(page, f"{CHAPTER}.md")
     assert picture_width(page, panel) > 100  # the outputs come from the .ipynb

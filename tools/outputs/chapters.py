@@ -73,12 +73,12 @@ def find(beginnings: list[str], folder: Path = NOTEBOOKS) -> list[Path]:
 
 # The README's tables ------------------------------------------------------------------------------
 
-HEAD = "| chapter | minutes | what you'll learn |\n|---|---|---|\n"
+HEAD = "| chapter | minutes | with the puzzles | what you'll learn |\n|---|---|---|---|\n"
 
 
-def _opening(name: str) -> tuple[str, str, str]:
-    """A chapter's title, its minutes ("reference" where it states none) and what is learnt, from
-    its opening table.
+def _opening(name: str) -> tuple[str, str, str, str]:
+    """A chapter's title, its minutes ("reference" where it states none), its minutes with the
+    puzzles, and what is learnt, from its opening table.
     """
     text = (NOTEBOOKS / f"{name}.md").read_text(encoding="utf-8")
 
@@ -94,8 +94,10 @@ def _opening(name: str) -> tuple[str, str, str]:
             f"`# 13 · Train a model` and a table with the rows What you'll do, What you'll learn, "
             f"What you'll need, and Time or Kind"
         )
-    minutes = cell("Time").removesuffix(" minutes") or "reference"
-    return f"{title[1]} {title[2]}", minutes, re.sub(r"\]\((?!http)", "](notebooks/", learn)
+    time = re.search(r"^(\d+) minutes(?:, (\d+) with the puzzles)?$", cell("Time"))
+    minutes, with_puzzles = time.groups("") if time else ("reference", "")
+    learned = re.sub(r"\]\((?!http)", "](notebooks/", learn)
+    return f"{title[1]} {title[2]}", minutes, with_puzzles, learned
 
 
 def with_contents(readme: str) -> str:
@@ -114,6 +116,7 @@ def with_contents(readme: str) -> str:
 def _table(chapters) -> str:
     rows = []
     for name in chapters:
-        title, minutes, learn = _opening(name)
-        rows.append(f"| [{title}](notebooks/{name}.ipynb) | {minutes} | {learn} |\n")
+        title, minutes, with_puzzles, learned = _opening(name)
+        link = f"[{title}](notebooks/{name}.ipynb)"
+        rows.append(f"| {link} | {minutes} | {with_puzzles} | {learned} |\n")
     return HEAD + "".join(rows)

@@ -101,7 +101,7 @@ NAMES = [
         # This course: its chapters, their minutes (tests count them), what is numbered in one.
         rf"[Cc]hapters? {_CHAPTER}(?:(?:, | to | and ){_CHAPTER})*",
         rf"^{_CHAPTER} · ",
-        r"^\d\d minutes$",
+        r"^\d\d minutes, \d\d with the puzzles$",
         r"^\d\. ",
         r"NB=11",
         r"^# Solution \d$",
