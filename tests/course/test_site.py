@@ -23,7 +23,7 @@ import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 import fp8lens
 from fp8lens.rules.page import every_name, explain
@@ -795,6 +795,23 @@ def test_a_chapter_shows_its_outputs_and_the_folded_ones_by_a_click_or_on_paper(
     folds = shown.locator("article details:not([open]) > summary")
     folds.evaluate_all("folds => folds.forEach(fold => fold.click())")
     assert seen() == len(tags)
+
+
+def test_one_click_gives_an_answer_and_its_explanation_and_folds_are_named_by_their_words(
+    site, browser
+):
+    with opened(browser, site + "notebooks/03_scaled_matmul.html") as page:
+        answer = page.locator("summary", has_text="Show the answer").first
+        expect(answer).to_have_accessible_name("Show the answer")
+        explained = page.locator("details", has_text="Explained").first
+        expect(explained).not_to_have_attribute("open", "")
+        answer.click()
+        expect(explained).to_have_attribute("open", "")
+        expect(answer).to_have_accessible_name("Hide the answer")
+        checked = page.locator(".tag_checked summary").first
+        expect(checked).to_have_accessible_name(re.compile("^Checked: JAX's refusal, "))
+        drawn = page.locator(".cell", has=page.locator("svg[role=img]"))
+        assert drawn.count() > 0 and drawn.locator(".cell_input").count() == 0
 
 
 # Whether the keyboard reaches all code that has to be scrolled: a moment after a fold is opened.

@@ -6,6 +6,7 @@ warning, and any warning fails the build.
 """
 
 import html
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _PREDICTION = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 # cursor.
 _NOT_SHOWN = re.compile(r"[^\n]*\r(?!\n)|\x1b\][^\x07]*\x07|\x1b\[[\d;?]*[A-Za-ln-z]")
 _FOLDED = {"hide-cell", "hide-input", "hide-output"}
+_CHECKED = "# Checked"
 _PHONE = 350  # CSS pixels that a picture has there
 
 
@@ -160,7 +162,11 @@ def _prepare_code(cell: NotebookNode, where: str, asked: bool) -> bool:
         )
     if {"hide-input", "hide-output"} <= tags:
         tags = tags - {"hide-input", "hide-output"} | {"hide-cell"}  # one fold, not two
-        cell.metadata.tags = sorted(tags)
+    if description and "hide-input" in tags:
+        tags = tags - {"hide-input"} | {"remove-input"}  # what draws a picture is in the notebook
+    if cell.source.startswith(_CHECKED):
+        tags = tags | {"checked"}  # by which style.css knows the fold
+    cell.metadata.tags = sorted(tags)
     if tags & _FOLDED:
         label = "Show the answer" if answers else _label(cell.source, tags)
         settings["code_prompt_show"] = label
@@ -171,10 +177,15 @@ def _prepare_code(cell: NotebookNode, where: str, asked: bool) -> bool:
 
 
 def _label(source: str, tags: set[str]) -> str:
-    """Return what a fold says: its cell's first comment up to a colon, as "Solution 1"."""
+    """Return what a fold says: its cell's first comment up to a colon, as "Solution 1"; of a cell
+    that checks, all of the comment.
+    """
     first = source.partition("\n")[0]
     if "hide-output" in tags:
         return "Show the output"
+    if "checked" in tags:
+        comment = itertools.takewhile(lambda line: line.startswith("# "), source.splitlines())
+        return " ".join(line[2:].strip() for line in comment).replace("`", "")
     if first.startswith("# "):
         return first[2:].partition(":")[0].replace("`", "").strip() or "Show the code"
     return "Show the code"
@@ -278,6 +289,12 @@ def _drop_empty_heads(app: Sphinx, document: nodes.document) -> None:
             head.parent.remove(head)
 
 
+def _name_folds(app: Sphinx, page: str, template: str, context: dict, document: Any) -> None:
+    """A fold is named by the words that are seen, which voice control looks for."""
+    if "body" in context:
+        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
+
+
 # Mathematics, as MathML: no font and no script has to be loaded for it ----------------------------
 
 
@@ -311,5 +328,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _check_pictures)
     app.connect("doctree-read", _write_raw_html_anew)
     app.connect("doctree-read", _drop_empty_heads)
+    app.connect("html-page-context", _name_folds)
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
