@@ -810,8 +810,13 @@ def test_one_click_gives_an_answer_and_its_explanation_and_folds_are_named_by_th
         expect(answer).to_have_accessible_name("Hide the answer")
         checked = page.locator(".tag_checked summary").first
         expect(checked).to_have_accessible_name(re.compile("^Checked: JAX's refusal, "))
-        drawn = page.locator(".cell", has=page.locator("svg[role=img]"))
-        assert drawn.count() > 0 and drawn.locator(".cell_input").count() == 0
+
+
+def test_code_that_draws_a_picture_is_in_the_notebook_alone(site, browser):
+    with opened(browser, site + "notebooks/08_train_a_layer.html") as page:
+        drawn = page.locator(".tag_remove-input", has=page.locator("svg[role=img], img"))
+        assert drawn.count() == 1 and drawn.locator(".cell_input").count() == 0
+        assert page.locator(".tag_hide-input svg[role=img]").count() == 0
 
 
 # Whether the keyboard reaches all code that has to be scrolled: a moment after a fold is opened.
