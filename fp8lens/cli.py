@@ -41,12 +41,14 @@ _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
 # What XLA's GPU compiler, and no other, writes beside its kernels and calls.
 _OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
-# A shape's parts in the order of the text, and what is expected where one is not found.
+_DIMS = re.compile(r"\s*+(?:\d++\s*+(?:,\s*+(?=\d)|(?!\d)))*+")  # a scalar has none
+# How a shape's parts are matched, in the order of the text, and what is expected where one is not
+# found.
 _PARTS = (
-    (re.compile(r"[A-Za-z]\w*"), "a dtype"),
-    (re.compile(r"\["), '"[" after the dtype'),
-    (re.compile(r"\s*+(?:\d++\s*+(?:,\s*+(?=\d)|(?!\d)))*+"), ""),  # a scalar has no dims
-    (re.compile(r"\]"), 'whole numbers with "," between them, then "]"'),
+    (re.compile(r"[A-Za-z]\w*").match, "a dtype"),
+    (re.compile(r"\[").match, '"[" after the dtype'),
+    (_DIMS.match, ""),
+    (re.compile(r"\]").match, 'whole numbers with "," between them, then "]"'),
 )
 # The names in HLO that numpy spells otherwise than by the rule in `_long_name`.
 _LONG = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
@@ -126,8 +128,8 @@ def _read_shapes(text: str) -> list[_Shape]:
 
 def _place(text: str, pos: int) -> tuple[int, str]:
     """Where what begins at `pos` is no shape, and what is expected there."""
-    for part, expected in _PARTS:
-        if not (found := part.match(text, pos)):
+    for match, expected in _PARTS:
+        if not (found := match(text, pos)):
             return pos, expected
         pos = found.end()
     raise ValueError(f"{text!r} has a shape before {pos}")
