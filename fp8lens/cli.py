@@ -554,8 +554,8 @@ FILE.py is imported: what it does at its top level, it does here too. The functi
 not run.
 exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that
 says why; 3 where the file, or XLA's compiler, ended the process before there was an answer.
-On a terminal, lines are as wide as it is (100 columns at least), and in colours unless NO_COLOR is
-set.
+On a terminal there are colours, unless NO_COLOR is set, and lines as wide as the terminal, but at
+least 100 columns.
 `python -m fp8lens` is the same command."""
 
 
@@ -566,7 +566,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Print the version of what is installed, which nobody looks up before it is asked for."""
+    """Print the installed version. It is looked up only when this option is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         try:

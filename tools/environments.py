@@ -17,8 +17,8 @@ from pathlib import Path
 from tools.setup import try_lock
 
 ROOT = Path(__file__).resolve().parent.parent
-BIN = "Scripts" if os.name == "nt" else "bin"
-UV = ROOT / ".tools" / BIN / "uv"
+BIN, EXE = ("Scripts", ".exe") if os.name == "nt" else ("bin", "")
+UV = ROOT / ".tools" / BIN / f"uv{EXE}"
 # How uv says that it cannot reach an index, or has no such Python and cannot reach one.
 UNREACHABLE = ("dns error", "Connect", "timed out", "No interpreter")
 # What a process of another environment must not take over from this one.

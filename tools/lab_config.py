@@ -17,11 +17,6 @@ from tools import outputs
 FORMATS = outputs.METADATA["jupytext"]["formats"]
 
 
-def twin_notebook(name: str) -> str | None:
-    """The name of the notebook of which a file of this name is the text half, if there is one."""
-    return f"{name.removesuffix('.md')}.ipynb" if name.endswith(".md") else None
-
-
 class Contents(AsyncLargeFileManager):
     """Saves a chapter's two halves as `make refresh` writes them."""
 
@@ -29,15 +24,13 @@ class Contents(AsyncLargeFileManager):
         """Give a chapter's kernel the description that it will give of itself, with its version.
 
         JupyterLab would otherwise write that into a chapter that is only opened, and ask to save.
-        A folder is listed without the text halves of its chapters: who opens one by its path still
-        gets it.
+        A folder is listed without the text halves of its chapters; their path opens them.
         """
         model = await super().get(path, *arguments, **options)
         if model["type"] == "directory" and model["content"]:
-            listed = {file["name"] for file in model["content"]}
-            model["content"] = [
-                file for file in model["content"] if twin_notebook(file["name"]) not in listed
-            ]
+            names = (Path(file["name"]) for file in model["content"])
+            halves = {name.with_suffix(".md").name for name in names if name.suffix == ".ipynb"}
+            model["content"] = [f for f in model["content"] if f["name"] not in halves]
         if model["type"] == "notebook" and model["content"]:
             model["content"].metadata["language_info"] = IPythonKernel.language_info
         return model

@@ -15,10 +15,9 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.environments import BIN, EXE, ROOT, UV
+
 DUMP = ROOT / "tests" / "fp8lens" / "hlo" / "jax_0_4_32_bf16_scaled.txt"
-BIN, EXE = ("Scripts", ".exe") if os.name == "nt" else ("bin", "")
-UV = ROOT / ".tools" / BIN / f"uv{EXE}"  # as `make setup` installs it
 
 
 def check_tag(tag: str) -> None:

@@ -90,7 +90,7 @@ def test_a_chapter_takes_the_time_that_it_states(name):
 
 def test_the_path_takes_two_hours_and_three_with_the_puzzles():
     counted = [minutes.count(NOTEBOOKS[name]) for name in PATH]
-    assert 110 <= sum(chapter.minutes for chapter in counted) <= 125
+    assert 110 <= sum(chapter.minutes for chapter in counted) <= 120
     assert 170 <= sum(chapter.with_puzzles for chapter in counted) <= 195
 
 

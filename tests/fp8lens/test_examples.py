@@ -8,10 +8,10 @@ import pytest
 import fp8lens
 
 
-def examples(name: str) -> list[doctest.DocTest]:
+def examples(name: str) -> doctest.DocTest:
     value = getattr(fp8lens, name)
     text = type(value).__doc__ if name == "TARGETS" else value.__doc__
-    return [doctest.DocTestParser().get_doctest(text or "", {}, name, None, 0)]
+    return doctest.DocTestParser().get_doctest(text or "", {}, name, None, 0)
 
 
 # What compiles needs XLA's CUDA compiler.
@@ -24,7 +24,7 @@ def test_the_example_of_every_public_name_works(name):
     if sys.platform != "linux" and name not in READ:
         pytest.skip("XLA's CUDA compiler has wheels for Linux only")
     said: list[str] = []
-    (test,) = examples(name)
+    test = examples(name)
     assert any(name in example.source for example in test.examples) or name[0].isupper()
     assert any(example.want for example in test.examples), "an example shows what comes of it"
     runner = doctest.DocTestRunner()

@@ -515,7 +515,7 @@ def with_a_number_more(text: str, by: random.Random) -> str:
 # Of other pages: what is altered, outside of commands, and what it becomes.
 IN_PAGES = {
     "pages: a number": (r"(?<![\w./])\d+(?![\w.])", "7351"),
-    "pages: a number in words": (rf"\b(?i:{'|'.join(prose.WORDS)})\b", "seventy"),
+    "pages: a number in words": (rf"\b(?i:{'|'.join(prose.WORDS)})\b", "eighty"),
     "pages: a unit": (r"(?<=\d )GB\b|(?<=seven )kernels", "TB"),
 }
 

@@ -94,8 +94,13 @@ def _opening(name: str) -> tuple[str, str, str, str]:
             f"`# 13 · Train a model` and a table with the rows What you'll do, What you'll learn, "
             f"What you'll need, and Time or Kind"
         )
-    time = re.search(r"^(\d+) minutes(?:, (\d+) with the puzzles)?$", cell("Time"))
-    minutes, with_puzzles = time.groups("") if time else ("reference", "")
+    time = re.fullmatch(r"(\d+) minutes, (\d+) with the puzzles", cell("Time"))
+    if cell("Time") and not time:
+        raise Refused(
+            f"{name}.md states its Time as {cell('Time')!r}: "
+            f"write it as `20 minutes, 32 with the puzzles`"
+        )
+    minutes, with_puzzles = time.groups() if time else ("reference", "")
     learned = re.sub(r"\]\((?!http)", "](notebooks/", learn)
     return f"{title[1]} {title[2]}", minutes, with_puzzles, learned
 

@@ -4,8 +4,8 @@ predictions, puzzles.
     python tools/outputs/minutes.py 03        what a chapter's minutes are made of
 
 The rates are the project's own. They suit a reader who knows JAX, runs each cell and reads what it
-prints. A reader with a stopwatch who solved every puzzle by hand needed 186 minutes for the path
-when it was counted as 118; that gives the minutes of a puzzle solved by hand.
+prints. One reader, with a stopwatch, solved every puzzle of the path by hand and needed 186
+minutes. The path was counted as 118 minutes then. The difference sets BY_HAND.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tools import outputs
 # Words of prose, lines of visible code, lines of visible output in a minute.
 WORDS, CODE, OUTPUT = 180, 12, 25
 PREDICTION, PUZZLE = 0.5, 4  # minutes
-BY_HAND = 6  # minutes more for each puzzle that the reader solves, and does not only think about
+BY_HAND = 6  # further minutes for a puzzle, if the reader solves it by hand
 PICTURE = 12  # a picture is read like so many lines of output
 PREDICT = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 TASK = re.compile(r"^\*\*\d+\. ", re.M)  # a puzzle's statement begins with its number
@@ -105,12 +105,13 @@ def _lines(output) -> int:
 
 def main() -> None:
     """Print the count of each chapter named."""
-    total = with_puzzles = 0
+    counts = []
     for path in outputs.find(sys.argv[1:], outputs.NOTEBOOKS):
         found = count(nbformat.read(path, 4))
-        total += found.minutes
-        with_puzzles += found.with_puzzles
+        counts.append(found)
         print(f"{path.stem:24}{found}")
+    total = sum(found.minutes for found in counts)
+    with_puzzles = sum(found.with_puzzles for found in counts)
     print(f"{'together':24}{total:3} minutes, {with_puzzles:3} with the puzzles")
 
 

@@ -163,9 +163,9 @@ def _prepare_code(cell: NotebookNode, where: str, asked: bool) -> bool:
     if {"hide-input", "hide-output"} <= tags:
         tags = tags - {"hide-input", "hide-output"} | {"hide-cell"}  # one fold, not two
     if description and "hide-input" in tags:
-        tags = tags - {"hide-input"} | {"remove-input"}  # what draws a picture is in the notebook
+        tags = tags - {"hide-input"} | {"remove-input"}  # the notebook has the code that draws
     if cell.source.startswith(_CHECKED):
-        tags = tags | {"checked"}  # by which style.css knows the fold
+        tags = tags | {"checked"}  # style.css styles the fold by it
     cell.metadata.tags = sorted(tags)
     if tags & _FOLDED:
         label = "Show the answer" if answers else _label(cell.source, tags)
@@ -290,7 +290,7 @@ def _drop_empty_heads(app: Sphinx, document: nodes.document) -> None:
 
 
 def _name_folds(app: Sphinx, page: str, template: str, context: dict, document: Any) -> None:
-    """A fold is named by the words that are seen, which voice control looks for."""
+    """Name each fold by the words on it: voice control looks for them."""
     if "body" in context:
         context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
 
