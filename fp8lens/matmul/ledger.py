@@ -43,14 +43,16 @@ _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split()
 class Line:
     """One kernel. `what` is one of CLASSES; `work` what of it a matmul's call could have done
     ("bias", "transpose", ...; see GemmRow.outside); `avoidable` whether the kernel would then not
-    run. `serves` names the matmuls whose operand it makes, for whom it does it, or whose result it
-    works on. `layer` is as GemmRow.path has it.
+    run. `moves_result`: it only transposes a matmul's result, for whoever reads it. `serves` names
+    the matmuls whose operand it makes, for whom it does it, or whose result it works on. `layer` is
+    as GemmRow.path has it.
     """
 
     kernel: Kernel
     what: str
     work: tuple[str, ...] = ()
     avoidable: bool = False
+    moves_result: bool = False
     serves: tuple[str, ...] = ()
     layer: str = ""
     backward: bool = False
@@ -149,10 +151,12 @@ class Ledger(tuple[Line, ...]):
 
 
 def _is_for_fp8(line: Line) -> bool:
-    """Whether a kernel makes FP8, or undoes it, around the matmuls."""
+    """Whether a kernel makes FP8, or undoes it, around the matmuls. A result that is transposed for
+    its reader is transposed in any type.
+    """
     if line.what in ("quantize", "scale", "dequantize"):
         return True
-    if not line.avoidable:
+    if not line.avoidable or line.moves_result:
         return False
     undoes = "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)
     return undoes or "f8e" in line.kernel.result
@@ -196,11 +200,13 @@ def make_ledger(
     def line(i: Instruction) -> Line:
         serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
         work = dict.fromkeys(part for o in mine[i] for part in o.work)
+        of_result = bool(mine[i]) and all(o.after for o in mine[i])
         return Line(
             kernel=kernel(i, counts[i]),
             what=classes[i],
             work=tuple(work),
             avoidable=any(o.avoidable for o in mine[i]),
+            moves_result=of_result and [*work] == ["transpose"],
             serves=serves or _served(i, classes, around),
             layer=layer(op_name(i)),
             backward=is_backward(op_name(i)),

@@ -88,6 +88,30 @@ def test_what_fp8_costs_is_in_the_report():
     assert plain.report.kernels_for_fp8 == 0 and "undo" not in str(plain.report)
 
 
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_a_result_that_is_transposed_for_its_reader_costs_fp8_nothing(dtype):
+    def heads(a, b, x, y):
+        return scaled_dot(a, b, x, y, dtype).reshape(64, 4, 32).transpose(1, 0, 2)
+
+    seen = inspect(heads, A, B, s, s)
+    (moved,) = seen.ledger.of("move")
+    assert moved.moves_result and moved.work == ("transpose",)
+    assert not seen.ledger.for_fp8 and seen.report.bytes_for_fp8 == 0
+    assert [reason.rule for reason in seen.reasons] == ["result-layout"]
+
+
+def test_a_transpose_that_fp8_needs_is_charged_to_it():
+    def by_columns(a, b, x, y):
+        return scaled_dot(a, b.T, x, y).reshape(64, 4, 32).transpose(1, 0, 2)
+
+    def twice(a, b, c, x):
+        return scaled_dot(to_e4m3(scaled_dot(a, b, x, x), x).T, c, x, x)
+
+    for fn, args in ((by_columns, (A, S(256, 128), s, s)), (twice, (A, B, S(96, 64), s))):
+        (charged,) = inspect(fn, *args).ledger.for_fp8
+        assert charged.work == ("transpose",) and not charged.moves_result
+
+
 def test_a_loop_s_kernels_count_as_often_as_they_run():
     def step(x, w):
         return (
