@@ -85,7 +85,7 @@ class Result:
             return self._along_the_best(
                 [functools.partial(_move, at=u, value=value) for u in follow]
             )
-        if len(follow) > 1 or len(set(at.operands)) < len(at.operands):
+        if len(follow) > 1 or at.operands.count(value.name) > 1:
             return self._branch(value, follow)
         if _is_sent(at):
             self.steps.append(Step(Role.MOVE, at, value, how="sent to other devices"))

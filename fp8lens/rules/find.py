@@ -317,7 +317,12 @@ def in_other_kernels(m: Matmul) -> list[Reason]:
     """What the call could have taken and did not, where a kernel does it that must run anyway."""
     anyway = [o for o in m.near if o.after and o.own]
     reason = _done_anyway(m, anyway)
-    return [_and(reason, "it is done in a kernel that runs anyway")] if reason else []
+    if reason is None:
+        return []
+    # What was stored in another array is not followed: who reads that is not among these kernels.
+    is_seen = any(o.work for o in anyway)
+    where = "it is done in a kernel that runs anyway" if is_seen else "a kernel further on does it"
+    return [_and(reason, where)]
 
 
 def _done_anyway(m: Matmul, anyway: list[UnfusedKernel]) -> Reason | None:

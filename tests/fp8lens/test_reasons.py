@@ -1332,6 +1332,23 @@ CASES = {
         lambda w, x, s: in_a_loop(lambda d, x: d + x, w, x, s),
         leaves=("output",),  # the sum is read in the next iteration, and added to as it is
     ),
+    **{
+        f"chunks, then {name}": Case(
+            lost,
+            f"stored in a larger array before the {step}.*a kernel further on does it",
+            lambda a, b, x, y, then=then: then(
+                jax.lax.map(lambda rows: scaled_dot(rows, b, x, y), a), x
+            ),
+            (S(4, M, K), B, s, s),
+            lambda a, b, x, y, then=then: jax.lax.map(
+                lambda rows: then(scaled_dot(rows, b, x, y), x), a
+            ),
+        )
+        for name, lost, step, then in (
+            ("quantized", "output", "conversion", to_e4m3),
+            ("relu", "epilogue", "relu", lambda d, _: relu(d)),
+        )
+    },
     "silu and residual in a loop": Case(
         "epilogue",
         "this activation is another",
@@ -2219,6 +2236,7 @@ FORMS = (
     r"; the \w+ and \w+ after it stay",
     r"; the \w+, \w+ and \w+ after it stay",
     "; it is done in a kernel that runs anyway",
+    "; a kernel further on does it",
     r"\(the function's result\)",
     r"\(reduce\)",
     r"\(several maxima\)",
