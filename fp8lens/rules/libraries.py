@@ -7,9 +7,10 @@ import re
 from fp8lens.hlo.parse import Instruction
 
 _QWIX_PTQ, _QWIX_QT, _AQT = "qwix/_src/providers/ptq.py", "qwix/_src/providers/qt.py", "aqt/jax/v2/"
-_KERAS, _FLAX, _FP8_OPS = (
+_KERAS, _FLAX, _NNX, _FP8_OPS = (
     "keras/src/layers/core/",
     "flax/(linen|nnx/nn)/linear.py",
+    "flax/nnx/nn/linear.py",
     "flax/linen/fp8_ops.py",
 )
 _FIXED = (
@@ -104,6 +105,17 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
         "prepared-bias|bias-in-f32",
         "Flax",
         "use_bias=False, or param_dtype=jnp.bfloat16 of the layer, its kernel's too",
+    ),
+    (
+        _NNX,
+        "operand-layout",
+        "Flax",
+        (
+            "no setting; nnx.Linear and nnx.LinearGeneral store [K, N]. Leave the transpose: it "
+            "reads and writes one byte for each element. In training the forward and the backward "
+            "matmul contract different dimensions of an array, so one of the two needs it in any "
+            "layout"
+        ),
     ),
 )
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from fp8lens import assert_fp8_gemms
+from fp8lens import assert_fp8_gemms, inspect
 from helpers.models.nnx import Fp8Dot, Overwrite, update, value_and_grad
 from helpers.numerics.formats import amax_scale, dequantize, quantize
 from helpers.numerics.recipes import Amaxes, fp8_linear
@@ -107,6 +107,18 @@ def test_every_matmul_of_a_step_is_fp8():
     x = jax.ShapeDtypeStruct((64, 64), BF16)
     step = jax.grad(lambda state, x: loss(nnx.merge(graph, state), x), (0, 1), allow_int=True)
     assert_fp8_gemms(step, state, x, count=3)
+
+
+def test_the_fix_of_a_transpose_is_for_who_uses_the_layer():
+    model = nnx.Linear(256, 512, dtype=BF16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
+    graph, state = nnx.split(model)
+    step, x = value_and_grad(loss), jax.ShapeDtypeStruct((128, 256), BF16)
+    seen = inspect(lambda state, x: step(nnx.merge(graph, state), x), state, x)
+    transposes = [reason for reason in seen.reasons if reason.lost == "transpose"]
+    assert transposes
+    for reason in transposes:
+        assert "In Flax: no setting; nnx.Linear and nnx.LinearGeneral store [K, N]" in reason.fix
+        assert "one byte for each element" in reason.fix
 
 
 class Heads(nnx.Module):

@@ -206,6 +206,22 @@ def nnx_weights_ahead():
     return lambda state, x: nnx.merge(graph, state)(x), (state, S(ROWS, WIDTH))
 
 
+@program("flax: nnx.Linear, trained")
+def nnx_trained():
+    """With an FP8 product in the place of its dot_general."""
+    from helpers.models.nnx import Fp8Dot, value_and_grad
+
+    def make():
+        return nnx.Linear(WIDTH, HIDDEN, dtype=bf16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
+
+    def loss(model, x):
+        return jnp.mean(jnp.square(model(x).astype(f32)))
+
+    graph, state = nnx.split(nnx.eval_shape(make))
+    step = value_and_grad(loss)
+    return lambda state, x: step(nnx.merge(graph, state), x), (state, S(ROWS, WIDTH))
+
+
 @program("flax: nnx of a linen Dense")
 def nnx_bridged():
     x = jnp.zeros((ROWS, WIDTH), bf16)
