@@ -79,9 +79,9 @@ class GemmRow:
 
     @property
     def path(self) -> str:
-        """The layer that the matmul belongs to, as `op_name` tells it: the names of Flax's modules,
-        or of jax.named_scope; with "backward" where JAX transposed it for a gradient. Empty where
-        there is none.
+        """The layer that the matmul belongs to, as `op_name` tells it: the names of the modules of
+        Flax's linen, or of jax.named_scope; with "backward" where JAX transposed it for a gradient.
+        Empty where there is none: Flax's NNX names no scopes, so call its layers in some.
         """
         name = layer(self.op_name)
         return f"{name} backward" if name and is_backward(self.op_name) else name

@@ -9,8 +9,8 @@ import optax
 import pytest
 from flax import nnx
 
-from fp8lens import assert_fp8_gemms, inspect
-from helpers.models.nnx import Fp8Dot, Overwrite, update, value_and_grad
+from fp8lens import assert_fp8_gemms, inspect, report_gemms
+from helpers.models.nnx import Fp8Dot, Overwrite, name_scopes, update, value_and_grad
 from helpers.numerics.formats import amax_scale, dequantize, quantize
 from helpers.numerics.recipes import Amaxes, fp8_linear
 
@@ -119,6 +119,45 @@ def test_the_fix_of_a_transpose_is_for_who_uses_the_layer():
     for reason in transposes:
         assert "In Flax: no setting; nnx.Linear and nnx.LinearGeneral store [K, N]" in reason.fix
         assert "one byte for each element" in reason.fix
+
+
+class Block(nnx.Module):
+    def __init__(self):
+        self.up = nnx.Linear(64, 128, dtype=BF16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
+        self.down = nnx.Linear(128, 64, dtype=BF16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return x + self.down(nnx.relu(self.up(x)))
+
+
+class Blocks(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.List([Block(), Block()])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_layers_in_scopes_are_named_in_the_report_and_compute_the_same():
+    def paths(model):
+        graph, state = nnx.split(model)
+        step = value_and_grad(loss)
+        report = report_gemms(lambda state, x: step(nnx.merge(graph, state), x), state, x)
+        return {row.path for row in report.rows}
+
+    x = x_for("linear", 64)
+    plain, named = Blocks(), name_scopes(Blocks())
+    layers = {f"blocks.{n}/{layer}" for n in range(2) for layer in ("up", "down")}
+    assert paths(plain) == {""}
+    assert paths(named) == layers | {f"{layer} backward" for layer in layers}
+    assert np.array_equal(plain(x), named(x))
+    assert isinstance(named.blocks[0].up, nnx.Linear)
+    optimizer = nnx.Optimizer(named, optax.sgd(0.1), wrt=nnx.Param)
+    _, gradient = nnx.jit(value_and_grad(loss))(named, x)
+    update(named, optimizer, gradient)
+    assert (named.blocks[0].up.dot_general.amaxes[...][:, 0] > 0).all()
 
 
 class Heads(nnx.Module):
