@@ -10,7 +10,13 @@ from fp8lens.matmul.roles import (
     is_tanh_gelu,
     is_transposed_inside,
 )
-from fp8lens.rules.facts import Cause, Conversion, is_of_a_gradient
+from fp8lens.rules.facts import (
+    Cause,
+    Conversion,
+    InFront,
+    is_behind_gradient,
+    is_of_a_gradient,
+)
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
@@ -254,6 +260,53 @@ def derivative(cause: Cause) -> Found | None:
     """
     is_derivative = is_of_a_gradient(op_name(cause.first.at))
     return found_if(cause.kind is Role.ACTIVATION and is_derivative)
+
+
+@rule(
+    "gradient-update",
+    lost=Lost.EPILOGUE,
+    reason=(
+        "the result is a gradient, and the program computes with it outside of what it "
+        "differentiates, as an optimizer does"
+    ),
+    fix=(
+        "leave this kernel: an optimizer reads and writes its own arrays in any case; if it only "
+        "adds the gradient, times a number, to an array, multiply that number into an operand's "
+        "scale: then the call can add"
+    ),
+    source="HandleAdd and HandleMultiply: a call scales its operands and adds one matrix",
+)
+def gradient_update(cause: Cause | InFront) -> Found | None:
+    """An optimizer reads a weight's gradient.
+
+    A step of Adam computes with the gradient, its square, two moments and the weight. No call does
+    that: the optimizer's kernels read the gradient and all these arrays, and write some of them.
+    What they add is no bias of the matmul. A step of plain SGD adds the gradient, times a number,
+    to the weight. This a call can do, if the number is part of an operand's scale.
+
+    `fp8lens` tells a gradient by JAX's names. It cannot tell an optimizer from other code that
+    follows jax.grad, such as one that clips gradients or adds them up.
+
+    Loses it:
+
+        def step(w: "f32[128,256]", a, g: "f8e5m2[64,128]", a_scale, g_scale: "f32[]"):
+            _, pull = jax.vjp(lambda w: dequantize(a, a_scale) @ w.T, w)
+            (gradient,) = pull(dequantize(g, g_scale))
+            return w - 0.1 * gradient
+
+    Keeps it:
+
+        def step(w: "f32[128,256]", a, g: "f8e5m2[64,128]", a_scale, g_scale: "f32[]"):
+            _, pull = jax.vjp(lambda w: dequantize(a, a_scale) @ w.T, w)
+            (update,) = pull(dequantize(g, -0.1 * g_scale))
+            return w + update
+    """
+    if isinstance(cause, InFront):
+        m = cause.matmul
+        added = [step for step in m.steps if step.kind in (Role.BIAS, Role.MATRIX_BIAS)]
+        is_added = any(is_behind_gradient(m, step) for step in added)
+        return found_if(cause.work == "bias" and is_added)
+    return found_if(cause.is_update)
 
 
 @rule(

@@ -437,9 +437,20 @@ class Cause:
         return next(filter(None, (_apart(step, cut) for step in moves)), "")
 
     @property
+    def is_update(self) -> bool:
+        """Whether the first is no conversion, and stands behind a gradient."""
+        return self.kind is not Role.OUTPUT and is_behind_gradient(self.matmul, self.first)
+
+    @property
     def rest(self) -> str:
         """What stays outside with the first step, as "bias and conversion"; or ""."""
-        nouns = [step.kind.noun for step in self.left[1:]]
+        if self.is_update:
+            return ""
+        behind = [is_behind_gradient(self.matmul, step) for step in self.left[1:]]
+        nouns = [
+            "update" if is_update else step.kind.noun
+            for is_update, step in zip(behind, self.left[1:], strict=True)
+        ]
         nouns = list(dict.fromkeys(nouns))
         if self.first.kind is Role.ACTIVATION and "activation" in nouns:
             nouns.remove("activation")  # more operations of the same one
@@ -630,6 +641,16 @@ def is_of_a_gradient(name: str) -> bool:
     """
     _, transposed, rest = name.rpartition("transpose(jvp(")
     return bool(transposed) and "rematted_computation" not in rest
+
+
+def is_behind_gradient(matmul: Matmul, step: Step) -> bool:
+    """Whether a result is a gradient, and a step is computed outside of what is differentiated, as
+    an optimizer's are.
+    """
+    if matmul.dot is None or not is_of_a_gradient(op_name(matmul.dot)):
+        return False
+    name = op_name(step.at)
+    return bool(name) and "jvp(" not in name
 
 
 def main_work(works: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, could_be_fused
 from fp8lens.matmul.rows import GemmRow, matmuls
-from fp8lens.matmul.unfused import ADDS, UnfusedKernel
+from fp8lens.matmul.unfused import ADDS, OwnWork, UnfusedKernel
 from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
 from fp8lens.rules.facts import (
     Amax,
@@ -37,6 +37,7 @@ IN_FRONT = (
     layout.rows_rearranged,
     layout.operand_layout,
     layout.repeated_operand,
+    epilogue.gradient_update,
     bias.copied_matrix,
     bias.transposed_matrix,
     bias.summed_first,
@@ -302,7 +303,8 @@ def caused(m: Matmul, left: list[Step]) -> Reason:
     cause = cause_of(m, left)
     if isinstance(cause, Conversion):
         return _first(m, (*layout.MOVED, *CONVERSION), cause) or unknown(m, ["output"])
-    reason = _first(m, (*layout.MOVED, *STEP), cause) or unknown(m, [cause.lost])
+    rules = (epilogue.gradient_update, *layout.MOVED, *STEP)
+    reason = _first(m, rules, cause) or unknown(m, [cause.lost])
     if not cause.rest:
         return reason
     stay = "stay" if " and " in cause.rest else "stays"
@@ -319,9 +321,11 @@ def in_other_kernels(m: Matmul) -> list[Reason]:
     reason = _done_anyway(m, anyway)
     if reason is None:
         return []
-    # What was stored in another array is not followed: who reads that is not among these kernels.
-    is_seen = any(o.work for o in anyway)
-    where = "it is done in a kernel that runs anyway" if is_seen else "a kernel further on does it"
+    # What is stored in another array is not followed: who reads that is not among these kernels.
+    is_stored = all(o.own is OwnWork.STORES for o in anyway)
+    where = (
+        "a kernel further on does it" if is_stored else "it is done in a kernel that runs anyway"
+    )
     return [_and(reason, where)]
 
 

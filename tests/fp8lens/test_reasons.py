@@ -17,6 +17,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fp8lens import inspect
@@ -64,6 +65,7 @@ A, B, s = S(M, K), S(N, K), S(dtype=f32)
 C32, C16, VECTOR = S(M, N, dtype=f32), S(M, N, dtype=bf16), S(N, dtype=bf16)
 OPERANDS = (A, B, s, s)
 relu, gelu = jax.nn.relu, jax.nn.gelu
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
 
 
 def clip(d, bound=448):
@@ -91,6 +93,32 @@ def padded(x, number=0.0, rows=0, columns=0, between=0):
 def bare(a, b, dtype=f32):
     """The product of FP8 arrays without scales."""
     return jax.lax.dot(a, b.T, preferred_element_type=dtype)
+
+
+def update_by(optimizer, w, state, x, scale):
+    """A step of an optimizer, on the gradient of a layer with FP8 matmuls."""
+
+    @jax.custom_vjp
+    def layer(x, w):
+        return scaled_dot(to_e4m3(x, scale), to_e4m3(w, scale), scale, scale, bf16)
+
+    def forward(x, w):
+        return layer(x, w), x
+
+    def backward(x, g):
+        rows = to_e4m3(g.T, scale), to_e4m3(x.T, scale)
+        return jnp.zeros_like(x), scaled_dot(*rows, scale, scale)
+
+    layer.defvjp(forward, backward)
+    gradient = jax.grad(lambda w: jnp.sum(jnp.square(layer(x, w).astype(f32))))(w)
+    update, state = optimizer.update(gradient, state, w)
+    return optax.apply_updates(w, update), state
+
+
+def gradient_of(w, a, g, a_scale, g_scale):
+    """The gradient of a weight, of FP8 arrays."""
+    _, pull = jax.vjp(lambda w: jax.lax.dot(dequantize(a, a_scale), w.T), w)
+    return pull(dequantize(g, g_scale))[0]
 
 
 def RMS_NORM(h):
@@ -1332,6 +1360,35 @@ CASES = {
         lambda w, x, s: in_a_loop(lambda d, x: d + x, w, x, s),
         leaves=("output",),  # the sum is read in the next iteration, and added to as it is
     ),
+    "a gradient, scaled and subtracted": Case(
+        "epilogue",
+        "the result is a gradient, and the program computes with it outside",
+        lambda w, a, g, x, y: w - 0.1 * gradient_of(w, a, g, x, y),
+        (S(N, K, dtype=f32), A, S(M, N, dtype=e5m2), s, s),
+        lambda w, a, g, x, minus_y: w + gradient_of(w, a, g, x, minus_y),
+        leaves=("transpose",),
+    ),
+    **{
+        f"an update by {name}": Case(
+            "epilogue",
+            "the result is a gradient, and the program computes with it outside",
+            functools.partial(update_by, optimizer),
+            (
+                S(N, K, dtype=f32),
+                jax.eval_shape(optimizer.init, S(N, K, dtype=f32)),
+                S(M, K, dtype=bf16),
+                s,
+            ),
+        )
+        for name, optimizer in (
+            ("momentum", optax.sgd(0.1, momentum=0.9)),
+            ("Adam", optax.adam(0.1)),
+            ("AdamW", optax.adamw(0.1)),
+            ("Lion", optax.lion(0.1)),
+            ("Adam of clipped gradients", CLIPPED),
+            ("Adam of several steps", optax.MultiSteps(optax.adam(0.1), 2)),
+        )
+    },
     **{
         f"chunks, then {name}": Case(
             lost,
@@ -2590,6 +2647,12 @@ def test_a_transpose_is_charged_to_the_matmul_that_reads_it():
         reason.matmul.startswith(second.name)
         and "the left operand's contracting dimension" in reason.reason
     )
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("an update by")])
+def test_what_an_optimizer_adds_is_no_bias(name):
+    for reason in reasons(name):
+        assert reason.lost != "bias" and "bias" not in reason.reason, reason
 
 
 def test_reasons_need_the_function():
