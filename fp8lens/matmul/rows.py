@@ -16,6 +16,7 @@ from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import look_through, minor_to_major, reducer
+from fp8lens.matmul.products import sums_of_products
 
 FP8_CALL = "__cublas$lt$matmul$f8"
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
@@ -428,7 +429,9 @@ def _outermost(shape: Shape, count: int) -> list[tuple[int, int]]:
 
 
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
-    """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1."""
+    """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1; or
+    one that the program has written so.
+    """
     found = []
     for product in _products(computation):
         sides = [_spread(computation, name) for name in product.operands]
@@ -447,6 +450,27 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
         written = results(i)[0].dtype
         row = _row(i, (m, n, k, batch), lhs, rhs, product.shape.dtype, "kernel", written, product)
         found.append(row)
+    return (*found, *_written_out(i, computation))
+
+
+def is_sum_of_products(row: GemmRow) -> bool:
+    """Whether the program has no dot for a matmul: it multiplies, and adds the products up."""
+    computation = fused(row.instruction)
+    return (
+        row.library == "kernel"
+        and computation is not None
+        and not _multiplying(computation)[0]
+        and not primitive(row.op_name).endswith("dot_general")
+    )
+
+
+def _written_out(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
+    """The matmuls that the program itself has written as a multiplication and a sum."""
+    found = []
+    for product, left, right, sizes in sums_of_products(computation):
+        lhs, rhs = _stored(computation, left.name), _stored(computation, right.name)
+        dtype, written = product.shape.dtype, results(i)[0].dtype
+        found.append(_row(i, sizes, lhs, rhs, dtype, "kernel", written, product))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, could_be_fused
-from fp8lens.matmul.rows import GemmRow, matmuls
+from fp8lens.matmul.rows import GemmRow, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import ADDS, OwnWork, UnfusedKernel
 from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
 from fp8lens.rules.facts import (
@@ -143,7 +143,11 @@ def find_reasons(
     if not rows and not opaque:
         reasons.empty = "There is no matmul."
     first_to_read: dict[tuple, str] = {}
-    for (row, near), dot in zip(found, match(after, rows, before, dots, _types), strict=True):
+    # What has no dot must not be taken for another's.
+    of_dots = [row for row in rows if not is_sum_of_products(row)]
+    matched = iter(match(after, of_dots, before, dots, _types))
+    were = [None if is_sum_of_products(row) else next(matched) for row in rows]
+    for (row, near), dot in zip(found, were, strict=True):
         gathered = {k for c in sent if row.name in c.feeds for k in c.transposed_by}
         near = [o for o in near if o.instruction.name not in gathered]  # a reason of their own
         m = Matmul(row, dot.instruction if dot else None, written, chip, near)

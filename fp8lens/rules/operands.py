@@ -7,7 +7,7 @@ from fp8lens.hlo.ops import COLLECTIVES, COMMUTES
 from fp8lens.hlo.origin import primitive
 from fp8lens.hlo.values import broadcast_of, look_through, operand
 from fp8lens.matmul.operands import Operand, Problem
-from fp8lens.matmul.rows import matmuls
+from fp8lens.matmul.rows import is_sum_of_products, matmuls
 from fp8lens.rules.facts import Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -139,6 +139,41 @@ def _reads_fp8(row) -> bool:
 def _is_spelled_out(m: Matmul) -> bool:
     """Whether XLA wrote it as multiplications and a sum: then there was no dot to rewrite."""
     return m.dot is None and m.row.library == "kernel" and bool(m.thin("MNK"))
+
+
+@rule(
+    "product-and-sum",
+    lost=Lost.FP8,
+    reason=(
+        "the program multiplies {m} x {k} by {k} x {n} elements and adds up: it has no dot here, "
+        "and XLA makes a plain kernel, without tensor cores"
+    ),
+    fix="write it as jax.lax.dot or jnp.einsum, of arrays that are FP8",
+    source="XLA's gemm_rewriter.cc takes dots: no pass makes a dot of a multiply and a reduce",
+)
+def product_and_sum(m: Matmul) -> Found | None:
+    """A matmul is written as a multiplication of broadcast arrays, and a sum.
+
+    Of x[:, None] * w[None], summed along the last dimension, the numbers are those of a matmul. But
+    XLA sees a multiplication and a sum, which it fuses into one kernel. It does not look for
+    matmuls in these, so the kernel runs without tensor cores, whatever the arrays' type. The sum of
+    an elementwise product, as in a norm or a dot of two vectors, is not meant here: only where both
+    arrays are broadcast is it a matmul.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            x, w = dequantize(a, a_scale), dequantize(b, b_scale)
+            return (x[:, None] * w[None]).sum(-1)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            x, w = dequantize(a, a_scale), dequantize(b, b_scale)
+            return jnp.einsum("mk,nk->mn", x, w)
+    """
+    row = m.row
+    return found_if(m.dot is None and is_sum_of_products(row), m=row.m, n=row.n, k=row.k)
 
 
 @rule(
@@ -1197,6 +1232,7 @@ def ragged(m: Matmul) -> Found | None:
 NOT_FP8 = (
     old_chip,
     fused_attention,
+    product_and_sum,
     unknown_no_dot,
     not_quantized,
     spelled_out,

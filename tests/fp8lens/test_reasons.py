@@ -95,6 +95,11 @@ def bare(a, b, dtype=f32):
     return jax.lax.dot(a, b.T, preferred_element_type=dtype)
 
 
+def products_added(x, w):
+    """A matmul without a dot."""
+    return (x[:, None] * w[None]).sum(-1)
+
+
 def update_by(optimizer, w, state, x, scale):
     """A step of an optimizer, on the gradient of a layer with FP8 matmuls."""
 
@@ -224,6 +229,21 @@ class Case:
 
 CASES = {
     # FP8 lost
+    "a product and a sum": Case(
+        "fp8",
+        "multiplies 64 x 256 by 256 x 128 elements and adds up: it has no dot",
+        lambda a, b, x, y: products_added(dequantize(a, x), dequantize(b, y)),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "a product and a sum beside a dot": Case(
+        "fp8",
+        "multiplies 64 x 256 by 256 x 128 elements and adds up: it has no dot",
+        lambda a, b, c, d, x, y: (scaled_dot(a, b, x, y), products_added(c, d)),
+        (A, B, S(M, K, dtype=bf16), S(N, K, dtype=bf16), s, s),
+        lambda a, b, c, d, x, y: (scaled_dot(a, b, x, y), scaled_dot(c, d, x, y)),
+        (A, B, A, B, s, s),
+    ),
     "never quantized": Case(
         "fp8",
         "both operands are bf16",
@@ -2653,6 +2673,57 @@ def test_a_transpose_is_charged_to_the_matmul_that_reads_it():
 def test_what_an_optimizer_adds_is_no_bias(name):
     for reason in reasons(name):
         assert reason.lost != "bias" and "bias" not in reason.reason, reason
+
+
+NOT_MATMULS = {
+    "a norm": (lambda x: (x * x).mean(-1), (S(64, 256, dtype=f32),)),
+    "a weighted sum": (lambda x, w: (x * w).sum(-1), (S(64, 256, dtype=f32), S(256, dtype=f32))),
+    "experts' outputs": (
+        lambda gate, y: (gate[:, :, None] * y).sum(1),
+        (S(64, 4, dtype=f32), S(64, 4, 256, dtype=f32)),
+    ),
+    "distances": (
+        lambda x, w: jnp.square(x[:, None] - w[None]).sum(-1),
+        (S(64, 32, dtype=f32), S(48, 32, dtype=f32)),
+    ),
+    "a maximum of products": (
+        lambda x, w: (x[:, None] * w[None]).max(-1),
+        (S(64, 32, dtype=f32), S(48, 32, dtype=f32)),
+    ),
+    "an outer product": (lambda x, w: x[:, None] * w, (S(64, dtype=f32), S(48, dtype=f32))),
+}
+
+
+@pytest.mark.parametrize("name", NOT_MATMULS)
+def test_other_products_and_sums_are_no_matmuls(name):
+    fn, args = NOT_MATMULS[name]
+    assert not report_gemms(fn, *args).rows
+
+
+@pytest.mark.parametrize(
+    "fn, dims, batch",
+    [
+        (products_added, (M, N, K), 1),
+        (lambda x, w: -products_added(x, w) / 7 + 1, (M, N, K), 1),
+        (lambda x, w: jnp.where(jnp.tri(M, N, dtype=bool), products_added(x, w), 0), (M, N, K), 1),
+        (lambda x, w: (x[:, None] * w[None] * x[0]).mean(-1), (M, N, K), 1),
+        (
+            lambda x, w: jax.vmap(products_added)(x.reshape(4, 16, K), w.reshape(4, 32, K)),
+            (16, 32, K),
+            4,
+        ),
+        (
+            lambda x, w: (x.reshape(M, 1, 16, 16) * w.reshape(1, N, 16, 16)).sum((-1, -2)),
+            (M, N, K),
+            1,
+        ),
+        (lambda x, w: jax.vmap(lambda r: jax.vmap(lambda c: jnp.sum(r * c))(w))(x), (M, N, K), 1),
+    ],
+)
+def test_a_product_and_a_sum_have_the_sizes_of_the_matmul(fn, dims, batch):
+    (row,) = report_gemms(fn, S(M, K, dtype=bf16), S(N, K, dtype=bf16)).rows
+    m, n = sorted((row.m, row.n))
+    assert (m, n, row.k, row.batch) == (*dims, batch) and row.library == "kernel"
 
 
 def test_reasons_need_the_function():
