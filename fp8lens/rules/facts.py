@@ -640,7 +640,12 @@ def is_of_a_gradient(name: str) -> bool:
     needs.
     """
     _, transposed, rest = name.rpartition("transpose(jvp(")
-    return bool(transposed) and "rematted_computation" not in rest
+    return bool(transposed) and not is_recomputed(rest)
+
+
+def is_recomputed(name: str) -> bool:
+    """Whether jax.checkpoint computes an operation once more, for a gradient."""
+    return "rematted_computation" in name
 
 
 def is_behind_gradient(matmul: Matmul, step: Step) -> bool:

@@ -15,7 +15,7 @@ from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, could_be_fused
-from fp8lens.matmul.rows import GemmRow, is_sum_of_products, matmuls
+from fp8lens.matmul.rows import GemmRow, gemm_config, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import ADDS, OwnWork, UnfusedKernel
 from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
 from fp8lens.rules.facts import (
@@ -25,6 +25,7 @@ from fp8lens.rules.facts import (
     Matmul,
     cause_of,
     is_only_cut,
+    is_recomputed,
 )
 from fp8lens.rules.kernels import Opaque, Work
 from fp8lens.rules.reason import Reason, Reasons, of_matmul, texts_of
@@ -143,6 +144,7 @@ def find_reasons(
     if not rows and not opaque:
         reasons.empty = "There is no matmul."
     first_to_read: dict[tuple, str] = {}
+    first_to_multiply: dict[tuple, str] = {}
     # What has no dot must not be taken for another's.
     of_dots = [row for row in rows if not is_sum_of_products(row)]
     matched = iter(match(after, of_dots, before, dots, _types))
@@ -151,9 +153,13 @@ def find_reasons(
         gathered = {k for c in sent if row.name in c.feeds for k in c.transposed_by}
         near = [o for o in near if o.instruction.name not in gathered]  # a reason of their own
         m = Matmul(row, dot.instruction if dot else None, written, chip, near)
-        other = first_to_read.setdefault((_reads(row), id(dot)), row.name)
-        if other != row.name and row.library in ("cublasLt", "cublas"):
-            reasons.append(_reason(m, kernels.twice, other))
+        if row.library in ("cublasLt", "cublas"):
+            same_dot = first_to_read.setdefault((_reads(row), id(dot)), row.name)
+            same_matrices = first_to_multiply.setdefault(_reads(row), row.name)
+            if same_dot != row.name:
+                reasons.append(_reason(m, kernels.twice, same_dot))
+            elif same_matrices != row.name and not is_recomputed(row.op_name):
+                reasons.append(_reason(m, kernels.again, same_matrices))
         reasons += of_row(m)
     reasons += of_collectives(sent, {r.instruction for r in reasons if r.rule == _GATHERED})
     for line in opaque:
@@ -165,10 +171,17 @@ _GATHERED = operands.gathered.name
 
 
 def _reads(row: GemmRow) -> tuple:
-    """What a call multiplies: two calls that multiply the same are one matmul, run twice."""
+    """What a call multiplies, in any order: two calls that multiply the same are one matmul, run
+    twice.
+    """
     i = row.instruction
-    names = [look_through(i.computation[name], ("bitcast", "copy")).name for name in i.operands[:2]]
-    return i.computation.name, *names, row.m, row.n, row.k
+    numbers = gemm_config(i)["dot_dimension_numbers"]
+    sides = []
+    for index, side in enumerate(("lhs", "rhs")):
+        array = look_through(operand(i, index), ("bitcast", "copy"))
+        along = [str(numbers.get(f"{side}_{what}_dimensions")) for what in ("contracting", "batch")]
+        sides.append((array.name, *along))
+    return i.computation.name, *sorted(sides), *sorted((row.m, row.n)), row.k
 
 
 def _types(row: GemmRow) -> tuple[str, ...]:

@@ -151,6 +151,45 @@ def twice(other: str) -> Found | None:
     return Found(other=other)
 
 
+@rule(
+    "multiplied-again",
+    lost=Lost.DUPLICATE,
+    reason=(
+        "the program multiplies the same matrices twice, here and in {other}: with other scales, "
+        "or for a result of another type or order"
+    ),
+    fix=(
+        "multiply once, and compute the second result from the first: times the quotient of the "
+        "scales, converted, or transposed"
+    ),
+    source="XLA joins only instructions that are equal: to it, dots with other scales differ",
+)
+def again(other: str) -> Found | None:
+    """Two dots multiply the same arrays, with different scales.
+
+    A scale is one number, so the two results differ by a factor. To XLA they are two dots of
+    different operands, and it makes a call of each. Each call is in FP8, and the matmul runs twice.
+    A kernel that multiplies the first result by a number reads and writes it once, which costs less
+    than a second matmul unless K is small.
+
+    If jax.checkpoint multiplies once more in a backward pass, that is what the program asks for,
+    and no reason is given.
+
+    Compiled with: compiler_options={"xla_gpu_dot_merger_threshold_mb": 0}
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return scaled_dot(a, b, a_scale, b_scale), scaled_dot(a, b, a_scale, d_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return d, d * (d_scale / b_scale)
+    """
+    return Found(other=other)
+
+
 # Kernels that HLO does not tell of ----------------------------------------------------------------
 
 

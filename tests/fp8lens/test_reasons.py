@@ -244,6 +244,28 @@ CASES = {
         lambda a, b, c, d, x, y: (scaled_dot(a, b, x, y), scaled_dot(c, d, x, y)),
         (A, B, A, B, s, s),
     ),
+    **{
+        f"multiplied again, {name}": Case(
+            "duplicate",
+            "multiplies the same matrices twice, here and in",
+            broken,
+            (*OPERANDS, s),
+            lambda a, b, x, y, z: scaled_dot(a, b, x, y),
+            options=UNMERGED,
+        )
+        for name, broken in (
+            (
+                "other scales",
+                lambda a, b, x, y, z: (scaled_dot(a, b, x, y), scaled_dot(a, b, x, z)),
+            ),
+            ("added", lambda a, b, x, y, z: scaled_dot(a, b, x, y) + scaled_dot(a, b, x, z)),
+            (
+                "another type",
+                lambda a, b, x, y, z: (scaled_dot(a, b, x, y), scaled_dot(a, b, x, y, bf16)),
+            ),
+            ("exchanged", lambda a, b, x, y, z: (scaled_dot(a, b, x, y), scaled_dot(b, a, y, z))),
+        )
+    },
     "never quantized": Case(
         "fp8",
         "both operands are bf16",
