@@ -339,7 +339,7 @@ def in_other_kernels(m: Matmul) -> list[Reason]:
     if reason is None:
         return []
     # What is stored in another array is not followed: who reads that is not among these kernels.
-    is_stored = all(o.own is OwnWork.STORES for o in anyway)
+    is_stored = all(o.own is OwnWork.STORES and not o.work for o in anyway)
     where = (
         "a kernel further on does it" if is_stored else "it is done in a kernel that runs anyway"
     )

@@ -2545,6 +2545,7 @@ def test_what_is_outside_and_the_reasons_agree():
             words in said
             for words in (
                 "in a kernel that runs anyway",
+                "a kernel further on does it",
                 "the dot's own result is",
                 "for which cuBLASLt has no kernel",
                 "by an error of XLA's",
