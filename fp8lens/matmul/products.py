@@ -1,5 +1,5 @@
 """Matmuls that a program writes without a dot: it multiplies what is broadcast along columns by
-what is broadcast along rows, and adds up.
+what is broadcast along rows, and adds up, in one kernel or over the iterations of a loop.
 """
 
 import itertools
@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 from fp8lens.hlo.ops import ELEMENTWISE
 from fp8lens.hlo.origin import op_name, primitive
-from fp8lens.hlo.parse import Computation, Instruction, Shape
+from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape
+from fp8lens.hlo.program import fusion_body
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import minor_to_major, operand, reducer
+from fp8lens.hlo.values import look_through, minor_to_major, operand, reducer
 
 _MOST_FACTORS = 8  # of a product: two matrices, and scales
 _SAME_PLACES = frozenset("convert copy negate".split())
 
 
 class SumOfProducts(NamedTuple):
-    """A matmul as a multiplication and a sum, in one kernel: of `lhs` and `rhs`, which are factors
-    of `product`. M, N and K are more than 1.
+    """A matmul as a multiplication and a sum: of `lhs` and `rhs`, which are factors of `product`. M
+    and N are more than 1; K is 1 where each iteration of a loop adds one outer product.
     """
 
     product: Instruction
@@ -46,6 +47,69 @@ def sums_of_products(computation: Computation) -> tuple[SumOfProducts, ...]:
     return tuple(found)
 
 
+def added_by_loop(fusion: Instruction) -> tuple[SumOfProducts, ...]:
+    """The outer products that a fusion adds to what its loop carries, if nothing else in the loop
+    reads that: all iterations together are one matmul.
+    """
+    if not _is_loop_body(fusion.computation):
+        return ()
+    found = []
+    for added in fusion_body(fusion):
+        if added.opcode != "add" or not _is_float(added):
+            continue
+        for index, carried in enumerate(operand(added, n) for n in (0, 1)):
+            if not _carries(fusion, carried, added):
+                continue
+            product = look_through(operand(added, 1 - index), _SAME_PLACES)
+            is_product = product.opcode == "multiply" and _is_float(product)
+            if is_product and (one := _largest(product, set(), least_k=1)):
+                found.append(one)
+    return tuple(found)
+
+
+def _carries(fusion: Instruction, carried: Instruction, added: Instruction) -> bool:
+    """Whether a fusion's parameter is what its loop carries, the sum takes its place in the next
+    iteration, and nothing else reads it.
+    """
+    number = carried.parameter_number
+    inside, body = added.computation, fusion.computation
+    if number is None or inside.users[carried.name] != [added]:
+        return False
+    before = body[fusion.operands[number]]
+    if before.opcode != "get-tuple-element" or body.users[before.name] != [fusion]:
+        return False
+    after = _element(body.root, before.element)
+    if inside.users.get(added.name, [inside.root]) != [inside.root]:
+        return False
+    if body.users.get(after.name) != [body.root]:
+        return False
+    if inside.root is added:
+        return after is fusion
+    is_of_fusion = after.opcode == "get-tuple-element" and operand(after, 0) is fusion
+    return is_of_fusion and _element(inside.root, after.element) is added
+
+
+def _element(made: Instruction, index: int) -> Instruction:
+    """What a tuple has at an index; the instruction itself where it is no such tuple."""
+    if made.opcode != "tuple" or index >= len(made.operands):
+        return made
+    return operand(made, index)
+
+
+@remembered
+def _loop_bodies(module: HloModule) -> frozenset[str]:
+    loops = (i for i in module if i.opcode == "while")
+    return frozenset(loop.callee("body") for loop in loops)
+
+
+def _is_loop_body(computation: Computation) -> bool:
+    return computation.name in _loop_bodies(computation.module)
+
+
+def _is_float(i: Instruction) -> bool:
+    return re.match(r"b?f\d", i.shape.dtype) is not None
+
+
 def _product(i: Instruction, summed: set[int]) -> tuple[Instruction, set[int]] | None:
     """The multiplication of floats that a sum adds up, and the dimensions along which it does; None
     where it adds up something else.
@@ -62,7 +126,7 @@ def _product(i: Instruction, summed: set[int]) -> tuple[Instruction, set[int]] |
             i = kept
         else:
             break
-    is_product = i.opcode == "multiply" and re.match(r"b?f\d", i.shape.dtype)
+    is_product = i.opcode == "multiply" and _is_float(i)
     return (i, along) if is_product and along is not None else None
 
 
@@ -107,18 +171,32 @@ def _is_row_major(shape: Shape) -> bool:
     return minor_to_major(shape) == [*reversed(range(len(shape.dims)))]
 
 
-def _largest(product: Instruction, summed: set[int]) -> SumOfProducts | None:
+def _largest(product: Instruction, summed: set[int], least_k: int = 2) -> SumOfProducts | None:
     """The matmul of two factors of a product, the largest; None where it is none of matrices."""
     varies = _varies(product.computation)
+    factors = _factors(product)
     found = []
-    for lhs, rhs in itertools.combinations(_factors(product), 2):
+    for lhs, rhs in itertools.combinations(factors, 2):
         rows, columns = varies[lhs.name], varies[rhs.name]
         both = rows & columns
-        dims = (rows - both - summed, columns - both - summed, both & summed, both - summed)
-        m, n, k, batch = (math.prod(product.shape.dims[d] for d in part) for part in dims)
-        if min(m, n, k) > 1:
+        parts = (rows - both - summed, columns - both - summed, both & summed, both - summed)
+        m, n, k, batch = (math.prod(product.shape.dims[d] for d in part) for part in parts)
+        others = [varies[i.name] for i in factors if i is not lhs and i is not rhs]
+        is_matmul = not any(_mixes(other, *parts[:3]) for other in others)
+        if is_matmul and min(m, n) > 1 and k >= least_k:
             found.append(SumOfProducts(product, lhs, rhs, (m, n, k, batch)))
     return max(found, key=lambda one: math.prod(one.sizes), default=None)
+
+
+def _mixes(varies: set[int], rows: set[int], columns: set[int], summed: set[int]) -> bool:
+    """Whether a further factor is another for each element of the product: it belongs to neither
+    matrix, and not to the result. In a loop nothing tells whether it is another each time.
+    """
+    return (
+        not varies.isdisjoint(rows)
+        and not varies.isdisjoint(columns)
+        and (not summed or not varies.isdisjoint(summed))
+    )
 
 
 def _factors(product: Instruction) -> list[Instruction]:

@@ -16,7 +16,7 @@ from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import look_through, minor_to_major, reducer
-from fp8lens.matmul.products import sums_of_products
+from fp8lens.matmul.products import added_by_loop, sums_of_products
 
 FP8_CALL = "__cublas$lt$matmul$f8"
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
@@ -467,7 +467,7 @@ def is_sum_of_products(row: GemmRow) -> bool:
 def _written_out(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     """The matmuls that the program itself has written as a multiplication and a sum."""
     found = []
-    for product, left, right, sizes in sums_of_products(computation):
+    for product, left, right, sizes in (*sums_of_products(computation), *added_by_loop(i)):
         lhs, rhs = _stored(computation, left.name), _stored(computation, right.name)
         dtype, written = product.shape.dtype, results(i)[0].dtype
         found.append(_row(i, sizes, lhs, rhs, dtype, "kernel", written, product))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
-from fp8lens.hlo.program import executions
+from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.ledger import Line
@@ -175,6 +175,8 @@ def _reads(row: GemmRow) -> tuple:
     twice.
     """
     i = row.instruction
+    if fused(i):  # the call is inside, with slices of what the fusion reads
+        return i.computation.name, i.callee("calls"), *i.operands
     numbers = gemm_config(i)["dot_dimension_numbers"]
     sides = []
     for index, side in enumerate(("lhs", "rhs")):

@@ -145,8 +145,8 @@ def _is_spelled_out(m: Matmul) -> bool:
     "product-and-sum",
     lost=Lost.FP8,
     reason=(
-        "the program multiplies {m} x {k} by {k} x {n} elements and adds up: it has no dot here, "
-        "and XLA makes a plain kernel, without tensor cores"
+        "the program multiplies {m} x {k} by {k} x {n} elements and adds up{how}: it has no dot "
+        "here, and XLA makes a plain kernel, without tensor cores"
     ),
     fix="write it as jax.lax.dot or jnp.einsum, of arrays that are FP8",
     source="XLA's gemm_rewriter.cc takes dots: no pass makes a dot of a multiply and a reduce",
@@ -158,7 +158,8 @@ def product_and_sum(m: Matmul) -> Found | None:
     XLA sees a multiplication and a sum, which it fuses into one kernel. It does not look for
     matmuls in these, so the kernel runs without tensor cores, whatever the arrays' type. The sum of
     an elementwise product, as in a norm or a dot of two vectors, is not meant here: only where both
-    arrays are broadcast is it a matmul.
+    arrays are broadcast is it a matmul. A loop that adds one outer product in each iteration is a
+    matmul too, if nothing else in it reads the sum.
 
     Loses it:
 
@@ -173,7 +174,8 @@ def product_and_sum(m: Matmul) -> Found | None:
             return jnp.einsum("mk,nk->mn", x, w)
     """
     row = m.row
-    return found_if(m.dot is None and is_sum_of_products(row), m=row.m, n=row.n, k=row.k)
+    how = ", one outer product in each iteration of a loop" if row.k == 1 else ""
+    return found_if(m.dot is None and is_sum_of_products(row), m=row.m, n=row.n, k=row.k, how=how)
 
 
 @rule(

@@ -100,6 +100,26 @@ def products_added(x, w):
     return (x[:, None] * w[None]).sum(-1)
 
 
+def outer_products_added(x, w):
+    """A matmul without a dot, which a loop adds up column by column."""
+
+    def one_more(i, total):
+        return total + x[:, i][:, None] * w[:, i]
+
+    return jax.lax.fori_loop(0, x.shape[1], one_more, jnp.zeros((len(x), len(w)), x.dtype))
+
+
+def state_read_in_each_iteration(x, w):
+    """A linear attention without a dot: no matmul can do for its loop."""
+
+    def one_more(state, both):
+        key, value = both
+        state = state + key[:, None] * value
+        return state, state.max(1)
+
+    return jax.lax.scan(one_more, jnp.zeros((x.shape[1], w.shape[1]), x.dtype), (x, w))
+
+
 def update_by(optimizer, w, state, x, scale):
     """A step of an optimizer, on the gradient of a layer with FP8 matmuls."""
 
@@ -233,6 +253,13 @@ CASES = {
         "fp8",
         "multiplies 64 x 256 by 256 x 128 elements and adds up: it has no dot",
         lambda a, b, x, y: products_added(dequantize(a, x), dequantize(b, y)),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "outer products that a loop adds up": Case(
+        "fp8",
+        "multiplies 64 x 1 by 1 x 128 elements and adds up, one outer product in each iteration",
+        lambda a, b, x, y: outer_products_added(dequantize(a, x), dequantize(b, y)),
         OPERANDS,
         scaled_dot,
     ),
@@ -2714,6 +2741,14 @@ NOT_MATMULS = {
         (S(64, 32, dtype=f32), S(48, 32, dtype=f32)),
     ),
     "an outer product": (lambda x, w: x[:, None] * w, (S(64, dtype=f32), S(48, dtype=f32))),
+    "partial sums under the scales of tiles": (
+        lambda d, a, b: (d * a.T[:, :, None] * b.T[:, None]).sum(0),
+        (S(2, 64, 48, dtype=f32), S(64, 2, dtype=f32), S(48, 2, dtype=f32)),
+    ),
+    "a state that each iteration reads": (
+        state_read_in_each_iteration,
+        (S(64, 32, dtype=f32), S(64, 48, dtype=f32)),
+    ),
 }
 
 
@@ -2730,6 +2765,7 @@ def test_other_products_and_sums_are_no_matmuls(name):
         (lambda x, w: -products_added(x, w) / 7 + 1, (M, N, K), 1),
         (lambda x, w: jnp.where(jnp.tri(M, N, dtype=bool), products_added(x, w), 0), (M, N, K), 1),
         (lambda x, w: (x[:, None] * w[None] * x[0]).mean(-1), (M, N, K), 1),
+        (lambda x, w: (x[:, None] * w * (x[:, :1] + w[:, 0])[..., None]).sum(-1), (M, N, K), 1),
         (
             lambda x, w: jax.vmap(products_added)(x.reshape(4, 16, K), w.reshape(4, 32, K)),
             (16, 32, K),
