@@ -189,9 +189,9 @@ def record(versions: list[str], only: str = "") -> int:
         releases = read()
         before = releases.get(version, {})
         now = data.measure(version, environment(version), "tools.records.rules", only)
+        print(f"JAX {version}: the programs of {len(now['rows'])} rules", flush=True)
         if only:
             now = data.merged(before, now, pages())
-        print(f"JAX {version}: the programs of {len(now['rows'])} rules", flush=True)
         if not data.is_news(before, now):
             continue  # the date stays that of the first time
         for change in changes(before["rows"], now["rows"]) if before else ():
