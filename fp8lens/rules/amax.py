@@ -22,8 +22,8 @@ def amax_in_16_bits(m: Matmul) -> Found | None:
 
     The maximum of a bfloat16 array is a bfloat16 number in JAX. cuBLASLt writes the amax as
     float32. XLA's rewriter takes the amax into the call, and a small kernel converts the number to
-    bfloat16. If the program converts it to float32 anyway, XLA removes both conversions, and with
-    them the kernel.
+    bfloat16. If the program converts the amax to float32, XLA removes both conversions, and so the
+    kernel.
 
     Loses it:
 
@@ -51,9 +51,9 @@ def amax_of_another(m: Matmul) -> Found | None:
     """The amax is of a value that the call neither writes nor computes on the way.
 
     A call has one result, and its amax is of that result before the scale and the conversion. If
-    the program takes the amax of something else that it computes from the dot, that is one more
-    reader of the unconverted result. The call has to write the unconverted result then, and both
-    the amax and the conversion to FP8 stay outside.
+    the program takes the amax of something else that it computes from the dot, the unconverted
+    result has one more reader. Then the call has to write the unconverted result, and both the amax
+    and the conversion to FP8 stay outside.
 
     Loses it:
 
@@ -82,7 +82,7 @@ def amax_along(amax: Amax) -> Found | None:
 
     cuBLASLt returns one number for the whole result. A scale for each row needs an amax for each
     row, which a kernel computes from the unconverted result. The barrier is needed: without it XLA
-    takes the amax of the rows for the call's, finds that the shapes differ, and its compiler
+    replaces the amax of the rows by the call's amax, finds that the shapes differ, and its compiler
     aborts.
 
     Loses it:
@@ -109,12 +109,12 @@ def amax_along(amax: Amax) -> Found | None:
     source="F8ConvertD: reduce(max, abs(result)) beside the conversion to FP8 becomes the call's",
 )
 def amax_before(amax: Amax) -> Found | None:
-    """The amax is of the value in front of an activation or a bias.
+    """The amax is of the value before an activation or a bias.
 
-    The call adds the bias and applies the activation first, and takes its amax of what they give.
-    If the program takes the amax before that, something else than the activation reads the dot's
-    result. The activation then stays outside, and the conversion to FP8 with it. With gelu in place
-    of relu, XLA's compiler ends in an error that names has_aux_output.
+    The call adds the bias and applies the activation first, and takes its amax of the result. If
+    the program takes the amax before that, the dot's result has another reader beside the
+    activation. Then the activation stays outside, and so does the conversion to FP8. With gelu in
+    place of relu, XLA's compiler ends in an error that names has_aux_output.
 
     Loses it:
 
@@ -144,9 +144,10 @@ def amax_before(amax: Amax) -> Found | None:
 def amax_scaled(amax: Amax) -> Found | None:
     """The amax is of the scaled or converted result, and the call's is of the unscaled one.
 
-    An amax serves to choose a scale, so the call takes it before it multiplies by the result's
+    An amax is used to choose a scale, so the call takes it before it multiplies by the result's
     scale and saturates. The amax of the codes says less: the codes are at most 448, however large
-    the result is. The amax of a scaled result is the unscaled one's, times the scale's magnitude.
+    the result is. The amax of a scaled result is the amax of the unscaled result, times the scale's
+    magnitude.
 
     Loses it:
 
@@ -178,10 +179,10 @@ def amax_behind_barrier(amax: Amax) -> Found | None:
 
     jax.lax.optimization_barrier keeps XLA from rewriting across it, so the rewriter does not see
     that the amax is of the call's result. A program that scales a result with the amax of the same
-    result needs the barrier: no call knows the amax before it has computed the result. Without
-    the barrier XLA's compiler takes such an amax into the call all the same, and ends in an error
-    about a cycle. An amax of an earlier step is known in advance; the amax of this step then sets a
-    later step's scale.
+    result needs the barrier: no call knows the amax before it has computed the result. Without the
+    barrier XLA's compiler also takes such an amax into the call, and ends in an error about a
+    cycle. An amax of an earlier step is known in advance; the amax of this step then sets a later
+    step's scale.
 
     Loses it:
 
@@ -210,12 +211,12 @@ def amax_behind_barrier(amax: Amax) -> Found | None:
     source="F8ConvertD: reduce(max, abs(result)) beside the conversion to FP8 becomes the call's",
 )
 def amax_converted(amax: Amax) -> Found | None:
-    """The result is converted to another type in front of its amax.
+    """The result is converted to another type before its amax is taken.
 
     XLA's rewriter recognizes an amax by its instructions: the absolute value of the call's result,
-    then a maximum of that. A conversion between them is one more reader of the unconverted result.
-    The largest magnitude is the same number before and after a conversion to a wider type, so the
-    number can be converted in place of the matrix.
+    then a maximum of that. If a conversion stands between them, the unconverted result has one more
+    reader. The largest magnitude is the same number before and after a conversion to a wider type.
+    So convert that number instead of the matrix.
 
     Loses it:
 
@@ -240,10 +241,10 @@ def amax_converted(amax: Amax) -> Found | None:
     source="F8ConvertD: reduce(max, abs(result)) beside the conversion to FP8 becomes the call's",
 )
 def amax_otherwise(amax: Amax) -> Found | None:
-    """What is reduced is no maximum of absolute values, as XLA's rewriter sees it.
+    """XLA's rewriter does not recognize the reduction as a maximum of absolute values.
 
-    The rewriter looks for an absolute value and a maximum of that. The largest number and the
-    negative of the smallest number, whichever is larger, give the same amax, but by other
+    The rewriter looks for an absolute value and a maximum of that. The larger of two numbers, the
+    largest element and the negative of the smallest element, is the same amax, but by other
     instructions. cuBLASLt computes no other maximum, and no minimum.
 
     Loses it:
@@ -301,8 +302,8 @@ def amax_with_it(amax: Amax) -> Found | None:
     """The conversion beside the amax stayed outside, and so did the amax.
 
     XLA's rewriter takes an amax into the call together with the conversion to FP8. If the
-    conversion stays outside, as without a clamp, the amax does too. The conversion has a reason of
-    its own, here no-clamp: its fix brings in both.
+    conversion stays outside, as without a clamp, the amax does too. The conversion has its own
+    reason, here no-clamp. The fix of that reason brings both into the call.
 
     Loses it:
 

@@ -32,9 +32,9 @@ def bias_after_scale(cause: Cause) -> Found | None:
     """Something is added to a scaled result, and the scale stayed outside of the call.
 
     The call multiplies the product by the operands' scales, then adds. It multiplies by a scale of
-    the result after that, and only where it writes FP8. XLA's rewriter can pass a factor of the
-    result as the left operand's scale, where that operand has none. Here it has one, so the
-    multiplication stays outside of the call, and the addition behind it stays outside too.
+    the result after that, and only if it writes FP8. XLA's rewriter can pass a factor of the result
+    as the left operand's scale, if that operand has none. Here it has one, so the multiplication
+    stays outside of the call, and the addition after it stays outside too.
 
     Loses it:
 
@@ -60,9 +60,9 @@ def bias_after_scale(cause: Cause) -> Found | None:
 def bias_and_reader(cause: Cause) -> Found | None:
     """The sum is not the only reader of the dot's result.
 
-    A call that adds returns the sum, and no longer the product without what was added. If something
-    else reads the product, the call has to return that. XLA's rewriter therefore takes an addition
-    into the call only if the sum is the only reader of the call's result.
+    A call that adds returns the sum. It does not return the product without the addition. If
+    something else reads the product, the call has to return that. XLA's rewriter therefore takes an
+    addition into the call only if the sum is the only reader of the call's result.
 
     Loses it:
 
@@ -169,16 +169,15 @@ def subtracted(cause: Cause) -> Found | None:
     source="FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
 )
 def matrix_after_epilogue(cause: Cause) -> Found | None:
-    """A matrix is added behind an activation, or behind another matrix.
+    """A matrix is added after an activation, or after another matrix.
 
     cuBLASLt adds a matrix to the product first; the bias and the activation are applied to that
-    sum. It adds one matrix at most, which beta says: it is 1 in a call that adds a matrix, else 0.
-    An addition behind the activation stays outside of the call.
+    sum. It adds at most one matrix: `beta` is 1 in a call that adds a matrix, else 0. An addition
+    after the activation stays outside of the call.
 
-    If the matrix is added in front of the activation, the program computes another function: the
-    activation of a sum is not the sum with an activation. If the model needs the second, as in a
-    residual connection, leave the kernel. Two matrices can be added to each other first, which
-    changes the sum by rounding only.
+    If the matrix is added before the activation, the program computes another function. If the
+    model needs the addition after the activation, as in a residual connection, leave the kernel.
+    Two matrices can be added to each other first, which changes the sum by rounding only.
 
     Loses it:
 
@@ -259,7 +258,8 @@ def _is_dot(i: Instruction) -> bool:
     source="FuseVectorBiasAdd: the bias runs along the minor dimension",
 )
 def for_each_row(cause: Cause) -> Found | None:
-    """The vector runs along the result's rows, and the call's along its columns.
+    """The vector has one element for each row of the result, and the call's bias has one for each
+    column.
 
     The bias in cuBLASLt's epilogue has one element for each column of the result, and the call adds
     it to all rows. There is no epilogue for the other direction. The rows of a product are the
@@ -319,10 +319,10 @@ def several_biases(cause: Cause | InFront) -> Found | None:
     """There is a vector for each of several matrices.
 
     The call adds one vector to all rows of its result. If the rows belong to several groups or
-    matrices with a vector each, what is added has more than one dimension. XLA's rewriter compares
-    the number of dimensions, and takes only a vector. It can take the biases as a matrix. Then each
-    element is read from memory, so broadcasting them in the program only moves the kernel in front
-    of the call.
+    matrices, each with its own vector, the added array has more than one dimension. XLA's rewriter
+    compares the number of dimensions, and takes only a vector. It can take the biases as a matrix.
+    Then the call reads each element from memory. So broadcasting the biases in the program only
+    moves the kernel to a place before the call.
 
     Loses it:
 
@@ -353,12 +353,12 @@ def several_biases(cause: Cause | InFront) -> Found | None:
     source="FuseVectorBiasAdd: the bias has as many dimensions as there are of columns",
 )
 def split_columns(cause: Cause | InFront) -> Found | None:
-    """The columns were split into several dimensions in front of the addition.
+    """The columns were split into several dimensions before the addition.
 
     The call writes a matrix, and its bias is a vector along the columns. XLA's rewriter looks
-    through the reshape behind the call, but it takes what is added only if that has one dimension.
-    A bias for each head and depth has two. Reshaped to a vector, and added before the columns are
-    split, it is the same sum.
+    through the reshape after the call, but it takes an added array only if that has one dimension.
+    A bias for each head and depth has two. If you reshape it to a vector, and add it before the
+    columns are split, the sum is the same.
 
     Loses it:
 
@@ -406,12 +406,12 @@ def _types(cause: Cause) -> dict[str, str]:
     source="FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
 )
 def late_bias(cause: Cause) -> Found | None:
-    """The vector is added behind an activation, a scale or a matrix.
+    """The vector is added after an activation, a scale or a matrix.
 
     cuBLASLt adds the bias before it applies the activation, and XLA's rewriter gives a call a bias
     only while it has no other epilogue. A call can add a vector and a matrix. But the rewriter
-    takes the vector only if it is added first: to a call that adds a matrix already, it gives no
-    vector. The order of two additions changes the sum by rounding only. To add before an activation
+    takes the vector only if it is added first: it gives no vector to a call that already adds a
+    matrix. The order of two additions changes the sum by rounding only. Adding before an activation
     is another function.
 
     Loses it:
@@ -440,8 +440,8 @@ def late_bias(cause: Cause) -> Found | None:
 def bias_of_another_type(cause: Cause) -> Found | None:
     """The vector has another 16- or 8-bit type than the call takes beside a float32 dot.
 
-    cuBLASLt has the bias of an FP8 matmul in bfloat16 if the result is float32 or bfloat16, and in
-    float16 if the result is float16. XLA's rewriter compares the types and leaves another vector
+    cuBLASLt takes the bias of an FP8 matmul in bfloat16 if the result is float32 or bfloat16, and
+    in float16 if the result is float16. XLA's rewriter compares the types and leaves another vector
     outside.
 
     Loses it:
@@ -505,12 +505,12 @@ def bias_in_f32(cause: Cause) -> Found | None:
     ),
 )
 def copied_matrix(kernel: InFront) -> Found | None:
-    """The call writes over the matrix that it adds, so what may not be lost is copied first.
+    """The call writes over the matrix that it adds, so XLA first copies a matrix that must be kept.
 
     cuBLASLt can write the sum over the matrix that it adds, or into other memory. XLA writes over
     the matrix if nothing else reads it and it is not an argument of the program, since the caller
-    keeps its arguments. A reshaped argument is not an argument to that test, but it is the same
-    memory. A later pass of XLA notices, and copies the matrix first.
+    keeps its arguments. XLA does not count a reshaped argument as an argument there, although it is
+    the same memory. A later pass of XLA notices this, and copies the matrix first.
 
     Loses it:
 
@@ -606,7 +606,7 @@ def prepared_bias(kernel: InFront) -> Found | None:
     The call reads a bias or a matrix from memory and adds it as it is. If the program computes what
     is added, a kernel does that before the call. One conversion needs no kernel: that of a vector
     from bfloat16 to float32, see bias-in-f32. A matrix is added in the type of the dot, which is
-    the type that the operands are dequantized in.
+    the type in which the operands are dequantized.
 
     Loses it:
 
@@ -638,9 +638,9 @@ def merged_then_added(m: Matmul) -> Found | None:
     """XLA merged two dots whose results are added.
 
     If two dots share an operand, XLA can join the other operands and compute both dots in one. It
-    does so for small dots, up to a limit in MB which is an option. The two results are then parts
-    of one matrix, and a kernel cuts them out and adds them. Without merging there are two calls, of
-    which the second adds the first one's result as a matrix.
+    does so for small dots, up to a limit in MB, which is an option. The two results are then parts
+    of one matrix, and a kernel cuts them out and adds them. Without merging there are two calls,
+    and the second call adds the result of the first as a matrix.
 
     If scales are applied to the operands before the dots, see merged-dots.
 
@@ -683,13 +683,13 @@ def merged_then_added(m: Matmul) -> Found | None:
     source="FuseVectorBiasAdd: the call may have an FP8 result",
 )
 def bias_of_codes(m: Matmul) -> list[Found]:
-    """XLA adds a vector before the conversion to FP8, and the program adds it behind.
+    """XLA adds a vector before the conversion to FP8, and the program adds it after that.
 
     The call adds its bias to the product, and scales, clamps and converts after that. XLA's
     rewriter takes the conversion into the call first. When it then finds an addition to the call's
-    FP8 result, it takes that in as the bias, and does not ask whether the call converts already.
-    The call therefore scales the bias with the result, and clamps the sum. The compiled program
-    returns other numbers than the one that was written.
+    FP8 result, it takes that into the call as the bias, and does not check whether the call already
+    converts. So the call scales the bias with the result, and clamps the sum. The compiled program
+    returns other numbers than the program that was written.
 
     Loses it:
 
@@ -729,7 +729,7 @@ def no_such_bias(m: Matmul) -> list[Found]:
 
     cuBLASLt's bias has 16 bits beside FP8 operands. XLA's rewriter checks the type of a bias only
     if that is float32. If a dot itself returns FP8, an FP8 vector can be added to it, and the
-    rewriter gives the call that vector. XLA compiles the program, for cuBLASLt is asked for a
+    rewriter gives the call that vector. XLA compiles the program, because it asks cuBLASLt for a
     kernel only on the GPU.
 
     Loses it:

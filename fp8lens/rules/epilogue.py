@@ -34,12 +34,12 @@ def activation_after_scale(cause: Cause) -> Found | None:
     """The activation is applied to the scaled result, and the call scales last.
 
     The call multiplies the product by the operands' scales, adds, and applies the activation. It
-    multiplies by a scale of the result after that, and only where it writes FP8. XLA's rewriter
-    takes an activation that reads the call's result directly. Here a multiplication stands between,
-    and both operands have their scales already.
+    multiplies by a scale of the result after that, and only if it writes FP8. XLA's rewriter takes
+    an activation that reads the call's result directly. Here a multiplication stands between them,
+    and both operands already have scales.
 
-    relu(d * s) is relu(d) * s if s is not negative, so a relu can be applied first. gelu cannot: in
-    front of gelu, multiply the factor into an operand's scale.
+    relu(d * s) is relu(d) * s if s is not negative, so a relu can be applied first. gelu cannot: to
+    apply the factor before gelu, multiply it into an operand's scale.
 
     Loses it:
 
@@ -77,10 +77,10 @@ def activation_after_scale(cause: Cause) -> Found | None:
 def relu_in_clamp(conversion: Conversion) -> Found | None:
     """One clamp, from 0 to the format's largest number, is relu and saturation in one.
 
-    The call has a relu, and it saturates where it converts to FP8. XLA's rewriter looks for each by
-    itself: a maximum with 0, and a clamp to plus and minus the format's largest number. Before
-    that, XLA joins a maximum with 0 and a minimum with the largest number to one clamp. A clamp to
-    the whole range stays apart from the relu.
+    The call has a relu, and it saturates if it converts to FP8. XLA's rewriter looks for these two
+    separately: a maximum with 0, and a clamp to plus and minus the format's largest number. Before
+    that, XLA joins a maximum with 0 and a minimum with the largest number into one clamp. XLA does
+    not join a relu and a clamp to the whole range.
 
     Loses it:
 
@@ -116,12 +116,12 @@ def relu_in_clamp(conversion: Conversion) -> Found | None:
 def activation_and_reader(cause: Cause) -> Found | None:
     """The activation's input is read by something else too, and a call has one result.
 
-    A call with an activation returns what the activation gives, and no longer its input. If
-    something else reads the input, the call has to return that. A gradient does: JAX computes those
-    of relu, gelu and silu from the input. XLA's rewriter therefore takes a relu only if nothing
-    else reads the call's result. For gelu it has a call that returns the input as well, but not
-    with FP8 operands: if a program returns gelu(d) and d, XLA's compiler ends in an error that
-    names has_aux_output.
+    A call with an activation returns the activation's result, and not its input. If something else
+    reads the input, the call has to return that. A gradient reads it: JAX computes the gradients of
+    relu, gelu and silu from the input. XLA's rewriter therefore takes a relu only if nothing else
+    reads the call's result. For gelu it has a call that returns the input as well, but not with FP8
+    operands: if a program returns gelu(d) and d, XLA's compiler ends in an error that names
+    has_aux_output.
 
     The gradient of relu can be computed from relu's result. The barrier keeps XLA from replacing
     relu(d) > 0 by d > 0, which reads the input again. The input of gelu cannot be computed from its
@@ -153,10 +153,10 @@ def activation_and_reader(cause: Cause) -> Found | None:
     source="FuseReluActivation: epilogue DEFAULT or BIAS",
 )
 def late_relu(cause: Cause) -> Found | None:
-    """The relu stands behind something that the call does last.
+    """The relu comes after something that the call does last.
 
-    cuBLASLt has one activation in its epilogue, behind the bias. XLA's rewriter takes a relu that
-    reads such a call directly, where the call has no activation yet.
+    cuBLASLt has one activation in its epilogue, after the bias. XLA's rewriter takes a relu that
+    reads such a call directly, if the call has no activation yet.
 
     Loses it:
 
@@ -224,9 +224,10 @@ def relu_of_codes(cause: Cause) -> Found | None:
 def compared(cause: Cause) -> Found | None:
     """The result is compared with a number, and nothing else reads it.
 
-    The gradient of a relu is 1 where the relu's input is positive, and else 0. If a backward pass
-    computes that input once more, it needs only the comparison. A call writes numbers, so it writes
-    the whole product, and a kernel compares it. There is no fixed program: leave this kernel.
+    The gradient of a relu is 1 where the relu's input is positive, and 0 elsewhere. If a backward
+    pass computes that input again, it needs only the comparison. A call writes numbers, so it
+    writes the whole product, and a kernel compares it. There is no fixed program: leave this
+    kernel.
 
     Loses it:
 
@@ -245,11 +246,11 @@ def compared(cause: Cause) -> Found | None:
     source="HandleMaximum and HandleMultiply match relu and tanh-gelu only",
 )
 def derivative(cause: Cause) -> Found | None:
-    """The result is put through an activation's derivative, as a backward pass does.
+    """An activation's derivative is applied to the result, as in a backward pass.
 
     A gradient of an activation is the derivative of the activation at its input. If a backward pass
-    computes that input once more with a matmul, the derivative follows the matmul. XLA's rewriter
-    recognizes relu and gelu behind a call, and no derivative. There is no fixed program: leave this
+    computes that input again with a matmul, the derivative follows the matmul. XLA's rewriter
+    recognizes relu and gelu after a call, but no derivative. There is no fixed program: leave this
     kernel.
 
     Loses it:
@@ -281,11 +282,11 @@ def gradient_update(cause: Cause | InFront) -> Found | None:
 
     A step of Adam computes with the gradient, its square, two moments and the weight. No call does
     that: the optimizer's kernels read the gradient and all these arrays, and write some of them.
-    What they add is no bias of the matmul. A step of plain SGD adds the gradient, times a number,
-    to the weight. This a call can do, if the number is part of an operand's scale.
+    What they add is not a bias of the matmul. A step of plain SGD adds the gradient, times a
+    number, to the weight. A call can do this if the number is part of an operand's scale.
 
-    `fp8lens` tells a gradient by JAX's names. It cannot tell an optimizer from other code that
-    follows jax.grad, such as one that clips gradients or adds them up.
+    `fp8lens` recognizes a gradient by JAX's names. It cannot distinguish an optimizer from other
+    code that follows jax.grad, such as code that clips gradients or adds them up.
 
     Loses it:
 
@@ -316,12 +317,12 @@ def gradient_update(cause: Cause | InFront) -> Found | None:
     source="HandleMaximum, HandleMultiply and HandleConvert match no negation",
 )
 def negated(cause: Cause) -> Found | None:
-    """The result is negated, and the call has no step for that but its scales.
+    """The result is negated, and a call can negate only by a negative scale.
 
-    A negation is an instruction of its own in HLO, and XLA's rewriter looks for none. What stands
-    behind it stays outside with it. A call multiplies by its scales, and a scale may be negative:
-    an operand's scale negates the product before the bias and the activation, and an FP8 result's
-    scale negates what the activation gives.
+    A negation is an instruction of its own in HLO, and XLA's rewriter does not look for it. The
+    negation stays outside, and so does everything after it. A call multiplies by its scales, and a
+    scale may be negative. An operand's scale negates the product before the bias and the
+    activation. An FP8 result's scale negates the activation's result.
 
     Loses it:
 
@@ -360,10 +361,10 @@ def negated(cause: Cause) -> Found | None:
     source="HandleMaximum, HandleMultiply and HandleConvert match no negation",
 )
 def negated_last(cause: Cause) -> Found | None:
-    """The result is negated behind its activation, and only an FP8 result has a scale there.
+    """The result is negated after its activation, and only an FP8 result has a scale there.
 
-    An operand's scale cannot have the sign: -relu(d) is not relu(-d). The one scale that a call
-    multiplies by after its activation is that of an FP8 result. A result in another type has none,
+    The sign cannot be part of an operand's scale: -relu(d) is not relu(-d). After its activation, a
+    call multiplies only by the scale of an FP8 result. A result in another type has no such scale,
     so the negation is a kernel.
 
     Loses it:
@@ -448,9 +449,9 @@ def _clamped(cause: Cause) -> Step | None:
 def bounded_relu(cause: Cause) -> Found | None:
     """The activation is a relu with an upper bound, such as relu6, and the call's has none.
 
-    cuBLASLt's relu is a maximum with 0. The call has no argument for an upper bound. It has one by
-    itself only where it writes FP8: there it saturates at the format's largest number. The fix
-    makes another function of it; if the model needs the bound, leave the kernel.
+    cuBLASLt's relu is a maximum with 0. The call has no argument for an upper bound. It has a bound
+    only if it writes FP8: then it saturates at the format's largest number. The fix changes the
+    function. If the model needs the bound, leave the kernel.
 
     Loses it:
 
@@ -483,9 +484,9 @@ def bounded_relu(cause: Cause) -> Found | None:
 def lower_half(cause: Cause) -> Found | None:
     """The result is bounded by 0 from above, and a relu bounds from below.
 
-    XLA's rewriter recognizes a maximum with 0, and not a minimum. min(d, 0) is -relu(-d), and the
-    call can change both signs by its scales: the inner one by an operand's scale, the outer one by
-    the scale of an FP8 result.
+    XLA's rewriter recognizes a maximum with 0, but not a minimum. min(d, 0) is -relu(-d), and the
+    call can change both signs by its scales: the inner sign by an operand's scale, the outer sign
+    by the scale of an FP8 result.
 
     Loses it:
 
@@ -511,7 +512,7 @@ def lower_half(cause: Cause) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def clamp_alone(cause: Cause) -> Found | None:
-    """The result is clamped, and not converted to FP8 right after that.
+    """The result is clamped, but not converted to FP8 directly after that.
 
     cuBLASLt has no epilogue that clamps. A call saturates only as a part of its conversion to FP8.
     XLA's rewriter therefore takes a clamp only together with the conversion that reads it. If the
@@ -542,10 +543,10 @@ def clamp_alone(cause: Cause) -> Found | None:
     source="HandleAdd, HandleMaximum and HandleMultiply look past no reduce-precision",
 )
 def rounded(cause: Cause) -> Found | None:
-    """The result goes through reduce_precision, as what jax.checkpoint saves does.
+    """The result goes through reduce_precision, as does a value that jax.checkpoint saves.
 
-    `jax.lax.reduce_precision` rounds to fewer digits without another type. JAX also puts it behind
-    a value that a policy of `jax.checkpoint` saves, so that XLA cannot replace the saved value by a
+    `jax.lax.reduce_precision` rounds to fewer digits and keeps the type. JAX also puts it after a
+    value that a policy of `jax.checkpoint` saves, so that XLA cannot replace the saved value by a
     more exact one. XLA's rewriter looks for additions, maxima and conversions of the dot's result
     itself, and stops at the rounding.
 
@@ -577,9 +578,10 @@ def rounded(cause: Cause) -> Found | None:
 def selected_relu(cause: Cause) -> Found | None:
     """The relu is written as a jnp.where, or as a product with a comparison.
 
-    jnp.where(d > 0, d, 0) gives what a relu gives. So does d * (d > 0), of which XLA makes the
-    same. XLA's rewriter looks for a maximum of the call's result and 0, and makes none of a
-    comparison and a select. The two differ for a NaN: jnp.where may give 0, the maximum gives NaN.
+    jnp.where(d > 0, d, 0) gives the same as a relu. So does d * (d > 0), which XLA turns into the
+    same select. XLA's rewriter looks for a maximum of the call's result and 0. It does not turn a
+    comparison and a select into a maximum. The two differ for a NaN: jnp.where may give 0, the
+    maximum gives NaN.
 
     Loses it:
 
@@ -617,12 +619,11 @@ def selected_relu(cause: Cause) -> Found | None:
     source="HandleMultiply matches tanh-gelu without a transpose between its operations",
 )
 def gelu_and_transpose(cause: Cause) -> Found | None:
-    """XLA moves a transpose that stands behind gelu to where gelu begins.
+    """XLA moves a transpose from after gelu to the beginning of gelu.
 
-    XLA moves a transpose in front of elementwise operations where that saves it work. gelu reads
-    its input in several operations. If the transpose ends up between these, XLA's rewriter finds a
-    tanh, but not the pattern of gelu. A reshape between gelu and the transpose keeps XLA from
-    moving it.
+    XLA moves a transpose before elementwise operations if that saves work. gelu reads its input in
+    several operations. If the transpose ends up between these, XLA's rewriter finds a tanh, but not
+    the pattern of gelu. A reshape between gelu and the transpose keeps XLA from moving it.
 
     Loses it:
 
@@ -655,9 +656,9 @@ def other_activation(cause: Cause) -> Found | None:
     """The activation is one that cuBLASLt does not have: it has relu, and gelu by tanh.
 
     XLA's rewriter recognizes an activation by its instructions: relu by a maximum with 0, gelu by
-    the multiplications and additions around its tanh. The exact gelu has erf in place of tanh, and
-    no call has it, nor silu or tanh. jax.nn.gelu is the tanh form if it is not told otherwise. A
-    change of the activation changes the model: where that is not wanted, leave the kernel.
+    the multiplications and additions around its tanh. The exact gelu has erf in place of tanh. No
+    call has the exact gelu, silu or tanh. jax.nn.gelu is the tanh form by default. Another
+    activation changes the model. If you do not want that, leave the kernel.
 
     Loses it:
 

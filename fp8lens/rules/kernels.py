@@ -79,12 +79,12 @@ def outside_of_a_kernel(work: Work) -> Found | None:
     source="none found",
 )
 def unknown_outside(work: Work) -> Found | None:
-    """Kernels do what the call could have done, and no rule known here says why.
+    """Kernels do what the call could have done, and no rule of fp8lens says why.
 
     The other rules here are those of XLA's rewriter, as it is in the releases that fp8lens is
     tested with. If a kernel does something that a call can do, and the program breaks none of these
     rules, then a rule is missing here, or this release of XLA has a new one. XLA can log what its
-    rewriter does with each matmul, and sometimes says there why it stopped.
+    rewriter does with each matmul, and the log sometimes says why it stopped.
 
     No program is known that shows this.
     """
@@ -103,9 +103,10 @@ def unknown_outside(work: Work) -> Found | None:
 def unknown_kernel(o: UnfusedKernel) -> Found | None:
     """A kernel around the matmul has an operation that is not known here.
 
-    To tell what a kernel does for a matmul, fp8lens reads the kernel's operations one by one. It
-    knows those that move elements, compute with each element, or reduce. If a kernel has another
-    operation, fp8lens does not guess: the call could do all of the kernel's work, or nothing.
+    To find out what a kernel does for a matmul, fp8lens reads the kernel's operations one by one.
+    It knows the operations that move elements, compute with each element, or reduce. If a kernel
+    has another operation, fp8lens does not guess: the call could do all of the kernel's work, or
+    none of it.
 
     No program is known that shows this.
     """
@@ -132,7 +133,8 @@ def twice(other: str) -> Found | None:
     A call returns its result in one form. If the program converts one scaled result to two types,
     XLA's rewriter takes each conversion into a call of its own, and both calls multiply the same
     matrices. The rewriter looks at each conversion alone, and does not compare what this saves with
-    what it costs. The second matmul goes if the program makes the second form of the first one.
+    what it costs. To avoid the second matmul, compute the second form of the result from the first
+    form.
 
     An amax of the scaled result, beside its conversion, is the same case: see amax-scaled.
 
@@ -168,12 +170,12 @@ def again(other: str) -> Found | None:
     """Two dots multiply the same arrays, with different scales.
 
     A scale is one number, so the two results differ by a factor. To XLA they are two dots of
-    different operands, and it makes a call of each. Each call is in FP8, and the matmul runs twice.
-    A kernel that multiplies the first result by a number reads and writes it once, which costs less
-    than a second matmul unless K is small.
+    different operands, and it makes a call for each. Each call is in FP8, and the matmul runs
+    twice. A kernel that multiplies the first result by a number reads and writes it once, which
+    costs less than a second matmul unless K is small.
 
-    If jax.checkpoint multiplies once more in a backward pass, that is what the program asks for,
-    and no reason is given.
+    If jax.checkpoint multiplies again in a backward pass, the program asks for that, and fp8lens
+    gives no reason.
 
     Compiled with: compiler_options={"xla_gpu_dot_merger_threshold_mb": 0}
     Loses it:
@@ -235,9 +237,9 @@ def triton_kernel(kernel: Opaque) -> Found | None:
     """A kernel written in Triton, as by Pallas, multiplies a wide type.
 
     XLA does not look into a kernel that the program brings along, so its rewriter changes nothing
-    there. Which type is multiplied stands in the kernel's PTX. Triton, as JAX compiles it for
-    Hopper, converts FP8 operands of a dot to float16 and multiplies these, so FP8 arrays save bytes
-    and no time of the tensor cores. For a B200 it multiplies FP8.
+    there. The kernel's PTX shows which type it multiplies. Triton, as JAX compiles it for Hopper,
+    converts FP8 operands of a dot to float16 and multiplies these. So FP8 arrays save bytes, but no
+    time of the tensor cores. For a B200 it multiplies FP8.
 
     Loses it:
 
@@ -275,9 +277,9 @@ def mosaic_kernel(kernel: Opaque) -> Found | None:
 
     XLA does not look into a kernel that the program brings along, so its rewriter changes nothing
     there. A Mosaic GPU kernel multiplies with Hopper's wgmma instruction, in the type of the arrays
-    that it is given. Of FP8 arrays wgmma needs both with K last, so the right one is stored as
-    [N, K] and transposed in the call; a row of 128 bytes, as SwizzleTransform has it, is then 128
-    elements, not 64.
+    that it is given. If the arrays are FP8, wgmma needs both with K last, so the right one is
+    stored as [N, K] and transposed in the call. A row of 128 bytes, as in SwizzleTransform, is then
+    128 elements, not 64.
 
     Loses it:
 
@@ -350,8 +352,8 @@ def convolution(kernel: Opaque) -> Found | None:
     """A convolution of wide types.
 
     cuDNN runs convolutions, and XLA rewrites them by other rules than matmuls. fp8lens knows only
-    those of matmuls, so it says here that the convolution is wide, and not why. A convolution is
-    also a matmul of its patches: for each pixel of the result, all that the filter covers is one
+    the rules of matmuls. So it says that the convolution is wide, but not why. A convolution is
+    also a matmul of its patches: for each pixel of the result, the pixels under the filter are one
     row. Those rows are copies, so with a 3 x 3 filter the matmul reads 9 times as many elements.
 
     Loses it:
@@ -384,11 +386,12 @@ def convolution(kernel: Opaque) -> Found | None:
     source="none found",
 )
 def opaque_kernel(kernel: Opaque) -> Found | None:
-    """A library's kernel, or one of the program's own: HLO does not tell what it multiplies.
+    """HLO does not show what a kernel of a library, or of the program itself, multiplies.
 
-    A compiled program calls libraries such as cuSOLVER, cuFFT and cuDNN by a name. What the library
-    does then is not in HLO. It may multiply matrices, in one type or another, or none. fp8lens does
-    not say that such a program is in FP8, and not that it is not: there may be nothing to fix.
+    A compiled program calls libraries such as cuSOLVER, cuFFT and cuDNN by a name. HLO does not
+    show what the library does then. It may multiply matrices, in one type or another, or none.
+    fp8lens says neither that such a program is in FP8 nor that it is not: there may be nothing to
+    fix.
 
     Loses it:
 

@@ -31,9 +31,8 @@ def operand_layout(kernel: InFront) -> Found | None:
 
     On the GPUs before Blackwell, cuBLASLt's FP8 kernels need the contracting dimension of both
     operands contiguous in memory. In a JAX array that is the last dimension. If an operand has it
-    elsewhere, XLA's rewriter makes a transposed copy of the FP8 codes in front of the call.
-    Transposing in the program, as b.T, is no kernel: it only tells the dot which dimension to
-    contract.
+    elsewhere, XLA's rewriter makes a transposed copy of the FP8 codes before the call. A transpose
+    in the program, as b.T, is not a kernel: it only tells the dot which dimension to contract.
 
     Loses it:
 
@@ -63,8 +62,8 @@ def operand_layout(kernel: InFront) -> Found | None:
 def batch_inside(kernel: InFront) -> Found | None:
     """An operand's batch dimension stands between its rows and columns in memory.
 
-    A batched call multiplies a row of matrices: each is the same distance in memory behind the one
-    before it, and nothing of another matrix stands between. If the heads are between length and
+    A batched call multiplies matrices that follow each other in memory: the distance from one to
+    the next is always the same, and they are not interleaved. If the heads are between length and
     depth, the matrices of two heads are interleaved, and XLA transposes the operand before the
     call.
 
@@ -99,9 +98,9 @@ def batch_inside(kernel: InFront) -> Found | None:
 def rows_rearranged(kernel: InFront) -> Found | None:
     """The rows of an operand are transposed among themselves, and K stays last.
 
-    A call reads an operand row by row, each row at the same distance behind the one before it. If
-    the program exchanges two dimensions that together are the rows, as batch and length, no single
-    distance leads from row to row, and XLA writes the operand anew in front of the call.
+    A call reads an operand row by row, and each row is at the same distance from the one before it.
+    If the program exchanges two dimensions that together are the rows, such as batch and length, no
+    single distance leads from row to row. So XLA writes a rearranged operand before the call.
 
     Loses it:
 
@@ -131,12 +130,12 @@ def rows_rearranged(kernel: InFront) -> Found | None:
     source="a call reads each matrix of a batch from memory of its own (XLA's matmul_utils.cc)",
 )
 def repeated_operand(kernel: InFront) -> Found | None:
-    """An operand is broadcast to a batch, or to more rows, in front of the dot.
+    """An operand is broadcast to a batch, or to more rows, before the dot.
 
-    A broadcast is no copy in JAX, but a call reads its operands from memory, so XLA writes the
-    repeated array. It need not be there. If every matrix of a batch is multiplied by the same
-    weights, the batch is rows of one larger matmul. If groups of heads share keys, the heads of a
-    group are further rows.
+    A broadcast is not a copy in JAX, but a call reads its operands from memory, so XLA writes the
+    repeated array. You can avoid the broadcast. If every matrix of a batch is multiplied by the
+    same weights, write the batch as rows of one larger matmul. If groups of heads share keys, write
+    the heads of a group as further rows.
 
     Loses it:
 
@@ -172,8 +171,8 @@ def batch_summed(m: Matmul) -> Found | None:
     """The result of a batched matmul is summed over the batch.
 
     A dot may contract several dimensions, which together are its K. If one of them is a batch
-    dimension of the dot, and the sum over it stands behind, the call writes a product for each
-    matrix of the batch, and a kernel reads all of them.
+    dimension of the dot, and the program sums over it after the dot, the call writes a product for
+    each matrix of the batch, and a kernel reads all of them.
 
     Loses it:
 
@@ -207,9 +206,9 @@ def result_layout(m: Matmul) -> Found | None:
     """The result is transposed, and nothing else.
 
     The call writes its result as a matrix, by rows or by columns. A transpose that needs another
-    order in memory, as one that brings heads to the front, is a kernel that reads the result and
-    writes it anew. It goes if what follows reads the result in the order in which the call has
-    written it.
+    order in memory, such as one that brings heads to the front, is a kernel that reads the result
+    and writes it in that order. To avoid the kernel, let the next operation read the result in the
+    order in which the call wrote it.
 
     Loses it:
 
@@ -233,11 +232,11 @@ def result_layout(m: Matmul) -> Found | None:
     source="PadOperandToMultipleOf16",
 )
 def padding(m: Matmul) -> Found | None:
-    """A size is no multiple of 16, and kernels pad.
+    """A size is not a multiple of 16, and kernels pad.
 
-    cuBLASLt's FP8 kernels need sizes that are multiples of 16. XLA's rewriter pads an operand with
-    zeros where M, N or K is not, and cuts the result out of the larger one. Both are kernels, which
-    run each time: padding a weight once, when it is stored, makes them unnecessary.
+    cuBLASLt's FP8 kernels need sizes that are multiples of 16. If M, N or K is not such a multiple,
+    XLA's rewriter pads an operand with zeros, and cuts the result out of the larger one. Both are
+    kernels, which run each time. If you pad a weight once, when it is stored, they are not needed.
 
     Loses it:
 
@@ -299,8 +298,8 @@ def own_padding(m: Matmul) -> Found | None:
     """The program pads, or cuts, in a kernel of its own.
 
     The call reads its operands and writes its result whole. If the program pads an operand or takes
-    a part of the result, a kernel copies it. It goes if the program keeps the padded arrays, and
-    cuts out the part where the numbers are read last.
+    a part of the result, a kernel copies it. To avoid the kernel, keep the padded arrays in the
+    program, and cut out the part only where the numbers are last read.
 
     Loses it:
 
@@ -331,7 +330,7 @@ def own_padding(m: Matmul) -> Found | None:
     ),
 )
 def turned_first(cause: Cause) -> Found | None:
-    """XLA transposes the result for a collective, in front of what the call could have done.
+    """XLA transposes the result for a collective, before a step that the call could have done.
 
     If a collective splits or joins the last dimension of an array, the parts that it sends or
     receives do not lie together in memory. XLA transposes the array so that they do, and can do so
@@ -382,8 +381,8 @@ def by_columns(cause: Cause | InFront) -> Found | None:
     XLA chooses each array's layout. If the program transposes the product, XLA gives the product a
     column-major layout. This is the same memory as the transposed product has in a row-major
     layout, so no kernel has to transpose. But XLA writes this as a bitcast between the call and
-    what follows. The rewriter does not look for a conversion behind a bitcast, and leaves it
-    outside. With the operands exchanged the call computes the transposed product itself.
+    what follows. The rewriter does not look for a conversion after a bitcast, and leaves the
+    conversion outside. With the operands exchanged the call computes the transposed product itself.
 
     Loses it:
 
@@ -416,10 +415,10 @@ def by_columns(cause: Cause | InFront) -> Found | None:
     ),
 )
 def moved_first(cause: Cause) -> Found | None:
-    """The result is transposed in front of what the call could have done.
+    """The result is transposed before a step that the call could have done.
 
     XLA's rewriter takes a step into the call if it reads the call's result directly, or through a
-    reshape or a slice in some patterns. It does not look behind a transpose, though the activation
+    reshape or a slice in some patterns. It does not look past a transpose, although the activation
     of a transposed matrix is the transposed activation. The transpose stays a kernel in both
     programs: see result-layout.
 
@@ -448,10 +447,11 @@ def moved_first(cause: Cause) -> Found | None:
     ),
 )
 def barrier(cause: Cause) -> Found | None:
-    """A barrier stands in front of what the call could have done.
+    """A barrier stands before a step that the call could have done.
 
-    jax.lax.optimization_barrier keeps XLA from rewriting across it. A step behind the barrier does
-    not read the call's result but the barrier's, so the rewriter does not take it into the call.
+    jax.lax.optimization_barrier keeps XLA from rewriting across it. A step after the barrier reads
+    the barrier's result, not the call's result. So the rewriter does not take the step into the
+    call.
 
     Loses it:
 
@@ -482,7 +482,7 @@ def barrier(cause: Cause) -> Found | None:
     ),
 )
 def joined_first(cause: Cause) -> Found | None:
-    """The result is cut, joined, reversed or handed on in front of what the call could have done.
+    """The result is cut, joined, reversed or passed on before a step that the call could have done.
 
     XLA's rewriter looks for a step that reads the whole result of one call. If the result is cut
     into parts or joined with another first, the step reads something else, and stays outside. The
@@ -517,12 +517,12 @@ def joined_first(cause: Cause) -> Found | None:
     ),
 )
 def masked_first(cause: Cause) -> Found | None:
-    """The result is masked in front of what the call could have done.
+    """The result is masked before a step that the call could have done.
 
     XLA's rewriter looks for a step that reads the whole result of one call. A mask (`jnp.where`, or
-    the fill of `jnp.take`) is a select in HLO, and the rewriter does not look past one behind a
-    dot. What treats each element alone can be done on both sides of the mask. The mask then reads
-    what the call wrote, in FP8 a quarter of the bytes of f32.
+    the fill of `jnp.take`) is a select in HLO, and the rewriter does not look past a select after a
+    dot. A step that treats each element alone can be done before the mask instead. The mask then
+    reads what the call wrote: in FP8, a quarter of the bytes of f32.
 
     Loses it:
 

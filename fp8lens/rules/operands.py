@@ -67,10 +67,9 @@ def fused_attention(m: Matmul) -> Found | None:
 
     cuDNN computes both matmuls of attention and the softmax between them in one kernel, and the
     scores never reach memory. JAX's public function for it takes queries, keys and values in
-    bfloat16 or float16. XLA's rewriter looks at dots, and in this program there are none for it to
-    look at.
+    bfloat16 or float16. XLA's rewriter looks at dots, and this program has none.
 
-    No program stands here: JAX asks for an installed cuDNN when it traces one.
+    This page has no program, because JAX needs an installed cuDNN to trace one.
     """
     target = m.row.instruction.custom_call_target or ""
     return found_if(target.startswith("__cudnn$fmha"))
@@ -154,11 +153,11 @@ def _is_spelled_out(m: Matmul) -> bool:
 def product_and_sum(m: Matmul) -> Found | None:
     """A matmul is written as a multiplication of broadcast arrays, and a sum.
 
-    Of x[:, None] * w[None], summed along the last dimension, the numbers are those of a matmul. But
-    XLA sees a multiplication and a sum, which it fuses into one kernel. It does not look for
-    matmuls in these, so the kernel runs without tensor cores, whatever the arrays' type. The sum of
-    an elementwise product, as in a norm or a dot of two vectors, is not meant here: only where both
-    arrays are broadcast is it a matmul. A loop that adds one outer product in each iteration is a
+    x[:, None] * w[None], summed along the last dimension, gives the numbers of a matmul. But XLA
+    sees a multiplication and a sum, which it fuses into one kernel. It does not look for matmuls in
+    these, so the kernel runs without tensor cores, whatever the arrays' type. Only if both arrays
+    are broadcast is the sum a matmul. The rule does not apply to the sum of an elementwise product,
+    as in a norm or a dot of two vectors. A loop that adds one outer product in each iteration is a
     matmul too, if nothing else in it reads the sum.
 
     Loses it:
@@ -211,8 +210,8 @@ def spelled_out(m: Matmul) -> Found | None:
 
     If one operand is a vector, the work is mostly reading the other one, and tensor cores do not
     help with that. XLA replaces a dot with M or N of 1 if K * (M + N) is below 10 million, and dots
-    with K of 1. The rewriter then finds no dot to make a call of. A larger dot with M or N of 1
-    does become a call, but not in FP8: see vector-operand.
+    with K of 1. The rewriter then finds no dot that it could replace by a call. A larger dot with M
+    or N of 1 does become a call, but not in FP8: see vector-operand.
 
     With more rows in a batch it is a matmul. Padding one row to 16 makes an FP8 call too, but the
     padding takes a kernel of its own: see own-padding-of-few.
@@ -398,7 +397,7 @@ def folded(m: Matmul) -> Found | None:
     type: it takes more memory, and the rewriter finds no FP8 array behind it.
 
     An argument is not known in advance. If the array has to stay a constant, an
-    optimization_barrier behind it keeps XLA from computing with it.
+    optimization_barrier after it keeps XLA from computing with it.
 
     Loses it:
 
@@ -437,10 +436,10 @@ def gathered(m: Matmul) -> Found | None:
     """A sharded operand is dequantized first, and gathered from the devices after that.
 
     If each device needs all of an array that is sharded, XLA's partitioner inserts an all-gather.
-    In the program below it does so directly in front of the dot, where the operand is already wide.
+    In the program below it does so directly before the dot, where the operand is already wide.
     XLA's rewriter does not look behind an all-gather, so it finds no FP8 array. The wide array is
-    also more bytes to send. A sharding constraint on the FP8 array puts the all-gather in front of
-    the dequantization.
+    also more bytes to send. A sharding constraint on the FP8 array puts the all-gather before the
+    dequantization.
 
     Compiled with: mesh_shape=(8,), in_specs=(P("x"), P("x"), P(), P())
     Loses it:
@@ -487,8 +486,8 @@ def merged(m: Matmul) -> Found | None:
 
     The projections to queries, keys and values read the same activations. XLA merges such dots if
     they are small: one larger matmul uses the GPU better. It joins the other operands with a
-    concatenate, behind their dequantization, and the rewriter does not look behind a concatenate. A
-    matmul in a wide type remains where two in FP8 would have been.
+    concatenate, after their dequantization, and the rewriter does not look past a concatenate. So
+    one matmul in a wide type takes the place of two in FP8.
 
     xla_gpu_dot_merger_threshold_mb is the size in megabytes up to which XLA merges, so 0 turns it
     off. If the weights share a scale, they can be stored as one array: then it is one matmul, in
@@ -517,12 +516,13 @@ def merged(m: Matmul) -> Found | None:
     source="FindF8SubgraphRecursive does not look outside of the dot's computation",
 )
 def before_the_loop(m: Matmul) -> Found | None:
-    """An operand is dequantized in front of a loop, or of a branch, that multiplies with it.
+    """An operand is dequantized before a loop or a branch that multiplies with it.
 
-    The body of a loop is a computation of its own, which is handed the arrays it reads. So is each
-    branch of a `jax.lax.cond`. XLA's rewriter searches for an FP8 array inside the computation that
-    the dot is in. If the dequantization stands outside, the body is handed the wide array.
-    Dequantizing in the body does not repeat any work: the call reads the FP8 array and the scale.
+    The body of a loop is a computation of its own, which gets the arrays that it reads as inputs.
+    So is each branch of a `jax.lax.cond`. XLA's rewriter searches for an FP8 array inside the
+    computation that the dot is in. If the dequantization stands outside, the body gets the wide
+    array. Dequantizing in the body does not repeat any work: the call reads the FP8 array and the
+    scale.
 
     Loses it:
 
@@ -566,8 +566,8 @@ def operation_between(m: Matmul) -> Found | None:
     back through conversions, scales, masks and operations that move elements, and ends at others
     with several inputs, such as an addition, a gather or a concatenate.
 
-    A gather or a concatenate can be done to the FP8 arrays. Arithmetic belongs in front of the
-    quantization, if the dot's result cannot take it.
+    A gather or a concatenate can be done to the FP8 arrays. Do arithmetic before the quantization,
+    or on the dot's result if that gives the same numbers.
 
     Loses it:
 
@@ -598,9 +598,9 @@ def algorithm(m: Matmul) -> Found | None:
     """The program asks for an algorithm, and with it for the types to multiply in.
 
     The precision argument of a dot can name an algorithm, such as BF16_BF16_F32: multiply in
-    bfloat16, add in float32. If the operands are dequantized to bfloat16, a conversion to the
-    algorithm's type is then put between them and the dot, and XLA's rewriter finds no FP8 array
-    behind that.
+    bfloat16, add in float32. If the operands are dequantized to bfloat16, XLA puts a conversion to
+    the algorithm's type between them and the dot, and its rewriter finds no FP8 array behind this
+    conversion.
 
     The loss depends on the type of the dequantization. With float32, XLA multiplies in FP8 although
     the program asks for BF16_BF16_F32 (or its forms X3 and X9), TF32_TF32_F32 or F32_F32_F32: the
@@ -635,15 +635,15 @@ def algorithm(m: Matmul) -> Found | None:
     source="the kernel's PTX: its mma instruction",
 )
 def triton_tile(m: Matmul) -> Found | None:
-    """The dot is of FP8 arrays, and Triton's kernel converts them all the same.
+    """The dot is of FP8 arrays, but Triton's kernel converts them to a wider type.
 
     Hopper's FP8 instruction is executed by four warps together, on 64 rows and 32 elements of K.
     The tile is the block of the result that one thread block computes, and the part of K that it
     reads at a time. Triton uses the FP8 instruction if the tile is at least that large and has four
     warps. Otherwise it converts the FP8 numbers to float16 and multiplies these.
 
-    On a GPU, XLA times several tiles and takes the fastest. Where it compiles without a GPU it
-    takes a small default tile, so the kernel on a GPU can be another one.
+    On a GPU, XLA times several tiles and takes the fastest. If it compiles without a GPU, it takes
+    a small default tile, so the kernel on a GPU can be another one.
 
     Compiled with: gemm="triton"
     Loses it:
@@ -689,10 +689,10 @@ def _says_fp8(m: Matmul) -> bool:
 def triton_dequantized(m: Matmul) -> Found | None:
     """Triton's kernel dequantizes the operands, then multiplies in a wide type.
 
-    The rewriter that moves a dequantization behind the matmul makes calls of cuBLASLt. XLA's own
-    kernels, which Triton compiles, are not made that way. They do what the program says: they
-    convert and scale the operands, and multiply what they get. A dot of the FP8 arrays, with the
-    scales behind it, is an FP8 dot for Triton too, if the tile is large enough: see triton-tile.
+    XLA's rewriter moves a dequantization past the matmul, but only when it makes a call of
+    cuBLASLt. XLA's own kernels, which Triton compiles, do what the program says: they convert and
+    scale the operands, and multiply the results. A dot of the FP8 arrays, with the scales after it,
+    is an FP8 dot for Triton too, if the tile is large enough: see triton-tile.
 
     Compiled with: gemm="triton"
     Loses it:
@@ -729,7 +729,7 @@ def array_of_scales(m: Matmul) -> Found | None:
     array, the rewriter makes no FP8 call, and XLA multiplies in a wide type.
 
     A scale for each row of the left operand is one for each row of the result, so it can multiply
-    the result: the matmul is then FP8, and the scales are a kernel behind it, see vector-scale.
+    the result. Then the matmul is FP8, and a kernel after it applies the scales: see vector-scale.
     Scales along K cannot be moved there, because the matmul sums over K.
 
     Loses it:
@@ -763,12 +763,12 @@ def stack_converted(m: Matmul) -> Found | None:
     """The weights of several layers are one array, and XLA converts all of it at once.
 
     An unrolled lax.scan takes one layer after the other out of a stack, and each layer converts its
-    slice from FP8. XLA replaces these conversions by one of the whole stack, and slices the result.
-    A slice then stands between each layer's conversion and its scale, and the rewriter looks for
-    the scale directly behind the conversion.
+    slice from FP8. XLA replaces these conversions by one conversion of the whole stack, and slices
+    the result. A slice then stands between each layer's conversion and its scale, but the rewriter
+    looks for the scale directly after the conversion.
 
-    A loop that is not unrolled contains one slice, which XLA leaves in front of the conversion.
-    Weights that are passed as separate arrays need no slice.
+    A loop that is not unrolled contains one slice, which XLA leaves before the conversion. Weights
+    that are passed as separate arrays need no slice.
 
     Loses it:
 
@@ -807,15 +807,15 @@ def stack_converted(m: Matmul) -> Found | None:
     logs="not rewritten into FP8 Custom Call",
 )
 def scaled_late(m: Matmul) -> Found | None:
-    """The operand is scaled, but not directly behind its conversion from FP8.
+    """The operand is scaled, but not directly after its conversion from FP8.
 
     XLA's rewriter looks for a pattern: a conversion from FP8, then at most one multiplication by a
-    scalar. Behind these it accepts only operations that move elements or mask them with zeros. A
-    second multiplication does not fit, and neither does one behind a transpose that XLA has left
-    there.
+    scalar. After these it accepts only operations that move elements or mask them with zeros. A
+    second multiplication does not fit, and neither does a multiplication after a transpose that XLA
+    has left there.
 
-    XLA can put the transpose there itself: it moves one from the FP8 array behind the conversion.
-    An optimization_barrier behind the transpose keeps it in front.
+    XLA can put the transpose there itself: it moves a transpose of the FP8 array past the
+    conversion. An optimization_barrier after the transpose prevents this.
 
     Loses it:
 
@@ -843,12 +843,12 @@ def scaled_late(m: Matmul) -> Found | None:
     logs="not rewritten into FP8 Custom Call",
 )
 def converted_twice(m: Matmul) -> Found | None:
-    """The dequantized operand is converted to a second type in front of the dot.
+    """The dequantized operand is converted to a second type before the dot.
 
     XLA's rewriter expects one conversion: from FP8 to the type that the dot multiplies. If the
     operand is dequantized in float32 and then converted to bfloat16, it was rounded once more,
-    which the call would not do. JAX adds such a conversion by itself where jnp.dot is given
-    operands of two types.
+    which the call would not do. If jnp.dot gets operands of two types, JAX adds such a conversion
+    by itself.
 
     Loses it:
 
@@ -909,15 +909,15 @@ def masked(m: Matmul) -> Found | None:
     logs="not rewritten into FP8 Custom Call",
 )
 def changed_between(m: Matmul) -> Found | None:
-    """The dequantized operand is computed with before it is multiplied.
+    """The program computes with the dequantized operand before the dot.
 
     The call multiplies the FP8 array itself. XLA's rewriter finds that array, then checks each
     operation between its dequantization and the dot. Only operations that move elements or mask
     them with zeros may stand there, since they can be done to the FP8 array as well. Arithmetic
     changes the numbers: its result need not be a number of FP8.
 
-    Some functions can be moved by hand. A sign or a factor can be part of the scale. Others belong
-    in front of the quantization. If the rewriter does not find the FP8 array at all, the rule is
+    Some functions can be moved by hand. A sign or a factor can be part of the scale. Apply the
+    others before the quantization. If the rewriter does not find the FP8 array at all, the rule is
     operation-between.
 
     Loses it:
@@ -1180,8 +1180,8 @@ def unknown_not_fp8(m: Matmul) -> Found | None:
 
     The rules describe the releases of XLA that they were tried with, and XLA changes. If none of
     them holds, `fp8lens` says so and gives the facts. It does not name the most similar rule
-    instead. No program in the tests reaches this rule, so its page has none: one that does is worth
-    a report. XLA's own log, which the fix turns on, often names the reason.
+    instead. No program in the tests reaches this rule, so its page has none. If your program
+    reaches it, please report it. XLA's own log, which the fix turns on, often names the reason.
     """
     out = m.dot.shape.dtype if m.dot is not None else m.row.out_dtype
     facts = (

@@ -16,12 +16,12 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def no_clamp(conversion: Conversion) -> Found | None:
-    """A conversion to FP8 without a clamp does not saturate, and the call's does.
+    """A conversion to FP8 without a clamp does not saturate, but the call's conversion does.
 
     A conversion to FP8 in JAX gives NaN for a number beyond E4M3's range, and infinity for one
     beyond E5M2's. The call gives the format's largest number instead. The two agree only if a clamp
-    stands in front of the conversion, so XLA's rewriter takes a conversion into the call only with
-    its clamp.
+    stands before the conversion, so XLA's rewriter takes a conversion into the call only with its
+    clamp.
 
     Loses it:
 
@@ -48,7 +48,7 @@ def clamp_early(conversion: Conversion) -> Found | None:
 
     The call does three things to its result at once: it multiplies by a scale, saturates, and
     converts to FP8. XLA's rewriter looks for these three instructions in this order, each reading
-    the one before it. A clamp before the multiplication is another function: what is clamped can
+    the one before it. A clamp before the multiplication is another function: a clamped number can
     leave the range again when it is scaled.
 
     Loses it:
@@ -79,7 +79,7 @@ def clamp_early(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def clamp_bounds(conversion: Conversion) -> Found | None:
-    """The clamp is not to the format's range, which is the only one that a call has.
+    """The clamp's bounds are not those of the format, which are the only bounds that a call has.
 
     A call has no argument for bounds: it saturates at the largest numbers of the format it writes.
     XLA's rewriter therefore compares the clamp's bounds with these, and they have to be constants.
@@ -111,11 +111,11 @@ def clamp_bounds(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def scaled_twice(conversion: Conversion) -> Found | None:
-    """Two factors stand in front of the clamp, and the call has one scale for its result.
+    """There are two factors before the clamp, and the call has one scale for its result.
 
     The call has one scale for an FP8 result. XLA's rewriter looks for one multiplication between
-    the call and the clamp. It does not multiply two scales with each other: that is a kernel of its
-    own, too, unless it happens outside of the program.
+    the call and the clamp. It does not multiply two scales with each other. If the program does
+    that, it costs a kernel, so do it outside of the program.
 
     Loses it:
 
@@ -145,10 +145,10 @@ def scaled_twice(conversion: Conversion) -> Found | None:
     ),
 )
 def matrix_in_f32(conversion: Conversion) -> Found | None:
-    """The added matrix is float32, beside which no call writes FP8.
+    """The added matrix is float32, and no call that adds such a matrix writes FP8.
 
     If cuBLASLt writes FP8, the matrix that it adds is bfloat16 or float16. XLA's rewriter takes the
-    addition into the call first, of a float32 matrix too, and then cannot take the conversion. If
+    addition into the call first, also of a float32 matrix. Then it cannot take the conversion. If
     the operands are dequantized in bfloat16, the dot is bfloat16, and so is the matrix.
 
     Loses it:
@@ -223,12 +223,12 @@ def other_readers(conversion: Conversion) -> Found | None:
     source="F8ConvertD: the only other reader may be one amax",
 )
 def amax_beside_it(conversion: Conversion) -> Found | None:
-    """What is reduced beside the conversion is no amax that the call computes.
+    """Beside the conversion there is a reduction that is not an amax of the call.
 
     Beside FP8 codes a call can return the amax of its result before the scale. XLA's rewriter
     recognizes it by its instructions: the absolute value of the call's result, then a maximum of
-    that. If anything stands between them, as a conversion, it is one more reader of the unconverted
-    result, and both it and the conversion to FP8 stay outside.
+    that. If anything stands between them, such as a conversion, the unconverted result has one more
+    reader. Then both the reduction and the conversion to FP8 stay outside.
 
     Loses it:
 
@@ -259,7 +259,7 @@ def amax_beside_it(conversion: Conversion) -> Found | None:
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def reshaped_first(conversion: Conversion) -> Found | None:
-    """The result changes its shape in front of the conversion.
+    """The result changes its shape before the conversion.
 
     XLA computes a product with more than two dimensions as one of matrices, and reshapes its
     result. XLA's rewriter looks through a reshape for an addition or an activation, but not for a
@@ -297,10 +297,10 @@ def reshaped_first(conversion: Conversion) -> Found | None:
 def between(cause: Cause) -> Found | None:
     """Something is done to the clamped result before it is converted.
 
-    XLA's rewriter looks for a scale, a clamp and a conversion to FP8, one directly behind the
-    other. If something else stands between two of them, as jnp.nan_to_num or a relu, the conversion
-    stays outside, and scale and clamp with it. The same step in front of the scale is a step of its
-    own, which the call takes if it is one of those that it has.
+    XLA's rewriter looks for a scale, a clamp and a conversion to FP8, one directly after the other.
+    If something else stands between two of them, such as jnp.nan_to_num or a relu, the conversion
+    stays outside, and so do scale and clamp. If the same step stands before the scale, the call
+    takes it, if it is a step that the call has.
 
     Loses it:
 
@@ -338,9 +338,9 @@ def cut_first(conversion: Conversion) -> Found | None:
     """XLA pads, and puts a slice between the call and the conversion.
 
     If M or N is not a multiple of 16, XLA pads the operands, as in padded-operands, and cuts the
-    result out of a larger one. If K is not a multiple of 8, a pass in front of the rewriter pads it
-    and puts a slice behind the dot as well, although that slice leaves nothing out. The slice
-    stands between the call and the conversion, which has to read the call itself.
+    result out of a larger one. If K is not a multiple of 8, a pass before the rewriter pads it and
+    puts a slice after the dot as well, although that slice leaves nothing out. The slice stands
+    between the call and the conversion, which has to read the call itself.
 
     Loses it:
 
@@ -367,9 +367,9 @@ def another_type(cause: Cause) -> Found | None:
     """The result is converted to a wider or another 16-bit type than the dot's.
 
     The call writes the type that the dot has. XLA's rewriter takes a conversion into the call only
-    if it is to FP8: another one stays behind the call, which first writes its result in the dot's
-    type. The dot has the type that the operands are dequantized in. That type does not change what
-    is multiplied: the call reads the FP8 codes either way.
+    if it is to FP8. Another conversion stays after the call, which first writes its result in the
+    dot's type. The dot has the type in which the operands are dequantized. That type does not
+    change what is multiplied: the call reads the FP8 codes in both cases.
 
     Loses it:
 
@@ -426,10 +426,10 @@ def not_a_float(cause: Cause) -> Found | None:
 def result_in_fp8(m: Matmul) -> Found | None:
     """The dot itself returns FP8, and a kernel widens that to go on.
 
-    jax.lax.dot of two E4M3 arrays returns E4M3 if it is not told otherwise: the result is rounded
-    to FP8 before anything is added to it or applied to it. What follows needs more digits, so a
-    kernel widens the result and does the rest itself. The call can add and activate before it
-    rounds, if the dot returns a wider type.
+    jax.lax.dot of two E4M3 arrays returns E4M3 by default: the result is rounded to FP8 before
+    anything is added or applied to it. What follows needs more digits, so a kernel widens the
+    result and does the rest itself. The call can add and activate before it rounds, if the dot
+    returns a wider type.
 
     Loses it:
 
@@ -465,8 +465,8 @@ def no_such_kernel(m: Matmul) -> Found | None:
 
     cuBLASLt's table of FP8 matmuls lists which types of operands go with which type of the result.
     It has E5M2 results only if one of the operands is E5M2. XLA's rewriter compares the types of
-    the dot with this table (see e5m2-result), but not the type that a conversion behind it writes.
-    XLA compiles the program, for cuBLASLt is asked for a kernel only on the GPU.
+    the dot with this table (see e5m2-result), but not the type that a conversion after it writes.
+    XLA compiles the program, because it asks cuBLASLt for a kernel only on the GPU.
 
     Loses it:
 

@@ -25,11 +25,11 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
     source="CreateF8CustomCall: a scale may be negative, and the array is read as it is",
 )
 def negated_operand(kernel: InFront) -> Found | None:
-    """The FP8 array of an operand is negated in front of the call.
+    """The FP8 array of an operand is negated before the call.
 
-    The call reads the array as it is in memory, so a kernel writes the negated array first. The
-    sign can be the scale's: then nothing is written. If the scale is negated in the program, that
-    is a kernel for one number, so pass the negative scale.
+    The call reads the array as it is in memory, so a kernel writes the negated array first. If the
+    scale has the sign instead, nothing is written. A negation of the scale in the program is a
+    kernel for one number, so pass the negative scale.
 
     Loses it:
 
@@ -55,12 +55,12 @@ def negated_operand(kernel: InFront) -> Found | None:
     source="CreateF8CustomCall and InvertAndConvertScalar",
 )
 def division(kernel: InFront) -> Found | None:
-    """The program divides by a scale, where the call multiplies.
+    """The program divides by a scale, but the call multiplies.
 
     The call multiplies each operand by its scale. XLA's rewriter also takes a division by a scalar:
-    it computes 1 / scale in front of the call, and passes that. This is a kernel that computes one
-    number, and launching it costs more time than the division. It goes if whoever computes the
-    scale computes the reciprocal too, and the program gets that as an argument.
+    it computes 1 / scale before the call, and passes that. This is a kernel that computes one
+    number, and launching it costs more time than the division. To avoid the kernel, compute the
+    reciprocal together with the scale, and pass it to the program as an argument.
 
     Loses it:
 
@@ -115,7 +115,7 @@ def product_of_scales(kernel: InFront) -> Found | None:
     source="CreateF8CustomCall and InvertAndConvertScalar: scales are scalars",
 )
 def scale_of_one_element(kernel: InFront) -> Found | None:
-    """A scale is an array of one element, and no scalar.
+    """A scale is an array of one element, not a scalar.
 
     The call reads a scale as a scalar. XLA gives an array of one element the shape of a scalar for
     free. If the program also converts it, in order to dequantize in bfloat16, the conversion stands
@@ -151,9 +151,8 @@ def scale_not_f32(kernel: InFront) -> Found | None:
     """A kernel converts a scale to float32, which the call reads.
 
     cuBLASLt reads the scales of FP8 operands as float32. If a scale has another type, XLA converts
-    it in a kernel in front of the call. If the program has a float32 scale and converts it to
-    bfloat16 in order to dequantize in bfloat16, XLA drops that conversion and passes the float32
-    scale.
+    it in a kernel before the call. If the program has a float32 scale and converts it to bfloat16
+    in order to dequantize in bfloat16, XLA drops that conversion and passes the float32 scale.
 
     Loses it:
 
@@ -190,8 +189,8 @@ def vector_scale(cause: Cause) -> Found | None:
 
     XLA's call has scalar scales only: one for each operand, and one for an FP8 result. XLA's
     rewriter checks the shape of a scale, and leaves a multiplication by a vector outside. A kernel
-    then reads the whole result and writes it again. One scale for each row or column keeps more
-    accuracy where their magnitudes differ much, so the kernel can be worth its time.
+    then reads the whole result and writes it again. If the magnitudes of the rows or columns differ
+    much, one scale for each keeps more accuracy, so the kernel can be worth its time.
 
     Loses it:
 
@@ -222,9 +221,9 @@ def vector_scale(cause: Cause) -> Found | None:
 def scales_one_by_one(cause: Cause) -> Found | None:
     """The result is multiplied by one scalar after the other.
 
-    XLA's rewriter passes a factor of the result in place of the left operand's scale, if that
-    operand has none. Then it has one, so a second factor stays outside. XLA does not multiply the
-    two factors with each other: d * s * t and d * (s * t) may be rounded differently.
+    If the left operand has no scale, XLA's rewriter passes a factor of the result in its place.
+    Then the operand has a scale, so a second factor stays outside. XLA does not multiply the two
+    factors with each other: d * s * t and d * (s * t) may be rounded differently.
 
     Loses it:
 
@@ -254,12 +253,13 @@ def scales_one_by_one(cause: Cause) -> Found | None:
     source="F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
 )
 def scale_after_epilogue(cause: Cause) -> Found | None:
-    """The result is scaled behind the call's epilogue, and is not FP8.
+    """The result is scaled after the call's epilogue, and is not FP8.
 
     The call multiplies the product by the operands' scales, then adds the bias and applies the
-    activation. It has one more scale behind these, but only where it writes FP8. XLA's rewriter
-    passes other factors of the result in place of the left operand's scale. That would multiply
-    before the bias and the activation, so it is left to calls with no epilogue, or with a relu.
+    activation. It has one more scale after these, but only if it writes FP8. XLA's rewriter passes
+    other factors of the result in place of the left operand's scale. Such a factor multiplies
+    before the bias and the activation, so the rewriter does this only in calls with no epilogue, or
+    with a relu.
 
     Loses it:
 
@@ -296,12 +296,13 @@ def scale_after_epilogue(cause: Cause) -> Found | None:
 def scale_too_many(cause: Cause) -> Found | None:
     """The result is multiplied by a scale, and the call has no place for it.
 
-    cuBLASLt multiplies a result that it does not write as FP8 by the operands' scales alone. A
-    factor of that result can still be passed in place of an operand's scale. XLA's rewriter uses
-    the left operand's for it, if that is not used by the left operand itself. It does not use the
-    right operand's, and it does not multiply a factor with a scale that is there.
+    If cuBLASLt does not write FP8, it multiplies the result by the operands' scales alone. A factor
+    of that result can still be passed in place of an operand's scale. XLA's rewriter uses the left
+    operand's scale for this, if the left operand has none of its own. It does not use the right
+    operand's, and it does not multiply a factor with an existing scale.
 
-    A factor that is a number in the program, as 0.5, is not a scale: the call takes it as alpha.
+    A factor that is a constant of the program, such as 0.5, is not a scale: the call takes it as
+    alpha.
 
     Loses it:
 
@@ -335,11 +336,11 @@ def sign_lost(m: Matmul) -> list[Found]:
     XLA's rewriter passes a factor of the result in place of the left operand's scale, if that
     operand has none. The call multiplies by that scale before it applies the relu. This is the same
     number only if the factor is not negative, which the rewriter does not check. With a negative
-    factor the compiled program returns other numbers than the one that was written.
+    factor the compiled program returns other numbers than the program that was written.
 
-    A barrier keeps the factor outside of the call: a kernel multiplies, see barrier-first. No
-    kernel is needed if both operands have scales and the result is FP8: the call has a scale behind
-    the relu then.
+    A barrier keeps the factor outside of the call: a kernel multiplies, see barrier-first. If both
+    operands have scales and the result is FP8, no kernel is needed: then the call has a scale after
+    the relu.
 
     Loses it:
 
@@ -408,10 +409,10 @@ def factor_of_codes(m: Matmul) -> list[Found]:
     """XLA multiplies by a factor before the conversion to FP8, and the program after it.
 
     XLA's rewriter takes the conversion into the call first. When it then finds a multiplication of
-    the call's FP8 result, it passes the factor as alpha or as a scale, and does not ask whether the
-    call converts already. The call multiplies before it saturates. If the scaled product is 1000
-    and the factor 0.5, the program as written saturates at 448 and returns 224. The call halves
-    1000 first, saturates, and returns 448.
+    the call's FP8 result, it passes the factor as alpha or as a scale, and does not check whether
+    the call already converts. The call multiplies before it saturates. If the scaled product is
+    1000 and the factor 0.5, the program as written saturates at 448 and returns 224. The call
+    halves 1000 first, saturates, and returns 448.
 
     Loses it:
 
@@ -446,10 +447,11 @@ def relu_of_scaled_codes(m: Matmul) -> list[Found]:
     """XLA applies a relu before the result's scale, and the program after it.
 
     XLA's rewriter takes the scale, the clamp and the conversion into the call first. When it then
-    finds a relu of the call's FP8 result, it takes that in as the epilogue, and does not ask
-    whether the call converts already. The call applies its epilogue before the result's scale. This
-    is the same number only if the scale is not negative. The compiler cannot know the sign of an
-    argument, so the reason is given unless the scale is an absolute value or a positive constant.
+    finds a relu of the call's FP8 result, it takes that into the call as the epilogue, and does not
+    check whether the call already converts. The call applies its epilogue before the result's
+    scale. This is the same number only if the scale is not negative. The compiler cannot know the
+    sign of an argument. So fp8lens gives this reason unless the scale is an absolute value or a
+    positive constant.
 
     Loses it:
 
@@ -492,8 +494,8 @@ def padded_with_a_number(m: Matmul) -> list[Found]:
 
     XLA's rewriter looks through a pad for the FP8 array behind an operand. It then pads that array
     in place of the dequantized one, and the call multiplies by the scale afterwards. Zero stays
-    zero. Another number is converted to FP8, and then multiplied by the scale with the rest, so the
-    compiled program computes with another number than the one that was written.
+    zero. Another number is converted to FP8, and then multiplied by the scale like the rest. So the
+    compiled program computes with another number than the program that was written.
 
     Loses it:
 
@@ -528,7 +530,7 @@ def tiles_of_k(m: Matmul) -> Found | None:
     A tile of K with a scale of its own follows large numbers more closely. cuBLASLt takes one scale
     for a whole operand, so the dot becomes a batch with one matmul for each tile. The call writes
     all products, usually in f32. A kernel reads them, multiplies each by its scales, and adds them
-    up. This costs as many results as there are tiles, written and read once more.
+    up. So as many results as there are tiles are written and read once more.
 
     Loses it:
 

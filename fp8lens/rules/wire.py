@@ -31,12 +31,12 @@ def gathered_wide(sent: Sent) -> Found | None:
     """An array is sent in a wide type, and each device quantizes all of it.
 
     Each device has a part of a weight, and gathers the whole before its matmul. In FP8 the parts
-    have half of bfloat16's bytes, and each device quantizes its own part alone. XLA's
-    CollectiveQuantizer moves a quantization in front of the collective, but only if nothing else
-    stands between the two. Here a conversion to float32 does.
+    have half of bfloat16's bytes, and each device quantizes only its own part. XLA's
+    CollectiveQuantizer moves a quantization before the collective, but only if nothing else stands
+    between the two. Here a conversion to float32 does.
 
-    A sharding constraint says where an array is gathered. Two of them, one after the other, say
-    that the quantized array is still in parts, and that it is gathered there. If the scale is
+    A sharding constraint says where an array is gathered. Two constraints, one after the other, say
+    that the quantized array is still in parts, and that it is then gathered. If the scale is
     computed from the weight, take the amax of the parts too: the devices then exchange one number.
 
     Compiled with: mesh_shape=(4,), in_specs=(P("x"), P("x"), P(), P())
@@ -90,12 +90,12 @@ def dequantized_then_gathered(sent: Sent) -> Found | None:
     """An FP8 array is dequantized, then sent in the wide type.
 
     The FP8 codes and their scales hold the same numbers in about half of bfloat16's bytes. XLA's
-    CollectiveQuantizer moves a dequantization behind the collective if the scale is a scalar. With
-    a scale for each row, as here, it does not. The program can send codes and scales itself, and
+    CollectiveQuantizer moves a dequantization after the collective if the scale is a scalar. With a
+    scale for each row, as here, it does not. The program can send codes and scales itself, and
     dequantize what arrives.
 
-    If a matmul loses FP8 because its operand is gathered in a wide type, the reason is
-    gathered-operand, and this one is not given beside it.
+    If a matmul loses FP8 because its operand is gathered in a wide type, fp8lens gives only the
+    reason gathered-operand, and not this one.
 
     Compiled with: mesh_shape=(4,), in_specs=(P(), P(), P(), P(), P("x"), P("x"))
     Loses it:
@@ -141,11 +141,11 @@ def dequantized_then_gathered(sent: Sent) -> Found | None:
 def gathered_wide_read_wide(sent: Sent) -> Found | None:
     """An array is sent in a wide type and quantized, and something else reads it in the wide type.
 
-    FP8 codes have fewer digits than what they were made of. XLA's CollectiveQuantizer therefore
-    does not send them if something else reads the gathered array too. Often that reader does not
-    need all of it: a mean of each row, as in a norm, can be computed by the device that has the
-    row. Then only the codes have to be gathered. If the other reader needs all of the array in the
-    wide type, leave it as it is.
+    FP8 codes have fewer digits than the numbers that were quantized. XLA's CollectiveQuantizer
+    therefore does not send them if something else reads the gathered array too. Often that reader
+    does not need all of it: a mean of each row, as in a norm, can be computed by the device that
+    has the row. Then only the codes have to be gathered. If the other reader needs all of the array
+    in the wide type, leave it as it is.
 
     Compiled with: mesh_shape=(4,), in_specs=(P("x"), P("x"), P(), P())
     Loses it:
@@ -189,12 +189,12 @@ def gathered_wide_read_wide(sent: Sent) -> Found | None:
 def gathered_twice(sent: Sent) -> Found | None:
     """The same array is gathered twice at once.
 
-    XLA's partitioner looks at each dot by itself. If two dots read a weight that is sharded, it
-    gathers the weight for each, as for the forward and the backward pass of a training step. It
-    gives the two collectives different channels, so XLA does not see that they are the same, and
-    combines them into one that sends both. A sharding constraint gathers the weight once, in front
-    of both dots. The two dots here have different types, because XLA merges two of the same types
-    that share an operand.
+    XLA's partitioner looks at each dot by itself. If two dots read a sharded weight, it gathers the
+    weight for each, as for the forward and the backward pass of a training step. It gives the two
+    collectives different channels, so XLA does not see that they are the same. It combines them
+    into one collective that sends both. A sharding constraint gathers the weight once, before both
+    dots. The two dots here have different types, because XLA merges two of the same types that
+    share an operand.
 
     Compiled with: mesh_shape=(4,), in_specs=(P("x"), P("x"), P("x"))
     Loses it:
@@ -235,17 +235,17 @@ def gathered_twice(sent: Sent) -> Found | None:
     ),
 )
 def summed_wide(sent: Sent) -> Found | None:
-    """A sum over devices is made in a wide type, and quantized after that.
+    """A sum over devices is computed in a wide type, and quantized after that.
 
     If the contracting dimension is sharded, each device computes a part of every sum, and an
-    all-reduce adds the parts. It adds in a wide type, for sums in FP8 would be rounded with each
-    addition. An all-reduce sends as much as a reduce-scatter, which leaves each device some of the
-    sums, and an all-gather of those. The all-gather can send FP8. With sums in bfloat16, that saves
-    a quarter of the bytes.
+    all-reduce adds the parts. It adds in a wide type, because sums in FP8 would be rounded with
+    each addition. An all-reduce sends as much as two other collectives together: a reduce-scatter,
+    which leaves each device some of the sums, and an all-gather of these sums. The all-gather can
+    send FP8. With sums in bfloat16, that saves a quarter of the bytes.
 
-    If the sum has other readers, as in a residual connection, the wide all-reduce is right. For
-    that reason this rule is never among a program's reasons, and this page has no program that
-    breaks it. fp8lens.assert_fp8_collectives checks for it where it is given kinds="all-reduce".
+    If the sum has other readers, as in a residual connection, the wide all-reduce is right.
+    Therefore this rule is never among a program's reasons, and this page has no program that breaks
+    it. fp8lens.assert_fp8_collectives checks for it if you give kinds="all-reduce".
     """
     collective, fields = sent
     return found_if(collective.is_summed_wide, **fields)
@@ -273,8 +273,8 @@ def transposed_after_gathering(sent: Sent) -> Found | None:
     """An FP8 array is gathered, and then each device transposes all of it.
 
     Before Blackwell an FP8 call needs K last in memory: see operand-layout. If a weight is stored
-    [K, N] and sharded over K, it is gathered as it is, and each device transposes the whole of it,
-    each time. Stored [N, K] and sharded over N, it arrives as the call reads it.
+    [K, N] and sharded over K, it is gathered as it is, and each device transposes all of it, each
+    time. If it is stored [N, K] and sharded over N, it arrives as the call reads it.
 
     Compiled with: mesh_shape=(4,), in_specs=(P("x"), P("x"), P(), P())
     Loses it:
