@@ -1,7 +1,7 @@
 """Compile, read and judge FP8 matmuls in JAX: for Hopper and its relatives, on any machine.
 
-What reads HLO needs the standard library alone. What compiles needs JAX: those names load it when
-they are first used.
+The functions that read HLO need only the standard library. The functions that compile need JAX:
+they load it when they are first used.
 """
 
 import importlib

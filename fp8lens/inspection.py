@@ -24,11 +24,11 @@ from fp8lens.targets import Target, resolve
 
 
 class Inspection:
-    """A compiled program. Each answer is worked out when it is first asked for, and kept; the
-    program is parsed once.
+    """A compiled program. Each answer is computed when it is first read, and kept; the program is
+    parsed once.
 
-    `compiled` is the `jax.stages.Compiled`, None of a saved program; `module` its optimized HLO,
-    parsed.
+    `compiled` is the `jax.stages.Compiled`, or None for a saved program. `module` is the optimized
+    HLO, parsed.
 
     Example:
 
@@ -61,9 +61,7 @@ class Inspection:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was compiled here: of a saved program there are no reasons, no passes, and no
-        PTX.
-        """
+        """Whether it was compiled here: a saved program has no reasons, no passes, and no PTX."""
         return bool(self._stages)
 
     @cached_property
@@ -77,7 +75,7 @@ class Inspection:
 
     @cached_property
     def report(self) -> GemmReport:
-        """What became of every matmul."""
+        """How each matmul was compiled."""
         rows = [row for row, _ in self.unfused]
         return make_report(self.module, rows, self.ledger, self.note, self._ptx is not None)
 
@@ -89,7 +87,7 @@ class Inspection:
     @cached_property
     def reasons(self) -> Reasons:
         """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it
-        says no more what XLA's rewriter was given.
+        does not show what XLA's rewriter was given.
         """
         if not self.is_ours or self._chip is None or self._ptx is None:
             raise TypeError(
@@ -113,8 +111,8 @@ class Inspection:
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
-        """(kernel, why) of those that HLO does not tell of, and that may multiply in another type
-        than FP8.
+        """(kernel, why) of the kernels that HLO does not describe, and that may multiply in another
+        type than FP8.
         """
         names = self.report.opaque
         if not self.is_ours:
@@ -128,8 +126,8 @@ class Inspection:
 
     @cached_property
     def passes(self) -> Any:
-        """What each of XLA's passes changed at a matmul. XLA writes all of them down only where
-        asked, and then takes up to twice as long: so this compiles once more. TypeError for a saved
+        """What each of XLA's passes changed at a matmul. This compiles once more, because XLA
+        writes its passes only on request, and then takes up to twice as long. TypeError for a saved
         program.
         """
         if not self._again:
@@ -140,8 +138,8 @@ class Inspection:
         return self._again()
 
     def json(self, reasons: bool = True) -> str:
-        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null
-        where they are not asked for, and for a saved program.
+        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null if
+        they are not asked for, and for a saved program.
         """
         rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
         totals = _fields(self.report)
@@ -188,15 +186,15 @@ def _fields(of: Any) -> dict[str, Any]:
 
 
 def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
-    """Compile once, ask many: an Inspection of a function, or of a program that was compiled
-    before.
+    """Compile once, and read any number of answers: an Inspection of a function, or of a program
+    that was compiled before.
 
     `x` is a function, with its arguments and options as `aot_compile` takes them (target="H100",
     gemm="cublaslt", ...); or a `jax.stages.Compiled`, HLO text, the path of a file with HLO text,
-    an HloModule; an Inspection is returned as it is.
+    or an HloModule. An Inspection is returned as it is.
 
     Raises TypeError for arguments or options without a function, FileNotFoundError for a path that
-    leads nowhere, HloParseError for text that is not HLO, and what `aot_compile` raises.
+    does not exist, HloParseError for text that is not HLO, and what `aot_compile` raises.
 
     Example:
 
@@ -267,17 +265,16 @@ def _compiled_before(x: Any) -> Inspection:
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:
-    """What became of every matrix multiplication: one `GemmRow` each, wherever it is, as a
-    `GemmReport`.
+    """How each matrix multiplication was compiled: a `GemmReport`, with one `GemmRow` for each.
 
     Takes what `inspect` takes: a function, compiled as by `aot_compile`, whose `args` and `options`
     it takes (target, gemm, mesh_shape, in_specs, compiler_options); a Compiled, an HloModule, HLO
-    text, a file's path, an Inspection. Of a Lowered or another module that is not optimized, the
-    rows are its dots. Sharded, the rows are one device's.
+    text, a file's path, or an Inspection. For a Lowered, or another module that is not optimized,
+    the rows are its dots. If the program is sharded, the rows are those of one device.
 
-    A Triton kernel's `math_dtype` is read from the multiply instructions of the kernel's PTX where
-    a function was compiled; of a saved program, which has no PTX, it is what the kernel's dot says,
-    and that may still run in a wider type.
+    If a function was compiled, a Triton kernel's `math_dtype` is read from the multiply
+    instructions of the kernel's PTX. A saved program has no PTX, so there it is the type of the
+    kernel's dot, and the kernel may run in a wider type.
 
     Raises TypeError for `args` without a function, HloParseError for text that is not HLO, and what
     `aot_compile` raises.
@@ -298,11 +295,11 @@ def why_not_fp8(fn: Any, *args: Any, **options: Any) -> Reasons:
     """For every matmul that is not FP8, or whose FP8 call left work to other kernels: the reason
     and the fix.
 
-    Takes what `inspect` takes, but no saved program, which says no more what XLA's rewriter was
-    given: a function with its arguments, compiled once, or an Inspection. Compares what the
-    rewriter was given with what became of it. An empty list: every matmul is FP8, and no work that
-    its call could do was left outside. Where no known rule explains what is seen, `reason` starts
-    with "unknown".
+    Takes what `inspect` takes, but no saved program, which does not show what XLA's rewriter was
+    given: a function with its arguments, compiled once, or an Inspection. Compares the program that
+    the rewriter was given with the compiled program. An empty list means that every matmul is FP8,
+    and that no work that its call could do was left outside. If no known rule explains the loss,
+    `reason` starts with "unknown".
 
     Raises TypeError for a saved program, and what `inspect` raises.
 

@@ -38,11 +38,11 @@ class Target:
     """A GPU model.
 
     `memory_bandwidth` is in bytes/s, `peak_flops` in FLOP/s by HLO dtype: dense (no sparsity),
-    multiply and add counted as two, float32 accumulation. A dtype that is missing has no
-    tensor-core path on the chip. `shared_memory_per_sm`, `shared_memory_optin`, `l2_bytes` and
-    `memory_bytes` are in bytes. `source` says where the peaks come from; the other figures are what
-    XLA's own description of the chip holds. `clock_ghz` is the highest clock, above the one that
-    tensor-core peaks are quoted at. XLA fuses gelu from `cuda_runtime` (12, 4) on.
+    multiply and add counted as two, float32 accumulation. If a dtype is missing, the chip's tensor
+    cores do not multiply it. `shared_memory_per_sm`, `shared_memory_optin`, `l2_bytes` and
+    `memory_bytes` are in bytes. `source` says where the peaks come from; the other figures are
+    those of XLA's own description of the chip. `clock_ghz` is the highest clock. It is above the
+    clock at which tensor-core peaks are quoted. XLA fuses gelu from `cuda_runtime` (12, 4) on.
 
     Raises ValueError when made with a value that XLA cannot compile with.
 
@@ -337,8 +337,8 @@ def model(device: str) -> Target | None:
 
 
 def resolve(target: str | Target) -> Target:
-    """The Target of a name. Raises KeyError for an unknown chip, TypeError for what is neither name
-    nor Target.
+    """The Target of a name. Raises KeyError for an unknown chip, TypeError for anything that is
+    neither a name nor a Target.
     """
     if isinstance(target, str):
         return TARGETS[target]

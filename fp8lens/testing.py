@@ -38,20 +38,20 @@ def assert_fp8_gemms(
     allow: str | Collection[str] = (),
     **options: Any,
 ) -> GemmReport:
-    """Assert that a program multiplies in FP8; for your own tests. Takes a function, its arguments
-    and options as `inspect` takes them, or an Inspection; of a saved program, whether it multiplies
-    in FP8, and not what is `fused`.
+    """Assert that a program multiplies in FP8; for your own tests. Takes a function with its
+    arguments and options as `inspect` takes them, or an Inspection. For a saved program it can
+    check only whether it multiplies in FP8, not what is `fused`.
 
-    `count`: that many of its matmuls are FP8, each counted once however often it runs.
-    `min_flops_share`: at least this part, 0 to 1, of its matmul FLOPs is. With neither, every
-    matmul must be. Except with `count` alone, no kernel may multiply unseen, as a hand-written one
-    or a library's may: nobody knows its FLOPs. `fused`: True, and nothing may be left outside any
-    FP8 matmul; or names of work, of which none may: "scale", "bias", "epilogue", "amax", "output",
-    "transpose", "pad", "copy", "sum" (and of the first four each must be there: some call has an
-    amax); or cuBLASLt's names, such as "RELU" or "BIAS_GELU": every FP8 call has that epilogue.
-    `allow` names work that `fused` does not ask about, for what a layer's user cannot change:
-    ("transpose", "bias"), or rules by their names: "late-relu"; "opaque" leaves kernels that nobody
-    can look into out of what is asked.
+    `count`: that many of its matmuls must be FP8; each is counted once, however often it runs.
+    `min_flops_share`: at least this part, 0 to 1, of its matmul FLOPs must be FP8. With neither,
+    every matmul must be FP8. Except with `count` alone, there may be no kernel that fp8lens cannot
+    look into, such as a hand-written one or a library's, because its FLOPs are unknown. `fused`: if
+    True, no work may be left outside any FP8 matmul. Names of work ask only for that work: "scale",
+    "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum". If one of the first
+    four is named, at least one call must also do that work. cuBLASLt's names, such as "RELU" or
+    "BIAS_GELU", ask that every FP8 call has that epilogue. `allow` names what a layer's user cannot
+    change and what `fused` then ignores: kinds of work, ("transpose", "bias"), or rules,
+    "late-relu". With "opaque" the assertion ignores kernels that fp8lens cannot look into.
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
@@ -236,13 +236,14 @@ def assert_fp8_collectives(
     mesh_shape: Any = None,
     **options: Any,
 ) -> Collectives:
-    """Assert that each collective of those kinds that feeds an FP8 matmul, or sends what was FP8
-    before, sends FP8.
+    """Assert that each collective of these kinds sends FP8, if it feeds an FP8 matmul or sends what
+    was FP8 before.
 
-    Takes what `inspect` takes; of a saved program, `mesh_shape` gives the names of the mesh's axes.
-    `min_bytes`: of those from which each device sends at least so many bytes in one run. Returns
-    the collectives. Raises AssertionError, whose message is their table, and the reason and the
-    fix of each that fails; ValueError for a kind that is none of KINDS, and what `inspect` raises.
+    Takes what `inspect` takes; for a saved program, `mesh_shape` gives the names of the mesh's
+    axes. `min_bytes`: checks only collectives in which each device sends at least so many bytes in
+    one run. Returns the collectives. Raises AssertionError, whose message is their table, and the
+    reason and the fix of each that fails; ValueError for a kind that is not one of KINDS, and what
+    `inspect` raises.
 
     Example:
 

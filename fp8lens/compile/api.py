@@ -49,20 +49,21 @@ def aot_compile(
     option here can be given by position or with functools.partial. `target` is a name in `TARGETS`,
     a `Target`, or "local", the attached GPU: then the result can also be called.
 
-    `fn` may be jitted: by `jax.jit`, `nnx.jit` or `eqx.filter_jit`. Then it has static arguments of
-    its own, and what is no array is given to it as it is. Arrays inside a callable that is a
-    pytree, such as a module, are arguments of the program. The result is always JAX's, without
+    `fn` may be jitted: by `jax.jit`, `nnx.jit` or `eqx.filter_jit`. Then it has its own static
+    arguments, and gets an argument that is not an array as it is. Arrays inside a callable that is
+    a pytree, such as a module, are arguments of the program. The result is always JAX's, without
     nnx's or Equinox's way of calling it.
 
-    `gemm` is who may run the matmuls: "cublaslt" (NVIDIA's library, with the FP8 epilogues),
-    "triton" (kernels XLA generates), or "auto" (XLA's default: it times both on the chip. With no
-    chip to time on, it takes the first Triton tile that compiles, which is not what a GPU would
-    choose). `compiler_options` are XLA debug options, merged over those of `gemm`.
+    `gemm` says which library may run the matmuls: "cublaslt" (NVIDIA's library, with the FP8
+    epilogues), "triton" (kernels that XLA generates), or "auto", XLA's default. With "auto" XLA
+    times both on the chip. If there is no chip, it takes the first Triton tile that compiles, which
+    is not what a GPU would choose. `compiler_options` are XLA debug options, merged over those of
+    `gemm`.
 
-    `autotune` is what XLA chose on a GPU like `target`: the path of a file that `recording` had it
-    write, or its text. Then the program is the one that GPU chose. XLA reads only what the same JAX
-    release wrote. A program with a kernel that is not in there is a LookupError, unless the options
-    set xla_gpu_require_complete_aot_autotune_results False.
+    `autotune` is a record of what XLA chose on a GPU like `target`: the path of a file that was
+    written with `recording`, or its text. Then the program has the choices of that GPU. XLA reads
+    only records of the same JAX release. If the record lacks a kernel of the program, this raises a
+    LookupError, unless the options set xla_gpu_require_complete_aot_autotune_results False.
 
     `mesh_shape` asks for a sharded program on that many compile-only devices: {"data": 4, "model":
     2}, or (8,), whose axes are named "x", "y", "z". `in_specs` has a PartitionSpec for each of
@@ -70,21 +71,22 @@ def aot_compile(
     their own NamedSharding.
 
     A mesh of your own, from `fp8lens.mesh`, needs no `mesh_shape`: it may be in the shardings of
-    arguments, in `jax.set_mesh`, or inside `fn`. Then JAX alone says how an argument without a
+    arguments, in `jax.set_mesh`, or inside `fn`. Then JAX decides how an argument without a
     sharding is laid out.
 
-    XLA ends the process where it meets what it did not expect. With `isolate` it compiles in a
-    fresh one, two seconds later: what ends that is a CompilerDied here, and the result has
-    `as_text` alone. {"seconds": 60, "gigabytes": 4} are limits, of time and of memory; either may
-    be left out.
+    With some programs XLA ends the process. With `isolate` XLA compiles in a new process, which
+    takes two seconds more, and the result has only `as_text`. If that process dies, this raises a
+    CompilerDied. {"seconds": 60, "gigabytes": 4} are limits, of time and of memory; either may be
+    left out.
 
     JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is
     not here.
 
     Raises KeyError for an unknown chip, TypeError or ValueError for arguments, meshes or options
-    that XLA cannot take, and RuntimeError where no CUDA compiler is installed, where JAX_PLATFORMS
-    asks for a GPU and there is none, or in a process forked from one that had used JAX, each naming
-    the fix; CompilerDied, with `isolate` and where XLA is known to abort; and what `fn` raises.
+    that XLA cannot take, and RuntimeError if no CUDA compiler is installed, if JAX_PLATFORMS asks
+    for a GPU and there is none, or in a process forked from one that had used JAX; each message
+    names the fix. Raises CompilerDied with `isolate`, and for programs with which XLA is known to
+    abort; and what `fn` raises.
 
     Example:
 
@@ -308,8 +310,7 @@ def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[Non
 
 
 def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:
-    """`fn(*args)` for its numbers, compiled: on the attached GPU where there is one, else on the
-    CPU.
+    """Compile and run `fn(*args)`: on the attached GPU if there is one, else on the CPU.
 
     On the CPU XLA has no FP8 matmul: it computes the same expression in wider types, so the numbers
     are those of the program as written, not of a tensor core.

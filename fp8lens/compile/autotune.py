@@ -63,9 +63,9 @@ def recording(path: str | os.PathLike) -> dict[str, Any]:
     """Compiler options with which the attached GPU's compiler writes what it chose to `path`, for
     `autotune`.
 
-    For `target="local"`: where XLA has nothing to time, it writes no file. The file holds every
-    choice that the process has made with these options. Raises ValueError for a name that XLA would
-    not fill with text.
+    For `target="local"`: if XLA has nothing to time, it writes no file. The file holds every choice
+    that the process has made with these options. Raises ValueError for a name that XLA would not
+    fill with text.
     """
     if Path(path).suffix not in (".txt", ".textproto", ".pbtxt"):
         raise ValueError(

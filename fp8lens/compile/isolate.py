@@ -20,8 +20,8 @@ from fp8lens.targets import Target
 
 
 class CompilerDied(RuntimeError):
-    """XLA's compiler ended its process, or went over a limit: what ended it, its last words, and
-    the fix.
+    """XLA's compiler ended its process, or exceeded a limit. The message says what ended it, its
+    last output, and the fix.
     """
 
 

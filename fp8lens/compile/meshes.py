@@ -63,15 +63,16 @@ def make_mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_pat
 def mesh(
     target: str | Target = "H100", shape: Mapping[str, int] | Sequence[int] | None = None
 ) -> Mesh:
-    """A mesh of `target`s that are not here, for functions with a mesh or shardings of their own.
+    """A mesh of `target`s that this machine does not have, for functions with their own mesh or
+    shardings.
 
     `shape` is as `aot_compile`'s `mesh_shape`: {"data": 4, "model": 2}; without it, one device. The
-    axes are Auto. Asked again for the same, it is the same mesh. Use it where the real program has
-    `jax.make_mesh`'s: in a NamedSharding, in `jax.shard_map`, in `jax.set_mesh`. Nothing can be
-    computed or stored on it.
+    axes are Auto. The same arguments give the same mesh. Use it in the places where the real
+    program uses the mesh of `jax.make_mesh`: in a NamedSharding, in `jax.shard_map`, in
+    `jax.set_mesh`. Nothing can be computed or stored on it.
 
-    Raises KeyError for an unknown chip, TypeError or ValueError for what is no target or shape, and
-    RuntimeError where no CUDA compiler is installed.
+    Raises KeyError for an unknown chip, TypeError or ValueError for anything that is not a target
+    or a shape, and RuntimeError if no CUDA compiler is installed.
 
     Example:
 

@@ -70,10 +70,10 @@ def gpu_available() -> bool:
 
 
 def choose_platform() -> None:
-    """Have JAX compute on the CPU where there is no GPU to use and nobody has chosen.
+    """Have JAX compute on the CPU if there is no GPU to use and the user has chosen no platform.
 
-    Else JAX's start-up of the CUDA plugin prints a traceback, and loses the compile-only topology
-    with it. With a GPU, JAX is left alone.
+    Otherwise JAX's start-up of the CUDA plugin prints a traceback, and then the compile-only
+    topology is lost. With a GPU, JAX is left alone.
     """
     if not jax.config.jax_platforms and not gpu_available():
         jax.config.update("jax_platforms", "cpu")

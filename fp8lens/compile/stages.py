@@ -194,11 +194,10 @@ def _matmuls(module: HloModule) -> Counter[tuple]:
 def passes(fn: Callable, *args: Any, **options: Any) -> Passes:
     """Compile once; the program before and after each of XLA's passes that changed a matmul.
 
-    Arguments, further options and errors are `aot_compile`'s; of an Inspection, ask its `passes`. A
-    matmul is changed by what changes
-    its instruction (a dot becomes a custom call, or moves into a fusion, or gets an epilogue) or
-    the shapes, number or layout of its operands. Between pipelines XLA works too: what it changes
-    there is named pipeline-start.
+    Arguments, further options and errors are those of `aot_compile`. For an Inspection, read its
+    `passes`. A matmul is changed by what changes its instruction (a dot becomes a custom call, or
+    moves into a fusion, or gets an epilogue) or the shapes, number or layout of its operands. XLA
+    also changes programs between its pipelines. Such a step is named pipeline-start.
 
     Example:
 

@@ -312,9 +312,9 @@ _LEFT_OUT = Row(None, None)
 class HloDiff:
     """Where two modules differ: the headings of computations, each with its rows.
 
-    Truthy where the modules differ, as a list of differences would be; `same` is the opposite.
-    `str` gives a unified text, "-" before a line of the first module and "+" before one of the
-    second; Jupyter shows both side by side.
+    It is true if the modules differ, like a list of differences; `same` is the opposite. `str`
+    gives a unified text, "-" before a line of the first module and "+" before one of the second;
+    Jupyter shows both side by side.
     """
 
     sections: tuple[tuple[str, tuple[Row, ...]], ...]
@@ -614,14 +614,14 @@ def _not_default(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
-    """What tells two programs apart: anything `parse_hlo_module` takes, and the errors it raises.
+    """The differences between two programs. Takes, and raises, what `parse_hlo_module` does.
 
-    Each instruction of `a` is paired with the one of `b` in its place in the dataflow, and both get
-    one name. So these make no difference: names and their numbers, the order of independent
-    instructions, metadata, row-major layouts, channel ids, and of a backend_config the workspace,
-    the algorithm's number and other bookkeeping. Changed operands, shapes, attributes, epilogues,
-    alpha, beta, amax and tiles do; so does a fused computation's content. Around each difference
-    stay `context` instructions that agree.
+    Each instruction of `a` is paired with the instruction of `b` that has the same place in the
+    dataflow, and both get one name. So these make no difference: names and their numbers, the order
+    of independent instructions, metadata, row-major layouts, channel ids, and of a backend_config
+    the workspace, the algorithm's number and other bookkeeping. Changed operands, shapes,
+    attributes, epilogues, alpha, beta, amax and tiles are differences, and so is a changed content
+    of a fused computation. Around each difference, `context` instructions that agree are shown.
 
     Example:
 

@@ -233,7 +233,7 @@ def _ansi(part: str, style: tuple[str, str] | None) -> str:
 def print_hlo_module(
     x: Any, metadata: bool = False, backend_cfg: bool = False, file: Any = None
 ) -> None:
-    """Print HLO, of anything `parse_hlo_module` takes, the way a reader wants it: the same text in
+    """Print HLO in a readable form, of anything that `parse_hlo_module` takes: the same text in
     every run, on every machine. Left out: row-major layouts, shardings over one device,
     fingerprints, file tables.
 

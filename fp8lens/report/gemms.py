@@ -51,13 +51,13 @@ class GemmReport:
     """Every matrix multiplication of a program, ENTRY's first. Prints as text, shows as a table in
     a notebook.
 
-    `kernels` and `bytes_moved` count what the whole program launches and moves, loops as often as
-    they run where that is known and else once; `kernels_for_fp8` and `bytes_for_fp8` those that
-    make FP8 and undo it around the FP8 matmuls: the ledger has each. `opaque` names custom calls
-    that are no matmuls to HLO: convolutions, hand-written kernels, other libraries; what they
-    multiply, if anything, is not counted. `note` says what the program was compiled for, or why the
-    rows are not a GPU's. `optimized`: whether XLA is done with it; else the rows are the program's
-    dots as written.
+    `kernels` and `bytes_moved` count what the whole program launches and moves. A loop counts as
+    often as it runs, if that is known, else once. `kernels_for_fp8` and `bytes_for_fp8` count the
+    kernels that make and undo FP8 for the FP8 matmuls; the ledger lists each. `opaque` names custom
+    calls that HLO does not show as matmuls: convolutions, hand-written kernels, other libraries. If
+    they multiply, that is not counted. `note` says what the program was compiled for, or why the
+    rows are not those of a GPU. `optimized`: whether XLA has optimized the program; else the rows
+    are the program's dots as written.
     """
 
     rows: tuple[GemmRow, ...]

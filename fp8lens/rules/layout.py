@@ -521,8 +521,8 @@ def masked_first(cause: Cause) -> Found | None:
 
     XLA's rewriter looks for a step that reads the whole result of one call. A mask (`jnp.where`, or
     the fill of `jnp.take`) is a select in HLO, and the rewriter does not look past a select after a
-    dot. A step that treats each element alone can be done before the mask instead. The mask then
-    reads what the call wrote: in FP8, a quarter of the bytes of f32.
+    dot. A step that treats each element alone can be done to both inputs of the select instead. The
+    mask then reads what the call wrote: in FP8, a quarter of the bytes of f32.
 
     Loses it:
 

@@ -1,9 +1,9 @@
 """A rule's page: what it means, why XLA does so, a program that breaks it, and the same one fixed.
 
-It is the docstring of the rule's function. After a summary of one sentence and paragraphs of prose,
-"Loses it:" stands in front of a program, and "Keeps it:" in front of the fixed one, where there is
-one: each a function, indented, with what it needs around it. "Compiled with:" gives options of
-`fp8lens.inspect` in front of either.
+It is the docstring of the rule's function. It begins with a summary of one sentence and paragraphs
+of prose. "Loses it:" stands before a program, and "Keeps it:" before the fixed one, if there is
+one. Each program is a function, indented, with what it needs around it. "Compiled with:" before
+either of them gives options of `fp8lens.inspect`.
 
 A program's arguments have the shapes in ARGUMENTS by their names, or others by annotation, as in
 `def layer(a: "f8e4m3fn[64,256]")`. The names in PRELUDE are there.

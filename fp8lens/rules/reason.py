@@ -18,13 +18,13 @@ class Reason:
     run in FP8 at all), or what stayed outside of the FP8 call: "epilogue" (an activation), "bias",
     "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "copy" (an operand
     is repeated in memory), "sum" (products are written one by one, then added), "duplicate" (it
-    runs twice), "wire" (it is sent between devices in a wide type), or "kernel" (nobody knows what
-    a kernel does there).
+    runs twice), "wire" (it is sent between devices in a wide type), or "kernel" (it is not known
+    what a kernel does there).
 
-    `rule` is the rule's name, of which `fp8lens explain` prints the page, and `authority` whose
-    rule it is: a function of XLA, and in quotes what XLA logs. `matmul` is its instruction's name
-    in the compiled program, M x N x K, and the layer; `instruction` and `layer` are two of these
-    alone. `source` is the program's line.
+    `rule` is the rule's name; `fp8lens explain` prints its page. `authority` says whose rule it is:
+    a function of XLA, and in quotes what XLA logs. `matmul` is its instruction's name in the
+    compiled program, M x N x K, and the layer; `instruction` and `layer` are two of these alone.
+    `source` is the program's line.
     """
 
     matmul: str
