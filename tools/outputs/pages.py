@@ -70,9 +70,9 @@ def of_the_package() -> list[str]:
     (answer, not_fp8, unusable, died), *_ = statuses
     return [
         "Python " + " or ".join(f"3.{minor}" for minor in range(first, end)),
-        f"It exits with {answer}; with {not_fp8} where",
-        f"with {unusable} for what it cannot use",
-        f"with {died} where",
-        f"{answer} is the status only of an answer",
+        f"Its exit status is {answer} if it has an answer",
+        f"The status is {not_fp8} if `--require-fp8` does not hold",
+        f"{unusable} if the command cannot use its",
+        f"{died} if the file",
         *EXAMPLES,
     ]
