@@ -34,7 +34,7 @@ def to_e4m3(d: jax.Array, d_scale: jax.Array) -> jax.Array:
 
 
 class Amaxes(NamedTuple):
-    """Of the last steps, f32[H] each, the latest first."""
+    """The amaxes of the last steps, f32[H] each, the latest first."""
 
     x: jax.Array
     w: jax.Array
@@ -46,14 +46,14 @@ def new_amaxes(length=16):  # noqa: D103
 
 
 def scale_of(history, dtype):
-    """The scale that puts the largest of them on the format's largest number; 1 for none."""
+    """The scale that maps the largest amax to the format's largest number; 1 if all are 0."""
     amax = jnp.max(history)
     scale = jnp.maximum(amax / float(jnp.finfo(dtype).max), jnp.finfo(f32).tiny)
     return jnp.where(amax > 0, scale, 1.0)
 
 
 def remember(history, tensor):
-    """The history after this step. What is no number, it leaves out."""
+    """The history after this step. An amax that is not finite is left out."""
     amax = jnp.max(jnp.abs(tensor)).astype(f32)
     kept = jnp.concatenate([amax[None], history[:-1]])
     return jnp.where(jnp.isfinite(amax), kept, history)

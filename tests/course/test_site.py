@@ -848,7 +848,7 @@ def test_the_index_leads_to_every_rules_page(site, browser):
         figures = page.get_by_role("table").last
         assert figures.get_by_text("2 → 1").count() and figures.get_by_text("H100").count()
         about = page.locator("meta[name=description]").get_attribute("content")
-        assert about.startswith("The relu stands behind")
+        assert about.startswith("The relu comes after")
         page.get_by_text("All rules", exact=True).click()
         page.wait_for_url("**/rules/index.html")
     assert all((ROOT / "_build" / "html" / "rules" / f"{name}.html").is_file() for name in named)

@@ -107,7 +107,7 @@ def test_the_record_has_the_programs_of_the_pages():
 
 def test_a_page_is_printed_whole():
     text = str(explain("late-relu"))
-    assert text.startswith("late-relu, lost epilogue\n\nThe relu stands behind")
+    assert text.startswith("late-relu, lost epilogue\n\nThe relu comes after")
     for part in ("fix: apply relu directly", "FuseReluActivation", "Loses it:", "Keeps it:"):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
