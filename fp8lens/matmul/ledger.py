@@ -22,7 +22,7 @@ CLASSES = {
     "matmul": "a matrix multiplication, with all that is fused into it",
     "quantize": "makes FP8",
     "scale": "amax and scales",
-    "dequantize": "widens FP8 in front of a matmul",
+    "dequantize": "widens FP8 before a matmul",
     "move": "transposes, pads or copies",
     "after": "works on a matmul's result: scale, bias, activation, conversion",
     "collective": "between devices",

@@ -18,15 +18,15 @@ _BIASES = (Role.BIAS, Role.MATRIX_BIAS)
     "bias-after-scale",
     lost=Lost.BIAS,
     reason=(
-        "the result is scaled outside of the call before the addition: in front of an addition the "
+        "the result is scaled outside of the call, before the addition: there the "
         "call takes a scale only in place of the left operand's, if that operand has none and "
         "nothing else reads the result (scales in use: {scales}; epilogue {epilogue}; beta {beta})"
     ),
     fix=(
         "multiply the scale into an operand's, outside of the program; or, if the result is FP8, "
-        "add before the scale; behind an activation or another bias leave this kernel"
+        "add before the scale; after an activation or another bias leave this kernel"
     ),
-    source="F8ScaleD, and HandleAdd behind it",
+    source="F8ScaleD, and HandleAdd after it",
 )
 def bias_after_scale(cause: Cause) -> Found | None:
     """Something is added to a scaled result, and the scale stayed outside of the call.
@@ -162,7 +162,7 @@ def subtracted(cause: Cause) -> Found | None:
         "{beta})"
     ),
     fix=(
-        "behind another matrix, add the two matrices to each other first; behind an activation, "
+        "after another matrix, add the two matrices to each other first; after an activation, "
         "adding the matrix before it is another function: do so if the model allows it, else leave "
         "this kernel"
     ),
@@ -399,8 +399,8 @@ def _types(cause: Cause) -> dict[str, str]:
         "{beta})"
     ),
     fix=(
-        "behind a matrix or another bias, change the order: add the vectors to each other, then to "
-        "the dot's result, then the matrix; behind an activation, adding before it is another "
+        "after a matrix or another bias, change the order: add the vectors to each other, then to "
+        "the dot's result, then the matrix; after an activation, adding before it is another "
         "function: do so if the model allows it, else leave this kernel"
     ),
     source="FuseVectorBiasAdd: epilogue DEFAULT, one reader, no matrix added",
@@ -674,10 +674,10 @@ def merged_then_added(m: Matmul) -> Found | None:
     lost=Lost.BIAS,
     reason=(
         "wrong numbers, by an error of XLA's: it adds the vector before the result's scale, clamp "
-        "and conversion to FP8, and the program adds it behind them"
+        "and conversion to FP8, and the program adds it after them"
     ),
     fix=(
-        "add a bfloat16 vector to the dot's result; or put jax.lax.optimization_barrier behind "
+        "add a bfloat16 vector to the dot's result; or put jax.lax.optimization_barrier after "
         "the conversion"
     ),
     source="FuseVectorBiasAdd: the call may have an FP8 result",

@@ -339,7 +339,7 @@ def negated(cause: Cause) -> Found | None:
         return None
     how = ""
     if sign.done:
-        how = f" behind its {sign.done}"
+        how = f" after its {sign.done}"
     elif sign.to_come:
         how = f" before its {sign.to_come}"
     lost = Lost.SCALE
@@ -354,7 +354,7 @@ def negated(cause: Cause) -> Found | None:
     "negated-last",
     lost=Lost.SCALE,
     reason=(
-        "the result is negated behind its {step}, and there a call can change the sign only by "
+        "the result is negated after its {step}, and there a call can change the sign only by "
         "the scale of an FP8 result"
     ),
     fix="clamp and convert the result to FP8, with a negative scale; or leave this kernel",
@@ -406,7 +406,7 @@ class _Sign:
         if not behind:
             scales.append("an operand's scale (a_scale)")
             if added:
-                scales.append("what is added in front of it")
+                scales.append("what is added before it")
         if behind or self.to_fp8 and self.to_come and Role.NEGATE in kinds[1:]:
             scales.append("the result's scale (d_scale)")
         self.places = " and ".join(scales)
@@ -612,7 +612,7 @@ def selected_relu(cause: Cause) -> Found | None:
     "gelu-and-transpose",
     lost=Lost.EPILOGUE,
     reason=(
-        "XLA has moved a transpose from behind the gelu into it, between gelu's operations, and "
+        "XLA has moved a transpose that follows the gelu into it, between gelu's operations, and "
         "does not know these for a gelu any more"
     ),
     fix="apply gelu to the flat result, [rows, columns]; reshape and transpose what it returns",

@@ -36,7 +36,7 @@ class Work:
         "the two kernels, print(inspect(fn, *args).hlo)"
     ),
     source=(
-        "XLA fuses behind a dot what its Triton emitter can tile (gemm_fusion.cc), behind a "
+        "after a dot XLA fuses what its Triton emitter can tile (gemm_fusion.cc), after a "
         "library's kernel nothing"
     ),
 )

@@ -79,7 +79,7 @@ def fused_attention(m: Matmul) -> Found | None:
     "not-quantized",
     lost=Lost.FP8,
     reason="{which} {dtypes} in the program, not FP8",
-    fix="quantize to float8_e4m3fn with a scalar scale, and dequantize in front of the dot",
+    fix="quantize to float8_e4m3fn with a scalar scale, and dequantize before the dot",
     source="MatchFp8Param: an FP8 array, converted, optionally times a scalar",
 )
 def not_quantized(m: Matmul) -> Found | None:
@@ -338,8 +338,8 @@ def scaled_dot_spelled_out(m: Matmul) -> Found | None:
         "argument g: of jax.vjp, or of a loss such as jnp.sum(y * g)"
     ),
     source=(
-        "XLA moves a broadcast behind what is elementwise: FindF8SubgraphRecursive finds no FP8 "
-        "array behind the dot"
+        "XLA moves a broadcast after what is elementwise: FindF8SubgraphRecursive finds no FP8 "
+        "array before the dot"
     ),
 )
 def one_number(m: Matmul) -> Found | None:
@@ -384,9 +384,9 @@ def _is_one_number(side: Operand) -> bool:
     ),
     fix=(
         "pass the FP8 array as an argument of the function, or put jax.lax.optimization_barrier "
-        "behind it"
+        "after it"
     ),
-    source="XLA's constant folding: FindF8SubgraphRecursive finds no FP8 array behind the dot",
+    source="XLA's constant folding: FindF8SubgraphRecursive finds no FP8 array before the dot",
 )
 def folded(m: Matmul) -> Found | None:
     """An operand is a constant, and XLA converts it from FP8 while it compiles.
@@ -479,7 +479,7 @@ def _changed(m: Matmul, problem: Problem) -> Found | None:
         "compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}, or, where they "
         "share a scale, store the weights joined"
     ),
-    source="XLA's dot_merger.cc; FindF8SubgraphRecursive does not look behind a concatenate",
+    source="XLA's dot_merger.cc; FindF8SubgraphRecursive does not look through a concatenate",
 )
 def merged(m: Matmul) -> Found | None:
     """XLA merges dots that read the same operand, and joins their other operands, dequantized.
@@ -554,7 +554,7 @@ def before_the_loop(m: Matmul) -> Found | None:
     reason="an operation stands between the {side} operand's dequantization and the dot: {opcode}",
     fix=(
         "gather or join the FP8 arrays, and compute before quantizing; only {allowed} may stand "
-        "behind the dequantization"
+        "after the dequantization"
     ),
     source="FindF8SubgraphRecursive and MatchFp8Param",
 )
@@ -591,7 +591,7 @@ def operation_between(m: Matmul) -> Found | None:
     fix="leave the precision out, or ask for jax.lax.DotAlgorithmPreset.DEFAULT",
     source=(
         "XLA converts the operands to the algorithm's types, and its gemm_rewriter.cc finds no "
-        "FP8 behind that"
+        "FP8 before that"
     ),
 )
 def algorithm(m: Matmul) -> Found | None:
@@ -799,9 +799,9 @@ def stack_converted(m: Matmul) -> Found | None:
         "follow the conversion directly"
     ),
     fix=(
-        "multiply once, directly behind the conversion: a.astype(jnp.float32) * (s * t); if it is "
+        "multiply once, directly after the conversion: a.astype(jnp.float32) * (s * t); if it is "
         "a transpose that stands there, which XLA may have moved there, transpose the FP8 array, "
-        "put jax.lax.optimization_barrier behind that, and dequantize last"
+        "put jax.lax.optimization_barrier after that, and dequantize last"
     ),
     source="MatchFp8Param",
     logs="not rewritten into FP8 Custom Call",
@@ -903,7 +903,7 @@ def masked(m: Matmul) -> Found | None:
     fix=(
         "compute it before quantizing; make one factor, or a sign, a part of the scale; multiply "
         "the result by a factor of each row or column, but not by one that varies along K; only "
-        "{allowed} may stand behind the dequantization"
+        "{allowed} may follow the dequantization"
     ),
     source="MatchFp8Param",
     logs="not rewritten into FP8 Custom Call",

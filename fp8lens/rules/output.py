@@ -173,8 +173,8 @@ def matrix_in_f32(conversion: Conversion) -> Found | None:
     ),
     fix=(
         "let the others read the converted result; or give them a second matmul, of the same "
-        "operands behind jax.lax.optimization_barrier; where they need all digits, as the sum of a "
-        "residual stream does, leave this kernel"
+        "operands passed through jax.lax.optimization_barrier; where they need all digits, as the "
+        "sum of a residual stream does, leave this kernel"
     ),
     source="F8ConvertD: the only other reader may be one amax",
 )
@@ -254,7 +254,7 @@ def amax_beside_it(conversion: Conversion) -> Found | None:
     ),
     fix=(
         "keep the shape of the dot's result up to the conversion: flatten the activations to "
-        "[rows, K] in front of it"
+        "[rows, K] before it"
     ),
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
@@ -289,7 +289,7 @@ def reshaped_first(conversion: Conversion) -> Found | None:
     lost=Lost.OUTPUT,
     reason="{between} stands between the clamp and the conversion to {to}",
     fix=(
-        "convert directly behind the clamp, and do the rest before the scale: "
+        "convert directly after the clamp, and do the rest before the scale: "
         "jnp.clip(f(d) * d_scale, ...).astype(...) for f(jnp.clip(d * d_scale, ...)).astype(...)"
     ),
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
@@ -328,8 +328,8 @@ def between(cause: Cause) -> Found | None:
     "cut-first",
     lost=Lost.OUTPUT,
     reason=(
-        "an FP8 call takes multiples of 16, not {sizes}: XLA pads, and puts a slice behind the "
-        "call, so a kernel behind that slice does the conversion"
+        "an FP8 call takes multiples of 16, not {sizes}: XLA pads, and puts a slice after the "
+        "call, so a kernel after that slice does the conversion"
     ),
     fix="choose, or pad once in advance to, dimensions that are multiples of 16",
     source="PadOperandToMultipleOf16: a slice then stands between the call and its conversion",

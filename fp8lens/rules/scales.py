@@ -278,7 +278,7 @@ def scale_after_epilogue(cause: Cause) -> Found | None:
     "scale-too-many",
     lost=Lost.SCALE,
     reason=(
-        "the result is multiplied by a scale, and is not converted to FP8 directly behind it: the "
+        "the result is multiplied by a scale, and is not converted to FP8 directly after it: the "
         "call takes such a scale only in place of the left operand's, if that operand has none, no "
         "matrix is added before, and nothing else reads the result (scales in use: {scales}; beta "
         "{beta})"
@@ -434,11 +434,11 @@ def factor_of_codes(m: Matmul) -> list[Found]:
     lost=Lost.SCALE,
     reason=(
         "wrong numbers for a negative scale, by an error of XLA's: it applies the relu before the "
-        "result's scale s, not behind the conversion, and relu(d * s) is relu(d) * s for s >= 0 "
+        "result's scale s, not after the conversion, and relu(d * s) is relu(d) * s for s >= 0 "
         "only"
     ),
     fix=(
-        "apply relu to the dot's result, in front of its scale; if the scale is negative, negate "
+        "apply relu to the dot's result, before its scale; if the scale is negative, negate "
         "it and one operand's scale"
     ),
     source="FuseReluActivation: the call may have an FP8 result",

@@ -747,7 +747,7 @@ CASES = {
     ),
     "converted behind a padded result": Case(
         "output",
-        "an FP8 call takes multiples of 16, not N = 120: XLA pads, and puts a slice behind",
+        "an FP8 call takes multiples of 16, not N = 120: XLA pads, and puts a slice after",
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
         (A, S(120, K), s, s, s),
         lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
@@ -1875,7 +1875,7 @@ CASES = {
     **{
         f"an amax behind a padded result, {jnp.dtype(dtype)}": Case(
             "output",
-            "an FP8 call takes multiples of 16, not N = 100: XLA pads, and puts a slice behind",
+            "an FP8 call takes multiples of 16, not N = 100: XLA pads, and puts a slice after",
             lambda a, b, x, y, z, dtype=dtype: with_amax(scaled_dot(a, b, x, y, dtype), z),
             (A, S(100, K), s, s, s),
             lambda a, b, x, y, z: with_amax(scaled_dot(a, b, x, y), z),
@@ -2024,7 +2024,7 @@ CASES = {
     ),
     "negated behind relu, then quantized": Case(
         "output",
-        "negated behind its relu",
+        "negated after its relu",
         lambda a, b, x, y, z: clip(-relu(scaled_dot(a, b, x, y))).astype(e4m3),
         (*OPERANDS, s),
         lambda a, b, x, y, z: clip(relu(scaled_dot(a, b, x, y)) * -(z + z)).astype(
@@ -2034,7 +2034,7 @@ CASES = {
     ),
     "negated behind relu": Case(
         "scale",
-        "negated behind its relu",
+        "negated after its relu",
         lambda a, b, x, y: -relu(scaled_dot(a, b, x, y)),
         OPERANDS,
         lambda a, b, x, y: to_e4m3(relu(scaled_dot(a, b, x, y)), -x),
