@@ -37,8 +37,8 @@ from tools.records import form, published, sources, training
 from tools.records import goals as reasons
 
 KINDS: dict[str, Callable] = {}
-# Where the neighbour of a number stands near it too, or another small one, or a year changes.
-MAY_PASS = {"prose: a number, by one", "prose: an ordinal", "references: a number, by one"}
+# Where the neighbour of a number stands near it too, or another small one.
+MAY_PASS = {"prose: a number, by one", "prose: an ordinal"}
 
 
 class NoPlace(Exception):

@@ -39,7 +39,7 @@ WORDS = {
     **{word: str(number) for number, word in enumerate(_COUNTED.split(), 3)},
     **{word: str(10 * number) for number, word in enumerate(_TENS.split(), 3)},
 }
-# A place, "the third", or a part, "two thirds": of three, or 0.33.
+# A place, "a third kernel": of three. A part, "two thirds": 0.67, or 66%.
 ORDINALS = {word: number for number, word in enumerate(_ORDINALS.split(), 3)}
 # The spellings of a unit, in a line. What is left out, as "matmuls", is rarely printed as a word
 # beside its number.
@@ -84,8 +84,11 @@ NUMBER = re.compile(
     rf"\b(?:dozens?|hundred|thousand|million|billion)\b|\w+fold\b){_WITH_UNIT}",
     re.I,
 )
+PART = re.compile(rf"\b(a|one|two|{'|'.join(WORDS)})[ -](?:{'|'.join(ORDINALS)})s?$", re.I)
+NEARLY = 0.09  # as a printed number is a part: 21% a fifth; not 10% a ninth
 PRINTED = re.compile(rf"(?P<number>{_DIGITS}){_WITH_UNIT}")
 LABEL = re.compile(rf"(?<![\w/])(?:{_UNIT})(?![\w/])")  # of a column, an axis, a variable
+SHAPE = re.compile(r"(?<=\w) [x×] (?=\w)")
 WIDTH = re.compile(r"(?:float|int|fp|f|m)(\d+)", re.I)  # a type has its bits in its name
 FACTOR = re.compile(rf"({_DIGITS}) \*(?!\*)|(?<!\*)\* ({_DIGITS})")  # so many times, in code
 
@@ -106,11 +109,11 @@ NAMES = [
         r"NB=11",
         r"^# Solution \d$",
         # Standards, types and formats.
-        r"IEEE (?:Std )?754(?:-\d+)?",
+        r"IEEE 754",
         r"0x[0-9A-Fa-f]{2}\b",
         r"\bE(?:4M3|5M2|8M0)(?:B11)?(?:FN)?(?:UZ)?\b",
         r"\b(?:bfloat16|float(?:16|32|64)|bf16|f(?:8|16|32|64)|tf32|FP(?:[468]|16)|int8|relu6)\b",
-        r"\bMXFP8\b",
+        r"\b(?:MXFP[48]|NVFP4)\b",
         r"\w*fp8\w*",
         r"ten bits",  # those of tf32's mantissa
         r"\b24 bits",  # those of float32's significand
@@ -131,9 +134,9 @@ NAMES = [
         r"[Ss]ection 4\.2\b",  # of Higham's book
         r"[Ss]ections 3\.3\.2 and 3\.5\.2\b",  # of DeepSeek-V3's report
         r"about 14 bits",  # as that report has it
-        r"\bF8(?:ConvertD|AddDAmax)\b",
         r"\btcgen05\b",
         r"issue 17887\b",
+        r"an MLP four times as wide",  # in Transformer Engine's quickstart
         r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
         r"\bDeepSeek-V3\b",
         # No number is meant.
@@ -141,12 +144,22 @@ NAMES = [
         r"dozen",
     )
 ]
-# In references: a year, and a place in a document.
-YEAR = re.compile(r"(?:, |CACM )(?:19|20)\d\d\b")
-PLACE = re.compile(
-    r"\b(?:[Tt]able|[Ss]ections?|revision|version|v)\s?\d(?:\.\d)*(?: and \d(?:\.\d)*)?\b|"
-    r"\b\d(?:st|nd|rd|th) edition"
-)
+# In references: what their addresses do not have, as it is written there.
+CITED = [
+    re.compile(name)
+    for name in (
+        r"\bTable 1 defines\b",
+        r"\bversion 1\.0, 2023\.",  # of the MX specification
+        r"\bIEEE Std 754-2019\b",
+        r"\bF8(?:ConvertD|AddDAmax)\b",
+        r"\b2nd edition, SIAM, 2002\. Section 4\.2\b",
+        r"\bsections? 3\.3\.2\b(?: and 3\.5\.2\b)?",
+        r"\bCACM 2009\b",
+        r"\bLlama 2\b",
+        r"\bFloat8\w+Scaling\b",
+        r"\b8-bit Numerical Formats\b",
+    )
+]
 
 
 def without_names(text: str) -> str:
@@ -175,14 +188,24 @@ class Shown:
         """What of a number that the prose says is shown nowhere, or None."""
         number, unit = value(said["number"]), said["unit"]
         if is_ordinal(said["number"]):
-            parts = ORDINALS[said["number"].lower().removesuffix("s")]
-            meant = {str(parts), f"{1 / parts:.1g}", f"{1 / parts:.2g}"}
-            return None if meant & self.numbers else said["number"]
+            number = said["number"].lower()
+            of = ORDINALS[number.removesuffix("s")]
+            is_place = not number.endswith("s") and str(of) in self.numbers
+            part = PART.search(said.string[: said.end("number")])
+            return None if is_place or part and self.has_part(part[1], of) else said["number"]
         if number not in self.numbers | KNOWN:
             return said["number"]
         if unit and (number, UNITS.get(unit, unit.lower())) not in self.with_units:
             return said[0]
         return None
+
+    def has_part(self, count: str, of: int) -> bool:
+        """Whether a number or a percentage is about so many parts of a whole."""
+        words = {"a": 1, "one": 1, "two": 2}
+        meant = words.get(count.lower()) or int(WORDS[count.lower()])
+        shares = [float(number.replace(",", "")) for number in self.numbers]
+        shares += [float(number) / 100 for number, unit in self.with_units if unit == "%"]
+        return any(abs(share - meant / of) <= NEARLY * meant / of for share in shares)
 
 
 def together(shown: Iterable[Shown]) -> Shown:
@@ -194,6 +217,17 @@ def together(shown: Iterable[Shown]) -> Shown:
     )
 
 
+class _Values(ast.NodeTransformer):
+    """Leaves out the numbers of code that are no values: bounds of slices, widths in print."""
+
+    def visit_Slice(self, node: ast.Slice) -> ast.Slice:
+        return ast.Slice()
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.FormattedValue:
+        self.generic_visit(node)
+        return ast.FormattedValue(node.value, node.conversion)
+
+
 def shown_by(cell) -> Shown:
     """What a cell's outputs show, and its code without the comments.
 
@@ -202,21 +236,23 @@ def shown_by(cell) -> Shown:
     """
     if cell.cell_type != "code":
         return Shown()
-    code = ast.unparse(ast.parse(cell.source))
+    code = ast.unparse(_Values().visit(ast.parse(cell.source)))
     pieces = [re.sub(r"\b0x[0-9a-fA-F]+", " ", piece) for piece in (code, *_outputs(cell))]
-    labels = set(LABEL.findall(re.sub(r"[^a-zA-Z%]|_", " ", code)))
+    # x may be a variable or part of a shape: in code a unit is a word, or part of a name.
+    words = [re.sub(r"[\W\d_]+|\b[A-Za-z]\b", " ", pieces[0])]
+    words += [PRINTED.sub(" ", SHAPE.sub(" ", piece)) for piece in pieces[1:]]
+    labels = {UNITS[label] for text in words for label in LABEL.findall(text)}
     bare, pairs = set(), set()
     widths = {(width, "bit") for piece in pieces for width in WIDTH.findall(piece)}
     factors = {(value(one or other), "times") for one, other in FACTOR.findall(code)}
     for piece in pieces:
-        labels.update(LABEL.findall(PRINTED.sub(" ", piece)))
         for found in PRINTED.finditer(piece):
             if found["unit"]:
                 pairs.add((value(found["number"]), UNITS[found["unit"]]))
             else:
                 bare.add(value(found["number"]))
     numbers = bare | {number for number, _ in pairs}
-    with_labels = set(itertools.product(bare, {UNITS[label] for label in labels}))
+    with_labels = set(itertools.product(bare, labels))
     return Shown(frozenset(numbers), frozenset(pairs | with_labels | widths | factors))
 
 
@@ -311,7 +347,7 @@ def texts(source: str, wrong: list[str], images: bool = False) -> list[str]:
     # TeX's spaces do not part a number.
     source = re.sub(r"(?<=\d)(?:\\[,;:! ]|\{,?\}|~)+(?=\d)", "", source)
     source, *references = re.split(r"^## References$", source, flags=re.M)
-    found += _references("\n".join(references), wrong)
+    _references("\n".join(references), wrong)
     for token in MarkdownIt("commonmark").enable("table").parse(source):
         if token.type == "list_item_open" and len(token.info) > 1:
             found.append(token.info)  # where a list starts
@@ -356,14 +392,13 @@ def _text(parts: list[Token], images: bool = False) -> str:
     return text
 
 
-def _references(source: str, wrong: list[str]) -> list[str]:
-    """The texts of a list of references, without years and what else names a document or a place in
-    it.
+def _references(source: str, wrong: list[str]) -> None:
+    """What is wrong in a list of references.
 
-    Each entry has a link, and a number of its name is in the link's address too: that of a paper,
-    an issue, a type.
+    Each entry has a link, and each of its numbers is in a link's address too: that of a paper, an
+    issue, a type, a year. Or it is among the CITED.
     """
-    found, inside = [], 0
+    inside = 0
     for token in MarkdownIt("commonmark").enable("table").parse(source):
         inside += token.nesting if token.type.startswith("bullet_list") else 0
         wrong += _not_prose(token, False)
@@ -385,12 +420,22 @@ def _references(source: str, wrong: list[str]) -> list[str]:
             wrong.append(f"no entry of the list of references: {text[:60]!r}")
         if inside and not any(link.startswith("https://") for link in links):
             wrong.append(f"a reference without an address: {text[:60]!r}")
-        numbers = set(re.findall(r"\d+(?:\.\d+)*", " ".join(links)))
-        text = PLACE.sub("", YEAR.sub("", text))
-        found.append(
-            NUMBER.sub(lambda said: "" if said["number"] in numbers else said[0], text)  # noqa: B023
-        )
-    return found
+        for name in CITED:
+            text = name.sub("", text)
+        wrong += [
+            f"{number['number']!r} stands in the reference {text[:60]!r}, but not in its address: "
+            f"name it in tools/outputs/prose.py"
+            for number in NUMBER.finditer(without_names(text))
+            if value(number["number"]) not in _in_addresses(" ".join(links))
+        ]
+
+
+def _in_addresses(addresses: str) -> set[str]:
+    """The numbers in addresses, with the year of a paper in arXiv's: 2209.05433 is of 2022."""
+    numbers = {value(number) for number in re.findall(r"\d+(?:\.\d+)*", addresses)}
+    numbers |= {value(pair.replace("-", ".")) for pair in re.findall(r"\d+-\d+", addresses)}
+    years = {f"20{year}" for year in re.findall(r"arxiv\.org/abs/(\d\d)", addresses)}
+    return numbers | years
 
 
 def _html(html: str) -> list[str]:
