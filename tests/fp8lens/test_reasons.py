@@ -2763,6 +2763,18 @@ def test_other_products_and_sums_are_no_matmuls(name):
     assert not report_gemms(fn, *args).rows
 
 
+NOT_FOUND = {
+    "a product that is stored": lambda x, w: BARRIER(x[:, None] * w[None]).sum(-1),
+    "outer products without a loop": lambda x, w: sum(x[:, k, None] * w[:, k] for k in range(16)),
+    "row by row": lambda x, w: jax.lax.map(lambda row: (row * w).sum(-1), x),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOUND)
+def test_what_the_package_page_says_it_does_not_find(name):
+    assert not report_gemms(NOT_FOUND[name], S(M, K, dtype=f32), S(N, K, dtype=f32)).rows
+
+
 @pytest.mark.parametrize(
     "fn, dims, batch",
     [
