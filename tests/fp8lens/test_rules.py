@@ -13,6 +13,8 @@ from fp8lens.rules import amax, find, kernels, layout, operands, wire
 from fp8lens.rules.page import explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
 from helpers.pages import compiled
+from tests.programs.renamed import figures, under_other_names
+from tests.programs.rule_pages import losing, seen
 from tools.records import rules
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
@@ -92,12 +94,18 @@ def test_a_pages_program_breaks_its_rule_and_the_fixed_one_does_not(name):
     """And what becomes of both is what the site's page of the rule says."""
     page = PAGES[name]
     made = {
-        which: rules.outcome(compiled(program))
-        for which, program in rules.programs_of(page).items()
+        which: rules.outcome(seen(program)) for which, program in rules.programs_of(page).items()
     }
     assert name in made["loses"]["rules"]
     assert name not in made.get("keeps", {"rules": ()})["rules"]
     assert not (wrong := rules.problem(name, rules.chips_of(page)[0], made, RECORDED)), wrong
+
+
+@pytest.mark.parametrize("name", WITH_PROGRAMS)
+def test_no_reason_of_a_page_is_of_a_name(name):
+    asked = losing(name)
+    other, names = under_other_names(asked)
+    assert figures(other, names) == figures(asked)
 
 
 def test_the_record_has_the_programs_of_the_pages():
