@@ -6,14 +6,15 @@ has white paper.
 
 import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
+from fp8lens.hlo.text import size
 from helpers.numerics.formats import code_values, describe
 
 # Black to the eye, and found again in the SVG: what is drawn in it takes the page's own ink.
@@ -51,16 +52,21 @@ _NOT_FOR_A_PAGE = re.compile(
     re.S,
 )
 _CSS, _POINTS = 96, 72  # pixels and points in an inch
+READABLE = 11  # CSS pixels: no text of a figure is smaller, on any screen
+# Inches. A phone shows a figure 336 pixels wide where it stands in a fold: text of 11 points then
+# has 11.4 pixels.
+FIGURE_WIDTH = 4.5
+# The part of its size at which mathtext draws what is raised or lowered.
+_RAISED = 0.7
 
 
 class Picture(Figure):
     """A matplotlib Figure with alternative text, `alt`, shown by Jupyter with or without pyplot in
-    the kernel: as SVG, as PNG to who trusts no SVG, and as its text. `least` is the part of its
-    width below which nobody can read it.
+    the kernel: as SVG, as PNG to who trusts no SVG, and as its text. A page makes it smaller only
+    as far as its smallest text stays readable, and scrolls the rest.
     """
 
     alt = ""
-    least = 0.5
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         png = io.BytesIO()
@@ -89,14 +95,24 @@ class Picture(Figure):
         svg = svg.replace(INK, "currentColor").replace("xlink:href", "href")
         svg = re.sub(r"\n\s*", "\n", svg).rstrip()
         width, height = self.get_size_inches()
+        least = f"{_CSS * width * self._least():.0f}px"
         attributes = (
             'xmlns="http://www.w3.org/2000/svg"',
             f'width="{_CSS * width:.0f}" height="{_CSS * height:.0f}"',
             f'viewBox="0 0 {_POINTS * width:.2f} {_POINTS * height:.2f}"',
-            f'style="min-width: {_CSS * self.least * width:.0f}px; font-family: {_FAMILY};',
+            f'style="min-width: {least}; font-family: {_FAMILY};',
             'stroke-linejoin: round; stroke-linecap: butt"',
         )
         return f"<svg\n{' '.join(attributes)}>\n<style>{_PAPER}</style>{svg}"
+
+    def _least(self) -> float:
+        """The part of its width at which its smallest text is just readable; 0 without text."""
+        sizes = []
+        for text in self.findobj(mpl.text.Text):
+            if text.get_visible() and text.get_text().strip():
+                is_math = "$" in text.get_text() and text.get_parse_math()
+                sizes.append(float(text.get_fontsize()) * (_RAISED if is_math else 1))
+        return READABLE * _POINTS / (_CSS * min(sizes)) if sizes else 0.0
 
 
 def _short_tag(tag: re.Match) -> str:
@@ -145,28 +161,29 @@ def _axes(width: float, height: float, alt: str, ratios: Sequence[float] = (1,))
 
 @mpl.rc_context(STYLE)
 def plot_codes(dtype) -> Picture:
-    """Every code of a format as a map: high bits down, low bits across, coloured by sign and
-    magnitude.
+    """The codes of a format as a map, four to a row, coloured by sign and magnitude. Of a signed
+    format of 8 bits only the codes without the sign bit are drawn: the others are their negative.
     """
     f, values = describe(dtype), code_values(dtype)
     if f.bits > 8:
         raise ValueError(
             f"plot_codes({f.name}): {len(values)} codes do not fit a map; 8 bits or fewer do"
         )
-    columns = 2 ** ((f.bits + 1) // 2)
-    grid, big = values.reshape(-1, columns), f.bits == 8
+    is_half = f.signed and f.bits == 8
+    drawn = values[: len(values) // 2] if is_half else values
+    columns = 4
+    grid = drawn.reshape(-1, columns)
     rows = len(grid)
     if f.signed:
         said = (
-            "positive values in the upper half, negative below, "
             f"magnitude doubling every {2**f.mantissa_bits} codes up to {f.max:g}; "
             f"{f.nan_codes} codes are NaN, {f.inf_codes} inf"
         )
+        said = f"positive values first, then negative, {said}" if not is_half else said
     else:
         said = f"powers of two from {f.min:.3g} to {f.max:.3g}"
-    alt = f"Map of the {len(values)} codes of {f.name}: {said}."
-    figure, axes = _axes(8.2 if big else 6, 0.4 * rows + 1, alt)
-    figure.least = 0.78 if big else 0.5
+    shown = f"the {len(drawn)} codes" + (" without a sign bit" if is_half else "")
+    figure, axes = _axes(FIGURE_WIDTH, 0.24 * rows + 1.1, f"Map of {shown} of {f.name}: {said}.")
     finite = np.isfinite(grid) & (grid != 0)
     depth = np.full(grid.shape, 0.0)  # 0.25 ... 1 by binade, with the sign of the value
     exponents = np.log2(np.abs(grid[finite]))
@@ -178,12 +195,8 @@ def plot_codes(dtype) -> Picture:
         kind = _kind(value)
         subnormal = not kind and abs(value) < f.smallest_normal
         text = f"{value:.10g}"
-        if len(text) > 6:
+        if len(text) > 8:
             text = f"{value:.3g}".replace("e-0", "e-")
-        if big:
-            points = 7.5 if len(text) < 7 else 5.8
-        else:
-            points = 10.0
         paper = papers.get(kind, mpl.colors.to_hex(tuple(colours[row, column])))
         axes.add_patch(
             mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, color=paper, linewidth=0)
@@ -197,21 +210,31 @@ def plot_codes(dtype) -> Picture:
             color=ink_on(paper),
             style="italic" if subnormal else "normal",
             weight="bold" if kind or subnormal else "normal",
-            fontsize=points,
         )
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    axes.set_xticks(range(columns), [f"_{c:X}" if big else f"+{c}" for c in range(columns)])
-    axes.set_yticks(
-        range(rows), [f"0x{r:X}_" if big else f"0x{r * columns:02X}" for r in range(rows)]
-    )
+    axes.set_xticks(range(columns), [f"+{c}" for c in range(columns)])
+    digits = (f.bits + 3) // 4
+    axes.set_yticks(range(rows), [f"0x{r * columns:0{digits}X}" for r in range(rows)])
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    title = f.name
-    if f.signed and big:
-        title += ": orange positive, purple negative, bold italic subnormal"
-    axes.set(xlabel="low bits of the code (hex)", ylabel="high bits (hex)", title=title)
+    below = "code: row + column"
+    if f.signed:
+        below += "; bold italic: subnormal"
+    if is_half:
+        below += f"\n{_negative_half(values)}"
+    axes.set(title=f.name, xlabel=below)
     return figure
+
+
+def _negative_half(values: np.ndarray) -> str:
+    """What the codes with the sign bit are, in words."""
+    half = len(values) // 2
+    others = []
+    for code in range(half, 2 * half):
+        if not np.array_equal(values[code], -values[code - half], equal_nan=True):
+            others.append(f"0x{code:02X}: {values[code]:g}".replace("nan", "NaN"))
+    return "; ".join([f"+ 0x{half:02X}: the same, negative", *others])
 
 
 def _kind(value: float) -> str:
@@ -230,8 +253,8 @@ def plot_number_line(dtypes: Sequence, limit: float = 8.0) -> Picture:
     """
     formats = [describe(d) for d in dtypes]
     figure, axes = _axes(
-        7,
-        0.55 * len(formats) + 1.1,
+        FIGURE_WIDTH,
+        0.45 * len(formats) + 0.8,
         f"Representable numbers from 0 to {limit:g} as ticks, a row each for "
         f"{', '.join(f.label for f in formats)}: the gap doubles at powers of two.",
     )
@@ -258,7 +281,7 @@ def plot_relative_error(dtypes: Sequence, low: int = -28, high: int = 20) -> Pic
         error = f"about 2^-{f.mantissa_bits + 1}"
         said.append(f"{f.label} ({error} from {f.smallest_normal:.2g} to {f.max:.3g})")
     figure, axes = _axes(
-        7,
+        FIGURE_WIDTH,
         4.2,
         f"Worst relative rounding error against magnitude for {', '.join(said)}; "
         "outside its range each curve climbs to 1.",
@@ -277,12 +300,11 @@ def plot_relative_error(dtypes: Sequence, low: int = -28, high: int = 20) -> Pic
             label=f.label,
             linewidth=1.8,
         )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set(
-        ylim=(2.0**-12, 2), xlabel="magnitude |x|", ylabel="worst |x - rounded x| / |x| in a binade"
-    )
-    axes.legend(frameon=False, ncols=len(formats), loc="lower center", bbox_to_anchor=(0.5, 1))
+    axes.set(xscale="log", yscale="log", ylim=(2.0**-12, 2), xlabel="magnitude |x|")
+    axes.set(ylabel="worst |x - rounded x| / |x|")
+    plain_numbers(axes.xaxis, 10.0 ** np.arange(-8, 7, 3))
+    plain_numbers(axes.yaxis, 2.0 ** np.arange(-12, 1, 2))
+    axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     return figure
 
 
@@ -294,8 +316,8 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
     formats = [describe(d) for d in dtypes]
     ranges = ", ".join(f"{f.label} ({f.smallest_subnormal:.2g} to {f.max:.3g})" for f in formats)
     figure, (top, bottom) = _axes(
-        7,
-        4.8,
+        FIGURE_WIDTH,
+        5,
         f"Histogram of log2 magnitude for {', '.join(tensors)}, "
         f"above bars for the ranges of {ranges}.",
         ratios=(3, 0.35 * len(formats) + 0.2),
@@ -329,7 +351,7 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
     bottom.invert_yaxis()
     top.set(ylabel="share of values (%)")
     bottom.set(xlabel="log2 |value|")
-    top.legend(frameon=False)
+    top.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.05))
     return figure
 
 
@@ -344,7 +366,9 @@ def plot_snr(
     for name, curve in curves.items():
         peak = max(ratio for ratio in curve if np.isfinite(ratio))
         peaks.append(f"{name} peaks at {peak:.1f} dB")
-    figure, axes = _axes(7, 4, f"Signal-to-noise ratio in dB against scale: {'; '.join(peaks)}.")
+    figure, axes = _axes(
+        FIGURE_WIDTH, 4, f"Signal-to-noise ratio in dB against scale: {'; '.join(peaks)}."
+    )
     for i, (name, curve) in enumerate(curves.items()):
         axes.plot(scales, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
     for name, scale in (marks or {}).items():
@@ -357,9 +381,9 @@ def plot_snr(
             textcoords="offset points",
         )
     axes.set_xscale("log", base=2)
-    axes.set(
-        xlabel="scale (x is divided by it before rounding)", ylabel="signal-to-noise ratio (dB)"
-    )
+    low, high = np.log2([min(scales), max(scales)])
+    plain_numbers(axes.xaxis, 2.0 ** np.linspace(low, high, 4).round())
+    axes.set(xlabel="scale (x is divided by it)", ylabel="signal-to-noise ratio (dB)")
     axes.legend(frameon=False)
     return figure
 
@@ -382,7 +406,7 @@ def plot_roofline(
         f"{name} at {intensity[name]:.3g} FLOP/byte, {rate[name] / 1e12:.3g} TFLOP/s"
         for name in points
     )
-    figure, axes = _axes(7, 4.4, f"Roofline, FLOP/s against FLOP per byte: {said}")
+    figure, axes = _axes(FIGURE_WIDTH, 4, f"Roofline, FLOP/s against FLOP per byte: {said}")
     shown = [*intensity.values(), *ridges]
     x = np.geomspace(min(shown) / 4, max(shown) * 4, 200)
     for i, (name, peak) in enumerate(peak_flops.items()):
@@ -395,31 +419,82 @@ def plot_roofline(
             linewidth=1.8,
         )
         axes.annotate(
-            f"{name}: {peak / 1e12:.4g} TFLOP/s",
+            f"{name}: {peak / 1e12:,.0f} TFLOP/s",
             (x[-1], peak / 1e12),
             ha="right",
-            xytext=(0, 4),
+            xytext=(0, 8),
             textcoords="offset points",
         )
+    labels = []
     for i, name in enumerate(points):
+        at = intensity[name], rate[name] / 1e12
         axes.plot(
-            intensity[name],
-            rate[name] / 1e12,
+            *at,
             marker=MARKERS[i % 5],
             color=PALETTE[i % 7],
             markersize=9,
             linestyle="none",
             label=name,
         )
-    axes.set_xscale("log", base=2)
-    axes.set(
-        yscale="log",
-        xlabel="arithmetic intensity (FLOP per byte moved)",
-        ylabel="TFLOP/s",
-        title=title or f"{bandwidth / 1e12:.3g} TB/s",
-    )
-    axes.legend(frameon=False, loc="lower right")
+        # A point is on or below its roof: below it is room, and beside the slope to its right.
+        label = axes.annotate(
+            f"{name}: {at[1]:,.0f}",
+            at,
+            (-4, -8),
+            textcoords="offset points",
+            ha="left" if at[0] < max(ridges) else "center",
+            va="top",
+        )
+        labels.append(label)
+    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)")
+    axes.set(ylabel="TFLOP/s")
+    axes.set_title(title or f"{bandwidth / 1e12:.3g} TB/s", size=STYLE["font.size"])
+    lowest, highest = min(rate.values()) / 1e12, max(peak_flops.values()) / 1e12
+    axes.set_ylim(min(lowest, x[0] * bandwidth / 1e12) / 1.6, highest * 1.8)
+    plain_numbers(axes.xaxis)
+    plain_numbers(axes.yaxis)
+    _move_apart(figure, labels)
     return figure
+
+
+def _move_apart(figure: Picture, labels: Sequence[Any]) -> None:
+    """Move labels down until none lies on another; the lower of two points goes below."""
+    figure.draw_without_rendering()
+    placed: list[Any] = []
+    for label in sorted(labels, key=lambda label: -label.xy[1]):
+        while any(label.get_window_extent().overlaps(other) for other in placed):
+            x, y = label.get_position()
+            label.set_position((x, y - 2))
+        placed.append(label.get_window_extent())
+
+
+def plain_numbers(axis: Any, at: Iterable[float] | None = None) -> None:
+    """Ticks of a logarithmic axis at these numbers, or at the powers of ten that it shows. They are
+    written without raised exponents, which would be smaller than all other text.
+    """
+    low, high = sorted(axis.get_view_interval())
+    numbers = _round_numbers(low, high) if at is None else list(at)
+    axis.set_ticks(numbers, [_plain(number) for number in numbers])
+    axis.set_minor_locator(mpl.ticker.NullLocator())
+
+
+def _plain(number: float) -> str:
+    """A number as people write it: 1,000 or 1/16 or 1e-8."""
+    inverse = 1 / number
+    if number >= 1e5 or inverse >= 1e5:
+        return f"{number:.0e}".replace("e+0", "e").replace("e-0", "e-")
+    if number < 1 and float(np.log2(inverse)).is_integer():
+        return f"1/{inverse:,.0f}"
+    return f"{number:,.0f}" if number >= 1 else f"{number:g}"
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """The powers of ten in a range; where they are fewer than three, 2 and 5 times those, too."""
+    tens = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    inside = [number for number in tens if low <= number <= high]
+    if len(inside) < 3:
+        inside = [n * times for n in tens for times in (1, 2, 5) if low <= n * times <= high]
+    return inside
 
 
 @mpl.rc_context(STYLE)
@@ -438,11 +513,11 @@ def plot_speedup(
         for name, curve in curves.items()
     ]
     said.append(f"measured: {', '.join(points)}" if points else "nothing measured")
-    figure, axes = _axes(7, 4.6, f"Time in bf16 over time in FP8 against M: {'; '.join(said)}.")
+    figure, axes = _axes(
+        FIGURE_WIDTH, 4.6, f"Time in bf16 over time in FP8 against M: {'; '.join(said)}."
+    )
     for i, (name, curve) in enumerate(curves.items()):
-        axes.plot(
-            m, curve, STYLES[i % 4], color=PALETTE[i % 7], label=f"{name}, estimated", linewidth=1.8
-        )
+        axes.plot(m, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
     for i, name in enumerate(curves):  # a point has the colour of its curve
         if name in points:
             rows, ratios = zip(*points[name], strict=True)
@@ -457,185 +532,99 @@ def plot_speedup(
             )
     axes.axhline(1, color=INK, alpha=0.6, linewidth=1)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(m, [f"{rows:,}" for rows in m], rotation=45)
+    plain_numbers(axes.xaxis, m[:: -(-len(m) // 6)])
     axes.set(
         ylim=(0, None),
         xlabel=f"M, rows of A; {title}" if title else "M, rows of A",
-        ylabel="times as fast as bf16",
+        ylabel="times as fast as bf16 (lines: estimates)",
     )
     axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
     return figure
 
 
+class _Bar(NamedTuple):
+    """A kernel: its place from the top, in rows, and the bytes moved before and by it."""
+
+    row: float
+    label: str
+    before: int
+    moved: int
+
+
 @mpl.rc_context(STYLE)
 def plot_bytes(programs: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
-    """Bytes moved, a bar for each program and in it a part for each kernel, (label, bytes), in
-    launch order. Parts too narrow for their labels are named below.
+    """Bytes moved, a row for each kernel (label, bytes) in launch order, each bar beginning where
+    the one before it ends. Kernels too small for a bar are counted below the others.
     """
-    total = {}
-    heads = {}
+    most = max(sum(moved for _, moved in parts) for parts in programs.values())
+    heads: list[tuple[float, str]] = []
+    notes: list[tuple[float, str]] = []
+    bars: list[_Bar] = []
+    row = 0.0
     for name, parts in programs.items():
-        total[name] = sum(moved for _, moved in parts)
-        heads[name] = f"{name}: {total[name] / 1e6:.0f} MB"
-        if len(parts) > 1:
-            heads[name] += f" in {len(parts)} kernels"
-    most = max(total.values())
-    figure, axes = _axes(
-        7, 1 + 0.85 * len(programs), f"Megabytes moved. {'; '.join(heads.values())}."
-    )
-    labels = _labels(programs)
-    colour = {label: PALETTE[n % 6] for n, label in enumerate(labels)}
-    hatch = {label: "///" if n > 5 else "" for n, label in enumerate(labels)}
-    named = set()
-    for row, (name, parts) in enumerate(programs.items()):
-        left = 0.0
-        axes.text(0, row - 0.4, heads[name], va="bottom", weight="bold")
+        heads.append((row, _head(name, parts)))
+        before = 0
+        small = []
         for label, moved in parts:
-            axes.barh(
-                row, moved / 1e6, left=left, height=0.7, color=colour[label], hatch=hatch[label]
-            )
-            if moved / most > (text_width(label, 11) + 0.1) / 6.6 and not hatch[label]:
-                axes.text(
-                    left + moved / 2e6,
-                    row,
-                    label,
-                    ha="center",
-                    va="center",
-                    color=ink_on(colour[label]),
-                )
-                named.add(label)
-            left += moved / 1e6
-    axes.set_yticks([])
-    axes.set(
-        xlim=(0, 1.01e-6 * most), ylim=(len(programs) - 0.5, -0.75), xlabel="memory traffic (MB)"
-    )
+            if moved < most * _SEEN:
+                small.append(moved)
+            else:
+                row += 1
+                bars.append(_Bar(row, label, before, moved))
+            before += moved
+        if small:
+            row += 1
+            kernels = "kernels" if len(small) > 1 else "kernel"
+            notes.append((row, f"+{len(small)} {kernels} under {_bound(max(small))}"))
+        row += 1.3
+    said = "; ".join(head for _, head in heads)
+    figure, axes = _axes(FIGURE_WIDTH, 0.26 * row + 0.7, f"Megabytes moved. {said}.")
+    everywhere = set.intersection(*({label for label, _ in parts} for parts in programs.values()))
+    for bar in bars:
+        _draw_bar(axes, bar, most, PALETTE[0] if bar.label in everywhere else PALETTE[1])
+    for at, note in notes:
+        axes.text(0, at, f" {note}", va="center_baseline")
+    for at, head in heads:
+        # From the left edge of the picture on: it may be longer than the axes are.
+        place = {"xycoords": ("figure fraction", "data"), "annotation_clip": False}
+        text = axes.annotate(head, (0.01, at), va="center_baseline", weight="bold", **place)
+        text.set_in_layout(False)
+    axes.set_yticks([bar.row for bar in bars], [bar.label for bar in bars])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.set(xlim=(0, 1.01e-6 * most), ylim=(row - 0.6, -0.6), xlabel="memory traffic (MB)")
     axes.spines["left"].set_visible(False)
-    if below := [label for label in labels if label not in named]:
-        figure.legend(
-            handles=[
-                mpl.patches.Patch(facecolor=colour[label], hatch=hatch[label], label=label)
-                for label in below
-            ],
-            loc="outside lower center",
-            ncols=3,
-            frameon=False,
-        )
-        figure.set_figheight(figure.get_figheight() + 0.25 * -(-len(below) // 3))
     return figure
 
 
-def _labels(programs: Mapping[str, Sequence[tuple[str, int]]]) -> list[str]:
-    """The labels of all parts, each once: what most programs have, first."""
-    found: dict[str, None] = {}
-    for parts in reversed(list(programs.values())):
-        found |= dict.fromkeys(label for label, _ in parts)
-
-    def lacking(label: str) -> int:
-        return len([parts for parts in programs.values() if label not in dict(parts)])
-
-    return sorted(found, key=lacking)
+def _head(name: str, parts: Sequence[tuple[str, int]]) -> str:
+    head = f"{name}: {sum(moved for _, moved in parts) / 1e6:.0f} MB"
+    return f"{head} in {len(parts)} kernels" if len(parts) > 1 else head
 
 
-@mpl.rc_context(STYLE)
-def plot_lattice(
-    panels: Mapping[str, Sequence[Sequence[tuple[int, str]]]],
-    rows: Sequence[tuple[str, str]],
-    columns: Sequence[tuple[str, str]],
-    kinds: Sequence[str],
-    xlabel: str,
-) -> Picture:
-    """A grid for each panel, one above the other. A cell is (kind, text): `kinds` names up to four
-    kinds, best first. `rows` and `columns` are labels, (group, label); groups stand apart, and have
-    headings.
-    """
-    said = [f"{name}, {_counted(grid, kinds)}" for name, grid in panels.items()]
-    figure, axes = _axes(
-        7,
-        1.2 + len(panels) * (1 + 0.3 * len(rows)),
-        f"{'; '.join(said)}.",
-        ratios=(1,) * len(panels),
-    )
-    across, down = _apart(columns), _apart(rows)
-    for axis, (name, grid) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        for y, line in zip(down, grid, strict=True):
-            for x, (kind, text) in zip(across, line, strict=True):
-                _draw_cell(axis, x, y, text, *_CELLS[kind])
-        for group in dict.fromkeys(group for group, _ in columns):
-            places = [x for x, label in zip(across, columns, strict=True) if label[0] == group]
-            middle = np.mean(places)
-            axis.annotate(
-                group,
-                (middle, 1),
-                (0, 34),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-            )
-        axis.set_title(name, loc="left", x=0, pad=34, ha="right", weight="bold", fontsize=11)
-        axis.set_yticks(down, [f"{group} {label}" for group, label in rows], fontsize=9.5)
-        axis.set_xticks(across, [label for _, label in columns], fontsize=9.5, rotation=30)
-        axis.set(xlim=(-0.6, across[-1] + 0.6), ylim=(down[-1] + 0.6, -0.5))
-        axis.tick_params(length=0, labeltop=True, labelbottom=False)
-        axis.spines[:].set_visible(False)
-        axis.grid(False)
-    axis.set(xlabel=xlabel)
-    figure.legend(
-        handles=[
-            mpl.patches.Patch(facecolor=paper, hatch=hatch, edgecolor="#777777", label=kind)
-            for kind, (paper, hatch) in zip(kinds, _CELLS, strict=False)  # kinds may be fewer
-        ],
-        loc="outside lower center",
-        ncols=2,
-        frameon=False,
-    )
-    return figure
+def _draw_bar(axes: Any, bar: _Bar, most: int, colour: str) -> None:
+    """A bar, and its megabytes in it, or beside it where it is short."""
+    axes.barh(bar.row, bar.moved / 1e6, left=bar.before / 1e6, height=0.85, color=colour)
+    text = f"{bar.moved / 1e6:.0f}"
+    room = 1.2 * text_width(text, STYLE["font.size"]) / _INSIDE * most
+    style = {"va": "center_baseline", "color": INK}
+    end = bar.before + bar.moved
+    if bar.moved > room:
+        place = bar.before + bar.moved / 2
+        style |= {"ha": "center", "color": ink_on(colour)}
+    elif end + room < most:
+        place = end + room / 10
+        style |= {"ha": "left"}
+    else:
+        place = bar.before - room / 10
+        style |= {"ha": "right"}
+    axes.text(place / 1e6, bar.row, text, **style)
 
 
-# The colour and the hatch of a cell of `plot_lattice`, best first.
-_CELLS = ((PALETTE[0], ""), (PALETTE[5], ""), (PALETTE[4], ""), ("white", "////"))
+_SEEN = 1 / 500  # of the longest program: what is shorter is no bar, but a line
+_INSIDE = 2.5  # inches from 0 to the longest program's end, at least
 
 
-def _counted(grid: Sequence[Sequence[tuple[int, str]]], kinds: Sequence[str]) -> str:
-    """How many programs a grid has, and of which kinds, in words."""
-    found: list[int] = []
-    for line in grid:
-        found += [kind for kind, _ in line]
-    numbers = [found.count(kind) for kind in range(len(kinds))]
-    said = [f"{number} {kind}" for number, kind in zip(numbers, kinds, strict=True) if number]
-    return f"{len(found)} programs: {', '.join(said)}"
-
-
-def _apart(labels: Sequence[tuple[str, str]]) -> list[float]:
-    """Where rows or columns with these labels (group, label) stand: groups stand apart."""
-    places, groups = [], 0
-    for at, (group, _) in enumerate(labels):
-        if at and group != labels[at - 1][0]:
-            groups += 1
-        places.append(at + 0.3 * groups)
-    return places
-
-
-def _draw_cell(axis: Any, x: float, y: float, text: str, paper: str, hatch: str) -> None:
-    axis.add_patch(
-        mpl.patches.Rectangle(
-            (x - 0.46, y - 0.44),
-            0.92,
-            0.88,
-            facecolor=paper,
-            hatch=hatch,
-            edgecolor="#777777" if hatch else paper,
-            linewidth=0.5,
-        )
-    )
-    under_text = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-    axis.text(
-        x,
-        y,
-        text,
-        ha="center",
-        va="center",
-        fontsize=9.5,
-        color=ink_on(paper),
-        bbox=under_text if hatch and text else None,
-    )
+def _bound(moved: int) -> str:
+    """The next power of ten above a number of bytes."""
+    return size(10 ** len(str(moved))).replace(".0", "")

@@ -32,7 +32,7 @@ class Panel(ipywidgets.VBox):
         }
 
 
-def neighbours_svg(r: Rounding, width: int = 460) -> str:
+def neighbours_svg(r: Rounding, width: int = 336) -> str:
     """The two representable neighbours and value / scale between them, drawn in the page's own text
     colour.
     """
@@ -127,7 +127,7 @@ def speedup(
 
 
 def speedup_svg(
-    chosen: int, rows: list[int], ratios: list[float], width: int = 460, height: int = 190
+    chosen: int, rows: list[int], ratios: list[float], width: int = 336, height: int = 190
 ) -> str:
     """Times faster than bf16 against M, in powers of two, with the chosen M marked."""
     top = max(2.0, *ratios)
@@ -163,7 +163,7 @@ def speedup_svg(
         f' aria-label="{words}" font-size="12" font-family="sans-serif">{levels}<desc>;'
         f' </desc>{marks}<polyline points="{line}" fill="none" stroke="#0072B2"'
         f' stroke-width="2.5"/><circle cx="{x(at):.1f}" cy="{y(ratios[at]):.1f}" r="6"'
-        f' fill="#D55E00"/><text x="{width / 2}" y="{height - 2}" text-anchor="middle"'
+        f' fill="#D55E00"/><text x="{width / 2}" y="{height - 5}" text-anchor="middle"'
         f' fill="currentColor">M, rows of A</text><desc>; </desc><text x="{width / 2}" y="12"'
         ' text-anchor="middle" fill="currentColor">times as fast as bf16</text></svg>'
     )

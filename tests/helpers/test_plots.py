@@ -12,10 +12,6 @@ from matplotlib.text import Text
 from helpers.figures import plots
 from tools.site import sanitize
 
-LATTICE = {
-    "cuBLASLt": [[(0, ""), (0, ""), (1, "2")], [(0, ""), (3, ""), (1, "1")]],
-    "Triton": [[(2, "tf32"), (2, "tf32"), (2, "tf32")], [(2, "bf16"), (1, "1"), (1, "1")]],
-}
 FIGURES = {
     **{
         f"codes {name}": lambda name=name: plots.plot_codes(name)
@@ -36,20 +32,6 @@ FIGURES = {
         {"FP8 already": [(64, 1.7)], "by amax": []},
     ),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
-    "lattice": lambda: plots.plot_lattice(
-        LATTICE,
-        [("f32", "to E4M3"), ("bf16", "to E4M3")],
-        [("no bias", "relu"), ("bias", "relu"), ("bias", "silu")],
-        ["fused", "outside", "lost", "refused"],
-        "activation",
-    ),
-    "lattice of one panel": lambda: plots.plot_lattice(
-        {"all the programs": [[(0, "")]]},
-        [("f32", "to E4M3")],
-        [("bias", "relu")],
-        ["fused, nothing outside"],
-        "activation",
-    ),
 }
 
 
@@ -140,16 +122,19 @@ def test_everybody_can_read_what_stands_on_a_colour(name):
             assert plots.contrast(text.get_color(), paper.get_facecolor()) >= 4.5, text
 
 
-def test_code_map_writes_every_code_in_its_place():
-    texts = [t.get_text() for t in plots.plot_codes("float8_e4m3fn").axes[0].texts]
-    assert len(texts) == 256
-    assert (texts[0x00], texts[0x7E], texts[0x7F], texts[0x80], texts[0x38]) == (
-        "0",
-        "448",
-        "NaN",
-        "-0",
-        "1",
-    )
+def test_code_map_writes_every_code_without_a_sign_in_its_place():
+    axes = plots.plot_codes("float8_e4m3fn").axes[0]
+    texts = [t.get_text() for t in axes.texts]
+    assert len(texts) == 128
+    assert (texts[0x00], texts[0x7E], texts[0x7F], texts[0x38]) == ("0", "448", "NaN", "1")
+    assert [t.get_text() for t in axes.get_yticklabels()][:3] == ["0x00", "0x04", "0x08"]
+    assert "+ 0x80: the same, negative" in axes.get_xlabel()
+
+
+def test_code_map_says_which_negative_codes_differ():
+    assert "negative; 0x80: NaN" in plots.plot_codes("float8_e4m3b11fnuz").axes[0].get_xlabel()
+    texts = [t.get_text() for t in plots.plot_codes("float4_e2m1fn").axes[0].texts]
+    assert len(texts) == 16 and texts[0x8] == "-0" and texts[0xF] == "-6"
 
 
 def test_code_map_refuses_16_bits():
@@ -179,50 +164,62 @@ def test_roofline_points_and_roofs():
     ]
 
 
-def test_bytes_are_stacked_in_launch_order():
+def test_bytes_are_rows_in_launch_order_each_from_where_the_one_before_ends():
     figure = plots.plot_bytes(
-        {"many": [("a", 10_000_000), ("b", 100_000)], "one": [("c", 3_000_000)]}
+        {"many": [("a", 10_000_000), ("b", 2_000_000), ("d", 900)], "one": [("a", 3_000_000)]}
     )
     axes = figure.axes[0]
     assert [(bar.get_x(), round(bar.get_width(), 3)) for bar in axes.patches] == [
         (0, 10),
-        (10, 0.1),
+        (10, 2),
         (0, 3),
     ]
-    assert [t.get_text() for t in axes.texts] == ["many: 10 MB in 2 kernels", "a", "one: 3 MB", "c"]
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["b"], (
-        "too narrow for its label"
-    )
-    assert figure.alt == "Megabytes moved. many: 10 MB in 2 kernels; one: 3 MB."
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "a"]
+    texts = [t.get_text().strip() for t in axes.texts]
+    assert texts == [
+        "10",
+        "2",
+        "3",
+        "+1 kernel under 1 kB",
+        "many: 12 MB in 3 kernels",
+        "one: 3 MB",
+    ]
+    assert figure.alt == "Megabytes moved. many: 12 MB in 3 kernels; one: 3 MB."
+    everywhere, extra, again = (to_hex(bar.get_facecolor()) for bar in axes.patches)
+    assert everywhere == again != extra
 
 
-def test_bytes_of_the_same_label_have_one_colour():
-    axes = plots.plot_bytes(
-        {"many": [(label, 10) for label in "abcdefgh"], "one": [("a", 10)]}
-    ).axes[0]
-    looks = {(patch.get_facecolor(), patch.get_hatch()) for patch in axes.patches[:8]}
-    assert len(looks) == 8 and axes.patches[0].get_facecolor() == axes.patches[8].get_facecolor()
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_page_makes_no_text_smaller_than_readable(name):
+    svg = FIGURES[name]().svg()
+    root = ElementTree.fromstring(svg)
+    least = float(re.search(r"min-width: (\d+)px", svg)[1]) / float(root.get("viewBox").split()[2])
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", svg)]
+    assert sizes and min(sizes) * least >= plots.READABLE - 0.05
+    assert float(re.search(r"min-width: (\d+)px", svg)[1]) < 336, "a phone shows it whole"
 
 
-def test_lattice_writes_each_cell_in_its_place_and_counts_the_kinds():
-    figure = FIGURES["lattice"]()
-    assert figure.alt == (
-        "cuBLASLt, 6 programs: 3 fused, 2 outside, 1 refused; "
-        "Triton, 6 programs: 2 outside, 4 lost."
-    )
-    for axes, grid in zip(figure.axes, LATTICE.values(), strict=True):
-        cells = {
-            (round(t.get_position()[0]), t.get_position()[1]): t.get_text() for t in axes.texts[:6]
-        }
-        rows = sorted({y for _, y in cells})
-        assert [[cells[x, y] for x in range(3)] for y in rows] == [
-            [text for _, text in line] for line in grid
-        ]
-        assert [t.get_text() for t in axes.texts[6:]] == ["no bias", "bias"]
-        papers = [patch.get_facecolor() for patch in axes.patches]
-        kinds = [kind for line in grid for kind, _ in line]
-        assert len(set(zip(kinds, papers, strict=True))) == len(set(kinds)) == len(set(papers))
-        assert (
-            axes.xaxis.get_tick_params()["labeltop"]
-            and not axes.xaxis.get_tick_params()["labelbottom"]
-        )
+def test_a_figure_with_a_small_text_stays_wide():
+    figure = plots.Picture(figsize=(4, 1))
+    figure.text(0, 0, "large", fontsize=22)
+    assert "min-width: 144px" in figure.svg()
+    figure.text(0, 0, "$2^2$", fontsize=11)
+    assert "min-width: 411px" in figure.svg()
+    assert "min-width: 0px" in plots.Picture(figsize=(4, 1)).svg()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1, 2e4, ["1", "10", "100", "1,000", "10,000"]),
+        (80, 1200, ["100", "200", "500", "1,000"]),
+        (1e-7, 10, ["1e-7", "1e-6", "1e-5", "0.0001", "0.001", "0.01", "0.1", "1", "10"]),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(low, high, said):
+    axes = Figure().subplots()
+    axes.set(xscale="log", xlim=(low, high))
+    plots.plain_numbers(axes.xaxis)
+    assert [label.get_text() for label in axes.get_xticklabels()] == said
+    plots.plain_numbers(axes.xaxis, [1 / 16, 32])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1/16", "32"]

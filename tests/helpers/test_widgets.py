@@ -64,7 +64,7 @@ def test_panel_offers_every_format_and_prints_nothing(capsys):
 def test_picture_stays_inside_its_width_and_says_what_it_shows(value):
     svg = neighbours_svg(rounding(value))
     assert (
-        all(0 <= float(x) <= 460 for x in re.findall(r'c?x[12]?="([-\d.]+)"', svg))
+        all(0 <= float(x) <= 336 for x in re.findall(r'c?x[12]?="([-\d.]+)"', svg))
         and "nan" not in svg
     )
     assert "rounds to" in svg
@@ -129,5 +129,5 @@ def test_speedup_picture_stays_inside_its_frame(ratios):
     svg = speedup_svg(32, [16, 32, 64], ratios)
     (line,) = re.findall(r'points="(.*?)"', svg)
     points = [tuple(map(float, point.split(","))) for point in line.split()]
-    assert len(points) == 3 and all(0 <= x <= 460 and 0 <= y <= 190 for x, y in points)
+    assert len(points) == 3 and all(0 <= x <= 336 and 0 <= y <= 190 for x, y in points)
     assert f"{ratios[1]:.2f} times bf16 at 32 rows" in svg

@@ -1,0 +1,71 @@
+import re
+
+import pytest
+
+from helpers.figures import plots
+from helpers.figures.grid import BEST, BROKEN, POOR, Cell, counted, grid
+from tools.site import sanitize
+
+KINDS = {"fused": BEST, "lost": POOR, "refused": BROKEN, "none": None}
+ROWS = [
+    ("f32", None),
+    ("to_E4M3", [Cell("fused", "✓"), Cell("lost", "tf32", bold=True)]),
+    ("FastAccum", [Cell("none", "-"), Cell("lost", "<1>\nkernel")]),
+]
+COLUMNS = [("no bias", "relu"), ("no bias", "gelu")]
+
+
+def shown():
+    return grid(ROWS, COLUMNS, KINDS, "Four programs.", "cuBLASLt")
+
+
+def test_a_page_may_hold_a_grid_and_without_html_it_is_its_sentence():
+    data = shown()._repr_mimebundle_()
+    assert not sanitize.html(data["text/html"])[1]
+    assert data["text/plain"] == "Four programs."
+
+
+def test_each_cell_stands_in_its_row_and_has_the_colour_of_its_kind():
+    rows = re.findall(r"<tr>(.*?)</tr>", shown().html)
+    texts = [re.sub(r"<wbr>", "", row) for row in rows]
+    texts = [re.findall(r">([^<]+)<", row.replace("<br>", " ")) for row in texts]
+    assert texts[0] == ["cuBLASLt"]
+    assert texts[2:] == [
+        ["no bias"],
+        ["relu", "gelu"],
+        ["f32"],
+        ["to_E4M3", "✓", "tf32"],
+        ["FastAccum", "-", "&lt;1&gt; kernel"],
+    ]
+    assert 'colspan="2"' in rows[2] and 'colspan="3"' in rows[4]
+    fused, lost = re.findall("<td.*?</td>", rows[5])
+    assert BEST in fused and POOR in lost and "bold" in lost and "bold" not in fused
+    assert "background" not in re.findall("<td.*?</td>", rows[6])[0]
+
+
+def test_long_names_may_end_a_line_at_their_words():
+    assert "to_<wbr>E4M3" in shown().html and "Fast<wbr>Accum" in shown().html
+
+
+def test_the_kinds_that_occur_and_have_a_colour_are_explained():
+    legend = shown().html.split("</tr>")[1]
+    assert "fused" in legend and "lost" in legend
+    assert "refused" not in legend and "none" not in legend
+
+
+@pytest.mark.parametrize("colour", [BEST, POOR, BROKEN])
+def test_everybody_can_read_a_cell(colour):
+    assert plots.contrast(plots.ink_on(colour), colour) >= 4.5
+
+
+def test_cells_are_counted_by_kind():
+    assert counted([Cell("fused", ""), Cell("lost", ""), Cell("lost", "")], KINDS) == (
+        "3 programs: 1 fused, 2 lost"
+    )
+
+
+def test_a_row_of_another_length_or_kind_is_refused():
+    with pytest.raises(ValueError, match="row 'x' has 1 cells for 2 columns"):
+        grid([("x", [Cell("fused", "")])], COLUMNS, KINDS, "")
+    with pytest.raises(ValueError, match="kind 'best': not in 'fused', 'lost'"):
+        grid([("x", [Cell("best", "")] * 2)], COLUMNS, KINDS, "")
