@@ -399,10 +399,10 @@ SAID = {
     "HTML": '<div class="output">one kernel</div>',
     "HTML in a line": 'So <b style="color:red">one kernel</b>.',
     "a comment": "<!-- one kernel -->",
-    "a picture": "![One kernel](../img/one_call.png)",
+    "a picture": "![One kernel](../img/one_call.svg)",
     "a picture in itself": "![One kernel](data:image/png;base64,aGVsbG8=)",
     "a directive": "```{raw} html\n<b>one kernel</b>\n```",
-    "a directive by colons": ":::{figure} ../img/one_call.png\nOne kernel\n:::",
+    "a directive by colons": ":::{figure} ../img/one_call.svg\nOne kernel\n:::",
 }
 REFERRED = SAID | {
     "a sentence": "It is one kernel.",

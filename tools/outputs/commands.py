@@ -21,7 +21,9 @@ from tools.outputs.rules import standing_problems
 from tools.outputs.run import AT_ONCE, Run, fresh_run, run, why_not_compared
 
 ENDS = {"ipynb": ".ipynb", "md": ".md"}
-README, PICTURE = ROOT / "README.md", ROOT / "img" / "one_call.png"
+README = ROOT / "README.md"
+# One picture: drawn, for the README, and in pixels, for where somebody shares a link.
+DRAWN, PIXELS = ROOT / "img" / "one_call.svg", ROOT / "img" / "one_call.png"
 
 
 # Checking -----------------------------------------------------------------------------------------
@@ -175,16 +177,17 @@ def readme_wanted() -> dict[Path, bytes]:
     should be.
     """
     readme = with_contents(README.read_text(encoding="utf-8"))
-    return {README: readme.encode(), PICTURE: _picture_of_chapter()}
+    return {README: readme.encode(), **_picture_of_chapter()}
 
 
-def _picture_of_chapter() -> bytes:
+def _picture_of_chapter() -> dict[Path, bytes]:
     notebook = nbformat.read(NOTEBOOKS / "06_bias_matmul.ipynb", 4)
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "".join(data.get("text/plain", "")).startswith("Megabytes moved"):
-                return base64.b64decode(data["image/png"])
+                drawn = f"{''.join(data['image/svg+xml'])}\n".encode()
+                return {DRAWN: drawn, PIXELS: base64.b64decode(data["image/png"])}
     raise Refused("chapter 06 has lost the picture that the README shows: Megabytes moved")
 
 
@@ -225,7 +228,7 @@ def _refresh_all(options: argparse.Namespace) -> int:
     print("\n".join(refresh(paths, options.side)), flush=True)
     if options.folder == NOTEBOOKS:
         for path, content in readme_wanted().items():
-            if path.read_bytes() != content:
+            if not path.exists() or path.read_bytes() != content:
                 in_one_step(path, content)
                 print(f"{path.name}: rewritten")
     return 0

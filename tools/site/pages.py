@@ -38,7 +38,7 @@ _PREDICTION = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 _NOT_SHOWN = re.compile(r"[^\n]*\r(?!\n)|\x1b\][^\x07]*\x07|\x1b\[[\d;?]*[A-Za-ln-z]")
 _FOLDED = {"hide-cell", "hide-input", "hide-output"}
 _CHECKED = "# Checked"
-_PHONE = 350  # CSS pixels that a picture has there
+_PHONE = 336  # CSS pixels that a picture has there, in a fold
 
 
 def jupyter_anchor(title: str) -> str:
@@ -60,6 +60,8 @@ def _read_contents(app: Sphinx, config: Any) -> None:
         config.include_patterns += _files(entry)
     if (icon := Path(app.srcdir) / "img" / "favicon.svg").is_file():
         config.html_favicon = str(icon)
+    if (shared := Path(app.srcdir) / "img" / "one_call.png").is_file():
+        config.html_static_path.append(str(shared))
 
 
 def _files(entry: dict) -> list[str]:
@@ -259,6 +261,16 @@ def _check_pictures(app: Sphinx, document: nodes.document) -> None:
             logger.warning("a picture from elsewhere: %s", address, location=image)
 
 
+def _inline_own_drawings(app: Sphinx, document: nodes.document) -> None:
+    """An SVG file of the project is drawn inline, as the pictures of notebooks are."""
+    for image in list(document.findall(nodes.image)):
+        file = Path(app.srcdir) / image["uri"]
+        if file.suffix == ".svg" and file.is_file():
+            where = f"{app.env.docname}: {file.stem}"
+            picture = _inlined(file.read_text(encoding="utf-8"), image.get("alt", ""), where)
+            image.replace_self(nodes.raw("", picture, format="html"))
+
+
 def _write_raw_html_anew(app: Sphinx, document: nodes.document) -> None:
     """Write an output anew by itself, and pieces of HTML that stand beside each other together."""
     beside: dict[int, list[nodes.raw]] = {}
@@ -327,6 +339,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _read_source)
     app.connect("doctree-read", _check_pictures)
     app.connect("doctree-read", _write_raw_html_anew)
+    app.connect("doctree-read", _inline_own_drawings)
     app.connect("doctree-read", _drop_empty_heads)
     app.connect("html-page-context", _name_folds)
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math_block, None))

@@ -294,7 +294,7 @@ def _keep_out_of_the_contents(app: Sphinx, document: nodes.document) -> None:
         return
     app.env.metadata[name]["orphan"] = "true"
     if app.config.html_baseurl:
-        app.env.metadata[name]["og:image"] = f"{app.config.html_baseurl}_images/one_call.png"
+        app.env.metadata[name]["og:image"] = f"{app.config.html_baseurl}_static/one_call.png"
 
 
 def _link(app: Sphinx, document: nodes.document, name: str) -> None:
