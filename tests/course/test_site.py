@@ -27,6 +27,7 @@ from playwright.sync_api import Browser, Page, expect
 
 import fp8lens
 from fp8lens.rules.page import every_name, explain
+from helpers.figures.plots import READABLE
 from tools.site import build, sanitize
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -515,15 +516,15 @@ ELEMENTS = {
     "section": "class id",
     "span": "class id style",
     "summary": "aria-label",
-    "table": "class",
+    "table": "class style",
     "td": "class colspan style",
-    "th": "class style",
+    "th": "class colspan style",
     "tr": "class style",
     "ul": "class",
     **dict.fromkeys(
         "b blockquote br em h1 h2 h3 h4 hr kbd li strong tbody thead math:mi math:mn math:mrow "
         "math:msqrt math:msub math:msubsup math:msup math:mtable math:mtext math:mtr math:munder "
-        "math:munderover svg:a svg:defs svg:desc svg:title".split(),
+        "math:munderover svg:a svg:defs svg:desc svg:title wbr".split(),
         "",
     ),
     "math:math": "display xmlns",
@@ -554,6 +555,9 @@ PROPERTIES = """background-attachment background-clip background-color backgroun
     stroke-dasharray stroke-dashoffset
     stroke-linecap stroke-linejoin stroke-opacity stroke-width text-align text-anchor text-wrap-mode
     vertical-align white-space-collapse width""".split()
+PROPERTIES += [f"border-image-{of}" for of in ("outset", "repeat", "slice", "source", "width")]
+for side in ("top", "right", "bottom", "left"):
+    PROPERTIES += [f"border-{side}-{of}" for of in ("color", "style", "width")]
 # Neighborhood an article, what search.html has, a page of the theme's own, and this.
 THEME = {
     "a": "aria-current data-bs-original-title data-bs-placement data-bs-toggle href=https: target "
@@ -834,6 +838,47 @@ def test_everybody_can_read_a_page(shown):
         # axe would preload what style sheets import.
         found = Axe().run(shown, options={"preload": False, "resultTypes": ["violations"]})
         assert not found.response["violations"], found.generate_report()
+
+
+# Each text of a figure as it is on the screen: its size in CSS pixels, and whether it is cut off. A
+# scale that a picture has, as a whole or in part, makes its type smaller too.
+TEXTS_OF_FIGURES = """() => {
+    const isWritten = node => node.nodeType == Node.TEXT_NODE && node.data.trim()
+    const own = element => [...element.childNodes].some(isWritten)
+    const found = []
+    for (const figure of document.querySelectorAll("article svg[aria-label]")) {
+        const frame = figure.getBoundingClientRect()
+        for (const text of [...figure.querySelectorAll("text, tspan")].filter(own)) {
+            const {a, b} = text.closest("text").getScreenCTM()
+            const box = text.getBoundingClientRect()
+            found.push({
+                text: text.textContent,
+                pixels: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b),
+                isWhole: box.width > 0 && box.left > frame.left - 1 && box.right < frame.right + 1
+                    && box.top > frame.top - 1 && box.bottom < frame.bottom + 1,
+            })
+        }
+    }
+    for (const cell of document.querySelectorAll(".cell_output :is(th, td)")) {
+        const pixels = parseFloat(getComputedStyle(cell).fontSize)
+        found.push({text: cell.textContent, pixels, isWhole: true})
+    }
+    return found
+}"""
+# What has letters that are no text: nobody can say how large they are.
+DRAWN_LETTERS = "article img, article svg use[href*='DejaVu'], article svg use[href*='Sans']"
+
+
+@pytest.mark.parametrize("shown", LOOKED_AT, indirect=True)
+def test_a_phone_shows_every_text_of_a_figure_whole_and_large_enough(shown):
+    for width in (390, 1366):
+        see(shown, width, "light")
+        shown.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+        texts = shown.evaluate(TEXTS_OF_FIGURES)
+        small = {text["text"]: text["pixels"] for text in texts if text["pixels"] < READABLE}
+        assert not small, width
+        assert not [text["text"] for text in texts if not text["isWhole"]], width
+    assert not shown.locator(DRAWN_LETTERS).count()
 
 
 def test_the_index_leads_to_every_rules_page(site, browser):
