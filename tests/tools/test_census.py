@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -40,7 +41,7 @@ FIELDS = {
 
 @needs_compiler
 def test_rows_are_what_the_installed_libraries_become():
-    rows = census.measured("" if NIGHTLY else " | layer | ")["rows"]
+    rows = census.measured("" if NIGHTLY else " | layer | ", whole=False)["rows"]
     problems = census.check(RECORDED, rows)
     assert rows and not problems, "\n".join(problems)
 
@@ -223,7 +224,7 @@ def test_a_program_is_made_once_for_all_chips(monkeypatch):
 def test_each_way_has_a_process_and_all_are_merged_in_order(monkeypatch):
     asked = []
 
-    def in_a_process(way, only):
+    def in_a_process(way, only, whole):
         asked.append(way)
         return {
             name: {"error": "none"} for name in census.names_of_rows(way, jax.__version__, only)
@@ -234,6 +235,12 @@ def test_each_way_has_a_process_and_all_are_merged_in_order(monkeypatch):
     made = census.measured("| layer |")
     assert sorted(asked) == sorted(census.ways())
     rows = RECORDED[NEWEST]["rows"]
+    kernels = {
+        name: sum(row.get("kernels", 0) for row in found.values())
+        for name, found in census.by_way(rows).items()
+    }
+    begun = [kernels[name] for name in census.longest_first([*census.ways()], RECORDED)]
+    assert begun == sorted(begun, reverse=True)
     assert list(made["rows"]) == [name for name in rows if "| layer |" in name]
     monkeypatch.setattr(census, "version_of", lambda package: "1" if package == "keras" else None)
     asked.clear()
@@ -247,6 +254,25 @@ def test_what_is_isolated_becomes_the_same():
     program = functools.partial(census.by_hand, "layer", True)
     isolated, here = (census.row(program, isolate, "H100", "triton") for isolate in (True, False))
     assert isolated == here and here["matmuls"] == 3
+
+
+@needs_compiler
+def test_without_machine_code_a_row_is_the_same():
+    program = functools.partial(census.by_hand, "layer", True)
+    early, whole = (census.row(program, False, "H100", "cublaslt", of) for of in (False, True))
+    assert early == whole and whole["matmuls"] == whole["fp8"] == 3
+
+
+@pytest.mark.parametrize("library", ["cublasLt", "cublas", "triton", "kernel"])
+def test_what_xla_itself_multiplies_is_compiled_whole(library):
+    asked = []
+
+    def compiled(compiler_options):
+        asked.append(compiler_options)
+        return SimpleNamespace(report=SimpleNamespace(rows=[SimpleNamespace(library=library)]))
+
+    assert bool(census.of_libraries(compiled)) == library.startswith("cublas")
+    assert asked == [{**census.OPTIONS, **census.NO_CODE}]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ compiled for chips that are not there. What became of their matmuls goes into
 notebooks/results/census.json, with where it comes from. Chapter 10 reads that file. A library that
 has FP8 in fewer matmuls than it had fails `--check`, and the tests.
 
-Each way is measured in a process of its own, two at a time. What ends such a process is an error in
-the rows that it had not finished.
+Each way is measured in a process of its own, several at a time, the longest first. What ends such a
+process is an error in the rows that it had not finished.
 """
 
 import collections
@@ -33,7 +33,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.linen import fp8_ops
 
-from fp8lens import inspect
+from fp8lens import Inspection, inspect
 from helpers.models import nnx as fp8_nnx
 from helpers.numerics.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
 from helpers.records.results import load_census
@@ -49,10 +49,11 @@ BEFORE = "0.11.2"  # the JAX beside the lock's
 FIX = (
     "run `make census`, look at what it says has changed, and commit notebooks/results/census.json"
 )
-AT_ONCE = 2  # processes: XLA's compiler takes a core and up to 3 GB in each
+AT_ONCE = 3  # processes: XLA's compiler takes up to 3 GB in each. On two cores the third uses waits
 MINUTES = 30  # for one way's process, before it counts as hung
-# They take an amax of rows or tiles, at which XLA was seen to abort. fp8lens compiles such a
-# program twice, first in another process. With `isolate` it compiles there alone.
+# They take an amax of rows or tiles, at which XLA was seen to abort, and so does the softmax of a
+# forward pass. fp8lens compiles such a program twice, first in another process. With `isolate` it
+# compiles there alone.
 ISOLATED = ("qwix", "aqtp", "maxtext")
 
 # All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has
@@ -697,6 +698,11 @@ def ways() -> dict[str, Way]:
     }
 
 
+# There is no GPU to time on: it halves the time, and changes nothing.
+OPTIONS = {"xla_gpu_autotune_level": 0}
+NO_CODE = {"xla_gpu_experimental_early_exit": "EARLY_EXIT_POINT_AFTER_CONFIG_ASSIGNMENT"}
+
+
 def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     """What is compiled of a way with that JAX: model, pass, chip, and who multiplies."""
     passes = PASSES[:1] if way in ("JAX, chapter 03", "qwix, PTQ") else PASSES
@@ -706,17 +712,21 @@ def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def row(make: Callable[[], Made], isolate: bool, target: str, gemm: str) -> dict[str, Any]:
-    """What the installed JAX makes of a program for that chip, as it stands in the data."""
-    # There is no GPU to time on: it halves the time, and changes nothing.
-    options = {"xla_gpu_autotune_level": 0}
+def row(
+    make: Callable[[], Made], isolate: bool, target: str, gemm: str, whole: bool = True
+) -> dict[str, Any]:
+    """What the installed JAX makes of a program for that chip, as it stands in the data. Unless the
+    `whole` compile is asked for, without machine code where the row does not depend on it.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fn, args = make()
-            seen = inspect(
-                fn, *args, target=target, gemm=gemm, compiler_options=options, isolate=isolate
+            compiled = functools.partial(
+                inspect, fn, *args, target=target, gemm=gemm, isolate=isolate
             )
+            seen = None if whole or gemm != "cublaslt" else of_libraries(compiled)
+            seen = seen or compiled(compiler_options=OPTIONS)
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
     except Exception as error:  # that it does not compile is a finding
         return {"error": data.first_line(error)[:300]}
@@ -737,38 +747,52 @@ def row(make: Callable[[], Made], isolate: bool, target: str, gemm: str) -> dict
     }
 
 
+def of_libraries(compiled: Callable[..., Inspection]) -> Inspection | None:
+    """The program as XLA has it before it generates code, which takes most of the time; None where
+    XLA itself multiplies, for only the PTX has those kernels' types, or does not know the option.
+    """
+    try:
+        seen = compiled(compiler_options={**OPTIONS, **NO_CODE})
+        multiply = {r.library for r in seen.report.rows}
+    except jax.errors.JaxRuntimeError:
+        return None
+    return seen if multiply <= {"cublasLt", "cublas"} else None
+
+
 def names_of_rows(way: str, version: str, only: str = "") -> list[str]:
     """The rows of a way with that JAX, those with `only` in their names."""
     names = [" | ".join((way, *case)) for case in cases(way, version)]
     return [name for name in names if only in name]
 
 
-def rows_of(name: str, only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of(name: str, only: str = "", whole: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row of a way by its name. A program that several chips compile is made, traced and
     lowered once.
     """
     way = ways()[name]
     program = functools.cache(lambda model, of: way.make(model, of == "training"))
-    isolate = way.package in ISOLATED
     for case in names_of_rows(name, jax.__version__, only):
         _, model, of, target, gemm = case.split(" | ")
-        yield case, row(functools.partial(program, model, of), isolate, target, gemm)
+        isolate = way.package in ISOLATED or (model, of) == ("block", "forward")
+        yield case, row(functools.partial(program, model, of), isolate, target, gemm, whole)
 
 
 # A process for each way ---------------------------------------------------------------------------
 
 
-def write_rows(way: str, only: str, path: str) -> None:
+def write_rows(way: str, only: str, path: str, whole: str) -> None:
     """Measure a way, and append each row to a file as soon as it is there."""
     with open(path, "a", encoding="utf-8") as file:
-        for name, made in rows_of(way, only):
+        for name, made in rows_of(way, only, whole == "True"):
             print(json.dumps([name, made]), file=file, flush=True)
 
 
 WRITE_ROWS = "import sys; from tools.records.census import write_rows; write_rows(*sys.argv[1:])"
 
 
-def in_a_process(way: str, only: str = "", code: str = WRITE_ROWS) -> dict[str, Any]:
+def in_a_process(
+    way: str, only: str = "", whole: bool = True, code: str = WRITE_ROWS
+) -> dict[str, Any]:
     """A way's rows, measured in a fresh process, which has imported no other library.
 
     What ended that process early is the error in the rows that it had not finished.
@@ -777,7 +801,7 @@ def in_a_process(way: str, only: str = "", code: str = WRITE_ROWS) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         path.touch()
-        command = [sys.executable, "-c", code, way, only, str(path)]
+        command = [sys.executable, "-c", code, way, only, str(path), str(whole)]
         ended = _run(command, variables(PYTHONPATH=str(ROOT), **quiet))
         rows = dict(json.loads(line) for line in path.read_text().splitlines())
     for name in names_of_rows(way, jax.__version__, only):
@@ -800,9 +824,18 @@ def _run(command: list[str], env: Mapping[str, str]) -> str:
     return f"its process ended with status {done.returncode}"
 
 
-def measured(only: str = "") -> dict[str, Any]:
+def longest_first(names: list[str], recorded: Mapping[str, Any]) -> list[str]:
+    """The ways by their kernels in the newest record, so that no long one begins last."""
+    newest = recorded[max(recorded, key=by_number)]["rows"] if recorded else {}
+    kernels: collections.Counter[str] = collections.Counter()
+    for name, row in newest.items():
+        kernels[name.split(" | ")[0]] += row.get("kernels", 0)
+    return sorted(names, key=lambda name: -kernels[name])
+
+
+def measured(only: str = "", whole: bool = True) -> dict[str, Any]:
     """What the installed JAX and libraries make of every way, or of the rows with `only` in their
-    names, and what it is that was asked.
+    names, and what it is that was asked. `whole` as for `row`.
     """
     names = [
         name
@@ -811,21 +844,23 @@ def measured(only: str = "") -> dict[str, Any]:
     ]
     rows: dict[str, Any] = {}
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(functools.partial(in_a_process, only=only), names)
-        for name, done in zip(names, found, strict=True):
+        ordered = longest_first(names, read())
+        begun = {name: pool.submit(in_a_process, name, only, whole) for name in ordered}
+        for name in names:
+            done = begun[name].result()
             print(f"  {name}: {summary(done)}", flush=True)
             rows |= done
     return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER, *LIBRARIES)
 
 
 def measured_now(only: str = "") -> dict[str, Any]:
-    """What the lock's JAX and libraries make of every way: here, where all of them are installed,
-    and else in an environment that has them.
+    """What the lock's JAX and libraries make of every way, to compare with the record: here, where
+    all of them are installed, and else in an environment that has them.
     """
     if all(version_of(package) for package in LIBRARIES):
-        return measured(only)
+        return measured(only, whole=False)
     version = locked()["jax"]
-    return data.measure(version, environment(version), "tools.records.census", only)
+    return data.measure(version, environment(version), "tools.records.census", only, "--check")
 
 
 def by_way(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -972,7 +1007,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, compare or record, as the arguments say; the exit status."""
     options = data.read_arguments(str(__doc__), arguments)
     fine = "what the installed libraries become is what is recorded"
-    return data.carry_out(options, measured, problems, fine, record)
+    measure = functools.partial(measured, whole=not options.check)
+    return data.carry_out(options, measure, problems, fine, record)
 
 
 if __name__ == "__main__":

@@ -105,12 +105,14 @@ def made(environment: Environment) -> Path:
         raise SystemExit(str(error)) from error
 
 
-def measure(version: str, python: Path, module: str, only: str) -> dict[str, Any]:
-    """What `module` measures with that release, in a process of that Python's."""
+def measure(version: str, python: Path, module: str, only: str, *more: str) -> dict[str, Any]:
+    """What `module` measures with that release, in a process of that Python's, with `more`
+    options.
+    """
     quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        options = ["--measure", str(out), "--only", only]
+        options = ["--measure", str(out), *more, "--only", only]
         run = subprocess.run(
             [str(python), "-m", module, *options], env=variables(**quiet), cwd=ROOT
         )
