@@ -9,10 +9,12 @@ import http.server
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -376,6 +378,34 @@ def test_a_failed_build_leaves_the_site_that_was_there(tmp_path, monkeypatch, ca
     assert "two.md:1: a link that leads nowhere" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "_build").iterdir()] == ["html"]
     assert (tmp_path / "_build" / "html" / "index.html").read_text() == "what was there"
+
+
+def test_what_killed_builds_left_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "_build" / "site-killed" / "html").mkdir(parents=True)
+    write_project(tmp_path, {"README.md": "# One", "two.md": "# Two"})
+    monkeypatch.setattr(build, "run_sphinx", lambda _, out, *__: out.mkdir() or [])
+    build.build(tmp_path)
+    assert [path.name for path in (tmp_path / "_build").iterdir()] == ["html"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is sent in another way")
+def test_a_build_that_ctrl_c_stops_says_so_in_a_sentence(tmp_path):
+    write_project(tmp_path, {"README.md": "# One", "two.md": "# Two"})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.site.build", "--project", tmp_path],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob("_build/site-*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130
+    assert said.startswith("Stopped: ") and len(said.splitlines()) == 1
+    assert not list((tmp_path / "_build").iterdir())
 
 
 def wrapped(*_) -> None:

@@ -16,18 +16,19 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from sphinx.application import Sphinx
-from sphinx.util.console import nocolor
-from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from tools import files
+from tools.setup import try_lock
 
 HERE = Path(__file__).resolve().parent
 _LEAST = 1_000_000  # bytes of a disk that is not full
+_SCRATCH = "site-"  # how the folder of a running build begins
+_STOPPED = 130  # as a shell tells of a command that Ctrl-C ended
 
 
 class BuildError(Exception):
@@ -83,6 +84,11 @@ def copy_sources(project: Path, folder: Path) -> None:
 
 def run_sphinx(source: Path, out: Path, doctrees: Path) -> list[str]:
     """Write the pages of `source` into `out`. Returns what Sphinx and its extensions warn of."""
+    # It takes a second to import, in which Ctrl-C is to end in a sentence too.
+    from sphinx.application import Sphinx
+    from sphinx.util.console import nocolor
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
     said = io.StringIO()
     nocolor()
     with (
@@ -96,14 +102,39 @@ def run_sphinx(source: Path, out: Path, doctrees: Path) -> list[str]:
     return list(dict.fromkeys(line for line in lines if line.strip()))
 
 
+@contextlib.contextmanager
+def alone(project: Path) -> Iterator[None]:
+    """Wait until no other build of this project runs, and keep others waiting meanwhile.
+
+    What is locked is myst.yml itself, so no file is left behind. The system frees the lock when the
+    process ends, however it ends.
+    """
+    contents = project / "myst.yml"
+    # Some network file systems lock only what is open for writing.
+    mode = "r+b" if os.access(contents, os.W_OK) else "rb"
+    with contents.open(mode) as file:
+        if not try_lock(file):
+            print("Waiting for another make site in this checkout", flush=True)
+            while not try_lock(file):
+                time.sleep(0.2)
+        yield
+
+
 def build(project: Path) -> str:
     """Build `project` into its _build/html, which stays as it was where that fails.
 
     Returns what to tell the reader. Raises BuildError for what is wrong with the project.
     """
+    _contents(project)
     built = project / "_build"
     built.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built, prefix="site-") as scratch:
+    with (
+        alone(project),
+        tempfile.TemporaryDirectory(dir=built, prefix=_SCRATCH) as scratch,
+    ):
+        for folder in built.glob(f"{_SCRATCH}*"):
+            if folder != Path(scratch):  # of a build that was killed
+                shutil.rmtree(folder, ignore_errors=True)
         source, new = Path(scratch, "source"), Path(scratch, "html")
         copy_sources(project, source)
         problems = run_sphinx(source, new, Path(scratch, "doctrees"))
@@ -111,7 +142,8 @@ def build(project: Path) -> str:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(built))
         if problems:
             raise BuildError("\n".join(problems))
-        shutil.rmtree(built / "html", ignore_errors=True)
+        if (built / "html").exists():  # it goes with the scratch folder
+            (built / "html").rename(Path(scratch, "old"))
         new.rename(built / "html")
     return f"The site is built: {built / 'html' / 'index.html'}"
 
@@ -147,6 +179,9 @@ def main() -> int:
     project = parser.parse_args().project.resolve()
     try:
         print(build(project))
+    except KeyboardInterrupt:
+        print("Stopped: the site in _build/html is as it was.", file=sys.stderr)
+        return _STOPPED
     except BuildError as error:
         print(f"The site was not built:\n{error}", file=sys.stderr)
         return 1
