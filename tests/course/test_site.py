@@ -945,6 +945,31 @@ def test_the_api_page_has_a_place_and_an_example_for_every_public_name(site, bro
         assert "isolate: bool | Mapping[str, float] = False" in text
 
 
+# Which control of the page's head has a ring that the keyboard's reader sees.
+HAS_RING = """control => {
+    const {outlineStyle, outlineWidth, outlineColor} = getComputedStyle(control)
+    return outlineStyle == "solid" && parseFloat(outlineWidth) >= 2 && outlineColor
+}"""
+
+
+def test_what_the_keyboard_is_at_has_a_ring_and_every_icon_is_drawn(site, browser):
+    with opened(browser, site + CHAPTER_PAGES[0], 390) as page:
+        controls = page.locator(".bd-header-article button:visible").all()
+        assert len(controls) == 5, "menu, download, colours, search and contents"
+        page.keyboard.press("Tab")
+        for control in controls:
+            control.focus()
+            assert control.evaluate(HAS_RING), control.inner_html()
+            icon = control.locator("i:visible, span:visible").first
+            assert icon.evaluate("icon => getComputedStyle(icon).maskImage") != "none"
+            assert all(icon.bounding_box()[side] > 10 for side in ("width", "height"))
+    sizes = {file.name: file.stat().st_size for file in STATIC.rglob("*") if file.is_file()}
+    assert max(sizes.values()) < 400_000, sizes
+
+
+STATIC = ROOT / "_build" / "html" / "_static"
+
+
 def test_a_reader_on_a_phone_finds_by_search_what_a_bias_costs(site, browser):
     with opened(browser, site, 390) as page:
         page.locator(".search-button").first.click()

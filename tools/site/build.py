@@ -82,6 +82,14 @@ def copy_sources(project: Path, folder: Path) -> None:
     (folder / first).rename(folder / "index.md")
 
 
+def _drop_unused(static: Path) -> None:
+    """Remove what the theme brings and no page loads: Font Awesome, and maps for debuggers."""
+    shutil.rmtree(static / "vendor" / "fontawesome", ignore_errors=True)
+    for pattern in ("scripts/fontawesome.*", "**/*.map"):
+        for file in static.glob(pattern):
+            file.unlink()
+
+
 def run_sphinx(source: Path, out: Path, doctrees: Path) -> list[str]:
     """Write the pages of `source` into `out`. Returns what Sphinx and its extensions warn of."""
     # It takes a second to import, in which Ctrl-C is to end in a sentence too.
@@ -142,6 +150,7 @@ def build(project: Path) -> str:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(built))
         if problems:
             raise BuildError("\n".join(problems))
+        _drop_unused(new / "_static")
         if (built / "html").exists():  # it goes with the scratch folder
             (built / "html").rename(Path(scratch, "old"))
         new.rename(built / "html")

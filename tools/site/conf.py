@@ -35,8 +35,9 @@ nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict] = {}  # a panel needs a kernel, which a page has not
 # Pages
 html_theme = "sphinx_book_theme"
-html_static_path = [str(HERE / "style.css"), str(HERE / "folds.js")]
-html_css_files, html_js_files = ["style.css"], ["folds.js"]
+templates_path = ["templates"]
+html_css_files, html_js_files = ["style.css", "icons.css"], ["folds.js"]
+html_static_path = [str(HERE / name) for name in html_css_files + html_js_files]
 html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
 html_baseurl = SITE_URL
