@@ -968,6 +968,41 @@ def test_what_the_keyboard_is_at_has_a_ring_and_every_icon_is_drawn(site, browse
 
 
 STATIC = ROOT / "_build" / "html" / "_static"
+SEARCHES = [
+    ("448", "notebooks/01_fp8_formats"),
+    ("465", "notebooks/01_fp8_formats"),
+    ("assert_fp8_gemms", "api/index.html#assert-fp8-gemms"),
+    ("inspect", "api/index.html#inspect"),
+    ("amax", "notebooks/05_amax_matmul"),
+    ("scaled", "notebooks/03_scaled_matmul"),
+    ("late-relu", "rules/late-relu"),
+]
+
+
+@pytest.mark.parametrize(("query", "first"), SEARCHES)
+def test_search_finds_first_what_was_asked_for_and_shows_its_text(site, browser, query, first):
+    with opened(browser, f"{site}search.html?q={query}") as page:
+        page.get_by_text("Search finished").wait_for()
+        links = page.locator("#search-results li > a").evaluate_all(
+            "links => links.map(link => link.getAttribute('href'))"
+        )
+        assert links[0].startswith(first), links[:5]
+        places = [place for place in map(kind_of, links) if place]
+        if query.isdigit():
+            assert places == sorted(places), "the path comes before the references"
+        page.locator("#search-results li .context").first.wait_for()
+        excerpt = page.locator("#search-results li .context").first.inner_text()
+        for word in re.split(r"\W", query):
+            assert word.removesuffix("d") in excerpt.lower(), excerpt
+        assert not re.search("Color mode|Print to PDF|System Settings|Show the|Copy", excerpt)
+
+
+def kind_of(link: str) -> int:
+    """1 for a page of the path, 2 for a reference, 0 for any other page."""
+    found = re.match(r"notebooks/(0[1-6]_|[A-F]_)", link)
+    if not found:
+        return 0
+    return 1 if found[1][0] == "0" else 2
 
 
 def test_a_reader_on_a_phone_finds_by_search_what_a_bias_costs(site, browser):

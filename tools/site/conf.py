@@ -23,6 +23,7 @@ extensions = [
     "tools.site.glossary",
     "tools.site.rules",
     "tools.site.api",
+    "tools.site.search",
 ]
 if SITE_URL:
     extensions.append("sphinx_sitemap")
@@ -36,6 +37,7 @@ nb_ipywidgets_js: dict[str, dict] = {}  # a panel needs a kernel, which a page h
 # Pages
 html_theme = "sphinx_book_theme"
 templates_path = ["templates"]
+html_search_scorer = str(HERE / "search.js")
 html_css_files, html_js_files = ["style.css", "icons.css"], ["folds.js"]
 html_static_path = [str(HERE / name) for name in html_css_files + html_js_files]
 html_use_index = html_domain_indices = False
