@@ -18,6 +18,20 @@ def test_every_rule_stands_once_in_the_index():
     assert len(found) == len(set(found))
 
 
+@pytest.mark.parametrize("name", record.every_name())
+def test_a_page_explains_the_names_in_its_fix(name):
+    page = explain(name)
+    text = rules.rule_page(page, RECORDED)
+    names = rules.names_in(page.rule.fix)
+    assert ("In the fix `{" in text) == bool(names)
+    assert all(f"`{{{one}}}` is " in text for one in names)
+
+
+def test_only_names_in_fixes_are_explained():
+    used = {one for name in record.every_name() for one in rules.names_in(explain(name).rule.fix)}
+    assert used == {*rules.FILLED_IN}
+
+
 def made(kernels: int, *broken: str, types: tuple[str, ...] = ("FP8",)) -> dict:
     return {
         "types": list(types),

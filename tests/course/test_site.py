@@ -30,6 +30,8 @@ from playwright.sync_api import Browser, Page, expect
 import fp8lens
 from fp8lens.rules.page import every_name, explain
 from helpers.figures.plots import READABLE
+from helpers.pages import LOSSES, index
+from tools.records import rules as record
 from tools.site import build, sanitize
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -943,6 +945,15 @@ def test_the_api_page_has_a_place_and_an_example_for_every_public_name(site, bro
         text = page.locator("article").inner_text()
         assert "<" not in re.sub(r"<BLANKLINE>", "", text), "no object's address"
         assert "isolate: bool | Mapping[str, float] = False" in text
+
+
+def test_each_rules_page_leads_to_its_neighbours(site):
+    order = [name for name, *_ in index(record.read(), *LOSSES)]
+    listed = ["index", *order]
+    for number, name in enumerate(order, 1):
+        text = (ROOT / "_build" / "html" / "rules" / f"{name}.html").read_text()
+        beside = re.findall(r'<a class="(?:left-prev|right-next)"\s+href="([\w-]+)\.html"', text)
+        assert beside == [listed[number - 1], *listed[number + 1 : number + 2]], name
 
 
 # Which control of the page's head has a ring that the keyboard's reader sees.

@@ -7,6 +7,7 @@ their programs. Wherever a page has a rule's name as code, that is a link.
 import difflib
 import itertools
 import re
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,29 @@ _CODE = re.compile(r"`(?P<quoted>[^`]+)`|(?<![\w./{-])(?>[A-Za-z_]\w*(?:\.[A-Za-
 # What goes on behind a name: a call, an attribute of that, or a value.
 _MORE = re.compile(r"\(|\.[A-Za-z_]\w*|=(?:\{|'[^']*'|\"[^\"]*\"|[\w-](?:[\w.=-]*\w)?)")
 _NAME = re.compile(r"<code>([a-z0-9-]+)</code>")
+#: What a report fills in for the {names} of a fix.
+FILLED_IN = {
+    "allowed": "the opcodes that XLA looks through",
+    "best": "the largest number of the FP8 type",
+    "chip": "the chip that the program is compiled for",
+    "clip": "this, with the FP8 type and its largest number: "
+    "`jnp.clip(d * d_scale, -448, 448).astype(jnp.float8_e4m3fn)`",
+    "how": "what is done to the result first, such as joined with others",
+    "jax_fits": "the type that fits, such as `jnp.bfloat16`",
+    "jax_to": "the type of the result in JAX, such as `jnp.float8_e4m3fn`",
+    "scales": "the scales that can have the sign, such as an operand's",
+    "sent": "the bytes that are sent now",
+    "side": "left or right",
+    "step": "the activation, such as relu",
+    "stored": "[M, K] for the left operand, [N, K] for the right one",
+    "target": "the name by which the program calls the kernel",
+    "to": "the type of the result, such as bf16",
+    "what": "vector, matrix or scalar",
+    "where": "loop or branch",
+    "wide": "the operand that is too thin, and a size that is enough",
+    "wider": "more advice, if the result is f32",
+    "would": "the bytes that FP8 would take",
+}
 
 # Text ---------------------------------------------------------------------------------------------
 
@@ -207,6 +231,17 @@ def _programs(page: Page, recorded: Mapping[str, Any]) -> Iterator[str]:
         yield " ".join([*_holds(page.rule.name, pairs), *_others(page.rule.name, pairs)])
 
 
+def names_in(fix: str) -> list[str]:
+    """The {names} in a rule's fix, each once."""
+    return list(dict.fromkeys(name for _, name, *_ in string.Formatter().parse(fix) if name))
+
+
+def _filled_in(fix: str) -> str:
+    """A sentence that tells what a report puts in place of the names in a fix."""
+    meanings = [f"`{{{name}}}` is {words(FILLED_IN[name])}" for name in names_in(fix)]
+    return f"In the fix {'; '.join(meanings)}." if meanings else ""
+
+
 def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
     """A rule's page as Markdown."""
     rule = page.rule
@@ -223,6 +258,7 @@ def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
         words(rule.summary),
         words(page.why),
         _table(facts, ("", "")),
+        _filled_in(rule.fix),
         *_programs(page, recorded),
         "[All rules](index.md)",
     ]
@@ -266,6 +302,7 @@ def _write_pages(app: Sphinx, config: Any) -> None:
     if not (results / "rules.json").is_file():
         return
     recorded = load_rules(results)
+    config.rules_in_order = [name for name, *_ in pages.index(recorded, *pages.LOSSES)]
     (source / FOLDER).mkdir()
     for name in every_name():
         text = rule_page(explain(name), recorded)
@@ -295,6 +332,24 @@ def _keep_out_of_the_contents(app: Sphinx, document: nodes.document) -> None:
     app.env.metadata[name]["orphan"] = "true"
     if app.config.html_baseurl:
         app.env.metadata[name]["og:image"] = f"{app.config.html_baseurl}_static/one_call.png"
+
+
+def neighbours(name: str, order: Sequence[str]) -> tuple[str, str]:
+    """The pages before and after a rule's page, in the order of the index, which is the first."""
+    listed = [INDEX, *(f"{FOLDER}/{rule}" for rule in order), ""]
+    place = listed.index(name)
+    return listed[place - 1], listed[place + 1]
+
+
+def _lead_on(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """A rule's page is not in the contents, from which Sphinx takes the neighbours of others."""
+    if not is_generated(name) or name == INDEX:
+        return
+    pages_beside = neighbours(name, app.config.rules_in_order)
+    for where, page in zip(("prev", "next"), pages_beside, strict=True):
+        if page:
+            title = app.env.titles[page].astext()
+            context[where] = {"link": app.builder.get_relative_uri(name, page), "title": title}
 
 
 def _link(app: Sphinx, document: nodes.document, name: str) -> None:
@@ -338,6 +393,8 @@ def _linked(app: Sphinx, name: str, found: re.Match[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
+    app.add_config_value("rules_in_order", [], "html")
+    app.connect("html-page-context", _lead_on)
     app.connect("config-inited", _write_pages, priority=600)  # the contents have been read
     app.connect("doctree-read", _keep_out_of_the_contents)
     app.connect("doctree-resolved", _link)
