@@ -956,6 +956,46 @@ def test_each_rules_page_leads_to_its_neighbours(site):
         assert beside == [listed[number - 1], *listed[number + 1 : number + 2]], name
 
 
+# What scrolls at the page's width, and has no shadow at its edges.
+WITHOUT_SHADOW = """() => [...document.querySelectorAll("article *")].filter(element => {
+    const {overflowX, backgroundImage} = getComputedStyle(element)
+    const scrolls = element.scrollWidth > element.clientWidth + 1 && overflowX == "auto"
+    return scrolls && !backgroundImage.includes("gradient")
+}).map(element => element.outerHTML.slice(0, 100))"""
+# Arrows that do not stand in one line with what follows.
+ALONE = """() => [...document.querySelectorAll("article td")].flatMap(cell => {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), alone = []
+    while (texts.nextNode()) {
+        const {data} = texts.currentNode, range = document.createRange()
+        for (const {index} of data.matchAll(/→(?=\\s\\S)/g)) {
+            range.setStart(texts.currentNode, index)
+            range.setEnd(texts.currentNode, index + 3)
+            if (range.getClientRects().length > 1) alone.push(data)
+        }
+    }
+    return alone
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_a_phone_scrolls_has_a_shadow_and_no_arrow_is_alone(site, browser, scheme):
+    for name in ("notebooks/06_bias_matmul.html", "notebooks/D_rules.html", INDEX):
+        with opened(browser, site + name, 390, color_scheme=scheme) as page:
+            page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+            assert page.evaluate(WITHOUT_SHADOW) == []
+            assert page.evaluate(ALONE) == []
+
+
+def test_a_hundred_columns_of_code_fit_beside_both_sidebars(site, browser):
+    with opened(browser, site + CHAPTER_PAGES[2], 1366) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+        narrow = page.evaluate("""() => [...document.querySelectorAll("article pre")].filter(pre =>
+            pre.scrollWidth > pre.clientWidth + 1
+            && Math.max(...pre.textContent.split("\\n").map(line => line.length)) <= 100
+        ).map(pre => pre.textContent.slice(0, 100))""")
+        assert narrow == []
+
+
 # Which control of the page's head has a ring that the keyboard's reader sees.
 HAS_RING = """control => {
     const {outlineStyle, outlineWidth, outlineColor} = getComputedStyle(control)

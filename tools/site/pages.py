@@ -38,6 +38,7 @@ _PREDICTION = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 _NOT_SHOWN = re.compile(r"[^\n]*\r(?!\n)|\x1b\][^\x07]*\x07|\x1b\[[\d;?]*[A-Za-ln-z]")
 _FOLDED = {"hide-cell", "hide-input", "hide-output"}
 _CHECKED = "# Checked"
+_CELL = re.compile(r"<td\b.*?</td>", re.S)
 _PHONE = 336  # CSS pixels that a picture has there, in a fold
 
 
@@ -307,6 +308,15 @@ def _name_folds(app: Sphinx, page: str, template: str, context: dict, document: 
         context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
 
 
+def _keep_arrows(app: Sphinx, page: str, template: str, context: dict, document: Any) -> None:
+    """In a narrow table an arrow begins the line of what it leads to, and no line has it alone."""
+    if "body" in context:
+        context["body"] = _CELL.sub(
+            lambda cell: cell[0].replace("\N{RIGHTWARDS ARROW} ", "\N{RIGHTWARDS ARROW}&nbsp;"),
+            context["body"],
+        )
+
+
 # Mathematics, as MathML: no font and no script has to be loaded for it ----------------------------
 
 
@@ -342,5 +352,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _inline_own_drawings)
     app.connect("doctree-read", _drop_empty_heads)
     app.connect("html-page-context", _name_folds)
+    app.connect("html-page-context", _keep_arrows)
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
