@@ -1,5 +1,5 @@
-"""Sphinx's settings for the site. What this project adds to Sphinx is in pages.py,
-glossary.py, rules.py and api.py.
+"""Sphinx's settings for the site. What this project adds to Sphinx is in the extensions of
+`tools.site` that are listed here.
 
 The title and the table of contents are myst.yml's, whose form build.py has looked at.
 """
@@ -12,7 +12,6 @@ HERE = Path(__file__).resolve().parent
 SITE_URL = os.environ.get("SITE_URL", "")  # where the site will stand
 if SITE_URL:
     SITE_URL = SITE_URL.rstrip("/") + "/"
-REPOSITORY_URL = os.environ.get("REPOSITORY_URL", "")
 
 language, root_doc = "en", "index"
 extensions = [
@@ -20,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinxext.opengraph",
     "tools.site.pages",
+    "tools.site.repository",
     "tools.site.glossary",
     "tools.site.rules",
     "tools.site.api",
@@ -54,8 +54,6 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-if REPOSITORY_URL:
-    html_theme_options |= {"repository_url": REPOSITORY_URL, "use_repository_button": True}
 html_context = {"default_mode": "auto"}
 html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}
 copybutton_selector = "div.highlight:not(.cell_output *) > pre"

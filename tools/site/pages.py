@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from tools.site import api, rules, sanitize
+from tools.site import api, repository, rules, sanitize
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _read_source(app: Sphinx, name: str, source: list[str]) -> None:
     if rules.is_generated(name) or name == api.PAGE:
         return
     if source[0].startswith("{"):
-        source[0] = _prepared(source[0], name)
+        source[0] = _prepared(source[0], name, app.config.repository)
         return
     if source[0].startswith("---"):
         logger.warning("%s: front matter, which Jupyter and GitHub show as text", name)
@@ -111,10 +111,11 @@ def _links_to_the_index(text: str) -> str:
 # Notebooks ----------------------------------------------------------------------------------------
 
 
-def _prepared(text: str, name: str) -> str:
+def _prepared(text: str, name: str, address: str) -> str:
     """Return a notebook's text with labels on its folds, and answers behind a click.
 
-    Nothing in its metadata has a say in what is run or shown.
+    Nothing in its metadata has a say in what is run or shown. `address`: the repository's, or
+    nothing.
     """
     try:
         notebook = nbformat.reads(text, 4)
@@ -134,6 +135,8 @@ def _prepared(text: str, name: str) -> str:
             asked = _prepare_words(cell, where, asked)
     if asked:
         logger.warning("%s: nothing answers the last prediction", name)
+    if notebook.cells and notebook.cells[0].cell_type == "markdown":
+        notebook.cells[0].source += repository.ways_to_run(address, f"{name}.ipynb")
     return nbformat.writes(notebook)
 
 
