@@ -16,6 +16,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
@@ -32,7 +33,7 @@ from fp8lens.rules.page import every_name, explain
 from helpers.figures.plots import READABLE
 from helpers.pages import LOSSES, index
 from tools.records import rules as record
-from tools.site import build, sanitize
+from tools.site import build, changes, repository, sanitize
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTENTS = yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"]
@@ -45,6 +46,8 @@ INDEX = "rules/index.html"
 PAGES.insert(PAGES.index("notebooks/D_rules.html") + 1, INDEX)
 API = "api/index.html"
 PAGES.insert(PAGES.index("fp8lens/README.html") + 1, API)
+CITE = "cite.html"
+PAGES.insert(PAGES.index("CHANGELOG.html") + 1, CITE)
 OF_RULES = ["late-relu", "operand-layout", "transposed-for-collective"]
 if os.environ.get("NIGHTLY"):
     OF_RULES = every_name()
@@ -459,6 +462,86 @@ def test_a_build_on_a_full_disk_ends_in_a_sentence(tmp_path):
     assert "No space left on device" in done.stderr and "make room" in done.stderr
 
 
+# What a page says of its repository ---------------------------------------------------------------
+
+ADDRESS = "https://github.com/owner/name"
+OFFERS = [
+    f"git clone {ADDRESS} fp8-matmuls",
+    "https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/notebooks/01_one.ipynb",
+    f"git clone --quiet --depth 1 {ADDRESS} fp8-matmuls",
+    "https://colab.research.google.com/github/owner/name/blob/main/notebooks/01_one.ipynb",
+    f"{ADDRESS}/blob/main/README.md",
+    f"{ADDRESS}/issues/new?title=notebooks%2F01_one.ipynb",
+]
+
+
+def run_git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
+    settings = {"GIT_COMMITTER_DATE": "2024-02-29T12:00:00Z"}
+    subprocess.run(["git", *who, *arguments], cwd=folder, env=os.environ | settings, check=True)
+
+
+def built_with(folder: Path, urls: str) -> str:
+    """The text of all pages of a small project whose pyproject.toml has these addresses."""
+    (folder / "notebooks").mkdir()
+    for name in ("README.md", "CITATION.cff", "CHANGELOG.md", "notebooks/glossary.md"):
+        shutil.copyfile(ROOT / name, folder / name)
+    readme = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / "README.md").read_text())
+    pages = {"README.md": readme, "notebooks/01_one.ipynb": notebook(shows("text/html", "x"))}
+    for name in ("CHANGELOG.md", "notebooks/glossary.md"):
+        text = (ROOT / name).read_text()
+        pages[name] = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    write_project(folder, pages)
+    (folder / "pyproject.toml").write_text(f'[project]\nversion = "1.2"\n[project.urls]\n{urls}')
+    run_git(folder, "init", "--quiet")
+    run_git(folder, "add", ".")
+    run_git(folder, "commit", "--quiet", "--message", "Begin")
+    build.build(folder)
+    return "\n".join(page.read_text() for page in folder.glob("_build/html/**/*.html"))
+
+
+def test_pages_say_what_the_repositorys_address_makes_possible(tmp_path, monkeypatch):
+    monkeypatch.delenv("REPOSITORY_URL", raising=False)
+    with_it, without = tmp_path / "with", tmp_path / "without"
+    with_it.mkdir()
+    without.mkdir()
+    text = unescape(built_with(with_it, f'Repository = "{ADDRESS}"'))
+    said = re.sub("<.*?>", "", text)
+    assert [offer for offer in OFFERS if offer not in said + text] == []
+    assert "Version 0.1.0. github.com/owner/name" in said, "the theme would show owner/name"
+    text = unescape(built_with(without, ""))
+    said = re.sub("<.*?>", "", text)
+    assert "make lab" in said and "git clone" not in said
+    assert not re.search("mybinder.org|colab.research|Report an issue", text)
+
+
+def test_a_page_tells_its_version_its_last_change_and_how_to_cite(tmp_path):
+    text = built_with(tmp_path, "")
+    assert text.count('Changed on <time datetime="2024-02-29">2024-02-29</time>') == 5
+    assert text.count("fp8lens 1.2") == 6, "the page that searches too"
+    assert "@software{fp8lens," in re.sub("<.*?>", "", text)
+    (tmp_path / "new.md").write_text("not in git")
+    assert "new.md" not in changes.dates(tmp_path)
+    run_git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{tmp_path}", "shallow")
+    assert changes.dates(tmp_path / "shallow") == {}, "every file would be as new as the commit"
+    (tmp_path / "notebooks" / "unpacked").mkdir()
+    assert changes.dates(tmp_path / "notebooks" / "unpacked") == {}
+
+
+def test_the_readme_has_the_places_that_an_address_completes():
+    readme = (ROOT / "README.md").read_text()
+    text = repository.with_address(readme, ADDRESS)
+    assert f"git clone {ADDRESS} fp8-matmuls\ncd fp8-matmuls\nmake lab" in text
+    assert "git clone" not in readme and repository.with_address(readme, "") == readme
+
+
+def test_colabs_cell_says_where_it_belongs():
+    cell = repository.COLAB_CELL.format(address=ADDRESS, folder="fp8-matmuls")
+    python = "\n".join(line for line in cell.splitlines() if line[0] not in "!%")
+    with pytest.raises(AssertionError, match="is for Google Colab. In a checkout, run `make lab`"):
+        exec(python, {})
+
+
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of a server of what is in `folder`: search works differently on files."""
@@ -600,6 +683,7 @@ THEME = {
     "link": "href=https:",  # where the page itself will stand
     "meta": "property",
     "nav": "aria-labelledby id",
+    "time": "datetime",
 }
 FIND_NODES = """() => {
     const spaces = {"http://www.w3.org/1999/xhtml": "", "http://www.w3.org/2000/svg": "svg:",
@@ -1150,5 +1234,5 @@ def test_mystmd_reads_every_page_without_a_warning(tmp_path):
     ]
     assert done.returncode == 0 and not said, done.stderr
     assert len(list((project / "_build/site/content").glob("*.json"))) == len(
-        {*PAGES} - {"search.html", INDEX, API}
+        {*PAGES} - {"search.html", INDEX, API, CITE}
     )

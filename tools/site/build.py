@@ -17,13 +17,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
 from tools import files
 from tools.setup import try_lock
+from tools.site import changes
 
 HERE = Path(__file__).resolve().parent
 _LEAST = 1_000_000  # bytes of a disk that is not full
@@ -90,8 +91,13 @@ def _drop_unused(static: Path) -> None:
             file.unlink()
 
 
-def run_sphinx(source: Path, out: Path, doctrees: Path) -> list[str]:
-    """Write the pages of `source` into `out`. Returns what Sphinx and its extensions warn of."""
+def run_sphinx(
+    source: Path, out: Path, doctrees: Path, dates: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the pages of `source` into `out`. Returns what Sphinx and its extensions warn of.
+
+    `dates`: by file, when it changed last.
+    """
     # It takes a second to import, in which Ctrl-C is to end in a sentence too.
     from sphinx.application import Sphinx
     from sphinx.util.console import nocolor
@@ -104,7 +110,16 @@ def run_sphinx(source: Path, out: Path, doctrees: Path) -> list[str]:
         patch_docutils(str(HERE)),
         docutils_namespace(),
     ):
-        app = Sphinx(source, HERE, out, doctrees, "html", status=None, warning=said)
+        app = Sphinx(
+            source,
+            HERE,
+            out,
+            doctrees,
+            "html",
+            confoverrides={"dates": dict(dates or {})},
+            status=None,
+            warning=said,
+        )
         app.build()
     lines = said.getvalue().replace(f"{source}{os.sep}", "").splitlines()
     return list(dict.fromkeys(line for line in lines if line.strip()))
@@ -145,7 +160,7 @@ def build(project: Path) -> str:
                 shutil.rmtree(folder, ignore_errors=True)
         source, new = Path(scratch, "source"), Path(scratch, "html")
         copy_sources(project, source)
-        problems = run_sphinx(source, new, Path(scratch, "doctrees"))
+        problems = run_sphinx(source, new, Path(scratch, "doctrees"), changes.dates(project))
         if shutil.disk_usage(scratch).free < _LEAST:  # Sphinx warns of files it could not copy
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(built))
         if problems:

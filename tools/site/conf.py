@@ -23,6 +23,8 @@ extensions = [
     "tools.site.glossary",
     "tools.site.rules",
     "tools.site.api",
+    "tools.site.cite",
+    "tools.site.footer",
     "tools.site.search",
 ]
 if SITE_URL:
@@ -49,7 +51,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "toc_title": "On this page",
     "use_fullscreen_button": False,
-    "footer_content_items": "",
+    "footer_content_items": ["page-footer.html"],
     "back_to_top_button": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",

@@ -79,6 +79,8 @@ def _texts(document: nodes.document) -> Iterator[nodes.Text]:
     """Yield the texts of paragraphs that are no code, no formula, no link and no title."""
     for paragraph in document.findall(nodes.paragraph):
         for text in paragraph.findall(nodes.Text):
+            if text.parent is None:  # the theme has shortened a link, and left its text an orphan
+                continue
             if not any(isinstance(up, _NO_TEXT_OF_A_PAGE) for up in _ancestors(text)):
                 yield text
 

@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from tools.site import api, repository, rules, sanitize
+from tools.site import api, cite, repository, rules, sanitize
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def _table_of_contents(entries: list[dict]) -> str:
 
 
 def _read_source(app: Sphinx, name: str, source: list[str]) -> None:
-    if rules.is_generated(name) or name == api.PAGE:
+    if rules.is_generated(name) or name in (api.PAGE, cite.PAGE):
         return
     if source[0].startswith("{"):
         source[0] = _prepared(source[0], name, app.config.repository)
