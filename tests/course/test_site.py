@@ -1031,6 +1031,20 @@ def test_the_api_page_has_a_place_and_an_example_for_every_public_name(site, bro
         assert "isolate: bool | Mapping[str, float] = False" in text
 
 
+@pytest.mark.parametrize(("width", "height"), [(1366, 700), (390, 664)])
+def test_the_first_screen_says_what_this_is_and_where_to_start(site, browser, width, height):
+    with opened(browser, site, width) as page:
+        page.set_viewport_size({"width": width, "height": height})
+        about = page.get_by_text("It is for people who write or train models in JAX")
+        buttons = page.locator("p.buttons a")
+        assert buttons.all_inner_texts() == ["Start chapter 01", "Check my layer", "Which library?"]
+        for seen in (about, *buttons.all()):
+            box = seen.bounding_box()
+            assert box["y"] + box["height"] <= height and box["x"] + box["width"] <= width
+        for number, chapter in enumerate(("01_fp8_formats", "fp8lens/README", "10_libraries")):
+            assert chapter in buttons.nth(number).get_attribute("href")
+
+
 def test_each_rules_page_leads_to_its_neighbours(site):
     order = [name for name, *_ in index(record.read(), *LOSSES)]
     listed = ["index", *order]

@@ -320,6 +320,18 @@ def _keep_arrows(app: Sphinx, page: str, template: str, context: dict, document:
         )
 
 
+def _make_buttons(app: Sphinx, document: nodes.document, name: str) -> None:
+    """On the first page, a paragraph of links alone becomes a row of buttons."""
+    if name != app.config.root_doc:
+        return
+    for paragraph in document.findall(nodes.paragraph):
+        links = [child for child in paragraph.children if isinstance(child, nodes.reference)]
+        between = [child.astext() for child in paragraph.children if child not in links]
+        if len(links) > 1 and not re.sub(r"[\s·]", "", "".join(between)):
+            paragraph["classes"].append("buttons")
+            paragraph.children = [*links]
+
+
 # Mathematics, as MathML: no font and no script has to be loaded for it ----------------------------
 
 
@@ -356,5 +368,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _drop_empty_heads)
     app.connect("html-page-context", _name_folds)
     app.connect("html-page-context", _keep_arrows)
+    app.connect("doctree-resolved", _make_buttons)
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
