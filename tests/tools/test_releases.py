@@ -3,7 +3,6 @@ installed.
 """
 
 import copy
-import datetime
 import json
 import re
 import sys
@@ -72,14 +71,11 @@ def test_every_release_has_every_program_and_its_provenance():
     assert not missing, f"JAX {', '.join(sorted(missing))} is not recorded: {releases.FIX}"
     assert list(RECORDED) == sorted(RECORDED, key=releases.by_number)
     for version, entry in RECORDED.items():
-        assert set(entry) == {"date", "command", "python", "system", "packages", "rows", "digest"}
         assert {entry["packages"][name] for name in releases.OF_JAX} == {version}
         assert set(entry["packages"]) == {*releases.OF_JAX, *releases.ASSEMBLER}
-        assert datetime.date.fromisoformat(entry["date"]) > datetime.date(2026, 1, 1)
-        assert entry["command"] == "make releases" and re.fullmatch(r"3\.\d+\.\d+", entry["python"])
+        assert entry["command"] == releases.COMMAND
         assert list(entry["rows"]) == list(releases.programs()), f"{version}: {releases.FIX}"
         for row in entry["rows"].values():
-            assert set(row) in ({"target", "gemm", "error"}, {"target", "gemm", "kernels", "gemms"})
             assert 0 < len(row.get("gemms", "?")) <= row.get("kernels", 1)
 
 
