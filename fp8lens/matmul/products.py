@@ -150,11 +150,11 @@ def _before_reshape(before: Shape, after: Shape, summed: set[int]) -> set[int] |
     given, made = [*enumerate(before.dims)], [*enumerate(after.dims)]
     while given and made:
         old, new = [given.pop(0)], [made.pop(0)]
-        while (sizes := (_size(old), _size(new)))[0] != sizes[1]:
-            behind, group = (given, old) if sizes[0] < sizes[1] else (made, new)
-            if not behind:
+        while _size(old) != _size(new):
+            rest, group = (given, old) if _size(old) < _size(new) else (made, new)
+            if not rest:
                 return None
-            group.append(behind.pop(0))
+            group.append(rest.pop(0))
         of_sum = {d in summed for d, size in new if size > 1}
         if len(of_sum) > 1:
             return None
