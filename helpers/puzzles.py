@@ -9,7 +9,7 @@ import numpy as np
 
 from fp8lens.compile.api import aot_compile, run
 from fp8lens.hlo import parse_hlo_module
-from fp8lens.matmul.kernels import kernels
+from fp8lens.matmul.kernels import Kernel, kernels
 from fp8lens.matmul.rows import FP8_CALL, gemm_config
 
 # How many roundings of a 16-bit type may add up in one element of a right answer, of the eight that
@@ -46,15 +46,20 @@ def check(
         shapes = jax.eval_shape(fn, *args)
     # whatever the reader's code raises is news for the reader, not a crash of the chapter
     except Exception as error:
-        said = f"it does not trace: {type(error).__name__}: {str(error).splitlines()[0]}"
-        return _verdict(name, [(False, said)], quiet)
+        return _verdict(name, [(False, f"it does not trace: {raised(error)}")], quiet)
     if not jax.tree.leaves(shapes):
         return _verdict(
             name, [(False, "it returns nothing yet: write its body and run this cell again")], quiet
         )
 
-    lines = [] if like is None else [_same_results(fn, like, shapes, args)]
-    module = parse_hlo_module(aot_compile(fn, *args, target=target))
+    lines = []
+    try:
+        if like is not None:
+            lines.append(_same_results(fn, like, shapes, args))
+        module = parse_hlo_module(aot_compile(fn, *args, target=target))
+    except Exception as error:
+        lines.append((False, f"it does not compile or run: {raised(error)}"))
+        return _verdict(name, lines, quiet)
     launched = kernels(module)
     calls = [k for k in launched if k.kind == FP8_CALL]
     lines.append((len(calls) == 1, f"{_counted(len(calls), 'FP8 matmul call')} (wanted 1)"))
@@ -68,23 +73,39 @@ def check(
         said = f"{beside} bytes moved outside the call (at most {most_beside})"
         lines.append((beside <= most_beside, said))
     if calls:
-        config = gemm_config(calls[0].instruction)
-        has = {
-            "epilogue": config["epilogue"],
-            "amax": config["damax_output"],
-            "beta": config["beta"],
-            "alpha": config["alpha_real"],
-        }
         wanted = {"epilogue": epilogue, "amax": amax, "beta": beta, "alpha": alpha}
-        for key, want in wanted.items():
-            if want is not None:
-                lines.append((has[key] == want, f"the call's {key} is {has[key]} (wanted {want})"))
+        lines += _configured(calls[0], wanted)
         # A gap in cuBLASLt's table of FP8 types, which XLA does not check:
         # https://docs.nvidia.com/cuda/cublas/#cublasltmatmul
         types = [module[name].shape.dtype for name in calls[0].instruction.operands[:2]]
         if "f8e5m2[" in calls[0].result and "f8e5m2" not in types:
             lines.append((False, "cuBLASLt has no kernel for two E4M3 operands and an E5M2 result"))
     return _verdict(name, lines, quiet)
+
+
+def _configured(call: Kernel, wanted: dict[str, Any]) -> list[tuple[bool, str]]:
+    """Whether the call has each field that is wanted; those that are None may be anything."""
+    config = gemm_config(call.instruction)
+    has = {
+        "epilogue": config["epilogue"],
+        "amax": config["damax_output"],
+        "beta": config["beta"],
+        "alpha": config["alpha_real"],
+    }
+    return [
+        (has[key] == want, f"the call's {key} is {has[key]} (wanted {want})")
+        for key, want in wanted.items()
+        if want is not None
+    ]
+
+
+def raised(error: Exception) -> str:
+    """What the reader's code raised, in one line: its type and, if it has a message, the first line
+    of that.
+    """
+    first = next(iter(str(error).splitlines()), "")
+    name = type(error).__name__
+    return f"{name}: {first}" if first else name
 
 
 def _counted(number: int, noun: str) -> str:
