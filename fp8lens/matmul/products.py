@@ -48,45 +48,92 @@ def sums_of_products(computation: Computation) -> tuple[SumOfProducts, ...]:
 
 
 def added_by_loop(fusion: Instruction) -> tuple[SumOfProducts, ...]:
-    """The outer products that a fusion adds to what its loop carries, if nothing else in the loop
-    reads that: all iterations together are one matmul.
+    """The outer products that a fusion adds to what its loop carries, or subtracts from it, if
+    nothing else in the loop reads that: all iterations together are one matmul. Those that XLA has
+    made of a dot, and those of which a factor is the same in each iteration, are not among them.
     """
     if not _is_loop_body(fusion.computation):
         return ()
     found = []
-    for added in fusion_body(fusion):
-        if added.opcode != "add" or not _is_float(added):
+    for carried in fusion_body(fusion).parameters:
+        total, added = _summed(carried)
+        if not added or not _carries(fusion, carried, total):
             continue
-        for index, carried in enumerate(operand(added, n) for n in (0, 1)):
-            if not _carries(fusion, carried, added):
-                continue
-            product = look_through(operand(added, 1 - index), _SAME_PLACES)
+        for part in added:
+            product = look_through(part, _SAME_PLACES)
             is_product = product.opcode == "multiply" and _is_float(product)
-            if is_product and (one := _largest(product, set(), least_k=1)):
+            if not is_product or primitive(op_name(product)).endswith("dot_general"):
+                continue
+            one = _largest(product, set(), least_k=1)
+            if one and _changes(fusion, one.lhs) and _changes(fusion, one.rhs):
                 found.append(one)
     return tuple(found)
 
 
-def _carries(fusion: Instruction, carried: Instruction, added: Instruction) -> bool:
-    """Whether a fusion's parameter is what its loop carries, the sum takes its place in the next
-    iteration, and nothing else reads it.
+def _summed(carried: Instruction) -> tuple[Instruction, list[Instruction]]:
+    """What a parameter becomes by sums and differences, each of which alone reads the one before;
+    and what they add or subtract.
+    """
+    added: list[Instruction] = []
+    total, users = carried, carried.computation.users
+    while len(reading := users.get(total.name, [])) == 1:
+        (after,) = reading
+        if after.opcode in ("add", "subtract") and operand(after, 0) is total:
+            added.append(operand(after, 1))
+        elif after.opcode == "add":
+            added.append(operand(after, 0))
+        elif after.opcode not in _SAME_PLACES:
+            break
+        total = after
+    return total, added
+
+
+def _carries(fusion: Instruction, carried: Instruction, total: Instruction) -> bool:
+    """Whether a fusion's parameter is what its loop carries, the total takes its place in the next
+    iteration, and nothing else reads either.
     """
     number = carried.parameter_number
-    inside, body = added.computation, fusion.computation
-    if number is None or inside.users[carried.name] != [added]:
+    inside, body = total.computation, fusion.computation
+    if number is None:
         return False
     before = body[fusion.operands[number]]
     if before.opcode != "get-tuple-element" or body.users[before.name] != [fusion]:
         return False
     after = _element(body.root, before.element)
-    if inside.users.get(added.name, [inside.root]) != [inside.root]:
+    if inside.users.get(total.name, [inside.root]) != [inside.root]:
         return False
     if body.users.get(after.name) != [body.root]:
         return False
-    if inside.root is added:
+    if inside.root is total:
         return after is fusion
     is_of_fusion = after.opcode == "get-tuple-element" and operand(after, 0) is fusion
-    return is_of_fusion and _element(inside.root, after.element) is added
+    return is_of_fusion and _element(inside.root, after.element) is total
+
+
+def _changes(fusion: Instruction, factor: Instruction) -> bool:
+    """Whether a factor may be another in each iteration of the loop."""
+    todo, seen = [factor], {factor.name}
+    while todo:
+        i = todo.pop()
+        number = i.parameter_number
+        if number is not None and not _is_kept(fusion.computation[fusion.operands[number]]):
+            return True
+        before = [operand(i, n) for n in range(len(i.operands))]
+        todo += [one for one in before if one.name not in seen]
+        seen |= {one.name for one in before}
+    return False
+
+
+def _is_kept(i: Instruction) -> bool:
+    """Whether a loop's body passes on to the next iteration what it got."""
+    if i.opcode == "constant":
+        return True
+    if i.opcode != "get-tuple-element":
+        return False
+    passed_on = _element(i.computation.root, i.element)
+    return passed_on.opcode == i.opcode and (
+        passed_on.element == i.element and passed_on.operands == i.operands
+    )
 
 
 def _element(made: Instruction, index: int) -> Instruction:

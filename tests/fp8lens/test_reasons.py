@@ -2530,6 +2530,16 @@ NOT_MATMULS = {
         lambda d, a, b: (d * a.T[:, :, None] * b.T[:, None]).sum(0),
         (S(2, 64, 48, dtype=f32), S(64, 2, dtype=f32), S(48, 2, dtype=f32)),
     ),
+    "the same outer product in each iteration": (
+        lambda x, w: jax.lax.fori_loop(0, 9, lambda i, d: d + x[:, None] * w, jnp.zeros((64, 48))),
+        (S(64, dtype=f32), S(48, dtype=f32)),
+    ),
+    "one factor for all iterations": (
+        lambda x, w: jax.lax.scan(
+            lambda d, row: (d + row[:, None] * w, None), jnp.zeros((64, 48)), x
+        )[0],
+        (S(32, 64, dtype=f32), S(48, dtype=f32)),
+    ),
     "a state that each iteration reads": (
         state_read_in_each_iteration,
         (S(64, 32, dtype=f32), S(64, 48, dtype=f32)),
@@ -2543,9 +2553,31 @@ def test_other_products_and_sums_are_no_matmuls(name):
     assert not report_gemms(fn, *args).rows
 
 
+LOOPS = {
+    "unrolled": (lambda d, both: (d + both[0][:, None] * both[1], None), {"unroll": 2}, 2),
+    "subtracted": (lambda d, both: (d - both[0][:, None] * both[1], None), {}, 1),
+    "of dots": (lambda d, both: (d + jnp.einsum("i,j->ij", *both), None), {}, 1),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_outer_products_that_a_loop_adds_are_counted_once(name):
+    step, options, in_each = LOOPS[name]
+
+    def fn(x, w):
+        return jax.lax.scan(step, jnp.zeros((M, N), f32), (x, w), **options)[0]
+
+    rows = report_gemms(fn, S(32, M, dtype=f32), S(32, N, dtype=f32)).rows
+    assert [(row.m, row.n, row.k, row.count) for row in rows] == [
+        (M, N, 1, 32 // in_each)
+    ] * in_each
+
+
 NOT_FOUND = {
     "a product that is stored": lambda x, w: BARRIER(x[:, None] * w[None]).sum(-1),
     "outer products without a loop": lambda x, w: sum(x[:, k, None] * w[:, k] for k in range(16)),
+    "a quotient": lambda x, w: (x[:, None] / w[None]).sum(-1),
+    "masked along K": lambda x, w: jnp.where(x[0] > 0, x[:, None] * w[None], 0).sum(-1),
     "row by row": lambda x, w: jax.lax.map(lambda row: (row * w).sum(-1), x),
 }
 

@@ -46,10 +46,10 @@ def test_two_releases_have_every_way_and_their_provenance():
         for name, row in entry["rows"].items():
             if "error" not in row:
                 assert 0 <= row["fp8"] <= row["matmuls"] and 0 <= row["fp8_flops"] <= row["flops"]
-                assert (
-                    sum(n for n, _, _ in row["lost"]) == row["matmuls"] - row["fp8"]
-                    or row["unknown"]
-                ), name
+                lost = row["matmuls"] - row["fp8"]
+                told = [n for n, _, _ in row["lost"]]  # a matmul may have a reason for each operand
+                assert sum(told) >= lost or row["unknown"], name
+                assert max(told, default=0) <= lost, name
 
 
 def test_ways_name_what_they_alter_and_where_they_are_promised():
