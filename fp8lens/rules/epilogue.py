@@ -156,7 +156,8 @@ def late_relu(cause: Cause) -> Found | None:
     """The relu comes after something that the call does last.
 
     cuBLASLt has one activation in its epilogue, after the bias. XLA's rewriter takes a relu that
-    reads such a call directly, if the call has no activation yet.
+    reads such a call directly, if the call has no activation yet. Without the relu below, the
+    layer is another function. If the model needs both activations, leave the relu's kernel.
 
     Loses it:
 

@@ -98,7 +98,8 @@ def _opening(name: str) -> tuple[str, str, str, str]:
     if cell("Time") and not time:
         raise Refused(
             f"{name}.md states its Time as {cell('Time')!r}: "
-            f"write it as `20 minutes, 32 with the puzzles`"
+            f"write it as `<N> minutes, <M> with the puzzles`, as "
+            f"`python tools/outputs/minutes.py` counts them"
         )
     minutes, with_puzzles = time.groups() if time else ("reference", "")
     learned = re.sub(r"\]\((?!http)", "](notebooks/", learn)
