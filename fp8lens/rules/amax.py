@@ -142,7 +142,7 @@ def amax_before(amax: Amax) -> Found | None:
     source="F8ConvertD: reduce(max, abs(result)) beside the conversion to FP8 becomes the call's",
 )
 def amax_scaled(amax: Amax) -> Found | None:
-    """The amax is of the scaled or converted result, and the call's is of the unscaled one.
+    """The program takes the amax of the scaled or converted result. The call takes it before that.
 
     An amax is used to choose a scale, so the call takes it before it multiplies by the result's
     scale and saturates. The amax of the codes says less: the codes are at most 448, however large
