@@ -50,6 +50,14 @@ def minor_to_major(shape: Shape) -> list[int]:
     return [int(d) for d in re.findall(r"\d+", shape.layout.partition(":")[0])]
 
 
+def dimensions(i: Instruction, attribute: str = "dimensions") -> list[int]:
+    """The dimensions that an attribute lists, such as those that a reduce adds up; [] where the
+    instruction has no such attribute. Raises ValueError where it lists something else.
+    """
+    listed = i.attributes.get(attribute, "{}").strip("{}").split(",")
+    return [int(d) for d in listed if d.strip()]
+
+
 def changes_layout(i: Instruction) -> bool:
     """Whether a transpose or copy writes its elements to memory in another order than it read them.
 

@@ -12,7 +12,7 @@ from fp8lens.hlo.origin import op_name, primitive
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape
 from fp8lens.hlo.program import fusion_body
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import look_through, minor_to_major, operand, reducer
+from fp8lens.hlo.values import dimensions, look_through, minor_to_major, operand, reducer
 
 _MOST_FACTORS = 8  # of a product: two matrices, and scales
 _SAME_PLACES = frozenset("convert copy negate".split())
@@ -38,9 +38,8 @@ def sums_of_products(computation: Computation) -> tuple[SumOfProducts, ...]:
     for total in computation:
         if total.opcode != "reduce" or len(total.operands) != 2 or reducer(total) != "add":
             continue
-        summed = _dims(total.attributes.get("dimensions", "{}"))
-        product = _product(operand(total, 0), summed)
-        if product is None or primitive(op_name(product[0])).endswith("dot_general"):
+        product = _product(operand(total, 0), {*dimensions(total)})
+        if product is None or _is_of_dot(product[0]):
             continue
         if one := _largest(*product):
             found.append(one)
@@ -61,8 +60,7 @@ def added_by_loop(fusion: Instruction) -> tuple[SumOfProducts, ...]:
             continue
         for part in added:
             product = look_through(part, _SAME_PLACES)
-            is_product = product.opcode == "multiply" and _is_float(product)
-            if not is_product or primitive(op_name(product)).endswith("dot_general"):
+            if not _is_product(product) or _is_of_dot(product):
                 continue
             one = _largest(product, set(), least_k=1)
             if one and _changes(fusion, one.lhs) and _changes(fusion, one.rhs):
@@ -153,8 +151,13 @@ def _is_loop_body(computation: Computation) -> bool:
     return computation.name in _loop_bodies(computation.module)
 
 
-def _is_float(i: Instruction) -> bool:
-    return re.match(r"b?f\d", i.shape.dtype) is not None
+def _is_product(i: Instruction) -> bool:
+    return i.opcode == "multiply" and re.match(r"b?f\d", i.shape.dtype) is not None
+
+
+def _is_of_dot(product: Instruction) -> bool:
+    """Whether XLA has made a product of the program's dot."""
+    return primitive(op_name(product)).endswith("dot_general")
 
 
 def _product(i: Instruction, summed: set[int]) -> tuple[Instruction, set[int]] | None:
@@ -173,8 +176,7 @@ def _product(i: Instruction, summed: set[int]) -> tuple[Instruction, set[int]] |
             i = kept
         else:
             break
-    is_product = i.opcode == "multiply" and _is_float(i)
-    return (i, along) if is_product and along is not None else None
+    return (i, along) if along is not None and _is_product(i) else None
 
 
 def _masked(select: Instruction, summed: set[int]) -> Instruction | None:
@@ -272,18 +274,10 @@ def _varies(computation: Computation) -> dict[str, set[int]]:
         if i.opcode == "constant":
             found = set()
         elif i.opcode == "broadcast":
-            to = _in_order(i.attributes.get("dimensions", "{}"))
+            to = dimensions(i)
             before = varies[i.operands[0]]
             found &= {d for n, d in enumerate(to) if n in before}
         elif i.opcode in ELEMENTWISE | {"copy"}:
             found = set().union(*(varies[name] for name in i.operands))
         varies[i.name] = found
     return varies
-
-
-def _dims(text: str) -> set[int]:
-    return {*_in_order(text)}
-
-
-def _in_order(text: str) -> list[int]:
-    return [int(d) for d in re.findall(r"\d+", text)]

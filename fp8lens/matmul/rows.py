@@ -15,7 +15,7 @@ from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_li
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import look_through, minor_to_major, reducer
+from fp8lens.hlo.values import dimensions, look_through, minor_to_major, reducer
 from fp8lens.matmul.products import added_by_loop, sums_of_products
 
 FP8_CALL = "__cublas$lt$matmul$f8"
@@ -133,10 +133,6 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         raise instruction.error(
             f"this says that it multiplies matrices, but not which ({error!r})"
         ) from error
-
-
-def _dims(text: str) -> list[int]:
-    return [int(d) for d in text.strip("{}").split(",") if d.strip()]
 
 
 def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int]:
@@ -264,7 +260,7 @@ def _dot_settings(dot: Instruction) -> tuple[str, str]:
 def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> GemmRow:
     """The row of a dot that the kernel `i` runs, `i` itself or inside it."""
     numbers = {
-        f"{side}_{what}_dimensions": _dims(dot.attributes.get(f"{side}_{what}_dims", "{}"))
+        f"{side}_{what}_dimensions": dimensions(dot, f"{side}_{what}_dims")
         for side in ("lhs", "rhs")
         for what in ("contracting", "batch")
     }
@@ -395,7 +391,7 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
     it.
     """
     name = row.name
-    batch = len(_dims(dot.attributes.get("lhs_batch_dims", "{}")))  # a dot's result has them first
+    batch = len(dimensions(dot, "lhs_batch_dims"))  # a dot's result has them first
     if row.library != "triton" or row.batch == 1 or not _writes_as_it_is(dot, batch):
         return row
     users = row.instruction.computation.users.get(name, [])
@@ -407,7 +403,7 @@ def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
     for reduce in sums:
         if reduce.operands[0] != parameter.name:
             continue
-        summed = set(_dims(reduce.attributes.get("dimensions", "{}")))
+        summed = set(dimensions(reduce))
         if summed <= set(range(batch)):
             parts = math.prod(max(dot.shape.dims[d], 1) for d in summed)
             return dataclasses.replace(row, k=row.k * parts, batch=row.batch // parts)
@@ -443,7 +439,7 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
             for r in computation
             if r.opcode == "reduce" and _leads(computation, r.operands[0], product.name)
         ]
-        summed = set(_dims(sums[0].attributes.get("dimensions", "{}"))) if sums else set()
+        summed = set(dimensions(sums[0])) if sums else set()
         both = rows & columns
         dims = (rows - both, columns - both, both & summed, both - summed)
         m, n, k, batch = (_size(product.shape, part) for part in dims)
@@ -510,7 +506,7 @@ def _spread(computation: Computation, name: str) -> tuple[str, set[int]]:
     while i.opcode in ("convert", "copy"):
         i = computation[i.operands[0]]
     if i.opcode == "broadcast":
-        varies &= set(_dims(i.attributes.get("dimensions", "{}")))
+        varies &= set(dimensions(i))
     return _stored(computation, i.name), varies
 
 

@@ -143,23 +143,17 @@ def find_reasons(
     reasons = Reasons()
     if not rows and not opaque:
         reasons.empty = "There is no matmul."
-    first_to_read: dict[tuple, str] = {}
-    first_to_multiply: dict[tuple, str] = {}
     # What has no dot must not be taken for another's.
     of_dots = [row for row in rows if not is_sum_of_products(row)]
     matched = iter(match(after, of_dots, before, dots, _types))
-    were = [None if is_sum_of_products(row) else next(matched) for row in rows]
-    for (row, near), dot in zip(found, were, strict=True):
+    once = _Once()
+    for row, near in found:
+        dot = None if is_sum_of_products(row) else next(matched)
         gathered = {k for c in sent if row.name in c.feeds for k in c.transposed_by}
         near = [o for o in near if o.instruction.name not in gathered]  # a reason of their own
         m = Matmul(row, dot.instruction if dot else None, written, chip, near)
         if row.library in ("cublasLt", "cublas"):
-            same_dot = first_to_read.setdefault((_reads(row), id(dot)), row.name)
-            same_matrices = first_to_multiply.setdefault(_reads(row), row.name)
-            if same_dot != row.name:
-                reasons.append(_reason(m, kernels.twice, same_dot))
-            elif same_matrices != row.name and not is_recomputed(row.op_name):
-                reasons.append(_reason(m, kernels.again, same_matrices))
+            reasons += once.reasons(m, dot)
         reasons += of_row(m)
     reasons += of_collectives(sent, {r.instruction for r in reasons if r.rule == _GATHERED})
     for line in opaque:
@@ -168,6 +162,25 @@ def find_reasons(
 
 
 _GATHERED = operands.gathered.name
+
+
+class _Once:
+    """The calls so far: what each multiplies should be multiplied once."""
+
+    def __init__(self) -> None:
+        self.by_dot: dict[tuple, str] = {}
+        self.by_matrices: dict[tuple, str] = {}
+
+    def reasons(self, m: Matmul, dot: GemmRow | None) -> list[Reason]:
+        """Why a call multiplies what another one before it has multiplied."""
+        row, matrices = m.row, _reads(m.row)
+        same_dot = self.by_dot.setdefault((matrices, id(dot)), row.name)
+        same_matrices = self.by_matrices.setdefault(matrices, row.name)
+        if same_dot != row.name:
+            return [_reason(m, kernels.twice, same_dot)]
+        if same_matrices != row.name and not is_recomputed(row.op_name):
+            return [_reason(m, kernels.again, same_matrices)]
+        return []
 
 
 def _reads(row: GemmRow) -> tuple:

@@ -179,7 +179,8 @@ def plot_codes(dtype) -> Picture:
             f"magnitude doubling every {2**f.mantissa_bits} codes up to {f.max:g}; "
             f"{f.nan_codes} codes are NaN, {f.inf_codes} inf"
         )
-        said = f"positive values first, then negative, {said}" if not is_half else said
+        if not is_half:
+            said = f"positive values first, then negative, {said}"
     else:
         said = f"powers of two from {f.min:.3g} to {f.max:.3g}"
     shown = f"the {len(drawn)} codes" + (" without a sign bit" if is_half else "")

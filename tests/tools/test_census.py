@@ -262,7 +262,8 @@ def test_a_library_that_ends_its_process_is_an_error_in_the_rows_that_it_lacks(
 ):
     first, *rest = census.names_of_rows("Keras, float8", jax.__version__)
     written = json.dumps([first, {"fp8": 1}])
-    code = f"import sys; print({written!r}, file=open(sys.argv[3], 'a'), flush=True); {end}"
+    path = "json.loads(sys.argv[1])[2]"
+    code = f"import json, sys; print({written!r}, file=open({path}, 'a'), flush=True); {end}"
     rows = census.in_a_process("Keras, float8", code=code)
     assert rows == {first: {"fp8": 1}} | {name: {"error": said} for name in rest}
 

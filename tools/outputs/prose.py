@@ -190,9 +190,12 @@ class Shown:
         if is_ordinal(said["number"]):
             number = said["number"].lower()
             of = ORDINALS[number.removesuffix("s")]
-            is_place = not number.endswith("s") and str(of) in self.numbers
+            if not number.endswith("s") and str(of) in self.numbers:
+                return None  # a place
             part = PART.search(said.string[: said.end("number")])
-            return None if is_place or part and self.has_part(part[1], of) else said["number"]
+            if part and self.has_part(part[1], of):
+                return None
+            return said["number"]
         if number not in self.numbers | KNOWN:
             return said["number"]
         if unit and (number, UNITS.get(unit, unit.lower())) not in self.with_units:

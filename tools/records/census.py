@@ -780,14 +780,17 @@ def rows_of(name: str, only: str = "", whole: bool = True) -> Iterator[tuple[str
 # A process for each way ---------------------------------------------------------------------------
 
 
-def write_rows(way: str, only: str, path: str, whole: str) -> None:
+def write_rows(way: str, only: str, path: str, whole: bool) -> None:
     """Measure a way, and append each row to a file as soon as it is there."""
     with open(path, "a", encoding="utf-8") as file:
-        for name, made in rows_of(way, only, whole == "True"):
+        for name, made in rows_of(way, only, whole):
             print(json.dumps([name, made]), file=file, flush=True)
 
 
-WRITE_ROWS = "import sys; from tools.records.census import write_rows; write_rows(*sys.argv[1:])"
+WRITE_ROWS = (
+    "import json, sys; from tools.records.census import write_rows; "
+    "write_rows(*json.loads(sys.argv[1]))"
+)
 
 
 def in_a_process(
@@ -801,7 +804,7 @@ def in_a_process(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         path.touch()
-        command = [sys.executable, "-c", code, way, only, str(path), str(whole)]
+        command = [sys.executable, "-c", code, json.dumps([way, only, str(path), whole])]
         ended = _run(command, variables(PYTHONPATH=str(ROOT), **quiet))
         rows = dict(json.loads(line) for line in path.read_text().splitlines())
     for name in names_of_rows(way, jax.__version__, only):

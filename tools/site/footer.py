@@ -5,7 +5,6 @@ cite; where the repository has an address, the page's source, and where to repor
 `tools/site/templates/page-footer.html` shows it.
 """
 
-import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,19 +41,11 @@ def changed(file: str, dates: dict[str, str]) -> str:
     return max(found, default="")
 
 
-def version(project: Path) -> str:
-    """The version of the package of a project; empty where it has none."""
-    file = project / "pyproject.toml"
-    if not file.is_file():
-        return ""
-    return tomllib.loads(file.read_text(encoding="utf-8"))["project"]["version"]
-
-
 def _describe(app: Sphinx, name: str, template: str, context: dict[str, Any], tree: Any) -> None:
     file = file_of(app, name)
     address = app.config.repository
     pages = ((CHANGELOG, "Changes between versions"), (cite.PAGE, "How to cite"))
-    context["page_version"] = version(Path(app.srcdir))
+    context["page_version"] = repository.facts(Path(app.srcdir)).get("version", "")
     context["page_changed"] = changed(file, app.config.dates)
     context["page_links"] = [
         (context["pathto"](page), text) for page, text in pages if page in app.env.found_docs

@@ -46,13 +46,17 @@ to be added there. Binder builds the environment first, which can take several m
 </details>"""
 
 
+def facts(project: Path) -> dict[str, Any]:
+    """What pyproject.toml says in [project]; nothing where there is no such file."""
+    file = project / "pyproject.toml"
+    if not file.is_file():
+        return {}
+    return tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+
+
 def address(project: Path) -> str:
     """The repository's address; empty where none is known."""
-    known = os.environ.get("REPOSITORY_URL", "")
-    file = project / "pyproject.toml"
-    if not known and file.is_file():
-        urls = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("urls", {})
-        known = urls.get("Repository", "")
+    known = os.environ.get("REPOSITORY_URL") or facts(project).get("urls", {}).get("Repository", "")
     return known.rstrip("/").removesuffix(".git")
 
 
