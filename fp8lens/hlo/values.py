@@ -63,17 +63,22 @@ def changes_layout(i: Instruction) -> bool:
 
     What counts is the order in memory alone: a transpose whose result is laid out so that nothing
     moves changes none, and neither does a copy to another memory, or the place of a dimension of
-    length 1. False for every other opcode.
+    length 1. False for every other opcode. Raises HloParseError where the text does not list each
+    dimension once.
     """
     if i.opcode not in ("transpose", "copy") or i.shape.is_tuple:
         return False
     before = operand(i, 0).shape
+    all_of_them = [*range(len(before.dims))]
     # The dimension of the operand that each dimension of the result was.
-    was = [*range(len(before.dims))]
+    was = all_of_them
     if i.opcode == "transpose":
-        was = [int(d) for d in re.findall(r"\d+", i.attributes["dimensions"])]
-    read = [d for d in minor_to_major(before) if before.dims[d] > 1]
-    written = [was[d] for d in minor_to_major(i.shape) if i.shape.dims[d] > 1]
+        was = [int(d) for d in re.findall(r"\d+", i.attributes.get("dimensions", ""))]
+    read, written = minor_to_major(before), minor_to_major(i.shape)
+    if any(sorted(listed) != all_of_them for listed in (was, read, written)):
+        raise i.error("its dimensions, or the order of its layout, are not those of its operand")
+    read = [d for d in read if before.dims[d] > 1]
+    written = [was[d] for d in written if i.shape.dims[d] > 1]
     return written != read
 
 
@@ -106,6 +111,11 @@ def is_mask(i: Instruction, value: Instruction) -> bool:
     if i.opcode != "select" or len(others) != 1:
         return False
     return is_zero(broadcast_of(others[0]) or others[0])
+
+
+def is_square(i: Instruction) -> bool:
+    """Whether a value is multiplied by itself."""
+    return i.opcode == "multiply" and i.operands[0] == i.operands[1]
 
 
 def since(start: Instruction, end: Instruction) -> set[Instruction]:

@@ -14,6 +14,7 @@ from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import (
     broadcast_of,
     depends,
+    is_square,
     is_transpose,
     look_through,
     reducer,
@@ -119,12 +120,15 @@ class Result:
             self.steps.append(Step(Role.MOVE, chosen, value, how="joined with itself"))
             return chosen
         ways: list[_Way] = []
+        of_an_activation: set[Role] = set()
         end = self._joined(value)
         if end and not self._is_maximum_of_some(end):
             beside = [(value, user) for user in self._beside(value, end)]
             ways.append(functools.partial(_activate, end=end, value=value, beside=beside))
+            if not beside:  # what each reader computes is a part of that activation, as in softplus
+                of_an_activation = {Role.RELU, Role.NEGATE, Role.ACTIVATION}
         for at in follow:
-            if self._could_be_fused(at, value):
+            if self._could_be_fused(at, value) and step_of(at, value).kind not in of_an_activation:
                 beside = [(value, user) for user in follow if user is not at]
                 ways.append(functools.partial(_compute, at=at, value=value, beside=beside))
         if not ways:
@@ -230,14 +234,16 @@ class Result:
         magnitude.
         """
         way = []
-        while i.opcode in _BEFORE_AMAX and len(self._of(i)) == 1:
+        while (i.opcode in _BEFORE_AMAX or is_square(i)) and len(self._of(i)) == 1:
             way.append(i.opcode)
             i = self._of(i)[0]
         if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
             return None
         # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
         # reduced further.
-        is_positive = "abs" in way or (bool(self.steps) and self.steps[-1].kind is Role.RELU)
+        is_positive = not {"abs", "multiply"}.isdisjoint(way) or (
+            bool(self.steps) and self.steps[-1].kind is Role.RELU
+        )
         is_reduced = any(user.opcode == "reduce" for user in self._of(i))
         return i if i.shape.size == 1 or is_positive or is_reduced else None
 

@@ -35,6 +35,7 @@ class Problem(enum.Enum):
     STACK_CONVERTED = enum.auto()
     SCALED_LATE = enum.auto()
     MASKED = enum.auto()
+    CHOSEN = enum.auto()
     GATHERED = enum.auto()
     CONVERTED_TWICE = enum.auto()
     CHANGED_BETWEEN = enum.auto()
@@ -105,7 +106,9 @@ class Operand:
         elif step.opcode == "pad":
             self.padded |= not self._pads_alike(step)
         elif step.opcode == "select" and not is_mask(step, before):
-            self._breaks(Problem.MASKED)
+            others = [step.computation[name] for name in step.operands[1:] if name != before.name]
+            is_a_matrix = any(broadcast_of(other) is None for other in others)
+            self._breaks(Problem.CHOSEN if is_a_matrix else Problem.MASKED)
 
     def _scaled_late(self, path: list[Instruction], start: int, at: int) -> None:
         """A multiplication by one number where XLA no longer looks for a scale."""

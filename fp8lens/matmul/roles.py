@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from fp8lens.formats import CUBLASLT, E5M2
 from fp8lens.hlo.ops import ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand
+from fp8lens.hlo.values import NAMES, broadcast_of, is_mask, is_zero, look_through, operand
 from fp8lens.hlo.walk import walk
 
 
@@ -139,13 +139,29 @@ def masks(at: Instruction, value: Instruction) -> bool:
 
 def could_be_fused(step: Step) -> bool:
     """Whether some call could have done a step: no conversion between wide types, no activation but
-    relu and gelu.
+    relu, also one that is written as a choice, and gelu.
     """
     if step.kind is Role.OUTPUT:
         return step.at.shape.dtype in CUBLASLT
     if step.kind is Role.ACTIVATION:
-        return is_tanh_gelu(step)
+        return is_tanh_gelu(step) or is_selected_relu(step)
     return step.kind in (Role.SCALE, Role.BIAS, Role.MATRIX_BIAS, Role.RELU)
+
+
+def is_selected_relu(step: Step) -> bool:
+    """Whether an activation is a relu written as a choice between the result and 0."""
+    at, value = step.at, step.value
+    if not is_mask(at, value):
+        return False
+    compare = operand(at, 0)
+    if compare.opcode != "compare" or value.name not in compare.operands:
+        return False
+    left, right = operand(compare, 0), operand(compare, 1)
+    bound = right if left is value else left
+    is_greater = compare.attributes["direction"] in ("GT", "GE")
+    picks_greater = is_greater == (left is value)  # in the compare's order, or the other
+    picks_the_value = at.operands[1] == value.name
+    return picks_greater == picks_the_value and is_zero(broadcast_of(bound) or bound)
 
 
 def is_tanh_gelu(step: Step) -> bool:

@@ -213,7 +213,7 @@ def _makes_scale(
 
 
 def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> UnfusedKernel:
-    if _reshapes_argument(i):
+    if _reshapes_argument(i) or numbers_columns(i, part):
         return UnfusedKernel(i, ("bias",))
     opcodes = {j.opcode for j in part}
     made_of = [look_through(operand(i, n), ("bitcast", "copy")) for n in range(len(i.operands))]
@@ -227,6 +227,17 @@ def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> Un
     if opcodes <= _SUPPLY | {"add"} and adds_a_vector(part):
         return UnfusedKernel(i, ("bias",), besides)
     return UnfusedKernel(i, own=OwnWork.COMPUTES_BIAS)
+
+
+def numbers_columns(i: Instruction, part: Sequence[Instruction]) -> bool:
+    """Whether a kernel makes a matrix from the numbers of its columns and scalars alone: each row
+    is the same.
+    """
+    last = str(len(i.shape.dims) - 1)
+    numbers = [j.attributes.get("iota_dimension") for j in part if j.opcode == "iota"]
+    arrays = [j for j in part if j.opcode in ("parameter", "constant") and j.shape.size > 1]
+    is_a_matrix = len(i.shape.dims) > 1 and i.shape.dims[-1] < i.shape.size
+    return is_a_matrix and bool(numbers) and set(numbers) == {last} and not arrays
 
 
 def adds_a_vector(part: Iterable[Instruction]) -> bool:
@@ -457,7 +468,8 @@ class _Reading:
         return amax or (relu and is_fp8(self._inside[-1].shape.dtype))
 
     def _compute_with_amax(self, j: Instruction) -> None:
-        joins = j.opcode in ("negate", "maximum", "minimum", "abs")
+        # The root of the largest square is an amax too.
+        joins = j.opcode in ("negate", "maximum", "minimum", "abs", "sqrt")
         of_the_result = all(other.name in self._derived for other in self._others(j))
         if j.shape.size == 1 and joins and of_the_result:
             self.steps.append(Step(Role.AMAX, j, operand(j, 0)))

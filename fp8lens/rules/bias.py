@@ -6,7 +6,7 @@ from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import NAMES, broadcast_of, look_through, operand
 from fp8lens.matmul.epilogue import along_columns
 from fp8lens.matmul.roles import Role
-from fp8lens.matmul.unfused import adds_a_vector, inside
+from fp8lens.matmul.unfused import adds_a_vector, inside, numbers_columns
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 from fp8lens.rules.scales import in_front_of_codes, moved_in_front_of_codes
@@ -585,6 +585,37 @@ def summed_first(kernel: InFront) -> Found | None:
             return (scaled_dot(a, b, a_scale, b_scale, bf16) + bias) + c
     """
     return found_if(kernel.work == "bias" and adds_a_vector(inside(kernel.kernel)))
+
+
+@rule(
+    "numbered-bias",
+    lost=Lost.BIAS,
+    reason=(
+        "each row of the matrix that is added is the same, computed from the numbers of the "
+        "columns (jnp.arange): XLA has made a matrix of a vector"
+    ),
+    fix="add jax.lax.optimization_barrier of the vector, in bfloat16",
+    source="FuseVectorBiasAdd takes a broadcast vector; XLA writes broadcast(iota) as one iota",
+)
+def numbered_bias(kernel: InFront) -> Found | None:
+    """A vector that jnp.arange makes is added, and XLA adds a matrix.
+
+    jnp.arange is an iota instruction. XLA replaces the broadcast of an iota by an iota of the
+    larger shape, before its rewriter looks for a broadcast vector. So a kernel writes the whole
+    matrix, and the call reads it. A barrier between the two keeps the vector.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + jnp.arange(128, dtype=bf16)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            columns = jax.lax.optimization_barrier(jnp.arange(128, dtype=bf16))
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + columns
+    """
+    return found_if(numbers_columns(kernel.kernel, inside(kernel.kernel)))
 
 
 @rule(

@@ -2,11 +2,12 @@
 
 from fp8lens.formats import CUBLASLT, FORMATS
 from fp8lens.hlo.origin import op_name
-from fp8lens.hlo.values import broadcast_of, is_mask, is_zero, operand
+from fp8lens.hlo.values import is_zero
 from fp8lens.matmul.roles import (
     Role,
     Step,
     clamp_bounds,
+    is_selected_relu,
     is_tanh_gelu,
     is_transposed_inside,
 )
@@ -595,18 +596,7 @@ def selected_relu(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale):
             return relu(scaled_dot(a, b, a_scale, b_scale))
     """
-    at, value = cause.first.at, cause.first.value
-    if cause.kind is not Role.ACTIVATION or not is_mask(at, value):
-        return None
-    compare = operand(at, 0)
-    if compare.opcode != "compare" or value.name not in compare.operands:
-        return None
-    left, right = operand(compare, 0), operand(compare, 1)
-    bound = right if left is value else left
-    is_greater = compare.attributes["direction"] in ("GT", "GE")
-    picks_greater = is_greater == (left is value)  # in the compare's order, or the other
-    is_relu = picks_greater == (at.operands[1] == value.name)
-    return found_if(is_relu and is_zero(broadcast_of(bound) or bound))
+    return found_if(cause.kind is Role.ACTIVATION and is_selected_relu(cause.first))
 
 
 @rule(

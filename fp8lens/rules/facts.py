@@ -306,6 +306,8 @@ class InFront:
     @property
     def argument(self) -> str:
         """The name of the argument that it reads, as " (name)"; empty where it reads none."""
+        if not self.kernel.operands:
+            return ""
         origin = look_through(operand(self.kernel, 0), _NAMED)
         name = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
         return f" ({name})" if name else ""
@@ -446,13 +448,17 @@ class Cause:
         """What stays outside with the first step, as "bias and conversion"; or ""."""
         if self.is_update:
             return ""
-        behind = [is_behind_gradient(self.matmul, step) for step in self.left[1:]]
+        following = self.left[1:]
+        if self.activates_otherwise:  # the sign behind -softplus(-d) is a part of the activation
+            following = [step for step in following if step.kind is not Role.NEGATE]
+        behind = [is_behind_gradient(self.matmul, step) for step in following]
         nouns = [
             "update" if is_update else step.kind.noun
-            for is_update, step in zip(behind, self.left[1:], strict=True)
+            for is_update, step in zip(behind, following, strict=True)
         ]
         nouns = list(dict.fromkeys(nouns))
-        if self.first.kind is Role.ACTIVATION and "activation" in nouns:
+        is_blamed = self.first.kind is Role.ACTIVATION or self.activates_otherwise
+        if is_blamed and "activation" in nouns:
             nouns.remove("activation")  # more operations of the same one
         if len(nouns) > 1:
             nouns = [", ".join(nouns[:-1]), nouns[-1]]

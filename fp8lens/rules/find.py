@@ -45,6 +45,7 @@ IN_FRONT = (
     layout.by_columns,
     bias.several_biases,
     bias.split_columns,
+    bias.numbered_bias,
     bias.prepared_bias,
     scales.negated_operand,
     scales.division,
@@ -177,10 +178,18 @@ class _Once:
         same_dot = self.by_dot.setdefault((matrices, id(dot)), row.name)
         same_matrices = self.by_matrices.setdefault(matrices, row.name)
         if same_dot != row.name:
-            return [_reason(m, kernels.twice, same_dot)]
+            rule = kernels.added_to_itself if _added(row) == same_dot else kernels.twice
+            return [_reason(m, rule, same_dot)]
         if same_matrices != row.name and not is_recomputed(row.op_name):
             return [_reason(m, kernels.again, same_matrices)]
         return []
+
+
+def _added(row: GemmRow) -> str:
+    """The name of what made the matrix that a call adds, or ""."""
+    if not row.beta or fused(row.instruction):
+        return ""
+    return look_through(operand(row.instruction, 2), ("bitcast", "copy", "get-tuple-element")).name
 
 
 def _reads(row: GemmRow) -> tuple:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 
 from fp8lens.formats import is_fp8
-from fp8lens.hlo.program import setting
+from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.program import fused, setting
 from fp8lens.hlo.values import operand
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.ptx import instructions, of_kernel
@@ -154,6 +155,38 @@ def twice(other: str) -> Found | None:
 
 
 @rule(
+    "added-to-itself",
+    lost=Lost.DUPLICATE,
+    reason=(
+        "the result is added to itself, and XLA multiplies twice: here again, to add it to the "
+        "result of {other}"
+    ),
+    fix="leave out the addition, and double an operand's scale (a_scale) outside of the program",
+    source="FuseMatrixBiasAdd: one use of the result becomes a call that adds the other",
+)
+def added_to_itself(other: str) -> Found | None:
+    """The program computes d + d, and both terms become calls.
+
+    XLA's rewriter looks for an addition that reads a call's result, and lets the call add the other
+    term. Here the other term is the same result. So one call writes it, and a second one multiplies
+    the same matrices again and adds. If an operand's scale is twice as large, the call's one result
+    is the sum.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return d + d
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):  # a_scale is twice as large
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    return Found(other=other)
+
+
+@rule(
     "multiplied-again",
     lost=Lost.DUPLICATE,
     reason=(
@@ -195,11 +228,18 @@ def again(other: str) -> Found | None:
 # Kernels that HLO does not tell of ----------------------------------------------------------------
 
 
+def _call_inside(i: Instruction) -> Instruction:
+    """The one call of a fusion that gives it slices of its operands, as in a loop; else `i`."""
+    computation = fused(i)
+    calls = [j for j in computation or () if j.opcode == "custom-call"]
+    return calls[0] if len(calls) == 1 else i
+
+
 class Opaque:
     """A kernel that is no instruction of HLO's, and what its code says that it multiplies."""
 
     def __init__(self, line: Line, ptx: Mapping[str, str]):
-        i = line.kernel.instruction
+        i = _call_inside(line.kernel.instruction)
         self.instruction, self.target = i, i.custom_call_target or i.opcode
         self.ptx = of_kernel(str(setting(i, "name")), ptx) if "triton" in self.target else ""
         code = self.ptx

@@ -897,6 +897,39 @@ def masked(m: Matmul) -> Found | None:
 
 
 @rule(
+    "chosen-operand",
+    lost=Lost.FP8,
+    reason="the {side} operand is chosen between two arrays after dequantization",
+    fix="choose between the FP8 arrays, and between their scales, and dequantize what is chosen",
+    source="MatchFp8Param",
+    logs="Select requires a zero operand to be exchanged with dequantization.",
+)
+def chosen(m: Matmul) -> Found | None:
+    """The program dequantizes two arrays, then chooses between them.
+
+    jnp.where with two arrays is a select instruction. jax.lax.cond becomes one too, if both
+    branches are cheap. XLA's rewriter exchanges a select with the dequantization only if it selects
+    between the array and zeros, because each of two arrays has a scale of its own. A choice between
+    the FP8 arrays, and another one between their scales, stand before the dequantization, where the
+    rewriter does not look.
+
+    Loses it:
+
+        def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, flag: "pred[]"):
+            x = jnp.where(flag, dequantize(a, a_scale), dequantize(other, b_scale))
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, flag: "pred[]"):
+            scale = jnp.where(flag, a_scale, b_scale)
+            x = dequantize(jnp.where(flag, a, other), scale)
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+    """
+    return _changed(m, Problem.CHOSEN)
+
+
+@rule(
     "changed-between",
     lost=Lost.FP8,
     reason="the {side} operand is changed between its dequantization and the dot: {opcode}",
@@ -1254,6 +1287,7 @@ NOT_FP8 = (
     scaled_late,
     converted_twice,
     masked,
+    chosen,
     changed_between,
     both_e5m2_bare,
     both_e5m2,
@@ -1278,5 +1312,6 @@ OF_ONE_OPERAND = (
     scaled_late,
     converted_twice,
     masked,
+    chosen,
     changed_between,
 )

@@ -105,6 +105,8 @@ class Page:
         texts = (("reason", rule.reason), ("fix", self.fix), ("rule", rule.authority))
         for name, text in texts:
             lines += textwrap.wrap(f"{name}: {text}", page_width(), subsequent_indent="    ")
+        if "{" in rule.reason + rule.fix:
+            lines.append("A report fills in what stands in braces.")
         for title, program in (("Loses it:", self.loses), ("Keeps it:", self.keeps)):
             if program:
                 options = f" (compiled with {program.options})" if program.options else ""

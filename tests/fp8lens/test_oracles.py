@@ -23,6 +23,7 @@ from tests.programs.oracle_programs import (
     exchanged,
     given_otherwise,
     kernels_of,
+    looped,
     readers,
     results,
     smaller,
@@ -203,6 +204,39 @@ def test_what_is_lost_in_front_and_behind_is_both_named(seed):
     # For an input that is transposed, XLA multiplies the other way round, and so gets the result
     # transposed: this comes first.
     assert name in said or (argument == "a" and "by-columns" in said), about
+
+
+# In a loop, a kernel stores the result. It runs in any case, and does what no call could do.
+DONE_WHERE_IT_IS_STORED = {
+    "amax-in-16-bits",
+    "another-type",
+    "bounded-relu",
+    "clamp-alone",
+    "compared-only",
+    "negated-last",
+    "not-a-float",
+    "other-activation",
+    "own-padding",
+    "result-layout",
+    "vector-scale",
+}
+# A call that adds a matrix writes its result in that matrix's place. Each iteration copies it then.
+COPIED_FOR_EACH = {"copied-matrix", "transposed-matrix"}
+LOOPED = [
+    name
+    for name in PLAIN
+    if not {"a", "x"}.isdisjoint(explain(name).loses.arguments)
+    and name not in DONE_WHERE_IT_IS_STORED | COPIED_FOR_EACH
+]
+random.Random(1).shuffle(LOOPED)
+
+
+@pytest.mark.parametrize("name", LOOPED if NIGHTLY else LOOPED[:12])
+def test_a_loop_hides_nothing(name):
+    page = explain(name).loses
+    program = looped(page, "a" if "a" in page.arguments else "x")
+    said = set(rules(compiled(program)))
+    assert name in said, f"{said} of\n{program.code}"
 
 
 # Account ------------------------------------------------------------------------------------------

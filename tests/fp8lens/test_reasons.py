@@ -427,6 +427,17 @@ CASES = {
         ),
         leaves=("transpose",),
     ),
+    "right operand chosen by a condition": Case(
+        "fp8",
+        "the right operand is chosen between two arrays",
+        lambda a, b, x, y, c: jax.lax.dot(
+            dequantize(a, x, f32),
+            jax.lax.cond(c, lambda: dequantize(b, x, f32), lambda: dequantize(b, y, f32)).T,
+        ),
+        (*OPERANDS, S(dtype=bool)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, jnp.where(c, x, y)),
+        same_numbers=True,
+    ),
     "addition between": Case(
         "fp8",
         "dequantization and the dot: add",
@@ -1845,9 +1856,44 @@ CASES = {
         for name, act, says in (
             ("gelu", gelu, "the derivative of an activation"),
             ("silu", jax.nn.silu, "the derivative of an activation"),
-            ("squared relu", lambda d: relu(d) ** 2, "read by something else as well, as its gra"),
+            ("squared relu", lambda d: relu(d) ** 2, "the derivative of an activation"),
         )
     },
+    **{
+        f"{act.__name__}, of several operations": Case(
+            "epilogue",
+            "this activation is another one(?!.*stays? outside too)",
+            lambda a, b, x, y, act=act: act(scaled_dot(a, b, x, y)),
+            OPERANDS,
+            lambda a, b, x, y: relu(scaled_dot(a, b, x, y)),
+        )
+        for act in (jax.nn.softplus, jax.nn.mish, jax.nn.celu, jax.nn.log_sigmoid)
+    },
+    "a relu written as a choice, stored in a larger array": Case(
+        "epilogue",
+        "a choice between the result and 0.*runs anyway",
+        lambda a, b, x, y, c, n: jax.lax.dynamic_update_slice(
+            c, jnp.where((d := scaled_dot(a, b, x, y)) > 0, d, 0), (n, 0)
+        ),
+        (*OPERANDS, S(8 * M, N, dtype=f32), S(dtype=jnp.int32)),
+        lambda a, b, x, y, c, n: jax.lax.dynamic_update_slice(
+            c, relu(scaled_dot(a, b, x, y)), (n, 0)
+        ),
+        same_numbers=True,
+    ),
+    "the root of the largest square": Case(
+        "amax",
+        "not written as a maximum of absolute values",
+        lambda a, b, x, y, z: (
+            to_e4m3(d := scaled_dot(a, b, x, y), z),
+            jnp.sqrt(jnp.max(d * d)),
+        ),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: (
+            to_e4m3(d := scaled_dot(a, b, x, y), z),
+            jnp.max(jnp.abs(d)),
+        ),
+    ),
     **{
         f"{name}quantized, then transposed": Case(
             "output",

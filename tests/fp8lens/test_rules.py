@@ -93,12 +93,14 @@ RECORDED = rules.read()
 def test_a_pages_program_breaks_its_rule_and_the_fixed_one_does_not(name):
     """And what becomes of both is what the site's page of the rule says."""
     page = PAGES[name]
+    chip = rules.chips_of(page)[0]
     made = {
-        which: rules.outcome(seen(program)) for which, program in rules.programs_of(page).items()
+        which: rules.outcome(seen(program), rules.asked_of(page, chip, which))
+        for which, program in rules.programs_of(page).items()
     }
     assert name in made["loses"]["rules"]
     assert name not in made.get("keeps", {"rules": ()})["rules"]
-    assert not (wrong := rules.problem(name, rules.chips_of(page)[0], made, RECORDED)), wrong
+    assert not (wrong := rules.problem(name, chip, made, RECORDED)), wrong
 
 
 @pytest.mark.parametrize("name", WITH_PROGRAMS)

@@ -484,6 +484,16 @@ SMALL: dict[str, str] = {
     "a deep configuration": module(f'{ROOT}, backend_config={{"a":{deep("[", "]")}}}'),
     "a deep configuration of MLIR": module(f"{ROOT}, backend_config={{{deep('a={', '}')}}}"),
     "a shape 190 deep": module(f"ROOT %n = {call_of(deep('(', ',)', 'f32[8]'), '%p')}"),
+    "a transpose without its dimensions": GEMM.replace(
+        "f32[16,16] tanh(%e0)", "f32[16,16] transpose(%e0)"
+    ),
+    "a transpose of other dimensions": GEMM.replace(
+        "f32[16,16] tanh(%e0)", "f32[16,16] transpose(%e0), dimensions={0,7}"
+    ),
+    "a copy of another rank": GEMM.replace("f32[16,16] tanh(%e0)", "f32[256] copy(%e0)"),
+    "a layout of more dimensions": GEMM.replace(
+        "f32[16,16] tanh(%e0)", "f32[16,16]{3,1,0} copy(%e0)"
+    ),
     "numbers that JSON has not": fp8()
     .replace('"alpha_real":1', '"alpha_real":1e999')
     .replace('"beta":0', '"beta":NaN'),

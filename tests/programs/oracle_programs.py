@@ -528,6 +528,15 @@ def given_otherwise(program: Program, argument: str, shape: str, how: str) -> Pr
     return _program([_factory("layer", program.code)], given, f"layer()({', '.join(names)})")
 
 
+def looped(program: Program, argument: str) -> Program:
+    """A program that is run in a loop, for each of 8 arrays in place of one argument."""
+    shape = program.arguments[argument]
+    given = program.arguments | {argument: shape.replace("[", "[8,", 1)}
+    call = f"layer()({', '.join(program.arguments)})"
+    parts = [_factory("layer", program.code)]
+    return _program(parts, given, f"jax.lax.map(lambda {argument}: {call}, {argument})")
+
+
 def _factory(name: str, code: str) -> str:
     function = ast.parse(code).body[-1]
     assert isinstance(function, ast.FunctionDef)

@@ -60,22 +60,31 @@ def chips_of(page: Page) -> tuple[str, ...]:
     return (own[1],) if own else CHIPS
 
 
-def outcome(inspection: Inspection) -> Row:
-    """What became of one program."""
-    report = inspection.report
-    return {
+def outcome(inspection: Inspection, rule: str = "") -> Row:
+    """What became of one program; with the sentences of a rule, where it breaks that."""
+    report, reasons = inspection.report, inspection.reasons
+    row: Row = {
         "types": sorted({"FP8" if row.is_fp8 else row.math_dtype for row in report.rows}),
         "matmuls": len(report.rows),
         "kernels": report.kernels,
         "bytes": report.bytes_moved,
-        "rules": sorted({reason.rule for reason in inspection.reasons if reason.rule}),
+        "rules": sorted({reason.rule for reason in reasons if reason.rule}),
     }
+    if of_rule := [reason for reason in reasons if rule and reason.rule == rule]:
+        row["says"] = {"reason": of_rule[0].reason, "fix": of_rule[0].fix}
+    return row
 
 
-def tried(program: Program, chip: str) -> Row:
+def asked_of(page: Page, chip: str, which: str) -> str:
+    """The rule whose sentences are recorded of a program: of each page once."""
+    is_shown = which == "loses" and chip == chips_of(page)[0]
+    return page.rule.name if is_shown else ""
+
+
+def tried(program: Program, chip: str, rule: str = "") -> Row:
     """What becomes of a program on one of the chips of its page."""
     try:
-        return outcome(compiled(program, target=chip if chip in CHIPS else CHIPS[0]))
+        return outcome(compiled(program, target=chip if chip in CHIPS else CHIPS[0]), rule)
     except Exception as error:  # that a program does not compile is a finding
         return {"error": data.first_line(error)}
 
@@ -86,15 +95,15 @@ def measured(only: str = "") -> Row:
     """
     chosen = {name: page for name, page in pages().items() if only in name}
     asked = [
-        (name, chip, which, program)
+        (name, chip, which, program, asked_of(page, chip, which))
         for name, page in chosen.items()
         for chip in chips_of(page)
         for which, program in programs_of(page).items()
     ]
     rows: Row = {name: {"programs": mark_of(page), "chips": {}} for name, page in chosen.items()}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda one: tried(one[3], one[1]), asked)
-        for (name, chip, which, _), made in zip(asked, found, strict=True):
+        found = pool.map(lambda one: tried(one[3], one[1], one[4]), asked)
+        for (name, chip, which, *_), made in zip(asked, found, strict=True):
             rows[name]["chips"].setdefault(chip, {})[which] = made
     return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER)
 
@@ -125,7 +134,8 @@ def describe(made: Row | None) -> str:
     kernels = "1 kernel" if made["kernels"] == 1 else f"{made['kernels']} kernels"
     types = ", ".join(made["types"]) or "no matmul"
     rules = ", ".join(made["rules"]) or "none"
-    return f"{types}, {kernels}, {made['bytes']:,} bytes, rules: {rules}"
+    said = [f"{what}: {text}" for what, text in made.get("says", {}).items()]
+    return "; ".join([f"{types}, {kernels}, {made['bytes']:,} bytes, rules: {rules}", *said])
 
 
 def changes(old: Mapping[str, Row], new: Mapping[str, Row]) -> Iterator[str]:

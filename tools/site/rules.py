@@ -7,7 +7,6 @@ their programs. Wherever a page has a rule's name as code, that is a link.
 import difflib
 import itertools
 import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,29 +27,6 @@ _CODE = re.compile(r"`(?P<quoted>[^`]+)`|(?<![\w./{-])(?>[A-Za-z_]\w*(?:\.[A-Za-
 # What goes on behind a name: a call, an attribute of that, or a value.
 _MORE = re.compile(r"\(|\.[A-Za-z_]\w*|=(?:\{|'[^']*'|\"[^\"]*\"|[\w-](?:[\w.=-]*\w)?)")
 _NAME = re.compile(r"<code>([a-z0-9-]+)</code>")
-#: What a report fills in for the {names} of a fix.
-FILLED_IN = {
-    "allowed": "the opcodes that XLA looks through",
-    "best": "the largest number of the FP8 type",
-    "chip": "the chip that the program is compiled for",
-    "clip": "this, with the FP8 type and its largest number: "
-    "`jnp.clip(d * d_scale, -448, 448).astype(jnp.float8_e4m3fn)`",
-    "how": "what is done to the result first, such as joined with others",
-    "jax_fits": "the type that fits, such as `jnp.bfloat16`",
-    "jax_to": "the type of the result in JAX, such as `jnp.float8_e4m3fn`",
-    "scales": "the scales that can have the sign, such as an operand's",
-    "sent": "the bytes that are sent now",
-    "side": "left or right",
-    "step": "the activation, such as relu",
-    "stored": "[M, K] for the left operand, [N, K] for the right one",
-    "target": "the name by which the program calls the kernel",
-    "to": "the type of the result, such as bf16",
-    "what": "vector, matrix or scalar",
-    "where": "loop or branch",
-    "wide": "the operand that is too thin, and a size that is enough",
-    "wider": "more advice, if the result is f32",
-    "would": "the bytes that FP8 would take",
-}
 
 # Text ---------------------------------------------------------------------------------------------
 
@@ -231,24 +207,31 @@ def _programs(page: Page, recorded: Mapping[str, Any]) -> Iterator[str]:
         yield " ".join([*_holds(page.rule.name, pairs), *_others(page.rule.name, pairs)])
 
 
-def names_in(fix: str) -> list[str]:
-    """The {names} in a rule's fix, each once."""
-    return list(dict.fromkeys(name for _, name, *_ in string.Formatter().parse(fix) if name))
-
-
-def _filled_in(fix: str) -> str:
-    """A sentence that tells what a report puts in place of the names in a fix."""
-    meanings = [f"`{{{name}}}` is {words(FILLED_IN[name])}" for name in names_in(fix)]
-    return f"In the fix {'; '.join(meanings)}." if meanings else ""
+def _sentences(page: Page, recorded: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The reason and the fix that the newest release gives for the first program, and a sentence
+    that says so; those of the rule, with {names} in them, where it has no program.
+    """
+    for by_release in _pairs(page.rule.name, recorded).values():
+        *_, newest = by_release.values()
+        if page.loses and (says := newest["loses"].get("says")):
+            return (
+                says["reason"],
+                says["fix"],
+                "Reason and fix are those of the first program below.",
+            )
+    has_names = "{" in page.rule.reason + page.rule.fix
+    note = "A report fills in what stands in braces." if has_names else ""
+    return page.rule.reason, page.fix, note
 
 
 def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
     """A rule's page as Markdown."""
     rule = page.rule
+    reason, fix, note = _sentences(page, recorded)
     facts = [
         ("**Lost**", f"[{_title(rule.lost)}](index.md#{_anchor(_title(rule.lost))})"),
-        ("**Reason**", words(rule.reason)),
-        ("**Fix**", words(page.fix)),
+        ("**Reason**", words(reason)),
+        ("**Fix**", words(fix)),
         ("**Source**", words(rule.authority.partition(': "')[0] if rule.logs else rule.authority)),
     ]
     if rule.logs:
@@ -258,7 +241,7 @@ def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
         words(rule.summary),
         words(page.why),
         _table(facts, ("", "")),
-        _filled_in(rule.fix),
+        note,
         *_programs(page, recorded),
         "[All rules](index.md)",
     ]
@@ -276,8 +259,7 @@ def index_page(recorded: Mapping[str, Any]) -> str:
         "# The rules, one by one",
         "Each name leads to a page: what the rule means, why XLA does so, a program that breaks "
         "it, and the same one fixed. Kernels and bytes are those of the first program and of the "
-        f"fixed one, on an H100 with JAX {newest}. Braces in a rule's texts stand for what a "
-        "report fills in.",
+        f"fixed one, on an H100 with JAX {newest}.",
     ]
     for lost in pages.LOSSES:
         rows = [
