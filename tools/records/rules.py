@@ -70,8 +70,9 @@ def outcome(inspection: Inspection, rule: str = "") -> Row:
         "bytes": report.bytes_moved,
         "rules": sorted({reason.rule for reason in reasons if reason.rule}),
     }
-    if of_rule := [reason for reason in reasons if rule and reason.rule == rule]:
-        row["says"] = {"reason": of_rule[0].reason, "fix": of_rule[0].fix}
+    of_rule = [reason for reason in reasons if rule and reason.rule == rule]
+    if of_rule:
+        row["says"] = [{"reason": reason.reason, "fix": reason.fix} for reason in of_rule]
     return row
 
 
@@ -134,7 +135,7 @@ def describe(made: Row | None) -> str:
     kernels = "1 kernel" if made["kernels"] == 1 else f"{made['kernels']} kernels"
     types = ", ".join(made["types"]) or "no matmul"
     rules = ", ".join(made["rules"]) or "none"
-    said = [f"{what}: {text}" for what, text in made.get("says", {}).items()]
+    said = [f"{what}: {text}" for one in made.get("says", ()) for what, text in one.items()]
     return "; ".join([f"{types}, {kernels}, {made['bytes']:,} bytes, rules: {rules}", *said])
 
 

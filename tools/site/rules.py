@@ -214,11 +214,8 @@ def _sentences(page: Page, recorded: Mapping[str, Any]) -> tuple[str, str, str]:
     for by_release in _pairs(page.rule.name, recorded).values():
         *_, newest = by_release.values()
         if page.loses and (says := newest["loses"].get("says")):
-            return (
-                says["reason"],
-                says["fix"],
-                "Reason and fix are those of the first program below.",
-            )
+            note = "Reason and fix are those of the first program below."
+            return says[0]["reason"], says[0]["fix"], note
     has_names = "{" in page.rule.reason + page.rule.fix
     note = "A report fills in what stands in braces." if has_names else ""
     return page.rule.reason, page.fix, note
