@@ -112,7 +112,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _types(tree: Any) -> str:
+def types(tree: Any) -> str:
     """The types of a function's results: "f32[2,3], bf16[]" in JAX's own names."""
     found = []
     for leaf in jax.tree.leaves(tree):
@@ -122,7 +122,7 @@ def _types(tree: Any) -> str:
 
 
 def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
-    returned, wanted = _types(shapes), _types(jax.eval_shape(like, *args))
+    returned, wanted = types(shapes), types(jax.eval_shape(like, *args))
     if returned != wanted:
         return False, f"it returns {returned} (wanted {wanted})"
     slack = _slack(fn, args)
@@ -164,25 +164,32 @@ def _differ(fn: Callable, like: Callable, args: Sequence, slack: float) -> str:
     # The right numbers come from the CPU even where a GPU is attached: XLA rewrites nothing to FP8
     # there.
     on_cpu = jax.jit(like)(*jax.device_put(tuple(args), jax.devices("cpu")[0]))
-    results = jax.tree.leaves(run(fn, *args))
-    for got, want in zip(results, jax.tree.leaves(on_cpu), strict=True):
-        eps = float(jnp.finfo(want.dtype).eps)
-        got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
-        # Right answers may dequantize in another type and round in another order, which shows most
-        # where large terms cancel; a missing scale, bias or activation is off by far more than
-        # this.
-        allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) * slack
-        both = np.isfinite(got) & np.isfinite(want)
-        squares = max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
-        ratio = np.sum(got[both] * want[both]) / squares
-        if want[both].any() and abs(ratio - 1) > max(0.01, slack):
-            return f"its numbers differ: they are {ratio:.4g} times the right ones"
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
-        excess = np.where(same, 0, np.abs(got - want) / allowed)
-        excess = np.where(np.isnan(excess), np.inf, excess)
-        if excess.max() > 1:
-            worst = np.unravel_index(np.argmax(excess), got.shape)
-            return f"its numbers differ: {got[worst]:.6g} where {want[worst]:.6g} is right"
+    results, wanted = jax.tree.leaves(run(fn, *args)), jax.tree.leaves(on_cpu)
+    for number, (got, want) in enumerate(zip(results, wanted, strict=True), 1):
+        if apart := _apart(got, want, slack):
+            whose = f"the numbers of result {number}" if len(wanted) > 1 else "its numbers"
+            return f"{whose} differ: {apart}"
+    return ""
+
+
+def _apart(got: Any, want: Any, slack: float) -> str:
+    """How far one result is from the right one; nothing where it is right."""
+    eps = float(jnp.finfo(want.dtype).eps)
+    got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
+    # Right answers may dequantize in another type and round in another order, which shows most
+    # where large terms cancel; a missing scale, bias or activation is off by far more than this.
+    allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) * slack
+    both = np.isfinite(got) & np.isfinite(want)
+    squares = max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
+    ratio = np.sum(got[both] * want[both]) / squares
+    if want[both].any() and abs(ratio - 1) > max(0.01, slack):
+        return f"they are {ratio:.4g} times the right ones"
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    excess = np.where(same, 0, np.abs(got - want) / allowed)
+    excess = np.where(np.isnan(excess), np.inf, excess)
+    if excess.max() > 1:
+        worst = np.unravel_index(np.argmax(excess), got.shape)
+        return f"{got[worst]:.6g} where {want[worst]:.6g} is right"
     return ""
 
 

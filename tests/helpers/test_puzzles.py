@@ -43,6 +43,15 @@ def test_wrong_numbers_are_seen(capsys):
     assert not solved and "its numbers differ" in text
 
 
+def test_which_result_is_wrong_is_named(capsys):
+    def two(a, b, factor=1):
+        d = jax.lax.dot(a, b.T, preferred_element_type=f32)
+        return d, jnp.max(jnp.abs(d)) * factor
+
+    solved, text = said(capsys, lambda a, b: two(a, b, factor=3), a, b, like=two)
+    assert not solved and "the numbers of result 2 differ: they are 3 times the right ones" in text
+
+
 def test_a_wrong_type_or_shape_is_named(capsys):
     solved, text = said(capsys, lambda a, b: right(a, b).astype(f32), a, b, like=right)
     assert not solved and "it returns float32[32,48] (wanted float8_e4m3fn[32,48])" in text

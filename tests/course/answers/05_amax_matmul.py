@@ -40,12 +40,12 @@ def divided(a, b, a_scale, b_scale, d_scale):
 one_call.right(functools.partial(lambda *args: (parts(*args)[0], parts(*args)[1] * args[-1])))
 
 
-@one_call.wrong("its numbers differ")
+@one_call.wrong("the numbers of result 2 differ")
 def not_scaled(a, b, a_scale, b_scale, d_scale):
     return parts(a, b, a_scale, b_scale, d_scale)
 
 
-@one_call.wrong("its numbers differ")
+@one_call.wrong("the numbers of result 2 differ")
 def divides_by_the_scale(a, b, a_scale, b_scale, d_scale):
     codes, amax = parts(a, b, a_scale, b_scale, d_scale)
     return codes, amax / d_scale
@@ -73,7 +73,7 @@ def of_each_row(a, b, a_scale, b_scale, d_scale):
     return to_e4m3(d, d_scale), jnp.max(jnp.abs(d), axis=1) * d_scale
 
 
-@one_call.wrong("its numbers differ")
+@one_call.wrong("the numbers of result 2 differ")
 def amax_of_the_codes(a, b, a_scale, b_scale, d_scale):
     codes = parts(a, b, a_scale, b_scale, d_scale)[0]
     return codes, jnp.max(jnp.abs(codes.astype(f32)))
