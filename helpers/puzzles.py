@@ -16,6 +16,8 @@ from fp8lens.matmul.rows import FP8_CALL, gemm_config
 # `helpers.numerics.formats.tolerance` counts: of two scales, of the dot, and of the sum with a
 # bias. Those of the dequantized operands cancel in a sum over K; the last two are the result's own.
 ROUNDINGS = 4
+# Of a stub.
+NOTHING = "it returns nothing yet: write its body and run this cell again"
 
 
 def check(
@@ -48,14 +50,12 @@ def check(
     except Exception as error:
         return _verdict(name, [(False, f"it does not trace: {raised(error)}")], quiet)
     if not jax.tree.leaves(shapes):
-        return _verdict(
-            name, [(False, "it returns nothing yet: write its body and run this cell again")], quiet
-        )
+        return _verdict(name, [(False, NOTHING)], quiet)
 
     lines = []
     try:
         if like is not None:
-            lines.append(_same_results(fn, like, shapes, args))
+            lines.append(same_results(fn, like, args))
         module = parse_hlo_module(aot_compile(fn, *args, target=target))
     except Exception as error:
         lines.append((False, f"it does not compile or run: {raised(error)}"))
@@ -121,8 +121,15 @@ def types(tree: Any) -> str:
     return ", ".join(found)
 
 
-def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
-    returned, wanted = types(shapes), types(jax.eval_shape(like, *args))
+def same_results(fn: Callable, like: Callable, args: Sequence) -> tuple[bool, str]:
+    """Whether `fn(*args)` has the types and the numbers of `like(*args)`, also where each of the
+    scalars is another number; and that in words.
+
+    Raises what `fn` raises.
+    """
+    returned, wanted = (types(jax.eval_shape(f, *args)) for f in (fn, like))
+    if not returned:
+        return False, NOTHING
     if returned != wanted:
         return False, f"it returns {returned} (wanted {wanted})"
     slack = _slack(fn, args)
