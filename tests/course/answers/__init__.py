@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import linecache
 import symtable
 from collections.abc import Callable
 from pathlib import Path
@@ -96,8 +97,11 @@ class Puzzle:
         before = cells[: solutions(self.chapter._name)[self.number - 1]]
         values: dict[str, Any] = {"__name__": "__main__"}
         with contextlib.redirect_stdout(io.StringIO()):
-            for cell in needed(before, names_asked(self.chapter._name)):
-                exec(compile(cell, self.chapter._name, "exec"), values)
+            for number, cell in enumerate(needed(before, names_asked(self.chapter._name))):
+                file = f"{self.chapter._name}[{number}]"
+                # inspect.getsource, which a cell may call, finds the text here
+                linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
+                exec(compile(cell, file, "exec"), values)
         self.chapter._values = values
 
     def mistakes(self, check: Callable[[Any], bool] | None = None) -> list[str]:
