@@ -112,7 +112,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def types(tree: Any) -> str:
+def types_of(tree: Any) -> str:
     """The types of a function's results: "f32[2,3], bf16[]" in JAX's own names."""
     found = []
     for leaf in jax.tree.leaves(tree):
@@ -121,13 +121,19 @@ def types(tree: Any) -> str:
     return ", ".join(found)
 
 
+def alike(tree: Any, wanted: Any) -> bool:
+    """Whether two results have the same structure, and their arrays the same shapes and types."""
+    one, other = (jax.tree.map(lambda v: (v.shape, v.dtype), result) for result in (tree, wanted))
+    return one == other
+
+
 def same_results(fn: Callable, like: Callable, args: Sequence) -> tuple[bool, str]:
     """Whether `fn(*args)` has the types and the numbers of `like(*args)`, also where each of the
     scalars is another number; and that in words.
 
     Raises what `fn` raises.
     """
-    returned, wanted = (types(jax.eval_shape(f, *args)) for f in (fn, like))
+    returned, wanted = (types_of(jax.eval_shape(f, *args)) for f in (fn, like))
     if not returned:
         return False, NOTHING
     if returned != wanted:
