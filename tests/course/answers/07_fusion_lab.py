@@ -130,13 +130,13 @@ fp8_attention.wrong("not yet: 0 of 4 are FP8 (wanted 6 of 6)")(lambda: attention
 fp8_attention.wrong("not yet: Flax or JAX refuses this layer: ")(
     lambda: attention(**projections, qk_attn_weights_einsum_cls=Fp8Einsum)
 )
-fp8_attention.wrong("not yet: it is no attention with 4 heads")(
+fp8_attention.wrong("not yet: its weights and its result are not those of attention with 4 heads")(
     lambda: nn.MultiHeadDotProductAttention(8, dtype=bf16, **projections, **einsums)
 )
-fp8_attention.wrong("not yet: it is no attention with 4 heads")(
+fp8_attention.wrong("not yet: its weights and its result are not those of attention with 4 heads")(
     lambda: nn.MultiHeadDotProductAttention(4, **projections, **einsums)
 )
-fp8_attention.wrong("not yet: it is no attention with 4 heads")(
+fp8_attention.wrong("not yet: its weights and its result are not those of attention with 4 heads")(
     lambda: nn.Sequential([nn.Dense(256, dtype=bf16, dot_general_cls=Fp8) for _ in range(6)])
 )
 fp8_attention.wrong("not yet: Flax or JAX refuses this layer: ")(

@@ -96,7 +96,7 @@ class Puzzle:
         cells = code_cells(self.chapter._name)
         before = cells[: solutions(self.chapter._name)[self.number - 1]]
         values: dict[str, Any] = {"__name__": "__main__"}
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(NOTEBOOKS):
             for number, cell in enumerate(needed(before, names_asked(self.chapter._name))):
                 file = f"{self.chapter._name}[{number}]"
                 # inspect.getsource, which a cell may call, finds the text here
