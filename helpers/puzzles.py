@@ -1,5 +1,6 @@
 """`check` for the puzzles: compiles the reader's answer for Hopper and says what is missing."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,6 +107,14 @@ def raised(error: Exception) -> str:
     first = next(iter(str(error).splitlines()), "")
     name = type(error).__name__
     return f"{name}: {first}" if first else name
+
+
+def as_number(value: Any) -> float | None:
+    """The value as a float; None unless it is one finite number, of Python, NumPy or JAX."""
+    try:
+        return float(value) if np.ndim(value) == 0 and math.isfinite(value) else None
+    except (TypeError, ValueError):
+        return None
 
 
 def _counted(number: int, noun: str) -> str:
