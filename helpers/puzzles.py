@@ -1,5 +1,6 @@
 """`check` for the puzzles: compiles the reader's answer for Hopper and says what is missing."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from fp8lens.matmul.rows import FP8_CALL, gemm_config
 # `helpers.numerics.formats.tolerance` counts: of two scales, of the dot, and of the sum with a
 # bias. Those of the dequantized operands cancel in a sum over K; the last two are the result's own.
 ROUNDINGS = 4
+# Of a stub.
+NOTHING = "it returns nothing yet: write its body and run this cell again"
 
 
 def check(
@@ -48,14 +51,12 @@ def check(
     except Exception as error:
         return _verdict(name, [(False, f"it does not trace: {raised(error)}")], quiet)
     if not jax.tree.leaves(shapes):
-        return _verdict(
-            name, [(False, "it returns nothing yet: write its body and run this cell again")], quiet
-        )
+        return _verdict(name, [(False, NOTHING)], quiet)
 
     lines = []
     try:
         if like is not None:
-            lines.append(_same_results(fn, like, shapes, args))
+            lines.append(same_results(fn, like, args))
         module = parse_hlo_module(aot_compile(fn, *args, target=target))
     except Exception as error:
         lines.append((False, f"it does not compile or run: {raised(error)}"))
@@ -108,11 +109,19 @@ def raised(error: Exception) -> str:
     return f"{name}: {first}" if first else name
 
 
+def as_number(value: Any) -> float | None:
+    """The value as a float; None unless it is one finite number, of Python, NumPy or JAX."""
+    try:
+        return float(value) if np.ndim(value) == 0 and math.isfinite(value) else None
+    except (TypeError, ValueError):
+        return None
+
+
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _types(tree: Any) -> str:
+def types_of(tree: Any) -> str:
     """The types of a function's results: "f32[2,3], bf16[]" in JAX's own names."""
     found = []
     for leaf in jax.tree.leaves(tree):
@@ -121,8 +130,21 @@ def _types(tree: Any) -> str:
     return ", ".join(found)
 
 
-def _same_results(fn: Callable, like: Callable, shapes: Any, args: tuple) -> tuple[bool, str]:
-    returned, wanted = _types(shapes), _types(jax.eval_shape(like, *args))
+def alike(tree: Any, wanted: Any) -> bool:
+    """Whether two results have the same structure, and their arrays the same shapes and types."""
+    one, other = (jax.tree.map(lambda v: (v.shape, v.dtype), result) for result in (tree, wanted))
+    return one == other
+
+
+def same_results(fn: Callable, like: Callable, args: Sequence) -> tuple[bool, str]:
+    """Whether `fn(*args)` has the types and the numbers of `like(*args)`, also where each of the
+    scalars is another number; and that in words.
+
+    Raises what `fn` raises.
+    """
+    returned, wanted = (types_of(jax.eval_shape(f, *args)) for f in (fn, like))
+    if not returned:
+        return False, NOTHING
     if returned != wanted:
         return False, f"it returns {returned} (wanted {wanted})"
     slack = _slack(fn, args)
@@ -164,25 +186,32 @@ def _differ(fn: Callable, like: Callable, args: Sequence, slack: float) -> str:
     # The right numbers come from the CPU even where a GPU is attached: XLA rewrites nothing to FP8
     # there.
     on_cpu = jax.jit(like)(*jax.device_put(tuple(args), jax.devices("cpu")[0]))
-    results = jax.tree.leaves(run(fn, *args))
-    for got, want in zip(results, jax.tree.leaves(on_cpu), strict=True):
-        eps = float(jnp.finfo(want.dtype).eps)
-        got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
-        # Right answers may dequantize in another type and round in another order, which shows most
-        # where large terms cancel; a missing scale, bias or activation is off by far more than
-        # this.
-        allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) * slack
-        both = np.isfinite(got) & np.isfinite(want)
-        squares = max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
-        ratio = np.sum(got[both] * want[both]) / squares
-        if want[both].any() and abs(ratio - 1) > max(0.01, slack):
-            return f"its numbers differ: they are {ratio:.4g} times the right ones"
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
-        excess = np.where(same, 0, np.abs(got - want) / allowed)
-        excess = np.where(np.isnan(excess), np.inf, excess)
-        if excess.max() > 1:
-            worst = np.unravel_index(np.argmax(excess), got.shape)
-            return f"its numbers differ: {got[worst]:.6g} where {want[worst]:.6g} is right"
+    results, wanted = jax.tree.leaves(run(fn, *args)), jax.tree.leaves(on_cpu)
+    for number, (got, want) in enumerate(zip(results, wanted, strict=True), 1):
+        if apart := _apart(got, want, slack):
+            whose = f"the numbers of result {number}" if len(wanted) > 1 else "its numbers"
+            return f"{whose} differ: {apart}"
+    return ""
+
+
+def _apart(got: Any, want: Any, slack: float) -> str:
+    """How far one result is from the right one; nothing where it is right."""
+    eps = float(jnp.finfo(want.dtype).eps)
+    got, want = (np.asarray(v).astype(np.float64) for v in (got, want))
+    # Right answers may dequantize in another type and round in another order, which shows most
+    # where large terms cancel; a missing scale, bias or activation is off by far more than this.
+    allowed = 2 * eps * np.abs(want) + np.nanmax(np.abs(want), initial=0) * slack
+    both = np.isfinite(got) & np.isfinite(want)
+    squares = max(np.sum(want[both] ** 2), np.finfo(np.float64).tiny)
+    ratio = np.sum(got[both] * want[both]) / squares
+    if want[both].any() and abs(ratio - 1) > max(0.01, slack):
+        return f"they are {ratio:.4g} times the right ones"
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    excess = np.where(same, 0, np.abs(got - want) / allowed)
+    excess = np.where(np.isnan(excess), np.inf, excess)
+    if excess.max() > 1:
+        worst = np.unravel_index(np.argmax(excess), got.shape)
+        return f"{got[worst]:.6g} where {want[worst]:.6g} is right"
     return ""
 
 

@@ -1,7 +1,9 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
-from helpers.puzzles import check
+from helpers.puzzles import alike, as_number, check, raised, same_results, types_of
 
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
 a = jax.random.normal(jax.random.key(0), (32, 64)).astype(e4m3)
@@ -41,6 +43,15 @@ def test_an_answer_that_does_not_trace_says_why(capsys):
 def test_wrong_numbers_are_seen(capsys):
     solved, text = said(capsys, lambda a, b: right(a, b) * 2, a, b, like=right)
     assert not solved and "its numbers differ" in text
+
+
+def test_which_result_is_wrong_is_named(capsys):
+    def two(a, b, factor=1):
+        d = jax.lax.dot(a, b.T, preferred_element_type=f32)
+        return d, jnp.max(jnp.abs(d)) * factor
+
+    solved, text = said(capsys, lambda a, b: two(a, b, factor=3), a, b, like=two)
+    assert not solved and "the numbers of result 2 differ: they are 3 times the right ones" in text
 
 
 def test_a_wrong_type_or_shape_is_named(capsys):
@@ -116,3 +127,41 @@ def test_types_that_cublaslt_has_no_kernel_for_are_refused(capsys):
     solved, text = said(capsys, to_e5m2, a, b)
     assert not solved and "no kernel for two E4M3 operands" in text
     assert said(capsys, to_e5m2, a.astype(jnp.float8_e5m2), b)[0]
+
+
+@pytest.mark.parametrize(
+    "value", [3, 3.0, np.float32(3), np.array(3.0), jnp.float32(3), jnp.bfloat16(3), np.int64(3)]
+)
+def test_numbers_of_every_library_are_numbers(value):
+    assert as_number(value) == 3
+
+
+@pytest.mark.parametrize(
+    "value", [None, ..., "3", [3], np.array([3.0]), jnp.ones(1), 3j, np.nan, jnp.inf, len]
+)
+def test_what_is_not_one_finite_number_is_none(value):
+    assert as_number(value) is None
+
+
+def test_results_are_alike_in_structure_shapes_and_types():
+    x = jnp.zeros((2, 3))
+    assert alike({"x": x, "n": (x[0],)}, {"n": (x[1],), "x": x + 1})
+    for other in (None, x, [x], (x, x), {"x": x}, (x[0],), (x.astype(e4m3),)):
+        assert not alike(other, (x,))
+
+
+def test_types_are_said_in_jaxs_own_names():
+    assert types_of((a, {"n": jnp.float32(1)})) == "float8_e4m3fn[32,64], float32[]"
+    assert types_of(None) == ""
+
+
+def test_what_is_raised_is_said_in_one_line():
+    assert raised(ValueError("too large\nby far")) == "ValueError: too large"
+    assert raised(NotImplementedError()) == "NotImplementedError"
+
+
+def test_results_are_compared_without_a_compiler():
+    assert same_results(right, right, (a, b)) == (True, "its numbers are right")
+    assert same_results(lambda a, b: None, right, (a, b))[1].startswith("it returns nothing yet")
+    with pytest.raises(ZeroDivisionError):
+        same_results(lambda a, b: 1 / 0, right, (a, b))

@@ -123,6 +123,11 @@ def relu6_outside(a, b, a_scale, b_scale):
     return to_e4m3(jax.nn.relu6(scaled_dot(a, b, a_scale, b_scale)), jnp.float32(E4M3_MAX / 6))
 
 
+def with_amax(a, b, a_scale, b_scale):
+    d = jax.nn.relu(scaled_dot(a, b, a_scale, b_scale))
+    return to_e4m3(d, jnp.float32(E4M3_MAX / 6)), jnp.max(d)
+
+
 def nothing(a, b, a_scale, b_scale): ...
 
 
@@ -132,13 +137,16 @@ relu6.right((lambda *args: to_the_largest(*args, bound=6.0), np.array(6 / 448)))
 relu6.right((in_bfloat16, np.float32(6 / 448)))
 relu6.right((divided, 6 / 448))
 relu6.wrong("not 6: its_scale is what a result is multiplied by")((to_the_largest, 448 / 6))
-relu6.wrong("its_scale is a number")((to_the_largest, ...))
-relu6.wrong("its_scale is a number")((to_the_largest, None))
-relu6.wrong("its_scale is a number")((to_the_largest, "6 / 448"))
-relu6.wrong("its_scale is a number")((to_the_largest, [6 / 448]))
-relu6.wrong("its_scale is a number")((to_the_largest, float("nan")))
+relu6.wrong("its_scale must be a number")((to_the_largest, ...))
+relu6.wrong("its_scale must be a number")((to_the_largest, None))
+relu6.wrong("its_scale must be a number")((to_the_largest, "6 / 448"))
+relu6.wrong("its_scale must be a number")((to_the_largest, [6 / 448]))
+relu6.wrong("its_scale must be a number")((to_the_largest, float("nan")))
 relu6.wrong("not 6")((functools.partial(to_the_largest, bound=8), 8 / 448))
-relu6.wrong("with ")((functools.partial(to_the_largest, bound=8), 6 / 448))
+relu6.wrong("where relu6 is")((functools.partial(to_the_largest, bound=8), 6 / 448))
+relu6.wrong("it returns float8_e4m3fn[64,128], float32[], and must return float8_e4m3fn[64,128]")(
+    (with_amax, 6 / 448)
+)
 relu6.wrong("the call's epilogue is DEFAULT (wanted RELU)")((relu6_outside, 6 / 448))
 relu6.wrong("it returns nothing yet")((nothing, 6 / 448))
 relu6.wrong("it does not trace")((6 / 448, to_the_largest))

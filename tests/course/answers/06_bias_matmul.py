@@ -50,7 +50,7 @@ def without_clamp(a, b, bias, a_scale, b_scale, d_scale):
     return (d * d_scale).astype(e4m3), jnp.max(jnp.abs(d))
 
 
-@edit.wrong("lost: fp8")
+@edit.wrong("the edit must keep it FP8")
 def not_in_fp8(a, b, bias, a_scale, b_scale, d_scale):
     left = a.astype(bf16).astype(f32) * a_scale
     return finished(jax.lax.dot(left, (b.astype(f32) * b_scale).T), bias, d_scale)
@@ -62,7 +62,7 @@ def relu_for_gelu(a, b, bias, a_scale, b_scale, d_scale):
     return to_e4m3(d, d_scale), jnp.max(jnp.abs(d))
 
 
-@edit.wrong("another type or shape")
+@edit.wrong("it returns float8_e4m3fn[64,128] (wanted float8_e4m3fn[64,128], float32[])")
 def without_amax(a, b, bias, a_scale, b_scale, d_scale):
     return unchanged(a, b, bias, a_scale, b_scale, d_scale)[0]
 
@@ -120,7 +120,7 @@ def without_relu(x, w, bias, x_scale, w_scale, y_scale):
     return with_activation(lambda d: d, x, w, bias, x_scale, w_scale, y_scale)
 
 
-@fixed.wrong("its numbers differ")
+@fixed.wrong("the numbers of result 1 differ")
 def without_bias(x, w, bias, x_scale, w_scale, y_scale):
     return with_activation(jax.nn.relu, x, w, 0 * bias, x_scale, w_scale, y_scale)
 
@@ -131,13 +131,13 @@ def without_conversion(x, w, bias, x_scale, w_scale, y_scale):
     return codes.astype(f32), amax
 
 
-@fixed.wrong("its numbers differ")
+@fixed.wrong("the numbers of result 2 differ")
 def amax_of_the_scaled_too(x, w, bias, x_scale, w_scale, y_scale):
     codes, amax = with_activation(jax.nn.relu, x, w, bias, x_scale, w_scale, y_scale)
     return codes, amax * y_scale
 
 
-@fixed.wrong("its numbers differ")
+@fixed.wrong("the numbers of result 1 differ")
 def gelu(x, w, bias, x_scale, w_scale, y_scale):
     return with_activation(jax.nn.gelu, x, w, bias, x_scale, w_scale, y_scale)
 

@@ -11,9 +11,9 @@ import contextlib
 import importlib
 import inspect
 import io
+import linecache
 import symtable
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jupytext
@@ -35,9 +35,8 @@ def solutions(name: str) -> list[int]:
 
 
 def chapters() -> list[str]:
-    """The chapters whose puzzles have answers here."""
-    here = Path(__file__).parent
-    return [name for name in names() if (here / f"{name}.py").exists()]
+    """The chapters that have puzzles, and so a module here."""
+    return [name for name in names() if solutions(name)]
 
 
 class Chapter:
@@ -95,9 +94,12 @@ class Puzzle:
         cells = code_cells(self.chapter._name)
         before = cells[: solutions(self.chapter._name)[self.number - 1]]
         values: dict[str, Any] = {"__name__": "__main__"}
-        with contextlib.redirect_stdout(io.StringIO()):
-            for cell in needed(before, names_asked(self.chapter._name)):
-                exec(compile(cell, self.chapter._name, "exec"), values)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(NOTEBOOKS):
+            for number, cell in enumerate(needed(before, names_asked(self.chapter._name))):
+                file = f"{self.chapter._name}[{number}]"
+                # inspect.getsource, which a cell may call, finds the text here
+                linecache.cache[file] = (len(cell), None, cell.splitlines(keepends=True), file)
+                exec(compile(cell, file, "exec"), values)
         self.chapter._values = values
 
     def mistakes(self, check: Callable[[Any], bool] | None = None) -> list[str]:
