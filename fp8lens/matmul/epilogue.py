@@ -3,8 +3,9 @@
 import copy
 import dataclasses
 import functools
+import heapq
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import Graph, Value, callers
@@ -256,10 +257,8 @@ class Result:
         inside = {value.name: value}
         joins: set[str] = set()
         open_edges, foreign = len(self._of(value)), False
-        for i in value.computation.instructions[value.index + 1 :]:
+        for i in self._readers_in_order(value, inside):
             read = [name for name in dict.fromkeys(i.operands) if name in inside]
-            if not read:
-                continue
             others = [value.computation[name] for name in i.operands if name not in inside]
             if i.opcode not in ELEMENTWISE | LAYOUT or any(map(_is_matrix, others)):
                 foreign = True  # another matrix comes in, or more than elements is read
@@ -272,6 +271,20 @@ class Result:
                 return i
         onward = joins & self._leading_on(inside, joins)
         return next((i for name, i in inside.items() if name in onward), None)
+
+    def _readers_in_order(
+        self, value: Instruction, inside: dict[str, Instruction]
+    ) -> Iterator[Instruction]:
+        """Who reads `value`, and what is put `inside` meanwhile, in the program's order."""
+        seen = {user.index for user in self._of(value)}
+        todo = sorted(seen)
+        while todo:
+            i = value.computation.instructions[heapq.heappop(todo)]
+            yield i
+            for user in self._of(i) if i.name in inside else ():
+                if user.index not in seen:
+                    seen.add(user.index)
+                    heapq.heappush(todo, user.index)
 
     def _leading_on(self, inside: dict[str, Instruction], joins: set[str]) -> set[str]:
         """Those of some instructions from which a way leads out of them, and through no join."""
