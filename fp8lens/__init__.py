@@ -13,6 +13,7 @@ _PLACES = {
     "Inspection": "inspection",
     "Target": "targets",
     "aot_compile": "compile.api",
+    "compare": "bill.bill",
     "assert_fp8_collectives": "testing",
     "assert_fp8_gemms": "testing",
     "diff_hlo": "hlo",

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
+from fp8lens.bill.bill import Bill, Comparison, compare
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import Ink, Style, in_ansi_colours, page, shows_colours, source_path
@@ -336,11 +337,13 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
             f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
             f"{_nearest(Path(file).name, beside)}."
         )
-    for option in ("shapes", "args", "target", "gemm", "reasons"):
+    for option in ("shapes", "args", "target", "gemm", "reasons", "bill", "against"):
         if getattr(given, option):
             why = "is compiled already"
             if option == "reasons":
                 why = "says no more what XLA's rewriter was given"
+            if option in ("bill", "against"):
+                why = "says no more how XLA planned its memory"
             raise _Mistake(
                 f"--{option} is for a function, and {_named(given.what)} is a saved program, "
                 f"which {why}: leave it out, or give path/to/file.py:function."
@@ -397,8 +400,19 @@ def _is_a_gpus(i: Instruction) -> bool:
     return isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
 
 
+def _against(given: argparse.Namespace) -> Inspection:
+    """The function of --against, compiled as the other one is."""
+    python = re.fullmatch(r"(.+\.py):(.*)", given.against, re.S)
+    if python is None:
+        raise _Mistake(
+            f"--against: {given.against!r} names no function: give path/to/file.py:function, such "
+            "as the same layer in bfloat16."
+        )
+    return _compiled(given, python[1], python[2])
+
+
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
-    """The function, compiled."""
+    """A function, compiled."""
     shapes = " ".join(given.shapes or ())
     _read_shapes(shapes)  # a mistake in it is told at once: JAX takes seconds
     jax = None
@@ -447,22 +461,34 @@ def _report(given: argparse.Namespace) -> int:
                 )
             print(f"{visible(_shown(given.what))} is {other}; to judge FP8, {fix}.\n", file=notes)
     failures = _failures(seen) if given.require_fp8 else []
-    reasons = seen.is_ours and bool(given.reasons or failures)
-    if given.json:
-        print(seen.json(reasons=reasons))
-    else:
-        style = _style(sys.stdout)
-        with page(_columns()):
-            parts = [seen.report.text(style)]
-            if given.ledger:
-                parts.append(seen.ledger.text(style))
-            if reasons and seen.report.rows:
-                parts.append(seen.reasons.text(style))
-        print("\n\n".join(parts))
+    _print(given, seen, seen.is_ours and bool(given.reasons or failures))
     if failures:
         style = _style(notes)
         print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
     return 1 if failures else 0
+
+
+def _print(given: argparse.Namespace, seen: Inspection, reasons: bool) -> None:
+    """Print what was asked for, with the reasons or without."""
+    costs: Bill | Comparison | None = None
+    if given.against:
+        names = (given.against.rpartition(":")[2], given.what.rpartition(":")[2])
+        costs = compare(_against(given), seen, names)
+    elif given.bill:
+        costs = seen.bill
+    if given.json:
+        print(costs.json() if costs else seen.json(reasons=reasons))
+        return
+    style = _style(sys.stdout)
+    with page(_columns()):
+        parts = [seen.report.text(style)]
+        if given.ledger:
+            parts.append(seen.ledger.text(style))
+        if costs:
+            parts.append(costs.text(style))
+        if reasons and seen.report.rows:
+            parts.append(seen.reasons.text(style))
+    print("\n\n".join(parts))
 
 
 def _columns() -> int:
@@ -547,6 +573,7 @@ def _error(said: str) -> str:
 
 _EPILOG = """examples:
   fp8lens layers.py:layer --shapes "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]" --require-fp8
+  fp8lens layers.py:layer --shapes "bf16[4096,4096] bf16[4096,4096]" --against layers.py:in_bf16
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
   unzip -p dumps.zip module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt | fp8lens -
 
@@ -627,12 +654,28 @@ def _parser() -> argparse.ArgumentParser:
         "--reasons", action="store_true", help="say why what was lost was lost, and the fix"
     )
     parser.add_argument(
+        "--bill",
+        action="store_true",
+        help=(
+            "what the program costs: memory, bytes moved, what FP8 alone needs, what runs again "
+            "for jax.checkpoint, what is sent, and the time by the roofline"
+        ),
+    )
+    parser.add_argument(
+        "--against",
+        metavar="FILE.py:FUNCTION",
+        help="the same beside another function of the same arguments, such as the layer in bf16",
+    )
+    parser.add_argument(
         "--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8"
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object: rows, totals, and reasons if asked for",
+        help=(
+            "one JSON object: rows, totals, and reasons if asked for; or what --bill or --against "
+            "says"
+        ),
     )
     parser.add_argument(
         "--debug", action="store_true", help="before an error's sentence, Python's traceback"

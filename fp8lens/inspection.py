@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fp8lens.bill.bill import Bill
+from fp8lens.bill.memory import Memory, Plan, memory_of
 from fp8lens.hlo.parse import HloModule, no_program_yet, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
@@ -54,7 +56,9 @@ class Inspection:
         chip: Target | None = None,
         mesh_shape: Any = None,
         again: Callable[[], Any] | None = None,
+        plan: Plan | None = None,
     ):
+        self._plan = plan
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
@@ -103,6 +107,33 @@ class Inspection:
             self.ledger.of("opaque"),
             self._ptx,
         )
+
+    @cached_property
+    def bill(self) -> Bill:
+        """What the program costs: memory, work, what is computed again, what FP8 alone needs, what
+        is sent, and the time that it takes at least, on an H100 where it is not known for what it
+        was compiled.
+        """
+        knows_memory = self._plan is not None and bool(self._plan.ranges)
+        return Bill(
+            self.report,
+            self.ledger,
+            self.collectives,
+            self._chip or resolve("H100"),
+            self.memory if knows_memory else None,
+        )
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What lies in a device's memory, and what of it is there when most is. TypeError for a
+        saved or compiled program: XLA writes its plan of the buffers only while it compiles.
+        """
+        if self._plan is None or not self._plan.ranges:
+            raise TypeError(
+                "XLA writes its plan of a program's buffers only while it compiles: "
+                "inspect the function and its arguments."
+            )
+        return memory_of(self.module, self._plan)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -228,7 +259,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
 
     from fp8lens.compile.stages import dumped, passes
 
-    compiled, stages, ptx = dumped(x, *args, pattern="gemm-rewriter", **options)
+    compiled, stages, ptx, plan = dumped(x, *args, pattern="gemm-rewriter", **options)
     chip = resolve(options.get("target", "H100"))
     note = f"compiled for {chip.name}, gemm={options.get('gemm', 'cublaslt')!r}"
     return Inspection(
@@ -240,6 +271,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
         chip,
         options.get("mesh_shape"),
         lambda: passes(x, *args, **options),
+        plan,
     )
 
 

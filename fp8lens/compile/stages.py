@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fp8lens.bill.memory import Plan
 from fp8lens.compile.api import aot_compile
 from fp8lens.compile.isolate import Isolated
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
@@ -59,16 +60,27 @@ def _stages(folder: Path) -> Iterator[Stage]:
         yield Stage(m[3] or "", m[4] or "", m[5] or "", text)
 
 
+def _plan(folder: Path) -> Plan:
+    """XLA's plan of the main module's buffers."""
+    texts = []
+    for what in ("buffer-assignment", "live-range"):
+        paths = sorted(folder.glob(f"module_*after_optimizations-{what}.txt"))
+        texts.append(paths[0].read_text(encoding="utf-8") if paths else "")
+    return Plan(*texts)
+
+
 class Dump(NamedTuple):
     """The compiled program; the program between passes, the first stage, without names, as XLA got
-    it; and the PTX of each kernel that XLA made, by the kernel's name: its instruction's, with "_"
-    for "." (%gemm_fusion_dot.1 is gemm_fusion_dot_1). A kernel of a library (cuBLASLt, cuDNN) has
-    no PTX here.
+    it; the PTX of each kernel that XLA made, by the kernel's name; and XLA's plan of the buffers.
+
+    A kernel's name is its instruction's, with "_" for ".": %gemm_fusion_dot.1 is gemm_fusion_dot_1.
+    A kernel of a library (cuBLASLt, cuDNN) has no PTX here.
     """
 
     compiled: jax.stages.Compiled | Isolated
     stages: tuple[Stage, ...]
     ptx: dict[str, str]
+    plan: Plan
 
 
 def dumped(
@@ -114,7 +126,7 @@ def dumped(
         for path in sorted(Path(folder).glob("module_*.ptx")):
             text = path.read_text(encoding="utf-8")
             ptx |= dict.fromkeys(_ENTRY.findall(text), text)
-        return Dump(compiled, tuple(_stages(Path(folder))), ptx)
+        return Dump(compiled, tuple(_stages(Path(folder))), ptx, _plan(Path(folder)))
 
 
 @dataclass(frozen=True)

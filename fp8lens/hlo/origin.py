@@ -47,6 +47,13 @@ def is_backward(op_name: str) -> bool:
     return "transpose(" in op_name
 
 
+def is_recomputed(op_name: str) -> bool:
+    """Whether jax.checkpoint computes an operation once more, for a gradient, as op_name tells
+    it.
+    """
+    return "rematted_computation" in op_name
+
+
 def op_name(instruction: Instruction) -> str:
     """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the
     text has none.

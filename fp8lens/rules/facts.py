@@ -9,7 +9,7 @@ from functools import cached_property
 
 from fp8lens.formats import CUBLASLT, FORMATS, BlockFormat, block_format, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, CUTS, DOTS, ELEMENTWISE, MOVES, SOURCES, padded
-from fp8lens.hlo.origin import op_name, primitive
+from fp8lens.hlo.origin import is_recomputed, op_name, primitive
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, results
 from fp8lens.hlo.remember import remembered
@@ -647,11 +647,6 @@ def is_of_a_gradient(name: str) -> bool:
     """
     _, transposed, rest = name.rpartition("transpose(jvp(")
     return bool(transposed) and not is_recomputed(rest)
-
-
-def is_recomputed(name: str) -> bool:
-    """Whether jax.checkpoint computes an operation once more, for a gradient."""
-    return "rematted_computation" in name
 
 
 def is_behind_gradient(matmul: Matmul, step: Step) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fp8lens.formats import is_fp8
+from fp8lens.hlo.origin import is_recomputed
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.values import look_through, operand
@@ -25,7 +26,6 @@ from fp8lens.rules.facts import (
     Matmul,
     cause_of,
     is_only_cut,
-    is_recomputed,
 )
 from fp8lens.rules.kernels import Opaque, Work
 from fp8lens.rules.reason import Reason, Reasons, of_matmul, texts_of

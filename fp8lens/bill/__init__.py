@@ -1,0 +1,1 @@
+"""What a program costs beside its matmuls, and what that was for."""

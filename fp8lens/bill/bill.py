@@ -1,0 +1,345 @@
+"""What a program costs: memory, work, what is computed again, what FP8 alone needs, what is sent,
+and the time that all of it takes at least; for one program, and for two beside each other.
+"""
+
+import dataclasses
+import html
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fp8lens.bill.memory import Memory
+from fp8lens.hlo.origin import is_recomputed, op_name
+from fp8lens.hlo.program import results
+from fp8lens.hlo.text import Ink, Style, columns, html_table, metric, size, uncoloured, wrapped
+from fp8lens.matmul.collectives import Collectives
+from fp8lens.matmul.ledger import CLASSES, Ledger, Line
+from fp8lens.report.gemms import GemmReport
+from fp8lens.targets import Target
+
+#: The totals of a bill and their units, in the order in which they are shown.
+TOTALS = {
+    "memory at the peak": "B",
+    "memory allocated": "B",
+    "kernels": "",
+    "bytes moved": "B",
+    "bytes moved to make FP8": "B",
+    "bytes moved again": "B",
+    "matmuls": "",
+    "matmuls in FP8": "",
+    "FLOPs": "FLOP",
+    "FLOPs in FP8": "FLOP",
+    "FLOPs again": "FLOP",
+    "bytes sent": "B",
+    "time at least": "s",
+}
+_LINES = ("line", "layer", "bytes moved", "for FP8", "again", "alive at the peak")
+_MOST_LINES = 12
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Bill:
+    """What a program costs on each device.
+
+    `memory` is None where XLA's plan of the buffers is not known, as of a saved program. "Again" is
+    what runs once more in the backward pass because of `jax.checkpoint`. "Time at least" is the
+    roofline of `chip`: the kernels one after the other, each as long as its bytes or its FLOPs
+    take. It is computed, not measured, and real kernels take longer.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> from fp8lens import inspect
+        >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+        >>> bill = inspect(lambda x, w: jax.nn.relu(x @ w.T), x, x).bill
+        >>> bill.totals["matmuls"], bill.memory.arguments
+        (1, 4194304)
+    """
+
+    report: GemmReport
+    ledger: Ledger
+    collectives: Collectives
+    chip: Target
+    memory: Memory | None
+
+    @property
+    def again(self) -> Ledger:
+        """The matmuls and quantizations that run once more for the backward pass: those that
+        `jax.checkpoint` asks for a second time, if the first one runs too.
+        """
+        first = {_computes(line) for line in self.ledger if not _is_for_checkpoint(line)}
+        return Ledger(
+            line
+            for line in self.ledger.of("matmul", "quantize")
+            if _is_for_checkpoint(line) and _computes(line) in first
+        )
+
+    @property
+    def sent(self) -> Mapping[tuple[str, str, str], int]:
+        """The bytes that each device sends, by kind of collective, type and axis of the mesh."""
+        found: dict[tuple[str, str, str], int] = defaultdict(int)
+        for c in self.collectives:
+            found[c.kind, c.dtype, c.axis] += c.bytes_sent * (c.count or 1)
+        return dict(found)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time at least; None where the chip has no published rate for a type."""
+        try:
+            return sum(line.kernel.seconds(self.chip) * line.runs for line in self.ledger)
+        except KeyError:
+            return None
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """A number for each of TOTALS; those of memory are left out where it is not known."""
+        matmuls = sum(row.count or 1 for row in self.report.rows)
+        in_fp8 = sum(row.count or 1 for row in self.report.fp8_rows)
+        found: dict[str, float] = {
+            "kernels": self.ledger.kernels,
+            "bytes moved": self.ledger.bytes_moved,
+            "bytes moved to make FP8": self.ledger.for_fp8.bytes_moved,
+            "bytes moved again": self.again.bytes_moved,
+            "matmuls": matmuls,
+            "matmuls in FP8": in_fp8,
+            "FLOPs": self.report.flops,
+            "FLOPs in FP8": self.report.fp8_flops,
+            "FLOPs again": sum(line.kernel.flops * line.runs for line in self.again),
+            "bytes sent": sum(self.sent.values()),
+        }
+        if self.seconds is not None:
+            found["time at least"] = self.seconds
+        if self.memory is not None:
+            found["memory at the peak"] = self.memory.peak
+            found["memory allocated"] = self.memory.total
+        return {name: found[name] for name in TOTALS if name in found}
+
+    @property
+    def lines(self) -> dict[tuple[str, str], tuple[int, int, int, int]]:
+        """Of each line and layer of the program: bytes moved, those that FP8 alone needs, those
+        moved again, and what is alive at the peak; the most bytes first.
+        """
+        alive = self.memory.by_line if self.memory is not None else {}
+        moved = [_by_line(part) for part in (self.ledger, self.ledger.for_fp8, self.again)]
+        parts = [*moved, alive]
+        found = {}
+        for place in dict.fromkeys(place for part in parts for place in part):
+            everything, fp8, again, held = (part.get(place, 0) for part in parts)
+            found[place] = (everything, fp8, again, held)
+        return dict(sorted(found.items(), key=lambda item: (-item[1][0], -item[1][3])))
+
+    @property
+    def summary(self) -> list[str]:
+        """The totals, in sentences."""
+        ledger, for_fp8, again = self.ledger, self.ledger.for_fp8, self.again
+        said = [*(self.memory.summary if self.memory is not None else ())]
+        said.append(
+            f"work: {shown(self.report.flops, 'FLOP')} in matmuls, "
+            f"{self.report.fp8_flops_share:.0%} of them in FP8; {ledger.kernels} kernels move "
+            f"{size(ledger.bytes_moved)}"
+        )
+        said.append(f"making FP8: {_part(for_fp8, ledger)}")
+        if again:
+            matmuls, quantized = (sum(x.runs for x in again.of(w)) for w in ("matmul", "quantize"))
+            said.append(
+                f"again for the backward pass: {_counted(matmuls, 'matmul')}, "
+                f"{_counted(quantized, 'quantization')}: {_part(again, ledger)}"
+            )
+        for (kind, dtype, axis), nbytes in self.sent.items():
+            said.append(f"sent by each device: {size(nbytes)} of {dtype}, {kind} over {axis}")
+        if self.seconds is not None:
+            said.append(
+                f"time: at least {shown(self.seconds, 's')} on {self.chip.name}, by the roofline; "
+                "not measured"
+            )
+        return said
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        lines = [*self.lines.items()]
+        for (source, layer), costs in lines[:_MOST_LINES]:
+            name = source or ("" if layer else "arguments, and what has no line")
+            yield (name, layer, *map(_size, costs))
+        if rest := [costs for _, costs in lines[_MOST_LINES:]]:
+            sums = map(sum, zip(*rest, strict=True))
+            yield (_counted(len(rest), "more line"), "", *map(_size, sums))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, its heading in this style."""
+        said = [style(line, None) for s in self.summary for line in wrapped(s, 0, 2)]
+        return "\n".join([*said, "", *_table([_LINES, *self._rows()], style)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        said = "<br>".join(map(html.escape, self.summary))
+        return f"<p>{said}</p>" + html_table(_LINES, ((row, "", ()) for row in self._rows()))
+
+    def json(self) -> str:
+        """Totals, lines, memory and what is sent, as one JSON document."""
+        memory = dataclasses.asdict(self.memory) if self.memory is not None else None
+        names = ("bytes_moved", "for_fp8", "again", "alive_at_the_peak")
+        lines = [
+            {"source": source, "layer": layer, **dict(zip(names, costs, strict=True))}
+            for (source, layer), costs in self.lines.items()
+        ]
+        sent = [
+            {"kind": kind, "dtype": dtype, "axis": axis, "bytes": nbytes}
+            for (kind, dtype, axis), nbytes in self.sent.items()
+        ]
+        document = {"totals": self.totals, "lines": lines, "memory": memory, "sent": sent}
+        return json.dumps(document, indent=1)
+
+
+def _is_for_checkpoint(line: Line) -> bool:
+    return is_recomputed(op_name(line.kernel.instruction))
+
+
+def _computes(line: Line) -> tuple:
+    """What a matmul or a quantization computes, however XLA has laid it out: two kernels that are
+    alike in this do the same work of one line of the program.
+    """
+    made = line.kernel.flops, line.kernel.math_dtype
+    if line.what == "quantize":
+        made = tuple(sorted((s.dtype, s.size) for s in results(line.kernel.instruction)))
+    return line.what, line.source, line.layer, made
+
+
+def _by_line(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    for line in lines:
+        found[line.source, line.layer] += line.nbytes
+    return found
+
+
+def _part(part: Ledger, whole: Ledger) -> str:
+    share = part.bytes_moved / whole.bytes_moved if whole.bytes_moved else 0
+    return f"{_counted(part.kernels, 'kernel')}, {size(part.bytes_moved)}, {share:.0%} of all bytes"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _size(nbytes: float) -> str:
+    return size(int(nbytes)) if nbytes else ""
+
+
+def shown(number: float, unit: str) -> str:
+    """A total as text: "1.2 GB", "3.4 TFLOP", "12", "1.5 ms"."""
+    if unit != "s":
+        return f"{metric(int(number))}{unit}" if unit else str(int(number))
+    for factor, name in ((1, "s"), (1e3, "ms")):
+        if number * factor >= 1:
+            return f"{number * factor:.3g} {name}"
+    return f"{number * 1e6:.3g} µs"
+
+
+def _table(rows: list[tuple[str, ...]], style: Style) -> list[str]:
+    width = range(len(rows[0]))
+    kept = [c for c in width if c == 0 or any(row[c] for row in rows[1:])]
+    texts = {0} | {c for c in width if rows[0][c] == "layer"}
+    lines, _ = columns(rows, kept, set(width) - texts, ())
+    return [style(lines[0], Ink.HEADING), *(style(line, None) for line in lines[1:])]
+
+
+# Two programs -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+    """What two programs cost, and the second's cost as a multiple of the first's: mostly of one
+    layer or step in bf16, then in FP8. Prints as text, shows as tables in a notebook.
+    """
+
+    first: Bill
+    second: Bill
+    names: tuple[str, str] = ("first", "second")
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The second's totals divided by the first's, where this has any."""
+        one, two = self.first.totals, self.second.totals
+        return {name: two[name] / one[name] for name in one if one[name] and name in two}
+
+    def _totals(self) -> Iterator[tuple[str, ...]]:
+        one, two = self.first.totals, self.second.totals
+        for name, unit in TOTALS.items():
+            if one.get(name) or two.get(name):
+                both = [shown(totals.get(name, 0), unit) for totals in (one, two)]
+                yield (name, *both, _times(self.ratios.get(name)))
+
+    def _parts(self) -> Iterator[tuple[str, ...]]:
+        """Bytes moved by class of kernel, and bytes alive at the peak by what they hold."""
+        ledgers = [bill.ledger for bill in (self.first, self.second)]
+        for what in CLASSES:
+            both = [ledger.of(what).bytes_moved for ledger in ledgers]
+            yield from _pair(f"moved by kernels: {what}", *both)
+        held = [bill.memory.by_kind if bill.memory else {} for bill in (self.first, self.second)]
+        for kind in dict.fromkeys([*held[0], *held[1]]):
+            yield from _pair(
+                f"alive at the peak: {kind}", held[0].get(kind, 0), held[1].get(kind, 0)
+            )
+
+    @property
+    def _head(self) -> tuple[str, ...]:
+        return ("", *self.names, "ratio")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, style: Style = uncoloured) -> str:
+        """What `str` gives, its headings in this style."""
+        tables = ([self._head, *rows] for rows in (self._totals(), self._parts()))
+        return "\n\n".join("\n".join(_table(table, style)) for table in tables)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = (self._totals(), self._parts())
+        return "".join(html_table(self._head, ((row, "", ()) for row in part)) for part in rows)
+
+    def json(self) -> str:
+        """Both bills and the ratios, as one JSON document."""
+        bills = {
+            name: json.loads(bill.json())
+            for name, bill in zip(self.names, (self.first, self.second), strict=True)
+        }
+        return json.dumps(bills | {"ratios": self.ratios}, indent=1)
+
+
+def _pair(name: str, one: int, two: int) -> Iterator[tuple[str, ...]]:
+    if one or two:
+        yield (name, _size(one) or "0 B", _size(two) or "0 B", _times(two / one if one else None))
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def compare(first: Any, second: Any, names: tuple[str, str] = ("first", "second")) -> Comparison:
+    """What two inspections cost, beside each other.
+
+    `first` and `second` are what `fp8lens.inspect` returns; `names` are the columns' headings.
+    TypeError for anything else.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> from fp8lens import compare, inspect
+        >>> wide = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+        >>> narrow = jax.ShapeDtypeStruct((1024, 1024), jnp.float8_e4m3fn)
+        >>> def product(x, w):
+        ...     return jax.lax.dot(x, w.T, preferred_element_type=jnp.bfloat16)
+        >>> both = compare(inspect(product, wide, wide), inspect(product, narrow, narrow))
+        >>> round(both.ratios["bytes moved"], 2)
+        0.67
+    """
+    bills = [getattr(x, "bill", None) for x in (first, second)]
+    for x, bill in zip((first, second), bills, strict=True):
+        if not isinstance(bill, Bill):
+            raise TypeError(f"got {type(x).__name__}: give what fp8lens.inspect returns.")
+    return Comparison(*bills, names=names)

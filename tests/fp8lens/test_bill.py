@@ -1,0 +1,229 @@
+"""What a program costs, held to what XLA and JAX say of it themselves."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from fp8lens import compare, inspect
+from fp8lens.bill.bill import TOTALS
+from fp8lens.bill.memory import Holds, Plan, memory_of
+from fp8lens.cli import main
+from helpers.models.gpt import GPTLayer, train_state, train_step
+from helpers.numerics import recipes
+from helpers.numerics.recipes import Amaxes, quantize, remember, scale_of, scaled_dot
+
+e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
+S = jax.ShapeDtypeStruct
+M, K, N = 4096, 1024, 4096  # nothing is run
+
+
+# A block of two matmuls, which is rematerialized in several ways ----------------------------------
+
+
+@jax.custom_vjp
+def linear(x, w, amaxes):
+    """Chapter 08's, which names its FP8 arrays for `jax.checkpoint`."""
+    return forward(x, w, amaxes)[0]
+
+
+def forward(x, w, amaxes):
+    x_scale, w_scale = scale_of(amaxes.x, e4m3), scale_of(amaxes.w, e4m3)
+    x_q = checkpoint_name(quantize(x, x_scale), "fp8")
+    w_q = checkpoint_name(quantize(w, w_scale), "fp8")
+    y = scaled_dot(x_q, w_q, x_scale, w_scale, x.dtype)
+    new_x, new_w = remember(amaxes.x, x), remember(amaxes.w, w)
+    return y, (x_q, w_q, x_scale, w_scale, new_x, new_w, amaxes.g)
+
+
+linear.defvjp(forward, recipes.backward)
+
+
+def block(weights, amaxes, x):
+    h = jax.nn.gelu(linear(x, weights[0], amaxes[0]))
+    return x + linear(h, weights[1], amaxes[1])
+
+
+NAMES = jax.checkpoint_policies.save_only_these_names("fp8")
+BLOCKS = {
+    "plain": block,
+    "everything again": jax.checkpoint(block),
+    "FP8 saved": jax.checkpoint(block, policy=NAMES),
+}
+HISTORY = Amaxes(*[S((16,), f32)] * 3)
+GIVEN = ([S((N, K), bf16), S((K, N), bf16)], [HISTORY, HISTORY], S((M, K), bf16))
+
+
+@functools.cache
+def of_block(name):
+    def loss(weights, amaxes, x):
+        return jnp.sum(BLOCKS[name](weights, amaxes, x).astype(f32) ** 2)
+
+    return inspect(jax.grad(loss, argnums=(0, 1, 2)), *GIVEN)
+
+
+@functools.cache
+def of_step(fp8):
+    layer = GPTLayer(hidden=256, heads=4, fp8=fp8)
+    x = S((2, 128, 256), bf16)
+    state = jax.eval_shape(functools.partial(train_state, layer), x)
+    return inspect(train_step, state, x, x)
+
+
+def in_a_loop(x, w):
+    return jax.lax.scan(lambda x, w: (jax.nn.gelu(x @ w), x), x, w)
+
+
+def of_loop():
+    return inspect(in_a_loop, S((M, K), bf16), S((4, K, K), bf16))
+
+
+ASKED = {
+    **{name: functools.partial(of_block, name) for name in BLOCKS},
+    "a step in bf16": functools.partial(of_step, False),
+    "a step in FP8": functools.partial(of_step, True),
+    "a loop": of_loop,
+}
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_memory_is_what_xla_says(name):
+    asked = ASKED[name]()
+    memory, theirs = asked.memory, asked.compiled.memory_analysis()
+    assert memory.arguments == theirs.argument_size_in_bytes
+    assert memory.results == theirs.output_size_in_bytes
+    assert memory.aliased == theirs.alias_size_in_bytes
+    assert memory.temporaries == theirs.temp_size_in_bytes
+    assert memory.total == theirs.total_allocation_bytes
+    assert memory.peak == pytest.approx(theirs.peak_memory_in_bytes, rel=1e-3, abs=4096)
+    assert sum(memory.by_kind.values()) == sum(memory.by_line.values()) == memory.peak
+
+
+def test_what_is_alive_is_told_apart():
+    in_bf16, in_fp8 = of_step(False).memory.by_kind, of_step(True).memory.by_kind
+    assert Holds.FP8 in in_fp8 and Holds.FP8 not in in_bf16
+    assert in_bf16[Holds.SAVED] > in_bf16[Holds.GRADIENT] > 0
+    (line,) = {b.source for b in of_loop().memory.alive if b.holds is Holds.WORKSPACE} or {""}
+    assert not line or line.startswith("tests/fp8lens/test_bill.py:")
+
+
+def test_a_saved_program_has_no_memory_but_a_bill():
+    asked = inspect(of_loop().compiled)
+    with pytest.raises(TypeError, match="only while it compiles"):
+        _ = asked.memory
+    assert "memory at the peak" not in asked.bill.totals
+    assert asked.bill.totals["bytes moved"] == of_loop().bill.totals["bytes moved"]
+
+
+def test_a_plan_that_says_nothing_is_nothing():
+    assert memory_of(of_loop().module, Plan()).total == 0
+
+
+# What runs again ----------------------------------------------------------------------------------
+
+
+def test_what_runs_again_is_what_the_plain_block_does_not_run():
+    plain = of_block("plain").bill.totals
+    for name in BLOCKS:
+        totals = of_block(name).bill.totals
+        assert totals["FLOPs again"] == totals["FLOPs"] - plain["FLOPs"]
+    assert plain["bytes moved again"] == 0
+
+
+def test_saved_fp8_is_not_quantized_again():
+    again, saved = (of_block(name).bill.again for name in ("everything again", "FP8 saved"))
+    assert again.of("quantize") and not saved.of("quantize")
+    assert "again for the backward pass: 1 matmul, " in str(of_block("everything again").bill)
+
+
+# The bill, and two of them ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_lines_of_a_bill_add_up(name):
+    bill = ASKED[name]().bill
+    assert list(bill.totals) == [name for name in TOTALS if name in bill.totals]
+    moved, fp8, again, alive = map(sum, zip(*bill.lines.values(), strict=True))
+    assert moved == bill.totals["bytes moved"]
+    assert fp8 == bill.totals["bytes moved to make FP8"]
+    assert again == bill.totals["bytes moved again"]
+    assert alive == bill.totals["memory at the peak"]
+    written = json.loads(bill.json())
+    assert written["totals"] == bill.totals and len(written["lines"]) == len(bill.lines)
+    assert max(map(len, str(bill).splitlines())) <= 100 or "GPTLayer" in str(bill)
+
+
+def test_what_devices_send_is_in_the_bill():
+    from jax.sharding import PartitionSpec as P
+
+    def gathered(x, w):
+        return x @ jax.lax.with_sharding_constraint(w, P())
+
+    asked = inspect(
+        gathered, S((M, K), bf16), S((K, N), bf16), mesh_shape={"x": 4}, in_specs=(P(), P("x"))
+    )
+    ((kind, dtype, axis),) = asked.bill.sent
+    assert (kind, dtype, axis) == ("all-gather", "bf16", "x")
+    assert asked.bill.totals["bytes sent"] == K * N * 2 * 3 // 4
+    assert "sent by each device: 6.29 MB of bf16, all-gather over x" in str(asked.bill)
+
+
+def test_two_programs_are_compared():
+    both = compare(of_step(False), of_step(True), ("bf16", "FP8"))
+    one, two = of_step(False).bill.totals, of_step(True).bill.totals
+    assert (
+        both.ratios["memory at the peak"] == two["memory at the peak"] / one["memory at the peak"]
+    )
+    assert "matmuls in FP8" not in both.ratios  # there is none in bf16
+    text = str(both)
+    assert re.search(r"^ +bf16 +FP8 +ratio$", text, re.M)
+    assert re.search(r"^moved by kernels: quantize +0 B +\d", text, re.M)
+    assert set(json.loads(both.json())) == {"bf16", "FP8", "ratios"}
+    with pytest.raises(TypeError, match="give what fp8lens.inspect returns"):
+        compare(of_step(False), "layer.py")
+
+
+FILE = """\
+import jax.numpy as jnp
+
+def in_bf16(x, w):
+    return x @ w.T
+
+def in_fp8(x, w):
+    x, w = (v.astype(jnp.float8_e4m3fn) for v in (x, w))
+    return jnp.dot(x, w.T, preferred_element_type=jnp.bfloat16)
+"""
+SHAPES = ["--shapes", "bf16[512,256]", "bf16[512,256]"]
+
+
+def test_the_command_shows_a_bill_and_a_comparison(tmp_path, capsys):
+    file = tmp_path / "layers.py"
+    file.write_text(FILE)
+    assert main([f"{file}:in_fp8", *SHAPES, "--bill"]) == 0
+    said = capsys.readouterr().out
+    assert "memory: " in said and "making FP8: " in said and "not measured" in said
+    assert main([f"{file}:in_fp8", *SHAPES, "--against", f"{file}:in_bf16"]) == 0
+    assert re.search(r"in_bf16 +in_fp8 +ratio", capsys.readouterr().out)
+    assert main([f"{file}:in_fp8", *SHAPES, "--against", f"{file}:in_bf16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ratios"]["matmuls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ("in_bf16", "names no function: give path/to/file.py:function"),
+        ("{file}:in_bf17", "has no function 'in_bf17'; nearest: in_bf16"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(other, why, tmp_path, capsys):
+    file = tmp_path / "layers.py"
+    file.write_text(FILE)
+    assert main([f"{file}:in_fp8", *SHAPES, "--against", other.format(file=file)]) == 2
+    assert why in capsys.readouterr().err
