@@ -202,10 +202,10 @@ def _computes(line: Line) -> tuple:
     """What a matmul or a quantization computes, however XLA has laid it out: two kernels that are
     alike in this do the same work of one line of the program.
     """
-    made = line.kernel.flops, line.kernel.math_dtype
-    if line.what == "quantize":
-        made = tuple(sorted((s.dtype, s.size) for s in results(line.kernel.instruction)))
-    return line.what, line.source, line.layer, made
+    place = line.what, line.source, line.layer
+    if line.what == "matmul":
+        return *place, line.kernel.flops, line.kernel.math_dtype
+    return *place, *sorted((s.dtype, s.size) for s in results(line.kernel.instruction))
 
 
 def _by_line(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
@@ -338,8 +338,11 @@ def compare(first: Any, second: Any, names: tuple[str, str] = ("first", "second"
         >>> round(both.ratios["bytes moved"], 2)
         0.67
     """
-    bills = [getattr(x, "bill", None) for x in (first, second)]
-    for x, bill in zip((first, second), bills, strict=True):
-        if not isinstance(bill, Bill):
-            raise TypeError(f"got {type(x).__name__}: give what fp8lens.inspect returns.")
-    return Comparison(*bills, names=names)
+    return Comparison(_bill_of(first), _bill_of(second), names)
+
+
+def _bill_of(x: Any) -> Bill:
+    bill = getattr(x, "bill", None)
+    if not isinstance(bill, Bill):
+        raise TypeError(f"got {type(x).__name__}: give what fp8lens.inspect returns.")
+    return bill

@@ -41,13 +41,13 @@ class Holds(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A value that is alive at the peak. `instruction` made it, `index` is its place in that
+    """A value that is alive at the peak. `instruction` made it, `element` is its place in that
     instruction's tuple, as in "1", or "". `shape` is as HLO writes it; `layer` and `source` are the
     instruction's.
     """
 
     instruction: str
-    index: str
+    element: str
     nbytes: int
     holds: Holds
     shape: str
@@ -108,8 +108,8 @@ class Memory:
         least = _SMALL * self.peak
         for b in self.alive:
             if b.nbytes >= least:
-                index = f"#{b.index}" if b.index else ""
-                made_by = f"{b.instruction}{index}"
+                element = f"#{b.element}" if b.element else ""
+                made_by = f"{b.instruction}{element}"
                 yield (size(b.nbytes), b.holds, b.shape, made_by, b.layer, b.source)
         small = [b for b in self.alive if b.nbytes < least]
         if small:
@@ -179,7 +179,7 @@ class _Value(NamedTuple):
     """A value, and the place that XLA has given it: the allocation, where in it, and how long."""
 
     name: str
-    index: str
+    element: str
     nbytes: int
     place: tuple[int, int, int]
 
@@ -257,7 +257,7 @@ class _Lives:
 
     def range_of(self, value: _Value) -> tuple[int, int]:
         """From which instruction to which a value lives; always, where the plan does not say."""
-        return self._ranges.get((value.name, value.index), (0, self._last + 1))
+        return self._ranges.get((value.name, value.element), (0, self._last + 1))
 
     def alive_at(self, time: int, values: Sequence[_Value]) -> _Value:
         """Of values that share a place, the one that is alive; the last, if none is yet."""
@@ -273,16 +273,16 @@ class _Lives:
 
     def buffer(self, value: _Value) -> Buffer:
         """One buffer, with what is known of the instruction that made it."""
-        name, index, nbytes, _ = value
+        name, element, nbytes, _ = value
         i = self._instructions.get(name)
         if i is None:
-            return Buffer(name, index, nbytes, Holds.PASSING, "", "", "")
-        shape = _part(i, index)
+            return Buffer(name, element, nbytes, Holds.PASSING, "", "", "")
+        shape = _part(i, element)
         return Buffer(
             instruction=name,
-            index=index,
+            element=element,
             nbytes=nbytes,
-            holds=self._holds(i, index, shape),
+            holds=self._holds(i, element, shape),
             shape=shape.brief,
             layer="" if self._is_argument(i) else layer(op_name(i)),
             source="" if self._is_argument(i) else source_line(i),
@@ -291,26 +291,26 @@ class _Lives:
     def _is_argument(self, i: Instruction) -> bool:
         return i.opcode == "parameter" and i.computation.is_entry
 
-    def _holds(self, i: Instruction, index: str, shape: Shape) -> Holds:
-        if _is_workspace(i, index, shape):
+    def _holds(self, i: Instruction, element: str, shape: Shape) -> Holds:
+        if _is_workspace(i, element, shape):
             return Holds.WORKSPACE
         if is_fp8(shape.dtype):
             return Holds.FP8
         if is_backward(op_name(i)):
             return Holds.GRADIENT
-        _, end = self._ranges.get((i.name, index), (0, 0))
+        _, end = self._ranges.get((i.name, element), (0, 0))
         return Holds.SAVED if end >= self._backward_from else Holds.PASSING
 
 
-def _part(i: Instruction, index: str) -> Shape:
+def _part(i: Instruction, element: str) -> Shape:
     """The shape of one value of an instruction's tuple."""
     shape = i.shape
-    for n in index.split(",") if index else ():
+    for n in element.split(",") if element else ():
         shape = shape.elements[int(n)]
     return shape
 
 
-def _is_workspace(i: Instruction, index: str, shape: Shape) -> bool:
+def _is_workspace(i: Instruction, element: str, shape: Shape) -> bool:
     """Whether a library's kernel writes there what nobody reads: the last result, of bytes."""
-    is_last = index == str(len(i.shape.elements) - 1)
+    is_last = element == str(len(i.shape.elements) - 1)
     return i.opcode == "custom-call" and is_last and shape.dtype in ("s8", "u8")

@@ -2503,7 +2503,7 @@ def test_what_no_rule_explains_is_said_to_be_unknown():
     def fn(a, b, x, y, z):
         return to_e4m3(scaled_dot(a, b, x, y), z)
 
-    compiled, stages, _ = dumped(fn, *args, pattern="gemm-rewriter")
+    compiled, stages, *_ = dumped(fn, *args, pattern="gemm-rewriter")
     before = parse_hlo_module(
         next(stage.text for stage in stages if stage.before == "cublas-gemm-rewriter")
     )

@@ -36,7 +36,7 @@ def test_nothing_stays_on_disk(tmp_path, monkeypatch):
 
 
 def test_stages_lead_from_the_dot_to_the_call():
-    compiled, stages, _ = dumped(relu_matmul, *SHAPES, pattern="gemm")
+    compiled, stages, *_ = dumped(relu_matmul, *SHAPES, pattern="gemm")
     assert (stages[0].pipeline, stages[0].after, stages[0].before) == ("", "", "")
     assert " dot(" in stages[0].text and "cublas" not in stages[0].text
     rewritten = next(at for at, stage in enumerate(stages) if "__cublas$lt$matmul$f8" in stage.text)
@@ -50,7 +50,7 @@ def test_stages_lead_from_the_dot_to_the_call():
 
 
 def test_stages_end_with_the_program():
-    compiled, stages, _ = dumped(relu_matmul, *SHAPES, pattern=".*")
+    compiled, stages, *_ = dumped(relu_matmul, *SHAPES, pattern=".*")
     assert diff_hlo(stages[-1].text, compiled).same
 
 
@@ -65,7 +65,7 @@ def test_only_the_main_module():
         )
         return jnp.sort(jax.jit(jnp.tanh)(x @ table), axis=0)
 
-    _, stages, _ = dumped(f, jax.ShapeDtypeStruct((64, 64), f32), pattern=".*", gemm="auto")
+    _, stages, *_ = dumped(f, jax.ShapeDtypeStruct((64, 64), f32), pattern=".*", gemm="auto")
     assert len(stages) > 10 and {parse_hlo_module(stage.text).name for stage in stages} == {"jit_f"}
 
 
@@ -74,12 +74,12 @@ def test_a_long_name_and_a_jitted_function():
         return x @ x
 
     f.__name__ = "f" * 240
-    _, stages, _ = dumped(jax.jit(f), jax.ShapeDtypeStruct((64, 64), f32), pattern="gemm")
+    _, stages, *_ = dumped(jax.jit(f), jax.ShapeDtypeStruct((64, 64), f32), pattern="gemm")
     assert len(stages) > 2 and "cublas" in stages[-1].text
 
 
 def test_no_pass_of_the_name():
-    _, stages, _ = dumped(relu_matmul, *SHAPES, pattern="no such pass")
+    _, stages, *_ = dumped(relu_matmul, *SHAPES, pattern="no such pass")
     assert [stage.after for stage in stages] == [""]
 
 
@@ -115,7 +115,7 @@ def test_static_and_keyword_arguments_reach_the_function():
         return jnp.linalg.matrix_power(x, power) * scale
 
     shapes = jax.ShapeDtypeStruct((64, 64), f32), jax.ShapeDtypeStruct((), f32)
-    _, (first,), _ = dumped(f, shapes[0], power=2, scale=shapes[1], static_argnames="power")
+    _, (first,), *_ = dumped(f, shapes[0], power=2, scale=shapes[1], static_argnames="power")
     assert first.text.count(" dot(") == 1
     assert len(passes(f, shapes[0], power=3, scale=shapes[1], static_argnames="power")) == 1
 
@@ -133,7 +133,7 @@ def test_threads_do_not_mix():
 
 
 def test_options_and_errors_are_aot_compiles():
-    _, stages, _ = dumped(
+    _, stages, *_ = dumped(
         relu_matmul,
         *SHAPES,
         pattern="gemm",
@@ -147,7 +147,7 @@ def test_options_and_errors_are_aot_compiles():
 
 
 def test_ptx_of_a_triton_kernel():
-    compiled, _, ptx = dumped(relu_matmul, *SHAPES, gemm="triton")
+    compiled, _, ptx, _ = dumped(relu_matmul, *SHAPES, gemm="triton")
     fusions = [
         i.name.replace(".", "_") for i in parse_hlo_module(compiled).entry if i.opcode == "fusion"
     ]
@@ -214,7 +214,7 @@ def test_passes_of_a_function_without_matmuls():
 
 
 def test_each_step_changes_a_matmul_and_no_other_pass_does():
-    _, stages, _ = dumped(relu_matmul, *SHAPES, pattern=".*")
+    _, stages, *_ = dumped(relu_matmul, *SHAPES, pattern=".*")
     steps = {(step.pipeline, step.name) for step in passes(relu_matmul, *SHAPES)}
     for before, after in itertools.pairwise(stages):
         calls = [

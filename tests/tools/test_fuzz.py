@@ -188,11 +188,16 @@ def test_the_smallest_text_of_a_find_is_kept(one_program, tmp_path, monkeypatch)
             raise KeyError("dot")
 
     monkeypatch.setattr(fuzz, "ENTRIES", {"faulty": fault})
-    found = fuzz.Found(0, tmp_path)
-    fuzz.by_hypothesis(found, [(KNOWN, KNOWN)], 0, float("inf"))
-    (path,) = found.finds.values()
-    kept = path.read_text()
-    assert kept in met and len(kept) == min(map(len, met)) < len(met[0])
+    smaller = []
+    for number in range(4):  # the first text of a round may be the smallest by chance
+        met.clear()
+        found = fuzz.Found(0, tmp_path / str(number))
+        fuzz.by_hypothesis(found, [(KNOWN, KNOWN)], number, float("inf"))
+        (path,) = found.finds.values()
+        kept = path.read_text()
+        assert kept in met and len(kept) == min(map(len, met))
+        smaller.append(len(kept) < len(met[0]))
+    assert any(smaller)
 
 
 @pytest.mark.parametrize("power", [1, 2])

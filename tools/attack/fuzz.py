@@ -93,7 +93,7 @@ def programs() -> list[tuple[str, str]]:
     dumps = [get(fn, matrix, matrix, *rest) for fn in (layer, careless, loop)]
     dumps += [get(layer, matrix, matrix, *rest, gemm="triton"), get(layer, *gathered, *rest)]
     found: list[tuple[str, str]] = []
-    for compiled, stages, _ in dumps:
+    for compiled, stages, *_ in dumps:
         text = str(compiled.as_text())
         before = next(stage.text for stage in stages if stage.before.endswith("gemm-rewriter"))
         found += [(text, before), (before, text)]
