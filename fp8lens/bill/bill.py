@@ -11,6 +11,7 @@ from typing import Any
 
 from fp8lens.bill.memory import Memory
 from fp8lens.hlo.origin import is_recomputed, op_name
+from fp8lens.hlo.parse import visible
 from fp8lens.hlo.program import results
 from fp8lens.hlo.text import Ink, Style, columns, html_table, metric, size, uncoloured, wrapped
 from fp8lens.matmul.collectives import Collectives
@@ -147,7 +148,8 @@ class Bill:
                 f"{_counted(quantized, 'quantization')}: {_part(again, ledger)}"
             )
         for (kind, dtype, axis), nbytes in self.sent.items():
-            said.append(f"sent by each device: {size(nbytes)} of {dtype}, {kind} over {axis}")
+            what = visible(f"{size(nbytes)} of {dtype}, {kind} over {axis}")
+            said.append(f"sent by each device: {what}")
         if self.seconds is not None:
             said.append(
                 f"time: at least {shown(self.seconds, 's')} on {self.chip.name}, by the roofline; "
@@ -159,7 +161,7 @@ class Bill:
         lines = [*self.lines.items()]
         for (source, layer), costs in lines[:_MOST_LINES]:
             name = source or ("" if layer else "arguments, and what has no line")
-            yield (name, layer, *map(_size, costs))
+            yield (visible(name), visible(layer), *map(_size, costs))
         if rest := [costs for _, costs in lines[_MOST_LINES:]]:
             sums = map(sum, zip(*rest, strict=True))
             yield (_counted(len(rest), "more line"), "", *map(_size, sums))

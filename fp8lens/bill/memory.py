@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
-from fp8lens.hlo.parse import HloModule, Instruction, Shape
+from fp8lens.hlo.parse import HloModule, Instruction, Shape, visible
 from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$")
@@ -110,7 +110,8 @@ class Memory:
             if b.nbytes >= least:
                 element = f"#{b.element}" if b.element else ""
                 made_by = f"{b.instruction}{element}"
-                yield (size(b.nbytes), b.holds, b.shape, made_by, b.layer, b.source)
+                names = (b.shape, made_by, b.layer, b.source)
+                yield (size(b.nbytes), b.holds, *map(visible, names))
         small = [b for b in self.alive if b.nbytes < least]
         if small:
             nbytes = size(sum(b.nbytes for b in small))

@@ -285,6 +285,8 @@ ENTRIES: dict[str, Callable[[str, str], object]] = {
     "report": views("report"),
     "ledger": views("ledger"),
     "collectives": views("collectives"),
+    "bill": views("bill"),
+    "bill as JSON": lambda text, _: strict(seen(text).bill.json()),
     "json": lambda text, _: strict(seen(text).json()),
     "cost": costs,
     "assertions": asserted,
