@@ -193,7 +193,8 @@ def _before(
     if only_moves and (moved := moving(part) or _copying(part, is_cut)):
         return UnfusedKernel(i, (moved,), besides)
     if quantizes and _negates_alone(part):
-        return UnfusedKernel(i, ("scale",), besides)
+        works = ("scale", "transpose") if moving(part) == "transpose" else ("scale",)
+        return UnfusedKernel(i, works, besides)
     if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
         return UnfusedKernel(i, ("fp8",), besides)
     if only_moves:

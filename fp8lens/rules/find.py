@@ -322,7 +322,7 @@ def behind(m: Matmul, works: list[str]) -> list[Reason]:
     if m.main and set(works) - {"amax", "transpose", "pad"}:
         found.append(caused(m, m.main))
     if amaxes := [step for step in m.left if step.kind is Role.AMAX]:
-        found.append(no_amax(m, amaxes[0]))
+        found += [no_amax(m, step) for step in amaxes]
     elif "amax" in works:
         found += [_first(m, (amax.amax_in_16_bits, amax.amax_of_another), m)]
     if "transpose" in works:
