@@ -48,6 +48,7 @@ class Result:
     """
 
     def __init__(self, dot: Instruction):
+        self._dot = dot
         # What the values on the way are computed from, in the computation that the way is in.
         self._origin = dot
         self.steps: list[Step] = []
@@ -70,6 +71,8 @@ class Result:
 
     def _advance(self, value: Instruction) -> Instruction | None:
         """Add what is done with `value`; the value that comes of it, None at the end."""
+        if any(step.how == _SUMMED for step in self.steps):
+            return self._scaled_sum(value)
         follow = []
         for user in self._of(value):
             if amax := self._amax(user):
@@ -89,8 +92,12 @@ class Result:
             )
         if len(follow) > 1 or at.operands.count(value.name) > 1:
             return self._branch(value, follow)
-        if _is_sent(at):
-            self.steps.append(Step(Role.MOVE, at, value, how="sent to other devices"))
+        return self._along(at, value)
+
+    def _along(self, at: Instruction, value: Instruction) -> Instruction | None:
+        """Advance along the one reader of a value."""
+        if how := _sent(at):
+            self.steps.append(Step(Role.MOVE, at, value, how=how))
             return at
         if _is_moved(at, value) or masks(at, value):
             in_name_alone = at.opcode in ("bitcast", "reshape") and not is_transpose(at)
@@ -98,6 +105,16 @@ class Result:
                 self.steps.append(Step(Role.MOVE, at, value))
             return at
         return self._compute(at, value)
+
+    def _scaled_sum(self, value: Instruction) -> Instruction | None:
+        """Advance behind a sum over devices: along a factor alone, which each device may multiply
+        its part by. An addition would be done once by each.
+        """
+        users = self._of(value)
+        if len(users) != 1 or users[0].opcode not in ELEMENTWISE:
+            return None
+        is_factor = step_of(users[0], value).kind in (Role.SCALE, Role.ALPHA)
+        return self._compute(users[0], value) if is_factor else None
 
     def _elsewhere(
         self, value: Instruction, follow: list[Instruction], handed_on: list[tuple]
@@ -203,6 +220,8 @@ class Result:
             and depends(step.other, self._origin)
         ):
             return None  # as softmax subtracts its maximum
+        if self._is_the_same_sum(step):
+            return None
         # What is FP8 already, and dequantized, is the next one's operand.
         dequantizes = step.kind is Role.OUTPUT and is_fp8(value.shape.dtype)
         if step.kind is Role.OTHER or dequantizes:
@@ -210,6 +229,13 @@ class Result:
         if step.kind is Role.ACTIVATION:
             at = self._whole_activation(at)
         return self._add(dataclasses.replace(step, at=at))
+
+    def _is_the_same_sum(self, step: Step) -> bool:
+        """Whether a loop's next iteration adds the same dot's result to what it was handed."""
+        added = step.other if step.kind is Role.MATRIX_BIAS else None
+        if added is None or added.computation is not self._dot.computation:
+            return False
+        return step.value.index < self._dot.index and depends(added, self._dot)
 
     def _whole_activation(self, at: Instruction) -> Instruction:
         """The last of several unary functions that are one activation."""
@@ -349,9 +375,16 @@ def _compute(
 _SENDS = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 
 
-def _is_sent(at: Instruction) -> bool:
-    """Whether an instruction sends an array to other devices, as it is."""
-    return at.opcode.startswith(_SENDS) and not at.shape.is_tuple
+_SUMMED = "summed over devices"
+
+
+def _sent(at: Instruction) -> str:
+    """How a collective passes on an array of each device; "" for any other instruction."""
+    if at.shape.is_tuple:
+        return ""
+    if at.opcode.startswith(("all-reduce", "reduce-scatter")) and reducer(at) == "add":
+        return _SUMMED
+    return "sent to other devices" if at.opcode.startswith(_SENDS) else ""
 
 
 def _is_moved(at: Instruction, value: Instruction) -> bool:

@@ -584,7 +584,9 @@ def summed_first(kernel: InFront) -> Found | None:
         def layer(a, b, a_scale, b_scale, bias, c):
             return (scaled_dot(a, b, a_scale, b_scale, bf16) + bias) + c
     """
-    return found_if(kernel.work == "bias" and adds_a_vector(inside(kernel.kernel)))
+    is_a_matrix = kernel.kernel.shape.size > kernel.matmul.row.n
+    adds = adds_a_vector(inside(kernel.kernel))
+    return found_if(kernel.work == "bias" and is_a_matrix and adds)
 
 
 @rule(
@@ -622,12 +624,12 @@ def numbered_bias(kernel: InFront) -> Found | None:
     "prepared-bias",
     lost=Lost.BIAS,
     reason=(
-        "the bias, or the matrix that is added, is converted, scaled or negated by a kernel before "
-        "the call reads it"
+        "the bias, or the matrix that is added, is computed by a kernel before the call reads it: "
+        "converted, scaled, negated, or added to"
     ),
     fix=(
         "pass it in the type of the dequantization (a vector: bfloat16, or float16 under "
-        "float16), as it is, and without a factor or a sign"
+        "float16), as it is, without a factor, a sign or a second addend"
     ),
     source="FuseVectorBiasAdd and FuseMatrixBiasAdd take what is added as it is",
 )

@@ -397,6 +397,13 @@ class Cause:
         return any(s.kind is Role.AMAX and s.value is value for s in self.result.steps)
 
     @property
+    def is_widened_and_back(self) -> bool:
+        """Whether the first converts to f32, and a later step back to the 16 bits from before."""
+        types = [step.at.shape.dtype for step in self.left[1:] if step.kind is Role.OUTPUT]
+        is_widened = self.kind is Role.OUTPUT and self.writes == "f32"
+        return is_widened and len(self.left) > 2 and types[:1] == [self.reads]
+
+    @property
     def users(self) -> list[Instruction]:
         """Who reads what the first step reads."""
         value = self.first.value

@@ -83,8 +83,8 @@ STEP = (
     epilogue.negated,
     epilogue.negated_last,
     epilogue.relu_of_codes,
-    epilogue.late_relu,
     layout.cut_twice,
+    epilogue.late_relu,
     bias.bias_and_reader,
     bias.scalar_added,
     bias.subtracted,
@@ -109,6 +109,7 @@ STEP = (
     bias.late_bias,
     bias.bias_of_another_type,
     bias.bias_in_f32,
+    output.widened_and_back,
     output.another_type,
     output.not_a_float,
 )
@@ -342,6 +343,8 @@ def no_amax(m: Matmul, step: Step) -> Reason:
 def caused(m: Matmul, left: list[Step]) -> Reason:
     """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
     cause = cause_of(m, left)
+    if cause.is_widened_and_back and not could_be_fused(left[1]):
+        cause = cause_of(m, left[1:])  # which would stay outside without the conversion, too
     if isinstance(cause, Conversion):
         return _first(m, (*layout.MOVED, *CONVERSION), cause) or unknown(m, ["output"])
     rules = (epilogue.gradient_update, *layout.MOVED, *STEP)
@@ -362,12 +365,13 @@ def in_other_kernels(m: Matmul) -> list[Reason]:
     reason = _done_anyway(m, anyway)
     if reason is None:
         return []
-    # What is stored in another array is not followed: who reads that is not among these kernels.
-    is_stored = all(o.own is OwnWork.STORES and not o.work for o in anyway)
-    where = (
-        "a kernel further on does it" if is_stored else "it is done in a kernel that runs anyway"
-    )
-    return [_and(reason, where)]
+    # What is stored in another array, or sent, is not followed: who reads that is not among these
+    # kernels.
+    passed_on = (OwnWork.STORES, OwnWork.READS)
+    is_further = all(o.own in passed_on and not o.work for o in anyway)
+    if is_further:
+        return [_and(reason, "a kernel further on does it")]
+    return [_and(reason, "it is done in a kernel that runs anyway")]
 
 
 def _done_anyway(m: Matmul, anyway: list[UnfusedKernel]) -> Reason | None:

@@ -5,7 +5,7 @@ import itertools
 from fp8lens.hlo.ops import FP8_MULTIPLE
 from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
-from fp8lens.matmul.roles import Role
+from fp8lens.matmul.roles import Role, could_be_fused
 from fp8lens.rules.bias import is_bias_by_columns
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
@@ -473,8 +473,9 @@ def barrier(cause: Cause) -> Found | None:
     reason="the result is {how} before the {step}, and the call takes only what reads it directly",
     fix=(
         "do it to the dot's own result, before that is {how}, unless only a part of it is treated "
-        "so; if the program has this order already, XLA has changed it: put "
-        "jax.lax.optimization_barrier between the two"
+        "so; or multiply a factor into an operand's scale (a_scale); leave the conversion of a sum "
+        "that a loop adds up, which needs its digits; if the program has this order already, XLA "
+        "has changed it: put jax.lax.optimization_barrier between the two"
     ),
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
@@ -541,23 +542,21 @@ def masked_first(cause: Cause) -> Found | None:
 
 @rule(
     "cut-twice",
-    lost=Lost.BIAS,
     reason=(
-        "an FP8 call takes multiples of 16, not {sizes}: it writes a padded result, and what is "
-        "added is added to the part that is cut out of it"
+        "an FP8 call takes multiples of 16, not {sizes}: it writes a padded result, and the {step} "
+        "reads the part that is cut out of it"
     ),
-    fix=(
-        "choose, or pad once in advance to, dimensions that are multiples of 16: for the addition "
-        "one of the two is enough"
-    ),
+    fix="choose, or pad once in advance to, dimensions that are multiples of 16{enough}",
     source="HandleAdd looks past one slice that cuts a single dimension",
 )
 def cut_twice(cause: Cause) -> Found | None:
-    """Neither M nor N is a multiple of 16, and something is added to the result.
+    """Neither M nor N is a multiple of 16, or one of them is no multiple of 8.
 
     XLA pads the operands of an FP8 call to multiples of 16 and cuts the result. If one of M and N
-    is padded, the rewriter looks past the slice and takes the addition into the call. If both are,
-    the slice cuts two dimensions, and the addition stays outside.
+    is padded, the rewriter looks past the slice and takes an addition or a relu into the call. If
+    both are, the slice cuts two dimensions, and an addition stays outside. If one of them is no
+    multiple of 8 and the dot is in 16 bits, a pass before the rewriter pads it to one. Then there
+    are two slices, and both addition and relu stay outside.
 
     Loses it:
 
@@ -575,9 +574,13 @@ def cut_twice(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale, bias):  # M is 64, and N is 128
             return scaled_dot(a, b, a_scale, b_scale, bf16) + bias
     """
-    sizes = cause.matmul.odd("MN")
+    sizes, written = cause.matmul.odd("MN"), cause.matmul.row_as_written
     is_added = cause.kind in (Role.BIAS, Role.MATRIX_BIAS)
-    return found_if(is_added and len(sizes) == 2, sizes=" and ".join(sizes))
+    is_cut_in_two = bool(written.m % 8 or written.n % 8)
+    is_read = is_cut_in_two and could_be_fused(cause.first)
+    enough = "" if is_cut_in_two else ": for the addition one of the two is enough"
+    fields = {"sizes": " and ".join(sizes), "step": cause.noun, "enough": enough}
+    return found_if(is_added and len(sizes) == 2 or is_read, lost=cause.lost, **fields)
 
 
 #: Tried in this order, for a kernel that pads or cuts.

@@ -2,7 +2,7 @@
 
 from fp8lens.formats import FORMATS
 from fp8lens.hlo.values import operand
-from fp8lens.matmul.roles import Role
+from fp8lens.matmul.roles import Role, could_be_fused
 from fp8lens.matmul.unfused import DEQUANTIZES
 from fp8lens.rules.facts import Cause, Conversion, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
@@ -354,6 +354,40 @@ def cut_first(conversion: Conversion) -> Found | None:
     """
     odd = conversion.matmul.cut_for
     return found_if(odd, sizes=" and ".join(odd))
+
+
+@rule(
+    "widened-and-back",
+    lost=Lost.OUTPUT,
+    reason=(
+        "the result is converted from {dtype} to {wide} for the {step}, and back to {dtype} after "
+        "it, and the call takes only what reads it directly"
+    ),
+    fix="leave out both conversions, and compute in {dtype} what stands between them",
+    source="HandleAdd, HandleMaximum and HandleMultiply look past no conversion of the result",
+)
+def widened_and_back(cause: Cause) -> Found | None:
+    """The result is widened for a step that the call could do, and narrowed after it.
+
+    A program may compute an activation in float32, because bfloat16 has few digits. But a
+    conversion between the call and its activation keeps XLA's rewriter from taking the activation,
+    and both conversions with it. Without them the call applies the activation to the float32 sum of
+    its products, before it rounds: that is what the program wants.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return gelu(d.astype(f32)).astype(bf16)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return gelu(scaled_dot(a, b, a_scale, b_scale, bf16))
+    """
+    if not cause.is_widened_and_back or not could_be_fused(cause.left[1]):
+        return None
+    return Found(dtype=cause.reads, wide=cause.writes, step=cause.left[1].kind.noun)
 
 
 @rule(

@@ -886,14 +886,14 @@ CASES = {
     ),
     "matrix of another type": Case(
         "bias",
-        "converted, scaled or negated by a kernel",
+        "computed by a kernel before",
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c.astype(f32),
         (*OPERANDS, C16),
         lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c,
     ),
     "matrix with a factor": Case(
         "bias",
-        "converted, scaled or negated by a kernel",
+        "computed by a kernel before",
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c,
         (*OPERANDS, C32),
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
@@ -1881,6 +1881,54 @@ CASES = {
             c, relu(scaled_dot(a, b, x, y)), (n, 0)
         ),
         same_numbers=True,
+    ),
+    "widened for an activation that no call has": Case(
+        "epilogue",
+        "this activation is another one.*; the conversion after it stays outside too",
+        lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y, bf16).astype(f32)).astype(bf16),
+        OPERANDS,
+        lambda a, b, x, y: gelu(scaled_dot(a, b, x, y, bf16)),
+    ),
+    "a mean of gradients that a loop adds up": Case(
+        "scale",
+        "returned from a loop before the factor",
+        lambda a, b, x, y: (
+            jax.lax.scan(
+                lambda c, ab: (c + scaled_dot(*ab, x, y), None), jnp.zeros((M, N)), (a, b)
+            )[0]
+            / 4
+        ),
+        (S(4, M, K), S(4, N, K), s, s),
+        lambda a, b, x, y: jax.lax.scan(
+            lambda c, ab: (c + scaled_dot(*ab, x, y), None), jnp.zeros((M, N)), (a, b)
+        )[0],
+    ),
+    "a relu of a result that is cut twice": Case(
+        "epilogue",
+        "16, not N = 50: it writes a padded result, and the relu reads the part",
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y, bf16)),
+        (A, S(50, K), s, s),
+        lambda a, b, x, y: relu(scaled_dot(a, b, x, y, bf16)),
+        OPERANDS,
+    ),
+    "a bias that a kernel adds a number to": Case(
+        "bias",
+        "computed by a kernel before the call reads it",
+        lambda a, b, x, y, v: scaled_dot(a, b, x, y, bf16) + (v + 1),
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y, v: scaled_dot(a, b, x, y, bf16) + v,
+    ),
+    "a factor behind a sum over devices": Case(
+        "scale",
+        "summed over devices before the scale.*a kernel further on does it",
+        lambda a, b, x, y, z: scaled_dot(a, b, x, y) * z,
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: scaled_dot(a, b, x, y),
+        options={"mesh_shape": {"x": 4}, "in_specs": (P(None, "x"), P(None, "x"), *[None] * 3)},
+        fixed_options={
+            "mesh_shape": {"x": 4},
+            "in_specs": (P(None, "x"), P(None, "x"), *[None] * 3),
+        },
     ),
     "the larger of two maxima": Case(
         "output",
