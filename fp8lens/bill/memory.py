@@ -10,7 +10,7 @@ import enum
 import html
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fp8lens.formats import is_fp8
@@ -214,7 +214,7 @@ def _roles(about: str) -> list[str]:
     return [name for name, belongs in roles.items() if belongs]
 
 
-def _peak(values: Iterable[_Value], lives: "_Lives") -> tuple[int, list[_Value]]:
+def _peak(values: Sequence[_Value], lives: "_Lives") -> tuple[int, list[_Value]]:
     """When most of some values is alive, and those that are: one for each place, as a loop's values
     share theirs.
 
@@ -226,20 +226,23 @@ def _peak(values: Iterable[_Value], lives: "_Lives") -> tuple[int, list[_Value]]
         start, end = lives.range_of(value)
         born[start].append(value)
         gone[end].append(value)
-    now: dict[tuple[int, int, int], list[_Value]] = defaultdict(list)
+    there: Counter[tuple[int, int, int]] = Counter()  # how many values are in each place
     total = most = at = 0
-    found: list[_Value] = []
     for time in sorted({*born, *gone}):
         for value in born[time]:
-            total += 0 if now[value.place] else value.nbytes
-            now[value.place].append(value)
+            total += 0 if there[value.place] else value.nbytes
+            there[value.place] += 1
         if total > most:
             most, at = total, time
-            found = [there[0] for there in now.values() if there]
         for value in gone[time]:
-            now[value.place].remove(value)
-            total -= 0 if now[value.place] else value.nbytes
-    return at, found
+            there[value.place] -= 1
+            total -= 0 if there[value.place] else value.nbytes
+    alive: dict[tuple[int, int, int], _Value] = {}
+    for value in values:
+        start, end = lives.range_of(value)
+        if start <= at <= end:
+            alive.setdefault(value.place, value)
+    return at, [*alive.values()]
 
 
 class _Lives:
