@@ -134,7 +134,8 @@ def test_an_attack_says_what_it_tried(one_program, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(hlo_baits, "SMALL", {"one": hlo_baits.GEMM})
     assert fuzz.main(["--seconds", "1", "--keep", str(tmp_path), "--seed", "1"]) == 0
     tried = re.match(
-        r"(\d+) texts through 13 entries: (\d+) answers, (\d+) times refused with line and column, "
+        rf"(\d+) texts through {len(fuzz.ENTRIES)} entries: (\d+) answers, "
+        r"(\d+) times refused with line and column, "
         r"0 times something else, in 0 places\nslowest: \d\.\d\d s, .*\nmost memory: \d+ MB, ",
         capsys.readouterr().out,
     )
