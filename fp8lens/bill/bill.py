@@ -117,7 +117,7 @@ class Bill:
         return {name: found[name] for name in TOTALS if name in found}
 
     @property
-    def lines(self) -> dict[tuple[str, str], tuple[int, int, int, int]]:
+    def by_line(self) -> dict[tuple[str, str], tuple[int, int, int, int]]:
         """Of each line and layer of the program: bytes moved, those that FP8 alone needs, those
         moved again, and what is alive at the peak; the most bytes first.
         """
@@ -158,7 +158,7 @@ class Bill:
         return said
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        lines = [*self.lines.items()]
+        lines = [*self.by_line.items()]
         for (source, layer), costs in lines[:_MOST_LINES]:
             name = source or ("" if layer else "arguments, and what has no line")
             yield (visible(name), visible(layer), *map(_size, costs))
@@ -186,7 +186,7 @@ class Bill:
         names = ("bytes_moved", "for_fp8", "again", "alive_at_the_peak")
         lines = [
             {"source": source, "layer": layer, **dict(zip(names, costs, strict=True))}
-            for (source, layer), costs in self.lines.items()
+            for (source, layer), costs in self.by_line.items()
         ]
         sent = [
             {"kind": kind, "dtype": dtype, "axis": axis, "bytes": nbytes}

@@ -150,13 +150,13 @@ def test_saved_fp8_is_not_quantized_again():
 def test_the_lines_of_a_bill_add_up(name):
     bill = ASKED[name]().bill
     assert list(bill.totals) == [name for name in TOTALS if name in bill.totals]
-    moved, fp8, again, alive = map(sum, zip(*bill.lines.values(), strict=True))
+    moved, fp8, again, alive = map(sum, zip(*bill.by_line.values(), strict=True))
     assert moved == bill.totals["bytes moved"]
     assert fp8 == bill.totals["bytes moved to make FP8"]
     assert again == bill.totals["bytes moved again"]
     assert alive == bill.totals["memory at the peak"]
     written = json.loads(bill.json())
-    assert written["totals"] == bill.totals and len(written["lines"]) == len(bill.lines)
+    assert written["totals"] == bill.totals and len(written["lines"]) == len(bill.by_line)
     assert max(map(len, str(bill).splitlines())) <= 100 or "GPTLayer" in str(bill)
 
 
