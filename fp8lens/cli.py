@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 from fp8lens.bill.bill import Bill, Comparison, compare
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
-from fp8lens.hlo.text import Ink, Style, in_ansi_colours, page, shows_colours, source_path
+from fp8lens.hlo.text import Ink, Style, counted, in_ansi_colours, page, shows_colours, source_path
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.rules.page import every_name, explain
@@ -157,11 +157,6 @@ def _shown(what: str) -> str:
 def _named(what: str) -> str:
     """The same, quoted where it is a name."""
     return _shown(what) if what == _PIPED else repr(what)
-
-
-def _counted(count: int, noun: str) -> str:
-    """ "1 matmul", "2 matmuls"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -321,7 +316,7 @@ def _arguments(
         source = "--args" if factory is not None else "--shapes"
         raise _Mistake(
             f"{name}({', '.join(map(str, parameters))}) cannot be called with "
-            f"the {_counted(len(args), 'argument')} of {source}: "
+            f"the {counted(len(args), 'argument')} of {source}: "
             f"give a shape for each, as in {_EXAMPLE}, "
             "or --args with a function that returns the tuple of arguments."
         ) from None
@@ -524,7 +519,7 @@ def _failures(seen: Inspection) -> list[str]:
     lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
     if lost:
         known = "known to be in FP8" if unsure else "in FP8"
-        lines.append(f"{len(lost)} of {_counted(len(rows), 'matmul')} not {known}")
+        lines.append(f"{len(lost)} of {counted(len(rows), 'matmul')} not {known}")
     elif unread:
         lines.append("not every kernel was looked into")
     elif not rows:

@@ -24,6 +24,8 @@ from fp8lens.rules.find import find_reasons
 from fp8lens.rules.reason import Reasons
 from fp8lens.targets import Target, resolve
 
+_NO_PLAN = Plan()
+
 
 class Inspection:
     """A compiled program. Each answer is computed when it is first read, and kept; the program is
@@ -56,11 +58,11 @@ class Inspection:
         chip: Target | None = None,
         mesh_shape: Any = None,
         again: Callable[[], Any] | None = None,
-        plan: Plan | None = None,
+        plan: Plan = _NO_PLAN,
     ):
-        self._plan = plan
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
+        self._plan = plan
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
     @property
@@ -114,13 +116,12 @@ class Inspection:
         is sent, and the time that it takes at least, on an H100 where it is not known for what it
         was compiled.
         """
-        knows_memory = self._plan is not None and bool(self._plan.ranges)
         return Bill(
             self.report,
             self.ledger,
             self.collectives,
             self._chip or resolve("H100"),
-            self.memory if knows_memory else None,
+            self.memory if self._plan.ranges else None,
         )
 
     @cached_property
@@ -128,7 +129,7 @@ class Inspection:
         """What lies in a device's memory, and what of it is there when most is. TypeError for a
         saved or compiled program: XLA writes its plan of the buffers only while it compiles.
         """
-        if self._plan is None or not self._plan.ranges:
+        if not self._plan.ranges:
             raise TypeError(
                 "XLA writes its plan of a program's buffers only while it compiles: "
                 "inspect the function and its arguments."

@@ -10,6 +10,7 @@ import numpy as np
 
 from fp8lens.compile.api import aot_compile, run
 from fp8lens.hlo import parse_hlo_module
+from fp8lens.hlo.text import counted
 from fp8lens.matmul.kernels import Kernel, kernels
 from fp8lens.matmul.rows import FP8_CALL, gemm_config
 
@@ -63,9 +64,9 @@ def check(
         return _verdict(name, lines, quiet)
     launched = kernels(module)
     calls = [k for k in launched if k.kind == FP8_CALL]
-    lines.append((len(calls) == 1, f"{_counted(len(calls), 'FP8 matmul call')} (wanted 1)"))
+    lines.append((len(calls) == 1, f"{counted(len(calls), 'FP8 matmul call')} (wanted 1)"))
     others = [k for k in launched if k not in calls]
-    count = f"{_counted(len(launched), 'kernel')} in all (at most {kernels_wanted})"
+    count = f"{counted(len(launched), 'kernel')} in all (at most {kernels_wanted})"
     if others:
         count += f"; outside the call: {', '.join(f'{k.name} -> {k.result}' for k in others)}"
     lines.append((len(launched) <= kernels_wanted, count))
@@ -115,10 +116,6 @@ def as_number(value: Any) -> float | None:
         return float(value) if np.ndim(value) == 0 and math.isfinite(value) else None
     except (TypeError, ValueError):
         return None
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def types_of(tree: Any) -> str:

@@ -1,1 +1,1 @@
-"""What a program costs beside its matmuls, and what that was for."""
+"""What a program costs: memory, work, what runs again, and what devices send."""

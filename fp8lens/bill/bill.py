@@ -6,14 +6,25 @@ import dataclasses
 import html
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from fp8lens.bill.memory import Memory
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.program import results
-from fp8lens.hlo.text import Ink, Style, columns, html_table, metric, size, uncoloured, wrapped
+from fp8lens.hlo.text import (
+    Ink,
+    Style,
+    columns,
+    counted,
+    html_table,
+    metric,
+    size,
+    uncoloured,
+    wrapped,
+)
 from fp8lens.matmul.collectives import Collectives
 from fp8lens.matmul.ledger import CLASSES, Ledger, Line
 from fp8lens.report.gemms import GemmReport
@@ -36,6 +47,7 @@ TOTALS = {
     "time at least": "s",
 }
 _LINES = ("line", "layer", "bytes moved", "for FP8", "again", "alive at the peak")
+_TEXTS = (0, _LINES.index("layer"))  # of these columns; the others are numbers
 _MOST_LINES = 12
 
 
@@ -64,7 +76,7 @@ class Bill:
     chip: Target
     memory: Memory | None
 
-    @property
+    @cached_property
     def again(self) -> Ledger:
         """The matmuls and quantizations that run once more for the backward pass: those that
         `jax.checkpoint` asks for a second time, if the first one runs too.
@@ -76,7 +88,7 @@ class Bill:
             if _is_for_checkpoint(line) and _computes(line) in first
         )
 
-    @property
+    @cached_property
     def sent(self) -> Mapping[tuple[str, str, str], int]:
         """The bytes that each device sends, by kind of collective, type and axis of the mesh."""
         found: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -84,7 +96,7 @@ class Bill:
             found[c.kind, c.dtype, c.axis] += c.bytes_sent * (c.count or 1)
         return dict(found)
 
-    @property
+    @cached_property
     def seconds(self) -> float | None:
         """The time at least; None where the chip has no published rate for a type."""
         try:
@@ -144,8 +156,8 @@ class Bill:
         if again:
             matmuls, quantized = (sum(x.runs for x in again.of(w)) for w in ("matmul", "quantize"))
             said.append(
-                f"again for the backward pass: {_counted(matmuls, 'matmul')}, "
-                f"{_counted(quantized, 'quantization')}: {_part(again, ledger)}"
+                f"again for the backward pass: {counted(matmuls, 'matmul')}, "
+                f"{counted(quantized, 'quantization')}: {_part(again, ledger)}"
             )
         for (kind, dtype, axis), nbytes in self.sent.items():
             what = visible(f"{size(nbytes)} of {dtype}, {kind} over {axis}")
@@ -164,7 +176,7 @@ class Bill:
             yield (visible(name), visible(layer), *map(_size, costs))
         if rest := [costs for _, costs in lines[_MOST_LINES:]]:
             sums = map(sum, zip(*rest, strict=True))
-            yield (_counted(len(rest), "more line"), "", *map(_size, sums))
+            yield (counted(len(rest), "more line"), "", *map(_size, sums))
 
     def __str__(self) -> str:
         return self.text()
@@ -172,7 +184,7 @@ class Bill:
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, its heading in this style."""
         said = [style(line, None) for s in self.summary for line in wrapped(s, 0, 2)]
-        return "\n".join([*said, "", *_table([_LINES, *self._rows()], style)])
+        return "\n".join([*said, "", *_table([_LINES, *self._rows()], _TEXTS, style)])
 
     __repr__ = __str__
 
@@ -219,11 +231,7 @@ def _by_line(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
 
 def _part(part: Ledger, whole: Ledger) -> str:
     share = part.bytes_moved / whole.bytes_moved if whole.bytes_moved else 0
-    return f"{_counted(part.kernels, 'kernel')}, {size(part.bytes_moved)}, {share:.0%} of all bytes"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{counted(part.kernels, 'kernel')}, {size(part.bytes_moved)}, {share:.0%} of all bytes"
 
 
 def _size(nbytes: float) -> str:
@@ -240,11 +248,13 @@ def shown(number: float, unit: str) -> str:
     return f"{number * 1e6:.3g} µs"
 
 
-def _table(rows: list[tuple[str, ...]], style: Style) -> list[str]:
-    width = range(len(rows[0]))
-    kept = [c for c in width if c == 0 or any(row[c] for row in rows[1:])]
-    texts = {0} | {c for c in width if rows[0][c] == "layer"}
-    lines, _ = columns(rows, kept, set(width) - texts, ())
+def _table(rows: list[tuple[str, ...]], texts: Collection[int], style: Style) -> list[str]:
+    """Lines of a table, `rows[0]` its heading, without columns that are empty; those of `texts`
+    begin at the left.
+    """
+    every = range(len(rows[0]))
+    kept = [c for c in every if c == 0 or any(row[c] for row in rows[1:])]
+    lines, _ = columns(rows, kept, {*every} - {*texts}, ())
     return [style(lines[0], Ink.HEADING), *(style(line, None) for line in lines[1:])]
 
 
@@ -296,7 +306,7 @@ class Comparison:
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, its headings in this style."""
         tables = ([self._head, *rows] for rows in (self._totals(), self._parts()))
-        return "\n\n".join("\n".join(_table(table, style)) for table in tables)
+        return "\n\n".join("\n".join(_table(table, (0,), style)) for table in tables)
 
     __repr__ = __str__
 

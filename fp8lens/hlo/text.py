@@ -330,6 +330,11 @@ def size(n: int) -> str:
     return f"{metric(n)}B"
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 kernel", "2 kernels"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def page_width() -> int:
     """How many columns a line of a table or of a sentence may have: 100, if not within `page`."""
     return _wide.get()

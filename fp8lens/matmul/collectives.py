@@ -18,7 +18,7 @@ from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, parse_shape, visible
 from fp8lens.hlo.program import executions, fusion_body, setting
 from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
-from fp8lens.hlo.text import LOST, columns, html_table, wrapped
+from fp8lens.hlo.text import LOST, columns, counted, html_table, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.hlo.values import changes_layout, reducer
 from fp8lens.matmul.kernels import launches
@@ -455,10 +455,9 @@ class Collectives(tuple[Collective, ...]):
             sent[c.dtype] += Collectives((c,)).bytes_sent
         largest_first = sorted(sent.items(), key=lambda item: -item[1])
         types = ", ".join(f"{_size(n)} in {dtype}" for dtype, n in largest_first)
-        plural = "" if len(self) == 1 else "s"
         asynchronous = sum(c.asynchronous for c in self)
         text = (
-            f"{len(self)} collective{plural}, {asynchronous} asynchronous; "
+            f"{counted(len(self), 'collective')}, {asynchronous} asynchronous; "
             f"{_size(self.bytes_sent)} sent by each device ({types})"
         )
         if any(c.count is None for c in self):
@@ -502,8 +501,7 @@ def _cells(same: Sequence[Collective]) -> tuple[str, ...]:
     """A row of the table, for collectives that are alike."""
     c, counts = same[0], [other.count for other in same]
     runs = "?" if None in counts else str(sum(count or 0 for count in counts))
-    plural = "" if len(c.overlaps) == 1 else "s"
-    beside = f"{len(c.overlaps)} kernel{plural}" if c.asynchronous else "sync"
+    beside = counted(len(c.overlaps), "kernel") if c.asynchronous else "sync"
     feeds = [*dict.fromkeys(name for other in same for name in other.feeds)]
     fed = feeds[0] if feeds else ""
     if len(feeds) > 1:

@@ -107,8 +107,9 @@ class Result:
         return self._compute(at, value)
 
     def _scaled_sum(self, value: Instruction) -> Instruction | None:
-        """Advance behind a sum over devices: along a factor alone, which each device may multiply
-        its part by. An addition would be done once by each.
+        """Advance behind a sum over devices: along a factor alone. Each device may multiply its own
+        part by it, but if each device added something to its part, the sum would have it several
+        times.
         """
         users = self._of(value)
         if len(users) != 1 or users[0].opcode not in ELEMENTWISE:
@@ -268,9 +269,8 @@ class Result:
             return None
         # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
         # reduced further.
-        is_positive = not {"abs", "multiply"}.isdisjoint(way) or (
-            bool(self.steps) and self.steps[-1].kind is Role.RELU
-        )
+        is_behind_relu = bool(self.steps) and self.steps[-1].kind is Role.RELU
+        is_positive = "abs" in way or "multiply" in way or is_behind_relu
         is_reduced = any(user.opcode == "reduce" for user in self._of(i))
         return i if i.shape.size == 1 or is_positive or is_reduced else None
 

@@ -14,7 +14,7 @@ from fp8lens.formats import FORMATS
 from fp8lens.hlo.ops import LAUNCHES_NOTHING
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_kind, results
-from fp8lens.hlo.text import columns, notebook_display
+from fp8lens.hlo.text import columns, counted, notebook_display
 from fp8lens.matmul.rows import FP8_CALL, matmuls
 from fp8lens.targets import Target, resolve
 
@@ -174,8 +174,7 @@ class _Table(tuple[Kernel, ...]):
         """Bytes, kind, name and result of each kernel, and a last row with the totals."""
         rows = [(_times(k) + _size(k.bytes_moved), visible(k.kind), k.name, k.result) for k in self]
         total, count = sum(k.bytes_moved * k.runs for k in self), sum(k.runs for k in self)
-        plural = "" if count == 1 else "s"
-        return [*rows, (_size(total), f"{count} kernel{plural}", "", "")]
+        return [*rows, (_size(total), counted(count, "kernel"), "", "")]
 
     def __repr__(self) -> str:
         lines, _ = columns(self._rows(), range(4), (0,), ())

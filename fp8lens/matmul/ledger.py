@@ -10,7 +10,7 @@ from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.program import executions, results
-from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
+from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
 from fp8lens.hlo.values import reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
@@ -170,9 +170,8 @@ def _labelled(column: int, cell: str) -> str:
 
 def _kernels(lines: Sequence[Line]) -> str:
     """How many launches, and how many bytes."""
-    count = sum(line.runs for line in lines)
-    plural = "" if count == 1 else "s"
-    return f"{count} kernel{plural}, {size(sum(line.nbytes for line in lines))}"
+    count = counted(sum(line.runs for line in lines), "kernel")
+    return f"{count}, {size(sum(line.nbytes for line in lines))}"
 
 
 def make_ledger(

@@ -16,6 +16,7 @@ from fp8lens.hlo.text import (
     Ink,
     Style,
     columns,
+    counted,
     html_table,
     metric,
     size,
@@ -105,18 +106,18 @@ class GemmReport:
         return [_line(rows) for rows in groups.values()]
 
     def _totals(self) -> str:
-        text = f"{_counted(len(self.rows), 'matmul')}, {len(self.fp8_rows)} in FP8"
+        text = f"{counted(len(self.rows), 'matmul')}, {len(self.fp8_rows)} in FP8"
         if self.rows:
             share = "none"
             if self.fp8_flops:
                 share = f"{100 * self.fp8_flops_share:.1f}%".replace("100.0%", "100%")
             text += f" ({share} of {metric(self.flops)}FLOP)"
-        text += f"; {_counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
+        text += f"; {counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
-            kernels = _counted(self.kernels_for_fp8, "kernel")
+            kernels = counted(self.kernels_for_fp8, "kernel")
             text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to make and undo FP8"
             runs = sum(1 if row.count is None else row.count for row in self.fp8_rows)
-            text += f", for {_counted(runs, 'matmul')}" if runs else ", for no FP8 matmul"
+            text += f", for {counted(runs, 'matmul')}" if runs else ", for no FP8 matmul"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
         if self.opaque:
@@ -174,11 +175,6 @@ class GemmReport:
 
 def _legend(colour: str, text: str) -> str:
     return f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> '
-
-
-def _counted(count: int, noun: str) -> str:
-    """ "1 kernel", "2 kernels"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 _HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")

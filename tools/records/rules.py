@@ -77,7 +77,7 @@ def outcome(inspection: Inspection, rule: str = "") -> Row:
 
 
 def asked_of(page: Page, chip: str, which: str) -> str:
-    """The rule whose sentences are recorded of a program: of each page once."""
+    """The rule whose sentences are recorded of a program: of each page once. Else ""."""
     is_shown = which == "loses" and chip == chips_of(page)[0]
     return page.rule.name if is_shown else ""
 
@@ -90,22 +90,27 @@ def tried(program: Program, chip: str, rule: str = "") -> Row:
         return {"error": data.first_line(error)}
 
 
+def of_page(page: Page, chip: str, which: str) -> Row:
+    """What becomes of one of a page's programs on a chip."""
+    return tried(programs_of(page)[which], chip, asked_of(page, chip, which))
+
+
 def measured(only: str = "") -> Row:
     """What the installed JAX makes of the programs of each rule with `only` in its name, and its
     provenance.
     """
     chosen = {name: page for name, page in pages().items() if only in name}
     asked = [
-        (name, chip, which, program, asked_of(page, chip, which))
-        for name, page in chosen.items()
+        (page, chip, which)
+        for page in chosen.values()
         for chip in chips_of(page)
-        for which, program in programs_of(page).items()
+        for which in programs_of(page)
     ]
     rows: Row = {name: {"programs": mark_of(page), "chips": {}} for name, page in chosen.items()}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda one: tried(one[3], one[1], one[4]), asked)
-        for (name, chip, which, *_), made in zip(asked, found, strict=True):
-            rows[name]["chips"].setdefault(chip, {})[which] = made
+        found = pool.map(lambda one: of_page(*one), asked)
+        for (page, chip, which), made in zip(asked, found, strict=True):
+            rows[page.rule.name]["chips"].setdefault(chip, {})[which] = made
     return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER)
 
 
