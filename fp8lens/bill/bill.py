@@ -277,12 +277,20 @@ class Comparison:
         one, two = self.first.totals, self.second.totals
         return {name: two[name] / one[name] for name in one if one[name] and name in two}
 
+    def _tables(self) -> list[list[tuple[str, ...]]]:
+        """The totals, and what they are made of: each table with its heading first."""
+        headings = [(what, *self.names, "ratio") for what in ("total", "part")]
+        return [
+            [heading, *rows]
+            for heading, rows in zip(headings, (self._totals(), self._parts()), strict=True)
+        ]
+
     def _totals(self) -> Iterator[tuple[str, ...]]:
-        one, two = self.first.totals, self.second.totals
+        one, two, ratios = self.first.totals, self.second.totals, self.ratios
         for name, unit in TOTALS.items():
             if one.get(name) or two.get(name):
                 both = [shown(totals.get(name, 0), unit) for totals in (one, two)]
-                yield (name, *both, _times(self.ratios.get(name)))
+                yield (name, *both, _times(ratios.get(name)))
 
     def _parts(self) -> Iterator[tuple[str, ...]]:
         """Bytes moved by class of kernel, and bytes alive at the peak by what they hold."""
@@ -292,27 +300,23 @@ class Comparison:
             yield from _pair(f"moved by kernels: {what}", *both)
         held = [bill.memory.by_kind if bill.memory else {} for bill in (self.first, self.second)]
         for kind in dict.fromkeys([*held[0], *held[1]]):
-            yield from _pair(
-                f"alive at the peak: {kind}", held[0].get(kind, 0), held[1].get(kind, 0)
-            )
-
-    @property
-    def _head(self) -> tuple[str, ...]:
-        return ("", *self.names, "ratio")
+            both = [by_kind.get(kind, 0) for by_kind in held]
+            yield from _pair(f"alive at the peak: {kind}", *both)
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, its headings in this style."""
-        tables = ([self._head, *rows] for rows in (self._totals(), self._parts()))
-        return "\n\n".join("\n".join(_table(table, (0,), style)) for table in tables)
+        return "\n\n".join("\n".join(_table(table, (0,), style)) for table in self._tables())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = (self._totals(), self._parts())
-        return "".join(html_table(self._head, ((row, "", ()) for row in part)) for part in rows)
+        tables = self._tables()
+        return "".join(
+            html_table(heading, ((row, "", ()) for row in rows)) for heading, *rows in tables
+        )
 
     def json(self) -> str:
         """Both bills and the ratios, as one JSON document."""

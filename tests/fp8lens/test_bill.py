@@ -183,7 +183,8 @@ def test_two_programs_are_compared():
     )
     assert "matmuls in FP8" not in both.ratios  # there is none in bf16
     text = str(both)
-    assert re.search(r"^ +bf16 +FP8 +ratio$", text, re.M)
+    assert re.search(r"^total +bf16 +FP8 +ratio$", text, re.M)
+    assert re.search(r"^part +bf16 +FP8 +ratio$", text, re.M)
     assert re.search(r"^moved by kernels: quantize +0 B +\d", text, re.M)
     assert set(json.loads(both.json())) == {"bf16", "FP8", "ratios"}
     with pytest.raises(TypeError, match="give what fp8lens.inspect returns"):
