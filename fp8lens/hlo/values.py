@@ -113,6 +113,14 @@ def is_mask(i: Instruction, value: Instruction) -> bool:
     return is_zero(broadcast_of(others[0]) or others[0])
 
 
+def is_choice_by_flag(i: Instruction) -> bool:
+    """Whether an instruction selects one of two arrays, whole, by one number."""
+    if i.opcode != "select" or i.shape.size <= 1:
+        return False
+    flag = operand(i, 0)
+    return (broadcast_of(flag) or flag).shape.size == 1
+
+
 def is_square(i: Instruction) -> bool:
     """Whether a value is multiplied by itself."""
     return i.opcode == "multiply" and i.operands[0] == i.operands[1]

@@ -139,15 +139,16 @@ class Result:
             self.steps.append(Step(Role.MOVE, chosen, value, how="joined with itself"))
             return chosen
         ways: list[_Way] = []
-        of_an_activation: set[Role] = set()
+        of_an_activation: set[Instruction] = set()
         end = self._joined(value)
         if end and not self._is_maximum_of_some(end):
             beside = [(value, user) for user in self._beside(value, end)]
             ways.append(functools.partial(_activate, end=end, value=value, beside=beside))
-            if not beside:  # what each reader computes is a part of that activation, as in softplus
-                of_an_activation = {Role.RELU, Role.NEGATE, Role.ACTIVATION}
+            # What a reader computes for that activation alone is a part of it, as in softplus.
+            parts = since(value, end)
+            of_an_activation = {at for at in follow if parts.issuperset(self._of(at))} - {end}
         for at in follow:
-            if self._could_be_fused(at, value) and step_of(at, value).kind not in of_an_activation:
+            if self._could_be_fused(at, value) and at not in of_an_activation:
                 beside = [(value, user) for user in follow if user is not at]
                 ways.append(functools.partial(_compute, at=at, value=value, beside=beside))
         if not ways:
@@ -295,8 +296,12 @@ class Result:
             open_edges += len(self._of(i)) - len(read)
             if open_edges == len(self._of(i)) and not foreign:
                 return i
-        onward = joins & self._leading_on(inside, joins)
-        return next((i for name, i in inside.items() if name in onward), None)
+        # What is multiplied by another matrix may be a gradient's: it counts if nothing else does.
+        for is_way_out in (_is_not_elementwise, lambda user: user.name not in inside):
+            onward = joins & self._leading_on(inside, joins, is_way_out)
+            if onward:
+                return next(i for name, i in inside.items() if name in onward)
+        return None
 
     def _readers_in_order(
         self, value: Instruction, inside: dict[str, Instruction]
@@ -312,15 +317,17 @@ class Result:
                     seen.add(user.index)
                     heapq.heappush(todo, user.index)
 
-    def _leading_on(self, inside: dict[str, Instruction], joins: set[str]) -> set[str]:
+    def _leading_on(
+        self,
+        inside: dict[str, Instruction],
+        joins: set[str],
+        is_way_out: Callable[[Instruction], bool],
+    ) -> set[str]:
         """Those of some instructions from which a way leads out of them, and through no join."""
         found: set[str] = set()
         for i in reversed(inside.values()):
             onward = found - joins
-            leaves = (
-                user.opcode not in ELEMENTWISE | LAYOUT or user.name in onward
-                for user in self._of(i)
-            )
+            leaves = (is_way_out(user) or user.name in onward for user in self._of(i))
             if i.is_root or any(leaves):
                 found.add(i.name)
         return found
@@ -333,6 +340,11 @@ class Result:
                 way[i.name] = i
         between = [i for i in way.values() if i is not end]
         return [user for i in between for user in self._of(i) if user.name not in way]
+
+
+def _is_not_elementwise(i: Instruction) -> bool:
+    """Whether an instruction does more than to compute with each element, or to lay it out."""
+    return i.opcode not in ELEMENTWISE | LAYOUT
 
 
 #: One way to go on from a value: it adds a step to a result, and gives the value that comes of it.

@@ -7,7 +7,14 @@ from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import callers
 from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, CUTS, ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import broadcast_of, is_mask, is_zero, look_through, operand
+from fp8lens.hlo.values import (
+    broadcast_of,
+    is_choice_by_flag,
+    is_mask,
+    is_zero,
+    look_through,
+    operand,
+)
 
 FAR = 100  # operations: no search on the way of a matmul's operand goes on for more
 # What a search for an FP8 array goes back through, further than XLA's own does.
@@ -35,7 +42,8 @@ class Problem(enum.Enum):
     STACK_CONVERTED = enum.auto()
     SCALED_LATE = enum.auto()
     MASKED = enum.auto()
-    CHOSEN = enum.auto()
+    CHOSEN = enum.auto()  # one of two arrays, by a flag
+    CHOSEN_EACH = enum.auto()  # each element, by a mask
     GATHERED = enum.auto()
     CONVERTED_TWICE = enum.auto()
     CHANGED_BETWEEN = enum.auto()
@@ -108,7 +116,8 @@ class Operand:
         elif step.opcode == "select" and not is_mask(step, before):
             others = [step.computation[name] for name in step.operands[1:] if name != before.name]
             is_a_matrix = any(broadcast_of(other) is None for other in others)
-            self._breaks(Problem.CHOSEN if is_a_matrix else Problem.MASKED)
+            chosen = Problem.CHOSEN if is_choice_by_flag(step) else Problem.CHOSEN_EACH
+            self._breaks(chosen if is_a_matrix else Problem.MASKED)
 
     def _scaled_late(self, path: list[Instruction], start: int, at: int) -> None:
         """A multiplication by one number where XLA no longer looks for a scale."""

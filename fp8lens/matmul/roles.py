@@ -90,6 +90,8 @@ def classify(
         return Step(Role.OUTPUT, at, value)
     if at.opcode == "negate":
         return Step(Role.NEGATE, at, value)
+    if at.opcode == "add" and not others:  # to itself: a factor of 2
+        return Step(Role.ALPHA, at, value)
     small = [origin(other) for other in others]
     first = small[0] if small else None
     is_number = first is not None and first.shape.size == 1

@@ -19,7 +19,14 @@ from fp8lens.hlo.dataflow import Flow
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
-from fp8lens.hlo.values import changes_layout, is_transpose, look_through, operand, reducer
+from fp8lens.hlo.values import (
+    changes_layout,
+    is_choice_by_flag,
+    is_transpose,
+    look_through,
+    operand,
+    reducer,
+)
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
@@ -32,6 +39,7 @@ _FROM_FP8 = _SUPPLY | POINTWISE
 _REPEATING = SOURCES | frozenset("broadcast bitcast reshape copy transpose".split())
 _PADDING = SOURCES | frozenset("pad bitcast reshape copy".split())
 _NEGATING = MOVES | SOURCES | {"negate", "convert"}
+_CHOOSING = SOURCES | frozenset("select broadcast bitcast reshape copy".split())
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
 _KNOWN = _SUPPLY | ELEMENTWISE | ALWAYS_A_KERNEL | frozenset("reduce fusion".split())
 
@@ -77,11 +85,11 @@ DEQUANTIZES, ADDS = OwnWork.DEQUANTIZES, OwnWork.ADDS_PARTS
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnfusedKernel:
     """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8"
-    (dequantizes an operand), "transpose", "pad", "copy" (repeats an operand), "scale", "bias",
-    "epilogue" (an activation), "amax", "output" (clamps or converts the result). `own`: what it
-    does besides, for which it must run; `unknown`: the opcode that nobody here knows. `after`: it
-    reads the result, and else it makes an operand; then `fusable` are the steps of `work` that some
-    call could do.
+    (dequantizes an operand), "transpose", "pad", "copy" (repeats an operand, or chooses one),
+    "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the result).
+    `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here
+    knows. `after`: it reads the result, and else it makes an operand; then `fusable` are the steps
+    of `work` that some call could do.
     """
 
     instruction: Instruction
@@ -190,10 +198,11 @@ def _before(
     opcodes = {j.opcode for j in part}
     only_moves = opcodes <= MOVES | SOURCES
     quantizes = is_fp8(result.dtype)
+    if only_moves and "gather" in opcodes:  # at places that the program computes: no call does
+        return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
     if only_moves and (moved := moving(part) or _copying(part, is_cut)):
         return UnfusedKernel(i, (moved,), besides)
-    if quantizes and _negates_alone(part):
-        works = ("scale", "transpose") if moving(part) == "transpose" else ("scale",)
+    if quantizes and (works := _of_codes_alone(part)):
         return UnfusedKernel(i, works, besides)
     if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
         return UnfusedKernel(i, ("fp8",), besides)
@@ -251,12 +260,29 @@ def adds_a_vector(part: Iterable[Instruction]) -> bool:
     return False
 
 
+def _of_codes_alone(part: Sequence[Instruction]) -> tuple[str, ...]:
+    """What a call could have done with FP8 arrays in a kernel's place, which only chooses one or
+    only negates.
+    """
+    if _chooses_alone(part):
+        return ("copy",)
+    if not _negates_alone(part):
+        return ()
+    return ("scale", "transpose") if moving(part) == "transpose" else ("scale",)
+
+
 def _negates_alone(part: Sequence[Instruction]) -> bool:
     """Whether an FP8 array is negated, and nothing else is computed; XLA does so in a wide type."""
     opcodes = {j.opcode for j in part}
     given = [j.shape for j in part if j.opcode == "parameter" and j.shape.size > 1]
     is_of_codes = all(is_fp8(shape.dtype) for shape in given)
     return "negate" in opcodes and opcodes <= _NEGATING and is_of_codes
+
+
+def _chooses_alone(part: Sequence[Instruction]) -> bool:
+    """Whether one of two arrays is copied, by a flag, and nothing is computed."""
+    opcodes = {j.opcode for j in part}
+    return opcodes <= _CHOOSING and any(map(is_choice_by_flag, part))
 
 
 def _copying(part: Sequence[Instruction], is_cut: bool) -> str | None:

@@ -2,7 +2,10 @@
 
 from fp8lens.formats import CUBLASLT, FORMATS
 from fp8lens.hlo.origin import op_name
+from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import is_zero
+from fp8lens.hlo.walk import walk
+from fp8lens.matmul.operands import FAR
 from fp8lens.matmul.roles import (
     Role,
     Step,
@@ -597,6 +600,52 @@ def selected_relu(cause: Cause) -> Found | None:
             return relu(scaled_dot(a, b, a_scale, b_scale))
     """
     return found_if(cause.kind is Role.ACTIVATION and is_selected_relu(cause.first))
+
+
+@rule(
+    "selected-clamp",
+    lost=Lost.OUTPUT,
+    reason=(
+        "the clamp is written as choices between the result and its bounds, and XLA's rewriter "
+        "takes only a clamp instruction, or a minimum and a maximum"
+    ),
+    fix="use jnp.clip: the numbers are the same, but for a NaN",
+    source="F8ConvertD matches clamp only",
+)
+def selected_clamp(cause: Cause) -> Found | None:
+    """The clamp is written with jnp.where.
+
+    Two choices, between the result and an upper and a lower bound, give the same numbers as a
+    clamp. XLA's rewriter looks for a clamp instruction in front of the conversion to FP8. XLA makes
+    one of a minimum and a maximum, as jnp.clip writes it, but not of comparisons and selects.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            d = jnp.where(d > 448, 448, jnp.where(d < -448, -448, d))
+            return d.astype(e4m3)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            d = scaled_dot(a, b, a_scale, b_scale) * d_scale
+            return jnp.clip(d, -448, 448).astype(e4m3)
+    """
+    activations = [step for step in cause.group if step.kind is Role.ACTIVATION]
+    return found_if(activations and _is_selected_clamp(activations[0]))
+
+
+def _is_selected_clamp(step: Step) -> bool:
+    """Whether what makes an activation of a value only compares it with constants, and selects."""
+
+    def made_of(i: Instruction) -> list[Instruction]:
+        return [] if i is step.value else [i.computation[name] for name in i.operands]
+
+    made = [i for i in walk([step.at], made_of, FAR) if i is not step.value]
+    opcodes = {i.opcode for i in made}
+    is_two_choices = sum(i.opcode == "select" for i in made) >= 2
+    return is_two_choices and opcodes <= {"select", "compare", "constant", "broadcast"}
 
 
 @rule(

@@ -321,6 +321,22 @@ class InFront:
                 return bool(dims) and dims[-1] == str(len(dims) - 1)
         return False
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether what it transposes has its rows first, and K's several dimensions behind them, as
+        what it writes has its one.
+        """
+        written, row = self.kernel.shape, self.matmul.row
+        rows = written.dims[0] if written.dims else 0
+        if row.batch != 1 or rows not in (row.m, row.n) or written.size != rows * row.k:
+            return False
+        if row.k == rows:  # it may be K that is first
+            return False
+        read = [operand(self.kernel, n).shape for n in range(len(self.kernel.operands))]
+        return all(
+            len(shape.dims) > 2 and shape.dims[0] == written.dims[0] for shape in read if shape.dims
+        )
+
 
 _NAMED = ("bitcast", "reshape", "copy", "get-tuple-element")
 
@@ -458,6 +474,8 @@ class Cause:
         following = self.left[1:]
         if self.activates_otherwise:  # the sign behind -softplus(-d) is a part of the activation
             following = [step for step in following if step.kind is not Role.NEGATE]
+        # The conversion to such a type is what is to blame for the clamp in front of it.
+        following = [step for step in following if not _is_to_no_such_type(step)]
         behind = [is_behind_gradient(self.matmul, step) for step in following]
         nouns = [
             "update" if is_update else step.kind.noun
@@ -470,6 +488,12 @@ class Cause:
         if len(nouns) > 1:
             nouns = [", ".join(nouns[:-1]), nouns[-1]]
         return " and ".join(nouns)
+
+
+def _is_to_no_such_type(step: Step) -> bool:
+    """Whether a step converts to an FP8 type that no call writes."""
+    dtype = step.at.shape.dtype
+    return step.kind is Role.OUTPUT and is_fp8(dtype) and dtype not in CUBLASLT
 
 
 def _lost(role: Role) -> Lost:
@@ -622,10 +646,10 @@ _BEFORE_AMAX = (Role.RELU, Role.ACTIVATION, Role.BIAS, Role.MATRIX_BIAS)
 
 
 def is_constant(i: Instruction) -> bool:
-    """Whether a matrix is made of constants alone, but for scalars and vectors."""
+    """Whether a matrix is made of constants alone, but for numbers."""
 
     def made_of(j: Instruction) -> Iterable[Instruction]:
-        is_spread = j.opcode == "broadcast" and len(operand(j, 0).shape.dims) < 2
+        is_spread = j.opcode == "broadcast" and operand(j, 0).shape.size == 1
         is_known = not is_spread and j.opcode in _OF_CONSTANTS
         return map(j.computation.__getitem__, j.operands) if is_known else ()
 

@@ -36,7 +36,9 @@ from fp8lens.targets import Target
 IN_FRONT = (
     layout.batch_inside,
     layout.rows_rearranged,
+    layout.order_within_k,
     layout.operand_layout,
+    layout.copied_choice,
     layout.repeated_operand,
     epilogue.gradient_update,
     bias.copied_matrix,
@@ -76,6 +78,7 @@ CONVERSION = (
 #: For any other step that stayed outside, and the steps behind it with it.
 STEP = (
     output.between,
+    epilogue.selected_clamp,
     epilogue.activation_after_scale,
     bias.bias_after_scale,
     scales.vector_scale,
@@ -91,6 +94,7 @@ STEP = (
     epilogue.compared,
     epilogue.rounded,
     epilogue.derivative,
+    output.no_such_type,
     epilogue.bounded_relu,
     epilogue.lower_half,
     epilogue.clamp_alone,
@@ -111,7 +115,6 @@ STEP = (
     bias.bias_in_f32,
     output.widened_and_back,
     output.another_type,
-    output.not_a_float,
 )
 #: Each of these may be broken beside any other: wrong numbers, and what the GPU refuses.
 WRONG = (
@@ -122,6 +125,10 @@ WRONG = (
     scales.factor_of_codes,
     scales.relu_of_scaled_codes,
 )
+
+
+#: Of kernels that make FP8 operands, and have to run as the program is written.
+AT_OPERANDS = (kernels.quantized_again, kernels.quantized_in_loop)
 
 
 def find_reasons(
@@ -264,7 +271,10 @@ def left_outside(m: Matmul) -> list[Reason]:
     found = [in_front(m, o, work) for o in avoidable if not o.after for work in o.work]
     if refused := _first(m, (output.no_such_kernel,), m):
         return [*dict.fromkeys(found), refused]
-    for rule in WRONG:
+    if unused := _first(m, (kernels.chosen_result,), m):
+        # What stays outside is another matter in a branch.
+        return [*dict.fromkeys(found), unused]
+    for rule in WRONG + AT_OPERANDS:
         found += [of_matmul(m, rule, wrong) for wrong in rule.found(m)]
     of_result: list[Reason | None] = []
     after = [o for o in avoidable if o.after]
@@ -273,7 +283,13 @@ def left_outside(m: Matmul) -> list[Reason]:
         of_result += behind(m, works)
     if set(works) <= {"amax", "transpose", "pad"}:
         of_result += in_other_kernels(m)
-    alone = (output.result_in_fp8, scales.tiles_of_k, layout.batch_summed)
+    alone = (
+        output.result_in_fp8,
+        scales.tiles_of_k,
+        layout.batch_summed,
+        layout.stacked_then_summed,
+        layout.copied_result,
+    )
     of_result += [_first(m, (rule,), m) for rule in alone]
     of_result += [_first(m, (kernels.unknown_kernel,), o) for o in m.near]
     known = [reason for reason in of_result if reason is not None]
@@ -285,7 +301,10 @@ def unexplained(m: Matmul) -> list[Reason]:
     where they differ nobody is told that all is well.
     """
     done_anyway = [o for o in m.near if o.after and o.own]
-    works = [kind.work for o in done_anyway for kind in o.fusable]
+    kinds = [kind for o in done_anyway for kind in o.fusable]
+    if any(step.kind is Role.ACTIVATION and not could_be_fused(step) for step in m.left):
+        kinds = [kind for kind in kinds if kind is not Role.RELU]  # a part of it, as of softplus
+    works = [kind.work for kind in kinds]
     return [unknown(m, works)] if works else []
 
 

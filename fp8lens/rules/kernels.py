@@ -4,13 +4,17 @@ import re
 from collections.abc import Mapping
 
 from fp8lens.formats import is_fp8
+from fp8lens.hlo.dataflow import is_same_in_each_iteration
+from fp8lens.hlo.ops import COLLECTIVES, CONTROL, SCALING, SOURCES
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import fused, setting
-from fp8lens.hlo.values import operand
+from fp8lens.hlo.values import is_choice_by_flag, look_through, operand
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.operands import FAR
 from fp8lens.matmul.ptx import instructions, of_kernel
-from fp8lens.matmul.unfused import UnfusedKernel
-from fp8lens.rules.facts import Matmul, main_work
+from fp8lens.matmul.unfused import OwnWork, UnfusedKernel, inside
+from fp8lens.rules.facts import InFront, Matmul, main_work
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
@@ -223,6 +227,146 @@ def again(other: str) -> Found | None:
             return d, d * (d_scale / b_scale)
     """
     return Found(other=other)
+
+
+@rule(
+    "chosen-result",
+    lost=Lost.DUPLICATE,
+    reason="a flag decides whether the result is used, and the matmul runs in any case",
+    fix="put the matmul, and what follows it, into a branch of jax.lax.cond",
+    source="a select reads both its arrays: what makes them runs first",
+)
+def chosen_result(m: Matmul) -> Found | None:
+    """One number decides whether a matmul's result is used.
+
+    jnp.where computes both of its arrays, then chooses. If it chooses by one number, all that only
+    one of the arrays needs is computed for nothing where the other is chosen. Of jax.lax.cond one
+    branch runs. What follows the result in the branch can be fused into the call, too. A branch has
+    a cost of its own, which fp8lens does not know: for small matmuls, leave the jnp.where.
+
+    fp8lens gives no reason if the flag depends on the result itself, as a check for numbers that
+    are not finite does.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c: "f32[64,128]", flag: "pred[]"):
+            return jnp.where(flag, c + scaled_dot(a, b, a_scale, b_scale), c)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, c: "f32[64,128]", flag: "pred[]"):
+            return jax.lax.cond(flag, lambda: c + scaled_dot(a, b, a_scale, b_scale), lambda: c)
+    """
+    return found_if(m.dot is not None and _is_unused_by_a_flag(m.dot))
+
+
+def _is_unused_by_a_flag(dot: Instruction) -> bool:
+    """Whether all that is made of a dot's result goes into choices by one flag, on one side."""
+    choices: set[tuple[str, int]] = set()
+
+    def onward(i: Instruction) -> list[Instruction]:
+        following = []
+        for user in i.computation.users.get(i.name, ()):
+            sides = [n for n in (1, 2) if user.operands[n : n + 1] == (i.name,)]
+            if is_choice_by_flag(user) and len(sides) == 1:
+                choices.add((look_through(operand(user, 0), _SPREAD).name, sides[0]))
+            else:
+                following.append(user)
+        return following
+
+    reached = walk([dot], onward, FAR)
+    if len(choices) != 1 or len(reached) > FAR:
+        return False
+    if any(i.is_root or i.opcode.startswith((*COLLECTIVES, *CONTROL)) for i in reached):
+        return False
+    (flag, _) = choices.pop()
+    return all(i.name != flag for i in reached)
+
+
+_SPREAD = ("broadcast", "bitcast", "reshape", "copy")
+
+
+@rule(
+    "quantized-again",
+    lost=Lost.SCALE,
+    reason="a kernel makes the {side} operand of codes in {dtype}: it quantizes them again",
+    fix=(
+        "pass the codes as they are, with the scale that dequantizes them (a_scale), or quantize "
+        "once, with the scale that the operand is to have"
+    ),
+    source="the program: a call takes any scale, and reads the codes only",
+)
+def quantized_again(m: Matmul) -> list[Found] | None:
+    """An FP8 array is dequantized, then quantized to the same format with another scale.
+
+    The codes of an FP8 array and a scale give its numbers. With another scale, other codes give
+    nearly the same numbers: they were rounded twice. A call takes each operand's scale as it is. So
+    a second quantization costs a kernel and precision, and is only needed if two arrays have to be
+    joined that have different scales.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            x = quantize(dequantize(a, a_scale), d_scale)
+            return scaled_dot(x, b, 1 / d_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    again = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
+    return [
+        Found(side=InFront(m, i, "").side, dtype=i.shape.dtype)
+        for i in again
+        if _quantizes_codes(i)
+    ]
+
+
+def _quantizes_codes(i: Instruction) -> bool:
+    """Whether a kernel makes FP8 codes of others in the same format, and of numbers; and moves
+    nothing.
+    """
+    part = inside(i)
+    arrays = {j.shape.dtype for j in part if j.opcode == "parameter" and j.shape.size > 1}
+    opcodes = {j.opcode for j in part}
+    return arrays == {i.shape.dtype} and "convert" in opcodes and opcodes <= _SCALING_CODES
+
+
+_SCALING_CODES = SOURCES | SCALING | frozenset("convert clamp minimum broadcast bitcast".split())
+
+
+@rule(
+    "quantized-in-loop",
+    lost=Lost.DUPLICATE,
+    reason="a loop quantizes the {side} operand in each iteration, and it is the same in each",
+    fix="quantize it before the loop; dequantize it in the loop, directly before the dot",
+    source="XLA does not move what it has fused into a kernel out of a loop",
+)
+def quantized_in_loop(m: Matmul) -> list[Found] | None:
+    """A loop quantizes what does not change from one iteration to the next.
+
+    A weight that several iterations multiply with, such as those over microbatches, has to be
+    quantized once. In the body of jax.lax.scan or jax.lax.map the program asks for it in each
+    iteration, and XLA does as the program says. Each time, a kernel reads the wide array and writes
+    its codes. The dequantization is another matter: it must stay in the loop, see before-the-loop.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[4,64,256]", w: "bf16[128,256]", a_scale, b_scale):
+            def multiply(one):
+                return scaled_dot(one, quantize(w, b_scale), a_scale, b_scale)
+
+            return jax.lax.map(multiply, a)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[4,64,256]", w: "bf16[128,256]", a_scale, b_scale):
+            b = quantize(w, b_scale)
+            return jax.lax.map(lambda one: scaled_dot(one, b, a_scale, b_scale), a)
+    """
+    made = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
+    return [Found(side=InFront(m, i, "").side) for i in made if is_same_in_each_iteration(i)]
 
 
 # Kernels that HLO does not tell of ----------------------------------------------------------------

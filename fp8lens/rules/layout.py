@@ -1,11 +1,16 @@
 """Kernels that move what a matmul reads or writes: transposes, paddings, cuts."""
 
 import itertools
+from collections.abc import Sequence
 
 from fp8lens.hlo.ops import FP8_MULTIPLE
+from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
+from fp8lens.hlo.values import changes_layout, dimensions, is_choice_by_flag, reducer
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.roles import Role, could_be_fused
+from fp8lens.matmul.unfused import UnfusedKernel, inside
 from fp8lens.rules.bias import is_bias_by_columns
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
@@ -120,6 +125,40 @@ def rows_rearranged(kernel: InFront) -> Found | None:
 
 
 @rule(
+    "order-within-k",
+    lost=Lost.TRANSPOSE,
+    reason=(
+        "K is several dimensions, which the {side} operand{name} has in another order in memory "
+        "than the other operand: a kernel transposes it to {shape}"
+    ),
+    fix="store both operands with the dimensions of K last, and in the same order",
+    source="a call's K is one dimension: XLA joins several, in the order of one operand",
+)
+def order_within_k(kernel: InFront) -> Found | None:
+    """Several dimensions are contracted, and the two operands have them in different orders.
+
+    A dot may contract several dimensions, as an attention's output projection contracts heads and
+    their depth. XLA joins these dimensions to one, K, which both operands must have in the same
+    order. If one array is stored in another order, a kernel transposes it.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[64,4,64]", b: "f8e4m3fn[128,64,4]", a_scale, b_scale):
+            x, w = dequantize(a, a_scale), dequantize(b, b_scale)
+            return jnp.einsum("mhk,nkh->mn", x, w)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[64,4,64]", b: "f8e4m3fn[128,4,64]", a_scale, b_scale):
+            x, w = dequantize(a, a_scale), dequantize(b, b_scale)
+            return jnp.einsum("mhk,nhk->mn", x, w)
+    """
+    if kernel.work != "transpose" or not kernel.keeps_rows:
+        return None
+    return Found(side=kernel.side, name=kernel.argument, shape=kernel.kernel.shape.brief)
+
+
+@rule(
     "repeated-operand",
     lost=Lost.COPY,
     reason="the {side} operand{name} is repeated in memory: a kernel copies it to {shape}",
@@ -152,6 +191,40 @@ def repeated_operand(kernel: InFront) -> Found | None:
         return None
     name = kernel.argument
     return Found(side=kernel.side, name=name, shape=kernel.kernel.shape.brief)
+
+
+@rule(
+    "copied-choice",
+    lost=Lost.COPY,
+    reason="a flag chooses the {side} operand from two FP8 arrays, and a kernel copies the chosen",
+    fix="choose between two matmuls: jax.lax.cond with a dot in each branch",
+    source="a select computes its result from both arrays, and writes it to memory",
+)
+def copied_choice(kernel: InFront) -> Found | None:
+    """One number decides which of two FP8 arrays is multiplied, and a kernel copies that array.
+
+    jnp.where with two arrays is a select instruction, and jax.lax.cond becomes one too, if both
+    branches are cheap. The call reads its operand from one place in memory, so a kernel copies the
+    chosen array there. If the dots stand in the branches of a jax.lax.cond, one of them runs, and
+    reads its array from where it is. A branch has a cost of its own, which fp8lens does not know:
+    for small arrays, leave this kernel.
+
+    Loses it:
+
+        def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, flag: "pred[]"):
+            return scaled_dot(jnp.where(flag, a, other), b, a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, flag: "pred[]"):
+            return jax.lax.cond(
+                flag,
+                lambda: scaled_dot(a, b, a_scale, b_scale),
+                lambda: scaled_dot(other, b, a_scale, b_scale),
+            )
+    """
+    chooses = any(map(is_choice_by_flag, inside(kernel.kernel)))
+    return found_if(kernel.work == "copy" and chooses, side=kernel.side)
 
 
 @rule(
@@ -193,6 +266,109 @@ def batch_summed(m: Matmul) -> Found | None:
     products = products_added(m.dot, last)
     written = sum(shape.nbytes for shape in results(m.row.instruction))
     return found_if(products > 1, batch=products, written=size(written))
+
+
+@rule(
+    "stacked-then-summed",
+    lost=Lost.SUM,
+    reason=(
+        "a loop stores the result of each iteration, and a kernel adds them up after it: {written} "
+        "are written and read again"
+    ),
+    fix=(
+        "add in the loop: jax.lax.scan with the sum as its carry, total + d, which the call adds; "
+        "or contract the loop's dimension in one dot"
+    ),
+    source="a call adds up over K, and one matrix to that: nothing after a loop",
+)
+def stacked_then_summed(m: Matmul) -> Found | None:
+    """The results of a loop's iterations are stored, then summed.
+
+    jax.lax.map and jax.lax.scan store the result of each iteration in one large array. If the
+    program only sums over that array afterwards, a kernel reads all of it. With the sum as the
+    loop's carry, each call adds its result to the matrix from the iteration before, and no kernel
+    adds. In bfloat16 the carry would be rounded in each iteration: keep it in f32.
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[4,64,256]", b, a_scale, b_scale):
+            return jax.lax.map(lambda one: scaled_dot(one, b, a_scale, b_scale), a).sum(0)
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[4,64,256]", b, a_scale, b_scale):
+            def add(total, one):
+                return total + scaled_dot(one, b, a_scale, b_scale), None
+
+            return jax.lax.scan(add, jnp.zeros((64, 128), f32), a)[0]
+    """
+    if not m.is_cublaslt or [step.kind for step in m.steps[-2:]] != [Role.MOVE, Role.MOVE]:
+        return None
+    stored, returned = (step.at for step in m.steps[-2:])
+    if stored.opcode != "dynamic-update-slice" or stored.computation is returned.computation:
+        return None
+    read = walk([returned], _converted)
+    readers = [user for i in read for user in _users(i) if user not in read]
+    is_summed = bool(readers) and all(map(_sums_the_stack, readers))
+    return found_if(is_summed, written=size(stored.shape.nbytes))
+
+
+def _users(i: Instruction) -> Sequence[Instruction]:
+    """Who reads a value in its computation."""
+    return i.computation.users.get(i.name, ())
+
+
+def _converted(i: Instruction) -> list[Instruction]:
+    """The conversions of a value."""
+    return [user for user in _users(i) if user.opcode == "convert"]
+
+
+def _sums_the_stack(i: Instruction) -> bool:
+    """Whether an instruction adds up along the first dimension, in which a loop stores."""
+    return i.opcode == "reduce" and reducer(i) == "add" and 0 in dimensions(i)
+
+
+@rule(
+    "copied-result",
+    lost=Lost.COPY,
+    reason="a kernel copies the result, as it is, before another one changes a part of the copy",
+    fix=(
+        "treat all of the result alike: add zeros to the rest of it (jnp.pad of the bias), or "
+        "choose with jnp.where"
+    ),
+    source="copy_insertion.cc: what is changed in place must be a buffer of its own",
+)
+def copied_result(m: Matmul) -> Found | None:
+    """A part of the result is changed in place, and XLA copies the result before that.
+
+    JAX's d.at[...].add and d.at[...].set become an update of a part of an array. XLA lets a kernel
+    write only that part, if the kernel may overwrite the array. The call's own result has another
+    layout or is a part of the call's tuple, so XLA copies all of it first. A bias for some columns
+    is zero for the others, and a call adds that.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, bias: "bf16[32]"):
+            d = scaled_dot(a, b, a_scale, b_scale, bf16)
+            return d.at[:, :32].add(bias)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale, bias: "bf16[32]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + jnp.pad(bias, (0, 96))
+    """
+    return found_if(m.is_cublaslt and any(map(_is_copied_to_change, m.near)))
+
+
+def _is_copied_to_change(o: UnfusedKernel) -> bool:
+    """Whether a kernel only copies a result, for readers that store into a part of it."""
+    copy = o.instruction
+    if not o.after or copy.opcode != "copy" or changes_layout(copy):
+        return False
+    readers = _users(copy)
+    return bool(readers) and all(
+        any(j.opcode == "dynamic-update-slice" for j in inside(reader)) for reader in readers
+    )
 
 
 @rule(

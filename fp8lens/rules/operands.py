@@ -121,7 +121,11 @@ def _stored_type(side: Operand) -> str:
 
 
 def _wide_vector(m: Matmul) -> Found | None:
-    """What a product that XLA spelled out multiplies, where that is not FP8."""
+    """What a product that XLA spelled out multiplies, where that is not FP8, and would be another
+    matter with more rows in a batch.
+    """
+    if m.row.k == 1:
+        return None
     wide = [d for d in (m.row.lhs_dtype, m.row.rhs_dtype) if not is_fp8(d)]
     if not _is_spelled_out(m) or not wide or any(map(_reads_fp8, m.as_written)):
         return None
@@ -202,7 +206,7 @@ def unknown_no_dot(m: Matmul) -> Found | None:
     "spelled-out",
     lost=Lost.FP8,
     reason="{thin} 1: XLA replaces such a dot by a multiplication and a sum",
-    fix="give {wide} (pad with zeros, slice the result): then XLA makes a call of it",
+    fix="{advice}",
     source="XLA's dot_strength_reduction.cc and gemv_rewriter.cc",
 )
 def spelled_out(m: Matmul) -> Found | None:
@@ -230,14 +234,13 @@ def spelled_out(m: Matmul) -> Found | None:
 
 
 def _thin(names: list[str]) -> Found:
-    give = {
-        "M": "the left operand 16 rows",
-        "N": "the right operand 16 columns",
-        "K": "K 16 elements",
-    }
+    give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns"}
     verb = "are" if len(names) > 1 else "is"
-    wide = " and ".join(give[name] for name in names)
-    return Found(thin=f"{' and '.join(names)} {verb}", wide=wide)
+    wide = " and ".join(give[name] for name in names if name in give)
+    advice = f"give {wide} (pad with zeros, slice the result): then XLA makes a call of it"
+    if "K" in names:
+        advice = "leave it: a product without a sum over K has no work for tensor cores"
+    return Found(thin=f"{' and '.join(names)} {verb}", wide=wide, advice=advice)
 
 
 @rule(
@@ -899,19 +902,23 @@ def masked(m: Matmul) -> Found | None:
 @rule(
     "chosen-operand",
     lost=Lost.FP8,
-    reason="the {side} operand is chosen between two arrays after dequantization",
-    fix="choose between the FP8 arrays, and between their scales, and dequantize what is chosen",
+    reason="a flag chooses the {side} operand from two arrays, after dequantization",
+    fix=(
+        "choose between two matmuls, jax.lax.cond with a dot in each branch; where only the scales "
+        "differ, choose between these"
+    ),
     source="MatchFp8Param",
     logs="Select requires a zero operand to be exchanged with dequantization.",
 )
 def chosen(m: Matmul) -> Found | None:
-    """The program dequantizes two arrays, then chooses between them.
+    """The program dequantizes two arrays, and one number decides which of them it multiplies.
 
     jnp.where with two arrays is a select instruction. jax.lax.cond becomes one too, if both
     branches are cheap. XLA's rewriter exchanges a select with the dequantization only if it selects
     between the array and zeros, because each of two arrays has a scale of its own. A choice between
-    the FP8 arrays, and another one between their scales, stand before the dequantization, where the
-    rewriter does not look.
+    the FP8 arrays, and another one between their scales, would keep FP8, but a kernel would copy
+    the chosen array. If the dots stand in the branches of a jax.lax.cond, one of them runs, and
+    reads its array from where it is.
 
     Loses it:
 
@@ -922,11 +929,47 @@ def chosen(m: Matmul) -> Found | None:
     Keeps it:
 
         def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, flag: "pred[]"):
-            scale = jnp.where(flag, a_scale, b_scale)
-            x = dequantize(jnp.where(flag, a, other), scale)
-            return jax.lax.dot(x, dequantize(b, b_scale).T)
+            return jax.lax.cond(
+                flag,
+                lambda: scaled_dot(a, b, a_scale, b_scale),
+                lambda: scaled_dot(other, b, b_scale, b_scale),
+            )
     """
     return _changed(m, Problem.CHOSEN)
+
+
+@rule(
+    "chosen-elements",
+    lost=Lost.FP8,
+    reason=(
+        "each element of the {side} operand is chosen from two arrays by a mask, after "
+        "dequantization"
+    ),
+    fix="quantize both arrays with one scale, choose between the FP8 arrays, then dequantize",
+    source="MatchFp8Param",
+    logs="Select requires a zero operand to be exchanged with dequantization.",
+)
+def chosen_elements(m: Matmul) -> Found | None:
+    """The program dequantizes two arrays, then takes each element from one of them.
+
+    jnp.where with two arrays is a select instruction. XLA's rewriter exchanges a select with the
+    dequantization only if it selects between the array and zeros, because each of two arrays has a
+    scale of its own. If both have the same scale, the elements can be chosen before the
+    dequantization. A kernel writes what is chosen: a fourth of the bytes of f32.
+
+    Loses it:
+
+        def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, keep: "pred[64]"):
+            x = jnp.where(keep[:, None], dequantize(a, a_scale), dequantize(other, b_scale))
+            return jax.lax.dot(x, dequantize(b, b_scale).T)
+
+    Keeps it:
+
+        def layer(a, other: "f8e4m3fn[64,256]", b, a_scale, b_scale, keep: "pred[64]"):
+            x = jnp.where(keep[:, None], a, other)  # which have one scale
+            return scaled_dot(x, b, a_scale, b_scale)
+    """
+    return _changed(m, Problem.CHOSEN_EACH)
 
 
 @rule(
@@ -1288,6 +1331,7 @@ NOT_FP8 = (
     converted_twice,
     masked,
     chosen,
+    chosen_elements,
     changed_between,
     both_e5m2_bare,
     both_e5m2,
@@ -1313,5 +1357,6 @@ OF_ONE_OPERAND = (
     converted_twice,
     masked,
     chosen,
+    chosen_elements,
     changed_between,
 )

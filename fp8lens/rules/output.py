@@ -1,6 +1,8 @@
 """Conversions of the result that stay outside of the call."""
 
-from fp8lens.formats import FORMATS
+import itertools
+
+from fp8lens.formats import CUBLASLT, FORMATS
 from fp8lens.hlo.values import operand
 from fp8lens.matmul.roles import Role, could_be_fused
 from fp8lens.matmul.unfused import DEQUANTIZES
@@ -425,29 +427,36 @@ def another_type(cause: Cause) -> Found | None:
 
 
 @rule(
-    "not-a-float",
+    "no-such-type",
     lost=Lost.OUTPUT,
     reason=(
         "the call writes the dot's type, {dtype}, and a kernel converts it to {to}, which no FP8 "
         "call writes"
     ),
-    fix="leave this kernel, or convert to float32, bfloat16, float16 or FP8",
+    fix=(
+        "leave this kernel, or convert to float8_e4m3fn or float8_e5m2; float32, bfloat16 and "
+        "float16 are the dot's own type"
+    ),
     source="HandleConvert takes only conversions to FP8",
 )
-def not_a_float(cause: Cause) -> Found | None:
+def no_such_type(cause: Cause) -> Found | None:
     """The result is converted to a type that no FP8 call writes.
 
-    A call with FP8 operands writes float32, bfloat16, float16 or FP8. A conversion to another type,
-    as to integers, needs a kernel that reads what the call has written.
+    A call with FP8 operands writes float32, bfloat16, float16, E4M3FN or E5M2. A conversion to
+    another type, as to integers or to one of the other 8-bit floats, needs a kernel that reads what
+    the call has written.
 
     Loses it:
 
         def layer(a, b, a_scale, b_scale):
             return scaled_dot(a, b, a_scale, b_scale).astype(jnp.int32)
     """
-    is_wide = cause.writes in ("bf16", "f16", "f32")
-    is_conversion = cause.kind is Role.OUTPUT and not is_wide
-    return found_if(is_conversion, dtype=cause.reads, to=cause.writes)
+    steps = itertools.dropwhile(lambda step: step.kind in (Role.SCALE, Role.CLAMP), cause.left)
+    step = next(steps, cause.first)
+    to = step.at.shape.dtype
+    is_wide = to in ("bf16", "f16", "f32")
+    is_conversion = step.kind is Role.OUTPUT and not is_wide and to not in CUBLASLT
+    return found_if(is_conversion, dtype=cause.reads, to=to)
 
 
 @rule(

@@ -214,7 +214,7 @@ DONE_WHERE_IT_IS_STORED = {
     "clamp-alone",
     "compared-only",
     "negated-last",
-    "not-a-float",
+    "no-such-type",
     "other-activation",
     "own-padding",
     "result-layout",

@@ -428,9 +428,52 @@ CASES = {
         ),
         leaves=("transpose",),
     ),
+    "elements of the right operand chosen by a mask": Case(
+        "fp8",
+        "each element of the right operand is chosen",
+        lambda a, b, x, y, c: jax.lax.dot(
+            dequantize(a, x, f32), jnp.where(c, dequantize(b, x, f32), dequantize(-b, y, f32)).T
+        ),
+        (*OPERANDS, S(N, K, dtype=bool)),
+        lambda a, b, x, y, c: scaled_dot(a, jnp.where(c, b, -b), x, y),
+    ),
+    "one of two weights, by a flag": Case(
+        "copy",
+        "a flag chooses the right operand from two FP8 arrays",
+        lambda a, b, x, y, c, w: scaled_dot(a, jnp.where(c, b, w), x, y),
+        (*OPERANDS, S(dtype=bool), B),
+        lambda a, b, x, y, c, w: jax.lax.cond(
+            c, lambda: scaled_dot(a, b, x, y), lambda: scaled_dot(a, w, x, y)
+        ),
+        same_numbers=True,
+    ),
+    "a weight of two scales": Case(
+        "scale",
+        "makes the right operand of codes",
+        lambda a, b, x, y: scaled_dot(a, to_e4m3(dequantize(b, y, f32), 1 / x), x, x),
+        OPERANDS,
+        scaled_dot,
+    ),
+    "activations of each iteration quantized in a loop": Case(
+        "duplicate",
+        "a loop quantizes the left operand in each iteration",
+        lambda w, ws, x, y: jax.lax.map(lambda b: scaled_dot(to_e4m3(w, x), b, x, y), ws),
+        (S(M, K, dtype=bf16), S(4, N, K), s, s),
+        lambda w, ws, x, y: (lambda a: jax.lax.map(lambda b: scaled_dot(a, b, x, y), ws))(
+            to_e4m3(w, x)
+        ),
+        same_numbers=True,
+    ),
+    "dimensions of K in another order": Case(
+        "transpose",
+        "K is several dimensions, which the left operand",
+        lambda a, b, x, y: jnp.einsum("mkh,nhk->mn", dequantize(a, x, f32), dequantize(b, y, f32)),
+        (S(M, 64, 4), S(N, 4, 64), s, s),
+        lambda a, b, x, y: scaled_dot(a.reshape(M, -1), b.reshape(N, -1), x, y),
+    ),
     "right operand chosen by a condition": Case(
         "fp8",
-        "the right operand is chosen between two arrays",
+        "a flag chooses the right operand from two arrays",
         lambda a, b, x, y, c: jax.lax.dot(
             dequantize(a, x, f32),
             jax.lax.cond(c, lambda: dequantize(b, x, f32), lambda: dequantize(b, y, f32)).T,
@@ -2311,6 +2354,33 @@ def test_every_rule_is_tried_in_each_of_its_forms_and_its_fix_applied():
 
 
 FINE = {
+    "softplus, whose input is read too": (
+        lambda a, b, x, y, c: (d := scaled_dot(a, b, x, y, bf16), jax.nn.softplus(d) * c),
+        (*OPERANDS, C16),
+    ),
+    "dropped if it is not finite": (
+        lambda a, b, x, y, c: jnp.where(jnp.isfinite(d := scaled_dot(a, b, x, y)).all(), d, c),
+        (*OPERANDS, C32),
+    ),
+    "one of two functions of a result, by a flag": (
+        lambda a, b, x, y, c: jnp.where(c, jnp.sin(d := scaled_dot(a, b, x, y)), jnp.cos(d)),
+        (*OPERANDS, S(dtype=bool)),
+    ),
+    "a result for either flag": (
+        lambda a, b, x, y, c, z: (
+            jnp.where(c, d := scaled_dot(a, b, x, y), z),
+            jnp.where(c, z, d),
+        ),
+        (*OPERANDS, S(dtype=bool), C32),
+    ),
+    "an argument of another type than the call takes": (
+        lambda a, b, x, y: scaled_dot(a, to_e4m3(dequantize(b, y), 1 / x), x, x),
+        (A, S(N, K, dtype=e5m2), s, s),
+    ),
+    "columns gathered": (
+        lambda a, b, x, y, i: scaled_dot(a[:, i], b[:, i], x, y),
+        (*OPERANDS, S(128, dtype=jnp.int32)),
+    ),
     "amax with a floor": (
         lambda a, b, x, y, z: (
             to_e4m3(d := scaled_dot(a, b, x, y), z),
