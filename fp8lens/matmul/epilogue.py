@@ -148,7 +148,8 @@ class Result:
             parts = since(value, end)
             of_an_activation = {at for at in follow if parts.issuperset(self._of(at))} - {end}
         for at in follow:
-            if self._could_be_fused(at, value) and at not in of_an_activation:
+            is_a_part = at in of_an_activation and step_of(at, value).kind in _OF_ACTIVATIONS
+            if self._could_be_fused(at, value) and not is_a_part:
                 beside = [(value, user) for user in follow if user is not at]
                 ways.append(functools.partial(_compute, at=at, value=value, beside=beside))
         if not ways:
@@ -382,6 +383,8 @@ def _compute(
     result.readers += beside
     return result._compute(at, value)
 
+
+_OF_ACTIVATIONS = (Role.RELU, Role.NEGATE, Role.ACTIVATION)
 
 # Collectives that compute nothing.
 _SENDS = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")

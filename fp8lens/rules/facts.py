@@ -3,6 +3,7 @@ operands and its result.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -322,20 +323,17 @@ class InFront:
         return False
 
     @property
-    def keeps_rows(self) -> bool:
-        """Whether what it transposes has its rows first, and K's several dimensions behind them, as
-        what it writes has its one.
+    def permutes_k(self) -> bool:
+        """Whether the array that it transposes has its rows first, and K's several dimensions
+        behind them, in another order than the call needs them.
         """
-        written, row = self.kernel.shape, self.matmul.row
-        rows = written.dims[0] if written.dims else 0
-        if row.batch != 1 or rows not in (row.m, row.n) or written.size != rows * row.k:
+        row = self.matmul.row
+        if row.batch != 1 or len(self.kernel.operands) != 1:
             return False
-        if row.k == rows:  # it may be K that is first
-            return False
-        read = [operand(self.kernel, n).shape for n in range(len(self.kernel.operands))]
-        return all(
-            len(shape.dims) > 2 and shape.dims[0] == written.dims[0] for shape in read if shape.dims
-        )
+        first, *behind = operand(self.kernel, 0).shape.dims or (0,)
+        # Where the last dimension is as long, it may be the rows.
+        has_rows_first = first in (row.m, row.n) and first not in behind[-1:]
+        return has_rows_first and len(behind) > 1 and math.prod(behind) == row.k
 
 
 _NAMED = ("bitcast", "reshape", "copy", "get-tuple-element")

@@ -153,7 +153,7 @@ def order_within_k(kernel: InFront) -> Found | None:
             x, w = dequantize(a, a_scale), dequantize(b, b_scale)
             return jnp.einsum("mhk,nhk->mn", x, w)
     """
-    if kernel.work != "transpose" or not kernel.keeps_rows:
+    if kernel.work != "transpose" or not kernel.permutes_k:
         return None
     return Found(side=kernel.side, name=kernel.argument, shape=kernel.kernel.shape.brief)
 

@@ -16,10 +16,10 @@ from fp8lens.rules.rule import Found, Lost, Rule
 class Reason:
     """What one matmul lost, and why. `lost` is one of `fp8lens.rules.rule.Lost`: "fp8" (it does not
     run in FP8 at all), or what stayed outside of the FP8 call: "epilogue" (an activation), "bias",
-    "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "copy" (an operand
-    is repeated in memory), "sum" (products are written one by one, then added), "duplicate" (it
-    runs twice), "wire" (it is sent between devices in a wide type), or "kernel" (it is not known
-    what a kernel does there).
+    "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "copy" (a kernel
+    copies or repeats an operand in memory), "sum" (products are written one by one, then added),
+    "duplicate" (it, or a quantization for it, runs more often than it has to), "wire" (it is sent
+    between devices in a wide type), or "kernel" (it is not known what a kernel does there).
 
     `rule` is the rule's name; `fp8lens explain` prints its page. `authority` says whose rule it is:
     a function of XLA, and in quotes what XLA logs. `matmul` is its instruction's name in the

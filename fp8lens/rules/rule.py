@@ -18,9 +18,9 @@ class Lost(enum.StrEnum):
     SCALE = "scale"
     TRANSPOSE = "transpose"
     PAD = "pad"
-    COPY = "copy"  # an operand is repeated in memory
+    COPY = "copy"  # an operand or a result is copied, or an operand repeated, in memory
     SUM = "sum"  # products are written one by one, and added up by a kernel
-    DUPLICATE = "duplicate"  # it runs twice
+    DUPLICATE = "duplicate"  # it, or a quantization for it, runs more often than it has to
     WIRE = "wire"  # it is sent between devices in a wide type
     KERNEL = "kernel"  # nobody knows what a kernel does there
 
