@@ -1,9 +1,10 @@
 """What a compiled program launches, and what that costs: kernels, bytes moved, FLOPs, and a
 roofline estimate.
 
-All of it is read from optimized HLO. The count is simple: every kernel reads each operand once,
-whole, from memory and writes its result once; in a loop, as often as that runs. A slice reads less,
-a cache serves some of it, kernels may overlap: estimates, not measurements.
+All of it is read from optimized HLO. The count is simple: every kernel reads each operand once from
+memory and writes its result once; in a loop, as often as that runs. Of an operand that it only
+takes slices of, it reads those, and of an array that it changes in place, it writes the change. A
+cache serves some of it, kernels may overlap: estimates, not measurements.
 """
 
 import dataclasses
@@ -12,9 +13,10 @@ from typing import Any
 
 from fp8lens.formats import FORMATS
 from fp8lens.hlo.ops import LAUNCHES_NOTHING
-from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
-from fp8lens.hlo.program import executions, fusion_kind, results
+from fp8lens.hlo.parse import HloModule, Instruction, Shape, parse_hlo_module, visible
+from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.text import columns, counted, notebook_display
+from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.rows import FP8_CALL, matmuls
 from fp8lens.targets import Target, resolve
 
@@ -70,8 +72,68 @@ def launches(instruction: Instruction) -> bool:
 
 def moved(instruction: Instruction) -> int:
     """Bytes that the kernel an instruction launches reads and writes."""
-    read = sum(instruction.computation[name].shape.nbytes for name in instruction.operands)
-    return read + sum(shape.nbytes for shape in results(instruction))
+    computation = fused(instruction)
+    if computation is None:
+        return _moved_alone(instruction)
+    read = sum(
+        _read_of(parameter, operand(instruction, n).shape.nbytes)
+        for n, parameter in enumerate(computation.parameters[: len(instruction.operands)])
+    )
+    shapes = results(instruction)
+    root = computation.root
+    made = [root] * len(shapes)
+    if root.opcode == "tuple" and len(root.operands) >= len(shapes):
+        made = [computation[name] for name in root.operands]
+    return read + sum(
+        _written(look_through(part, _VIEWS), shape)
+        for part, shape in zip(made, shapes, strict=False)
+    )
+
+
+# What names a part of memory as it is.
+_VIEWS = ("bitcast", "reshape", "get-tuple-element")
+_TAKES = ("slice", "dynamic-slice", "gather")
+
+
+def _moved_alone(i: Instruction) -> int:
+    """Bytes that an instruction reads and writes which is a kernel of its own."""
+    opcode = i.opcode.removesuffix("-start")
+    written = sum(shape.nbytes for shape in results(i))
+    if opcode == "dynamic-update-slice":
+        return 2 * operand(i, 1).shape.nbytes
+    read = [i.computation[name].shape.nbytes for name in i.operands]
+    if opcode in _TAKES and read:
+        read[0] = min(read[0], written)
+    return sum(read) + written
+
+
+def _read_of(parameter: Instruction, whole: int) -> int:
+    """Bytes that a fusion reads of an operand: all of it, or, where only parts are taken or
+    changed, those.
+    """
+    users = parameter.computation.users
+    read, todo = 0, [parameter]
+    for at in todo:
+        if at.is_root:
+            return whole
+        for user in users.get(at.name, ()):
+            takes_first = user.operands[0] == at.name and user.operands.count(at.name) == 1
+            if user.opcode in _VIEWS:
+                todo.append(user)
+            elif user.opcode in _TAKES and takes_first:
+                read += user.shape.nbytes
+            elif not (user.opcode == "dynamic-update-slice" and takes_first):
+                return whole
+    return min(read, whole)
+
+
+def _written(part: Instruction, shape: Shape) -> int:
+    """Bytes that a fusion writes of a result: all of it, or what it changes of an operand."""
+    if part.opcode != "dynamic-update-slice":
+        return shape.nbytes
+    changed = look_through(operand(part, 0), _VIEWS)
+    in_place = changed.opcode == "parameter"
+    return min(shape.nbytes, operand(part, 1).shape.nbytes) if in_place else shape.nbytes
 
 
 def kernel(instruction: Instruction, count: int | None = 1) -> Kernel:

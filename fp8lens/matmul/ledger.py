@@ -5,13 +5,13 @@ matmuls.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from fp8lens.formats import is_fp8
+from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.program import executions, results
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import reducer
+from fp8lens.hlo.values import operand, reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
 from fp8lens.matmul.rows import GemmRow
@@ -30,6 +30,8 @@ CLASSES = {
     "rest": "everything else",
 }
 _ON_THE_WAY = frozenset(("quantize", "scale", "dequantize", "move", "after"))
+_FOR_FP8 = frozenset(("quantize", "scale", "dequantize"))
+_READING_SCALES = _FOR_FP8 | {"move", "matmul", "after"}
 # Work around a matmul that FP8 alone asks for.
 _UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))
 
@@ -154,7 +156,7 @@ def _is_for_fp8(line: Line) -> bool:
     """Whether a kernel makes FP8, or undoes it, around the matmuls. A result that is transposed for
     its reader is transposed in any type.
     """
-    if line.what in ("quantize", "scale", "dequantize"):
+    if line.what in _FOR_FP8:
         return True
     if not line.avoidable or line.moves_result:
         return False
@@ -222,13 +224,62 @@ def _classes(
 ) -> dict[Instruction, str]:
     """The class of each kernel, from what it does near the matmuls."""
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
-    # One number, for nobody but who makes FP8 of it or a scale: of an amax's history.
+    of_magnitudes = _made_of_magnitudes(classes, around)
     for i in reversed(classes):
-        if classes[i] == "rest" and is_plain(i) and _writes_scalars(i):
-            readers = {classes.get(reader) for reader, _ in around.users(i)}
-            if readers and readers <= {"quantize", "scale"}:
-                classes[i] = "scale"
+        if classes[i] not in ("rest", "move") or not is_plain(i):
+            continue
+        readers = {classes.get(reader) for reader, _ in around.users(i)}
+        if not readers:
+            continue
+        if classes[i] == "rest" and _writes_scalars(i) and readers <= {"quantize", "scale"}:
+            classes[i] = "scale"  # one number, as of an amax's history
+        elif classes[i] == "rest" and _finds_magnitudes(i) and readers & _FOR_FP8:
+            classes[i] = "scale" if readers <= _READING_SCALES else "rest"
+        elif i in of_magnitudes and readers <= _READING_SCALES:
+            classes[i] = "scale"
+        elif readers == {"dequantize"} and _repeats(i):  # the scales of blocks, for each element
+            classes[i] = "dequantize"
     return classes
+
+
+def _made_of_magnitudes(
+    classes: Mapping[Instruction, str], around: Neighborhood
+) -> set[Instruction]:
+    """The kernels that compute with the largest magnitudes of parts, and with nothing else that is
+    larger than a number: as with those of blocks, to make scales.
+    """
+    found: set[Instruction] = set()
+    for i in classes:
+        if not is_plain(i) or _finds_magnitudes(i):
+            continue
+        arrays = [n for n in range(len(i.operands)) if operand(i, n).shape.size > 1]
+        made_of = [[j for j, _ in around.producers(i, n)] for n in arrays]
+        of_kernels = bool(made_of) and all(made_of)  # and of no argument
+        if of_kernels and all(j in found or _finds_magnitudes(j) for some in made_of for j in some):
+            found.add(i)
+    return found
+
+
+def _repeats(i: Instruction) -> bool:
+    """Whether a kernel writes the elements of a smaller array several times."""
+    read = sum(operand(i, n).shape.size for n in range(len(i.operands)))
+    opcodes = {j.opcode for j in inside(i)}
+    return "broadcast" in opcodes and 2 * read <= sum(shape.size for shape in results(i))
+
+
+def _finds_magnitudes(i: Instruction) -> bool:
+    """Whether a kernel reduces magnitudes to their largest, of parts of something."""
+    parts = inside(i)
+    maxima = any(j.opcode == "reduce" and reducer(j) in ("maximum", "minimum") for j in parts)
+    read = sum(j.shape.size for j in parts if j.opcode == "parameter")
+    written = sum(shape.size for shape in results(i))
+    return maxima and any(j.opcode == "abs" for j in parts) and 2 * written <= read
+
+
+def _writes_block_scales(i: Instruction) -> bool:
+    """Whether a kernel writes nothing but E8M0, the scales of blocks."""
+    shapes = results(i)
+    return bool(shapes) and all(shape.dtype == E8M0.name for shape in shapes)
 
 
 def _writes_scalars(i: Instruction) -> bool:
@@ -278,10 +329,16 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     if not after <= {"transpose", "pad", "amax"}:
         return "after"
     if {j.opcode for j in parts} <= MOVES | SOURCES:
-        return "move"
+        return "scale" if _writes_block_scales(i) else "move"
     if _quantizes(i):
         return "quantize"
-    if after == {"amax"} or _finds_amax(i) or any(map(_makes_scale, near)):
+    of_scales = (
+        _writes_block_scales(i)
+        or after == {"amax"}
+        or _finds_amax(i)
+        or any(map(_makes_scale, near))
+    )
+    if of_scales:
         return "scale"
     return "move" if after or any("transpose" in o.work for o in avoidable) else "rest"
 
@@ -295,9 +352,7 @@ def _quantizes(i: Instruction) -> bool:
 
 def _finds_amax(i: Instruction) -> bool:
     """Whether a kernel writes nothing but the largest magnitude of something."""
-    parts = inside(i)
-    maxima = any(j.opcode == "reduce" and reducer(j) in ("maximum", "minimum") for j in parts)
-    return maxima and any(j.opcode == "abs" for j in parts) and _writes_scalars(i)
+    return _finds_magnitudes(i) and _writes_scalars(i)
 
 
 def _makes_scale(o: UnfusedKernel) -> bool:

@@ -16,6 +16,7 @@ from fp8lens.matmul.kernels import (
 )
 from fp8lens.matmul.rows import gemm_config
 from helpers import TARGETS, aot_compile, parse_hlo_module
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 M, N, K = 64, 128, 256
@@ -112,6 +113,27 @@ def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
     out = capsys.readouterr().out.splitlines()
     assert any(line.lstrip().startswith("5 x ") for line in out)
     assert out[-1].endswith(f"  {sum(k.runs for k in kernels(program))} kernels")
+
+
+def test_of_stacked_weights_each_iteration_reads_its_own():
+    """As many bytes as without the stack, and a copy of what each iteration takes and gives."""
+    layers, m, k = 16, 256, 512
+    x, w, scale = shape(m, k), shape(k, k), shape(dtype=f32)
+
+    def step(x, w, scale):
+        return to_e4m3(scaled_dot(x, w, scale, scale), scale)
+
+    def scanned(x, weights, scale):
+        def layer(x, w):
+            y = step(x, w, scale)
+            return y, y
+
+        return jax.lax.scan(layer, x, weights)[1]
+
+    stack = shape(layers, k, k)
+    alone = bytes_moved(aot_compile(step, x, w, scale))
+    copies = 2 * k * k + 4 * m * k  # a weight, the carry, and the result in its place
+    assert bytes_moved(aot_compile(scanned, x, stack, scale)) < layers * (alone + copies) * 1.1
 
 
 def test_a_matmul_that_is_no_matmul_has_no_flops():

@@ -1,6 +1,7 @@
 """The ledger: each kernel is of the class of what it does, and counted as often as it runs."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -122,3 +123,78 @@ def test_a_loop_s_kernels_count_as_often_as_they_run():
     seen = inspect(lambda x, w: jax.lax.scan(step, x, w)[0], S(64, 64), S(6, 64, 64))
     (matmul,) = seen.ledger.of("matmul")
     assert matmul.runs == 6 and matmul.nbytes == 6 * matmul.kernel.bytes_moved
+
+
+def by_blocks(x, w, block=128):
+    """A matmul of arrays that are quantized by tiles of a row, each with a scale of its own."""
+
+    def quantized(v):
+        tiles = v.astype(f32).reshape(len(v), -1, block)
+        amax = jnp.max(jnp.abs(tiles), -1, keepdims=True)
+        scale = jnp.where(amax == 0, 1, 448 / amax)
+        # Without a barrier XLA takes the way to FP8 and back for none.
+        return jax.lax.optimization_barrier((tiles * scale).astype(e4m3)), 1 / scale
+
+    (x, x_scale), (w, w_scale) = quantized(x), quantized(w)
+    x, w = (v.astype(f32) * scale for v, scale in ((x, x_scale), (w, w_scale)))
+    return jax.lax.dot(x.reshape(len(x), -1), w.reshape(len(w), -1).T)
+
+
+def by_amax(x, w):
+    x_scale, w_scale = (jnp.max(jnp.abs(v)).astype(f32) / 448 for v in (x, w))
+    return scaled_dot(to_e4m3(x, 1 / x_scale), to_e4m3(w, 1 / w_scale), x_scale, w_scale, bf16)
+
+
+def by_rows(x, w):
+    x_scale, w_scale = (jnp.max(jnp.abs(v), 1, keepdims=True).astype(f32) / 448 for v in (x, w))
+    d = bare((x / x_scale).astype(e4m3), (w / w_scale).astype(e4m3))
+    return (d * x_scale * w_scale.T).astype(bf16)
+
+
+def bare(x, w):
+    return jax.lax.dot(x, w.T, preferred_element_type=f32)
+
+
+def mxfp8(x, w):
+    configs = [jax.nn.get_scaled_dot_general_config("mxfp8") for _ in range(3)]
+    dims = (((1,), (1,)), ((), ()))
+    return jax.nn.scaled_dot_general(x, w, dims, preferred_element_type=bf16, configs=configs)
+
+
+def normalized(multiply):
+    """A layer with work of its own around a matmul."""
+
+    def layer(x, w):
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(f32)), 1, keepdims=True)).astype(bf16)
+        return jax.nn.softmax(multiply(x, w).astype(f32)).astype(bf16)
+
+    return layer
+
+
+def kernels_beside_matmuls(text):
+    """How many kernels a program without loops launches that multiply nothing, by its text alone:
+    shares no code with the ledger.
+    """
+    entry = text[text.index("ENTRY ") :]
+    return len(re.findall(r"^ .*= .* (?:fusion|copy|reduce|transpose)\(", entry, re.M))
+
+
+@pytest.mark.parametrize("target", ["H100", "B200"])
+@pytest.mark.parametrize("multiply", [by_amax, by_rows, by_blocks, mxfp8])
+def test_what_fp8_alone_needs_is_counted_as_its(multiply, target):
+    """Against the same program without FP8, which is one matmul and, around it, a norm and a
+    softmax: that the programs have in common is no more than the one without FP8 runs.
+    """
+    args = S(512, 1024, dtype=bf16), S(2048, 1024, dtype=bf16)
+
+    def plain(x, w):
+        return jax.lax.dot(x, w.T, preferred_element_type=bf16)
+
+    alone = inspect(multiply, *args, target=target).ledger
+    not_fp8s = [line for line in alone if line.what != "matmul" and line not in alone.for_fp8]
+    # Scales of rows are multiplied with the result behind the call.
+    assert all(line.what == "after" and multiply is by_rows for line in not_fp8s), not_fp8s
+    layer = inspect(normalized(multiply), *args, target=target).ledger
+    others = [line for line in layer if line.what in ("rest", "opaque")]
+    most = kernels_beside_matmuls(inspect(normalized(plain), *args, target=target).hlo)
+    assert 0 < len(others) <= most
