@@ -15,6 +15,7 @@ _PLACES = {
     "aot_compile": "compile.api",
     "assert_fp8_collectives": "testing",
     "assert_fp8_gemms": "testing",
+    "assert_no_worse": "testing",
     "compare": "bill.bill",
     "diff_hlo": "hlo",
     "format_hlo_module": "hlo",

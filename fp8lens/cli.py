@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect as signatures
+import math
 import os
 import re
 import shutil
@@ -25,9 +26,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
+from fp8lens.bill.guard import MAY_GROW, Entry, changes, entry_of, recorded, write_record
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
-from fp8lens.hlo.text import Ink, Style, counted, in_ansi_colours, page, shows_colours, source_path
+from fp8lens.hlo.text import (
+    Ink,
+    Style,
+    counted,
+    in_ansi_colours,
+    page,
+    shows_colours,
+    source_path,
+    wrapped,
+)
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.rules.page import every_name, explain
@@ -395,13 +406,68 @@ def _is_a_gpus(i: Instruction) -> bool:
     return isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
 
 
+def _is_record(given: argparse.Namespace) -> bool:
+    """Whether --against names a record, and not a function."""
+    return bool(given.against) and given.against.endswith(".json")
+
+
+def _program(given: argparse.Namespace) -> str:
+    """A program's name in a record: without the folder, which differs between machines."""
+    return Path(given.what).name
+
+
+def _recorded(given: argparse.Namespace) -> Entry | None:
+    """What the record of --against has of the program; None where none is asked for."""
+    if not _is_record(given):
+        return None
+    path = Path(given.against)
+    if not path.is_file():
+        raise _Mistake(
+            f"--against: there is no record {given.against!r}: write it with --save, or give "
+            "path/to/file.py:function."
+        )
+    with (
+        _reading(path),
+        _answered((KeyError, ValueError), lambda error: f"--against: {error.args[0]}"),
+    ):
+        return recorded(path, _program(given))
+
+
+def _guard(given: argparse.Namespace, seen: Inspection, before: Entry | None) -> list[str]:
+    """Compare with the record, and write it: what is worse, as one paragraph, or nothing. What is
+    no worse is printed.
+    """
+    notes = sys.stderr if given.json else sys.stdout
+    worse = []
+    if before is not None:
+        with _answered(ValueError, lambda error: f"--against: {error}"):
+            found = changes(before, seen, given.may_grow)
+        said = visible(f"{_program(given)}, against {given.against}: {found}")
+        if given.summary:
+            with (
+                _answered(OSError, lambda error: f"--summary: {_told(error)}"),
+                open(given.summary, "a", encoding="utf-8") as file,
+            ):
+                file.write(f"{said}\n\n")
+        if found.worse:
+            worse.append(said)
+        else:
+            print("", *wrapped(said, 0, 2), sep="\n", file=notes)
+    if given.save:
+        with _answered((OSError, ValueError), lambda error: f"--save: {_told(error)}"):
+            write_record(given.save, _program(given), entry_of(seen))
+        print("", visible(f"recorded in {given.save}"), sep="\n", file=notes)
+    return worse
+
+
 def _against(given: argparse.Namespace) -> Inspection:
     """The function of --against, compiled as the other one is."""
     python = re.fullmatch(r"(.+\.py):(.*)", given.against, re.S)
     if python is None:
         raise _Mistake(
-            f"--against: {given.against!r} names no function: give path/to/file.py:function, such "
-            "as the same layer in bfloat16."
+            f"--against: {given.against!r} names no function and no record: give "
+            "path/to/file.py:function, such as the same layer in bfloat16, or a .json file that "
+            "--save wrote."
         )
     return _compiled(given, python[1], python[2])
 
@@ -441,7 +507,10 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
 
 
 def _report(given: argparse.Namespace) -> int:
-    """Print the report; 1 where --require-fp8 does not hold, else 0."""
+    """Print the report; 1 where --require-fp8 does not hold, or something is worse than recorded,
+    else 0.
+    """
+    before = _recorded(given)
     python = re.fullmatch(r"(.+\.py)(?::(.*))?", given.what, re.S)
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     if python:
@@ -457,16 +526,19 @@ def _report(given: argparse.Namespace) -> int:
             print(f"{visible(_shown(given.what))} is {other}; to judge FP8, {fix}.\n", file=notes)
     failures = _failures(seen) if given.require_fp8 else []
     _print(given, seen, seen.is_ours and bool(given.reasons or failures))
+    style = _style(notes)
     if failures:
-        style = _style(notes)
         print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
-    return 1 if failures else 0
+    worse = _guard(given, seen, before)
+    for said in worse:
+        print("", *(style(line, Ink.LOST) for line in wrapped(said, 0, 2)), sep="\n", file=notes)
+    return 1 if failures or worse else 0
 
 
 def _print(given: argparse.Namespace, seen: Inspection, reasons: bool) -> None:
     """Print what was asked for, with the reasons or without."""
     costs: Bill | Comparison | None = None
-    if given.against:
+    if given.against and not _is_record(given):
         names = (given.against.rpartition(":")[2], given.what.rpartition(":")[2])
         costs = compare(_against(given), seen, names)
     elif given.bill:
@@ -569,12 +641,15 @@ def _error(said: str) -> str:
 _EPILOG = """examples:
   fp8lens layers.py:layer --shapes "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]" --require-fp8
   fp8lens layers.py:layer --shapes "bf16[4096,4096] bf16[4096,4096]" --against layers.py:in_bf16
+  fp8lens layers.py:layer --args sample --save fp8.json
+  fp8lens layers.py:layer --args sample --against fp8.json
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
   unzip -p dumps.zip module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt | fp8lens -
 
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
 not run.
-exit status: 0; 1 where --require-fp8 does not hold; 2 for what cannot be used, and a sentence that
+exit status: 0; 1 where --require-fp8 does not hold, or where something is worse than the record of
+--against; 2 for what cannot be used, and a sentence that
 says why; 3 where the file, or XLA's compiler, ended the process before there was an answer.
 On a terminal there are colours, unless NO_COLOR is set, and lines as wide as the terminal, but at
 least 100 columns.
@@ -597,6 +672,14 @@ class _Version(argparse.Action):
             version = "of a folder that is not installed"
         print(f"fp8lens {version}")
         parser.exit()
+
+
+def _share(text: str) -> float:
+    """A share, as of growth."""
+    share = float(text)
+    if not 0 <= share < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share such as 0.02")
+    return share
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -658,8 +741,32 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--against",
-        metavar="FILE.py:FUNCTION",
-        help="the same beside another function of the same arguments, such as the layer in bf16",
+        metavar="FILE.py:FUNCTION or FILE.json",
+        help=(
+            "the same beside another function of the same arguments, such as the layer in bf16; or "
+            "compare with the record in a JSON file, and exit with 1, and what is worse, if a "
+            "matmul lost FP8, a kernel was added, or bytes or memory grew"
+        ),
+    )
+    parser.add_argument(
+        "--save",
+        metavar="FILE.json",
+        help="write what the program costs into a record, which keeps its other programs",
+    )
+    parser.add_argument(
+        "--summary",
+        metavar="FILE",
+        help="append what --against says of the record to a file, as for a pull request's comment",
+    )
+    parser.add_argument(
+        "--may-grow",
+        metavar="SHARE",
+        type=_share,
+        default=MAY_GROW,
+        help=(
+            "by which share bytes and memory may grow over the record (default: "
+            f"{MAY_GROW}, which is {MAY_GROW:.0%}%)"
+        ),
     )
     parser.add_argument(
         "--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8"

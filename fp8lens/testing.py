@@ -3,11 +3,13 @@ that sends wide numbers.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Real
 from typing import Any
 
+from fp8lens.bill.guard import MAY_GROW, Changes, changes, entry_of, recorded, write_record
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide
@@ -17,6 +19,8 @@ from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import Reasons, paragraph
 from fp8lens.rules.rule import RULES
 
+#: The variable of the environment that has `assert_no_worse` write its record.
+UPDATE = "FP8LENS_UPDATE"
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum")
 _NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
@@ -226,6 +230,65 @@ def _not_there(report: GemmReport, asked: _Asked) -> Iterator[str]:
     for work in sorted(asked.works):
         if work in _DONE and not any(map(_DONE[work], report.fp8_rows)):
             yield f"no FP8 call has fused: {work}"
+
+
+def assert_no_worse(
+    fn: Any,
+    *args: Any,
+    record: str | os.PathLike,
+    name: str = "",
+    may_grow: float = MAY_GROW,
+    **options: Any,
+) -> Changes:
+    """Assert that a program costs no more than a record says; for your own tests. Takes a function
+    with its arguments and options as `inspect` takes them, or an Inspection.
+
+    `record` is the path of a JSON file, which may have many programs; `name` is the program's name
+    there, by default the function's. `may_grow`: bytes moved, bytes sent and memory at the peak may
+    grow by this share of what is recorded; a matmul that lost FP8, or a kernel more, always fails.
+    To write what the program costs now into the record, run pytest with --fp8lens-update, or set
+    FP8LENS_UPDATE=1.
+
+    Returns what has changed. Raises AssertionError, whose message is a paragraph that says what is
+    worse, where, and why, and what is better; FileNotFoundError or KeyError where nothing is
+    recorded, ValueError for a file that is no record, or is of another chip; and what `inspect`
+    raises.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp, os, tempfile
+        >>> from fp8lens import assert_no_worse
+        >>> def product(x, w):
+        ...     return jax.lax.dot(x, w.T, preferred_element_type=jnp.float32)
+        >>> x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+        >>> record = os.path.join(tempfile.mkdtemp(), "fp8.json")
+        >>> os.environ["FP8LENS_UPDATE"] = "1"
+        >>> assert_no_worse(product, x, x, record=record)
+        Changes(worse=(), better=(), about=())
+        >>> del os.environ["FP8LENS_UPDATE"]
+        >>> print(assert_no_worse(product, x, x, record=record))
+        Nothing is worse than recorded.
+    """
+    if isinstance(may_grow, bool) or not isinstance(may_grow, Real) or not may_grow >= 0:
+        raise ValueError(f"may_grow must be a share such as 0.02, for 2%; got {may_grow!r}.")
+    name = name or getattr(fn, "__qualname__", "program")
+    updates = os.environ.get(UPDATE, "") not in ("", "0")
+    if not updates and not os.path.exists(record):
+        raise FileNotFoundError(
+            f"there is no record {os.fspath(record)!r}: run pytest once with --fp8lens-update, and "
+            "commit the file that it writes."
+        )
+    seen = inspect(fn, *args, **options)
+    if updates:
+        write_record(record, name, entry_of(seen))
+        return Changes((), ())
+    found = changes(recorded(record, name), seen, may_grow)
+    if found.worse:
+        raise AssertionError(
+            f"{visible(name)} is worse than recorded in {visible(os.fspath(record))}: {found} To "
+            "record it as it is now, run pytest with --fp8lens-update."
+        )
+    return found
 
 
 def assert_fp8_collectives(
