@@ -128,7 +128,7 @@ WRONG = (
 
 
 #: Of kernels that make FP8 operands, and have to run as the program is written.
-AT_OPERANDS = (kernels.quantized_again, kernels.quantized_in_loop)
+AT_OPERANDS = (kernels.requantized, kernels.quantized_in_loop, kernels.quantized_twice)
 
 
 def find_reasons(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import is_same_in_each_iteration
 from fp8lens.hlo.ops import COLLECTIVES, CONTROL, SCALING, SOURCES
+from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import fused, setting
 from fp8lens.hlo.values import is_choice_by_flag, look_through, operand
@@ -287,7 +288,7 @@ _SPREAD = ("broadcast", "bitcast", "reshape", "copy")
 
 
 @rule(
-    "quantized-again",
+    "requantized",
     lost=Lost.SCALE,
     reason="a kernel makes the {side} operand of codes in {dtype}: it quantizes them again",
     fix=(
@@ -296,7 +297,7 @@ _SPREAD = ("broadcast", "bitcast", "reshape", "copy")
     ),
     source="the program: a call takes any scale, and reads the codes only",
 )
-def quantized_again(m: Matmul) -> list[Found] | None:
+def requantized(m: Matmul) -> list[Found] | None:
     """An FP8 array is dequantized, then quantized to the same format with another scale.
 
     The codes of an FP8 array and a scale give its numbers. With another scale, other codes give
@@ -367,6 +368,80 @@ def quantized_in_loop(m: Matmul) -> list[Found] | None:
     """
     made = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
     return [Found(side=InFront(m, i, "").side) for i in made if is_same_in_each_iteration(i)]
+
+
+@rule(
+    "quantized-twice",
+    lost=Lost.DUPLICATE,
+    reason="jax.checkpoint has the {side} operand quantized again for the backward pass",
+    fix=(
+        "save the FP8 arrays, which are a half or a quarter of the wide ones: checkpoint_name(q, "
+        "'fp8') in the forward pass, and jax.checkpoint(layer, "
+        "policy=jax.checkpoint_policies.save_only_these_names('fp8')); or, where memory is scarcer "
+        "than time, leave it"
+    ),
+    source="the program: jax.checkpoint saves a layer's arguments, and computes all else again",
+)
+def quantized_twice(m: Matmul) -> list[Found] | None:
+    """jax.checkpoint saves wide arrays, and quantizes them again for the gradients.
+
+    Without a policy jax.checkpoint saves the arguments of a function, and computes the rest again
+    in the backward pass: also the codes that the gradients' matmuls read. A kernel then reads the
+    wide array once more. If the codes have a name, a policy can save them instead. They need a half
+    of the memory of bfloat16, a quarter of that of float32, and what is only computed for them is
+    not computed again either.
+
+    Loses it:
+
+        from jax.ad_checkpoint import checkpoint_name
+
+        @jax.custom_vjp
+        def linear(x, w, scale):
+            return forward(x, w, scale)[0]
+
+        def forward(x, w, scale):
+            x, w = (checkpoint_name(quantize(v, scale), "fp8") for v in (x, w))
+            return scaled_dot(x, w, scale, scale, bf16), (x, w, scale)
+
+        def backward(saved, g):
+            x, w, scale = saved
+            g = quantize(g, scale)
+            dx = scaled_dot(g, w.T, scale, scale, bf16)
+            return dx, scaled_dot(g.T, x.T, scale, scale, bf16), jnp.zeros_like(scale)
+
+        linear.defvjp(forward, backward)
+
+        def layer(x: "bf16[64,256]", w: "bf16[128,256]", scale: "f32[]", g: "bf16[64,128]"):
+            y, pull = jax.vjp(jax.checkpoint(linear), x, w, scale)
+            return y, pull(g)
+
+    Keeps it:
+
+        from jax.ad_checkpoint import checkpoint_name
+
+        @jax.custom_vjp
+        def linear(x, w, scale):
+            return forward(x, w, scale)[0]
+
+        def forward(x, w, scale):
+            x, w = (checkpoint_name(quantize(v, scale), "fp8") for v in (x, w))
+            return scaled_dot(x, w, scale, scale, bf16), (x, w, scale)
+
+        def backward(saved, g):
+            x, w, scale = saved
+            g = quantize(g, scale)
+            dx = scaled_dot(g, w.T, scale, scale, bf16)
+            return dx, scaled_dot(g.T, x.T, scale, scale, bf16), jnp.zeros_like(scale)
+
+        linear.defvjp(forward, backward)
+        names = jax.checkpoint_policies.save_only_these_names("fp8")
+
+        def layer(x: "bf16[64,256]", w: "bf16[128,256]", scale: "f32[]", g: "bf16[64,128]"):
+            y, pull = jax.vjp(jax.checkpoint(linear, policy=names), x, w, scale)
+            return y, pull(g)
+    """
+    made = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
+    return [Found(side=InFront(m, i, "").side) for i in made if is_recomputed(op_name(i))]
 
 
 # Kernels that HLO does not tell of ----------------------------------------------------------------
