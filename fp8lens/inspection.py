@@ -13,7 +13,7 @@ from typing import Any
 
 from fp8lens.bill.bill import Bill
 from fp8lens.bill.memory import Memory, Plan, memory_of
-from fp8lens.hlo.parse import HloModule, no_program_yet, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, make_ledger
@@ -222,8 +222,9 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     that was compiled before.
 
     `x` is a function, with its arguments and options as `aot_compile` takes them (target="H100",
-    gemm="cublaslt", ...); or a `jax.stages.Compiled`, HLO text, the path of a file with HLO text,
-    or an HloModule. An Inspection is returned as it is.
+    gemm="cublaslt", ...); or a `jax.export.Exported`, which has the shapes of its arguments; or
+    a `jax.stages.Compiled`, HLO text, the path of a file with HLO text, or an HloModule. An
+    Inspection is returned as it is.
 
     Raises TypeError for arguments or options without a function, FileNotFoundError for a path that
     does not exist, HloParseError for text that is not HLO, and what `aot_compile` raises.
@@ -247,9 +248,9 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
                 "an Inspection is compiled already: give arguments and options to inspect() alone."
             )
         return x
-    if fix := no_program_yet(x):
+    if not is_exported(x) and (fix := no_program_yet(x)):
         raise TypeError(f"got {type(x).__name__}: {fix}")
-    if not callable(x) or hasattr(x, "as_text"):
+    if not (callable(x) or is_exported(x)) or hasattr(x, "as_text"):
         if args or options:
             what = next(iter(options), "further arguments")
             raise TypeError(

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fp8lens.compile.bugs import WITHOUT_A_GPU, add_notes
-from fp8lens.hlo.parse import no_program_yet
+from fp8lens.hlo.parse import is_exported, no_program_yet
 
 # Of aot_compile and assert_fp8_gemms: a misspelled one arrives here as an argument of the function.
 OPTIONS = (
@@ -89,6 +89,8 @@ def make_call(
     Raises TypeError for what is no function, or an argument that cannot be traced; ValueError where
     `in_specs` has not one entry for each of `args`.
     """
+    if is_exported(fn):
+        fn, args, kwargs = _of_exported(fn, args, kwargs)
     if fix := no_program_yet(fn):
         raise TypeError(f"got {type(fn).__name__}: {fix}")
     if not callable(fn):
@@ -114,6 +116,26 @@ def make_call(
         return _opened(fn, args, kwargs, specs)
     jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
     return Call(jitted, args, kwargs, specs, static)
+
+
+def _of_exported(
+    exported: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Any, tuple, dict[str, Any]]:
+    """What compiles an exported function, and its arguments: where none are given, the shapes that
+    it was exported with. TypeError where these are no numbers, or where it was exported for another
+    platform.
+    """
+    if "cuda" not in exported.platforms:
+        raise TypeError(
+            f"got Exported for {' and '.join(exported.platforms)}, not for CUDA: export it with "
+            'platforms=["cuda"].'
+        )
+    if args or kwargs:
+        return exported.call, args, kwargs
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
+    if not all(isinstance(size, int) for shape in shapes for size in shape.shape):
+        raise TypeError("got Exported with symbolic shapes: give its arguments too.")
+    return exported.call, *jax.tree.unflatten(exported.in_tree, shapes)
 
 
 def _unbound(fn: Any, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:

@@ -952,9 +952,20 @@ def no_program_yet(x: Any) -> str:
             "a traced function is not compiled yet: give the function and its arguments, or what "
             "traced.lower().compile() returns."
         )
-    if hasattr(x, "mlir_module_serialized") and hasattr(x, "call"):
+    if is_exported(x):
         return (
             "an exported function is StableHLO and not compiled: "
-            "give jax.jit(exported.call) as the function, and its arguments."
+            "give it to inspect, which compiles it."
+        )
+    if isinstance(x, bytes | bytearray):
+        return (
+            "the bytes of a serialized executable are packed by XLA, and only its own client reads "
+            "them: give the function, or keep compiled.as_text() beside them. Those of an exported "
+            "function: give jax.export.deserialize(bytes)."
         )
     return ""
+
+
+def is_exported(x: Any) -> bool:
+    """Whether an object is a `jax.export.Exported`."""
+    return hasattr(x, "mlir_module_serialized") and hasattr(x, "call")

@@ -2299,6 +2299,7 @@ WORDS = {
     "what": {"matrix", "vector", "scalar"},
 }
 ONLY = {
+    "quantized-twice": {"side": {"right"}},  # on its page a gradient is the left one
     "gathered-operand": {"side": {"right"}},  # of a left one XLA gathers the FP8 array
     "moved-first": {"step": {"activation", "bias"}},  # XLA moves the others in front of a transpose
     "activation-after-scale": {"step": {"relu", "activation"}},

@@ -646,8 +646,34 @@ def test_traced_and_exported_functions_name_the_fix(ask):
         TypeError, match=r"got Traced: .* what traced.lower\(\).compile\(\) returns"
     ):
         ask(jitted.trace(x))
-    with pytest.raises(TypeError, match=r"got Exported: .* give jax.jit\(exported.call\)"):
-        ask(jax.export.export(jitted)(x))
+    exported = (
+        "not for CUDA: export it with" if ask is not parse_hlo_module else "give it to inspect"
+    )
+    with pytest.raises(TypeError, match=f"got Exported.*{exported}"):
+        ask(jax.export.export(jitted, platforms=["cpu"])(x))
+    with pytest.raises(
+        TypeError, match="got bytes: the bytes of a serialized executable are packed"
+    ):
+        ask(b"x")
+
+
+def test_an_exported_function_is_inspected_as_the_function():
+    def fn(x, *, w):
+        return jax.lax.dot(x, w.T, preferred_element_type=jnp.bfloat16)
+
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float8_e4m3fn)
+    exported = jax.export.export(jax.jit(fn), platforms=["cuda", "cpu"])(x, w=x)
+    (row,) = inspect(exported).report.rows
+    (expected,) = inspect(fn, x, w=x).report.rows
+    for field in ("m", "n", "k", "math_dtype", "epilogue", "out_dtype"):
+        assert getattr(row, field) == getattr(expected, field)
+    assert assert_fp8_gemms(exported, fused=True).kernels == 1
+    (n,) = jax.export.symbolic_shape("n")
+    open_shape = jax.ShapeDtypeStruct((n, 256), jnp.float8_e4m3fn)
+    symbolic = jax.export.export(jax.jit(fn), platforms=["cuda"])(open_shape, w=x)
+    with pytest.raises(TypeError, match="symbolic shapes: give its arguments"):
+        inspect(symbolic)
+    assert inspect(symbolic, x, w=x).report.rows[0].is_fp8
 
 
 def test_whether_a_program_is_optimized_is_a_field():
