@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from fp8lens.bill.memory import Memory
+from fp8lens.bill.rates import Time, calibrated
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.program import results
@@ -45,6 +46,7 @@ TOTALS = {
     "FLOPs again": "FLOP",
     "bytes sent": "B",
     "time at least": "s",
+    "time at published rates": "s",
 }
 _LINES = ("line", "layer", "bytes moved", "for FP8", "again", "alive at the peak")
 _TEXTS = (0, _LINES.index("layer"))  # of these columns; the others are numbers
@@ -58,7 +60,8 @@ class Bill:
     `memory` is None where XLA's plan of the buffers is not known, as of a saved program. "Again" is
     what runs once more in the backward pass because of `jax.checkpoint`. "Time at least" is the
     roofline of `chip`: the kernels one after the other, each as long as its bytes or its FLOPs
-    take. It is computed, not measured, and real kernels take longer.
+    take. "Time at published rates" is the same, at the share of the chip's peak or bandwidth that
+    others have published for such kernels. Both are computed, not measured.
 
     Example:
 
@@ -104,6 +107,13 @@ class Bill:
         except KeyError:
             return None
 
+    @cached_property
+    def calibrated(self) -> Time | None:
+        """The time at the rates that are published for each class of kernel (`bill.rates`), with
+        its range; None where a class or a type has none. It is computed, not measured.
+        """
+        return calibrated(self.ledger, self.chip)
+
     @property
     def totals(self) -> dict[str, float]:
         """A number for each of TOTALS; those of memory are left out where it is not known."""
@@ -123,6 +133,8 @@ class Bill:
         }
         if self.seconds is not None:
             found["time at least"] = self.seconds
+        if self.calibrated is not None:
+            found["time at published rates"] = self.calibrated.likely
         if self.memory is not None:
             found["memory at the peak"] = self.memory.peak
             found["memory allocated"] = self.memory.total
@@ -163,9 +175,13 @@ class Bill:
             what = visible(f"{size(nbytes)} of {dtype}, {kind} over {axis}")
             said.append(f"sent by each device: {what}")
         if self.seconds is not None:
+            rates = ""
+            if self.calibrated is not None:
+                likely, *ends = (shown(seconds, "s") for seconds in self.calibrated)
+                rates = f"; {likely} ({' to '.join(ends)}) at the rates that others published"
             said.append(
-                f"time: at least {shown(self.seconds, 's')} on {self.chip.name}, by the roofline; "
-                "not measured"
+                f"time: at least {shown(self.seconds, 's')} on {self.chip.name}, by the roofline"
+                f"{rates}; not measured"
             )
         return said
 

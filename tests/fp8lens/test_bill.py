@@ -12,7 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from fp8lens import compare, inspect
 from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, Plan, memory_of
+from fp8lens.bill.rates import RATES, kind_of
 from fp8lens.cli import main
+from fp8lens.targets import TARGETS
 from helpers.models.gpt import GPTLayer, train_state, train_step
 from helpers.numerics import recipes
 from helpers.numerics.recipes import Amaxes, quantize, remember, scale_of, scaled_dot
@@ -219,7 +221,7 @@ def test_the_command_shows_a_bill_and_a_comparison(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ("in_bf16", "names no function: give path/to/file.py:function"),
+        ("in_bf16", "names no function and no record: give path/to/file.py:function"),
         ("{file}:in_bf17", "has no function 'in_bf17'; nearest: in_bf16"),
     ],
 )
@@ -228,3 +230,54 @@ def test_a_function_that_is_not_there_is_named(other, why, tmp_path, capsys):
     file.write_text(FILE)
     assert main([f"{file}:in_fp8", *SHAPES, "--against", other.format(file=file)]) == 2
     assert why in capsys.readouterr().err
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+
+def test_a_time_at_published_rates_is_a_matmuls_share_of_the_peak():
+    """Of one large matmul, by arithmetic alone: FLOPs over the peak, and over the rate's share."""
+    n = 8192
+    x = S((n, n), e4m3)
+
+    def product(x, w):
+        return jax.lax.dot(x, w.T, preferred_element_type=bf16)
+
+    bill = inspect(product, x, x).bill
+    arithmetic = 2 * n**3 / TARGETS["H100"].peak_flops["f8e4m3fn"]
+    assert bill.seconds == pytest.approx(arithmetic)
+    rate = RATES["matmul"]
+    expected = [arithmetic / share for share in (rate.share, rate.most, rate.least)]
+    assert [*bill.calibrated] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_times_are_in_their_order_and_never_below_the_roofline(name):
+    bill = ASKED[name]().bill
+    assert bill.seconds <= bill.calibrated.shortest <= bill.calibrated.likely
+    assert bill.calibrated.likely <= bill.calibrated.longest
+    assert "at the rates that others published" in bill.summary[-1]
+
+
+@pytest.mark.parametrize(
+    "fn, kind",
+    [
+        (lambda x: x.T.copy() + 0 * x.T, "transpose"),
+        (lambda x: jnp.exp(x), "pointwise"),
+        (lambda x: jnp.max(jnp.abs(x), 1), "reduction"),
+    ],
+)
+def test_a_kernels_rate_is_of_what_it_does(fn, kind):
+    ledger = inspect(fn, S((512, 1024), bf16)).ledger
+    assert kind in [kind_of(line) for line in ledger]
+
+
+def test_what_has_no_rate_has_no_time():
+    bill = inspect(lambda x: jnp.linalg.cholesky(x), S((64, 64), f32)).bill
+    assert bill.calibrated is None and "time at published rates" not in bill.totals
+
+
+def test_each_rate_has_a_range_around_it_and_says_from_where():
+    for rate in RATES.values():
+        assert 0 < rate.least <= rate.share <= rate.most <= 1
+        assert "assumption" in rate.source or re.search(r"20\d\d-\d\d-\d\d", rate.source)

@@ -1,0 +1,115 @@
+"""What part of a chip's peak and bandwidth kernels reach, as others have published it: to estimate
+a time that is nearer to what is measured than a roofline is.
+
+These are published figures of other kernels, mostly on other cards, and not measurements of the
+program: each has a range, and a time that is computed with them has one too.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fp8lens.hlo.values import changes_layout
+from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.unfused import inside
+from fp8lens.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """The share of a chip's peak, or of its memory's bandwidth, that a class of kernels reaches:
+    what is likely, the least, and the most that is published. `source` says where, and how it is
+    computed from that.
+    """
+
+    share: float
+    least: float
+    most: float
+    source: str
+
+
+#: By what the kernels do: of "matmul" a share of the peak, of the others one of the bandwidth.
+RATES = {
+    "matmul": Rate(
+        0.68,
+        0.57,
+        0.78,
+        "FBGEMM, pull 2546 (2024-04-29, an H100 at 500 W): 8192^3 in FP8 at 1126 of 1979 TFLOP/s; "
+        "DeepGEMM's best (2025-04-18) and torchao's roofline_utils.py (2026-05-05): 0.78; likely "
+        "is the middle",
+    ),
+    "pointwise": Rate(
+        0.92,
+        0.8,
+        1.0,
+        "torchao's roofline_utils.py (2026-05-05) takes 0.92 for kernels on large arrays; the "
+        "range is an assumption",
+    ),
+    "reduction": Rate(
+        0.59,
+        0.12,
+        0.92,
+        "FBGEMM, pull 2546: with both operands of 8192^3 quantized by row it takes 0.203 ms more, "
+        "for 403 MB read and written: 1.98 of 3.35 TB/s. The least is XLA's quantizer of blocks, "
+        "about 1 of 8 TB/s on a GB200 (marin, issue 7282, 2026-07-17); the most is pointwise",
+    ),
+    "transpose": Rate(
+        0.59,
+        0.12,
+        0.92,
+        "none is published that we know: taken as that of reductions, which is an assumption",
+    ),
+}
+
+
+def kind_of(line: Line) -> str:
+    """What rate is a kernel's: a name in RATES; "" where it has none, as a collective, or a kernel
+    that is not looked into.
+    """
+    if line.what in ("collective", "opaque"):
+        return ""
+    if line.what == "matmul":
+        return "matmul"
+    parts = inside(line.kernel.instruction)
+    if any(i.opcode in ("reduce", "reduce-window") for i in parts):
+        return "reduction"
+    return "transpose" if any(map(changes_layout, parts)) else "pointwise"
+
+
+class Time(NamedTuple):
+    """A time in seconds that is computed with published rates: likely, and if every kernel reached
+    the most, or only the least, that is published.
+    """
+
+    likely: float
+    shortest: float
+    longest: float
+
+
+def calibrated(lines: Iterable[Line], chip: Target) -> Time | None:
+    """How long kernels take, one after the other, at the rates that are published for their class;
+    the launches cost nothing. None where a kernel's class has no rate (a collective, an opaque
+    kernel), or the chip none for a type.
+    """
+    sums = [0.0, 0.0, 0.0]
+    for line in lines:
+        kernel, kind = line.kernel, kind_of(line)
+        if not kind:
+            return None
+        memory = kernel.bytes_moved / chip.memory_bandwidth
+        arithmetic = 0.0
+        if kind == "matmul":
+            peak = chip.peak_flops.get(kernel.math_dtype or "")
+            if peak is None:
+                return None
+            arithmetic = kernel.flops / peak
+        of_memory = RATES["pointwise" if kind == "matmul" else kind]
+        shares = zip(_shares(RATES["matmul"]), _shares(of_memory), strict=True)
+        for n, (of_peak, of_bandwidth) in enumerate(shares):
+            sums[n] += max(arithmetic / of_peak, memory / of_bandwidth) * line.runs
+    return Time(*sums)
+
+
+def _shares(rate: Rate) -> tuple[float, float, float]:
+    """In the order of Time."""
+    return rate.share, rate.most, rate.least
