@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
-from fp8lens.bill.guard import MAY_GROW, Entry, changes, entry_of, recorded, write_record
+from fp8lens.guard import MAY_GROW, Entry, changes, entry_of, recorded, write_record
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import (

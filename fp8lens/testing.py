@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Real
 from typing import Any
 
-from fp8lens.bill.guard import MAY_GROW, Changes, changes, entry_of, recorded, write_record
+from fp8lens.guard import MAY_GROW, Changes, changes, entry_of, recorded, write_record
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide

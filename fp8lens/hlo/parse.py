@@ -957,7 +957,7 @@ def no_program_yet(x: Any) -> str:
             "an exported function is StableHLO and not compiled: "
             "give it to inspect, which compiles it."
         )
-    if isinstance(x, bytes | bytearray):
+    if isinstance(x, bytes | bytearray) and not x.isascii():
         return (
             "the bytes of a serialized executable are packed by XLA, and only its own client reads "
             "them: give the function, or keep compiled.as_text() beside them. Those of an exported "

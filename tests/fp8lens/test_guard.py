@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from fp8lens import assert_no_worse, inspect
-from fp8lens.bill.guard import changes, entry_of, read_record, recorded, write_record
 from fp8lens.cli import main
+from fp8lens.guard import changes, entry_of, read_record, recorded, write_record
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16

@@ -1045,11 +1045,37 @@ class Module:
                     )
                 elif "__cublas" in line.rest:
                     written = re.sub(r"(?:, )?[su]8\[\d+\]\{0\}\)$", ")", written)
-                yield (
-                    line,
-                    times,
-                    size(written) + sum(size(lines[operand].type) for operand in line.operands),
-                )
+                yield line, times, self._traffic(line, lines, written)
+
+    def _traffic(self, line: Line, lines: dict[str, Line], written: str) -> int:
+        """The bytes that a kernel reads and writes: of what it only cuts out of an operand, or puts
+        into one, no more than that.
+        """
+        read = [size(lines[operand].type) for operand in line.operands]
+        opcode = line.opcode.removesuffix("-start")
+        if opcode == "dynamic-update-slice":
+            return 2 * read[1]
+        if opcode in _CUTS:
+            return min(read[0], size(written)) + sum(read[1:]) + size(written)
+        body = self.computations.get(line.has(r"calls=%([\w.\-]+)"))
+        if body is None or opcode != "fusion":
+            return size(written) + sum(read)
+        given = {
+            int(inner.rest.split(")")[0]): inner.name
+            for inner in body.values()
+            if inner.opcode == "parameter"
+        }
+        root = [*body.values()][-1]
+        results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        total = 0
+        for n, whole in enumerate(read):
+            total += min(whole, _used(body, given[n], root)) if n in given else whole
+        if not any(map(_puts(body), results)):
+            return total + size(written)
+        for result in results:
+            behind = _behind(body, result)
+            total += size(body[behind.operands[1]].type if _puts(body)(result) else result.type)
+        return total
 
     def find(self, name: str) -> tuple[str, Line]:
         """An instruction that runs by itself, and the computation that it is in."""
@@ -1076,6 +1102,47 @@ class Module:
             if line.opcode == "parameter" and named and named[1] in WEIGHTS:
                 found.add(int(named[2]))
         return found
+
+
+_CUTS = ("slice", "dynamic-slice", "gather")
+_NAMES = ("bitcast", "reshape", "get-tuple-element")
+
+
+def _behind(body: dict[str, Line], line: Line) -> Line:
+    """What a view shows."""
+    while line.opcode in _NAMES:
+        line = body[line.operands[0]]
+    return line
+
+
+def _puts(body: dict[str, Line]) -> Callable[[Line], bool]:
+    """Whether a result is an argument into which something was put."""
+
+    def puts(result: Line) -> bool:
+        update = _behind(body, result)
+        if update.opcode != "dynamic-update-slice":
+            return False
+        return _behind(body, body[update.operands[0]]).opcode == "parameter"
+
+    return puts
+
+
+def _used(body: dict[str, Line], name: str, root: Line) -> int:
+    """The bytes that a fusion's computation needs of a value: infinitely many where of all."""
+    if name == root.name:
+        return 1 << 62
+    used = 0
+    for line in body.values():
+        for position, operand in enumerate(line.operands):
+            if operand != name:
+                continue
+            if line.opcode in _NAMES:
+                used += _used(body, line.name, root)
+            elif line.opcode in _CUTS and position == 0:
+                used += size(line.type)
+            elif line.opcode != "dynamic-update-slice" or position > 0:
+                used += 1 << 62
+    return used
 
 
 def size(type_: str) -> int:

@@ -8,6 +8,7 @@ import tomllib
 
 import nbformat
 
+from fp8lens.guard import MAY_GROW
 from tools.outputs import chapters, prose
 
 ROOT = chapters.ROOT
@@ -74,5 +75,6 @@ def of_the_package() -> list[str]:
         f"The status is {not_fp8} if `--require-fp8` does not hold",
         f"{unusable} if the command cannot use its",
         f"{died} if the file",
+        f"the memory at the peak grew by more than {MAY_GROW:.0%}",
         *EXAMPLES,
     ]
