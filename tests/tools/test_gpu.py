@@ -63,6 +63,7 @@ SAMPLE = (
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
 )
+waits = pytest.mark.skipif(not NIGHTLY, reason="waits for what takes too long: NIGHTLY=1 does")
 nightly = pytest.mark.skipif(not NIGHTLY, reason="takes all cases: NIGHTLY=1 rehearses them")
 
 
@@ -631,6 +632,7 @@ def test_a_gpu_that_is_lost_once_costs_nothing_and_twice_the_form_that_did_it(tm
     assert cases["next"]["n"] == 2
 
 
+@waits
 def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
     copy = with_parts(
         tmp_path,
@@ -646,6 +648,7 @@ def test_a_case_that_runs_out_of_time_is_left_for_the_next_run(tmp_path):
     assert list(results(copy, "speed")) == ["one"]
 
 
+@waits
 def test_a_case_that_had_all_of_its_stages_time_has_failed_and_the_next_one_comes(tmp_path):
     copy = with_parts(
         tmp_path,
@@ -663,7 +666,7 @@ def test_a_case_that_had_all_of_its_stages_time_has_failed_and_the_next_one_come
     assert cases["hangs"]["stops"] == 2  # once more, after all others
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="waits for what never ends: NIGHTLY=1 does")
+@waits
 def test_a_part_that_does_not_start_or_does_not_end_keeps_no_other(tmp_path):
     copy = with_parts(
         tmp_path,
