@@ -426,8 +426,10 @@ class Layer:
     @property
     def behind(self) -> tuple[str, ...]:
         """Of each loss behind the matmul, what may be named."""
-        if "bias" in self.taken and self.end == "E4M3 by columns":
-            # Such a vector is copied into a matrix first: and a matrix behind it stays outside.
+        adds = "bias" in self.taken or "matrix" in self.taken
+        if adds and self.end == "E4M3 by columns":
+            # Such a vector is copied into a matrix first: and a matrix behind it stays outside. Or
+            # XLA transposes the matrix, and the call gives the result by columns.
             return ("output|transpose|bias",)
         return ("output",) if self.is_spoiled and self.end in TO_FP8 else ENDS[self.end].loses
 
