@@ -243,7 +243,8 @@ def chosen_result(m: Matmul) -> Found | None:
     jnp.where computes both of its arrays, then chooses. If it chooses by one number, all that only
     one of the arrays needs is computed for nothing where the other is chosen. Of jax.lax.cond one
     branch runs. What follows the result in the branch can be fused into the call, too. A branch has
-    a cost of its own, which fp8lens does not know: for small matmuls, leave the jnp.where.
+    a cost of its own, which fp8lens does not know: for small matmuls, leave the jnp.where. The
+    bytes below count each branch as taken.
 
     fp8lens gives no reason if the flag depends on the result itself, as a check for numbers that
     are not finite does.
