@@ -177,6 +177,20 @@ def is_tanh_gelu(step: Step) -> bool:
     return has_tanh and any(re.match(r"0\.044[67]", i.literal or "") for i in constants)
 
 
+def is_transcendental(step: Step) -> bool:
+    """Whether an activation that no call has is made of an exponential or a logarithm."""
+    if could_be_fused(step):
+        return False
+
+    def made_of(i: Instruction) -> list[Instruction]:
+        return [] if i is step.value else [i.computation[name] for name in i.operands]
+
+    return any(i.opcode in _TRANSCENDENTAL for i in walk([step.at], made_of, _LONGEST))
+
+
+_TRANSCENDENTAL = frozenset("exponential exponential-minus-one log log-plus-one logistic".split())
+
+
 def is_transposed_inside(step: Step) -> bool:
     """Whether XLA has moved a transpose between the operations of an activation."""
     return any(i.opcode == "transpose" for i in _following(step))

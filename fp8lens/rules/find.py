@@ -15,7 +15,7 @@ from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
-from fp8lens.matmul.roles import Role, Step, could_be_fused
+from fp8lens.matmul.roles import Role, Step, could_be_fused, is_transcendental
 from fp8lens.matmul.rows import GemmRow, gemm_config, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import ADDS, OwnWork, UnfusedKernel
 from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
@@ -302,7 +302,7 @@ def unexplained(m: Matmul) -> list[Reason]:
     """
     done_anyway = [o for o in m.near if o.after and o.own]
     kinds = [kind for o in done_anyway for kind in o.fusable]
-    if any(step.kind is Role.ACTIVATION and not could_be_fused(step) for step in m.left):
+    if any(step.kind is Role.ACTIVATION and is_transcendental(step) for step in m.left):
         kinds = [kind for kind in kinds if kind is not Role.RELU]  # a part of it, as of softplus
     works = [kind.work for kind in kinds]
     return [unknown(m, works)] if works else []

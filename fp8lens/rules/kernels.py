@@ -335,7 +335,12 @@ def _quantizes_codes(i: Instruction) -> bool:
     return arrays == {i.shape.dtype} and "convert" in opcodes and opcodes <= _SCALING_CODES
 
 
-_SCALING_CODES = SOURCES | SCALING | frozenset("convert clamp minimum broadcast bitcast".split())
+# What takes one array out of a stack may stand in the same kernel.
+_SCALING_CODES = (
+    SOURCES
+    | SCALING
+    | frozenset("convert clamp minimum broadcast bitcast slice dynamic-slice".split())
+)
 
 
 @rule(
