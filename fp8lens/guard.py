@@ -1,7 +1,7 @@
 """A record of what programs cost, and what has become worse since it was made.
 
-A record is compared by what a matmul multiplies, and by what kernels do: names of functions,
-layers, instructions and files may change, and so may their order. They only help to say where.
+A program is compared with its record by what its matmuls multiply, and by what its kernels do.
+Layers, instructions, lines and their order may change: they only help to say where.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import counted, size
 from fp8lens.inspection import Inspection
 from fp8lens.matmul.ledger import CLASSES
+from fp8lens.rules.reason import Reason
 
 #: By how much bytes and memory may grow, as a share of what is recorded: what a newer XLA changes
 #: in small kernels is not worth a failure.
@@ -39,7 +40,7 @@ def entry_of(seen: Inspection) -> Entry:
     layer, as JSON has it.
     """
     rules: dict[str, list[str]] = defaultdict(list)
-    for reason in seen.reasons if seen.is_ours else ():
+    for reason in _reasons(seen):
         rules[reason.instruction].append(reason.rule)
     matmuls = [
         {
@@ -68,6 +69,11 @@ def entry_of(seen: Inspection) -> Entry:
             for (what, layer, source), (kernels, nbytes) in work.items()
         ],
     }
+
+
+def _reasons(seen: Inspection) -> Sequence[Reason]:
+    """The program's reasons; a saved program has none."""
+    return seen.reasons if seen.is_ours else ()
 
 
 def _jax() -> str:
@@ -216,11 +222,10 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW) -> Chan
     after = entry_of(seen)
     worse, better = [], []
     lost, gained = _fewer_in_fp8(before, after), _fewer_in_fp8(after, before)
-    more = {name: after["totals"].get(name, 0) - before["totals"].get(name, 0) for name in _GROWING}
-    for row in lost:
-        worse.append(_lost(row, seen, more["bytes moved"] if len(lost) == 1 else 0))
+    of_one = _more(before, after, "bytes moved") if len(lost) == 1 else 0
+    worse += [_lost(row, seen, of_one) for row in lost]
     better += [f"{_where(row)} is in FP8 now" for row in gained]
-    kernels = after["totals"]["kernels"] - before["totals"]["kernels"]
+    kernels = _more(before, after, "kernels")
     if kernels > 0:
         worse.append(
             f"{counted(kernels, 'kernel')} more ({after['totals']['kernels']}, recorded "
@@ -230,16 +235,21 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW) -> Chan
     elif kernels < 0:
         better.append(f"{counted(-kernels, 'kernel')} fewer")
     for name, where in _GROWING.items():
-        one = before["totals"].get(name, 0)
-        if name == "bytes moved" and len(lost) == 1 and more[name] > 0:
+        if name == "bytes moved" and of_one > 0:
             continue  # said of that matmul
-        if more[name] > may_grow * one and name in before["totals"]:
+        was, more = before["totals"].get(name, 0), _more(before, after, name)
+        grown = f"({more / was:+.1%})" if was else "(recorded none)"
+        if more > may_grow * was and name in before["totals"]:
             places = _places(before, after, "bytes") if name == "bytes moved" else ""
-            grown = f"{more[name] / one:+.1%}" if one else "recorded none"
-            worse.append(f"{size(int(more[name]))} more {where} ({grown}){places}")
-        elif -more[name] > may_grow * one:
-            better.append(f"{size(int(-more[name]))} less {where} ({more[name] / one:+.1%})")
+            worse.append(f"{size(int(more))} more {where} {grown}{places}")
+        elif -more > may_grow * was:
+            better.append(f"{size(int(-more))} less {where} {grown}")
     return Changes(tuple(worse), tuple(better), tuple(_about(before, after)))
+
+
+def _more(before: Entry, after: Entry, total: str) -> int:
+    """By how much a total has grown."""
+    return after["totals"].get(total, 0) - before["totals"].get(total, 0)
 
 
 def _about(before: Entry, after: Entry) -> Iterator[str]:
@@ -258,19 +268,18 @@ def _fewer_in_fp8(before: Entry, after: Entry) -> list[Mapping[str, Any]]:
     """The matmuls that are not in FP8 after, of sizes of which more were before: as many as there
     are fewer. Of those that XLA gave other sizes, as many as there are fewer in all.
     """
-    fewer = _in_fp8(before) - _in_fp8(after)
-    wide = Counter(_key(row) for row in after["matmuls"] for _ in _runs(row) if not row["fp8"])
-    wide -= Counter(_key(row) for row in before["matmuls"] for _ in _runs(row) if not row["fp8"])
-    lost, told = [], Counter[tuple]()
-    known = Counter((_key(r), r["layer"]) for r in before["matmuls"] if r["fp8"])
+    was, is_now = _runs(before, fp8=True), _runs(after, fp8=True)
+    fewer, fewer_in_all = was - is_now, was.total() - is_now.total()
+    wide = _runs(after, fp8=False) - _runs(before, fp8=False)
+    known = {(_key(row), row["layer"]) for row in before["matmuls"] if row["fp8"]}
     # First those that were in FP8 in the same layer.
     rows = [row for row in after["matmuls"] if not row["fp8"]]
     rows.sort(key=lambda row: (_key(row), row["layer"]) not in known)
-    in_all = sum((_in_fp8(before)).values()) - sum(_in_fp8(after).values())
+    lost, told = [], Counter[tuple]()
     for row in rows:
         key = _key(row)
         same_size = told[key] < min(fewer[key], wide[key])
-        other_size = told[key] < wide[key] and sum(told.values()) < in_all
+        other_size = told[key] < wide[key] and told.total() < fewer_in_all
         if same_size or other_size:
             told[key] += row["runs"]
             lost.append(row)
@@ -281,12 +290,13 @@ def _key(row: Mapping[str, Any]) -> tuple:
     return *row["size"], row["batch"]
 
 
-def _runs(row: Mapping[str, Any]) -> range:
-    return range(min(row["runs"], 10_000))
-
-
-def _in_fp8(entry: Entry) -> Counter[tuple]:
-    return Counter(_key(row) for row in entry["matmuls"] for _ in _runs(row) if row["fp8"])
+def _runs(entry: Entry, fp8: bool) -> Counter[tuple]:
+    """How often matmuls of each size run, in FP8 or not."""
+    found: Counter[tuple] = Counter()
+    for row in entry["matmuls"]:
+        if row["fp8"] == fp8:
+            found[_key(row)] += row["runs"]
+    return found
 
 
 def _where(row: Mapping[str, Any]) -> str:
@@ -297,11 +307,14 @@ def _where(row: Mapping[str, Any]) -> str:
 
 
 def _lost(row: Mapping[str, Any], seen: Inspection, more: float) -> str:
-    why = ""
-    for reason in seen.reasons if seen.is_ours else ():
-        if reason.rule in row["rules"] and row["source"] in ("", reason.source):
-            why = f"because {reason.reason} [{reason.rule}]"
-            break
+    why = next(
+        (
+            f"because {reason.reason} [{reason.rule}]"
+            for reason in _reasons(seen)
+            if reason.rule in row["rules"] and row["source"] in ("", reason.source)
+        ),
+        "",
+    )
     grown = f"{size(int(more))} more" if more > 0 else ""
     said = ", ".join(filter(None, (grown, why)))
     return f"{_where(row)} lost FP8" + (f": {said}" if said else "")
@@ -309,11 +322,9 @@ def _lost(row: Mapping[str, Any], seen: Inspection, more: float) -> str:
 
 def _because(before: Entry, seen: Inspection) -> str:
     """Why there is more to do: the first rule that is broken more often than it was."""
-    if not seen.is_ours:
-        return ""
     was = Counter(rule for row in before["matmuls"] for rule in row["rules"])
     found = Counter[str]()
-    for reason in seen.reasons:
+    for reason in _reasons(seen):
         found[reason.rule] += 1
         if found[reason.rule] > was[reason.rule]:
             return f", because {reason.reason} [{reason.rule}]"

@@ -91,25 +91,29 @@ def calibrated(lines: Iterable[Line], chip: Target) -> Time | None:
     the launches cost nothing. None where a kernel's class has no rate (a collective, an opaque
     kernel), or the chip none for a type.
     """
-    sums = [0.0, 0.0, 0.0]
-    for line in lines:
-        kernel, kind = line.kernel, kind_of(line)
-        if not kind:
-            return None
-        memory = kernel.bytes_moved / chip.memory_bandwidth
-        arithmetic = 0.0
-        if kind == "matmul":
-            peak = chip.peak_flops.get(kernel.math_dtype or "")
-            if peak is None:
-                return None
-            arithmetic = kernel.flops / peak
-        of_memory = RATES["pointwise" if kind == "matmul" else kind]
-        shares = zip(_shares(RATES["matmul"]), _shares(of_memory), strict=True)
-        for n, (of_peak, of_bandwidth) in enumerate(shares):
-            sums[n] += max(arithmetic / of_peak, memory / of_bandwidth) * line.runs
-    return Time(*sums)
+    kernels = [(line.kernel, line.runs, kind_of(line)) for line in lines]
+
+    def together(end: str) -> float:
+        slowed = _slowed(chip, end)
+        return sum(kernel.seconds(slowed[kind]) * runs for kernel, runs, kind in kernels)
+
+    try:
+        return Time(together("share"), together("most"), together("least"))
+    except KeyError:
+        return None
 
 
-def _shares(rate: Rate) -> tuple[float, float, float]:
-    """In the order of Time."""
-    return rate.share, rate.most, rate.least
+def _slowed(chip: Target, end: str) -> dict[str, Target]:
+    """The chip as each kind of kernel sees it, at the likely share of its rates ("share"), or at
+    the "most" or the "least".
+    """
+    share = {kind: getattr(rate, end) for kind, rate in RATES.items()}
+    found = {}
+    for kind in RATES:
+        of_memory = share["pointwise" if kind == "matmul" else kind]
+        found[kind] = dataclasses.replace(
+            chip,
+            memory_bandwidth=chip.memory_bandwidth * of_memory,
+            peak_flops={dtype: flops * share["matmul"] for dtype, flops in chip.peak_flops.items()},
+        )
+    return found

@@ -12,9 +12,10 @@ import html
 from typing import Any
 
 from fp8lens.formats import FORMATS
-from fp8lens.hlo.ops import LAUNCHES_NOTHING
+from fp8lens.hlo.ops import CUTS, LAUNCHES_NOTHING, VIEWS
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import columns, counted, notebook_display
 from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.rows import FP8_CALL, matmuls
@@ -70,6 +71,7 @@ def launches(instruction: Instruction) -> bool:
     return not ends and instruction.opcode.removesuffix("-start") not in LAUNCHES_NOTHING
 
 
+@remembered
 def moved(instruction: Instruction) -> int:
     """Bytes that the kernel an instruction launches reads and writes."""
     computation = fused(instruction)
@@ -85,18 +87,16 @@ def moved(instruction: Instruction) -> int:
     if root.opcode == "tuple" and len(root.operands) >= len(shapes):
         made = [computation[name] for name in root.operands]
     return read + sum(
-        _written(look_through(part, _VIEWS), shape)
+        _written(look_through(part, VIEWS), shape)
         for part, shape in zip(made, shapes, strict=False)
     )
 
 
-# What names a part of memory as it is.
-_VIEWS = ("bitcast", "reshape", "get-tuple-element")
-_TAKES = ("slice", "dynamic-slice", "gather")
+_TAKES = (*CUTS, "gather")
 
 
 def _moved_alone(i: Instruction) -> int:
-    """Bytes that an instruction reads and writes which is a kernel of its own."""
+    """Bytes that a kernel of one instruction reads and writes."""
     opcode = i.opcode.removesuffix("-start")
     written = sum(shape.nbytes for shape in results(i))
     if opcode == "dynamic-update-slice":
@@ -118,7 +118,7 @@ def _read_of(parameter: Instruction, whole: int) -> int:
             return whole
         for user in users.get(at.name, ()):
             takes_first = user.operands[0] == at.name and user.operands.count(at.name) == 1
-            if user.opcode in _VIEWS:
+            if user.opcode in VIEWS:
                 todo.append(user)
             elif user.opcode in _TAKES and takes_first:
                 read += user.shape.nbytes
@@ -131,7 +131,7 @@ def _written(part: Instruction, shape: Shape) -> int:
     """Bytes that a fusion writes of a result: all of it, or what it changes of an operand."""
     if part.opcode != "dynamic-update-slice":
         return shape.nbytes
-    changed = look_through(operand(part, 0), _VIEWS)
+    changed = look_through(operand(part, 0), VIEWS)
     in_place = changed.opcode == "parameter"
     return min(shape.nbytes, operand(part, 1).shape.nbytes) if in_place else shape.nbytes
 

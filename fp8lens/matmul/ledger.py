@@ -3,7 +3,7 @@ matmuls.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
@@ -224,7 +224,8 @@ def _classes(
 ) -> dict[Instruction, str]:
     """The class of each kernel, from what it does near the matmuls."""
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
-    of_magnitudes = _made_of_magnitudes(classes, around)
+    magnitudes = {i for i in classes if is_plain(i) and _finds_magnitudes(i)}
+    of_magnitudes = _made_of(magnitudes, classes, around)
     for i in reversed(classes):
         if classes[i] not in ("rest", "move") or not is_plain(i):
             continue
@@ -233,8 +234,9 @@ def _classes(
             continue
         if classes[i] == "rest" and _writes_scalars(i) and readers <= {"quantize", "scale"}:
             classes[i] = "scale"  # one number, as of an amax's history
-        elif classes[i] == "rest" and _finds_magnitudes(i) and readers & _FOR_FP8:
-            classes[i] = "scale" if readers <= _READING_SCALES else "rest"
+        elif i in magnitudes:
+            if classes[i] == "rest" and readers & _FOR_FP8 and readers <= _READING_SCALES:
+                classes[i] = "scale"
         elif i in of_magnitudes and readers <= _READING_SCALES:
             classes[i] = "scale"
         elif readers == {"dequantize"} and _repeats(i):  # the scales of blocks, for each element
@@ -242,20 +244,20 @@ def _classes(
     return classes
 
 
-def _made_of_magnitudes(
-    classes: Mapping[Instruction, str], around: Neighborhood
+def _made_of(
+    magnitudes: set[Instruction], kernels: Iterable[Instruction], around: Neighborhood
 ) -> set[Instruction]:
     """The kernels that compute with the largest magnitudes of parts, and with nothing else that is
-    larger than a number: as with those of blocks, to make scales.
+    larger than a number: as with those of blocks, to make scales. `kernels` in their order.
     """
     found: set[Instruction] = set()
-    for i in classes:
-        if not is_plain(i) or _finds_magnitudes(i):
+    for i in kernels:
+        if not is_plain(i) or i in magnitudes:
             continue
         arrays = [n for n in range(len(i.operands)) if operand(i, n).shape.size > 1]
-        made_of = [[j for j, _ in around.producers(i, n)] for n in arrays]
+        made_of = [{j for j, _ in around.producers(i, n)} for n in arrays]
         of_kernels = bool(made_of) and all(made_of)  # and of no argument
-        if of_kernels and all(j in found or _finds_magnitudes(j) for some in made_of for j in some):
+        if of_kernels and set().union(*made_of) <= found | magnitudes:
             found.add(i)
     return found
 

@@ -177,15 +177,22 @@ def is_tanh_gelu(step: Step) -> bool:
     return has_tanh and any(re.match(r"0\.044[67]", i.literal or "") for i in constants)
 
 
-def is_transcendental(step: Step) -> bool:
-    """Whether an activation that no call has is made of an exponential or a logarithm."""
-    if could_be_fused(step):
-        return False
+def opcodes_of(step: Step) -> list[str]:
+    """The operations by which a step's result is made of what it reads, of anything else that goes
+    in too, and without what it reads.
+    """
 
     def made_of(i: Instruction) -> list[Instruction]:
         return [] if i is step.value else [i.computation[name] for name in i.operands]
 
-    return any(i.opcode in _TRANSCENDENTAL for i in walk([step.at], made_of, _LONGEST))
+    made = walk([step.at], made_of, _LONGEST)
+    return [i.opcode for i in made if i is not step.value]
+
+
+def is_transcendental(step: Step) -> bool:
+    """Whether an activation that no call has is made of an exponential or a logarithm."""
+    made = opcodes_of(step)
+    return not could_be_fused(step) and any(opcode in _TRANSCENDENTAL for opcode in made)
 
 
 _TRANSCENDENTAL = frozenset("exponential exponential-minus-one log log-plus-one logistic".split())

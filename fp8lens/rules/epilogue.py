@@ -2,10 +2,7 @@
 
 from fp8lens.formats import CUBLASLT, FORMATS
 from fp8lens.hlo.origin import op_name
-from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import is_zero
-from fp8lens.hlo.walk import walk
-from fp8lens.matmul.operands import FAR
 from fp8lens.matmul.roles import (
     Role,
     Step,
@@ -13,6 +10,7 @@ from fp8lens.matmul.roles import (
     is_selected_relu,
     is_tanh_gelu,
     is_transposed_inside,
+    opcodes_of,
 )
 from fp8lens.rules.facts import (
     Cause,
@@ -638,14 +636,8 @@ def selected_clamp(cause: Cause) -> Found | None:
 
 def _is_selected_clamp(step: Step) -> bool:
     """Whether what makes an activation of a value only compares it with constants, and selects."""
-
-    def made_of(i: Instruction) -> list[Instruction]:
-        return [] if i is step.value else [i.computation[name] for name in i.operands]
-
-    made = [i for i in walk([step.at], made_of, FAR) if i is not step.value]
-    opcodes = {i.opcode for i in made}
-    is_two_choices = sum(i.opcode == "select" for i in made) >= 2
-    return is_two_choices and opcodes <= {"select", "compare", "constant", "broadcast"}
+    made = opcodes_of(step)
+    return made.count("select") >= 2 and {*made} <= {"select", "compare", "constant", "broadcast"}
 
 
 @rule(

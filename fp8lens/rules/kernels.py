@@ -1,7 +1,7 @@
 """Kernels that nobody fused, and kernels that nobody knows."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import is_same_in_each_iteration
@@ -288,6 +288,12 @@ def _is_unused_by_a_flag(dot: Instruction) -> bool:
 _SPREAD = ("broadcast", "bitcast", "reshape", "copy")
 
 
+def _quantizing(m: Matmul, is_meant: Callable[[Instruction], bool]) -> list[Found]:
+    """The operands that kernels quantize of which this holds."""
+    made = [o.instruction for o in m.near if o.own is OwnWork.QUANTIZES]
+    return [Found(side=InFront(m, i, "").side, dtype=i.shape.dtype) for i in made if is_meant(i)]
+
+
 @rule(
     "requantized",
     lost=Lost.SCALE,
@@ -298,7 +304,7 @@ _SPREAD = ("broadcast", "bitcast", "reshape", "copy")
     ),
     source="the program: a call takes any scale, and reads the codes only",
 )
-def requantized(m: Matmul) -> list[Found] | None:
+def requantized(m: Matmul) -> list[Found]:
     """An FP8 array is dequantized, then quantized to the same format with another scale.
 
     The codes of an FP8 array and a scale give its numbers. With another scale, other codes give
@@ -317,12 +323,7 @@ def requantized(m: Matmul) -> list[Found] | None:
         def layer(a, b, a_scale, b_scale):
             return scaled_dot(a, b, a_scale, b_scale)
     """
-    again = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
-    return [
-        Found(side=InFront(m, i, "").side, dtype=i.shape.dtype)
-        for i in again
-        if _quantizes_codes(i)
-    ]
+    return _quantizing(m, _quantizes_codes)
 
 
 def _quantizes_codes(i: Instruction) -> bool:
@@ -350,7 +351,7 @@ _SCALING_CODES = (
     fix="quantize it before the loop; dequantize it in the loop, directly before the dot",
     source="XLA does not move what it has fused into a kernel out of a loop",
 )
-def quantized_in_loop(m: Matmul) -> list[Found] | None:
+def quantized_in_loop(m: Matmul) -> list[Found]:
     """A loop quantizes what does not change from one iteration to the next.
 
     A weight that several iterations multiply with, such as those over microbatches, has to be
@@ -372,8 +373,7 @@ def quantized_in_loop(m: Matmul) -> list[Found] | None:
             b = quantize(w, b_scale)
             return jax.lax.map(lambda one: scaled_dot(one, b, a_scale, b_scale), a)
     """
-    made = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
-    return [Found(side=InFront(m, i, "").side) for i in made if is_same_in_each_iteration(i)]
+    return _quantizing(m, is_same_in_each_iteration)
 
 
 @rule(
@@ -388,7 +388,7 @@ def quantized_in_loop(m: Matmul) -> list[Found] | None:
     ),
     source="the program: jax.checkpoint saves a layer's arguments, and computes all else again",
 )
-def quantized_twice(m: Matmul) -> list[Found] | None:
+def quantized_twice(m: Matmul) -> list[Found]:
     """jax.checkpoint saves wide arrays, and quantizes them again for the gradients.
 
     Without a policy jax.checkpoint saves the arguments of a function, and computes the rest again
@@ -446,8 +446,7 @@ def quantized_twice(m: Matmul) -> list[Found] | None:
             y, pull = jax.vjp(jax.checkpoint(linear, policy=names), x, w, scale)
             return y, pull(g)
     """
-    made = (o.instruction for o in m.near if o.own is OwnWork.QUANTIZES)
-    return [Found(side=InFront(m, i, "").side) for i in made if is_recomputed(op_name(i))]
+    return _quantizing(m, lambda i: is_recomputed(op_name(i)))
 
 
 # Kernels that HLO does not tell of ----------------------------------------------------------------

@@ -10,6 +10,7 @@ devices, in a gradient.
 import dataclasses
 import functools
 import inspect
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -1071,12 +1072,11 @@ class Module:
         results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
         total = 0
         for n, whole in enumerate(read):
-            total += min(whole, _used(body, given[n], root)) if n in given else whole
-        if not any(map(_puts(body), results)):
+            total += int(min(whole, _used(body, given[n], root))) if n in given else whole
+        if not any(_put(body, result) for result in results):
             return total + size(written)
         for result in results:
-            behind = _behind(body, result)
-            total += size(body[behind.operands[1]].type if _puts(body)(result) else result.type)
+            total += size((_put(body, result) or result).type)
         return total
 
     def find(self, name: str) -> tuple[str, Line]:
@@ -1117,23 +1117,20 @@ def _behind(body: dict[str, Line], line: Line) -> Line:
     return line
 
 
-def _puts(body: dict[str, Line]) -> Callable[[Line], bool]:
-    """Whether a result is an argument into which something was put."""
-
-    def puts(result: Line) -> bool:
-        update = _behind(body, result)
-        if update.opcode != "dynamic-update-slice":
-            return False
-        return _behind(body, body[update.operands[0]]).opcode == "parameter"
-
-    return puts
+def _put(body: dict[str, Line], result: Line) -> Line | None:
+    """What is put into an argument, where that is the result."""
+    update = _behind(body, result)
+    if update.opcode != "dynamic-update-slice":
+        return None
+    into, put, *_ = update.operands
+    return body[put] if _behind(body, body[into]).opcode == "parameter" else None
 
 
-def _used(body: dict[str, Line], name: str, root: Line) -> int:
+def _used(body: dict[str, Line], name: str, root: Line) -> float:
     """The bytes that a fusion's computation needs of a value: infinitely many where of all."""
     if name == root.name:
-        return 1 << 62
-    used = 0
+        return math.inf
+    used = 0.0
     for line in body.values():
         for position, operand in enumerate(line.operands):
             if operand != name:
@@ -1143,7 +1140,7 @@ def _used(body: dict[str, Line], name: str, root: Line) -> int:
             elif line.opcode in _CUTS and position == 0:
                 used += size(line.type)
             elif line.opcode != "dynamic-update-slice" or position > 0:
-                used += 1 << 62
+                used += math.inf
     return used
 
 
