@@ -433,12 +433,12 @@ def _recorded(given: argparse.Namespace) -> Entry | None:
         return recorded(path, _program(given))
 
 
-def _guard(given: argparse.Namespace, seen: Inspection, before: Entry | None) -> list[str]:
-    """Compare with the record, and write it: what is worse, as one paragraph, or nothing. What is
-    no worse is printed.
+def _guard(given: argparse.Namespace, seen: Inspection, before: Entry | None) -> str:
+    """Compare with the record, and write it: the paragraph if something is worse, else "". A
+    paragraph without anything worse is printed here.
     """
     notes = sys.stderr if given.json else sys.stdout
-    worse = []
+    worse = ""
     if before is not None:
         with _answered(ValueError, lambda error: f"--against: {error}"):
             found = changes(before, seen, given.may_grow)
@@ -450,7 +450,7 @@ def _guard(given: argparse.Namespace, seen: Inspection, before: Entry | None) ->
             ):
                 file.write(f"{said}\n\n")
         if found.worse:
-            worse.append(said)
+            worse = said
         else:
             print("", *wrapped(said, 0, 2), sep="\n", file=notes)
     if given.save:
@@ -530,8 +530,8 @@ def _report(given: argparse.Namespace) -> int:
     if failures:
         print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
     worse = _guard(given, seen, before)
-    for said in worse:
-        print("", *(style(line, Ink.LOST) for line in wrapped(said, 0, 2)), sep="\n", file=notes)
+    if worse:
+        print("", *(style(line, Ink.LOST) for line in wrapped(worse, 0, 2)), sep="\n", file=notes)
     return 1 if failures or worse else 0
 
 
@@ -649,8 +649,8 @@ _EPILOG = """examples:
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
 not run.
 exit status: 0; 1 where --require-fp8 does not hold, or where something is worse than the record of
---against; 2 for what cannot be used, and a sentence that
-says why; 3 where the file, or XLA's compiler, ended the process before there was an answer.
+--against; 2 for what cannot be used, and a sentence that says why; 3 where the file, or XLA's
+compiler, ended the process before there was an answer.
 On a terminal there are colours, unless NO_COLOR is set, and lines as wide as the terminal, but at
 least 100 columns.
 `python -m fp8lens` is the same command."""
