@@ -121,6 +121,13 @@ class Target:
         """Whether the tensor cores multiply FP8: compute capability 8.9 (Ada) or newer."""
         return self.compute_capability >= (8, 9)
 
+    @property
+    def has_block_scales(self) -> bool:
+        """Whether the tensor cores multiply with block scales, and cuDNN has kernels for it:
+        compute capability 10.0 (Blackwell) or newer.
+        """
+        return self.compute_capability >= (10, 0)
+
     def text_proto(self, cudnn_patch: int = 0) -> str:
         """The description XLA compiles for: the fields that every JAX release from 0.10 to 0.12 can
         read. It names cuDNN's version with this patch release, under which XLA keeps what

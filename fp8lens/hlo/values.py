@@ -5,7 +5,8 @@ reduces it.
 import re
 from collections.abc import Collection
 
-from fp8lens.hlo.parse import Instruction, Shape
+from fp8lens.hlo.ops import ELEMENTWISE
+from fp8lens.hlo.parse import Computation, Instruction, Shape
 from fp8lens.hlo.walk import walk
 
 NAMES = ("bitcast", "reshape", "copy")
@@ -41,6 +42,13 @@ def broadcast_of(i: Instruction) -> Instruction | None:
                 todo += [operand(i, 1), operand(i, 0)]
     parts = [part for i, part in found.items() if i.opcode == "broadcast"]
     return max(parts, key=lambda part: part.shape.size)
+
+
+def returned(computation: Computation) -> list[Instruction]:
+    """What a computation returns, behind other names: the elements of its tuple, or its root."""
+    root = computation.root
+    made = map(computation.__getitem__, root.operands) if root.opcode == "tuple" else [root]
+    return [look_through(i, ("bitcast", "reshape")) for i in made]
 
 
 def minor_to_major(shape: Shape) -> list[int]:
@@ -115,10 +123,20 @@ def is_mask(i: Instruction, value: Instruction) -> bool:
 
 def is_choice_by_flag(i: Instruction) -> bool:
     """Whether an instruction selects one of two arrays, whole, by one number."""
-    if i.opcode != "select" or i.shape.size <= 1:
-        return False
-    flag = operand(i, 0)
-    return (broadcast_of(flag) or flag).shape.size == 1
+    return i.opcode == "select" and i.shape.size > 1 and is_one_number(operand(i, 0))
+
+
+def is_one_number(i: Instruction) -> bool:
+    """Whether all elements of a value are alike: it is computed elementwise from single numbers."""
+
+    def made_of(j: Instruction) -> list[Instruction]:
+        return [] if j.shape.size == 1 else [j.computation[name] for name in j.operands]
+
+    made = walk([i], made_of)
+    return all(j.shape.size == 1 or j.opcode in _KEEP_ALIKE for j in made)
+
+
+_KEEP_ALIKE = ELEMENTWISE | {"broadcast", *NAMES}
 
 
 def is_square(i: Instruction) -> bool:

@@ -71,7 +71,7 @@ class Result:
 
     def _advance(self, value: Instruction) -> Instruction | None:
         """Add what is done with `value`; the value that comes of it, None at the end."""
-        if any(step.how == _SUMMED for step in self.steps):
+        if any(step.how == SUMMED for step in self.steps):
             return self._scaled_sum(value)
         follow = []
         for user in self._of(value):
@@ -390,7 +390,8 @@ _OF_ACTIVATIONS = (Role.RELU, Role.NEGATE, Role.ACTIVATION)
 _SENDS = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 
 
-_SUMMED = "summed over devices"
+#: How a sum over devices passes a result on.
+SUMMED = "summed over devices"
 
 
 def _sent(at: Instruction) -> str:
@@ -398,7 +399,7 @@ def _sent(at: Instruction) -> str:
     if at.shape.is_tuple:
         return ""
     if at.opcode.startswith(("all-reduce", "reduce-scatter")) and reducer(at) == "add":
-        return _SUMMED
+        return SUMMED
     return "sent to other devices" if at.opcode.startswith(_SENDS) else ""
 
 

@@ -4,13 +4,16 @@ rewriter was given, for the kernels that it became, and for pictures of both.
 
 import dataclasses
 import enum
+import itertools
+import math
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fp8lens.formats import CUBLASLT, E5M2
 from fp8lens.hlo.ops import ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import NAMES, broadcast_of, is_mask, is_zero, look_through, operand
+from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand
 from fp8lens.hlo.walk import walk
 
 
@@ -152,18 +155,74 @@ def could_be_fused(step: Step) -> bool:
 
 def is_selected_relu(step: Step) -> bool:
     """Whether an activation is a relu written as a choice between the result and 0."""
-    at, value = step.at, step.value
-    if not is_mask(at, value):
-        return False
-    compare = operand(at, 0)
-    if compare.opcode != "compare" or value.name not in compare.operands:
-        return False
-    left, right = operand(compare, 0), operand(compare, 1)
-    bound = right if left is value else left
-    is_greater = compare.attributes["direction"] in ("GT", "GE")
-    picks_greater = is_greater == (left is value)  # in the compare's order, or the other
-    picks_the_value = at.operands[1] == value.name
-    return picks_greater == picks_the_value and is_zero(broadcast_of(bound) or bound)
+    return selected_bounds(step) == (0, math.inf)
+
+
+def selected_bounds(step: Step) -> tuple[float, float] | None:
+    """The bounds between which a step keeps a number by comparisons with constants and choices,
+    infinite where it has none; None for a step that is made, or does, otherwise.
+    """
+    made = sorted(_made_of(step), key=lambda i: i.index)
+    if step.at.opcode != "select" or not {i.opcode for i in made} <= _CHOICES:
+        return None
+    constants = [_number(i) for i in made if i.opcode == "constant"]
+    if not all(map(math.isfinite, constants)):
+        return None
+    # Between two neighbouring constants it is the number, or it is one of the constants.
+    ends = sorted({-math.inf, *constants, math.inf})
+    between = [(a + b) / 2 for a, b in itertools.pairwise(ends[1:-1])]
+    low, high = _chosen(made, step, -math.inf), _chosen(made, step, math.inf)
+    beyond = [ends[1] - 1, ends[-2] + 1]
+    is_kept = all(
+        _chosen(made, step, number) == min(max(number, low), high)
+        for number in (*constants, *between, *beyond)
+    )
+    return (low, high) if is_kept else None
+
+
+def _chosen(made: Iterable[Instruction], step: Step, number: float) -> float:
+    """What a step that compares and chooses makes of a number; `made` in the order of the text."""
+    values: dict[str, float] = {step.value.name: number}
+    for i in made:
+        given = [values[name] for name in i.operands]
+        if i.opcode == "constant":
+            values[i.name] = _number(i)
+        elif i.opcode == "compare":
+            values[i.name] = _DIRECTIONS[i.attributes["direction"]](*given)
+        elif i.opcode == "select":
+            values[i.name] = given[1] if given[0] else given[2]
+        else:
+            values[i.name] = given[0]
+    return values[step.at.name]
+
+
+_DIRECTIONS = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+}
+_CHOICES = frozenset("select compare constant broadcast convert".split()) | {*NAMES}
+
+
+def _number(constant: Instruction) -> float:
+    """A constant's value; NaN for an array of several."""
+    try:
+        return float(_literal(constant))
+    except ValueError:
+        return math.nan
+
+
+def _literal(constant: Instruction) -> str:
+    """A constant as the text has it, but in full: XLA prints a bfloat16 with four digits."""
+    return (constant.literal or "").replace("5.734e+04", E5M2.limit)
+
+
+def is_added_up(step: Step) -> bool:
+    """Whether a step only adds a value to itself, several times."""
+    return {i.opcode for i in _made_of(step)} == {"add"}
 
 
 def is_tanh_gelu(step: Step) -> bool:
@@ -177,7 +236,7 @@ def is_tanh_gelu(step: Step) -> bool:
     return has_tanh and any(re.match(r"0\.044[67]", i.literal or "") for i in constants)
 
 
-def opcodes_of(step: Step) -> list[str]:
+def _made_of(step: Step) -> list[Instruction]:
     """The operations by which a step's result is made of what it reads, of anything else that goes
     in too, and without what it reads.
     """
@@ -186,13 +245,13 @@ def opcodes_of(step: Step) -> list[str]:
         return [] if i is step.value else [i.computation[name] for name in i.operands]
 
     made = walk([step.at], made_of, _LONGEST)
-    return [i.opcode for i in made if i is not step.value]
+    return [i for i in made if i is not step.value]
 
 
 def is_transcendental(step: Step) -> bool:
     """Whether an activation that no call has is made of an exponential or a logarithm."""
-    made = opcodes_of(step)
-    return not could_be_fused(step) and any(opcode in _TRANSCENDENTAL for opcode in made)
+    opcodes = {i.opcode for i in _made_of(step)}
+    return not could_be_fused(step) and not opcodes.isdisjoint(_TRANSCENDENTAL)
 
 
 _TRANSCENDENTAL = frozenset("exponential exponential-minus-one log log-plus-one logistic".split())
@@ -219,9 +278,4 @@ def clamp_bounds(clamp: Instruction) -> list[str]:
     if clamp.opcode != "clamp":
         return []
     ends = [broadcast_of(operand(clamp, n)) or operand(clamp, n) for n in (0, 2)]
-    # XLA prints a bfloat16 with four digits.
-    return [
-        (end.literal or "").replace("5.734e+04", E5M2.limit)
-        for end in ends
-        if end.opcode == "constant"
-    ]
+    return [_literal(end) for end in ends if end.opcode == "constant"]

@@ -19,6 +19,9 @@ from fp8lens.hlo.values import dimensions, look_through, minor_to_major, reducer
 from fp8lens.matmul.products import added_by_loop, sums_of_products
 
 FP8_CALL = "__cublas$lt$matmul$f8"
+#: A block-scaled dot as JAX writes it, and the call that XLA makes of it where a chip has one.
+BLOCK_SCALED_DOT = "__op$block_scaled_dot"
+_CUDNN_BLOCK_SCALED = "__cudnn$blockScaledDot"
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
@@ -124,8 +127,9 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         target = instruction.custom_call_target or ""
         if target.startswith(("__cublas$lt$matmul", "__cublas$gemm")):
             return (_cublas(instruction, target),)
-        if target in ("__cudnn$blockScaledDot", "__op$block_scaled_dot"):
-            return (_block_scaled(instruction, "cudnn" if "cudnn" in target else "kernel"),)
+        if target in (BLOCK_SCALED_DOT, _CUDNN_BLOCK_SCALED):
+            library = "cudnn" if target == _CUDNN_BLOCK_SCALED else "kernel"
+            return (_block_scaled(instruction, library),)
         return _attention(instruction) if target.startswith("__cudnn$fmha") else ()
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, HloParseError):

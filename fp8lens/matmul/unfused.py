@@ -10,22 +10,27 @@ called unknown.
 import collections
 import dataclasses
 import enum
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from fp8lens.formats import E8M0, is_fp8
-from fp8lens.hlo.dataflow import Flow
+from fp8lens.hlo.dataflow import Flow, callers
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.values import (
+    NAMES,
     changes_layout,
+    dimensions,
     is_choice_by_flag,
+    is_one_number,
     is_transpose,
     look_through,
     operand,
     reducer,
+    returned,
 )
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import launches, moved
@@ -39,7 +44,8 @@ _FROM_FP8 = _SUPPLY | POINTWISE
 _REPEATING = SOURCES | frozenset("broadcast bitcast reshape copy transpose".split())
 _PADDING = SOURCES | frozenset("pad bitcast reshape copy".split())
 _NEGATING = MOVES | SOURCES | {"negate", "convert"}
-_CHOOSING = SOURCES | frozenset("select broadcast bitcast reshape copy".split())
+_JOINING = SOURCES | frozenset("concatenate bitcast reshape copy".split())
+_CHOOSING = SOURCES | frozenset("select broadcast bitcast reshape copy slice dynamic-slice".split())
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
 _KNOWN = _SUPPLY | ELEMENTWISE | ALWAYS_A_KERNEL | frozenset("reduce fusion".split())
 
@@ -202,7 +208,7 @@ def _before(
         return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
     if only_moves and (moved := moving(part) or _copying(part, is_cut)):
         return UnfusedKernel(i, (moved,), besides)
-    if quantizes and (works := _of_codes_alone(part)):
+    if quantizes and (works := _of_codes_alone(i, part)):
         return UnfusedKernel(i, works, besides)
     if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
         return UnfusedKernel(i, ("fp8",), besides)
@@ -243,11 +249,18 @@ def numbers_columns(i: Instruction, part: Sequence[Instruction]) -> bool:
     """Whether a kernel makes a matrix from the numbers of its columns and scalars alone: each row
     is the same.
     """
-    last = str(len(i.shape.dims) - 1)
-    numbers = [j.attributes.get("iota_dimension") for j in part if j.opcode == "iota"]
+    numbers = [dimensions(j, "iota_dimension")[0] for j in part if j.opcode == "iota"]
     arrays = [j for j in part if j.opcode in ("parameter", "constant") and j.shape.size > 1]
-    is_a_matrix = len(i.shape.dims) > 1 and i.shape.dims[-1] < i.shape.size
-    return is_a_matrix and bool(numbers) and set(numbers) == {last} and not arrays
+    read = next((j for j in _named(i) if len(j.shape.dims) == 2), i)
+    # The call may read several dimensions as the rows, and several as the columns.
+    columns = [math.prod(i.shape.dims[number:]) <= read.shape.dims[-1] for number in numbers]
+    return bool(numbers) and all(columns) and read.shape.dims[-1] < i.shape.size and not arrays
+
+
+def _named(i: Instruction) -> list[Instruction]:
+    """An array, and the other forms in which its users read it."""
+    users = i.computation.users.get(i.name, ())
+    return [i, *(user for user in users if user.opcode in ("bitcast", "reshape"))]
 
 
 def adds_a_vector(part: Iterable[Instruction]) -> bool:
@@ -260,11 +273,11 @@ def adds_a_vector(part: Iterable[Instruction]) -> bool:
     return False
 
 
-def _of_codes_alone(part: Sequence[Instruction]) -> tuple[str, ...]:
+def _of_codes_alone(i: Instruction, part: Sequence[Instruction]) -> tuple[str, ...]:
     """What a call could have done with FP8 arrays in a kernel's place, which only chooses one or
     only negates.
     """
-    if _chooses_alone(part):
+    if _chooses_alone(part) or is_copied_for_a_choice(i):
         return ("copy",)
     if not _negates_alone(part):
         return ()
@@ -280,18 +293,43 @@ def _negates_alone(part: Sequence[Instruction]) -> bool:
 
 
 def _chooses_alone(part: Sequence[Instruction]) -> bool:
-    """Whether one of two arrays is copied, by a flag, and nothing is computed."""
-    opcodes = {j.opcode for j in part}
+    """Whether one of several arrays is copied, by a flag, and nothing is computed but the flag."""
+    opcodes = {j.opcode for j in part if not is_one_number(j)}
     return opcodes <= _CHOOSING and any(map(is_choice_by_flag, part))
+
+
+def is_copied_for_a_choice(i: Instruction) -> bool:
+    """Whether an array is copied, and nothing else, for a conditional that only chooses: in one of
+    its branches, or before it.
+    """
+    if i.opcode != "copy" or changes_layout(i):
+        return False
+    users = i.computation.users
+    tuples = [user for user in users.get(i.name, ()) if user.opcode == "tuple"]
+    readers = [reader for made in (i, *tuples) for reader in users.get(made.name, ())]
+    around = callers(i.computation.module).get(i.computation.name, [])
+    return any(map(_only_chooses, (*around, *readers)))
+
+
+def _only_chooses(i: Instruction) -> bool:
+    """Whether each branch of a conditional returns what it is given, as it is or copied."""
+    if i.opcode != "conditional":
+        return False
+    branches = [i.computation.module.computations[name] for name in i.called]
+    made = [value for branch in branches for value in returned(branch)]
+    given = [look_through(value, (*NAMES, "get-tuple-element")) for value in made]
+    return all(value.opcode == "parameter" for value in given)
 
 
 def _copying(part: Sequence[Instruction], is_cut: bool) -> str | None:
     """What the program could have done without, of moves that write an operand anew: "copy" for a
-    broadcast; "pad" for what is added to K, which is the last dimension, or to rows, where these
-    are cut off the result again; None for other moves.
+    broadcast, and for arrays that are joined whole; "pad" for what is added to K, which is the last
+    dimension, or to rows, where these are cut off the result again; None for other moves.
     """
     opcodes = {j.opcode for j in part}
     if any(map(_repeats, part)) and opcodes <= _REPEATING:
+        return "copy"
+    if "concatenate" in opcodes and opcodes <= _JOINING:
         return "copy"
     is_padded = opcodes <= _PADDING and any(_pads_behind(j, is_cut) for j in part)
     return "pad" if is_padded else None

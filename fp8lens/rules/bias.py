@@ -162,9 +162,9 @@ def subtracted(cause: Cause) -> Found | None:
         "{beta})"
     ),
     fix=(
-        "after another matrix, add the two matrices to each other first; after an activation, "
-        "adding the matrix before it is another function: do so if the model allows it, else leave "
-        "this kernel"
+        "after another matrix, pass the sum of the two if it is known outside of the program; "
+        "after an activation, adding the matrix before it is another function: do so if the model "
+        "allows it; else leave this kernel"
     ),
     source="FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
 )
@@ -177,7 +177,8 @@ def matrix_after_epilogue(cause: Cause) -> Found | None:
 
     If the matrix is added before the activation, the program computes another function. If the
     model needs the addition after the activation, as in a residual connection, leave the kernel.
-    Two matrices can be added to each other first, which changes the sum by rounding only.
+    To add two matrices to each other first only helps if that is done outside of the program: a
+    kernel that adds them moves as many bytes as the one that adds the second to the result.
 
     Loses it:
 
@@ -596,7 +597,10 @@ def summed_first(kernel: InFront) -> Found | None:
         "each row of the matrix that is added is the same, computed from the numbers of the "
         "columns (jnp.arange): XLA has made a matrix of a vector"
     ),
-    fix="add jax.lax.optimization_barrier of the vector, in bfloat16",
+    fix=(
+        "add jax.lax.optimization_barrier of the vector, in bfloat16, to the dot's result before "
+        "its columns are split"
+    ),
     source="FuseVectorBiasAdd takes a broadcast vector; XLA writes broadcast(iota) as one iota",
 )
 def numbered_bias(kernel: InFront) -> Found | None:

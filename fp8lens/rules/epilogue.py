@@ -7,10 +7,11 @@ from fp8lens.matmul.roles import (
     Role,
     Step,
     clamp_bounds,
+    is_added_up,
     is_selected_relu,
     is_tanh_gelu,
     is_transposed_inside,
-    opcodes_of,
+    selected_bounds,
 )
 from fp8lens.rules.facts import (
     Cause,
@@ -611,7 +612,7 @@ def selected_relu(cause: Cause) -> Found | None:
     source="F8ConvertD matches clamp only",
 )
 def selected_clamp(cause: Cause) -> Found | None:
-    """The clamp is written with jnp.where.
+    """The clamp to the format's range is written with jnp.where.
 
     Two choices, between the result and an upper and a lower bound, give the same numbers as a
     clamp. XLA's rewriter looks for a clamp instruction in front of the conversion to FP8. XLA makes
@@ -630,14 +631,11 @@ def selected_clamp(cause: Cause) -> Found | None:
             d = scaled_dot(a, b, a_scale, b_scale) * d_scale
             return jnp.clip(d, -448, 448).astype(e4m3)
     """
-    activations = [step for step in cause.group if step.kind is Role.ACTIVATION]
-    return found_if(activations and _is_selected_clamp(activations[0]))
-
-
-def _is_selected_clamp(step: Step) -> bool:
-    """Whether what makes an activation of a value only compares it with constants, and selects."""
-    made = opcodes_of(step)
-    return made.count("select") >= 2 and {*made} <= {"select", "compare", "constant", "broadcast"}
+    *_, clamp, conversion = (None, None, *cause.group)
+    if clamp is None or conversion is None or clamp.kind is not Role.ACTIVATION:
+        return None
+    largest = CUBLASLT[conversion.at.shape.dtype].largest
+    return found_if(selected_bounds(clamp) == (-largest, largest))
 
 
 @rule(
@@ -672,6 +670,34 @@ def gelu_and_transpose(cause: Cause) -> Found | None:
     """
     is_gelu = cause.kind is Role.ACTIVATION and is_tanh_gelu(cause.first)
     return found_if(is_gelu and is_transposed_inside(cause.first))
+
+
+@rule(
+    "added-several-times",
+    lost=Lost.EPILOGUE,
+    reason="the result is added to itself several times, which XLA does not take for a factor",
+    fix="multiply by the number in its place, 3 * d: the call takes a constant factor",
+    source="HandleMultiply takes a constant factor; no pass makes one of additions",
+)
+def added_several_times(cause: Cause) -> Found | None:
+    """The program computes d + d + d.
+
+    A call multiplies its result by a constant at no cost. XLA's rewriter finds a multiplication by
+    a constant, and no sum of equal terms. In floating point three times d and d + d + d may differ
+    in the last digit.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return d + d + d
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return 3 * scaled_dot(a, b, a_scale, b_scale)
+    """
+    return found_if(cause.kind is Role.ACTIVATION and is_added_up(cause.first))
 
 
 @rule(

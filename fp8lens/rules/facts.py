@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from fp8lens.formats import CUBLASLT, FORMATS, BlockFormat, block_format, is_fp8
+from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import COLLECTIVES, CUTS, DOTS, ELEMENTWISE, MOVES, SOURCES, padded
 from fp8lens.hlo.origin import is_recomputed, op_name, primitive
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
@@ -17,10 +18,11 @@ from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import depends, is_transpose, is_zero, look_through, operand
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.epilogue import Result
+from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.match import work
 from fp8lens.matmul.operands import FAR, Operand
 from fp8lens.matmul.roles import Role, Step, clamp_bounds, is_tanh_gelu
-from fp8lens.matmul.rows import GemmRow, matmuls
+from fp8lens.matmul.rows import BLOCK_SCALED_DOT, GemmRow, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel, inside
 from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target
@@ -202,7 +204,7 @@ def _block_scaled(module: HloModule) -> list[tuple[Instruction, Sequence[GemmRow
     """
     found: list[tuple[Instruction, Sequence[GemmRow]]] = []
     for i in module:
-        if i.custom_call_target == "__op$block_scaled_dot":
+        if i.custom_call_target == BLOCK_SCALED_DOT:
             found.append((i, matmuls(i)))
         elif computation := _spelled_out(i):
             found.append((i, [row for j in computation for row in matmuls(j)]))
@@ -300,9 +302,13 @@ class InFront:
         """The operand that it makes, "left" or "right"; of a kernel that quantizes what another has
         transposed, the other's.
         """
-        left = look_through(operand(self.matmul.row.instruction, 0), _NAMED)
-        made_of = [look_through(operand(left, n), _NAMED).name for n in range(len(left.operands))]
-        return "left" if self.kernel.name in (left.name, *made_of) else "right"
+        left = operand(self.matmul.row.instruction, 0)
+        graph = Graph(left.computation.module, launches, FAR)
+        made = graph.walk([Value(left, 0)], graph.before, launches)
+        makers = {value.instruction for value in made if launches(value.instruction)}
+        read = [operand(maker, n) for maker in makers for n in range(len(maker.operands))]
+        makers.update(look_through(i, _NAMED) for i in read)
+        return "left" if self.kernel in makers else "right"
 
     @property
     def argument(self) -> str:

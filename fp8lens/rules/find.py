@@ -39,6 +39,7 @@ IN_FRONT = (
     layout.order_within_k,
     layout.operand_layout,
     layout.copied_choice,
+    layout.joined_operand,
     layout.repeated_operand,
     epilogue.gradient_update,
     bias.copied_matrix,
@@ -100,6 +101,7 @@ STEP = (
     epilogue.clamp_alone,
     epilogue.selected_relu,
     epilogue.gelu_and_transpose,
+    epilogue.added_several_times,
     epilogue.other_activation,
     scales.scale_after_epilogue,
     scales.scales_one_by_one,
@@ -288,7 +290,7 @@ def left_outside(m: Matmul) -> list[Reason]:
         scales.tiles_of_k,
         layout.batch_summed,
         layout.stacked_then_summed,
-        layout.copied_result,
+        layout.changed_in_part,
     )
     of_result += [_first(m, (rule,), m) for rule in alone]
     of_result += [_first(m, (kernels.unknown_kernel,), o) for o in m.near]

@@ -3,18 +3,19 @@
 import re
 from collections.abc import Callable, Mapping
 
-from fp8lens.formats import is_fp8
+from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import is_same_in_each_iteration
-from fp8lens.hlo.ops import COLLECTIVES, CONTROL, SCALING, SOURCES
+from fp8lens.hlo.ops import COLLECTIVES, CONTROL, SCALING
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import fused, setting
-from fp8lens.hlo.values import is_choice_by_flag, look_through, operand
+from fp8lens.hlo.values import is_choice_by_flag, is_one_number, is_zero, look_through, operand
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.operands import FAR
 from fp8lens.matmul.ptx import instructions, of_kernel
-from fp8lens.matmul.unfused import OwnWork, UnfusedKernel, inside
+from fp8lens.matmul.roles import clamp_bounds
+from fp8lens.matmul.unfused import OwnWork, UnfusedKernel
 from fp8lens.rules.facts import InFront, Matmul, main_work
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -246,8 +247,8 @@ def chosen_result(m: Matmul) -> Found | None:
     a cost of its own, which fp8lens does not know: for small matmuls, leave the jnp.where. The
     bytes below count each branch as taken.
 
-    fp8lens gives no reason if the flag depends on the result itself, as a check for numbers that
-    are not finite does.
+    fp8lens gives no reason if the flag is computed from floats, as a check for numbers that are not
+    finite is: such a flag keeps the result in nearly every run, so a branch saves nothing.
 
     Loses it:
 
@@ -259,19 +260,30 @@ def chosen_result(m: Matmul) -> Found | None:
         def layer(a, b, a_scale, b_scale, c: "f32[64,128]", flag: "pred[]"):
             return jax.lax.cond(flag, lambda: c + scaled_dot(a, b, a_scale, b_scale), lambda: c)
     """
-    return found_if(m.dot is not None and _is_unused_by_a_flag(m.dot))
+    is_unused = m.dot is not None and _is_unused_by_a_flag(m.dot)
+    return found_if(is_unused or any(_is_zero_by_a_flag(side.scale) for side in m.sides))
+
+
+def _is_zero_by_a_flag(scale: Instruction | None) -> bool:
+    """Whether a flag, which is not computed from floats, makes an operand's scale 0."""
+    if scale is None:
+        return False
+    scale = look_through(scale)
+    if scale.opcode != "select" or _is_of_floats(operand(scale, 0)):
+        return False
+    return is_zero(look_through(operand(scale, 1))) or is_zero(look_through(operand(scale, 2)))
 
 
 def _is_unused_by_a_flag(dot: Instruction) -> bool:
     """Whether all that is made of a dot's result goes into choices by one flag, on one side."""
-    choices: set[tuple[str, int]] = set()
+    choices: set[tuple[Instruction, int]] = set()
 
     def onward(i: Instruction) -> list[Instruction]:
         following = []
         for user in i.computation.users.get(i.name, ()):
             sides = [n for n in (1, 2) if user.operands[n : n + 1] == (i.name,)]
             if is_choice_by_flag(user) and len(sides) == 1:
-                choices.add((look_through(operand(user, 0), _SPREAD).name, sides[0]))
+                choices.add((look_through(operand(user, 0), _SPREAD), sides[0]))
             else:
                 following.append(user)
         return following
@@ -281,10 +293,21 @@ def _is_unused_by_a_flag(dot: Instruction) -> bool:
         return False
     if any(i.is_root or i.opcode.startswith((*COLLECTIVES, *CONTROL)) for i in reached):
         return False
-    (flag, _) = choices.pop()
-    return all(i.name != flag for i in reached)
+    ((flag, _),) = choices
+    return not _is_of_floats(flag)
 
 
+def _is_of_floats(flag: Instruction) -> bool:
+    """Whether a flag is computed from floats; also where this is not known, behind a call."""
+
+    def made_of(i: Instruction) -> list[Instruction]:
+        return [] if i.opcode == "get-tuple-element" else [i.computation[n] for n in i.operands]
+
+    made = walk([flag], made_of, FAR)
+    return not all(i.shape.dtype.startswith(_NO_FLOATS) for i in made)
+
+
+_NO_FLOATS = ("pred", "s", "u")
 _SPREAD = ("broadcast", "bitcast", "reshape", "copy")
 
 
@@ -327,28 +350,47 @@ def requantized(m: Matmul) -> list[Found]:
 
 
 def _quantizes_codes(i: Instruction) -> bool:
-    """Whether a kernel makes FP8 codes of others in the same format, and of numbers; and moves
-    nothing.
+    """Whether a kernel makes FP8 codes of others in the same format, and only scales them by
+    numbers.
     """
-    part = inside(i)
-    arrays = {j.shape.dtype for j in part if j.opcode == "parameter" and j.shape.size > 1}
-    opcodes = {j.opcode for j in part}
-    return arrays == {i.shape.dtype} and "convert" in opcodes and opcodes <= _SCALING_CODES
+    computation = fused(i)
+    end = computation.root if computation else i
+    made = list(walk([end], _scaled_by_numbers))
+    return (
+        made[-1].opcode == "parameter"
+        and end.opcode == "convert"
+        and (made[-1].shape.dtype == end.shape.dtype)
+    )
 
 
-# What takes one array out of a stack may stand in the same kernel.
-_SCALING_CODES = (
-    SOURCES
-    | SCALING
-    | frozenset("convert clamp minimum broadcast bitcast slice dynamic-slice".split())
-)
+def _scaled_by_numbers(i: Instruction) -> list[Instruction]:
+    """The one array of which a value is made: converted, cut out of a stack, times or divided by
+    numbers, or clamped to the range of an FP8 format; [] for what is made otherwise.
+    """
+    if i.opcode in _CONVERTS_OR_CUTS:
+        return [operand(i, 0)]
+    if i.opcode == "clamp" and clamp_bounds(i) in _RANGES:
+        return [operand(i, 1)]
+    if i.opcode in SCALING and is_one_number(operand(i, 1)):
+        return [operand(i, 0)]
+    if i.opcode == "multiply" and is_one_number(operand(i, 0)):
+        return [operand(i, 1)]
+    return []
+
+
+_CONVERTS_OR_CUTS = frozenset("convert bitcast reshape copy slice dynamic-slice".split())
+_RANGES = [[f"-{of.limit}", of.limit] for of in CUBLASLT.values()]
 
 
 @rule(
     "quantized-in-loop",
     lost=Lost.DUPLICATE,
     reason="a loop quantizes the {side} operand in each iteration, and it is the same in each",
-    fix="quantize it before the loop; dequantize it in the loop, directly before the dot",
+    fix=(
+        "quantize it before the loop; dequantize it in the loop, directly before the dot; for "
+        "gradients, hand the wide array to the jax.custom_vjp function too, which does not read it "
+        "and returns the gradient as that array's"
+    ),
     source="XLA does not move what it has fused into a kernel out of a loop",
 )
 def quantized_in_loop(m: Matmul) -> list[Found]:
@@ -358,6 +400,11 @@ def quantized_in_loop(m: Matmul) -> list[Found]:
     quantized once. In the body of jax.lax.scan or jax.lax.map the program asks for it in each
     iteration, and XLA does as the program says. Each time, a kernel reads the wide array and writes
     its codes. The dequantization is another matter: it must stay in the loop, see before-the-loop.
+
+    If the loop computes gradients, as those of microbatches do, quantizing before it cuts the
+    weight off from them: codes have no gradient. Then let the jax.custom_vjp function take both,
+    the codes and the wide weight. It multiplies by the codes, does not read the wide weight, and
+    returns the gradient as that of the wide weight. XLA removes what nobody reads.
 
     Loses it:
 

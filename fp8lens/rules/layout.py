@@ -7,10 +7,19 @@ from fp8lens.hlo.ops import FP8_MULTIPLE
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
-from fp8lens.hlo.values import changes_layout, dimensions, is_choice_by_flag, reducer
+from fp8lens.hlo.values import (
+    NAMES,
+    changes_layout,
+    dimensions,
+    is_choice_by_flag,
+    is_one_number,
+    operand,
+    reducer,
+)
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.roles import Role, could_be_fused
-from fp8lens.matmul.unfused import UnfusedKernel, inside
+from fp8lens.matmul.epilogue import SUMMED
+from fp8lens.matmul.roles import Role, Step, could_be_fused
+from fp8lens.matmul.unfused import UnfusedKernel, inside, is_copied_for_a_choice
 from fp8lens.rules.bias import is_bias_by_columns
 from fp8lens.rules.facts import Cause, InFront, Matmul
 from fp8lens.rules.rule import Found, Lost, found_if, rule
@@ -194,20 +203,56 @@ def repeated_operand(kernel: InFront) -> Found | None:
 
 
 @rule(
+    "joined-operand",
+    lost=Lost.COPY,
+    reason="a kernel joins FP8 arrays to make the {side} operand: it copies them to {shape}",
+    fix=(
+        "store the arrays joined; or multiply each of them by itself, and join or add the results, "
+        "if these are smaller than the arrays"
+    ),
+    source="a call reads each operand from one place in memory",
+)
+def joined_operand(kernel: InFront) -> Found | None:
+    """Arrays are joined each time that the program runs, and the joined array is multiplied.
+
+    A call reads each operand from one place in memory. If the program joins arrays, such as the
+    weights for queries, keys and values, with jnp.concatenate or jnp.stack, a kernel copies all of
+    them in each run. Arrays that are only multiplied together can be stored together: as one
+    parameter of the model, or as one buffer of which other kernels write the parts.
+
+    Loses it:
+
+        def layer(a, b: "f8e4m3fn[64,256]", other: "f8e4m3fn[64,256]", a_scale, b_scale):
+            return scaled_dot(a, jnp.concatenate([b, other]), a_scale, b_scale)
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):  # both weights, stored as one array
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    joins = any(i.opcode == "concatenate" for i in inside(kernel.kernel))
+    is_found = kernel.work == "copy" and joins
+    return found_if(is_found, side=kernel.side, shape=kernel.kernel.shape.brief)
+
+
+@rule(
     "copied-choice",
     lost=Lost.COPY,
-    reason="a flag chooses the {side} operand from two FP8 arrays, and a kernel copies the chosen",
-    fix="choose between two matmuls: jax.lax.cond with a dot in each branch",
-    source="a select computes its result from both arrays, and writes it to memory",
+    reason="a flag chooses the {side} operand from {choices}, and a kernel copies the chosen",
+    fix=(
+        "choose between matmuls: jax.lax.cond with a dot in each branch; of an operand of zeros, "
+        "the branch returns zeros"
+    ),
+    source="a select, or a branch, writes its result to memory",
 )
 def copied_choice(kernel: InFront) -> Found | None:
     """One number decides which of two FP8 arrays is multiplied, and a kernel copies that array.
 
-    jnp.where with two arrays is a select instruction, and jax.lax.cond becomes one too, if both
-    branches are cheap. The call reads its operand from one place in memory, so a kernel copies the
-    chosen array there. If the dots stand in the branches of a jax.lax.cond, one of them runs, and
-    reads its array from where it is. A branch has a cost of its own, which fp8lens does not know:
-    for small arrays, leave this kernel.
+    jnp.where with two arrays is a select instruction. The call reads its operand from one place in
+    memory, so a kernel copies the chosen array there. So does each branch of a jax.lax.cond that
+    only returns an array. If the dots stand in the branches, one of them runs, and reads its array
+    from where it is. A branch has a cost of its own, which fp8lens does not know: for small arrays,
+    leave this kernel.
 
     Loses it:
 
@@ -223,8 +268,28 @@ def copied_choice(kernel: InFront) -> Found | None:
                 lambda: scaled_dot(other, b, a_scale, b_scale),
             )
     """
-    chooses = any(map(is_choice_by_flag, inside(kernel.kernel)))
-    return found_if(kernel.work == "copy" and chooses, side=kernel.side)
+    if kernel.work != "copy":
+        return None
+    by_flag = [i for i in inside(kernel.kernel) if is_choice_by_flag(i)]
+    if not by_flag and not is_copied_for_a_choice(kernel.kernel):
+        return None
+    choices = _choices(by_flag[-1]) if by_flag else "the FP8 arrays of several branches"
+    return Found(side=kernel.side, choices=choices)
+
+
+def _choices(i: Instruction) -> str:
+    """From what a choice by one number takes an array, in words."""
+
+    def offered(j: Instruction) -> list[Instruction]:
+        if is_choice_by_flag(j):
+            return [operand(j, 1), operand(j, 2)]
+        return [operand(j, 0)] if j.opcode in NAMES else []
+
+    ends = [j for j in walk([i], offered) if not offered(j)]
+    arrays = [j for j in ends if not is_one_number(j)]
+    if len(arrays) < len(ends):
+        return "an FP8 array and a number, repeated"
+    return "two FP8 arrays" if len(arrays) == 2 else f"{len(arrays)} FP8 arrays"
 
 
 @rule(
@@ -302,15 +367,21 @@ def stacked_then_summed(m: Matmul) -> Found | None:
 
             return jax.lax.scan(add, jnp.zeros((64, 128), f32), a)[0]
     """
-    if not m.is_cublaslt or [step.kind for step in m.steps[-2:]] != [Role.MOVE, Role.MOVE]:
+    moves = [step for step in m.steps if not _widens(step)]
+    if not m.is_cublaslt or [step.kind for step in moves[-2:]] != [Role.MOVE, Role.MOVE]:
         return None
-    stored, returned = (step.at for step in m.steps[-2:])
+    stored, returned = (step.at for step in moves[-2:])
     if stored.opcode != "dynamic-update-slice" or stored.computation is returned.computation:
         return None
     read = walk([returned], _converted)
     readers = [user for i in read for user in _users(i) if user not in read]
     is_summed = bool(readers) and all(map(_sums_the_stack, readers))
     return found_if(is_summed, written=size(stored.shape.nbytes))
+
+
+def _widens(step: Step) -> bool:
+    """Whether a step converts to a wider type, as a sum of bfloat16 does before it adds."""
+    return step.kind is Role.OUTPUT and step.at.shape.bits > step.value.shape.bits
 
 
 def _users(i: Instruction) -> Sequence[Instruction]:
@@ -329,22 +400,22 @@ def _sums_the_stack(i: Instruction) -> bool:
 
 
 @rule(
-    "copied-result",
+    "changed-in-part",
     lost=Lost.COPY,
-    reason="a kernel copies the result, as it is, before another one changes a part of the copy",
+    reason="a part of the result is changed, and the rest is not: {how}",
     fix=(
         "treat all of the result alike: add zeros to the rest of it (jnp.pad of the bias), or "
         "choose with jnp.where"
     ),
     source="copy_insertion.cc: what is changed in place must be a buffer of its own",
 )
-def copied_result(m: Matmul) -> Found | None:
-    """A part of the result is changed in place, and XLA copies the result before that.
+def changed_in_part(m: Matmul) -> Found | None:
+    """A part of the result is changed in place.
 
-    JAX's d.at[...].add and d.at[...].set become an update of a part of an array. XLA lets a kernel
-    write only that part, if the kernel may overwrite the array. The call's own result has another
-    layout or is a part of the call's tuple, so XLA copies all of it first. A bias for some columns
-    is zero for the others, and a call adds that.
+    JAX's d.at[...].add and d.at[...].set become an update of a part of an array, and a call changes
+    all of its result or nothing. A kernel can write only that part, if it may overwrite the array.
+    Where it may not, as where the call has written the result in another layout, XLA copies all of
+    it first. A bias for some columns is zero for the others, and a call adds that.
 
     Loses it:
 
@@ -357,7 +428,12 @@ def copied_result(m: Matmul) -> Found | None:
         def layer(a, b, a_scale, b_scale, bias: "bf16[32]"):
             return scaled_dot(a, b, a_scale, b_scale, bf16) + jnp.pad(bias, (0, 96))
     """
-    return found_if(m.is_cublaslt and any(map(_is_copied_to_change, m.near)))
+    if not m.is_cublaslt:
+        return None
+    if any(map(_is_copied_to_change, m.near)):
+        return Found(how="a kernel copies all of it, and another one changes the copy")
+    adds_to_part = any(map(_adds_to_part, m.near))
+    return found_if(adds_to_part, how="a kernel adds to the part what a call could add to all")
 
 
 def _is_copied_to_change(o: UnfusedKernel) -> bool:
@@ -369,6 +445,13 @@ def _is_copied_to_change(o: UnfusedKernel) -> bool:
     return bool(readers) and all(
         any(j.opcode == "dynamic-update-slice" for j in inside(reader)) for reader in readers
     )
+
+
+def _adds_to_part(o: UnfusedKernel) -> bool:
+    """Whether a kernel adds a bias to a part of a result, and stores that part in place."""
+    adds = Role.BIAS in o.fusable or Role.MATRIX_BIAS in o.fusable
+    stores = any(j.opcode == "dynamic-update-slice" for j in inside(o.instruction))
+    return o.after and adds and stores
 
 
 @rule(
@@ -648,10 +731,8 @@ def barrier(cause: Cause) -> Found | None:
     "joined-first",
     reason="the result is {how} before the {step}, and the call takes only what reads it directly",
     fix=(
-        "do it to the dot's own result, before that is {how}, unless only a part of it is treated "
-        "so; or multiply a factor into an operand's scale (a_scale); leave the conversion of a sum "
-        "that a loop adds up, which needs its digits; if the program has this order already, XLA "
-        "has changed it: put jax.lax.optimization_barrier between the two"
+        "do it to the dot's own result, before that is {how}{or_else}; if the program has this "
+        "order already, XLA has changed it: put jax.lax.optimization_barrier between the two"
     ),
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
@@ -678,7 +759,47 @@ def joined_first(cause: Cause) -> Found | None:
             q = quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
             return jnp.split(q, 2, axis=1)
     """
-    return found_if(cause.apart, step=cause.noun, lost=cause.lost, how=cause.apart)
+    or_else = ", unless only a part of it is treated so"
+    if cause.lost is Lost.OUTPUT:
+        or_else += "; leave the conversion of a sum that a loop adds up, which needs its digits"
+    elif cause.is_factor:
+        or_else = ", or multiply the factor into an operand's scale (a_scale)"
+    return found_if(cause.apart, step=cause.noun, lost=cause.lost, how=cause.apart, or_else=or_else)
+
+
+@rule(
+    "factor-of-a-sum-over-devices",
+    lost=Lost.SCALE,
+    reason="the result is summed over devices before the {step} is multiplied in",
+    fix=(
+        "multiply the factor into an operand's scale (a_scale): each device then multiplies its "
+        "own part of the sum"
+    ),
+    source="HandleMultiply takes a factor that reads the call's result directly",
+)
+def factor_of_a_sum(cause: Cause) -> Found | None:
+    """Devices add up their parts of a result, and the sum is multiplied by a factor.
+
+    If K is split over devices, each device computes a part of each sum, and an all-reduce adds the
+    parts up. What the program does to the result comes after that, in a kernel. A bias has to be
+    added there, because each device would add it. A factor can be multiplied into each part, and a
+    call takes it as part of an operand's scale.
+
+    Compiled with: mesh_shape=(8,), in_specs=(P(None, "x"), P(None, "x"), P(), P(), P())
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, d_scale):
+            return scaled_dot(a, b, a_scale, b_scale) * d_scale
+
+    Compiled with: mesh_shape=(8,), in_specs=(P(None, "x"), P(None, "x"), P(), P())
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):  # a_scale is multiplied by the factor already
+            return scaled_dot(a, b, a_scale, b_scale)
+    """
+    return found_if(cause.apart == SUMMED and cause.is_factor, step=cause.noun)
 
 
 @rule(
@@ -762,4 +883,12 @@ def cut_twice(cause: Cause) -> Found | None:
 #: Tried in this order, for a kernel that pads or cuts.
 PADDING = (padding, own_padding_of_few, own_padding)
 #: Tried in this order, before the rules of the step that stayed outside.
-MOVED = (turned_first, by_columns, moved_first, barrier, masked_first, joined_first)
+MOVED = (
+    turned_first,
+    by_columns,
+    moved_first,
+    barrier,
+    masked_first,
+    factor_of_a_sum,
+    joined_first,
+)

@@ -275,7 +275,7 @@ def block_scales(m: Matmul) -> Found | None:
         def layer(a, b, a_scale, b_scale):
             return scaled_dot(a, b, a_scale, b_scale)
     """
-    if m.block_scaled is None or m.chip.compute_capability >= (10, 0):
+    if m.block_scaled is None or m.chip.has_block_scales:
         return None
     return Found(of=f" ({m.block_format.name})" if m.block_format else "")
 
@@ -325,7 +325,7 @@ def scaled_dot_spelled_out(m: Matmul) -> Found | None:
             return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=bf16)
     """
     is_composite = m.block_scaled is not None and m.block_scaled.opcode == "call"
-    return found_if(is_composite and m.chip.compute_capability >= (10, 0))
+    return found_if(is_composite and m.chip.has_block_scales)
 
 
 @rule(

@@ -247,8 +247,9 @@ def scales_one_by_one(cause: Cause) -> Found | None:
         "result that it then writes as FP8"
     ),
     fix=(
-        "clamp and convert the result to FP8; or, if the epilogue is a bias alone, multiply the "
-        "scale into an operand's and into the bias, outside of the program; or leave this kernel"
+        "if the epilogue is a bias, or a relu and the factor is positive, multiply the factor into "
+        "an operand's scale, and into the bias, outside of the program; or clamp and convert the "
+        "result to FP8; or leave this kernel"
     ),
     source="F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
 )

@@ -216,7 +216,7 @@ DONE_WHERE_IT_IS_STORED = {
     "clamp-alone",
     "compared-only",
     "copied-choice",  # and a kernel takes its array out of the stack in any case
-    "copied-result",  # what is stored is another part then: unknown
+    "changed-in-part",  # what is stored is another part then
     "negated-last",
     "no-such-type",
     "other-activation",

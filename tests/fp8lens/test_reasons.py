@@ -110,6 +110,33 @@ def outer_products_added(x, w):
     return jax.lax.fori_loop(0, x.shape[1], one_more, jnp.zeros((len(x), len(w)), x.dtype))
 
 
+def gradient_of_microbatches(w, xs, scale, quantized_before):
+    """The sum of a weight's gradients; `quantized_before`: its codes are made before the loop."""
+
+    @jax.custom_vjp
+    def linear(x, w, codes):
+        return forward(x, w, codes)[0]
+
+    def forward(x, w, codes):
+        a, b = to_e4m3(x, scale), codes if quantized_before else to_e4m3(w, scale)
+        return scaled_dot(a, b, scale, scale), (a, b)
+
+    def backward(saved, g):
+        a, b = saved
+        g = to_e4m3(g, scale)
+        dx, dw = (scaled_dot(g_, v.T, scale, scale) for g_, v in ((g, b), (g.T, a)))
+        return dx.astype(bf16), dw.astype(bf16), jnp.zeros_like(b)
+
+    linear.defvjp(forward, backward)
+    codes = jax.lax.stop_gradient(to_e4m3(w, scale))
+
+    def add(total, x):
+        dw = jax.grad(lambda w: jnp.sum(jnp.tanh(linear(x, w, codes))))(w)
+        return total + dw.astype(f32), None
+
+    return jax.lax.scan(add, jnp.zeros(w.shape, f32), xs)[0]
+
+
 def state_read_in_each_iteration(x, w):
     """A linear attention without a dot: no matmul can do for its loop."""
 
@@ -447,6 +474,48 @@ CASES = {
         ),
         same_numbers=True,
     ),
+    "a weight or zeros, by a flag": Case(
+        "copy",
+        "a flag chooses the right operand from an FP8 array and a number, repeated",
+        lambda a, b, x, y, c: scaled_dot(a, jnp.where(c, b, jnp.zeros_like(b)), x, y),
+        (*OPERANDS, S(dtype=bool)),
+        lambda a, b, x, y, c: jax.lax.cond(
+            c, lambda: scaled_dot(a, b, x, y), lambda: jnp.zeros((M, N), f32)
+        ),
+        same_numbers=True,
+    ),
+    "one of two activations, returned by branches": Case(
+        "copy",
+        "a flag chooses the left operand from the FP8 arrays of several branches",
+        lambda a, b, x, y, c, e: scaled_dot(jax.lax.cond(c, lambda: a, lambda: e), b, x, y),
+        (*OPERANDS, S(dtype=bool), A),
+        lambda a, b, x, y, c, e: jax.lax.cond(
+            c, lambda: scaled_dot(a, b, x, y), lambda: scaled_dot(e, b, x, y)
+        ),
+        same_numbers=True,
+    ),
+    "one of three activations, by a number": Case(
+        "copy",
+        "a flag chooses the left operand from 3 FP8 arrays",
+        lambda a, b, x, y, c, e, n: scaled_dot(jax.lax.select_n(n, a, c, e), b, x, y),
+        (*OPERANDS, A, A, S(dtype=jnp.int32)),
+        lambda a, b, x, y, c, e, n: jax.lax.switch(
+            n, [functools.partial(scaled_dot, v, b, x, y) for v in (a, c, e)]
+        ),
+        same_numbers=True,
+    ),
+    "weights of two kinds of layers, in turn": Case(
+        "copy",
+        "a flag chooses the right operand from two FP8 arrays",
+        lambda a, bs, ws, x, y: jax.lax.map(
+            lambda n: scaled_dot(a, jnp.where(n % 2 == 0, bs[n], ws[n]), x, y), jnp.arange(4)
+        ),
+        (A, S(4, N, K), S(4, N, K), s, s),
+        lambda a, bs, ws, x, y: jax.lax.map(
+            lambda both: [scaled_dot(a, v, x, y) for v in both], (bs[::2], ws[1::2])
+        ),
+        fixed_options=UNMERGED,
+    ),
     "a weight of two scales": Case(
         "scale",
         "makes the right operand of codes",
@@ -463,6 +532,76 @@ CASES = {
             to_e4m3(w, x)
         ),
         same_numbers=True,
+    ),
+    "a weight quantized in a loop over microbatches": Case(
+        "duplicate",
+        "a loop quantizes the right operand in each iteration",
+        lambda w, xs, scale: gradient_of_microbatches(w, xs, scale, False),
+        (S(N, K, dtype=bf16), S(4, M, K, dtype=bf16), s),
+        lambda w, xs, scale: gradient_of_microbatches(w, xs, scale, True),
+        leaves=("transpose", "output", "epilogue"),
+        same_numbers=True,
+    ),
+    "results in bfloat16, summed behind a loop": Case(
+        "sum",
+        "65.5 kB are written and read again",
+        lambda a, b, x, y: jax.lax.map(lambda v: scaled_dot(v, b, x, y, bf16), a).mean(0),
+        (S(4, M, K), B, s, s),
+        lambda a, b, x, y: jax.lax.scan(
+            lambda total, v: (total + scaled_dot(v, b, x, y), None), jnp.zeros((M, N), f32), a
+        )[0],
+    ),
+    "a bias for a part of the columns, in place": Case(
+        "copy",
+        "a kernel adds to the part",
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y).at[:, :32].add(c),
+        (S(128, 512), S(256, 512), s, s, S(32, dtype=f32)),
+        lambda a, b, x, y, c: scaled_dot(a, b, x, y) + jnp.pad(c, (0, 224)).astype(bf16),
+    ),
+    "a number for each head, made by arange": Case(
+        "bias",
+        "each row of the matrix that is added is the same",
+        lambda a, b, x, y: (
+            scaled_dot(a, b, x, y, bf16).reshape(M, 4, 32)
+            + jnp.arange(4, dtype=bf16)[None, :, None]
+        ),
+        OPERANDS,
+        lambda a, b, x, y: (
+            scaled_dot(a, b, x, y, bf16) + BARRIER(jnp.repeat(jnp.arange(4, dtype=bf16), 32))
+        ).reshape(M, 4, 32),
+    ),
+    "a scale that a flag makes zero": Case(
+        "duplicate",
+        "a flag decides whether the result is used",
+        lambda a, b, x, y, c: scaled_dot(a, b, jnp.where(c, x, 0), y),
+        (*OPERANDS, S(dtype=bool)),
+        lambda a, b, x, y, c: jax.lax.cond(
+            c, lambda: scaled_dot(a, b, x, y), lambda: jnp.zeros((M, N), f32)
+        ),
+    ),
+    "activations joined along K": Case(
+        "copy",
+        "a kernel joins FP8 arrays to make the left operand",
+        lambda a, c, b, x, y: scaled_dot(jnp.concatenate([a, c], 1), b, x, y),
+        (S(M, 128), S(M, 128), B, s, s),
+        lambda a, c, b, x, y: scaled_dot(a, b, x, y),
+        fixed_args=(A, A, B, s, s),
+    ),
+    "what is out of range set to zero": Case(
+        "epilogue",
+        "this activation is another one",
+        lambda a, b, x, y: jnp.where(
+            (d := scaled_dot(a, b, x, y)) > 448, 0, jnp.where(d < -448, 0, d)
+        ).astype(e4m3),
+        OPERANDS,
+    ),
+    "a clamp by comparisons, to less than the range": Case(
+        "epilogue",
+        "this activation is another one",
+        lambda a, b, x, y: jnp.where(
+            (d := scaled_dot(a, b, x, y)) > 6, 6, jnp.where(d < -6, -6, d)
+        ).astype(e4m3),
+        OPERANDS,
     ),
     "dimensions of K in another order": Case(
         "transpose",
@@ -2354,6 +2493,16 @@ def test_every_rule_is_tried_in_each_of_its_forms_and_its_fix_applied():
     assert not [form for form in FORMS if not any(re.search(form, text) for text in texts)]
 
 
+# What is computed of codes, and is not only another scale.
+OF_CODES = {
+    "a product": lambda d, c, v: d * c,
+    "squares": lambda d, c, v: d * d,
+    "quotients": lambda d, c, v: 1 / d,
+    "a relu that is cut off": lambda d, c, v: jnp.clip(d, 0, 6),
+    "what is cut off above": lambda d, c, v: jnp.minimum(d, 3),
+    "codes times their column's number": lambda d, c, v: d * jnp.arange(float(K)),
+    "codes with a scale for each channel": lambda d, c, v: d * v.astype(f32),
+}
 FINE = {
     "softplus, whose input is read too": (
         lambda a, b, x, y, c: (d := scaled_dot(a, b, x, y, bf16), jax.nn.softplus(d) * c),
@@ -2363,6 +2512,19 @@ FINE = {
         lambda a, b, x, y, c: jnp.where(jnp.isfinite(d := scaled_dot(a, b, x, y)).all(), d, c),
         (*OPERANDS, C32),
     ),
+    "kept if something else is finite": (
+        lambda a, b, x, y, c: jnp.where(jnp.isfinite(y), scaled_dot(a, b, x, y), c),
+        (*OPERANDS, C32),
+    ),
+    **{
+        f"codes of {name}": (
+            lambda a, b, c, v, x, of=of: scaled_dot(
+                to_e4m3(of(dequantize(a, x, f32), dequantize(c, x, f32), v), x), b, x, x
+            ),
+            (A, B, A, S(K), s),
+        )
+        for name, of in OF_CODES.items()
+    },
     "one of two functions of a result, by a flag": (
         lambda a, b, x, y, c: jnp.where(c, jnp.sin(d := scaled_dot(a, b, x, y)), jnp.cos(d)),
         (*OPERANDS, S(dtype=bool)),
