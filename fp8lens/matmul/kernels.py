@@ -101,6 +101,8 @@ def _moved_alone(i: Instruction) -> int:
     written = sum(shape.nbytes for shape in results(i))
     if opcode == "dynamic-update-slice":
         return 2 * operand(i, 1).shape.nbytes
+    if opcode == "scatter" and len(i.operands) == 3:
+        return operand(i, 1).shape.nbytes + 3 * operand(i, 2).shape.nbytes
     read = [i.computation[name].shape.nbytes for name in i.operands]
     if opcode in _TAKES and read:
         read[0] = min(read[0], written)
@@ -122,18 +124,38 @@ def _read_of(parameter: Instruction, whole: int) -> int:
                 todo.append(user)
             elif user.opcode in _TAKES and takes_first:
                 read += user.shape.nbytes
-            elif not (user.opcode == "dynamic-update-slice" and takes_first):
+            elif not (takes_first and _changes_in_place(user)):
                 return whole
+            elif user.opcode == "scatter":  # which may add to what is there
+                read += operand(user, 2).shape.nbytes
     return min(read, whole)
+
+
+def _changes_in_place(i: Instruction) -> bool:
+    """Whether an instruction changes a part of its first operand, and that is a result of the
+    fusion, which nothing else in it reads.
+    """
+    if i.opcode not in ("dynamic-update-slice", "scatter") or len(i.operands) < 3:
+        return False
+    if i.opcode == "scatter" and len(i.operands) > 3:  # of several arrays
+        return False
+    while not i.is_root:
+        users = i.computation.users.get(i.name, ())
+        if len(users) != 1 or users[0].opcode not in VIEWS | {"tuple"}:
+            return False
+        i = users[0]
+    return True
 
 
 def _written(part: Instruction, shape: Shape) -> int:
     """Bytes that a fusion writes of a result: all of it, or what it changes of an operand."""
-    if part.opcode != "dynamic-update-slice":
+    if not _changes_in_place(part):
         return shape.nbytes
     changed = look_through(operand(part, 0), VIEWS)
-    in_place = changed.opcode == "parameter"
-    return min(shape.nbytes, operand(part, 1).shape.nbytes) if in_place else shape.nbytes
+    if changed.opcode != "parameter":
+        return shape.nbytes
+    put = operand(part, 1 if part.opcode == "dynamic-update-slice" else 2)
+    return min(shape.nbytes, put.shape.nbytes)
 
 
 def kernel(instruction: Instruction, count: int | None = 1) -> Kernel:

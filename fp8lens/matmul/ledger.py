@@ -9,9 +9,9 @@ from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
-from fp8lens.hlo.program import executions, results
+from fp8lens.hlo.program import executions, fused, results
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import operand, reducer
+from fp8lens.hlo.values import look_through, operand, reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
 from fp8lens.matmul.rows import GemmRow
@@ -224,24 +224,79 @@ def _classes(
 ) -> dict[Instruction, str]:
     """The class of each kernel, from what it does near the matmuls."""
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
-    magnitudes = {i for i in classes if is_plain(i) and _finds_magnitudes(i)}
-    of_magnitudes = _made_of(magnitudes, classes, around)
-    for i in reversed(classes):
-        if classes[i] not in ("rest", "move") or not is_plain(i):
+    plain = [i for i in classes if is_plain(i)]
+    made = _Made(plain, around)
+    for i in reversed(plain):
+        if classes[i] not in ("rest", "move"):
             continue
         readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if not readers:
-            continue
-        if classes[i] == "rest" and _writes_scalars(i) and readers <= {"quantize", "scale"}:
-            classes[i] = "scale"  # one number, as of an amax's history
-        elif i in magnitudes:
-            if classes[i] == "rest" and readers & _FOR_FP8 and readers <= _READING_SCALES:
-                classes[i] = "scale"
-        elif i in of_magnitudes and readers <= _READING_SCALES:
+        if made.a_scale(i, classes[i] == "rest", readers):
             classes[i] = "scale"
         elif readers == {"dequantize"} and _repeats(i):  # the scales of blocks, for each element
             classes[i] = "dequantize"
+    for i in plain:
+        if classes[i] in ("rest", "move") and _keeps_scales(i, classes, around):
+            classes[i] = "scale"
     return classes
+
+
+class _Made:
+    """Which kernels find magnitudes, and which compute with these or with sums alone. `plain`: the
+    kernels in their order.
+    """
+
+    def __init__(self, plain: Sequence[Instruction], around: Neighborhood):
+        self.magnitudes = {i for i in plain if _finds_magnitudes(i)}
+        self.of_magnitudes = _made_of(self.magnitudes, plain, around)
+        self.of_sums = _made_of_sums(plain, around)
+
+    def a_scale(self, i: Instruction, computes: bool, readers: set[str | None]) -> bool:
+        """Whether a kernel makes a scale or a part of one, by the classes of its `readers`;
+        `computes`: it does more than to move.
+        """
+        if i in self.of_magnitudes and _writes_scalars(i) and "maximum" in _reducers(i):
+            return True  # an amax, whoever reads it
+        if not readers:
+            return False
+        if computes and _writes_scalars(i) and readers <= {"quantize", "scale"}:
+            return i not in self.of_sums  # one number, as of an amax's history
+        if i in self.magnitudes:
+            return computes and bool(readers & _FOR_FP8) and readers <= _READING_SCALES
+        return i in self.of_magnitudes and readers <= _READING_SCALES
+
+
+def _keeps_scales(i: Instruction, classes: Mapping[Instruction, str], around: Neighborhood) -> bool:
+    """Whether a kernel computes with a scale or an amax, and otherwise with few elements: stores it
+    in a history, or makes the next step's scale of one.
+    """
+    shapes = [operand(i, n).shape for n in range(len(i.operands))]
+    if any(shape.size > _HISTORIES for shape in (*shapes, *results(i))):
+        return False
+    made = [j for n in range(len(i.operands)) for j, _ in around.producers(i, n)]
+    return any(classes.get(j) == "scale" for j in made)
+
+
+# Elements: the amaxes of a hundred layers, for a thousand steps.
+_HISTORIES = 1 << 17
+
+
+def _reducers(i: Instruction) -> set[str]:
+    """The opcodes by which a kernel reduces."""
+    return {reducer(j) for j in inside(i) if j.opcode == "reduce"}
+
+
+def _made_of_sums(kernels: Iterable[Instruction], around: Neighborhood) -> set[Instruction]:
+    """The kernels that make numbers from sums, as from a norm, and not from those of magnitudes.
+    `kernels` in their order.
+    """
+    found: set[Instruction] = set()
+    for i in kernels:
+        sums = "add" in _reducers(i) and all(j.opcode != "abs" for j in inside(i))
+        made = {j for n in range(len(i.operands)) for j, _ in around.producers(i, n)}
+        if sums or not made.isdisjoint(found):
+            if sums or _writes_scalars(i):
+                found.add(i)
+    return found
 
 
 def _made_of(
@@ -251,15 +306,32 @@ def _made_of(
     larger than a number: as with those of blocks, to make scales. `kernels` in their order.
     """
     found: set[Instruction] = set()
+
+    def is_of_them(made: tuple[Instruction, int]) -> bool:
+        i, element = made
+        return i in found or i in magnitudes or _is_of_magnitudes(i, element)
+
     for i in kernels:
-        if not is_plain(i) or i in magnitudes:
+        if i in magnitudes:
             continue
         arrays = [n for n in range(len(i.operands)) if operand(i, n).shape.size > 1]
-        made_of = [{j for j, _ in around.producers(i, n)} for n in arrays]
+        made_of = [around.producers(i, n) for n in arrays]
         of_kernels = bool(made_of) and all(made_of)  # and of no argument
-        if of_kernels and set().union(*made_of) <= found | magnitudes:
+        if of_kernels and all(is_of_them(made) for makers in made_of for made in makers):
             found.add(i)
     return found
+
+
+def _is_of_magnitudes(i: Instruction, element: int) -> bool:
+    """Whether one of several results of a kernel is the largest magnitudes of parts, as beside the
+    codes of what it quantizes.
+    """
+    computation = fused(i)
+    if computation is None or element >= len(computation.root.operands):
+        return False
+    made = look_through(operand(computation.root, element))
+    is_largest = made.opcode == "reduce" and reducer(made) == "maximum"
+    return is_largest and look_through(operand(made, 0)).opcode == "abs"
 
 
 def _repeats(i: Instruction) -> bool:

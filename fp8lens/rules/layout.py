@@ -208,7 +208,8 @@ def repeated_operand(kernel: InFront) -> Found | None:
     reason="a kernel joins FP8 arrays to make the {side} operand: it copies them to {shape}",
     fix=(
         "store the arrays joined; or multiply each of them by itself, and join or add the results, "
-        "if these are smaller than the arrays"
+        "if these are smaller than the arrays; where XLA has joined them and not the program, "
+        "compile with compiler_options={{'xla_gpu_dot_merger_threshold_mb': 0}}"
     ),
     source="a call reads each operand from one place in memory",
 )

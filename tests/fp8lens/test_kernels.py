@@ -136,6 +136,24 @@ def test_of_stacked_weights_each_iteration_reads_its_own():
     assert bytes_moved(aot_compile(scanned, x, stack, scale)) < layers * (alone + copies) * 1.1
 
 
+def test_what_is_changed_in_place_counts_unless_all_of_it_is_read():
+    cache, row = shape(4096, 4096, dtype=f32), shape(1, 4096, dtype=f32)
+    at, places = shape(dtype=jnp.int32), shape(16, dtype=jnp.int32)
+
+    def moved(fn, *args):
+        return bytes_moved(aot_compile(jax.jit(fn, donate_argnums=0), cache, *args))
+
+    def put(cache, row, at):
+        return jax.lax.dynamic_update_slice(cache, row, (at, 0))
+
+    whole, of_row = 4 * 4096 * 4096, 4 * 4096
+    assert moved(put, row, at) < 3 * of_row
+    # The sums of what is put, which nothing writes, read all of it.
+    assert moved(lambda *given: put(*given).sum(0), row, at) > whole
+    rows = shape(16, 4096, dtype=f32)
+    assert moved(lambda c, i, v: c.at[i].add(v), places, rows) < 16 * 4 * of_row
+
+
 def test_a_matmul_that_is_no_matmul_has_no_flops():
     program = aot_compile(lambda x: jnp.linalg.cholesky(x), shape(16, 16, dtype=f32))
     assert kernels(program) and all(k.flops == 0 for k in kernels(program))

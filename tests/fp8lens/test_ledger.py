@@ -198,3 +198,30 @@ def test_what_fp8_alone_needs_is_counted_as_its(multiply, target):
     others = [line for line in layer if line.what in ("rest", "opaque")]
     most = kernels_beside_matmuls(inspect(normalized(plain), *args, target=target).hlo)
     assert 0 < len(others) <= most
+
+
+def delayed(x, w, histories, scales):
+    """Delayed scaling with the state of the next step: histories, and scales of their maxima."""
+    x_scale, w_scale = scales
+    d = scaled_dot(to_e4m3(x, 1 / x_scale), to_e4m3(w, 1 / w_scale), x_scale, w_scale, bf16)
+    amaxes = [jnp.max(jnp.abs(v)).astype(f32) for v in (x, w)]
+    kept = [jnp.concatenate([m[None], h[:-1]]) for m, h in zip(amaxes, histories, strict=True)]
+    return d, kept, [jnp.max(h) / 448 for h in kept]
+
+
+# Of large arrays XLA finds an amax by two kernels.
+@pytest.mark.parametrize("size", [256, 4096])
+def test_what_delayed_scaling_keeps_is_fp8_s(size):
+    x = S(size, size, dtype=bf16)
+    ledger = inspect(delayed, x, x, [S(16, dtype=f32)] * 2, [s] * 2).ledger
+    assert [line for line in ledger if line not in ledger.for_fp8] == [*ledger.of("matmul")]
+    assert len(ledger.of("matmul")) == 1 and len(ledger.of("scale")) > 1
+
+
+def test_a_norm_of_all_elements_is_not_fp8_s():
+    def normalized_by_one(x, w, scale):
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(f32)))).astype(bf16)
+        return scaled_dot(to_e4m3(x, scale), w, scale, scale, bf16)
+
+    ledger = inspect(normalized_by_one, S(4096, 4096, dtype=bf16), S(4096, 4096), s).ledger
+    assert not ledger.of("scale") and len(ledger.of("rest")) > 1, str(ledger)

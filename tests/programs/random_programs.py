@@ -1058,6 +1058,8 @@ class Module:
         opcode = line.opcode.removesuffix("-start")
         if opcode == "dynamic-update-slice":
             return 2 * read[1]
+        if opcode == "scatter" and len(read) == 3:
+            return read[1] + 3 * read[2]
         if opcode in _CUTS:
             return min(read[0], size(written)) + sum(read[1:]) + size(written)
         body = self.computations.get(line.has(r"calls=%([\w.\-]+)"))
@@ -1120,10 +1122,32 @@ def _behind(body: dict[str, Line], line: Line) -> Line:
 def _put(body: dict[str, Line], result: Line) -> Line | None:
     """What is put into an argument, where that is the result."""
     update = _behind(body, result)
-    if update.opcode != "dynamic-update-slice":
+    root = [*body.values()][-1]
+    if update not in _in_place(body, root):
         return None
-    into, put, *_ = update.operands
-    return body[put] if _behind(body, body[into]).opcode == "parameter" else None
+    into = _behind(body, body[update.operands[0]])
+    put = update.operands[1 if update.opcode == "dynamic-update-slice" else 2]
+    return body[put] if into.opcode == "parameter" else None
+
+
+def _in_place(body: dict[str, Line], root: Line) -> list[Line]:
+    """The updates of a part of an array that a fusion writes, where no other line reads what is
+    updated.
+    """
+    results = root.operands if root.opcode == "tuple" else [root.name]
+    found = []
+    for name in results:
+        names, line = [name], body[name]
+        while line.opcode in _NAMES:
+            line = body[line.operands[0]]
+            names.append(line.name)
+        readers = [other for other in body.values() for n in names if n in other.operands]
+        # Each name has the one before it as its reader, and the last one the root, if that joins.
+        alone = len(readers) == len(names) - (root.opcode != "tuple")
+        is_scatter = line.opcode == "scatter" and len(line.operands) == 3
+        if alone and (is_scatter or line.opcode == "dynamic-update-slice"):
+            found.append(line)
+    return found
 
 
 def _used(body: dict[str, Line], name: str, root: Line) -> float:
@@ -1139,8 +1163,10 @@ def _used(body: dict[str, Line], name: str, root: Line) -> float:
                 used += _used(body, line.name, root)
             elif line.opcode in _CUTS and position == 0:
                 used += size(line.type)
-            elif line.opcode != "dynamic-update-slice" or position > 0:
+            elif position > 0 or line not in _in_place(body, root):
                 used += math.inf
+            elif line.opcode == "scatter":
+                used += size(body[line.operands[2]].type)
     return used
 
 
