@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
-from fp8lens.guard import MAY_GROW, Entry, changes, entry_of, recorded, write_record
+from fp8lens.guard import MAY_GROW, changes
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.text import (
@@ -41,6 +41,7 @@ from fp8lens.hlo.text import (
 )
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
+from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.page import every_name, explain
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _PIPED = "-"  # for a saved program: it comes from standard input
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
+_FUNCTION = re.compile(r"(.+\.py)(?::(.*))?", re.S)  # a file, and a function in it
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
 _DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
 # What XLA's GPU compiler, and no other, writes beside its kernels and calls.
@@ -408,68 +410,85 @@ def _is_a_gpus(i: Instruction) -> bool:
 
 def _is_record(given: argparse.Namespace) -> bool:
     """Whether --against names a record, and not a function."""
-    return bool(given.against) and given.against.endswith(".json")
+    return bool(given.against) and not _FUNCTION.fullmatch(given.against)
 
 
-def _program(given: argparse.Namespace) -> str:
-    """A program's name in a record: without the folder, which differs between machines."""
+def _check_guard(given: argparse.Namespace) -> None:
+    """What is wrong with the options of a record is said before anything is compiled."""
+    if _is_record(given):
+        path = Path(given.against)
+        if not path.is_file():
+            raise _Mistake(
+                f"--against: there is no record {given.against!r}: write it with --save, or give "
+                "path/to/file.py:function."
+            )
+        with (
+            _reading(path),
+            _answered(ValueError, lambda error: f"--against: {error.args[0]}"),
+        ):
+            read_record(path)
+        return
+    for option in ("summary", "may_grow"):
+        if getattr(given, option) is not None:
+            raise _Mistake(
+                f"--{option.replace('_', '-')} is for --against with a record: add --against "
+                "fp8.json, or leave it out."
+            )
+
+
+def _program(given: argparse.Namespace, record: str) -> str:
+    """A program's name in a record."""
+    function = _FUNCTION.fullmatch(given.what)
+    if given.name:
+        return given.name
+    if function:
+        return name_in(record, function[1], function[2] or "")
     return Path(given.what).name
 
 
-def _recorded(given: argparse.Namespace) -> Entry | None:
-    """What the record of --against has of the program; None where none is asked for."""
-    if not _is_record(given):
-        return None
-    path = Path(given.against)
-    if not path.is_file():
-        raise _Mistake(
-            f"--against: there is no record {given.against!r}: write it with --save, or give "
-            "path/to/file.py:function."
-        )
-    with (
-        _reading(path),
-        _answered((KeyError, ValueError), lambda error: f"--against: {error.args[0]}"),
-    ):
-        return recorded(path, _program(given))
-
-
-def _guard(given: argparse.Namespace, seen: Inspection, before: Entry | None) -> str:
+def _guard(given: argparse.Namespace, seen: Inspection) -> str:
     """Compare with the record, and write it: the paragraph if something is worse, else "". A
     paragraph without anything worse is printed here.
     """
     notes = sys.stderr if given.json else sys.stdout
     worse = ""
-    if before is not None:
-        with _answered(ValueError, lambda error: f"--against: {error}"):
-            found = changes(before, seen, given.may_grow)
-        said = visible(f"{_program(given)}, against {given.against}: {found}")
-        if given.summary:
-            with (
-                _answered(OSError, lambda error: f"--summary: {_told(error)}"),
-                open(given.summary, "a", encoding="utf-8") as file,
-            ):
-                file.write(f"{said}\n\n")
+    if _is_record(given):
+        name, share = _program(given, given.against), given.may_grow
+        with _answered((KeyError, ValueError), lambda error: f"--against: {error.args[0]}"):
+            before = recorded(given.against, name, entry_of(seen))
+            may_grow = MAY_GROW if share is None else share
+            found = changes(before.entry, seen, may_grow, before.note)
+        said = visible(f"{name}, against {given.against}: {found}")
+        _summarize(given, said)
         if found.worse:
             worse = said
         else:
             print("", *wrapped(said, 0, 2), sep="\n", file=notes)
-    if given.save:
+    if given.save and worse and os.path.realpath(given.save) == os.path.realpath(given.against):
+        kept = "the record is not renewed, because something is worse: to renew it, leave out"
+        print("", visible(f"{kept} --against {given.against}"), sep="\n", file=notes)
+    elif given.save:
         with _answered((OSError, ValueError), lambda error: f"--save: {_told(error)}"):
-            write_record(given.save, _program(given), entry_of(seen))
+            write_record(given.save, _program(given, given.save), entry_of(seen))
         print("", visible(f"recorded in {given.save}"), sep="\n", file=notes)
     return worse
 
 
+def _summarize(given: argparse.Namespace, said: str) -> None:
+    """Append to the file of --summary what is said of the program."""
+    if given.summary:
+        with (
+            _answered(OSError, lambda error: f"--summary: {_told(error)}"),
+            open(given.summary, "a", encoding="utf-8") as file,
+        ):
+            file.write(f"{visible(said)}\n\n")
+
+
 def _against(given: argparse.Namespace) -> Inspection:
     """The function of --against, compiled as the other one is."""
-    python = re.fullmatch(r"(.+\.py):(.*)", given.against, re.S)
-    if python is None:
-        raise _Mistake(
-            f"--against: {given.against!r} names no function and no record: give "
-            "path/to/file.py:function, such as the same layer in bfloat16, or a .json file that "
-            "--save wrote."
-        )
-    return _compiled(given, python[1], python[2])
+    python = _FUNCTION.fullmatch(given.against)
+    assert python  # else it names a record
+    return _compiled(given, python[1], python[2] or "")
 
 
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
@@ -510,8 +529,8 @@ def _report(given: argparse.Namespace) -> int:
     """Print the report; 1 where --require-fp8 does not hold, or something is worse than recorded,
     else 0.
     """
-    before = _recorded(given)
-    python = re.fullmatch(r"(.+\.py)(?::(.*))?", given.what, re.S)
+    _check_guard(given)
+    python = _FUNCTION.fullmatch(given.what)
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     if python:
         seen = _compiled(given, python[1], python[2] or "")
@@ -529,7 +548,7 @@ def _report(given: argparse.Namespace) -> int:
     style = _style(notes)
     if failures:
         print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
-    worse = _guard(given, seen, before)
+    worse = _guard(given, seen)
     if worse:
         print("", *(style(line, Ink.LOST) for line in wrapped(worse, 0, 2)), sep="\n", file=notes)
     return 1 if failures or worse else 0
@@ -630,7 +649,16 @@ def _answer(given: argparse.Namespace) -> int:
         if given.debug:
             print(visible(traceback.format_exc(), keep="\n"), file=sys.stderr)
         print(_error(said), file=sys.stderr)
+        _summarize_error(given, said)
         return 2
+
+
+def _summarize_error(given: argparse.Namespace, said: str) -> None:
+    """Append to the file of --summary why there is no answer. Whoever reads it, as a pull request's
+    comment, is not to miss it; where the file cannot be written, standard error has it.
+    """
+    with contextlib.suppress(_Mistake):
+        _summarize(given, f"{given.what}, against {given.against}: {said}")
 
 
 def _error(said: str) -> str:
@@ -751,18 +779,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--save",
         metavar="FILE.json",
-        help="write what the program costs into a record, which keeps its other programs",
+        help=(
+            "write what the program costs into a record, which keeps its other programs; not where "
+            "--against names the same record, and something is worse"
+        ),
+    )
+    parser.add_argument(
+        "--name",
+        help=(
+            "the program's name in a record (default: its file, from the record's folder, and its "
+            "function)"
+        ),
     )
     parser.add_argument(
         "--summary",
         metavar="FILE",
-        help="append what --against says of the record to a file, as for a pull request's comment",
+        help=(
+            "append what --against says of the record, or why there is no answer, to a file, as "
+            "for a pull request's comment"
+        ),
     )
     parser.add_argument(
         "--may-grow",
         metavar="SHARE",
         type=_share,
-        default=MAY_GROW,
         help=(
             "by which share bytes and memory may grow over the record (default: "
             f"{MAY_GROW}, which is {MAY_GROW:.0%}%)"
@@ -808,7 +848,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _explain(words[1:])
             given = _parser().parse_args(argv)
             if argv is None and re.search(r"\.py(:|$)", given.what):
-                return _apart()
+                return _apart(given)
             return _answer(given)
         finally:
             for stream in streams:
@@ -847,7 +887,7 @@ def _unwritten(error: OSError, streams: Iterable[TextIO]) -> int:
     return 141 if unread else 2
 
 
-def _apart() -> int:
+def _apart(given: argparse.Namespace) -> int:
     """Run in a process of its own: whatever the file or XLA does, 0 is an answer's status alone."""
     with tempfile.TemporaryDirectory(prefix="fp8lens-") as folder:
         program = (
@@ -872,6 +912,7 @@ def _apart() -> int:
         "or give the process more memory where that was short."
     )
     print(_error(said), file=sys.stderr)
+    _summarize_error(given, said)
     return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3
 
 

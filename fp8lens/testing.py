@@ -3,17 +3,19 @@ that sends wide numbers.
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Real
 from typing import Any
 
-from fp8lens.guard import MAY_GROW, Changes, changes, entry_of, recorded, write_record
+from fp8lens.guard import MAY_GROW, Changes, changes
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide
 from fp8lens.matmul.rows import GemmRow
+from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.report.gemms import GemmReport
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import Reasons, paragraph
@@ -24,6 +26,10 @@ UPDATE = "FP8LENS_UPDATE"
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum")
 _NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
+# Files of installed packages, and what is no file.
+_NO_FILE = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")
+# The parameters in pytest's name of the test that runs: "test_layer.py::test_costs[256] (call)".
+_PARAMETERS = re.compile(r"(\[.*\]) \(\w+\)$", re.S)
 # Whether an FP8 call does a kind of work, where its row tells.
 _DONE: dict[str, Callable[[GemmRow], bool]] = {
     "scale": lambda row: bool(row.scales) or row.alpha != 1,
@@ -244,15 +250,18 @@ def assert_no_worse(
     with its arguments and options as `inspect` takes them, or an Inspection.
 
     `record` is the path of a JSON file, which may have many programs; `name` is the program's name
-    there, by default the function's. `may_grow`: bytes moved, bytes sent and memory at the peak may
-    grow by this share of what is recorded; a matmul that lost FP8, or a kernel more, always fails.
-    To write what the program costs now into the record, run pytest with --fp8lens-update, or set
+    there. By default it is the function's file, from the record's folder, and the function's name,
+    as in "layer.py:layer", the name that the command gives it; in a parametrized test the test's
+    parameters follow, as in "layer.py:layer[256]". `may_grow`: bytes moved, bytes sent and memory
+    at the peak may grow by this share of what is recorded. A matmul that lost FP8 always fails, and
+    so does a kernel more that does what a matmul's call could do; of other kernels, 2% more. To
+    write what the program costs now into the record, run pytest with --fp8lens-update, or set
     FP8LENS_UPDATE=1.
 
     Returns what has changed. Raises AssertionError, whose message is a paragraph that says what is
     worse, where, and why, and what is better; FileNotFoundError or KeyError where nothing is
-    recorded, ValueError for a file that is no record, or is of another chip; and what `inspect`
-    raises.
+    recorded; ValueError for a file that is no record, or is of another chip, and while records are
+    written, for another program under a name that this run has recorded; and what `inspect` raises.
 
     Example:
 
@@ -271,24 +280,46 @@ def assert_no_worse(
     """
     if isinstance(may_grow, bool) or not isinstance(may_grow, Real) or not may_grow >= 0:
         raise ValueError(f"may_grow must be a share such as 0.02, for 2%; got {may_grow!r}.")
-    name = name or getattr(fn, "__qualname__", "program")
     updates = os.environ.get(UPDATE, "") not in ("", "0")
     if not updates and not os.path.exists(record):
         raise FileNotFoundError(
             f"there is no record {os.fspath(record)!r}: run pytest once with --fp8lens-update, and "
             "commit the file that it writes."
         )
+    if os.path.exists(record):
+        read_record(record)  # what is wrong with it is said before anything is compiled
     seen = inspect(fn, *args, **options)
+    name = name or _default_name(fn, seen, record)
+    entry = entry_of(seen)
     if updates:
-        write_record(record, name, entry_of(seen))
+        write_record(record, name, entry)
         return Changes((), ())
-    found = changes(recorded(record, name), seen, may_grow)
+    before = recorded(record, name, entry)
+    found = changes(before.entry, seen, may_grow, before.note)
     if found.worse:
         raise AssertionError(
             f"{visible(name)} is worse than recorded in {visible(os.fspath(record))}: {found} To "
             "record it as it is now, run pytest with --fp8lens-update."
         )
     return found
+
+
+def _default_name(fn: Any, seen: Inspection, record: str | os.PathLike) -> str:
+    """A program's name in a record: where its function is written, and the parameters of the test
+    that runs. Of a function in an installed package the folder differs between machines: only its
+    name; of a program that is no function, the module's.
+    """
+    while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
+    code = getattr(fn, "__code__", None)
+    if isinstance(fn, Inspection) or not callable(fn):
+        name = seen.module.name
+    elif code is None or _NO_FILE.search(code.co_filename):
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    else:
+        name = name_in(record, code.co_filename, fn.__qualname__)
+    parameters = _PARAMETERS.search(os.environ.get("PYTEST_CURRENT_TEST", ""))
+    return name + (parameters[1] if parameters else "")
 
 
 def assert_fp8_collectives(

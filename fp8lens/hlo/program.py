@@ -41,7 +41,7 @@ def _trips(loop: Instruction) -> int | None:
 
 # A call of a computation: its name, and how often a run of the caller runs it; None where that is
 # not known.
-_Call = tuple[str, int | None]
+Call = tuple[str, int | None]
 
 
 def executions(module: HloModule) -> dict[str, int | None]:
@@ -71,11 +71,11 @@ def _count(so_far: int | None, caller: int | None, times: int | None) -> int | N
     return count if count < 1 << 63 else None
 
 
-def _call_graph(module: HloModule) -> tuple[dict[str, list[_Call]], list[str]]:
+def _call_graph(module: HloModule) -> tuple[dict[str, list[Call]], list[str]]:
     """What each computation that ENTRY reaches calls, and these computations in an order in which
     a caller comes before what it calls.
     """
-    calls: dict[str, list[_Call]] = {}
+    calls: dict[str, list[Call]] = {}
     finished: dict[str, bool] = {}
     stack = [(module.entry, False)]
     while stack:  # not by recursion: text may nest deeper than Python does
@@ -91,7 +91,7 @@ def _call_graph(module: HloModule) -> tuple[dict[str, list[_Call]], list[str]]:
             opcode = i.opcode.removesuffix("-start")
             if opcode not in CONTROL | {"fusion"}:
                 continue
-            called = _calls(i)
+            called = callees(i)
             for name, _ in called:
                 if name in calls and name not in finished:
                     raise i.error(f"computation {name} calls itself")
@@ -101,7 +101,7 @@ def _call_graph(module: HloModule) -> tuple[dict[str, list[_Call]], list[str]]:
     return calls, [*reversed(finished)]
 
 
-def _calls(i: Instruction) -> list[_Call]:
+def callees(i: Instruction) -> list[Call]:
     """The computations that a call, loop, branch or fusion runs, and how often."""
     if i.opcode.removesuffix("-start") not in CONTROL:
         return [(fusion_body(i).name, 1)]

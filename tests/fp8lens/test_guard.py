@@ -1,12 +1,15 @@
 """A record of what programs cost fails where something has become worse, and nowhere else."""
 
 import copy
+import functools
 import json
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
+from operator import getitem
 from pathlib import Path
 
 import jax
@@ -16,7 +19,8 @@ import yaml
 
 from fp8lens import assert_no_worse, inspect
 from fp8lens.cli import main
-from fp8lens.guard import changes, entry_of, read_record, recorded, write_record
+from fp8lens.guard import changes
+from fp8lens.records import entry_of, read_record, recorded, write_record
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
@@ -74,9 +78,69 @@ def record(tmp_path):
 
 
 @pytest.mark.parametrize("same", [layer, renamed])
-def test_names_and_order_change_nothing(same, record):
-    found = assert_no_worse(same, *ARGS, record=record)
+def test_names_and_order_change_nothing(same):
+    found = changes(RECORDED, inspect(same, *ARGS))
     assert (found.worse, found.better, found.about) == ((), (), ())
+
+
+def quantized_dot(x, w):
+    """A matmul whose operands are scaled by their amaxes."""
+    x_scale, w_scale = (jnp.max(jnp.abs(a)).astype(f32) / 448 for a in (x, w))
+    return scaled_dot(to_e4m3(x, x_scale), to_e4m3(w, w_scale), x_scale, w_scale, bf16)
+
+
+dense = jax.custom_vjp(quantized_dot)  # whose gradients are quantized too
+dense.defvjp(
+    lambda x, w: (dense(x, w), (x, w)),
+    lambda saved, g: (quantized_dot(g, saved[1].T), quantized_dot(g.T, saved[0].T)),
+)
+
+
+def block(w, x):
+    """Attention and a gated MLP, of 128 tokens in 4 heads."""
+
+    def norm(x):
+        y = x.astype(f32)
+        return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6)).astype(bf16)
+
+    h = norm(x)
+    q, k, v = (dense(h, w[name]).reshape(2, 128, 4, 64) for name in "qkv")
+    logits = jnp.einsum("bthd,bshd->bhts", q, k).astype(f32) / 8
+    attended = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(logits).astype(bf16), v)
+    x = x + dense(attended.reshape(256, 256), w["out"])
+    h = norm(x)
+    return x + dense(jax.nn.silu(dense(h, w["gate"])) * dense(h, w["up"]), w["down"])
+
+
+def step_of(**names):
+    """A training step of a block whose weights have these names: inspected."""
+
+    def step(weights, x, y):
+        def loss(weights):
+            named = {name: weights[other] for name, other in names.items()}
+            return jnp.mean(jnp.square(block(named, x) - y).astype(f32))
+
+        value, found = jax.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - g * bf16(1e-3), weights, found), value
+
+    wide = {"gate": S(512, 256), "up": S(512, 256), "down": S(256, 512)}
+    weights = {other: wide.get(name, S(256, 256)) for name, other in names.items()}
+    return inspect(step, weights, S(256, 256), S(256, 256))
+
+
+def test_the_order_of_parameters_is_harmless():
+    """JAX orders a dictionary's arrays by their names, and XLA fuses and schedules by that order:
+    there may be a kernel more, and more bytes, within the limits, which is said.
+    """
+    names = "q k v out gate up down".split()
+    seen = [
+        step_of(**{name: name for name in names}),
+        *(step_of(**dict(zip(names, order, strict=True))) for order in ("hjbfakg", "gbdecaf")),
+    ]
+    found = [changes(entry_of(one), other) for one in seen for other in seen]
+    print(*found, sep="\n")
+    assert not any(one.worse for one in found)
+    assert any("1 kernel more" in str(one) for one in found)  # else it tells nothing
 
 
 def test_a_matmul_that_lost_fp8_is_named_with_its_line_and_rule():
@@ -85,7 +149,9 @@ def test_a_matmul_that_lost_fp8_is_named_with_its_line_and_rule():
         "        g = jax.lax.dot(wide, (to_e4m3(gate, scale).astype(bf16) * scale.astype(bf16)).T)"
     )
     first, *_ = found.worse
-    assert re.match(rf"gate \(\S*test_guard.py:{line}\) lost FP8: \S+ \wB more, because ", first)
+    assert re.match(
+        rf"gate \(\S*test_guard.py:{line}\) lost FP8: \S+ \wB more there, because ", first
+    )
     assert first.endswith("[operation-between]")
     back = changes(entry_of(inspect(edited, *ARGS)), inspect(layer, *ARGS))
     assert not back.worse and "gate (" in back.better[0] and "is in FP8 now" in back.better[0]
@@ -98,16 +164,21 @@ def test_a_kernel_more_is_told_with_its_reason():
     )
 
 
-@pytest.mark.parametrize("name", ["bytes moved", "memory at the peak"])
+@pytest.mark.parametrize("name", ["bytes", "memory"])
 @pytest.mark.parametrize(
-    "growth, may_grow, worse", [(1.03, 0.02, 1), (1.03, 0.05, 0), (1.01, 0.02, 0)]
+    "growth, may_grow, worse", [(1.06, 0.05, 1), (1.06, 0.08, 0), (1.04, 0.05, 0)]
 )
 def test_growth_counts_from_a_share_on(name, growth, may_grow, worse):
     before = copy.deepcopy(RECORDED)
-    before["totals"][name] /= growth
+    if name == "memory":
+        before["totals"]["memory at the peak"] /= growth
+    for row in before["work"]:
+        row["bytes"] /= growth if name == "bytes" else 1
     found = changes(before, inspect(layer, *ARGS), may_grow)
     assert len(found.worse) == worse
-    assert not worse or f"(+{growth - 1:.1%})" in found.worse[0]
+    # What is within the limit is said all the same.
+    said = found.worse[0] if worse else found.about[0]
+    assert f"(+{growth - 1:.1%})" in said and said.startswith("More, within") != worse
 
 
 def test_a_newer_jax_is_named():
@@ -123,17 +194,27 @@ def test_another_chip_is_refused(record):
 def test_a_record_has_many_programs(record):
     write_record(record, "other", RECORDED)
     assert [*read_record(record)] == ["layer", "other"]
-    with pytest.raises(KeyError, match="layer, other, and not third"):
-        recorded(record, "third")
+    with pytest.raises(KeyError, match="layer, other, and not third: .*--name"):
+        recorded(record, "third", RECORDED)
     assert not [p for p in record.parent.iterdir() if p != record]
 
 
+def test_a_program_of_another_name_is_compared_with_the_one_it_was(record):
+    found = assert_no_worse(renamed, *ARGS, record=record)
+    assert "Compared with layer, the record's only program." in str(found)
+    write_record(record, "other", entry_of(inspect(jnp.matmul, S(64, 64), S(64, 64))))
+    found = assert_no_worse(renamed, *ARGS, record=record)
+    assert "Compared with layer, the only program of the record with the same" in str(found)
+
+
 def damages(document, path=()):
-    """Each value of a document replaced by something else, and each key left out."""
+    """Each value of a document replaced by something else. What is no finite number is written as
+    Python writes it: NaN, Infinity.
+    """
     items = document.items() if isinstance(document, dict) else enumerate(document[:1])
     for key, value in items:
-        yield (*path, key), None
-        yield (*path, key), ["x"]
+        for other in (None, ["x"], "x", True, math.nan, math.inf, -1, 10**30, {}):
+            yield (*path, key), other
         if isinstance(value, dict | list):
             yield from damages(value, (*path, key))
 
@@ -149,16 +230,23 @@ def test_a_damaged_record_is_refused_or_still_right(record):
             at = at[key]
         at[path[-1]] = value
         record.write_text(json.dumps(document))
+        wrong = path[2:] and type(value) is not type(functools.reduce(getitem, path, whole))
         try:
-            str(changes(recorded(record, "layer"), seen))
+            str(changes(recorded(record, "layer", RECORDED).entry, seen))
         except (ValueError, KeyError) as error:
             assert "fp8" in str(error) or "record" in str(error)
+        else:
+            assert not wrong or path[-1] == "memory at the peak", (path, value)
         tried += 1
-    assert tried > 60
+    assert tried > 250
+    del whole["programs"]["layer"]["totals"]["FLOPs"]
+    record.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match=r"layer is damaged \(totals has no FLOPs\)"):
+        recorded(record, "layer", RECORDED)
     for text in ("", "[]", "{", "null", '{"programs": {}}', "[" * 100_000):
         record.write_text(text)
         with pytest.raises(ValueError, match="--save"):
-            recorded(record, "layer")
+            recorded(record, "layer", RECORDED)
 
 
 MODEL = """
@@ -250,7 +338,10 @@ def test_the_readmes_test_is_updated_by_pytests_option(project):
         (("--against", "bad.json"), "bad.json is no record of fp8lens"),
         (("--save", "no/such/folder.json"), "--save: "),
         (("--save", "bad.json"), "bad.json is no record of fp8lens"),
-        (("--against", "layer.txt"), "names no function and no record"),
+        (("--against", "layer.txt"), "there is no record 'layer.txt'"),
+        (("--against", "layer.py"), "name the function too"),
+        (("--summary", "fp8.md"), "--summary is for --against with a record"),
+        (("--against", "layer.py:layer", "--may-grow", "1"), "--may-grow is for --against with a"),
     ],
 )
 def test_what_cannot_be_used_is_said(words, says, project, capsys):
