@@ -92,7 +92,8 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
         if figure.is_worse(may_grow):
             worse.append(figure.said + _explained(figure, before, after, seen))
         elif figure.more > 0:
-            within.append(figure.said)
+            where = _explained(figure, before, after, seen) if figure.what == "kernels" else ""
+            within.append(figure.said + where)
         elif figure.is_better(may_grow) and not _grows_deeper(figure, figures):
             better.append(figure.said)
     about = [visible(note)] if note else []
@@ -150,9 +151,8 @@ def _figures(before: Entry, after: Entry) -> Iterator[_Figure]:
             if what == "kernels":
                 needless = _cost(after, "avoidable", loops) - _cost(before, "avoidable", loops)
             yield _Figure(what, loops, was, now, needless)
-    was, now = (entry["totals"].get("memory at the peak") for entry in (before, after))
-    if was is not None and now is not None:
-        yield _Figure("memory", 0, was, now)
+    if before["peak"] is not None and after["peak"] is not None:
+        yield _Figure("memory", 0, before["peak"], after["peak"])
 
 
 def _cost(entry: Entry, unit: str, loops: int = 0) -> int:
@@ -176,7 +176,7 @@ def _grows_deeper(figure: _Figure, figures: Iterable[_Figure]) -> bool:
 
 
 def _about(before: Entry, after: Entry) -> Iterator[str]:
-    flops = [entry["totals"]["FLOPs"] for entry in (before, after)]
+    flops = [sum(map(_flops, taken(entry["matmuls"], _flops))) for entry in (before, after)]
     if flops[0] != flops[1]:
         one, two = (shown(number, "FLOP") for number in flops)
         yield (
@@ -191,14 +191,24 @@ def _about(before: Entry, after: Entry) -> Iterator[str]:
         )
     elif was:
         yield "The record has loops of unknown length, each counted as if it ran once."
-    was, now = (sum(row["kernels"] for row in entry["work"]) for entry in (before, after))
-    if was != now and any(row["branch"] for entry in (before, after) for row in entry["work"]):
+    branches, recorded = _in_branches(after), _in_branches(before)
+    if branches != recorded:
         yield (
             "Of a conditional the branch counts that has most: all branches together have "
-            f"{counted(now, 'kernel')}, recorded {was}."
+            f"{counted(branches, 'kernel')}, recorded {recorded}."
         )
     if before["jax"] != after["jax"]:
         yield f"Recorded with JAX {visible(before['jax'])}, compared with {after['jax']}."
+
+
+def _flops(row: Row) -> int:
+    m, n, k = row["size"]
+    return 2 * m * n * k * row["batch"] * row["runs"]
+
+
+def _in_branches(entry: Entry) -> int:
+    """How many kernels are in branches of conditionals, in all of them together."""
+    return sum(row["kernels"] for row in entry["work"] if row["branch"])
 
 
 # Which matmuls ------------------------------------------------------------------------------------

@@ -80,25 +80,21 @@ def _joined(one: _Place | None, other: _Place) -> _Place:
 
 
 def entry_of(seen: Inspection) -> Entry:
-    """What a record keeps of a program, as JSON has it: its matmuls; what kernels do for which
-    layer; the FLOPs of its matmuls, and the memory at the peak, where that is known.
+    """What a record keeps of a program, as JSON has it: its matmuls, what kernels do for which
+    layer, and the memory at the peak, None where that is not known.
 
     `runs`, and all numbers of work, are those in one iteration of each loop whose length is not
     known; `loops` is the number of such loops around. `branch` has, for each conditional around,
     its number, which branch it is, and how many there are.
     """
     places = _places(seen.module)
-    totals = seen.bill.totals
     return {
         "compiled": seen.note,
         "jax": _jax(),
-        "totals": {name: totals[name] for name in _TOTALS if name in totals},
+        "peak": seen.bill.totals.get("memory at the peak"),
         "matmuls": _matmuls(seen, places),
         "work": _work(seen.bill, places),
     }
-
-
-_TOTALS = ("FLOPs", "memory at the peak")
 
 
 def _matmuls(seen: Inspection, places: Mapping[str, _Place]) -> list[Entry]:
@@ -391,11 +387,9 @@ def _wrong(entry: Any) -> str:
     for key in ("compiled", "jax"):
         if not isinstance(entry.get(key), str):
             return f"{key} is no text"
-    totals = entry.get("totals")
-    if not isinstance(totals, dict) or not _is_count(totals.get("FLOPs")):
-        return "totals has no FLOPs"
-    if not _is_count(totals.get("memory at the peak", 0)):
-        return "totals: memory at the peak is no number of bytes"
+    peak = entry.get("peak", "")
+    if peak is not None and not _is_count(peak):
+        return "peak is no number of bytes"
     for part, fields in _FIELDS.items():
         rows = entry.get(part)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
