@@ -434,6 +434,8 @@ def _check_guard(given: argparse.Namespace) -> None:
                 f"--{option.replace('_', '-')} is for --against with a record: add --against "
                 "fp8.json, or leave it out."
             )
+    if given.name and not given.save:
+        raise _Mistake("--name is for --save, or for --against with a record: leave it out.")
 
 
 def _program(given: argparse.Namespace, record: str) -> str:
@@ -658,7 +660,7 @@ def _summarize_error(given: argparse.Namespace, said: str) -> None:
     comment, is not to miss it; where the file cannot be written, standard error has it.
     """
     with contextlib.suppress(_Mistake):
-        _summarize(given, f"{given.what}, against {given.against}: {said}")
+        _summarize(given, f"{_shown(given.what)}: {said}")
 
 
 def _error(said: str) -> str:
