@@ -48,7 +48,9 @@ _IN_LOOPS = (
     " in each iteration of nested loops of unknown length",
 )
 # What is lost whatever work the kernel beside a matmul does.
-_OF_ANY_WORK = frozenset((Lost.FP8, Lost.KERNEL, Lost.DUPLICATE))
+_OF_ANY_WORK = frozenset((Lost.KERNEL, Lost.DUPLICATE))
+# From which share on growth within the limits is said.
+_WORTH_SAYING = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
     for figure in figures:
         if figure.is_worse(may_grow):
             worse.append(figure.said + _explained(figure, before, after, seen))
-        elif figure.more > 0:
+        elif figure.more > _WORTH_SAYING * figure.was:
             where = _explained(figure, before, after, seen) if figure.what == "kernels" else ""
             within.append(figure.said + where)
         elif figure.is_better(may_grow) and not _grows_deeper(figure, figures):
@@ -190,7 +192,10 @@ def _about(before: Entry, after: Entry) -> Iterator[str]:
             "ran once, and more iterations are not seen."
         )
     elif was:
-        yield "The record has loops of unknown length, each counted as if it ran once."
+        yield (
+            "The record counts loops of unknown length as if each ran once: if their length is "
+            "known now, write the record anew."
+        )
     branches, recorded = _in_branches(after), _in_branches(before)
     if branches != recorded:
         yield (
@@ -355,6 +360,7 @@ def _at(there: dict[str, int], what: str, after: Entry) -> str:
 def _because(added: Counter[tuple[str, str]], before: Entry, seen: Inspection) -> str:
     """Why there are more kernels: the first rule that is broken more often than it was, at a
     matmul for which one of the added kernels does what the rule says was lost. "" where none is.
+    Why a matmul lost FP8 is said of the matmul.
     """
     work: dict[str, set[str]] = {}  # what added kernels do for each matmul
     for line in seen.ledger:
@@ -372,7 +378,11 @@ def _because(added: Counter[tuple[str, str]], before: Entry, seen: Inspection) -
         layer = reason.layer if reason.layer in layers else ""
         now.update((reason.rule, of) for of in {"", reason.layer})
         done = work.get(reason.instruction)
-        if done is None or now[reason.rule, layer] <= was[reason.rule, layer]:
+        if (
+            done is None
+            or reason.lost is Lost.FP8
+            or now[reason.rule, layer] <= was[reason.rule, layer]
+        ):
             continue
         if reason.lost in done or reason.lost in _OF_ANY_WORK:
             return f", because {reason.reason} [{reason.rule}]"

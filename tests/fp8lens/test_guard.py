@@ -220,9 +220,20 @@ EACH = "in each iteration of loops of unknown length"
 def test_what_moves_into_a_loop_of_unknown_length_is_worse(before, after, said):
     found = worse(before, after, *LOOP)
     assert re.search(said, "; ".join(found.worse)), found
+    # Not fewer in all, where that is only because a loop's length is not known any more.
     assert not any("fewer (" in better for better in found.better), found
     about = " ".join(found.about)
     assert "loops of unknown length" in about or "How often loops run is not known" in about
+
+
+def test_a_record_counts_what_the_ledger_counts():
+    """But loops of known length in those of unknown length as often as they run there."""
+    seen = inspect(nested(2, 3), *LOOP)
+    work = entry_of(seen)["work"]
+    assert sum(row["kernels"] for row in work) == seen.ledger.kernels
+    assert sum(row["bytes"] for row in work) == seen.ledger.bytes_moved
+    (row,) = entry_of(inspect(nested(2, None), *LOOP))["matmuls"]
+    assert (row["runs"], row["loops"]) == (2, 1)
 
 
 def test_what_moves_out_of_a_loop_is_no_worse():
