@@ -49,7 +49,7 @@ _IN_LOOPS = (
 )
 # What is lost whatever work the kernel beside a matmul does.
 _OF_ANY_WORK = frozenset((Lost.KERNEL, Lost.DUPLICATE))
-# From which share on growth within the limits is said.
+# From which share on growth of bytes and memory is said, where it is within the limits.
 _WORTH_SAYING = 0.001
 
 
@@ -93,7 +93,7 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
     for figure in figures:
         if figure.is_worse(may_grow):
             worse.append(figure.said + _explained(figure, before, after, seen))
-        elif figure.more > _WORTH_SAYING * figure.was:
+        elif figure.is_worth_saying:
             where = _explained(figure, before, after, seen) if figure.what == "kernels" else ""
             within.append(figure.said + where)
         elif figure.is_better(may_grow) and not _grows_deeper(figure, figures):
@@ -131,6 +131,10 @@ class _Figure:
 
     def is_better(self, may_grow: float) -> bool:
         return self.more < 0 and (self.what == "kernels" or -self.more > may_grow * self.was)
+
+    @property
+    def is_worth_saying(self) -> bool:
+        return self.more > (0 if self.what == "kernels" else _WORTH_SAYING * self.was)
 
     @property
     def said(self) -> str:
