@@ -154,11 +154,11 @@ class Ledger(tuple[Line, ...]):
 
 def _is_for_fp8(line: Line) -> bool:
     """Whether a kernel makes FP8, or undoes it, around the matmuls. A result that is transposed for
-    its reader is transposed in any type.
+    its reader, and an operand that is repeated, joined or chosen, are so in any type.
     """
     if line.what in _FOR_FP8:
         return True
-    if not line.avoidable or line.moves_result:
+    if not line.avoidable or line.moves_result or line.work == ("copy",):
         return False
     undoes = "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)
     return undoes or "f8e" in line.kernel.result
