@@ -314,14 +314,15 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
 
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
 # Bytes for a bf16 value made FP8: a tensor is read whole to know its scale.
-_MOVED = {"": 0, "row": 3, "tensor": 5}
+_MOVED = {"": 0, "row": 3, "block": 3, "tensor": 5}
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """A published number. `of` begins with "bf16" or "FP8" where it is of one matmul, of `shape`
     (M, N, K). `over` is the same in bf16. `quantized` says which operands are made FP8 within the
-    time: "A", or "A and B"; `per` what has a scale of its own, a "row" or a "tensor".
+    time: "A", or "A and B"; `per` what has a scale of its own, a "row", a "block" or a
+    "tensor".
     """
 
     of: str

@@ -221,7 +221,7 @@ def test_the_command_shows_a_bill_and_a_comparison(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ("in_bf16", "names no function and no record: give path/to/file.py:function"),
+        ("in_bf16", "there is no record 'in_bf16': write it with --save, or give"),
         ("{file}:in_bf17", "has no function 'in_bf17'; nearest: in_bf16"),
     ],
 )
