@@ -16,7 +16,10 @@ from typing import NamedTuple
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, visible
+from fp8lens.hlo.program import fused
 from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
+from fp8lens.hlo.values import changes_layout, operand
+from fp8lens.hlo.walk import walk
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$")
 _VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})? @\d+> \(size=(\d+),offset=(\d+)\)")
@@ -33,6 +36,7 @@ class Holds(enum.StrEnum):
     ARGUMENT = "argument"
     RESULT = "result"
     FP8 = "FP8 array"
+    TRANSPOSED = "FP8 array, transposed"
     SAVED = "saved for the backward pass"
     GRADIENT = "of the backward pass"
     WORKSPACE = "workspace of a library's kernel"
@@ -299,7 +303,7 @@ class _Lives:
         if _is_workspace(i, element, shape):
             return Holds.WORKSPACE
         if is_fp8(shape.dtype):
-            return Holds.FP8
+            return Holds.TRANSPOSED if _is_transposed(i, element) else Holds.FP8
         if is_backward(op_name(i)):
             return Holds.GRADIENT
         _, end = self._ranges.get((i.name, element), (0, 0))
@@ -312,6 +316,20 @@ def _part(i: Instruction, element: str) -> Shape:
     for n in element.split(",") if element else ():
         shape = shape.elements[int(n)]
     return shape
+
+
+def _is_transposed(i: Instruction, element: str) -> bool:
+    """Whether a kernel transposes what it writes there: the second layout that a backward pass
+    reads.
+    """
+    computation = fused(i)
+    if computation is None:
+        return changes_layout(i)
+    made = computation.root
+    if made.opcode == "tuple" and element.isdigit():
+        made = operand(made, int(element))
+    made_of = walk([made], lambda j: map(computation.__getitem__, j.operands))
+    return any(map(changes_layout, made_of))
 
 
 def _is_workspace(i: Instruction, element: str, shape: Shape) -> bool:

@@ -110,7 +110,9 @@ def test_memory_is_what_xla_says(name):
 
 def test_what_is_alive_is_told_apart():
     in_bf16, in_fp8 = of_step(False).memory.by_kind, of_step(True).memory.by_kind
-    assert Holds.FP8 in in_fp8 and Holds.FP8 not in in_bf16
+    # Both layouts: what the forward pass reads, and its transposes for the gradients.
+    assert {Holds.FP8, Holds.TRANSPOSED} <= in_fp8.keys()
+    assert in_bf16.keys().isdisjoint({Holds.FP8, Holds.TRANSPOSED})
     assert in_bf16[Holds.SAVED] > in_bf16[Holds.GRADIENT] > 0
     (workspace,) = [b for b in of_loop().memory.alive if b.holds is Holds.WORKSPACE]
     assert workspace.source.startswith("tests/fp8lens/test_bill.py:")
