@@ -53,6 +53,7 @@ e4m3, e5m2, f32, bf16, f16 = (
     jnp.bfloat16,
     jnp.float16,
 )
+NIGHTLY = os.environ.get("NIGHTLY") == "1"
 M, N, K = 64, 128, 256
 BARRIER = jax.lax.optimization_barrier
 RESULTS = Path(__file__).parents[2] / "notebooks" / "results"
@@ -1451,10 +1452,9 @@ CASES = {
         for name, optimizer in (
             ("momentum", optax.sgd(0.1, momentum=0.9)),
             ("Adam", optax.adam(0.1)),
-            ("AdamW", optax.adamw(0.1)),
-            ("Lion", optax.lion(0.1)),
             ("Adam of clipped gradients", CLIPPED),
             ("Adam of several steps", optax.MultiSteps(optax.adam(0.1), 2)),
+            *((("AdamW", optax.adamw(0.1)), ("Lion", optax.lion(0.1))) if NIGHTLY else ()),
         )
     },
     **{
@@ -2748,7 +2748,7 @@ def has_a_log(name):
     return (
         any('"' in reason.authority or reason.lost == "fp8" for reason in reasons(name))
         or not all(row.is_fp8 for row in seen(name).report.rows)
-        or os.environ.get("NIGHTLY") == "1"
+        or NIGHTLY
     )
 
 
