@@ -4,6 +4,7 @@ matmuls.
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
@@ -196,7 +197,7 @@ def make_ledger(
     mine = {}
     for i in counts:
         mine[i] = [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
-    classes = _classes(mine, {row.instruction for row, _ in found}, around)
+    classes = _classes(mine, {row.instruction for row, _ in found}, _of_scales(found), around)
 
     def line(i: Instruction) -> Line:
         serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
@@ -220,9 +221,12 @@ def make_ledger(
 def _classes(
     near: Mapping[Instruction, Sequence[UnfusedKernel]],
     multiply: set[Instruction],
+    most: int,
     around: Neighborhood,
 ) -> dict[Instruction, str]:
-    """The class of each kernel, from what it does near the matmuls."""
+    """The class of each kernel, from what it does near the matmuls; `most`: as many elements may an
+    array of scales or amaxes have.
+    """
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
     plain = [i for i in classes if is_plain(i)]
     made = _Made(plain, around)
@@ -235,7 +239,7 @@ def _classes(
         elif readers == {"dequantize"} and _repeats(i):  # the scales of blocks, for each element
             classes[i] = "dequantize"
     for i in plain:
-        if classes[i] in ("rest", "move") and _keeps_scales(i, classes, around):
+        if classes[i] in ("rest", "move") and _keeps_scales(i, classes, most, around):
             classes[i] = "scale"
     return classes
 
@@ -265,19 +269,23 @@ class _Made:
         return i in self.of_magnitudes and readers <= _READING_SCALES
 
 
-def _keeps_scales(i: Instruction, classes: Mapping[Instruction, str], around: Neighborhood) -> bool:
+def _of_scales(found: Sequence[tuple[GemmRow, Any]]) -> int:
+    """How many elements an array of scales or amaxes may have: far fewer than each matrix."""
+    matrices = [min(row.m * row.k, row.n * row.k) for row, _ in found]
+    return min(matrices, default=0) // 8
+
+
+def _keeps_scales(
+    i: Instruction, classes: Mapping[Instruction, str], most: int, around: Neighborhood
+) -> bool:
     """Whether a kernel computes with a scale or an amax, and otherwise with few elements: stores it
     in a history, or makes the next step's scale of one.
     """
     shapes = [operand(i, n).shape for n in range(len(i.operands))]
-    if any(shape.size > _HISTORIES for shape in (*shapes, *results(i))):
+    if any(shape.size > most for shape in (*shapes, *results(i))):
         return False
     made = [j for n in range(len(i.operands)) for j, _ in around.producers(i, n)]
     return any(classes.get(j) == "scale" for j in made)
-
-
-# Elements: the amaxes of a hundred layers, for a thousand steps.
-_HISTORIES = 1 << 17
 
 
 def _reducers(i: Instruction) -> set[str]:
