@@ -32,9 +32,9 @@ from fp8lens.rules.rule import Lost
 #: to 230 kernels, under some 10 orders each, the bytes moved differed by up to 2.8%, and the memory
 #: at the peak by as much.
 MAY_GROW = 0.05
-# The same of kernels: in the same programs there was up to one kernel more, or 1%. It was never one
-# that does what a matmul's call could do.
-_KERNELS_MAY_GROW = 0.02
+#: The same of kernels: in the same programs there was up to one kernel more, or 1%. It was never
+#: one that does what a matmul's call could do.
+KERNELS_MAY_GROW = 0.02
 _MOST_PLACES = 3
 _GROWING = {
     "bytes": "moved by kernels",
@@ -126,7 +126,7 @@ class _Figure:
 
     def is_worse(self, may_grow: float) -> bool:
         if self.what == "kernels":
-            return self.more > 0 and (self.needless > 0 or self.more > _KERNELS_MAY_GROW * self.was)
+            return self.more > 0 and (self.needless > 0 or self.more > KERNELS_MAY_GROW * self.was)
         return self.more > may_grow * self.was
 
     def is_better(self, may_grow: float) -> bool:

@@ -28,8 +28,6 @@ _NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
 # Files of installed packages, and what is no file.
 _NO_FILE = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")
-# The parameters in pytest's name of the test that runs: "test_layer.py::test_costs[256] (call)".
-_PARAMETERS = re.compile(r"(\[.*\]) \(\w+\)$", re.S)
 # Whether an FP8 call does a kind of work, where its row tells.
 _DONE: dict[str, Callable[[GemmRow], bool]] = {
     "scale": lambda row: bool(row.scales) or row.alpha != 1,
@@ -318,8 +316,10 @@ def _default_name(fn: Any, seen: Inspection, record: str | os.PathLike) -> str:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
     else:
         name = name_in(record, code.co_filename, fn.__qualname__)
-    parameters = _PARAMETERS.search(os.environ.get("PYTEST_CURRENT_TEST", ""))
-    return name + (parameters[1] if parameters else "")
+    # pytest's name of the test that runs: "test_layer.py::test_costs[256] (call)".
+    test, _, _ = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
+    _, bracket, parameters = test.partition("[")
+    return f"{name}{bracket}{parameters}"
 
 
 def assert_fp8_collectives(

@@ -8,7 +8,7 @@ import tomllib
 
 import nbformat
 
-from fp8lens.guard import MAY_GROW
+from fp8lens.guard import KERNELS_MAY_GROW, MAY_GROW
 from tools.outputs import chapters, prose
 
 ROOT = chapters.ROOT
@@ -76,5 +76,6 @@ def of_the_package() -> list[str]:
         f"{unusable} if the command cannot use its",
         f"{died} if the file",
         f"the memory at the peak grew by more than {MAY_GROW:.0%}",
+        f"or other kernels, by more than {KERNELS_MAY_GROW:.0%};",
         *EXAMPLES,
     ]
