@@ -332,7 +332,7 @@ def test_the_sources_of_what_others_published_stand_in_the_chapter():
     for one in found:
         assert one.url in chapter, f"{one.name} is in no reference"
         for row in one.rows:
-            if one.chip and row.shape:  # no kernel is faster than its roofline
+            if one.chip and row.shape and row.seconds:  # no kernel is faster than its roofline
                 assert 0.2 < row.estimate(TARGETS[one.chip]) / row.seconds < 1, (one.name, row)
 
 
