@@ -52,7 +52,7 @@ NOT_OF_THE_FORM = [
     ("published", f"{FIGURE}/hardware", " ", "hardware"),
     ("published", f"{FIGURE}/counts", "", "counts"),
     ("published", f"{FIGURE}/baseline", 1, "baseline"),
-    ("published", f"{FIGURE}/chip", "B200", "chip"),
+    ("published", f"{FIGURE}/chip", "B300", "chip"),
     ("published", f"{FIGURE}/quotes", [], "quotes"),
     ("published", f"{FIGURE}/rows", [], "rows"),
     ("published", f"{FIGURE}/rows/0/unit", "GFLOP/s", "unit"),
