@@ -440,10 +440,9 @@ def _check_guard(given: argparse.Namespace) -> None:
 
 def _program(given: argparse.Namespace, record: str) -> str:
     """A program's name in a record."""
-    function = _FUNCTION.fullmatch(given.what)
     if given.name:
         return given.name
-    if function:
+    if function := _FUNCTION.fullmatch(given.what):
         return name_in(record, function[1], function[2] or "")
     return Path(given.what).name
 
@@ -455,10 +454,10 @@ def _guard(given: argparse.Namespace, seen: Inspection) -> str:
     notes = sys.stderr if given.json else sys.stdout
     worse = ""
     if _is_record(given):
-        name, share = _program(given, given.against), given.may_grow
+        name = _program(given, given.against)
+        may_grow = MAY_GROW if given.may_grow is None else given.may_grow
         with _answered((KeyError, ValueError), lambda error: f"--against: {error.args[0]}"):
             before = recorded(given.against, name, entry_of(seen))
-            may_grow = MAY_GROW if share is None else share
             found = changes(before.entry, seen, may_grow, before.note)
         said = visible(f"{name}, against {given.against}: {found}")
         _summarize(given, said)

@@ -337,7 +337,8 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _is_size(value: Any) -> bool:
+def _is_triple(value: Any) -> bool:
+    """Whether it is a list of three counts."""
     return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
 
 
@@ -345,7 +346,7 @@ def _is_branch(value: Any) -> bool:
     """Whether it is a list of (conditional, branch, how many branches)."""
     if not isinstance(value, list) or len(value) > 100:
         return False
-    return all(_is_size(one) and one[1] < one[2] < 1 << 16 for one in value)
+    return all(_is_triple(one) and one[1] < one[2] < 1 << 16 for one in value)
 
 
 def _is_rules(value: Any) -> bool:
@@ -358,7 +359,7 @@ def _is_flag(value: Any) -> bool:
 
 _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "matmuls": {
-        "size": _is_size,
+        "size": _is_triple,
         "batch": _is_count,
         "runs": _is_count,
         "loops": _is_count,

@@ -252,7 +252,7 @@ def assert_no_worse(
     as in "layer.py:layer", the name that the command gives it; in a parametrized test the test's
     parameters follow, as in "layer.py:layer[256]". `may_grow`: bytes moved, bytes sent and memory
     at the peak may grow by this share of what is recorded. A matmul that lost FP8 always fails, and
-    so does a kernel more that does what a matmul's call could do; of other kernels, 2% more. To
+    so does an added kernel that does what a matmul's call could do, or over 2% more kernels. To
     write what the program costs now into the record, run pytest with --fp8lens-update, or set
     FP8LENS_UPDATE=1.
 

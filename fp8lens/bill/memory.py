@@ -16,10 +16,9 @@ from typing import NamedTuple
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, visible
-from fp8lens.hlo.program import fused
 from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import changes_layout, operand
-from fp8lens.hlo.walk import walk
+from fp8lens.hlo.values import changes_layout
+from fp8lens.matmul.unfused import part_for
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$")
 _VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})? @\d+> \(size=(\d+),offset=(\d+)\)")
@@ -322,14 +321,7 @@ def _is_transposed(i: Instruction, element: str) -> bool:
     """Whether a kernel transposes what it writes there: the second layout that a backward pass
     reads.
     """
-    computation = fused(i)
-    if computation is None:
-        return changes_layout(i)
-    made = computation.root
-    if made.opcode == "tuple" and element.isdigit():
-        made = operand(made, int(element))
-    made_of = walk([made], lambda j: map(computation.__getitem__, j.operands))
-    return any(map(changes_layout, made_of))
+    return any(map(changes_layout, part_for(i, int(element.partition(",")[0] or 0))))
 
 
 def _is_workspace(i: Instruction, element: str, shape: Shape) -> bool:

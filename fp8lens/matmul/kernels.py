@@ -99,10 +99,11 @@ def _moved_alone(i: Instruction) -> int:
     """Bytes that a kernel of one instruction reads and writes."""
     opcode = i.opcode.removesuffix("-start")
     written = sum(shape.nbytes for shape in results(i))
-    if opcode == "dynamic-update-slice":
-        return 2 * operand(i, 1).shape.nbytes
-    if opcode == "scatter" and len(i.operands) == 3:
-        return operand(i, 1).shape.nbytes + 3 * operand(i, 2).shape.nbytes
+    put = _put(i)
+    if put and opcode == "scatter":  # which may add to what is there
+        return operand(i, 1).shape.nbytes + 3 * put.shape.nbytes
+    if put:
+        return 2 * put.shape.nbytes
     read = [i.computation[name].shape.nbytes for name in i.operands]
     if opcode in _TAKES and read:
         read[0] = min(read[0], written)
@@ -124,21 +125,25 @@ def _read_of(parameter: Instruction, whole: int) -> int:
                 todo.append(user)
             elif user.opcode in _TAKES and takes_first:
                 read += user.shape.nbytes
-            elif not (takes_first and _changes_in_place(user)):
+            elif not (takes_first and _put(user) and _is_only_a_result(user)):
                 return whole
             elif user.opcode == "scatter":  # which may add to what is there
                 read += operand(user, 2).shape.nbytes
     return min(read, whole)
 
 
-def _changes_in_place(i: Instruction) -> bool:
-    """Whether an instruction changes a part of its first operand, and that is a result of the
-    fusion, which nothing else in it reads.
+def _put(i: Instruction) -> Instruction | None:
+    """What an instruction puts into a part of its first operand; None where it does no such thing,
+    or does it to several arrays.
     """
-    if i.opcode not in ("dynamic-update-slice", "scatter") or len(i.operands) < 3:
-        return False
-    if i.opcode == "scatter" and len(i.operands) > 3:  # of several arrays
-        return False
+    opcode = i.opcode.removesuffix("-start")
+    if opcode == "dynamic-update-slice":
+        return operand(i, 1)
+    return operand(i, 2) if opcode == "scatter" and len(i.operands) == 3 else None
+
+
+def _is_only_a_result(i: Instruction) -> bool:
+    """Whether a fusion returns an instruction's result, and nothing else in it reads that."""
     while not i.is_root:
         users = i.computation.users.get(i.name, ())
         if len(users) != 1 or users[0].opcode not in VIEWS | {"tuple"}:
@@ -149,13 +154,12 @@ def _changes_in_place(i: Instruction) -> bool:
 
 def _written(part: Instruction, shape: Shape) -> int:
     """Bytes that a fusion writes of a result: all of it, or what it changes of an operand."""
-    if not _changes_in_place(part):
+    put = _put(part)
+    if put is None or not _is_only_a_result(part):
         return shape.nbytes
     changed = look_through(operand(part, 0), VIEWS)
-    if changed.opcode != "parameter":
-        return shape.nbytes
-    put = operand(part, 1 if part.opcode == "dynamic-update-slice" else 2)
-    return min(shape.nbytes, put.shape.nbytes)
+    in_place = changed.opcode == "parameter"
+    return min(shape.nbytes, put.shape.nbytes) if in_place else shape.nbytes
 
 
 def kernel(instruction: Instruction, count: int | None = 1) -> Kernel:

@@ -4,7 +4,6 @@ matmuls.
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
@@ -12,7 +11,7 @@ from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.program import executions, fused, results
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import look_through, operand, reducer
+from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
 from fp8lens.matmul.rows import GemmRow
@@ -197,7 +196,8 @@ def make_ledger(
     mine = {}
     for i in counts:
         mine[i] = [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
-    classes = _classes(mine, {row.instruction for row, _ in found}, _of_scales(found), around)
+    rows = [row for row, _ in found]
+    classes = _classes(mine, {row.instruction for row in rows}, _most_scales(rows), around)
 
     def line(i: Instruction) -> Line:
         serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
@@ -269,9 +269,9 @@ class _Made:
         return i in self.of_magnitudes and readers <= _READING_SCALES
 
 
-def _of_scales(found: Sequence[tuple[GemmRow, Any]]) -> int:
+def _most_scales(rows: Iterable[GemmRow]) -> int:
     """How many elements an array of scales or amaxes may have: far fewer than each matrix."""
-    matrices = [min(row.m * row.k, row.n * row.k) for row, _ in found]
+    matrices = [min(row.m * row.k, row.n * row.k) for row in rows]
     return min(matrices, default=0) // 8
 
 
@@ -284,8 +284,7 @@ def _keeps_scales(
     shapes = [operand(i, n).shape for n in range(len(i.operands))]
     if any(shape.size > most for shape in (*shapes, *results(i))):
         return False
-    made = [j for n in range(len(i.operands)) for j, _ in around.producers(i, n)]
-    return any(classes.get(j) == "scale" for j in made)
+    return any(classes.get(j) == "scale" for j, _ in around.all_producers(i))
 
 
 def _reducers(i: Instruction) -> set[str]:
@@ -300,10 +299,9 @@ def _made_of_sums(kernels: Iterable[Instruction], around: Neighborhood) -> set[I
     found: set[Instruction] = set()
     for i in kernels:
         sums = "add" in _reducers(i) and all(j.opcode != "abs" for j in inside(i))
-        made = {j for n in range(len(i.operands)) for j, _ in around.producers(i, n)}
-        if sums or not made.isdisjoint(found):
-            if sums or _writes_scalars(i):
-                found.add(i)
+        of_a_sum = _writes_scalars(i) and any(j in found for j, _ in around.all_producers(i))
+        if sums or of_a_sum:
+            found.add(i)
     return found
 
 
@@ -335,9 +333,10 @@ def _is_of_magnitudes(i: Instruction, element: int) -> bool:
     codes of what it quantizes.
     """
     computation = fused(i)
-    if computation is None or element >= len(computation.root.operands):
+    made_of = returned(computation) if computation else []
+    if element >= len(made_of):
         return False
-    made = look_through(operand(computation.root, element))
+    made = look_through(made_of[element])
     is_largest = made.opcode == "reduce" and reducer(made) == "maximum"
     return is_largest and look_through(operand(made, 0)).opcode == "abs"
 

@@ -162,7 +162,7 @@ class _Role(enum.Enum):
     BIAS = enum.auto()
 
 
-def _slice(i: Instruction, element: int) -> list[Instruction]:
+def part_for(i: Instruction, element: int) -> list[Instruction]:
     """The instructions of a kernel from which one of its results is computed."""
     computation = fused(i)
     if not computation:
@@ -189,7 +189,7 @@ def _before(
     from_fp8: Callable[[Instruction], bool],
 ) -> UnfusedKernel:
     """What a kernel does that makes an operand; `is_cut`: whether the result is then sliced."""
-    part = _slice(i, element)
+    part = part_for(i, element)
     if unknown := sorted({j.opcode for j in part} - _KNOWN):
         return UnfusedKernel(i, unknown=unknown[0])
     shapes = results(i)
@@ -738,7 +738,7 @@ class Neighborhood:
                 for producer in self._transposing_for(i):
                     found[producer] = UnfusedKernel(producer, ("transpose",))
             if found[i].work:
-                todo += [(producer, role) for producer in self._all_producers(i)]
+                todo += [(producer, role) for producer in self.all_producers(i)]
 
     def _maker(self, i: Instruction, element: int, role: _Role, is_cut: bool) -> UnfusedKernel:
         """What a kernel does that makes an operand."""
@@ -750,7 +750,7 @@ class Neighborhood:
             return UnfusedKernel(i, own=OwnWork.COMPUTES_SCALE)
         return does
 
-    def _all_producers(self, i: Instruction) -> list[tuple[Instruction, int]]:
+    def all_producers(self, i: Instruction) -> list[tuple[Instruction, int]]:
         """Who made any of a kernel's operands."""
         return [made for index in range(len(i.operands)) for made in self.producers(i, index)]
 
@@ -758,7 +758,7 @@ class Neighborhood:
         """The kernels that only transpose, and convert, for another that then quantizes or joins:
         it joins several where XLA has merged dots.
         """
-        return [i for i, _ in self._all_producers(reader) if self._transposes_for(i, reader)]
+        return [i for i, _ in self.all_producers(reader) if self._transposes_for(i, reader)]
 
     def _transposes_for(self, i: Instruction, reader: Instruction) -> bool:
         if not is_plain(i) or i.shape.size <= 1:

@@ -177,8 +177,8 @@ def matrix_after_epilogue(cause: Cause) -> Found | None:
 
     If the matrix is added before the activation, the program computes another function. If the
     model needs the addition after the activation, as in a residual connection, leave the kernel.
-    To add two matrices to each other first only helps if that is done outside of the program: a
-    kernel that adds them moves as many bytes as the one that adds the second to the result.
+    Adding two matrices to each other first helps only outside of the program: a kernel that adds
+    them moves as many bytes as the one that adds the second to the result.
 
     Loses it:
 

@@ -631,9 +631,9 @@ def selected_clamp(cause: Cause) -> Found | None:
             d = scaled_dot(a, b, a_scale, b_scale) * d_scale
             return jnp.clip(d, -448, 448).astype(e4m3)
     """
-    *_, clamp, conversion = (None, None, *cause.group)
-    if clamp is None or conversion is None or clamp.kind is not Role.ACTIVATION:
+    if len(cause.group) < 2 or cause.group[-2].kind is not Role.ACTIVATION:
         return None
+    clamp, conversion = cause.group[-2:]
     largest = CUBLASLT[conversion.at.shape.dtype].largest
     return found_if(selected_bounds(clamp) == (-largest, largest))
 

@@ -355,12 +355,9 @@ def _quantizes_codes(i: Instruction) -> bool:
     """
     computation = fused(i)
     end = computation.root if computation else i
-    made = list(walk([end], _scaled_by_numbers))
-    return (
-        made[-1].opcode == "parameter"
-        and end.opcode == "convert"
-        and (made[-1].shape.dtype == end.shape.dtype)
-    )
+    *_, first = walk([end], _scaled_by_numbers)
+    is_of_codes = first.opcode == "parameter" and first.shape.dtype == end.shape.dtype
+    return end.opcode == "convert" and is_of_codes
 
 
 def _scaled_by_numbers(i: Instruction) -> list[Instruction]:

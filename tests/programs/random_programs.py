@@ -1141,9 +1141,9 @@ def _in_place(body: dict[str, Line], root: Line) -> list[Line]:
         while line.opcode in _NAMES:
             line = body[line.operands[0]]
             names.append(line.name)
-        readers = [other for other in body.values() for n in names if n in other.operands]
-        # Each name has the one before it as its reader, and the last one the root, if that joins.
-        alone = len(readers) == len(names) - (root.opcode != "tuple")
+        # Each name is read by the one before it in this list, and the first by a tuple at most.
+        readers = [sum(n in other.operands for other in body.values()) for n in names]
+        alone = max(readers) <= 1
         is_scatter = line.opcode == "scatter" and len(line.operands) == 3
         if alone and (is_scatter or line.opcode == "dynamic-update-slice"):
             found.append(line)

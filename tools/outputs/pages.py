@@ -76,6 +76,6 @@ def of_the_package() -> list[str]:
         f"{unusable} if the command cannot use its",
         f"{died} if the file",
         f"the memory at the peak grew by more than {MAY_GROW:.0%}",
-        f"or other kernels, by more than {KERNELS_MAY_GROW:.0%};",
+        f"the number of kernels grew by more than {KERNELS_MAY_GROW:.0%};",
         *EXAMPLES,
     ]
