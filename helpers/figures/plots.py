@@ -5,6 +5,7 @@ has white paper.
 """
 
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -482,7 +483,7 @@ def plain_numbers(axis: Any, at: Iterable[float] | None = None) -> None:
 def _plain(number: float) -> str:
     """A number as people write it: 1,000 or 1/16 or 1e-8."""
     inverse = 1 / number
-    if number >= 1e5 or inverse >= 1e5:
+    if number >= 1e5 or number <= 1e-5:
         return f"{number:.0e}".replace("e+0", "e").replace("e-0", "e-")
     if number < 1 and float(np.log2(inverse)).is_integer():
         return f"1/{inverse:,.0f}"
@@ -491,7 +492,9 @@ def _plain(number: float) -> str:
 
 def _round_numbers(low: float, high: float) -> list[float]:
     """The powers of ten in a range; where they are fewer than three, 2 and 5 times those, too."""
-    tens = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    exponents = range(math.floor(np.log10(low)), math.ceil(np.log10(high)) + 1)
+    # Of the text: the last bit of NumPy's power depends on the CPU.
+    tens = [float(f"1e{exponent}") for exponent in exponents]
     inside = [number for number in tens if low <= number <= high]
     if len(inside) < 3:
         inside = [n * times for n in tens for times in (1, 2, 5) if low <= n * times <= high]
