@@ -1,0 +1,270 @@
+"""A transformer that trains in f32, in bf16, or in bf16 with its matmuls in FP8: one file to copy.
+
+It needs JAX and Optax. Each choice has its reason next to it. With tokens i32[batch, length + 1]:
+
+    decoder = Decoder("fp8", letters=128)
+    optimizer = optax.adamw(1e-3)
+    state = new_state(decoder, optimizer, jax.random.key(0))
+    for tokens in text:
+        state, loss = train_step(decoder, optimizer, state, tokens)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
+
+# How many steps back a scale looks. Longer is safer from overflow after a jump, and slower to
+# become fine again. Transformer Engine and Flax look back 1024 steps; this model has not so many.
+STEPS_BACK = 16
+
+# FP8 ----------------------------------------------------------------------------------------------
+
+
+def scale_of(amaxes: jax.Array, dtype: Any) -> jax.Array:
+    """The scale, multiply by it to dequantize, that maps the largest of `amaxes` to the largest
+    number of `dtype`; 1 if all are 0.
+    """
+    amax = jnp.max(amaxes)
+    scale = jnp.maximum(amax / float(jnp.finfo(dtype).max), jnp.finfo(f32).tiny)
+    return jnp.where(amax > 0, scale, 1.0)
+
+
+def quantize(tensor: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """Codes of `dtype`. Divided in f32: bf16 would round twice. Without the clamp a number beyond
+    the range would become NaN.
+    """
+    largest = float(jnp.finfo(dtype).max)
+    return jnp.clip(tensor.astype(f32) / scale, -largest, largest).astype(dtype)
+
+
+def product(a: jax.Array, b: jax.Array, a_scale: Any, b_scale: Any, dtype: Any) -> jax.Array:
+    """`dtype`[M, N] of codes a [M, K] and b [N, K]. XLA makes one FP8 matmul of these lines where
+    they are compiled for a GPU that has one; elsewhere they are what they say.
+    """
+    a = a.astype(dtype) * a_scale.astype(dtype)
+    b = b.astype(dtype) * b_scale.astype(dtype)
+    return jax.lax.dot(a, b.T)
+
+
+def remember(history: jax.Array, tensor: jax.Array) -> jax.Array:
+    """The history after this step. An amax that is not finite would spoil the scale: left out."""
+    amax = jnp.max(jnp.abs(tensor)).astype(f32)
+    kept = jnp.concatenate([amax[None], history[:-1]])
+    return jnp.where(jnp.isfinite(amax), kept, history)
+
+
+@jax.custom_vjp
+def delayed(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> jax.Array:
+    """x [M, K] times w [N, K] in FP8, with scales of earlier steps. `amaxes` f32[3, STEPS_BACK] are
+    those of x, w and the result's gradient, the latest first. Their gradient is their new value.
+
+    Scales of earlier steps are known before the matmul runs, so each tensor is read once: to
+    quantize it, and in the same kernel to take its amax.
+    """
+    return _forward(x, w, amaxes)[0]
+
+
+def _forward(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> tuple[jax.Array, Any]:
+    # E4M3 for what goes forward: 3 bits of fraction; a scale for each tensor makes up for its
+    # small range.
+    x_scale, w_scale = scale_of(amaxes[0], e4m3), scale_of(amaxes[1], e4m3)
+    x_q, w_q = quantize(x, x_scale, e4m3), quantize(w, w_scale, e4m3)
+    y = product(x_q, w_q, x_scale, w_scale, x.dtype)
+    new = remember(amaxes[0], x), remember(amaxes[1], w)
+    # The codes are saved for the backward pass, not x and w: half of bf16's bytes.
+    return y, (x_q, w_q, x_scale, w_scale, *new, amaxes[2])
+
+
+def _backward(saved: Any, g: jax.Array) -> tuple[jax.Array, ...]:
+    x_q, w_q, x_scale, w_scale, new_x, new_w, g_amaxes = saved
+    # E5M2 for gradients: their magnitudes are spread further, and they are summed over many tokens.
+    g_scale = scale_of(g_amaxes, e5m2)
+    g_q = quantize(g, g_scale, e5m2)
+    x_gradient = product(g_q, w_q.T, g_scale, w_scale, g.dtype)
+    # The optimizer adds small numbers to weights in f32, so their gradient is f32.
+    w_gradient = product(g_q.T, x_q.T, g_scale, x_scale, f32)
+    return x_gradient, w_gradient, jnp.stack([new_x, new_w, remember(g_amaxes, g)])
+
+
+delayed.defvjp(_forward, _backward)
+
+# The decoder --------------------------------------------------------------------------------------
+
+
+def norm(x: jax.Array) -> jax.Array:
+    """RMSNorm, without weights. Squares are summed in f32: in bf16 the sum would lose its small
+    summands.
+    """
+    square = jnp.mean(jnp.square(x.astype(f32)), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(square + 1e-6).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """What is trained, and in which precision. Raises ValueError for sizes that do not fit."""
+
+    precision: str = "fp8"  # or "bf16", "f32"
+    letters: int = 128  # how many tokens there are
+    width: int = 128
+    heads: int = 4
+    hidden: int = 512
+    blocks: int = 2
+    # These layers stay in bf16. The scores decide which letter is likely: their errors reach the
+    # loss at once, and in a model of common size they are a small part of the work.
+    in_bf16: tuple[str, ...] = ("scores",)
+    # (x [M, K], w [N, K], amaxes) -> [M, N], with a gradient: another way to multiply in FP8.
+    fp8: Callable[..., jax.Array] = delayed
+    norm: Callable[[jax.Array], jax.Array] = norm
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("f32", "bf16", "fp8"):
+            raise ValueError(f'precision is "f32", "bf16" or "fp8", not {self.precision!r}')
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"{self.heads} heads do not divide a width of {self.width} into even parts"
+            )
+        if self.precision == "fp8" and (self.width % 16 or self.hidden % 16):
+            raise ValueError(
+                "cuBLASLt multiplies FP8 in multiples of 16: "
+                f"width is {self.width}, hidden {self.hidden}"
+            )
+        if unknown := set(self.in_bf16) - set(self.layers):
+            raise ValueError(f"no layers {sorted(unknown)}; there are {', '.join(self.layers)}")
+
+    @property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """Each layer's name and (outputs, inputs)."""
+        wide, hidden = self.width, self.hidden
+        block = {
+            "qkv": (3 * wide, wide),
+            "out": (wide, wide),
+            "gate": (hidden, wide),
+            "up": (hidden, wide),
+            "down": (wide, hidden),
+        }
+        named = {f"{n}.{name}": sizes for n in range(self.blocks) for name, sizes in block.items()}
+        return named | {"scores": (self.letters, wide)}
+
+    @property
+    def in_fp8(self) -> tuple[str, ...]:
+        """The names of the layers that multiply in FP8."""
+        if self.precision != "fp8":
+            return ()
+        return tuple(name for name in self.layers if name not in self.in_bf16)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of what flows between the layers."""
+        return f32 if self.precision == "f32" else bf16
+
+
+def rotated(heads: jax.Array) -> jax.Array:
+    """RoPE: queries or keys [batch, length, heads, size], each pair of numbers turned by an angle
+    that grows with the place. So attention sees distances, and no table of places is needed.
+    """
+    half = heads.shape[-1] // 2
+    place = jnp.arange(heads.shape[1], dtype=f32)[:, None]
+    angle = place * 100.0 ** (-jnp.arange(half) / half)  # from 1 to almost 1/100 for each place
+    cos, sin = (turn(angle)[:, None].astype(heads.dtype) for turn in (jnp.cos, jnp.sin))
+    a, b = jnp.split(heads, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def decode(
+    decoder: Decoder,
+    tokens: jax.Array,
+    letters: jax.Array,
+    dense: Callable[[str, jax.Array], jax.Array],
+) -> jax.Array:
+    """Scores f32[batch, length, letters] of the next token, for each of `tokens`. `letters` is the
+    table of the embedding; dense(name, x) is a layer's product of x [M, K].
+    """
+    batch, length = tokens.shape
+    x = letters[tokens] * decoder.width**0.5
+    # A row a token: XLA makes no FP8 output of a result that is reshaped before it is converted.
+    x = x.astype(decoder.dtype).reshape(batch * length, decoder.width)
+    for n in range(decoder.blocks):
+        heads = dense(f"{n}.qkv", decoder.norm(x)).reshape(batch, length, 3, decoder.heads, -1)
+        q, k, v = (heads[:, :, i] for i in range(3))
+        # Attention stays in bf16: its operands are results, and change in size within a text.
+        seen = jax.nn.dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        x = x + dense(f"{n}.out", seen.reshape(x.shape))
+        h = decoder.norm(x)
+        x = x + dense(f"{n}.down", jax.nn.silu(dense(f"{n}.gate", h)) * dense(f"{n}.up", h))
+    # Softmax and loss in f32: differences of large numbers.
+    return dense("scores", decoder.norm(x)).astype(f32).reshape(batch, length, decoder.letters)
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """What a step starts from and what it returns: all of it belongs into a checkpoint."""
+
+    weights: dict[str, jax.Array]  # f32: bf16 would lose changes below 1/256 of a weight
+    amaxes: dict[str, jax.Array]  # of each FP8 layer, f32[3, STEPS_BACK]
+    optimizer: Any
+
+
+def new_weights(decoder: Decoder, key: jax.Array) -> dict[str, jax.Array]:
+    """Weights f32[outputs, inputs] before the first step. A product keeps its operand's size."""
+    table = {"letters": decoder.layers["scores"]}
+    matrices = {name: sizes for name, sizes in decoder.layers.items() if name != "scores"}
+    weights = {}
+    for name, sizes in (table | matrices).items():
+        key, used = jax.random.split(key)
+        weights[name] = jax.random.normal(used, sizes) * sizes[1] ** -0.5
+    return weights
+
+
+def new_state(decoder: Decoder, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
+    """The state before the first step. Histories are empty, so the first step's scales are 1."""
+    weights = new_weights(decoder, key)
+    amaxes = {name: jnp.zeros((3, STEPS_BACK)) for name in decoder.in_fp8}
+    return State(weights, amaxes, optimizer.init(weights))
+
+
+def scores(
+    decoder: Decoder, weights: dict[str, jax.Array], amaxes: dict[str, jax.Array], tokens: jax.Array
+) -> jax.Array:
+    """Scores f32[batch, length, letters] of the next token."""
+
+    def dense(name: str, x: jax.Array) -> jax.Array:
+        # The table of letters is also the last layer's weight.
+        w = weights["letters" if name == "scores" else name]
+        with jax.named_scope(name):
+            if name in decoder.in_fp8:
+                return decoder.fp8(x, w, amaxes[name])
+            return jax.lax.dot(x, w.astype(x.dtype).T)
+
+    return decode(decoder, tokens, weights["letters"], dense)
+
+
+def loss(
+    decoder: Decoder, weights: dict[str, jax.Array], amaxes: dict[str, jax.Array], tokens: jax.Array
+) -> jax.Array:
+    """The mean cross entropy of the next token, in nats, f32. `tokens` i32[batch, length + 1]."""
+    given, expected = tokens[:, :-1], tokens[:, 1:]
+    return optax.softmax_cross_entropy_with_integer_labels(
+        scores(decoder, weights, amaxes, given), expected
+    ).mean()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def train_step(
+    decoder: Decoder, optimizer: optax.GradientTransformation, state: State, tokens: jax.Array
+) -> tuple[State, jax.Array]:
+    """The state after one step, and the loss before it. The state given is used up."""
+    value, (gradient, amaxes) = jax.value_and_grad(
+        lambda weights, amaxes: loss(decoder, weights, amaxes, tokens), (0, 1)
+    )(state.weights, state.amaxes)
+    # The gradient of the histories is their new value: it replaces them, past the optimizer.
+    change, moments = optimizer.update(gradient, state.optimizer, state.weights)
+    return State(optax.apply_updates(state.weights, change), amaxes, moments), value

@@ -1,0 +1,246 @@
+"""The runs of chapter 13: a small decoder trained in many ways, and what is looked at meanwhile.
+
+A way has a name in WAYS. Runs of the same seed begin with the same weights and read the same texts
+in the same order, so the difference between two ways is taken seed by seed.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from helpers.models.decoder import (
+    Decoder,
+    State,
+    decode,
+    e4m3,
+    e5m2,
+    f32,
+    loss,
+    new_state,
+    norm,
+    quantize,
+    scale_of,
+    train_step,
+)
+from helpers.training import text
+from helpers.training.scaling import Recipe, multiplier
+
+STEPS, TEXTS, LENGTH = 400, 4, 64
+RATE, RISES = 4e-3, 30  # AdamW's highest rate, and the steps until it is reached
+UNSEEN_TEXTS = 64
+SIZES: dict[str, Any] = {
+    "letters": 128,
+    "width": 128,
+    "heads": 4,
+    "hidden": 384,
+    "blocks": 2,
+}
+
+# One object for all runs: train_step is compiled once for each decoder and optimizer.
+OPTIMIZER = optax.adamw(
+    optax.warmup_cosine_decay_schedule(0, RATE, RISES, STEPS), b2=0.95, weight_decay=0.1
+)
+
+
+class Way(NamedTuple):
+    """How a run trains. `changed` has fields of the decoder; `rounded` names what, beside the
+    matmuls' operands, is rounded to E4M3: "embedding" or "norms".
+    """
+
+    precision: str = "fp8"
+    recipe: Recipe = Recipe()
+    changed: tuple[tuple[str, Any], ...] = ()
+    rounded: str | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model of this way."""
+        changed: Any = SIZES | dict(self.changed)
+        if self.rounded == "norms":
+            changed["norm"] = norm_of_rounded
+        return Decoder(self.precision, fp8=multiplier(self.recipe), **changed)
+
+
+def _stay(*layers: str) -> tuple[tuple[str, Any], ...]:
+    return (("in_bf16", layers),)
+
+
+_FIRST, _LAST = (
+    tuple(f"{block}.{layer}" for layer in ("qkv", "out", "gate", "up", "down"))
+    for block in (0, SIZES["blocks"] - 1)
+)
+
+_PLAIN = Decoder("f32", **SIZES)
+BLOCKS = Recipe("blocks", backward=e4m3)  # as DeepSeek-V3: E4M3 for gradients too
+WAYS = {
+    "f32": Way("f32"),
+    "bf16": Way("bf16"),
+    "delayed": Way(),
+    "current": Way(recipe=Recipe("current")),
+    "blocks": Way(recipe=BLOCKS),
+    "delayed, tensor core": Way(recipe=Recipe(tensor_core=True)),
+    "current, tensor core": Way(recipe=Recipe("current", tensor_core=True)),
+    "blocks, tensor core": Way(recipe=BLOCKS._replace(tensor_core=True)),
+    # Which layers stay in bf16. By default these are the scores.
+    "scores in FP8": Way(changed=_stay()),
+    "first block in bf16": Way(changed=_stay("scores", *_FIRST)),
+    "last block in bf16": Way(changed=_stay("scores", *_LAST)),
+    "embedding in FP8": Way(rounded="embedding"),
+    "norms of FP8": Way(rounded="norms"),
+    # What else was tried.
+    "forward in E5M2": Way(recipe=Recipe(forward=e5m2)),
+    "gradients in E4M3": Way(recipe=Recipe(backward=e4m3)),
+    "no scales": Way(recipe=Recipe("frozen")),  # the histories stay empty, so each scale is 1
+}
+MAIN = tuple(WAYS)[:8]
+
+
+@jax.custom_jvp
+def rounded(tensor: jax.Array) -> jax.Array:
+    """The numbers that E4M3 has nearest to the tensor's, by the tensor's own scale. The gradient
+    passes as if nothing was rounded.
+    """
+    scale = scale_of(jnp.abs(tensor).astype(f32), e4m3)
+    return quantize(tensor, scale, e4m3).astype(tensor.dtype) * scale.astype(tensor.dtype)
+
+
+rounded.defjvp(lambda primals, tangents: (rounded(*primals), tangents[0]))
+
+
+def norm_of_rounded(x: jax.Array) -> jax.Array:
+    """RMSNorm of a residual stream that is read in FP8."""
+    return norm(rounded(x))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def unseen_loss(decoder: Decoder, weights: Any, amaxes: Any) -> jax.Array:
+    """The loss on the text that no step trains on, with the decoder's own precision."""
+    return loss(decoder, weights, amaxes, jnp.asarray(text.unseen(UNSEEN_TEXTS, LENGTH)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _gradient(decoder: Decoder, weights: Any, amaxes: Any, tokens: jax.Array) -> Any:
+    return jax.grad(lambda weights: loss(decoder, weights, amaxes, tokens))(weights)
+
+
+def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[str, float]:
+    """For each weight, how far its gradient is from the one in f32, of the same weights and tokens:
+    10 log10(|g|^2 / |g - g_f32|^2), in decibels; infinite where they are equal.
+    """
+    exact = _gradient(_PLAIN, state.weights, {}, tokens)
+    given = _gradient(decoder, state.weights, state.amaxes, tokens)
+
+    def decibels(name: str) -> float:
+        signal = np.asarray(exact[name], np.float64)
+        noise = np.sum(np.square(np.asarray(given[name], np.float64) - signal))
+        return float(10 * np.log10(np.sum(signal**2) / noise)) if noise else float("inf")
+
+    return {name: decibels(name) for name in exact}
+
+
+@jax.jit
+def inputs(weights: Any, tokens: jax.Array) -> dict[str, jax.Array]:
+    """What each layer multiplies with its weight, [M, K], as f32 computes it."""
+    seen = {}
+
+    def dense(name: str, x: jax.Array) -> jax.Array:
+        seen[name] = x
+        return x @ weights["letters" if name == "scores" else name].T
+
+    decode(_PLAIN, tokens[:, :-1], weights["letters"], dense)
+    return seen
+
+
+def flushed(x: np.ndarray, scale: float) -> float:
+    """The share of x's numbers that are not 0 and become 0 in E4M3 with this scale."""
+    x = np.asarray(x, np.float32)
+    codes = np.asarray(quantize(jnp.asarray(x), jnp.float32(scale), e4m3), np.float32)
+    return float(np.mean((codes == 0) & (x != 0)))
+
+
+def texts(seed: int, number: int) -> jax.Array:
+    """i32[TEXTS, LENGTH + 1], what a step reads. It follows from the step's number, so a run that
+    goes on from a checkpoint reads what it would have read.
+    """
+    return jnp.asarray(text.batch(np.random.default_rng((seed, number)), TEXTS, LENGTH))
+
+
+class Step(NamedTuple):
+    """What a step of a run gives: its number, the state after it, the loss before it."""
+
+    number: int
+    state: State
+    loss: float
+
+
+# Changes a state before a step of this number.
+Meddle = Callable[[int, State], State]
+
+
+def steps(
+    way: Way,
+    seed: int,
+    count: int = STEPS,
+    meddle: Meddle | None = None,
+    frozen_from: int | None = None,
+) -> Iterator[Step]:
+    """Train from the start, step by step. The state that is given is valid until the next one. From
+    step `frozen_from` on the histories stay as they are, and so do the scales.
+    """
+    decoder = way.decoder
+    state = new_state(decoder, OPTIMIZER, jax.random.key(seed))
+    for number in range(count):
+        if meddle:
+            state = meddle(number, state)
+        if number == frozen_from:
+            decoder = way._replace(recipe=way.recipe._replace(scaling="frozen")).decoder
+        tokens = texts(seed, number)
+        if way.rounded == "embedding":
+            state, value = _step_with_rounded_letters(decoder, OPTIMIZER, state, tokens)
+        else:
+            state, value = train_step(decoder, OPTIMIZER, state, tokens)
+        yield Step(number, state, float(value))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _step_with_rounded_letters(
+    decoder: Decoder, optimizer: Any, state: State, tokens: jax.Array
+) -> tuple[State, jax.Array]:
+    """train_step, with the table of letters read in FP8."""
+
+    def of_rounded(weights: Any, amaxes: Any) -> jax.Array:
+        read = weights | {"letters": rounded(weights["letters"])}
+        return loss(decoder, read, amaxes, tokens)
+
+    value, (gradient, amaxes) = jax.value_and_grad(of_rounded, (0, 1))(state.weights, state.amaxes)
+    change, moments = optimizer.update(gradient, state.optimizer, state.weights)
+    return State(optax.apply_updates(state.weights, change), amaxes, moments), value
+
+
+def latest_amaxes(state: State) -> dict[str, list[float]]:
+    """Of each FP8 layer, the last step's amax of x, w and the result's gradient."""
+    return {name: [float(a) for a in history[:, 0]] for name, history in state.amaxes.items()}
+
+
+def outlier(layer: str = "1", from_step: int = 60, every: int = 20) -> Meddle:
+    """From this step on one channel of a block's hidden layer doubles every so many steps: its row
+    of "up" doubles, its column of "down" halves. The model computes the same function, exactly in
+    bf16; what changes is the range of one FP8 operand.
+    """
+
+    def meddle(number: int, state: State) -> State:
+        if number < from_step or (number - from_step) % every:
+            return state
+        up, down = state.weights[f"{layer}.up"], state.weights[f"{layer}.down"]
+        changed: Mapping[str, jax.Array] = {
+            f"{layer}.up": up.at[0].multiply(2),
+            f"{layer}.down": down.at[:, 0].divide(2),
+        }
+        return state._replace(weights={**state.weights, **changed})
+
+    return meddle
