@@ -14,8 +14,9 @@ from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, unc
 from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
+from fp8lens.matmul.norms import norms
 from fp8lens.matmul.rows import GemmRow
-from fp8lens.matmul.unfused import Neighborhood, OwnWork, UnfusedKernel, inside, is_plain
+from fp8lens.matmul.unfused import Neighborhood, OwnWork, UnfusedKernel, inside, is_plain, repeats
 
 # What a kernel does, in the order in which a ledger shows it.
 CLASSES = {
@@ -230,16 +231,24 @@ def _classes(
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
     plain = [i for i in classes if is_plain(i)]
     made = _Made(plain, around)
+    own = norms(made.magnitudes, {*plain} - multiply, most, around)
+    for i in own:
+        if classes[i] == "scale":
+            classes[i] = "rest"
     for i in reversed(plain):
-        if classes[i] not in ("rest", "move"):
+        if classes[i] not in ("rest", "move") or i in own:
             continue
         readers = {classes.get(reader) for reader, _ in around.users(i)}
         if made.a_scale(i, classes[i] == "rest", readers):
             classes[i] = "scale"
-        elif readers == {"dequantize"} and _repeats(i):  # the scales of blocks, for each element
+        elif readers == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
             classes[i] = "dequantize"
     for i in plain:
-        if classes[i] in ("rest", "move") and _keeps_scales(i, classes, most, around):
+        if (
+            classes[i] in ("rest", "move")
+            and i not in own
+            and _keeps_scales(i, classes, most, around)
+        ):
             classes[i] = "scale"
     return classes
 
@@ -339,13 +348,6 @@ def _is_of_magnitudes(i: Instruction, element: int) -> bool:
     made = look_through(made_of[element])
     is_largest = made.opcode == "reduce" and reducer(made) == "maximum"
     return is_largest and look_through(operand(made, 0)).opcode == "abs"
-
-
-def _repeats(i: Instruction) -> bool:
-    """Whether a kernel writes the elements of a smaller array several times."""
-    read = sum(operand(i, n).shape.size for n in range(len(i.operands)))
-    opcodes = {j.opcode for j in inside(i)}
-    return "broadcast" in opcodes and 2 * read <= sum(shape.size for shape in results(i))
 
 
 def _finds_magnitudes(i: Instruction) -> bool:

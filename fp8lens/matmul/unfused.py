@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from fp8lens.formats import E8M0, is_fp8
-from fp8lens.hlo.dataflow import Flow, callers
+from fp8lens.hlo.dataflow import NOBODY, Flow, Producers, callers
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
@@ -41,6 +41,7 @@ from fp8lens.matmul.rows import GemmRow, matmuls
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
+_WIDENING = MOVES | frozenset("convert negate reduce-precision".split())
 _REPEATING = SOURCES | frozenset("broadcast bitcast reshape copy transpose".split())
 _PADDING = SOURCES | frozenset("pad bitcast reshape copy".split())
 _NEGATING = MOVES | SOURCES | {"negate", "convert"}
@@ -186,7 +187,7 @@ def _before(
     element: int,
     role: _Role,
     is_cut: bool,
-    from_fp8: Callable[[Instruction], bool],
+    widened: Callable[[Instruction], "Widened | None"],
 ) -> UnfusedKernel:
     """What a kernel does that makes an operand; `is_cut`: whether the result is then sliced."""
     part = part_for(i, element)
@@ -210,11 +211,56 @@ def _before(
         return UnfusedKernel(i, (moved,), besides)
     if quantizes and (works := _of_codes_alone(i, part)):
         return UnfusedKernel(i, works, besides)
-    if opcodes <= _FROM_FP8 and not quantizes and from_fp8(i):
+    if opcodes <= _FROM_FP8 and not quantizes and (read := widened(i)):
+        besides = besides or (OwnWork.NOTHING if read.alone else OwnWork.COMPUTES_OPERAND)
         return UnfusedKernel(i, ("fp8",), besides)
     if only_moves:
         return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
     return UnfusedKernel(i, own=OwnWork.QUANTIZES if quantizes else OwnWork.COMPUTES_OPERAND)
+
+
+@dataclasses.dataclass(frozen=True)
+class Widened:
+    """What a kernel reads of FP8: arrays, or else the scales of blocks; and whether it widens them
+    `alone`, with their scales: a rotation of a key cache, as an example, is the program's own work.
+    """
+
+    is_scales: bool
+    alone: bool
+
+
+def _widens_alone(
+    part: Iterable[Instruction], codes: set[str], is_scale: Callable[[Instruction], bool]
+) -> bool:
+    """Whether the FP8 arrays among some instructions, `codes` by their names, are converted, moved,
+    multiplied by scales and shifted by a number, and nothing else is done with them: they are not
+    combined with each other, or with another matrix.
+    """
+    made = {*codes}
+    for j in part:
+        read = [n for n, name in enumerate(j.operands) if name in made]
+        if j.opcode == "parameter" or not read:
+            continue
+        others = [j.computation[name] for name in j.operands if name not in made]
+        if j.opcode in SCALING:
+            # The codes divided by a scale, and not a number divided by the codes.
+            keeps = len(read) == 1 and all(map(is_scale, others))
+            keeps = keeps and (j.opcode == "multiply" or read == [0])
+        elif j.opcode in ("add", "subtract"):
+            keeps = len(read) == 1 and all(map(is_one_number, others))
+        else:
+            keeps = j.opcode in _WIDENING
+        if not keeps:
+            return False
+        made.add(j.name)
+    return True
+
+
+def repeats(i: Instruction) -> bool:
+    """Whether a kernel writes the elements of a smaller array several times."""
+    read = sum(operand(i, n).shape.size for n in range(len(i.operands)))
+    opcodes = {j.opcode for j in inside(i)}
+    return "broadcast" in opcodes and 2 * read <= sum(shape.size for shape in results(i))
 
 
 def _makes_scale(
@@ -658,7 +704,7 @@ class Neighborhood:
         each = len(module.text) // max(1, len(rows))
         self._far, self._most = max(100, 4 * each), max(40, each // 8)
         self._found: dict[Instruction, tuple[UnfusedKernel, ...]] = {}
-        self._of_fp8: dict[tuple[Instruction, int], bool] = {}
+        self._of_fp8: dict[tuple[Instruction, int], Widened | None] = {}
         self._same: dict[UnfusedKernel, UnfusedKernel] = {}
         self._users: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
         for kernel, inputs in self._flow.inputs.items():
@@ -675,6 +721,19 @@ class Neighborhood:
             for m in self._flow.of(self._flow.inputs[kernel][index])
             if m.instruction is not None
         ]
+
+    def makers(self, kernel: Instruction, index: int) -> Producers:
+        """The numbers of who made an operand, ENTRY's parameters among them: to compare them."""
+        return self._flow.inputs[kernel][index]
+
+    def numbers(self, kernel: Instruction) -> range:
+        """The numbers of a kernel's results."""
+        return self._flow.numbers(kernel)
+
+    @cached_property
+    def returned(self) -> Producers:
+        """The numbers of who made ENTRY's results."""
+        return NOBODY.union(*self._flow.results)
 
     def users(
         self, kernel: Instruction, element: int | None = None
@@ -744,7 +803,7 @@ class Neighborhood:
         """What a kernel does that makes an operand."""
         if not is_plain(i):
             return UnfusedKernel(i, own=OwnWork.MAKES_OPERAND)
-        does = _before(i, element, role, is_cut, self._from_fp8)
+        does = _before(i, element, role, is_cut, self._widened)
         if does.work == ("scale",) and len(i.operands) == 1 and self.producers(i, 0):
             # Of one number that the program computes, as an amax.
             return UnfusedKernel(i, own=OwnWork.COMPUTES_SCALE)
@@ -768,29 +827,56 @@ class Neighborhood:
             return False
         return {kernel for kernel, _ in self.users(i)} == {reader}
 
-    def _from_fp8(self, i: Instruction, steps: int = 4) -> bool:
-        """Whether a kernel reads FP8, or what a few kernels that only convert, scale and move made
-        of it.
+    def _widened(self, i: Instruction, steps: int = 4) -> Widened | None:
+        """What a kernel reads of FP8 arrays, or of what so many kernels at most made of them that
+        only widened them; None where it reads nothing of FP8.
         """
-        known = self._of_fp8.get((i, steps))
-        if known is None:
-            known = all(j.opcode in _FROM_FP8 for j in inside(i)) and any(
-                self._is_from_fp8(i, index, steps) for index in range(len(i.operands))
-            )
-            self._of_fp8[i, steps] = known
-        return known
+        if (i, steps) not in self._of_fp8:
+            self._of_fp8[i, steps] = self._reads_fp8(i, steps)
+        return self._of_fp8[i, steps]
 
-    def _is_from_fp8(self, i: Instruction, index: int, steps: int) -> bool:
-        """Whether an operand of a kernel is FP8 or its block scales, or made of these by so many
-        kernels at most.
+    def _reads_fp8(self, i: Instruction, steps: int) -> Widened | None:
+        if any(j.opcode not in _FROM_FP8 for j in inside(i)):
+            return None
+        kinds = [self._is_of_scales(i, index, steps) for index in range(len(i.operands))]
+        if all(kind is None for kind in kinds):
+            return None
+        is_scales = False not in kinds
+        computation = fused(i)
+        given = [p.name for p in computation.parameters] if computation else i.operands
+        codes = {name for name, kind in zip(given, kinds, strict=False) if kind is is_scales}
+        scales = {name for name, kind in zip(given, kinds, strict=False) if kind and not is_scales}
+        for index, name in enumerate(given):
+            makers = self.producers(i, index) if index < len(i.operands) else []
+            if name not in codes and makers and all(repeats(maker) for maker, _ in makers):
+                scales.add(name)
+        size = max(shape.size for shape in results(i))
+
+        def is_scale(j: Instruction) -> bool:
+            made_of = walk([j], lambda k: map(k.computation.__getitem__, k.operands))
+            leaves = [k for k in made_of if not k.operands and k.opcode != "constant"]
+            if not computation:
+                leaves = [j]
+            return all(k.name in scales or 2 * k.shape.size <= size for k in leaves)
+
+        return Widened(is_scales, _widens_alone(inside(i), codes, is_scale))
+
+    def _is_of_scales(self, i: Instruction, index: int, steps: int) -> bool | None:
+        """Whether an operand of a kernel is the scales of blocks, or else FP8; None where it is
+        neither, and was not made of one by kernels that only widened it.
         """
         shape = operand(i, index).shape
-        if (is_fp8(shape.dtype) or shape.dtype == E8M0.name) and shape.size > 1:
+        if shape.size > 1 and is_fp8(shape.dtype):
+            return False
+        if shape.size > 1 and shape.dtype == E8M0.name:
             return True
-        return steps > 0 and any(
-            is_plain(producer) and self._from_fp8(producer, steps - 1)
-            for producer, _ in self.producers(i, index)
-        )
+        made_of = [self._widened(maker, steps - 1) for maker in self._widening(i, index, steps)]
+        kinds = [made.is_scales for made in made_of if made is not None and made.alone]
+        return all(kinds) if kinds else None
+
+    def _widening(self, i: Instruction, index: int, steps: int) -> list[Instruction]:
+        """The kernels that may have widened an operand."""
+        return [maker for maker, _ in self.producers(i, index) if steps > 0 and is_plain(maker)]
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction

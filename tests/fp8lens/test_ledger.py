@@ -225,3 +225,121 @@ def test_a_norm_of_all_elements_is_not_fp8_s():
 
     ledger = inspect(normalized_by_one, S(4096, 4096, dtype=bf16), S(4096, 4096), s).ledger
     assert not ledger.of("scale") and len(ledger.of("rest")) > 1, str(ledger)
+
+
+# What is FP8's, by what is computed from what -----------------------------------------------------
+
+X, X8, W, W8 = (S(4096, 1024, dtype=d) for d in (bf16, e4m3, bf16, e4m3))
+
+
+def halves_rotated(x, cos, sin):
+    one, two = jnp.split(x, 2, -1)
+    return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def pairs_rotated(x, cos, sin):
+    one, two = x[..., ::2], x[..., 1::2]
+    return jnp.stack([one * cos - two * sin, two * cos + one * sin], -1).reshape(x.shape)
+
+
+def attention(rotated, dtype, cached=e4m3):
+    """Over keys and values that are kept as FP8, or in a wide type."""
+
+    def fn(q, keys, values, scale, cos, sin):
+        keys, values = (v.astype(dtype) * scale.astype(dtype) for v in (keys, values))
+        keys = rotated(keys, cos.astype(dtype), sin.astype(dtype)).astype(bf16)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, keys).astype(f32)
+        return jnp.einsum(
+            "bhqk,bhkd->bhqd", jax.nn.softmax(scores).astype(bf16), values.astype(bf16)
+        )
+
+    cache, angles = S(2, 4, 1024, 128, dtype=cached), S(1024, 64, dtype=bf16)
+    return inspect(fn, S(2, 4, 16, 128, dtype=bf16), cache, cache, s, angles, angles).ledger
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32])
+@pytest.mark.parametrize("rotated", [halves_rotated, pairs_rotated])
+def test_a_rotation_of_a_cache_is_not_fp8_s(rotated, dtype):
+    """A kernel rotates a cache in bfloat16 too; only the values are widened alone."""
+    ledger, wide = attention(rotated, dtype), attention(rotated, dtype, bf16)
+    (values,) = ledger.for_fp8
+    assert values.what == "dequantize" and values.avoidable
+    assert [line.work for line in ledger.of("rest") if not line.avoidable and line.work] == [
+        ("fp8",)
+    ]
+    assert len(ledger.of("rest")) == len(wide.of("rest")) - 1  # in bf16 the values are scaled
+
+
+@pytest.mark.parametrize(
+    "fn, is_fp8s",
+    [
+        (lambda x, s, v, m: x * s, True),
+        (lambda x, s, v, m: x * v.T[:, :1], True),  # a scale for each row
+        (lambda x, s, v, m: -(x - 3) / s, True),  # with a zero point
+        (lambda x, s, v, m: jnp.flip(x * s, 1), True),
+        (lambda x, s, v, m: jax.nn.silu(x * s), False),
+        (lambda x, s, v, m: x * s + m, False),
+        (lambda x, s, v, m: x * s * m, False),
+        (lambda x, s, v, m: jnp.where(m > 0, x * s, 0), False),
+        (lambda x, s, v, m: x * s * jnp.roll(x, 1, 1), False),
+        (lambda x, s, v, m: s / x, False),
+    ],
+)
+def test_fp8_is_widened_and_scaled_and_all_else_is_the_programs(fn, is_fp8s):
+    def layer(x, w, s, v, m):
+        return fn(x.astype(f32), s, v, m.astype(f32)).astype(bf16) @ w.T
+
+    ledger = inspect(layer, X8, W, s, S(1024, 4096, dtype=f32), X).ledger
+    assert bool(ledger.for_fp8) is is_fp8s and bool(ledger.of("rest")) is not is_fp8s, str(ledger)
+
+
+def over_its_maximum(x, axis=None):
+    return x / jnp.max(jnp.abs(x), axis)
+
+
+NORMS = {
+    "before a matmul in bf16": lambda x, w, w8, s: over_its_maximum(x) @ w.T,
+    "of columns, before a matmul in bf16": lambda x, w, w8, s: over_its_maximum(x, 0) @ w.T,
+    "with an FP8 scale of its own": lambda x, w, w8, s: scaled_dot(
+        to_e4m3(over_its_maximum(x), s), w8, s, s, bf16
+    ),
+    "of columns, with an FP8 scale": lambda x, w, w8, s: scaled_dot(
+        to_e4m3(over_its_maximum(x, 0), s), w8, s, s, bf16
+    ),
+    "that others read too": lambda x, w, w8, s: (
+        scaled_dot(to_e4m3(y := over_its_maximum(x), s), w8, s, s, bf16) @ w8.astype(bf16),
+        y,
+    ),
+    "where it is not 0": lambda x, w, w8, s: scaled_dot(
+        to_e4m3(jnp.where((m := jnp.max(jnp.abs(x))) > 0, x / m, x), s), w8, s, s, bf16
+    ),
+}
+# The same maxima as scales.
+SCALES = {
+    "undone by the call": lambda x, w, w8, s: by_amax(x, w),
+    "undone behind the call": lambda x, w, w8, s: jax.nn.softmax(
+        bare(to_e4m3(x, 448 / (m := jnp.max(jnp.abs(x)).astype(f32))), w8) * m
+    ),
+    "undone before a matmul in bf16": lambda x, w, w8, s: (
+        (
+            jax.lax.optimization_barrier(
+                to_e4m3(x, 1 / (m := jnp.max(jnp.abs(x)).astype(f32)))
+            ).astype(f32)
+            * m
+        ).astype(bf16)
+        @ w.T
+    ),
+    "never undone": lambda x, w, w8, s: bare((over_its_maximum(x) * 448).astype(e4m3), w8),
+    "returned with the codes": lambda x, w, w8, s: (
+        to_e4m3(x, 448 / (m := jnp.max(jnp.abs(x)).astype(f32))),
+        m,
+        w @ w.T,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*NORMS, *SCALES])
+def test_a_maximum_is_fp8_s_where_it_is_a_scale_and_not_where_it_is_a_norms(name):
+    ledger = inspect((NORMS | SCALES)[name], X, W, W8, s).ledger
+    maxima = [line for line in ledger if re.search("reduce", line.name)]
+    assert maxima and {line.what for line in maxima} == {"rest" if name in NORMS else "scale"}
