@@ -21,7 +21,15 @@ from fp8lens.hlo.values import (
     reducer,
     since,
 )
-from fp8lens.matmul.roles import Role, Step, could_be_fused, is_tanh_gelu, masks, step_of
+from fp8lens.matmul.roles import (
+    Role,
+    Step,
+    could_be_fused,
+    is_added_up,
+    is_tanh_gelu,
+    masks,
+    step_of,
+)
 
 # What gives a result on, at other places, or some of it.
 _MOVES_ON = LAYOUT | {"slice", "concatenate", "reverse", "opt-barrier"}
@@ -39,6 +47,8 @@ _BEFORE_AMAX = frozenset("abs convert bitcast reshape negate opt-barrier".split(
 
 # What hands a value on to another computation.
 _HANDING = CONTROL | {"tuple"}
+# What reads a value, and does nothing in whose kernel something else could be done.
+_READ_AS_IT_IS = _HANDING | DOTS
 
 
 class Result:
@@ -72,7 +82,7 @@ class Result:
     def _advance(self, value: Instruction) -> Instruction | None:
         """Add what is done with `value`; the value that comes of it, None at the end."""
         if any(step.how == SUMMED for step in self.steps):
-            return self._scaled_sum(value)
+            return self._behind_sum(value)
         follow = []
         for user in self._of(value):
             if amax := self._amax(user):
@@ -106,16 +116,28 @@ class Result:
             return at
         return self._compute(at, value)
 
-    def _scaled_sum(self, value: Instruction) -> Instruction | None:
-        """Advance behind a sum over devices: along a factor alone. Each device may multiply its own
-        part by it, but if each device added something to its part, the sum would have it several
-        times.
+    def _behind_sum(self, value: Instruction) -> Instruction | None:
+        """Advance behind a sum over devices: along factors and vectors that are added, where
+        nothing else is done for which a kernel runs in any case. Each device may multiply its own
+        part of the sum, and one device may add a vector to its part.
         """
         users = self._of(value)
+        is_alone = bool(users) and self._is_scaled_alone(value)
+        return self._compute(users[0], value) if is_alone else None
+
+    def _is_scaled_alone(self, value: Instruction) -> bool:
+        """Whether a sum is multiplied, or a vector added to it, and nothing else is done with it
+        but to return it or to multiply it by a matrix.
+        """
+        users = self._of(value)
+        if all(user.opcode in _READ_AS_IT_IS for user in users):
+            return value.shape.size > 1
         if len(users) != 1 or users[0].opcode not in ELEMENTWISE:
-            return None
-        is_factor = step_of(users[0], value).kind in (Role.SCALE, Role.ALPHA)
-        return self._compute(users[0], value) if is_factor else None
+            return False
+        step = step_of(users[0], value)
+        is_bias = step.kind is Role.BIAS and _adds_a_vector(step)
+        is_one = is_bias or step.kind in (Role.SCALE, Role.ALPHA)
+        return is_one and self._is_scaled_alone(users[0])
 
     def _elsewhere(
         self, value: Instruction, follow: list[Instruction], handed_on: list[tuple]
@@ -374,7 +396,10 @@ def _activate(
     result: Result, end: Instruction, value: Instruction, beside: list[tuple]
 ) -> Instruction | None:
     result.readers += beside
-    return result._add(Step(Role.ACTIVATION, end, value))
+    step = Step(Role.ACTIVATION, end, value)
+    if is_added_up(step):  # d + d + d is 3 * d
+        step = dataclasses.replace(step, kind=Role.ALPHA)
+    return result._add(step)
 
 
 def _compute(
@@ -415,6 +440,14 @@ def _is_moved(at: Instruction, value: Instruction) -> bool:
 def _is_matrix(i: Instruction) -> bool:
     """Whether an array is not a number or a vector that is broadcast."""
     return i.shape.size > 1 and broadcast_of(i) is None
+
+
+def _adds_a_vector(step: Step) -> bool:
+    """Whether a step adds a vector that is broadcast to all rows, as it is."""
+    added = [step.at.computation[name] for name in step.at.operands if name != step.value.name]
+    is_spread = [look_through(i).opcode for i in added] == ["broadcast"]
+    is_vector = step.other is not None and len(step.other.shape.dims) == 1
+    return step.at.opcode == "add" and is_spread and is_vector and along_columns(added[0])
 
 
 def along_columns(added: Instruction) -> bool:

@@ -165,7 +165,7 @@ def selected_bounds(step: Step) -> tuple[float, float] | None:
     made = sorted(_made_of(step), key=lambda i: i.index)
     if step.at.opcode != "select" or not {i.opcode for i in made} <= _CHOICES:
         return None
-    constants = [_number(i) for i in made if i.opcode == "constant"]
+    constants = [number_of(i) for i in made if i.opcode == "constant"]
     if not all(map(math.isfinite, constants)):
         return None
     # Between two neighbouring constants it is the number, or it is one of the constants.
@@ -186,7 +186,7 @@ def _chosen(made: Iterable[Instruction], step: Step, number: float) -> float:
     for i in made:
         given = [values[name] for name in i.operands]
         if i.opcode == "constant":
-            values[i.name] = _number(i)
+            values[i.name] = number_of(i)
         elif i.opcode == "compare":
             values[i.name] = _DIRECTIONS[i.attributes["direction"]](*given)
         elif i.opcode == "select":
@@ -207,8 +207,8 @@ _DIRECTIONS = {
 _CHOICES = frozenset("select compare constant broadcast convert".split()) | {*NAMES}
 
 
-def _number(constant: Instruction) -> float:
-    """A constant's value; NaN for an array of several."""
+def number_of(constant: Instruction) -> float:
+    """A constant's value; NaN for an array of several, and for what is no constant."""
     try:
         return float(_literal(constant))
     except ValueError:
@@ -223,6 +223,25 @@ def _literal(constant: Instruction) -> str:
 def is_added_up(step: Step) -> bool:
     """Whether a step only adds a value to itself, several times."""
     return {i.opcode for i in _made_of(step)} == {"add"}
+
+
+def times_added(step: Step) -> int:
+    """How often the value stands in a sum of nothing else, as 3 times in d + d + d."""
+    times = {step.value.name: 1}
+    for i in sorted(_made_of(step), key=lambda i: i.index):
+        times[i.name] = sum(times[name] for name in i.operands)
+    return times[step.at.name]
+
+
+def computes_with_bits(step: Step) -> bool:
+    """Whether an activation takes the bits of a number apart, as jnp.ldexp does."""
+    made = (i for i in _made_of(step) if i.shape.dtype != "pred")
+    return any(i.opcode in _OF_BITS for i in made)
+
+
+_OF_BITS = frozenset(
+    "and or xor not shift-left shift-right-logical shift-right-arithmetic popcnt clz".split()
+)
 
 
 def is_tanh_gelu(step: Step) -> bool:

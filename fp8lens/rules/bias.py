@@ -157,28 +157,21 @@ def subtracted(cause: Cause) -> Found | None:
 @rule(
     "matrix-after-epilogue",
     lost=Lost.BIAS,
-    reason=(
-        "a matrix is added after another epilogue or another matrix (epilogue {epilogue}, beta "
-        "{beta})"
-    ),
+    reason="a matrix is added after another epilogue (epilogue {epilogue}, beta {beta})",
     fix=(
-        "after another matrix, pass the sum of the two if it is known outside of the program; "
-        "after an activation, adding the matrix before it is another function: do so if the model "
-        "allows it; else leave this kernel"
+        "adding the matrix before the activation is another function: do so if the model allows "
+        "it, else leave this kernel"
     ),
     source="FuseMatrixBiasAdd: epilogue DEFAULT or BIAS, and beta 0",
 )
 def matrix_after_epilogue(cause: Cause) -> Found | None:
-    """A matrix is added after an activation, or after another matrix.
+    """A matrix is added after an activation.
 
     cuBLASLt adds a matrix to the product first; the bias and the activation are applied to that
-    sum. It adds at most one matrix: `beta` is 1 in a call that adds a matrix, else 0. An addition
-    after the activation stays outside of the call.
+    sum. An addition after the activation stays outside of the call.
 
     If the matrix is added before the activation, the program computes another function. If the
     model needs the addition after the activation, as in a residual connection, leave the kernel.
-    Adding two matrices to each other first helps only outside of the program: a kernel that adds
-    them moves as many bytes as the one that adds the second to the result.
 
     Loses it:
 
@@ -190,8 +183,74 @@ def matrix_after_epilogue(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale, c):
             return relu(scaled_dot(a, b, a_scale, b_scale, bf16) + c)
     """
-    has_epilogue = cause.row.epilogue != "DEFAULT" or cause.row.beta
-    return found_if(cause.kind is Role.MATRIX_BIAS and has_epilogue)
+    activates = "RELU" in cause.row.epilogue or "GELU" in cause.row.epilogue
+    return found_if(cause.kind is Role.MATRIX_BIAS and activates)
+
+
+@rule(
+    "matrix-after-a-sum",
+    lost=Lost.BIAS,
+    reason=(
+        "two matmuls' results and a matrix are added: the second call adds the first one's result, "
+        "and has no place for the matrix"
+    ),
+    fix="add the matrix to the first result, and then the second: d2 + (d1 + c)",
+    source="FuseMatrixBiasAdd: a call adds one matrix",
+)
+def matrix_after_a_sum(cause: Cause) -> Found | None:
+    """The program adds two results, and then a matrix.
+
+    A call can add one matrix, and that matrix may be another call's result. In d1 + d2 + c, the
+    second call adds the first one's result, and a kernel adds c. The first call adds nothing. If
+    the program adds c to the first result, and then the second result, each call adds one matrix.
+    The second result must stand first in that sum: see second-of-a-sum. The order of two additions
+    changes the sum by rounding only.
+
+    Loses it:
+
+        def layer(a, b, x, w: "bf16[128,256]", a_scale, b_scale, c):
+            d1 = scaled_dot(a, b, a_scale, b_scale, bf16)
+            d2 = scaled_dot(x.astype(e4m3), w.astype(e4m3), a_scale, b_scale, bf16)
+            return d1 + d2 + c
+
+    Keeps it:
+
+        def layer(a, b, x, w: "bf16[128,256]", a_scale, b_scale, c):
+            d1 = scaled_dot(a, b, a_scale, b_scale, bf16)
+            d2 = scaled_dot(x.astype(e4m3), w.astype(e4m3), a_scale, b_scale, bf16)
+            return d2 + (d1 + c)
+    """
+    if cause.kind is not Role.MATRIX_BIAS or cause.row.epilogue != "DEFAULT":
+        return None
+    if cause.first.at.opcode != "add" or cause.is_read_twice:
+        return None
+    sums = [step for step in cause.ahead if step.kind is Role.MATRIX_BIAS]
+    first = sums[0].other if len(sums) == 1 else None
+    is_free = first is not None and sums[0].at.opcode == "add" and _is_dot(first, alone=True)
+    return found_if(cause.row.beta != 0 and is_free)
+
+
+@rule(
+    "second-matrix",
+    lost=Lost.BIAS,
+    reason="a second matrix is added, and a call adds one (epilogue {epilogue}, beta {beta})",
+    fix="leave this kernel",
+    source="FuseMatrixBiasAdd: beta 0",
+)
+def second_matrix(cause: Cause) -> Found | None:
+    """Two matrices are added to the result, and a call adds one.
+
+    cuBLASLt adds at most one matrix: `beta` is 1 in a call that adds a matrix, else 0. A kernel
+    adds the second one. If the program adds the two matrices to each other first, a kernel does
+    that, and moves as many bytes. There is no fixed program: leave this kernel. Only if the sum of
+    the two is known outside of the program, as for two weights, pass the sum.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale, c, residual: "bf16[64,128]"):
+            return scaled_dot(a, b, a_scale, b_scale, bf16) + c + residual
+    """
+    return found_if(cause.kind is Role.MATRIX_BIAS and cause.row.beta)
 
 
 @rule(
@@ -234,10 +293,14 @@ def second_of_a_sum(cause: Cause) -> Found | None:
     return found_if(is_first == bool(has_epilogue) and _is_dot(operand(at, 1)))
 
 
-def _is_dot(i: Instruction) -> bool:
-    """Whether a matrix is a dot's result, or that times numbers."""
+def _is_dot(i: Instruction, alone: bool = False) -> bool:
+    """Whether a matrix is a dot's result, or that times numbers; `alone`: and nothing else is done
+    with it.
+    """
+    if alone and len(i.computation.users.get(i.name, ())) != 1:
+        return False
     i = look_through(i, NAMES)
-    while i.opcode == "multiply":
+    while i.opcode == "multiply" and not alone:
         factors = [operand(i, 0), operand(i, 1)]
         large = [factor for factor in factors if broadcast_of(factor) is None]
         if len(large) != 1:

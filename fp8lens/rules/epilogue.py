@@ -7,7 +7,7 @@ from fp8lens.matmul.roles import (
     Role,
     Step,
     clamp_bounds,
-    is_added_up,
+    computes_with_bits,
     is_selected_relu,
     is_tanh_gelu,
     is_transposed_inside,
@@ -673,31 +673,40 @@ def gelu_and_transpose(cause: Cause) -> Found | None:
 
 
 @rule(
-    "added-several-times",
-    lost=Lost.EPILOGUE,
-    reason="the result is added to itself several times, which XLA does not take for a factor",
-    fix="multiply by the number in its place, 3 * d: the call takes a constant factor",
-    source="HandleMultiply takes a constant factor; no pass makes one of additions",
+    "computed-with-bits",
+    lost=Lost.KERNEL,
+    reason=(
+        "unknown: the program computes with the bits of the result, as jnp.ldexp does, and fp8lens "
+        "does not know for what"
+    ),
+    fix=(
+        "if it is jnp.ldexp(d, n), multiply in its place, d * 2.0**n: the call takes a constant "
+        "factor; else leave this kernel"
+    ),
+    source="HandleMultiply takes a constant factor; no pass makes one of what is done with bits",
 )
-def added_several_times(cause: Cause) -> Found | None:
-    """The program computes d + d + d.
+def with_bits(cause: Cause) -> Found | None:
+    """The program takes the bits of the result apart, as jnp.ldexp does.
 
-    A call multiplies its result by a constant at no cost. XLA's rewriter finds a multiplication by
-    a constant, and no sum of equal terms. In floating point three times d and d + d + d may differ
-    in the last digit.
+    JAX writes jnp.ldexp(d, n), which is d times 2 to the power of n, as shifts and masks of the
+    bits of d. XLA's rewriter looks for a multiplication, and finds none. A multiplication by a
+    constant costs nothing in a call. If n is not a constant, the factor is a scale like any other.
+    The two ways may differ for numbers that are too large or too small for the type.
+
+    Other programs compute with bits too, such as one that rounds. `fp8lens` does not distinguish
+    them.
 
     Loses it:
 
         def layer(a, b, a_scale, b_scale):
-            d = scaled_dot(a, b, a_scale, b_scale)
-            return d + d + d
+            return jnp.ldexp(scaled_dot(a, b, a_scale, b_scale), 3)
 
     Keeps it:
 
         def layer(a, b, a_scale, b_scale):
-            return 3 * scaled_dot(a, b, a_scale, b_scale)
+            return scaled_dot(a, b, a_scale, b_scale) * 2.0**3
     """
-    return found_if(cause.kind is Role.ACTIVATION and is_added_up(cause.first))
+    return found_if(cause.kind is Role.ACTIVATION and computes_with_bits(cause.first))
 
 
 @rule(

@@ -58,6 +58,7 @@ IN_FRONT = (
 )
 #: For scale, clamp and conversion to FP8 that stayed outside together.
 CONVERSION = (
+    scales.added_several_times,
     output.no_clamp,
     output.clamp_early,
     epilogue.activation_after_scale,
@@ -79,6 +80,7 @@ CONVERSION = (
 #: For any other step that stayed outside, and the steps behind it with it.
 STEP = (
     output.between,
+    scales.added_several_times,
     epilogue.selected_clamp,
     epilogue.activation_after_scale,
     bias.bias_after_scale,
@@ -101,12 +103,15 @@ STEP = (
     epilogue.clamp_alone,
     epilogue.selected_relu,
     epilogue.gelu_and_transpose,
-    epilogue.added_several_times,
+    epilogue.with_bits,
     epilogue.other_activation,
+    scales.late_factor,
     scales.scale_after_epilogue,
     scales.scales_one_by_one,
     scales.scale_too_many,
     bias.second_of_a_sum,
+    bias.matrix_after_a_sum,
+    bias.second_matrix,
     bias.matrix_after_epilogue,
     bias.for_each_row,
     layout.by_columns,

@@ -731,10 +731,7 @@ def barrier(cause: Cause) -> Found | None:
 @rule(
     "joined-first",
     reason="the result is {how} before the {step}, and the call takes only what reads it directly",
-    fix=(
-        "do it to the dot's own result, before that is {how}{or_else}; if the program has this "
-        "order already, XLA has changed it: put jax.lax.optimization_barrier between the two"
-    ),
+    fix="apply the {step} to the dot's own result, before that is {how}{or_else}",
     source=(
         "HandleAdd, HandleMaximum, HandleMultiply and HandleConvert look past a bitcast or a "
         "slice at most"
@@ -760,12 +757,46 @@ def joined_first(cause: Cause) -> Found | None:
             q = quantize(scaled_dot(a, b, a_scale, b_scale), d_scale)
             return jnp.split(q, 2, axis=1)
     """
-    or_else = ", unless only a part of it is treated so"
-    if cause.lost is Lost.OUTPUT:
-        or_else += "; leave the conversion of a sum that a loop adds up, which needs its digits"
-    elif cause.is_factor:
-        or_else = ", or multiply the factor into an operand's scale (a_scale)"
+    or_else = (
+        ", with jax.lax.optimization_barrier between the two if XLA changes the order again. If "
+        "only a part of the result is treated so, leave this kernel."
+    )
+    if cause.lost is Lost.OUTPUT and "loop" in cause.apart:
+        or_else = ". If a loop adds up results, leave the conversion: the sum needs its digits."
     return found_if(cause.apart, step=cause.noun, lost=cause.lost, how=cause.apart, or_else=or_else)
+
+
+@rule(
+    "joined-then-scaled",
+    lost=Lost.SCALE,
+    reason="the result is {how} before it is scaled, and the call scales only its own result",
+    fix=(
+        "multiply the factor into an operand's scale (a_scale), outside of the program. If only a "
+        "part of the result is scaled, leave this kernel."
+    ),
+    source="HandleMultiply takes a factor that reads the call's result directly",
+)
+def joined_then_scaled(cause: Cause) -> Found | None:
+    """The result is cut, joined, reversed or passed on before it is multiplied by a factor.
+
+    XLA's rewriter takes a factor that multiplies the whole result of a call. If the result is cut
+    into parts or joined with another first, a kernel multiplies. The order is no matter for a
+    factor, and a call multiplies by its operands' scales anyway, so the factor can be a part of
+    one.
+
+    Loses it:
+
+        def halves(a, b, a_scale, b_scale, d_scale):
+            gate, up = jnp.split(scaled_dot(a, b, a_scale, b_scale), 2, axis=1)
+            return gate * d_scale, up * d_scale
+
+    Keeps it:
+
+        def halves(a, b, a_scale, b_scale):  # a_scale is multiplied by d_scale already
+            return jnp.split(scaled_dot(a, b, a_scale, b_scale), 2, axis=1)
+    """
+    is_scaled = cause.is_factor and not cause.converts
+    return found_if(is_scaled and cause.apart, how=cause.apart)
 
 
 @rule(
@@ -782,9 +813,10 @@ def factor_of_a_sum(cause: Cause) -> Found | None:
     """Devices add up their parts of a result, and the sum is multiplied by a factor.
 
     If K is split over devices, each device computes a part of each sum, and an all-reduce adds the
-    parts up. What the program does to the result comes after that, in a kernel. A bias has to be
-    added there, because each device would add it. A factor can be multiplied into each part, and a
-    call takes it as part of an operand's scale.
+    parts up. What the program does to the result comes after that, in a kernel. A factor can be
+    multiplied into each part, and a call takes it as part of an operand's scale. If the kernel also
+    does something else with the sum, such as a conversion to FP8, it runs in any case, and this
+    rule says nothing. For a bias see bias-of-a-sum-over-devices.
 
     Compiled with: mesh_shape=(8,), in_specs=(P(None, "x"), P(None, "x"), P(), P(), P())
 
@@ -801,6 +833,59 @@ def factor_of_a_sum(cause: Cause) -> Found | None:
             return scaled_dot(a, b, a_scale, b_scale)
     """
     return found_if(cause.apart == SUMMED and cause.is_factor, step=cause.noun)
+
+
+@rule(
+    "bias-of-a-sum-over-devices",
+    lost=Lost.BIAS,
+    reason="the result is summed over devices before the bias is added",
+    fix=(
+        "in jax.shard_map, add the bias before jax.lax.psum, and on one device alone: "
+        "jnp.where(jax.lax.axis_index(axis) == 0, bias, 0); else leave this kernel"
+    ),
+    source="FuseVectorBiasAdd takes a vector that is added to the call's own result",
+)
+def bias_of_a_sum(cause: Cause) -> Found | None:
+    """Devices add up their parts of a result, and a bias is added to the sum.
+
+    If K is split over devices, an all-reduce adds up the parts of the result. A kernel then reads
+    the sum, adds the bias, and writes it again. If each device added the bias to its own part, the
+    sum would have it several times. In jax.shard_map one device can add the bias, and the others
+    zeros: their calls take both as their bias. What remains is a kernel that chooses the vector.
+    The sum is rounded in another order.
+
+    Compiled with: mesh_shape={"x": 8}, in_specs=(P(None, "x"), P(None, "x"), P(), P(), P())
+
+    Loses it:
+
+        from jax.sharding import PartitionSpec as P
+
+        def layer(a, b, a_scale, b_scale, bias):
+            def of_one_device(a, b, a_scale, b_scale, bias):
+                d = scaled_dot(a, b, a_scale, b_scale, bf16)
+                return jax.lax.psum(d, "x") + bias
+
+            given = (P(None, "x"), P(None, "x"), P(), P(), P())
+            layer = jax.shard_map(of_one_device, in_specs=given, out_specs=P())
+            return layer(a, b, a_scale, b_scale, bias)
+
+    Compiled with: mesh_shape={"x": 8}, in_specs=(P(None, "x"), P(None, "x"), P(), P(), P())
+
+    Keeps it:
+
+        from jax.sharding import PartitionSpec as P
+
+        def layer(a, b, a_scale, b_scale, bias):
+            def of_one_device(a, b, a_scale, b_scale, bias):
+                bias = jnp.where(jax.lax.axis_index("x") == 0, bias, 0)
+                d = scaled_dot(a, b, a_scale, b_scale, bf16)
+                return jax.lax.psum(d + bias, "x")
+
+            given = (P(None, "x"), P(None, "x"), P(), P(), P())
+            layer = jax.shard_map(of_one_device, in_specs=given, out_specs=P())
+            return layer(a, b, a_scale, b_scale, bias)
+    """
+    return found_if(cause.apart == SUMMED and cause.kind is Role.BIAS)
 
 
 @rule(
@@ -891,5 +976,7 @@ MOVED = (
     barrier,
     masked_first,
     factor_of_a_sum,
+    bias_of_a_sum,
+    joined_then_scaled,
     joined_first,
 )

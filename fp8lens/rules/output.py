@@ -3,7 +3,7 @@
 import itertools
 
 from fp8lens.formats import CUBLASLT, FORMATS
-from fp8lens.hlo.values import operand
+from fp8lens.hlo.values import depends, operand
 from fp8lens.matmul.roles import Role, could_be_fused
 from fp8lens.matmul.unfused import DEQUANTIZES
 from fp8lens.rules.facts import Cause, Conversion, Matmul
@@ -109,7 +109,7 @@ def clamp_bounds(conversion: Conversion) -> Found | None:
     "scaled-twice",
     lost=Lost.OUTPUT,
     reason="the result is scaled twice before the conversion",
-    fix="multiply the two scales outside of the program",
+    fix="multiply the two scales outside of the program{if_late}",
     source="HandleConvert and F8ConvertD: convert(clamp(result * scale)) becomes the call's",
 )
 def scaled_twice(conversion: Conversion) -> Found | None:
@@ -117,7 +117,8 @@ def scaled_twice(conversion: Conversion) -> Found | None:
 
     The call has one scale for an FP8 result. XLA's rewriter looks for one multiplication between
     the call and the clamp. It does not multiply two scales with each other. If the program does
-    that, it costs a kernel, so do it outside of the program.
+    that, it costs a kernel, so do it outside of the program. A scale that is computed from the
+    result itself, as from its amax, is not known before the call: take an earlier step's.
 
     Loses it:
 
@@ -131,8 +132,22 @@ def scaled_twice(conversion: Conversion) -> Found | None:
             d = scaled_dot(a, b, a_scale, b_scale)
             return quantize(d, d_scale)
     """
-    kinds = conversion.kinds
-    return found_if(kinds.count(Role.SCALE) + kinds.count(Role.ALPHA) > 1)
+    factors = [step for step in conversion.group if step.kind in (Role.SCALE, Role.ALPHA)]
+    dot = conversion.matmul.dot
+    of_the_result = [
+        step
+        for step in factors
+        if step.other is not None
+        and dot is not None
+        and step.other.computation is dot.computation
+        and depends(step.other, dot)
+    ]
+    if_late = ""
+    if of_the_result:
+        if_late = (
+            ", with an amax of an earlier step in place of this result's own; or leave this kernel"
+        )
+    return found_if(len(factors) > 1, if_late=if_late)
 
 
 @rule(

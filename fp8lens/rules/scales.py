@@ -10,7 +10,7 @@ from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
 from fp8lens.hlo.values import operand, reducer
 from fp8lens.matmul.operands import Operand
-from fp8lens.matmul.roles import Role, Step
+from fp8lens.matmul.roles import Role, Step, is_added_up, number_of, times_added
 from fp8lens.rules.facts import Cause, InFront, Matmul, is_negative
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -240,6 +240,97 @@ def scales_one_by_one(cause: Cause) -> Found | None:
 
 
 @rule(
+    "added-several-times",
+    lost=Lost.SCALE,
+    reason="the result is added to itself, {times} times d, which XLA does not take for a factor",
+    fix=(
+        "if nothing else reads d, multiply by the number in its place, {times} * d: the call takes "
+        "a constant factor; else leave this kernel"
+    ),
+    source="HandleMultiply takes a constant factor; no pass makes one of additions",
+)
+def added_several_times(cause: Cause) -> Found | None:
+    """The program computes d + d + d.
+
+    A call multiplies its result by a constant at no cost. XLA's rewriter finds a multiplication by
+    a constant, and no sum of equal terms. In floating point three times d and d + d + d may differ
+    in the last digit. The call multiplies before it adds anything or applies an activation: for a
+    factor behind these see late-factor.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            d = scaled_dot(a, b, a_scale, b_scale)
+            return d + d + d
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return 3 * scaled_dot(a, b, a_scale, b_scale)
+    """
+    is_sum = cause.kind is Role.ALPHA and is_added_up(cause.first)
+    if not is_sum or _before_factor(cause):
+        return None
+    return Found(times=str(times_added(cause.first)))
+
+
+def _before_factor(cause: Cause) -> set[str]:
+    """What is done with the result before the factor."""
+    return {*cause.kinds_ahead} - {Role.MOVE, Role.AMAX}
+
+
+@rule(
+    "late-factor",
+    lost=Lost.SCALE,
+    reason=(
+        "the result is multiplied by a constant, or added to itself, after its {step}, and the "
+        "call takes a constant factor only of the dot's own result"
+    ),
+    fix="multiply the dot's own result by {number} in its place{further}",
+    source="HandleMultiply: epilogue DEFAULT, and beta 0",
+)
+def late_factor(cause: Cause) -> Found | None:
+    """A constant factor stands behind a relu, a bias or a matrix.
+
+    The call multiplies the product by its scales and by a constant, then adds, then applies the
+    activation. XLA's rewriter takes a constant factor as long as the call does nothing else. 2 *
+    relu(d) is relu(2 * d), because the factor is positive: in this order it costs no kernel. A bias
+    or a matrix that is added in between must be multiplied too. To do that in the program is a
+    kernel again, so pass it with the factor in it.
+
+    Loses it:
+
+        def layer(a, b, a_scale, b_scale):
+            return 2 * relu(scaled_dot(a, b, a_scale, b_scale))
+
+    Keeps it:
+
+        def layer(a, b, a_scale, b_scale):
+            return relu(2 * scaled_dot(a, b, a_scale, b_scale))
+    """
+    ahead = _before_factor(cause)
+    factor = _constant_factor(cause.first) if cause.kind is Role.ALPHA else math.nan
+    is_possible = ahead and ahead <= {Role.RELU, Role.BIAS, Role.MATRIX_BIAS}
+    if not is_possible or not 0 < factor < math.inf or cause.is_read_twice:
+        return None
+    number, further = f"{factor:g}", ""
+    if Role.RELU in ahead:
+        further = f", before the relu: relu({number} * d) is {number} * relu(d)"
+    if ahead != {Role.RELU}:
+        further += f"; and multiply what is added by {number} too, outside of the program"
+    step = Role.RELU if Role.RELU in ahead else Role.BIAS
+    return Found(step=step, number=number, further=further)
+
+
+def _constant_factor(step: Step) -> float:
+    """The number by which a step multiplies, where that is a constant; NaN where it is none."""
+    if is_added_up(step):
+        return times_added(step)
+    number = number_of(step.other) if step.other is not None else math.nan
+    return 1 / number if step.at.opcode == "divide" and number else number
+
+
+@rule(
     "scale-after-epilogue",
     lost=Lost.SCALE,
     reason=(
@@ -249,7 +340,7 @@ def scales_one_by_one(cause: Cause) -> Found | None:
     fix=(
         "if the epilogue is a bias, or a relu and the factor is positive, multiply the factor into "
         "an operand's scale, and into the bias, outside of the program; or clamp and convert the "
-        "result to FP8; or leave this kernel"
+        "result to FP8; or leave this kernel, as where the result is read without the factor too"
     ),
     source="F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
 )

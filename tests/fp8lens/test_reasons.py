@@ -259,6 +259,28 @@ def patches(x, w, x_scale, w_scale):
     return scaled_dot(jnp.concatenate(near, -1).reshape(rows * columns, -1), w, x_scale, w_scale)
 
 
+def over_devices(after, dtype=bf16):
+    """A matmul whose K is split over devices, in jax.shard_map; `after` sums its parts up."""
+
+    def of_one(a, b, x, y, v):
+        return after(scaled_dot(a, b, x, y, dtype), v)
+
+    def fn(*args):
+        specs = BY_FOUR["in_specs"]
+        return jax.shard_map(of_one, in_specs=specs, out_specs=P(), check_vma=False)(*args)
+
+    return fn
+
+
+def on_the_first(v):
+    """A vector on one device, and zeros on the others."""
+    return jnp.where(jax.lax.axis_index("x") == 0, v, 0)
+
+
+BY_DEVICE = (S(M, 4 * K), S(N, 4 * K), s, s, VECTOR)
+BY_FOUR = {"mesh_shape": {"x": 4}, "in_specs": (P(None, "x"), P(None, "x"), P(), P(), P())}
+
+
 @dataclass(frozen=True)
 class Case:
     """A program that loses `lost`, because of what `says` finds in the reason, and the program
@@ -1062,7 +1084,7 @@ CASES = {
     ),
     "matrix after relu": Case(
         "bias",
-        "after another epilogue or another matrix .epilogue RELU",
+        "after another epilogue .epilogue RELU",
         lambda a, b, x, y, c: relu(scaled_dot(a, b, x, y)) + c,
         (*OPERANDS, C32),
         lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
@@ -1431,7 +1453,7 @@ CASES = {
     # In loops, and in kernels that run anyway
     "residual in a loop": Case(
         "bias",
-        r"a matrix is added after another epilogue or another matrix \(epilogue RELU",
+        r"a matrix is added after another epilogue \(epilogue RELU",
         lambda w, x, s: in_a_loop(lambda d, x: relu(d) + x, w, x, s),
         (S(4, K, K), S(M, K, dtype=bf16), s),
         lambda w, x, s: in_a_loop(lambda d, x: d + x, w, x, s),
@@ -2113,6 +2135,134 @@ CASES = {
             "in_specs": (P(None, "x"), P(None, "x"), *[None] * 3),
         },
     ),
+    **{
+        f"added to itself {n} times": Case(
+            "scale",
+            f"added to itself, {n} times d",
+            lambda a, b, x, y, after=after, n=n: after(sum([scaled_dot(a, b, x, y)] * n), x),
+            OPERANDS,
+            lambda a, b, x, y, after=after, n=n: after(n * scaled_dot(a, b, x, y), x),
+        )
+        for n, after in ((3, to_e4m3), (4, lambda d, x: relu(d)), (5, lambda d, x: d))
+    },
+    "added to itself after a relu": Case(
+        "scale",
+        "multiplied by a constant, or added to itself, after its relu",
+        lambda a, b, x, y: (d := relu(scaled_dot(a, b, x, y, bf16))) + d + d,
+        OPERANDS,
+        lambda a, b, x, y: relu(3 * scaled_dot(a, b, x, y, bf16)),
+    ),
+    "divided after a relu with a bias": Case(
+        "scale",
+        "multiplied by a constant, or added to itself, after its relu",
+        lambda a, b, x, y, v: relu(scaled_dot(a, b, x, y, bf16) + v) / 4,
+        (*OPERANDS, VECTOR),
+        lambda a, b, x, y, v: relu(scaled_dot(a, b, x, y, bf16) / 4 + v),
+    ),
+    "tripled after a matrix": Case(
+        "scale",
+        "multiplied by a constant, or added to itself, after its bias",
+        lambda a, b, x, y, c: 3 * (scaled_dot(a, b, x, y, bf16) + c),
+        (*OPERANDS, C16),
+        lambda a, b, x, y, c: 3 * scaled_dot(a, b, x, y, bf16) + c,
+    ),
+    **{
+        f"ldexp by {name}": Case(
+            "kernel",
+            "computes with the bits of the result, as jnp.ldexp does",
+            lambda a, b, x, y, n, dtype=dtype: jnp.ldexp(scaled_dot(a, b, x, y, dtype), n),
+            (*OPERANDS, S(*dims, dtype=jnp.int32)),
+            lambda a, b, x, y, n, dtype=dtype: scaled_dot(a, b, x, y, dtype) * 2.0**3,
+        )
+        for name, dims, dtype in (
+            ("an argument", (), f32),
+            ("a number for each column", (N,), f32),
+            ("an argument, in bf16", (), bf16),
+        )
+    },
+    "the low bits cut off, and a relu": Case(
+        "kernel",
+        "computes with the bits of the result.*; the relu after it stays outside too",
+        lambda a, b, x, y: relu(
+            jax.lax.bitcast_convert_type(
+                jax.lax.bitcast_convert_type(scaled_dot(a, b, x, y), jnp.int32) & -65536, f32
+            )
+        ),
+        OPERANDS,
+    ),
+    "scaled twice, once by its own amax": Case(
+        "output",
+        "scaled twice before the conversion",
+        lambda a, b, x, y, z: to_e4m3((d := scaled_dot(a, b, x, y)) / jnp.max(jnp.abs(d)), z),
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: to_e4m3(scaled_dot(a, b, x, y), z),
+    ),
+    "two matrices, the second subtracted": Case(
+        "bias",
+        "a second matrix is added, and a call adds one",
+        lambda a, b, x, y, c, e: scaled_dot(a, b, x, y, bf16) + c - e,
+        (*OPERANDS, C16, C16),
+        lambda a, b, x, y, c, e: scaled_dot(a, b, x, y, bf16) + c,
+    ),
+    "a matrix before a relu, and one after it": Case(
+        "bias",
+        r"a second matrix is added, and a call adds one \(epilogue RELU, beta 1\)",
+        lambda a, b, x, y, c, e: relu(scaled_dot(a, b, x, y, bf16) + c) + e,
+        (*OPERANDS, C16, C16),
+    ),
+    **{
+        f"two products and a matrix, {name}": Case(
+            "bias",
+            "two matmuls' results and a matrix are added",
+            lambda a, b, c, e, x, y, after=after, last=last: after(
+                last(scaled_dot(a, b, x, y, bf16) + scaled_dot(c, b, x, y, bf16), e)
+            ),
+            (A, B, A, C16, s, s),
+            lambda a, b, c, e, x, y, after=after: after(
+                scaled_dot(c, b, x, y, bf16) + (scaled_dot(a, b, x, y, bf16) + e)
+            ),
+            options=UNMERGED,
+            fixed_options=UNMERGED,
+        )
+        for name, after, last in (
+            ("first", lambda d: d, lambda d, e: e + d),
+            ("and a relu", relu, lambda d, e: d + e),
+        )
+    },
+    **{
+        f"a bias behind {name}": Case(
+            "bias",
+            "summed over devices before the bias is added",
+            over_devices(lambda d, v, summed=summed: summed(d) + v.astype(d.dtype), dtype),
+            BY_DEVICE,
+            over_devices(
+                lambda d, v, summed=summed: summed(d + on_the_first(v).astype(d.dtype)), dtype
+            ),
+            options=BY_FOUR,
+            fixed_options=BY_FOUR,
+        )
+        for name, summed, dtype in (
+            ("psum", lambda d: jax.lax.psum(d, "x"), bf16),
+            ("psum, in f32", lambda d: jax.lax.psum(d, "x"), f32),
+            ("psum_scatter", lambda d: jax.lax.psum_scatter(d, "x", tiled=True), bf16),
+        )
+    },
+    "a factor and a bias behind a sum over devices": Case(
+        "scale",
+        "summed over devices before the factor.*; the bias after it stays outside too",
+        over_devices(lambda d, v: jax.lax.psum(d, "x") * 0.3 + v),
+        BY_DEVICE,
+        over_devices(lambda d, v: jax.lax.psum(d * 0.3 + on_the_first(v), "x")),
+        options=BY_FOUR,
+        fixed_options=BY_FOUR,
+    ),
+    "parts of the columns, scaled": Case(
+        "scale",
+        "cut into parts before it is scaled, and the call scales only its own result",
+        lambda a, b, x, y, z: [z * part for part in jnp.split(scaled_dot(a, b, x, y), 4, 1)],
+        (*OPERANDS, s),
+        lambda a, b, x, y, z: jnp.split(scaled_dot(a, b, x, y), 4, 1),
+    ),
     "the larger of two maxima": Case(
         "output",
         r"\(several maxima\)",
@@ -2467,7 +2617,8 @@ FORMS = (
 # What no program can be had for is tried below, and attention, for which JAX wants cuDNN, by
 # tests/helpers/test_gpt.py.
 UNKNOWN = {name for name, rule in RULES.items() if rule.reason.startswith("unknown")} - {
-    "opaque-kernel"
+    "opaque-kernel",
+    "computed-with-bits",
 } | {"fused-attention"}
 
 
@@ -2666,6 +2817,26 @@ def test_no_reason_where_nothing_is_lost(name):
     assert all(row.is_fp8 and not row.outside for row in inspected.report.rows)
 
 
+# What a kernel does in any case, if it runs for something that only the sum can have.
+BEHIND_A_SUM = {
+    "converted to FP8": lambda d, v: to_e4m3(d, v[0].astype(f32)),
+    "clamped and converted": lambda d, v: clip(d).astype(e4m3),
+    "a scale and a relu": lambda d, v: relu(d * v[0]),
+    "a bias and gelu": lambda d, v: gelu(d + v),
+    "a bias and a conversion": lambda d, v: to_e4m3(d + v, v[0].astype(f32)),
+    "a bias and a norm": lambda d, v: RMS_NORM(d + v),
+    "a matrix": lambda d, v: d + jnp.outer(v[:M], v),
+    "a relu": lambda d, v: relu(d),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_A_SUM)
+def test_behind_a_sum_over_devices_only_what_saves_a_kernel_is_a_loss(name):
+    summed = over_devices(lambda d, v: BEHIND_A_SUM[name](jax.lax.psum(d, "x"), v))
+    asked = inspect(summed, *BY_DEVICE, **BY_FOUR)
+    assert asked.reasons == [] and asked.report.kernels == 3
+
+
 # Numbers that stay right, at the cost of a kernel.
 PADDED = {
     "padded with zeros": (
@@ -2689,6 +2860,43 @@ PADDED = {
 def test_of_a_padded_k_only_the_kernel_is_told(name):
     fn, args = PADDED[name]
     assert {reason.rule for reason in inspect(fn, *args).reasons} == {"own-padding"}
+
+
+def test_a_fix_names_what_helps_and_says_where_nothing_does():
+    def said_of(fn, *args):
+        return {reason.rule: reason.fix for reason in inspect(fn, *args).reasons}
+
+    halved = said_of(lambda a, b, x, y: relu(scaled_dot(a, b, x, y)) / 2, *OPERANDS)
+    assert "before the relu: relu(0.5 * d) is 0.5 * relu(d)" in halved["late-factor"]
+    biased = said_of(
+        lambda a, b, x, y, v: 3 * (scaled_dot(a, b, x, y, bf16) + v), *OPERANDS, VECTOR
+    )
+    assert "multiply what is added by 3 too, outside" in biased["late-factor"]
+    # A negative factor changes the sign behind the relu, and what is read twice is needed twice.
+    for fn in (
+        lambda a, b, x, y: -2 * relu(scaled_dot(a, b, x, y)),
+        lambda a, b, x, y: (2 * (h := relu(scaled_dot(a, b, x, y))), h),
+    ):
+        (fix,) = (found := said_of(fn, *OPERANDS)).values()
+        assert [*found] == ["scale-after-epilogue"] and "leave this kernel" in fix
+    two = said_of(
+        lambda a, b, x, y, c, e: scaled_dot(a, b, x, y, bf16) + c + e, *OPERANDS, C16, C16
+    )
+    assert two == {"second-matrix": "leave this kernel"}
+    own = said_of(CASES["scaled twice, once by its own amax"].broken, *OPERANDS, s)
+    assert "an amax of an earlier step in place of this result's own" in own["scaled-twice"]
+    # Both products have a matrix already: no order saves the third addition.
+    added = said_of(
+        lambda a, b, c, e, x, y: (
+            (scaled_dot(a, b, x, y, bf16) + e) + (scaled_dot(c, b, y, x, bf16) + c16(e))
+        ),
+        *(A, B, A, C16, s, s),
+    )
+    assert added == {"second-matrix": "leave this kernel"}
+
+
+def c16(e):
+    return jnp.cos(e)
 
 
 def test_a_fix_that_is_for_an_amax_says_so():
