@@ -16,7 +16,7 @@ from fp8lens.bill.memory import Memory, Plan, memory_of
 from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
-from fp8lens.matmul.ledger import Ledger, make_ledger
+from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.gemms import GemmReport, make_report
@@ -134,7 +134,9 @@ class Inspection:
                 "XLA writes its plan of a program's buffers only while it compiles: "
                 "inspect the function and its arguments."
             )
-        return memory_of(self.module, self._plan)
+        found, around = self._rows
+        kept = kept_for_fp8(self.ledger, [row for row, _ in found], around)
+        return memory_of(self.module, self._plan, kept)
 
     @cached_property
     def collectives(self) -> Collectives:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from fp8lens.bill.memory import Memory
-from fp8lens.bill.rates import Time, calibrated
+from fp8lens.bill.rates import LAUNCHES, Time, calibrated, launches
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.program import results
@@ -61,7 +61,8 @@ class Bill:
     what runs once more in the backward pass because of `jax.checkpoint`. "Time at least" is the
     roofline of `chip`: the kernels one after the other, each as long as its bytes or its FLOPs
     take. "Time at published rates" is the same, at the share of the chip's peak or bandwidth that
-    others have published for such kernels. Both are computed, not measured.
+    others have published for such kernels. Both are computed, not measured. `launches` comes on top
+    of them.
 
     Example:
 
@@ -113,6 +114,14 @@ class Bill:
         its range; None where a class or a type has none. It is computed, not measured.
         """
         return calibrated(self.ledger, self.chip)
+
+    @cached_property
+    def launches(self) -> Mapping[str, Time]:
+        """How long the GPU waits for the kernels to start, by how they are launched: in CUDA
+        graphs, or without. This comes on top of the other times. It is computed from published
+        gaps, not measured.
+        """
+        return {how: launches(self.ledger, how) for how in LAUNCHES}
 
     @property
     def totals(self) -> dict[str, float]:
@@ -177,12 +186,16 @@ class Bill:
         if self.seconds is not None:
             rates = ""
             if self.calibrated is not None:
-                likely, *ends = (shown(seconds, "s") for seconds in self.calibrated)
-                rates = f"; {likely} ({' to '.join(ends)}) at the rates that others published"
+                rates = f"; {_in_seconds(self.calibrated)} at the rates that others published"
             said.append(
                 f"time: at least {shown(self.seconds, 's')} on {self.chip.name}, by the roofline"
                 f"{rates}; not measured"
             )
+        waits = [f"{_in_seconds(time)} {how}" for how, time in self.launches.items()]
+        said.append(
+            f"launches: {counted(ledger.kernels, 'kernel')} at the gaps that others published for "
+            f"H100 and B200: {', '.join(waits)}; on top of the times, not measured"
+        )
         return said
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
@@ -209,7 +222,7 @@ class Bill:
         return f"<p>{said}</p>" + html_table(_LINES, ((row, "", ()) for row in self._rows()))
 
     def json(self) -> str:
-        """Totals, lines, memory and what is sent, as one JSON document."""
+        """Totals, lines, memory, what is sent, and launches, as one JSON document."""
         memory = dataclasses.asdict(self.memory) if self.memory is not None else None
         names = ("bytes_moved", "for_fp8", "again", "alive_at_the_peak")
         lines = [
@@ -220,7 +233,14 @@ class Bill:
             {"kind": kind, "dtype": dtype, "axis": axis, "bytes": nbytes}
             for (kind, dtype, axis), nbytes in self.sent.items()
         ]
-        document = {"totals": self.totals, "lines": lines, "memory": memory, "sent": sent}
+        waits = {how: time._asdict() for how, time in self.launches.items()}
+        document = {
+            "totals": self.totals,
+            "lines": lines,
+            "memory": memory,
+            "sent": sent,
+            "launches": waits,
+        }
         return json.dumps(document, indent=1)
 
 
@@ -262,6 +282,12 @@ def shown(number: float, unit: str) -> str:
         if number * factor >= 1:
             return f"{number * factor:.3g} {name}"
     return f"{number * 1e6:.3g} µs"
+
+
+def _in_seconds(time: Time) -> str:
+    """A time and its range: "2 ms (1 ms to 3 ms)"."""
+    likely, *ends = (shown(seconds, "s") for seconds in time)
+    return f"{likely} ({' to '.join(ends)})"
 
 
 def _table(rows: list[tuple[str, ...]], texts: Collection[int], style: Style) -> list[str]:

@@ -10,20 +10,22 @@ import enum
 import html
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, visible
 from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import changes_layout
+from fp8lens.hlo.values import changes_layout, operand
 from fp8lens.matmul.unfused import part_for
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$")
 _VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})? @\d+> \(size=(\d+),offset=(\d+)\)")
 _RANGE = re.compile(r"^ {4}(\S+)\{([\d,]*)\}:(\d+)-(\d+)$", re.M)
 _ORDER = re.compile(r"^ {4}(\d+):(\S+)$", re.M)
+# Names of a value, one behind the other.
+_FAR = 50
 # Buffers of fewer bytes are shown together.
 _SMALL = 0.01
 _HEADER = ("bytes", "what", "type", "made by", "layer", "source")
@@ -36,6 +38,7 @@ class Holds(enum.StrEnum):
     RESULT = "result"
     FP8 = "FP8 array"
     TRANSPOSED = "FP8 array, transposed"
+    SCALES = "amax histories and scales"
     SAVED = "saved for the backward pass"
     GRADIENT = "of the backward pass"
     WORKSPACE = "workspace of a library's kernel"
@@ -148,8 +151,10 @@ class Plan(NamedTuple):
     ranges: str = ""
 
 
-def memory_of(module: HloModule, plan: Plan) -> Memory:
-    """The memory of a compiled program."""
+def memory_of(module: HloModule, plan: Plan, for_fp8: Set[tuple[str, int]] = frozenset()) -> Memory:
+    """The memory of a compiled program. `for_fp8`: the amaxes, histories and scales that FP8 alone
+    needs, each by the instruction that makes it and the element of its tuple.
+    """
     sizes: Counter[str] = Counter()
     # Of each argument and result: its bytes, the values there, and what it is.
     kept: list[tuple[int, list[_Value], Holds]] = []
@@ -165,7 +170,7 @@ def memory_of(module: HloModule, plan: Plan) -> Memory:
             kept.append((nbytes, values, Holds.RESULT))
         else:
             passing += values
-    lives = _Lives(module, plan.ranges)
+    lives = _Lives(module, plan.ranges, for_fp8)
     time, found = _peak(passing, lives)
     alive = [lives.buffer(value) for value in found]
     for nbytes, values, holds in kept:
@@ -173,7 +178,9 @@ def memory_of(module: HloModule, plan: Plan) -> Memory:
             there = lives.buffer(lives.alive_at(time, values))
             if holds is Holds.ARGUMENT:  # a result that is written over it is no line's either
                 there = dataclasses.replace(there, layer="", source="")
-            alive.append(dataclasses.replace(there, nbytes=nbytes, holds=holds))
+            if there.holds is not Holds.SCALES:
+                there = dataclasses.replace(there, holds=holds)
+            alive.append(dataclasses.replace(there, nbytes=nbytes))
     alive.sort(key=lambda buffer: -buffer.nbytes)
     peak = sum(buffer.nbytes for buffer in alive)
     return Memory(**{name: sizes[name] for name in _SIZES}, peak=peak, alive=tuple(alive))
@@ -251,7 +258,8 @@ def _peak(values: Sequence[_Value], lives: "_Lives") -> tuple[int, list[_Value]]
 class _Lives:
     """From where to where each value lives, and what it is to the program."""
 
-    def __init__(self, module: HloModule, ranges: str):
+    def __init__(self, module: HloModule, ranges: str, for_fp8: Set[tuple[str, int]]):
+        self._for_fp8 = for_fp8
         self._instructions = {i.name: i for i in module}
         order = [(int(time), name) for time, name in _ORDER.findall(ranges)]
         self._last = max((time for time, _ in order), default=0)
@@ -301,6 +309,8 @@ class _Lives:
     def _holds(self, i: Instruction, element: str, shape: Shape) -> Holds:
         if _is_workspace(i, element, shape):
             return Holds.WORKSPACE
+        if not shape.is_tuple and _made_by(i, element) in self._for_fp8:
+            return Holds.SCALES
         if is_fp8(shape.dtype):
             return Holds.TRANSPOSED if _is_transposed(i, element) else Holds.FP8
         if is_backward(op_name(i)):
@@ -315,6 +325,34 @@ def _part(i: Instruction, element: str) -> Shape:
     for n in element.split(",") if element else ():
         shape = shape.elements[int(n)]
     return shape
+
+
+def _made_by(i: Instruction, element: str) -> tuple[str, int]:
+    """Who makes a value: behind views, and of a loop's result, what its body returns."""
+    at = [int(n) for n in element.split(",")] if element else []
+    for _ in range(_FAR):
+        if i.opcode == "get-tuple-element" and i.element is not None:
+            i, at = operand(i, 0), [i.element, *at]
+        elif i.opcode == "tuple" and at and at[0] < len(i.operands):
+            i, at = operand(i, at[0]), at[1:]
+        elif i.opcode in ("bitcast", "copy", "reshape") and i.operands:
+            i = operand(i, 0)
+        elif i.opcode == "while" and at:
+            body = i.computation.module.computations[i.callee("body")].root
+            is_kept = body.opcode == "tuple" and _is_of_the_carry(body, at[0])
+            i = operand(i, 0) if is_kept else body
+        else:
+            break
+    return i.name, at[0] if at else 0
+
+
+def _is_of_the_carry(returned: Instruction, element: int) -> bool:
+    """Whether a loop's body returns this element as it was given."""
+    if element >= len(returned.operands):
+        return False
+    i = operand(returned, element)
+    is_element = i.opcode == "get-tuple-element" and i.element == element
+    return is_element and operand(i, 0).opcode == "parameter"
 
 
 def _is_transposed(i: Instruction, element: str) -> bool:

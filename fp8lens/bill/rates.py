@@ -1,5 +1,5 @@
-"""What part of a chip's peak and bandwidth kernels reach, as others have published it: to estimate
-a time that is nearer to what is measured than a roofline is.
+"""What part of a chip's peak and bandwidth kernels reach, and how long a launch takes, as others
+have published it: to estimate a time that is nearer to what is measured than a roofline is.
 
 These are published figures of other kernels, mostly on other cards, and not measurements of the
 program: each has a range, and a time that is computed with them has one too.
@@ -63,6 +63,38 @@ RATES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """How long a GPU does nothing between two kernels, in seconds: what is likely on a Hopper GPU,
+    the least, and the most that is published.
+    """
+
+    likely: float
+    least: float
+    most: float
+    source: str
+
+
+#: By how kernels are launched. XLA's command buffers are CUDA graphs.
+LAUNCHES = {
+    "in CUDA graphs": Gap(
+        1.3e-6,
+        0.8e-6,
+        1.3e-6,
+        "likely and most: Hazy Research, Look Ma, No Bubbles (2025-05-27), kernels that do nothing "
+        "on an H100; least: Mirage Persistent Kernel (arXiv 2512.22219, 2025-12-22), a decoding "
+        "step of Qwen3-8B with 293 kernels on a B200",
+    ),
+    "without": Gap(
+        2.1e-6,
+        2.1e-6,
+        3.8e-6,
+        "likely and least: Hazy Research (2025-05-27), a CUDA stream on an H100; most: Mirage "
+        "Persistent Kernel (2025-12-22), eager execution on a B200",
+    ),
+}
+
+
 def kind_of(line: Line) -> str:
     """What rate is a kernel's: a name in RATES; "" where it has none, as a collective, or a kernel
     that is not looked into.
@@ -85,6 +117,15 @@ class Time(NamedTuple):
     likely: float
     shortest: float
     longest: float
+
+
+def launches(lines: Iterable[Line], how: str) -> Time:
+    """How long a GPU waits for kernels to start, at the gaps that are published for a way to launch
+    them, one of LAUNCHES. Each kernel and each library's call counts as one launch. This is in
+    neither of the other times, and nothing here is measured.
+    """
+    gap, count = LAUNCHES[how], sum(line.runs for line in lines)
+    return Time(count * gap.likely, count * gap.least, count * gap.most)
 
 
 def calibrated(lines: Iterable[Line], chip: Target) -> Time | None:

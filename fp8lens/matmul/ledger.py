@@ -3,7 +3,7 @@ matmuls.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from fp8lens.formats import E8M0, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
@@ -177,6 +177,61 @@ def _kernels(lines: Sequence[Line]) -> str:
     return f"{count}, {size(sum(line.nbytes for line in lines))}"
 
 
+def kept_for_fp8(
+    ledger: Ledger, rows: Iterable[GemmRow], around: Neighborhood
+) -> frozenset[tuple[str, int]]:
+    """The amaxes, their histories and the scales, which FP8 alone needs: the instruction that makes
+    each, and the element of its tuple; of ENTRY's parameters too. They are float32, and small
+    beside each matrix.
+    """
+    rows = list(rows)
+    most = max(1, _most_scales(rows))
+    classes = {line.kernel.instruction: line.what for line in ledger}
+    found = {(row.instruction.name, 1) for row in rows if row.is_fp8 and row.amax}
+    for i, what in classes.items():
+        if what == "scale":
+            shapes = enumerate(results(i))
+            found |= {(i.name, n) for n, s in shapes if s.dtype == "f32" and s.size <= most}
+    calls = {row.instruction for row in rows if row.is_fp8}
+    for parameter in around.module.entry.parameters:
+        shape = parameter.shape
+        is_small = not shape.is_tuple and shape.dtype == "f32" and shape.size <= most
+        readers = around.readers_of_parameter(parameter) if is_small else []
+        reads = [_reads_as_scale(i, n, classes[i], most, calls) for i, n in readers if i in classes]
+        if reads and len(reads) == len(readers) and None not in reads and any(reads):
+            found.add((parameter.name, 0))
+    return frozenset(found)
+
+
+def _reads_as_scale(
+    i: Instruction, index: int, what: str, most: int, calls: Set[Instruction]
+) -> bool | None:
+    """Whether a kernel reads an argument as a scale or as a history of amaxes; False where it may,
+    and None where it reads something else.
+    """
+    if i in calls:
+        return True if operand(i, index).shape.size == 1 else None
+    if what == "scale":
+        return True if _stays_small(i, index, most) else None
+    if operand(i, index).shape.size == 1:
+        return False if what in ("quantize", "dequantize", "after") else None
+    return False if what == "quantize" and _stays_small(i, index, most) else None
+
+
+def _stays_small(i: Instruction, index: int, most: int) -> bool:
+    """Whether all that a kernel makes of an operand is small: it is not spread over a matrix."""
+    computation = fused(i)
+    if not computation:
+        return all(shape.size <= most for shape in results(i))
+    made = {p.name for p in computation.parameters if p.parameter_number == index}
+    for j in computation:
+        if j.opcode not in ("parameter", "tuple") and not made.isdisjoint(j.operands):
+            if j.shape.size > most and operand(i, index).shape.size > 1:
+                return False
+            made.add(j.name)
+    return True
+
+
 def make_ledger(
     module: HloModule,
     found: Sequence[tuple[GemmRow, Sequence[UnfusedKernel]]],
@@ -243,14 +298,23 @@ def _classes(
             classes[i] = "scale"
         elif readers == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
             classes[i] = "dequantize"
-    for i in plain:
-        if (
-            classes[i] in ("rest", "move")
-            and i not in own
-            and _keeps_scales(i, classes, most, around)
-        ):
-            classes[i] = "scale"
+    _follow_scales(classes, [i for i in plain if i not in own], most, around)
     return classes
+
+
+def _follow_scales(
+    classes: dict[Instruction, str], plain: Sequence[Instruction], most: int, around: Neighborhood
+) -> None:
+    """Also count as of scales what is done with scales and amaxes once they are found, and what is
+    moved for that alone, as a history before an amax is put in.
+    """
+    for i in plain:
+        if classes[i] in ("rest", "move") and _keeps_scales(i, classes, most, around):
+            classes[i] = "scale"
+    for i in reversed(plain):
+        readers = {classes.get(reader) for reader, _ in around.users(i)}
+        if classes[i] == "move" and readers == {"scale"} and _is_small(i, most):
+            classes[i] = "scale"
 
 
 class _Made:
@@ -290,10 +354,14 @@ def _keeps_scales(
     """Whether a kernel computes with a scale or an amax, and otherwise with few elements: stores it
     in a history, or makes the next step's scale of one.
     """
+    makers = around.all_producers(i)
+    return _is_small(i, most) and any(classes.get(j) == "scale" for j, _ in makers)
+
+
+def _is_small(i: Instruction, most: int) -> bool:
+    """Whether a kernel reads and writes small arrays alone."""
     shapes = [operand(i, n).shape for n in range(len(i.operands))]
-    if any(shape.size > most for shape in (*shapes, *results(i))):
-        return False
-    return any(classes.get(j) == "scale" for j, _ in around.all_producers(i))
+    return all(shape.size <= most for shape in (*shapes, *results(i)))
 
 
 def _reducers(i: Instruction) -> set[str]:
@@ -324,7 +392,9 @@ def _made_of(
 
     def is_of_them(made: tuple[Instruction, int]) -> bool:
         i, element = made
-        return i in found or i in magnitudes or _is_of_magnitudes(i, element)
+        shapes = results(i)
+        is_array = element < len(shapes) and is_fp8(shapes[element].dtype)  # codes beside an amax
+        return i in found or (i in magnitudes and not is_array) or _is_of_magnitudes(i, element)
 
     for i in kernels:
         if i in magnitudes:

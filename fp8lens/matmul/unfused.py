@@ -696,6 +696,7 @@ class Neighborhood:
 
     def __init__(self, module: HloModule, rows: Iterable[GemmRow]):
         rows = tuple(rows)
+        self.module = module
         self._multiply = {row.instruction for row in rows}
         self._fp8 = {row.instruction for row in rows if row.is_fp8}
         self._flow = Flow(module, launches)
@@ -748,6 +749,12 @@ class Neighborhood:
             numbers = numbers[element : element + 1]
         readers = (reader for number in numbers for reader in self._users.get(number, ()))
         return list(dict.fromkeys(readers))
+
+    def readers_of_parameter(self, parameter: Instruction) -> list[tuple[Instruction, int]]:
+        """Who reads one of ENTRY's parameters, and as which operand."""
+        # The parameters are the first producers, by their numbers.
+        number = parameter.parameter_number
+        return [] if number is None else list(dict.fromkeys(self._users.get(number, ())))
 
     def descendants(self, kernel: Instruction) -> set[Instruction]:
         """Kernels that compute with what this one has computed, directly or not, in the same

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from fp8lens import compare, inspect
 from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, Plan, memory_of
-from fp8lens.bill.rates import RATES, kind_of
+from fp8lens.bill.rates import LAUNCHES, RATES, kind_of
 from fp8lens.cli import main
 from fp8lens.targets import TARGETS
 from helpers.models.gpt import GPTLayer, train_state, train_step
@@ -116,6 +116,71 @@ def test_what_is_alive_is_told_apart():
     assert in_bf16[Holds.SAVED] > in_bf16[Holds.GRADIENT] > 0
     (workspace,) = [b for b in of_loop().memory.alive if b.holds is Holds.WORKSPACE]
     assert workspace.source.startswith("tests/fp8lens/test_bill.py:")
+
+
+def scales_of(memory):
+    return [b for b in memory.alive if b.holds is Holds.SCALES]
+
+
+def test_histories_and_scales_are_told_from_other_small_arrays():
+    """Of a block: three histories of each layer, given and returned, and what is made of them."""
+    memory = of_block("plain").memory
+    histories = [b for b in scales_of(memory) if b.nbytes == 64]
+    assert len(histories) == 12 and all(b.nbytes <= 64 for b in scales_of(memory))
+    assert sum(b.instruction.startswith("amaxes") for b in histories) == 6  # the arguments
+    # Flax's, of 1024 amaxes; the weights of norms and the biases are as small, and no scales.
+    in_fp8, in_bf16 = of_step(True).memory, of_step(False).memory
+    assert not scales_of(in_bf16) and in_fp8.by_kind[Holds.SCALES] >= 11 * 4096
+    more = in_fp8.by_kind[Holds.ARGUMENT] - in_bf16.by_kind[Holds.ARGUMENT]
+    assert 0 <= more <= 4096  # of one amax it is not known that it is one
+
+
+@pytest.mark.parametrize(
+    "fn, args",
+    [
+        # A weight of a norm, a bias and a temperature: float32, small, read by the quantizer.
+        (
+            lambda x, w, s, v: scaled_dot(
+                quantize(x * jax.lax.rsqrt(jnp.mean(x * x, 1, keepdims=True)) * v, s), w, s, s
+            ),
+            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((K,), f32)),
+        ),
+        (
+            lambda x, w, s, v: scaled_dot(quantize(x + v, s), w, s, s),
+            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((K,), f32)),
+        ),
+        (
+            lambda x, w, s, v: scaled_dot(quantize(x * v, s), w, s, s),
+            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((), f32)),
+        ),
+        # An amax of what a vector is multiplied into: a kernel of scales reads the vector.
+        (
+            lambda x, w, s, v: scaled_dot(
+                quantize(x * v, 448 / (m := jnp.max(jnp.abs(x * v)))), w, m / 448, s
+            ),
+            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((K,), f32)),
+        ),
+    ],
+)
+def test_a_small_array_that_the_program_needs_anyway_is_no_scale(fn, args):
+    kept = {b.instruction.partition(".")[0]: b.holds for b in inspect(fn, *args).memory.alive}
+    assert kept["v"] is Holds.ARGUMENT and kept["s"] is Holds.SCALES
+
+
+def test_histories_that_a_loop_carries_are_fp8_s():
+    def layers(x, weights, histories):
+        def layer(x, given):
+            w, history = given
+            scale = 448 / jnp.max(history)
+            y = scaled_dot(quantize(x, 1 / scale), w, 1 / scale, jnp.float32(1), bf16)
+            amax = jnp.max(jnp.abs(x)).astype(f32)
+            return y, jnp.roll(history, 1).at[0].set(amax)
+
+        return jax.lax.scan(layer, x, (weights, histories))
+
+    memory = inspect(layers, S((K, K), bf16), S((8, K, K), e4m3), S((8, 16), f32)).memory
+    whole = [b.holds for b in memory.alive if b.shape == "f32[8,16]"]
+    assert whole == [Holds.SCALES] * 2  # given, and returned
 
 
 def test_a_saved_program_has_no_memory_but_a_bill():
@@ -258,7 +323,7 @@ def test_times_are_in_their_order_and_never_below_the_roofline(name):
     bill = ASKED[name]().bill
     assert bill.seconds <= bill.calibrated.shortest <= bill.calibrated.likely
     assert bill.calibrated.likely <= bill.calibrated.longest
-    assert "at the rates that others published" in bill.summary[-1]
+    assert "at the rates that others published" in bill.summary[-2]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +342,24 @@ def test_a_kernels_rate_is_of_what_it_does(fn, kind):
 def test_what_has_no_rate_has_no_time():
     bill = inspect(lambda x: jnp.linalg.cholesky(x), S((64, 64), f32)).bill
     assert bill.calibrated is None and "time at published rates" not in bill.totals
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_launches_are_a_line_of_their_own(name):
+    bill = ASKED[name]().bill
+    count = sum(line.runs for line in bill.ledger)
+    for how, gap in LAUNCHES.items():
+        expected = [count * seconds for seconds in (gap.likely, gap.least, gap.most)]
+        assert [*bill.launches[how]] == pytest.approx(expected)
+    said = bill.summary[-1]
+    assert said.startswith(f"launches: {count} kernel") and said.endswith("not measured")
+    assert json.loads(bill.json())["launches"].keys() == LAUNCHES.keys()
+
+
+def test_each_gap_has_a_range_and_says_from_where():
+    for gap in LAUNCHES.values():
+        assert 0 < gap.least <= gap.likely <= gap.most < 1e-5
+        assert re.search(r"20\d\d-\d\d-\d\d", gap.source)
 
 
 def test_each_rate_has_a_range_around_it_and_says_from_where():

@@ -18,6 +18,7 @@ def S(*dims, dtype=e4m3):
 
 
 A, B, s = S(64, 256), S(128, 256), S(dtype=f32)
+X, X8, W, W8 = (S(4096, 1024, dtype=d) for d in (bf16, e4m3, bf16, e4m3))
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,34 @@ def test_what_delayed_scaling_keeps_is_fp8_s(size):
     assert len(ledger.of("matmul")) == 1 and len(ledger.of("scale")) > 1
 
 
+def rolled(x, w, histories):
+    """As Flax's FP8 operations do it: a history is moved on by one, then an amax is put in."""
+    scales = [jnp.max(h) / 448 for h in histories]
+    codes = [to_e4m3(v, 1 / scale) for v, scale in zip((x, w), scales, strict=True)]
+    amaxes = [jnp.max(jnp.abs(v)).astype(f32) for v in (x, w)]
+    kept = [jnp.roll(h, -1).at[0].set(m) for m, h in zip(amaxes, histories, strict=True)]
+    return scaled_dot(*codes, *scales, bf16), kept
+
+
+def test_a_history_that_is_moved_on_is_fp8_s():
+    x = S(2048, 2048, dtype=bf16)
+    ledger = inspect(rolled, x, x, [S(1024, dtype=f32)] * 2).ledger
+    assert [line for line in ledger if line not in ledger.for_fp8] == [*ledger.of("matmul")]
+
+
+def test_codes_that_are_transposed_are_moved_though_an_amax_is_found_beside_them():
+    def gradients(x, g, scale):
+        """A gradient is quantized, with its amax, and read in both directions."""
+        codes, amax = to_e4m3(g * x, scale), jnp.max(jnp.abs(g * x))
+        codes = jax.lax.optimization_barrier(codes)
+        x = to_e4m3(x, scale)
+        return scaled_dot(codes, x, scale, scale), scaled_dot(codes.T, x.T, scale, scale), amax
+
+    ledger = inspect(gradients, X, X, s).ledger
+    moved = [line for line in ledger if "transpose" in line.work]
+    assert moved and {line.what for line in moved} <= {"move", "quantize"}, str(ledger)
+
+
 def test_a_norm_of_all_elements_is_not_fp8_s():
     def normalized_by_one(x, w, scale):
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(f32)))).astype(bf16)
@@ -228,8 +257,6 @@ def test_a_norm_of_all_elements_is_not_fp8_s():
 
 
 # What is FP8's, by what is computed from what -----------------------------------------------------
-
-X, X8, W, W8 = (S(4096, 1024, dtype=d) for d in (bf16, e4m3, bf16, e4m3))
 
 
 def halves_rotated(x, cos, sin):

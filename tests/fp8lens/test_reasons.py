@@ -2096,7 +2096,7 @@ CASES = {
     ),
     "a mean of gradients that a loop adds up": Case(
         "scale",
-        "returned from a loop before the factor",
+        "returned from a loop before it is scaled",
         lambda a, b, x, y: (
             jax.lax.scan(
                 lambda c, ab: (c + scaled_dot(*ab, x, y), None), jnp.zeros((M, N)), (a, b)
