@@ -122,8 +122,9 @@ class Result:
         part of the sum, and one device may add a vector to its part.
         """
         users = self._of(value)
-        is_alone = bool(users) and self._is_scaled_alone(value)
-        return self._compute(users[0], value) if is_alone else None
+        if not users or users[0].opcode not in ELEMENTWISE or not self._is_scaled_alone(value):
+            return None
+        return self._compute(users[0], value)
 
     def _is_scaled_alone(self, value: Instruction) -> bool:
         """Whether a sum is multiplied, or a vector added to it, and nothing else is done with it

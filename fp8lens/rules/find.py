@@ -127,6 +127,7 @@ STEP = (
 WRONG = (
     scales.padded_with_a_number,
     scales.sign_lost,
+    scales.moved_constant,
     bias.bias_of_codes,
     bias.no_such_bias,
     scales.factor_of_codes,

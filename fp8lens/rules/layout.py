@@ -795,7 +795,7 @@ def joined_then_scaled(cause: Cause) -> Found | None:
         def halves(a, b, a_scale, b_scale):  # a_scale is multiplied by d_scale already
             return jnp.split(scaled_dot(a, b, a_scale, b_scale), 2, axis=1)
     """
-    is_scaled = cause.is_factor and not cause.converts
+    is_scaled = (cause.is_factor or cause.kind is Role.NEGATE) and not cause.converts
     return found_if(is_scaled and cause.apart, how=cause.apart)
 
 

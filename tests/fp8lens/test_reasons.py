@@ -2899,6 +2899,39 @@ def c16(e):
     return jnp.cos(e)
 
 
+MOVED = {
+    "a bias": (lambda d, v: 3 * (d + v), lambda d, v: 3 * d + v, True),
+    "gelu": (lambda d, v: 3 * gelu(d), lambda d, v: gelu(3 * d), True),
+    "a bias and a relu": (lambda d, v: relu(d + v) * 3, lambda d, v: relu(3 * d + v), True),
+    "a bias, as written": (lambda d, v: 3 * d + v, lambda d, v: 3 * d + v, False),
+    "a relu": (lambda d, v: 3 * relu(d), lambda d, v: relu(3 * d), False),
+    "a bias, and another factor": (lambda d, v: 5 * (3 * d + v), lambda d, v: 3 * d + v, False),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_constant_that_xla_moves_in_front_of_a_bias_is_wrong(name):
+    """As the XLA of JAX 0.10 does: here what one program is written as, compiled as another."""
+    written, compiled, is_wrong = MOVED[name]
+
+    def asked(after):
+        return inspect(
+            lambda a, b, x, y, v: after(scaled_dot(a, b, x, y, bf16), v), *OPERANDS, VECTOR
+        )
+
+    def matmul(of):
+        seen = next(s for s in of._stages if s.before == "cublas-gemm-rewriter")
+        before = parse_hlo_module(seen.text)
+        (dot,) = [i for i in before if i.opcode == "dot"]
+        return Matmul(of.report.rows[0], dot, before, TARGETS["H100"])
+
+    as_written, as_compiled = matmul(asked(written)), matmul(asked(compiled))
+    moved = Matmul(as_compiled.row, as_written.dot, as_written.written, TARGETS["H100"])
+    found = RULES["constant-moved"].found(moved)
+    assert [one["factor"] for one in found] == (["3"] if is_wrong else [])
+    assert not RULES["constant-moved"].found(as_written)
+
+
 def test_a_fix_that_is_for_an_amax_says_so():
     """Of what is not an amax it would change the meaning, or talk of what is not there."""
     for name, lost in (
