@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fp8lens.formats import CUBLASLT, E5M2
 from fp8lens.hlo.ops import ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand
+from fp8lens.hlo.values import NAMES, broadcast_of, depends, is_zero, look_through, operand
 from fp8lens.hlo.walk import walk
 
 
@@ -234,9 +234,11 @@ def times_added(step: Step) -> int:
 
 
 def computes_with_bits(step: Step) -> bool:
-    """Whether an activation takes the bits of a number apart, as jnp.ldexp does."""
-    made = (i for i in _made_of(step) if i.shape.dtype != "pred")
-    return any(i.opcode in _OF_BITS for i in made)
+    """Whether a step is a function that takes the bits of the result apart, as jnp.ldexp does."""
+    if step.kind is not Role.ACTIVATION:
+        return False
+    made = [i for i in _made_of(step) if i.opcode in _OF_BITS and i.shape.dtype != "pred"]
+    return any(depends(i, step.value) for i in made)
 
 
 _OF_BITS = frozenset(

@@ -706,7 +706,7 @@ def with_bits(cause: Cause) -> Found | None:
         def layer(a, b, a_scale, b_scale):
             return scaled_dot(a, b, a_scale, b_scale) * 2.0**3
     """
-    return found_if(cause.kind is Role.ACTIVATION and computes_with_bits(cause.first))
+    return found_if(computes_with_bits(cause.first))
 
 
 @rule(

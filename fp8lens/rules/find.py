@@ -15,7 +15,13 @@ from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
-from fp8lens.matmul.roles import Role, Step, could_be_fused, is_transcendental
+from fp8lens.matmul.roles import (
+    Role,
+    Step,
+    computes_with_bits,
+    could_be_fused,
+    is_transcendental,
+)
 from fp8lens.matmul.rows import GemmRow, gemm_config, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import ADDS, OwnWork, UnfusedKernel
 from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
@@ -413,7 +419,8 @@ def _done_anyway(m: Matmul, anyway: list[UnfusedKernel]) -> Reason | None:
         return None
     if left[0].kind is Role.OUTPUT and is_only_cut(m, left[0].at.shape.dtype):
         return _first(m, STEP, cause_of(m, left[:1]))
-    if any(map(could_be_fused, left)) or left[0].kind is Role.ALPHA:
+    may_be_a_factor = left[0].kind is Role.ALPHA or computes_with_bits(left[0])
+    if may_be_a_factor or any(map(could_be_fused, left)):
         return caused(m, left)
     return None
 

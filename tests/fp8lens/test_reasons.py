@@ -2180,6 +2180,13 @@ CASES = {
             ("an argument, in bf16", (), bf16),
         )
     },
+    "ldexp in a loop": Case(
+        "kernel",
+        "computes with the bits of the result.*; it is done in a kernel that runs anyway",
+        lambda a, b, x, y: jax.lax.map(lambda v: jnp.ldexp(scaled_dot(v, b, x, y), 2), a),
+        (S(4, M, K), B, s, s),
+        lambda a, b, x, y: jax.lax.map(lambda v: 4 * scaled_dot(v, b, x, y), a),
+    ),
     "the low bits cut off, and a relu": Case(
         "kernel",
         "computes with the bits of the result.*; the relu after it stays outside too",
