@@ -28,7 +28,7 @@ CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
 INSTALLED = $(if $(CARRIED),,setup)
 MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
 
-.PHONY: help setup lab test check refresh site releases rules census training bench gpu train-bench gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census train tensors bench gpu train-bench gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -64,8 +64,11 @@ rules: setup    ## record what the programs on the pages of fp8lens' rules becom
 census: setup   ## record what JAX's FP8 libraries become (2 GB; ARGS="--only qwix" for some, --check to compare)
 	$(PYTHON) -m tools.records.census $(ARGS)
 
-training: setup ## train a small language model on the CPU and record its tensors for chapter 12
-	$(PYTHON) -m tools.records.training
+train: setup    ## train a small transformer in each precision and record it (15 minutes; goes on where it stopped)
+	$(PYTHON) -m tools.records.train
+
+tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
+	$(PYTHON) -m tools.records.tensors
 
 bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection
 	$(PYTHON) -m tools.bench.hlo

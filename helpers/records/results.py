@@ -4,8 +4,9 @@ them.
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
 in one. Beside it goals.json has what they are held against, for each chip, published.json what
 others measured, releases.json what JAX's releases compile, rules.json what they make of the
-programs of fp8lens' rules, census.json what JAX's libraries do, and training.json a small model's
-tensors. What a program recorded carries that program's digest, and is read only as it was written.
+programs of fp8lens' rules, census.json what JAX's libraries do, tensors.json a small model's
+tensors, and trained.json its runs. What a program recorded carries that program's digest, and is
+read only as it was written.
 """
 
 import base64
@@ -142,8 +143,8 @@ def load_census(folder: str | Path = "results") -> Census:
     return Census(data["ways"], releases)
 
 
-class Training(NamedTuple):
-    """What `make training` recorded: where it comes from, in a line; the loss of each step, in nats
+class Tensors(NamedTuple):
+    """What `make tensors` recorded: where it comes from, in a line; the loss of each step, in nats
     a letter; of the last block's down-projection the largest magnitudes in each step, f32[steps];
     and of the last step its input x [tokens, K], weight w [N, K] and gradient g [tokens, N], in
     bfloat16.
@@ -155,17 +156,17 @@ class Training(NamedTuple):
     tensors: Mapping[str, np.ndarray]
 
 
-def load_training(folder: str | Path = "results") -> Training:
+def load_tensors(folder: str | Path = "results") -> Tensors:
     """What a small language model's tensors looked like while it was trained. Raises ValueError for
     a file that is not as it was written.
     """
-    path = Path(folder, "training.json")
+    path = Path(folder, "tensors.json")
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
-        raise ValueError(f"{path} is not as it was recorded: `make training` records it again")
+        raise ValueError(f"{path} is not as it was recorded: `make tensors` records it again")
     tensors = {name: _bfloat16(tensor) for name, tensor in data["tensors"].items()}
     source = f"{data['parameters']:,} parameters, {len(data['losses'])} steps, on {data['text']}"
-    return Training(
+    return Tensors(
         source,
         np.array(data["losses"]),
         {name: np.array(values) for name, values in data["amaxes"].items()},

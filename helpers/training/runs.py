@@ -224,10 +224,11 @@ def _step_with_rounded_letters(
 
 def latest_amaxes(state: State) -> dict[str, list[float]]:
     """Of each FP8 layer, the last step's amax of x, w and the result's gradient."""
-    return {name: [float(a) for a in history[:, 0]] for name, history in state.amaxes.items()}
+    histories = jax.device_get(state.amaxes)
+    return {name: history[:, 0].tolist() for name, history in histories.items()}
 
 
-def outlier(layer: str = "1", from_step: int = 60, every: int = 20) -> Meddle:
+def outlier(layer: str = "1", from_step: int = 60, every: int = 12) -> Meddle:
     """From this step on one channel of a block's hidden layer doubles every so many steps: its row
     of "up" doubles, its column of "down" halves. The model computes the same function, exactly in
     bf16; what changes is the range of one FP8 operand.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 FILE = Path(__file__).with_name("shakespeare.txt")
+DESCRIPTION = f"{FILE.name}, {FILE.stat().st_size} letters"
 UNSEEN = 40_000  # the last letters, which no step trains on
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fp8lens.hlo import HloParseError, Shape, parse_hlo_module, parse_shape
 from helpers import aot_compile
-from tools.bench.hlo import replicated, step_shapes, training_step
+from tools.bench.hlo import replicated, training_step
 
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
 OLD = sorted(Path(__file__).parent.glob("hlo/*.txt"))
@@ -56,6 +56,7 @@ def shape(*dims, dtype=f32):
 
 SCALED = (shape(32, 64, dtype=e4m3), shape(128, 64, dtype=e4m3), *[shape()] * 3)
 CONTROL = shape(32, 64), shape(64, 64)
+STEP, SHAPES = training_step(layers=1)
 PROGRAMS = {
     "scaled, cublaslt": lambda: aot_compile(scaled, *SCALED),
     "scaled, triton": lambda: aot_compile(scaled, *SCALED, gemm="triton"),
@@ -68,8 +69,8 @@ PROGRAMS = {
     "callback, CPU": lambda: jax.jit(callback).lower(shape(3)).compile(),
     # Sharded, as that has all of the other's instructions, and collectives.
     "training step": lambda: aot_compile(
-        training_step,
-        *step_shapes(layers=1),
+        STEP,
+        *SHAPES,
         mesh_shape={"d": 8},
         in_specs=(None, None, jax.P("d")),
     ),

@@ -19,7 +19,7 @@ from helpers.records.results import (
     load,
     load_published,
     load_sums,
-    load_training,
+    load_tensors,
     not_measured,
 )
 from tools.records.form import problems
@@ -439,7 +439,7 @@ def test_the_chapter_says_once_that_nothing_was_measured():
 
 
 def test_a_training_is_read_as_it_was_written(tmp_path):
-    recorded = load_training(FOLDER)
+    recorded = load_tensors(FOLDER)
     steps = len(recorded.losses)
     assert set(recorded.amaxes) == set(recorded.tensors) == set("xwg") and steps >= 500
     assert all(len(trace) == steps for trace in recorded.amaxes.values())
@@ -448,10 +448,10 @@ def test_a_training_is_read_as_it_was_written(tmp_path):
     assert k_of_w == k and of_g == (tokens, n)
     for tensor in recorded.tensors.values():
         assert tensor.dtype == jnp.bfloat16 and np.isfinite(tensor.astype(np.float32)).all()
-    text = (FOLDER / "training.json").read_text()
-    (tmp_path / "training.json").write_text(text.replace('"parameters": 5', '"parameters": 6'))
-    with pytest.raises(ValueError, match="not as it was recorded: `make training`"):
-        load_training(tmp_path)
+    text = (FOLDER / "tensors.json").read_text()
+    (tmp_path / "tensors.json").write_text(text.replace('"parameters": 5', '"parameters": 6'))
+    with pytest.raises(ValueError, match="not as it was recorded: `make tensors`"):
+        load_tensors(tmp_path)
 
 
 # Sums on a tensor core, as others measured them ---------------------------------------------------

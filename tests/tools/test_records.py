@@ -5,18 +5,22 @@ import functools
 import http.server
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from helpers.records.results import digest, goals, load_training
-from tools.records import form, published, sources, sums, training
+from helpers.records.results import digest, goals, load_tensors
+from tools.records import form, published, sources, sums, tensors, train
 from tools.records import goals as reasons
 
 RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
+nightly = pytest.mark.skipif(not NIGHTLY, reason="trains for a minute: NIGHTLY=1 does")
 
 # Forms --------------------------------------------------------------------------------------------
 
@@ -62,10 +66,14 @@ NOT_OF_THE_FORM = [
     ("published", f"{ROW}/per", None, "per"),
     ("published", f"{ROW}/quantized", None, "quantized"),
     ("published", f"{ROW}/quantized", "B", "quantized"),
-    ("training", "losses/0", 0, "losses[0]"),
-    ("training", "amaxes/g", None, "amaxes"),
-    ("training", "tensors/x/shape", [128, 100], "shape"),
-    ("training", "host", "mine", "host"),
+    ("tensors", "losses/0", 0, "losses[0]"),
+    ("tensors", "amaxes/g", None, "amaxes"),
+    ("tensors", "tensors/x/shape", [128, 100], "shape"),
+    ("tensors", "host", "mine", "host"),
+    ("trained", "ways/bf16/0/unseen", None, "unseen"),
+    ("trained", "ways/delayed", [], "delayed"),
+    ("trained", "ways/delayed/0/saturated/0.qkv", [1, 2], "0.qkv"),
+    ("trained", "harmed/bf16, outlier/lost/0", 1.5, "lost[0]"),
     ("sums", "commit", "main", "commit"),
     ("sums", "licence", "mine", "licence"),
     ("sums", "formats/float8_e5m2", None, "formats"),
@@ -224,58 +232,110 @@ def test_the_sums_come_from_the_commit_they_name():
 
 
 RECORDED_SUMS = tuple(RECORDS["sums"][key] for key in ("repository", "commit", "each"))
-STEPS = training.STEPS if NIGHTLY else 3
+STEPS = tensors.STEPS if NIGHTLY else 3
 
 
 @pytest.fixture(scope="module")
 def trained():
-    """The training, made again with the text of the Python that it was recorded with."""
-    python = RECORDS["training"]["python"]
-    try:
-        letters = training.text(python)
-    except sources.Unreachable as error:
-        pytest.skip(f"Python {python}'s documentation is not here, and {error}")
-    return training.measured(letters, STEPS)
+    """The training, made again."""
+    return tensors.measured(STEPS)
 
 
 def test_the_training_gives_what_is_recorded(trained):
     """With NIGHTLY=1 all of it, which takes minutes; else its first steps."""
-    assert training.problems(RECORDS["training"], trained) == []
+    assert tensors.problems(RECORDS["tensors"], trained) == []
 
 
 @pytest.mark.parametrize("what", ["losses/2", "amaxes/x/2", "amaxes/w/0", "amaxes/g/1"])
 def test_a_changed_step_of_the_training_is_named(trained, what):
     first, *rest = what.split("/")
-    kept = RECORDS["training"][first]
+    kept = RECORDS["tensors"][first]
     value = (kept[rest[0]] if first == "amaxes" else kept)[int(rest[-1])]
-    forged = changed(RECORDS["training"], what, 1.02 * value)
+    forged = changed(RECORDS["tensors"], what, 1.02 * value)
     forged["digest"] = digest(forged)
-    assert len(training.problems(forged, trained)) == 1
+    assert len(tensors.problems(forged, trained)) == 1
 
 
 @pytest.mark.parametrize("name", "xwg")
 def test_a_changed_tensor_of_the_last_step_is_named(name):
-    whole = RECORDS["training"]
-    held = training.tensor(whole["tensors"][name])
+    whole = RECORDS["tensors"]
+    held = tensors.tensor(whole["tensors"][name])
     forged = copy.deepcopy(whole)
-    forged["tensors"][name] = training.stored(training.jnp.asarray(1.03 * held))
-    assert training.problems(forged, whole) == [f"the last step's {name}"]
-    assert training.problems(whole, whole) == []
+    forged["tensors"][name] = tensors.stored(tensors.jnp.asarray(1.03 * held))
+    assert tensors.problems(forged, whole) == [f"the last step's {name}"]
+    assert tensors.problems(whole, whole) == []
 
 
 def test_the_kept_weight_is_the_whole_one_of_the_last_amax():
     """Of the input and the gradient a sixteenth is kept: its largest is some part of the amax."""
-    kept = load_training(form.RESULTS)
+    kept = load_tensors(form.RESULTS)
     for name, tensor in kept.tensors.items():
         part = np.abs(tensor.astype(np.float64)).max() / kept.amaxes[name][-1]
         assert abs(part - 1) < 2**-8 if name == "w" else 0.01 < part < 1 + 2**-8, name
 
 
 def test_a_training_is_written_as_it_was_measured(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(training, "STEPS", 2)
-    monkeypatch.setattr(training, "DATA", tmp_path / "training.json")
-    monkeypatch.setattr(sys, "argv", ["training.py"])
-    training.main()
+    monkeypatch.setattr(tensors, "STEPS", 2)
+    monkeypatch.setattr(tensors, "DATA", tmp_path / "tensors.json")
+    monkeypatch.setattr(sys, "argv", ["tensors.py"])
+    tensors.main()
     assert capsys.readouterr().out.startswith("2 steps, from ")
-    made = json.loads(training.DATA.read_text())
-    assert made.keys() == RECORDS["training"].keys() and len(load_training(tmp_path).losses) == 2
+    made = json.loads(tensors.DATA.read_text())
+    assert made.keys() == RECORDS["tensors"].keys() and len(load_tensors(tmp_path).losses) == 2
+
+
+# The runs of chapter 13 ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16", "delayed", "blocks", pytest.param("delayed, tensor core", marks=nightly)]
+)
+def test_a_run_begins_as_recorded(name):
+    """Its first steps; a CPU of another kind adds in another order."""
+    again = train.result(train.Task(name, 0), count=train.TOGETHER)
+    recorded = RECORDS["trained"]["ways"][name][0]
+    assert again["losses"] == pytest.approx(recorded["losses"][:1], rel=1e-3)
+    if "amaxes" in recorded:
+        for layer in train.WATCHED:
+            for before, now in zip(recorded["amaxes"][layer], again["amaxes"][layer], strict=True):
+                assert now == pytest.approx(before[: train.TOGETHER], rel=0.02)
+
+
+def test_tasks_have_files_of_their_own():
+    every = train.tasks()
+    assert len({task.file for task in every}) == len(every) == len(set(every))
+
+
+def test_jumps_are_steps_above_all_that_the_scale_was_made_of():
+    rising = [float(n) for n in range(20)]
+    assert train._jumps(rising) == 19 and train._jumps(rising[::-1]) == 0
+    assert train._jumps([5.0] + [1.0] * 16 + [2.0]) == 1  # 5 is 17 steps back, and forgotten
+    assert train._jumps([5.0] + [1.0] * 15 + [2.0]) == 0
+
+
+@nightly
+def test_a_killed_recording_goes_on_where_it_was(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from tools.records import train\n"
+        "if __name__ == '__main__':\n"
+        "    tasks = [train.Task('bf16', seed) for seed in range(3)]\n"
+        "    train.run_missing(Path(sys.argv[1]), tasks)\n"
+    )
+    script = tmp_path / "record.py"
+    script.write_text(code)
+    parts = tmp_path / "parts"
+    command = [sys.executable, str(script), str(parts)]
+    environment = os.environ | {"PYTHONPATH": str(train.ROOT)}
+    first = subprocess.Popen(command, env=environment, start_new_session=True)
+    while not (parts / "bf16_0.json").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    kept = (parts / "bf16_0.json").stat().st_mtime_ns
+    subprocess.run(command, env=environment, check=True)
+    assert (parts / "bf16_0.json").stat().st_mtime_ns == kept
+    every = [json.loads((parts / f"bf16_{seed}.json").read_text()) for seed in range(3)]
+    recorded = RECORDS["trained"]["ways"]["bf16"][:3]
+    for again, before in zip(every, recorded, strict=True):
+        assert again["losses"][0] == pytest.approx(before["losses"][0], rel=1e-3)

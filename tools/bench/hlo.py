@@ -23,12 +23,15 @@ import jax
 import jax.numpy as jnp
 
 from helpers import aot_compile, diff_hlo, format_hlo_module, parse_hlo_module, report_gemms
+from helpers.models.decoder import STEPS_BACK, Decoder, loss, new_weights
 
 E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)
 
 
-def fp8_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x [..., K] times w [K, N], both scaled by their amax and quantized to E4M3, in FP8."""
+def fp8_matmul(x: jax.Array, w: jax.Array, _: jax.Array) -> jax.Array:
+    """x [M, K] times w [N, K], both scaled by their amax and quantized to E4M3, in FP8. For
+    `Decoder.fp8`, without its histories, and with the backward pass that JAX makes of it.
+    """
 
     def quantize(a):
         scale = jnp.max(jnp.abs(a)) / E4M3_MAX
@@ -37,61 +40,33 @@ def fp8_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
             * scale
         )
 
-    return jnp.einsum("...k,nk->...n", quantize(x), quantize(w.T))
+    return jax.lax.dot(quantize(x), quantize(w.astype(x.dtype)).T)
 
 
-def norm(x: jax.Array) -> jax.Array:
-    """Layer normalization of x [..., K], without parameters."""
-    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
-
-
-def attention(x: jax.Array, qkv: jax.Array, heads: int) -> jax.Array:
-    """Causal self-attention of x [batch, length, K]; qkv is [K, 3K]."""
-    batch, length, width = x.shape
-    q, k, v = jnp.moveaxis(
-        fp8_matmul(x, qkv).reshape(batch, length, 3, heads, width // heads), 2, 0
+def training_step(layers: int, width: int = 256, batch: int = 8) -> tuple[Callable, tuple]:
+    """A function, one step of SGD with momentum on a decoder of so many layers; and the shapes of
+    its arguments: weights, momentum, tokens.
+    """
+    decoder = Decoder(
+        "fp8", letters=512, width=width, hidden=2 * width, blocks=layers, fp8=fp8_matmul
     )
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (width // heads) ** -0.5
-    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
-    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
+    unused = {name: jnp.zeros((3, STEPS_BACK)) for name in decoder.in_fp8}
+
+    def step(
+        weights: dict[str, jax.Array], momentum: dict[str, jax.Array], tokens: jax.Array
+    ) -> tuple[dict, dict, jax.Array]:
+        value, gradients = jax.value_and_grad(lambda w: loss(decoder, w, unused, tokens))(weights)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+        return jax.tree.map(lambda p, m: p - 1e-3 * m, weights, momentum), momentum, value
+
+    weights = jax.eval_shape(lambda key: new_weights(decoder, key), jax.random.key(0))
+    return step, (weights, weights, jax.ShapeDtypeStruct((batch, 129), jnp.int32))
 
 
-def training_step(params: dict, momentum: dict, tokens: jax.Array) -> tuple[dict, dict, jax.Array]:
-    """One step of SGD with momentum on a decoder-only transformer."""
-
-    def loss(params):
-        x = params["embedding"][tokens[:, :-1]]
-        for layer in params["layers"]:
-            with jax.named_scope("attention"):
-                x = x + fp8_matmul(attention(norm(x), layer["qkv"], heads=4), layer["out"])
-            with jax.named_scope("mlp"):
-                x = x + fp8_matmul(
-                    jax.nn.gelu(fp8_matmul(norm(x), layer["up"]) + layer["bias"]), layer["down"]
-                )
-        logits = jax.nn.log_softmax(norm(x) @ params["embedding"].T)
-        return -jnp.take_along_axis(logits, tokens[:, 1:, None], -1).mean()
-
-    value, gradients = jax.value_and_grad(loss)(params)
-    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
-    return jax.tree.map(lambda p, m: p - 1e-3 * m, params, momentum), momentum, value
-
-
-def step_shapes(
-    layers: int, width: int = 256, batch: int = 8
-) -> tuple[dict, dict, jax.ShapeDtypeStruct]:
-    """Shapes of the arguments of `training_step`."""
-    layer = {
-        "qkv": (width, 3 * width),
-        "out": (width, width),
-        "up": (width, 4 * width),
-        "down": (4 * width, width),
-        "bias": (4 * width,),
-    }
-    dims = {"embedding": (512, width), "layers": [layer] * layers}
-    params = jax.tree.map(
-        lambda d: jax.ShapeDtypeStruct(d, jnp.float32), dims, is_leaf=lambda d: isinstance(d, tuple)
-    )
-    return params, params, jax.ShapeDtypeStruct((batch, 129), jnp.int32)
+def compiled_text(layers: int) -> str:
+    """The training step of so many layers, as XLA prints what it compiled for an H100."""
+    step, shapes = training_step(layers)
+    return aot_compile(step, *shapes).as_text()
 
 
 def replicated(text: str, times: int) -> str:
@@ -173,7 +148,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     layers = 1 if quick else 14
     print(f"compiling training steps of 0 and {layers} layers for H100 ...", file=sys.stderr)
-    small, text = (aot_compile(training_step, *step_shapes(n)).as_text() for n in (0, layers))
+    small, text = (compiled_text(n) for n in (0, layers))
     ours, rows = seconds(5, lambda: read(text), lambda: report_gemms(text))
     print(
         f"{len(text) / 1e6:5.1f} MB, median of 5: report_gemms {rows:6.3f} s, "

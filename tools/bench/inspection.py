@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fp8lens import aot_compile, inspect
-from tools.bench.hlo import step_shapes, training_step
+from tools.bench.hlo import compiled_text, training_step
 from tools.platforms import require_platform
 
 ROUNDS = 3
@@ -55,7 +55,7 @@ def main() -> None:
     scale = jax.ShapeDtypeStruct((), jnp.float32)
     programs: dict[str, tuple[Callable, tuple, float]] = {
         "the README's layer": (layer, (matrix, matrix, scale, scale, scale), 1.25),
-        "a training step of 12 layers": (training_step, step_shapes(layers=12), 1.15),
+        "a training step of 12 layers": (*training_step(layers=12), 1.15),
     }
     aot_compile(layer, *programs["the README's layer"][1])  # what the first compile alone costs
     for name, (fn, args, goal) in programs.items():
@@ -67,7 +67,7 @@ def main() -> None:
             f"{name}: compile {alone:.2f} s, inspect {asked:.2f} s: {asked / alone:.2f} times "
             f"(goal {goal})"
         )
-    text = aot_compile(training_step, *step_shapes(layers=14)).as_text()
+    text = compiled_text(layers=14)
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder, "module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt")
         dump.write_text(text)

@@ -29,7 +29,7 @@ from tools.site import sanitize
 
 # How many cells of a chapter may be tagged volatile-output: trainings. Of another chapter none, or
 # anybody could tag a cell and alter its output.
-MAY_VARY = {"08_train_a_layer": 3, "12_scaling_strategies": 1}
+MAY_VARY = {"08_train_a_layer": 3, "12_scaling_strategies": 1, "13_transformer_training": 1}
 # Ways to show something else than what is run, or to run something else than what is shown.
 BEHIND = re.compile(
     r"\b(get_ipython|InteractiveShell|IPython\.core|input_transformers\w*|update_display|"

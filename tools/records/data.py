@@ -140,16 +140,20 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def with_provenance(rows: Mapping[str, Any], command: str, *packages: str) -> dict[str, Any]:
-    """The rows, and when, by which command and with which packages they were made."""
-    made = {
+def provenance(command: str, *packages: str) -> dict[str, Any]:
+    """When, where, by which command and with which packages a record is made."""
+    return {
         "date": str(datetime.datetime.now(datetime.UTC).date()),
         "command": command,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: version_of(name) for name in packages},
-        "rows": rows,
     }
+
+
+def with_provenance(rows: Mapping[str, Any], command: str, *packages: str) -> dict[str, Any]:
+    """The rows, and where they are from."""
+    made = provenance(command, *packages) | {"rows": rows}
     return made | {"digest": digest(json.loads(json.dumps(made)))}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
-RECORDS = ("goals", "published", "training", "sums", "releases", "rules", "census")
+RECORDS = ("goals", "published", "tensors", "trained", "sums", "releases", "rules", "census")
 
 
 @functools.cache

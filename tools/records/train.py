@@ -1,0 +1,297 @@
+"""Train the small decoder of chapter 13 in every way of helpers.training.runs, and record it.
+
+    python -m tools.records.train          make notebooks/results/trained.json, `make train`
+
+Each run's result is a file of its own in _build/train, in a folder for the code that made it. So a
+run that was stopped, at any moment, goes on where it was: `make train` again does what is missing.
+The runs of one way are one process, which compiles it once; as many processes run as the machine
+has cores, with one thread each.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from helpers.records.results import digest
+from tools.files import in_one_step
+from tools.platforms import require_platform
+from tools.records.data import provenance
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DATA = ROOT / "notebooks" / "results" / "trained.json"
+PARTS = ROOT / "_build" / "train"
+COMMAND = "make train"
+# What the runs' figures depend on, beside the packages' versions.
+SOURCES = (
+    "helpers/models/decoder.py",
+    "helpers/training/runs.py",
+    "helpers/training/scaling.py",
+    "helpers/training/sums.py",
+    "helpers/training/text.py",
+    "helpers/training/shakespeare.txt",
+    "tools/records/train.py",
+)
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+TOGETHER = 10  # steps whose losses are kept as their mean
+WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
+SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
+OTHERWISE = 5
+
+
+class Task(NamedTuple):
+    """One run. `harm` is what is done to it on purpose, of HARM, or None."""
+
+    way: str
+    seed: int
+    harm: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of its result's file."""
+        words = f"{self.way} {self.harm or ''} {self.seed}".replace(",", "").split()
+        return "_".join(words) + ".json"
+
+
+HARM = ("outlier", "frozen")
+
+
+def tasks() -> list[Task]:
+    """All runs, those that take longest first."""
+    from helpers.training import runs
+
+    harmed = [Task("bf16", 0, "outlier")] + [Task("delayed", 0, harm) for harm in HARM]
+    each = [
+        Task(way, seed) for way in runs.WAYS for seed in range(SEEDS.get(way, OTHERWISE))
+    ] + harmed
+    order = list(runs.WAYS)
+    return sorted(
+        each, key=lambda task: (not runs.WAYS[task.way].recipe.tensor_core, order.index(task.way))
+    )
+
+
+# A run --------------------------------------------------------------------------------------------
+
+
+def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | None = None) -> dict:
+    """Train as the task says, for `count` steps or all; `seen` is called after each."""
+    from helpers.training import runs
+
+    way = runs.WAYS[task.way]
+    how: dict[str, Any] = {"count": count or runs.STEPS}
+    if task.harm == "outlier":
+        how["meddle"] = runs.outlier()
+    if task.harm == "frozen":
+        how["frozen_from"] = runs.RISES
+    losses, amaxes, lost = [], [], []
+    for step in runs.steps(way, task.seed, **how):
+        losses.append(step.loss)
+        amaxes.append(runs.latest_amaxes(step.state))
+        if task.harm and step.number % TOGETHER == 0:
+            lost.append(_lost(task, step.state))
+        seen()
+    made = _summary(task, losses, amaxes)
+    made["unseen"] = _short(runs.unseen_loss(way.decoder, step.state.weights, step.state.amaxes))
+    if task.harm:
+        made["lost"] = lost
+    else:
+        made["snr"] = _noise(way.decoder, step.state)
+    return made
+
+
+def _summary(task: Task, losses: list[float], amaxes: list[dict[str, list[float]]]) -> dict:
+    """The losses; which steps saturate an operand; and of few runs the amaxes."""
+    if task.harm:
+        made: dict[str, Any] = {"losses": [_short(value) for value in losses]}
+    else:
+        groups = itertools.batched(losses, TOGETHER)
+        made = {"losses": [_short(sum(group) / len(group)) for group in groups]}
+    if amaxes[0]:
+        made["saturated"] = {
+            name: [_jumps([step[name][i] for step in amaxes]) for i in range(3)]
+            for name in amaxes[0]
+        }
+    if amaxes[0] and task.seed == 0:
+        made["amaxes"] = {
+            name: [[_short(step[name][i]) for step in amaxes] for i in range(3)]
+            for name in WATCHED
+            if name in amaxes[0]
+        }
+    return made
+
+
+def _jumps(amaxes: list[float]) -> int:
+    """In how many steps an amax is above all that a delayed scale was made of: then numbers
+    saturate. The first step has no history and does not count.
+    """
+    from helpers.models.decoder import STEPS_BACK
+
+    above = (
+        amaxes[step] > max(amaxes[max(0, step - STEPS_BACK) : step])
+        for step in range(1, len(amaxes))
+    )
+    return sum(above)
+
+
+def _lost(task: Task, state: Any) -> float:
+    """The share of the last down-projection's input that becomes 0 in FP8; what it would be, if
+    the run is in bf16.
+    """
+    import numpy as np
+
+    from helpers.models.decoder import e4m3, scale_of
+    from helpers.training import runs
+
+    tokens = runs.texts(task.seed, 0)
+    x = np.asarray(runs.inputs(state.weights, tokens)[WATCHED[-1]])
+    history: Any = state.amaxes[WATCHED[-1]][0] if state.amaxes else np.abs(x)
+    return _short(runs.flushed(x, float(scale_of(history, e4m3))))
+
+
+def _noise(decoder: Any, state: Any) -> dict[str, float]:
+    """Each weight's signal-to-noise ratio on a text of its own, in decibels."""
+    from helpers.training import runs, text
+
+    found = runs.signal_to_noise(decoder, state, text.unseen(runs.TEXTS, runs.LENGTH))
+    return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
+
+
+def _short(value: Any) -> float:
+    return float(f"{float(value):.5g}")
+
+
+# All runs -----------------------------------------------------------------------------------------
+
+_steps_done: Any = None
+
+
+def _begin(counter: Any) -> None:
+    global _steps_done
+    _steps_done = counter
+
+
+def _seen() -> None:
+    with _steps_done.get_lock():
+        _steps_done.value += 1
+
+
+def _work(folder: Path, todo: list[Task]) -> None:
+    """Do the tasks of one way, one after the other."""
+    for task in todo:
+        in_one_step(folder / task.file, json.dumps(result(task, _seen)))
+
+
+def folder_of_this_code() -> Path:
+    """Where the parts of the runs of this code and these packages are."""
+    import jax
+    import optax
+
+    said = [jax.__version__, optax.__version__, platform.machine()]
+    hashed = hashlib.sha256(" ".join(said).encode())
+    for source in SOURCES:
+        hashed.update((ROOT / source).read_bytes())
+    return PARTS / hashed.hexdigest()[:16]
+
+
+def run_missing(folder: Path, everything: list[Task]) -> None:
+    """Run the tasks without a result in the folder, and show how far they are."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from helpers.training.runs import STEPS
+
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [task for task in everything if not (folder / task.file).exists()]
+    by_way = {way: list(group) for way, group in itertools.groupby(missing, lambda task: task.way)}
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", (len(everything) - len(missing)) * STEPS)
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    columns = TextColumn("{task.completed} of {task.total} steps"), BarColumn()
+    with (
+        Progress(*columns, TimeRemainingColumn()) as progress,
+        concurrent.futures.ProcessPoolExecutor(
+            os.cpu_count(), context, initializer=_begin, initargs=(counter,)
+        ) as workers,
+    ):
+        shown = progress.add_task("", total=len(everything) * STEPS, completed=counter.value)
+        stop = threading.Event()
+
+        def show() -> None:
+            while not stop.wait(0.5):
+                progress.update(shown, completed=counter.value)
+
+        thread = threading.Thread(target=show)
+        thread.start()
+        try:
+            done = [workers.submit(_work, folder, group) for group in by_way.values()]
+            for future in concurrent.futures.as_completed(done):
+                future.result()
+        finally:
+            stop.set()
+            thread.join()
+            progress.update(shown, completed=counter.value)
+
+
+def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
+    """The record, of all parts."""
+    from helpers.training import runs, text
+
+    ways: dict[str, list[Any]] = {}
+    harmed: dict[str, Any] = {}
+    for task in sorted(everything, key=lambda task: (list(runs.WAYS).index(task.way), task.seed)):
+        part = json.loads((folder / task.file).read_text())
+        if task.harm:
+            harmed[f"{task.way}, {task.harm}"] = part
+        else:
+            ways.setdefault(task.way, []).append(part)
+    made = provenance(COMMAND, "jax", "optax") | {
+        "text": text.DESCRIPTION,
+        "steps": runs.STEPS,
+        "tokens": runs.TEXTS * runs.LENGTH,
+        "sizes": runs.SIZES,
+        "together": TOGETHER,
+        "ways": ways,
+        "harmed": harmed,
+    }
+    return made | {"digest": digest(made)}
+
+
+def written(made: dict[str, Any]) -> str:
+    """The record as text: a run to a line."""
+    lines = []
+    for name, value in made.items():
+        if name in ("ways", "harmed"):
+            inner = ",\n  ".join(f"{json.dumps(key)}: {_runs(kept)}" for key, kept in value.items())
+            lines.append(f"{json.dumps(name)}: {{\n  {inner}}}")
+        else:
+            lines.append(f"{json.dumps(name)}: {json.dumps(value)}")
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def _runs(kept: Any) -> str:
+    if isinstance(kept, list):
+        return "[" + ",\n   ".join(map(json.dumps, kept)) + "]"
+    return json.dumps(kept)
+
+
+def main() -> None:
+    """Run what is missing, and write the record."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    require_platform()
+    everything = tasks()
+    folder = folder_of_this_code()
+    run_missing(folder, everything)
+    in_one_step(DATA, written(assembled(folder, everything)))
+    print(f"{len(everything)} runs are in {DATA.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
