@@ -233,8 +233,8 @@ def _widens_alone(
     part: Iterable[Instruction], codes: set[str], is_scale: Callable[[Instruction], bool]
 ) -> bool:
     """Whether the FP8 arrays among some instructions, `codes` by their names, are converted, moved,
-    multiplied by scales and shifted by a number, and nothing else is done with them: they are not
-    combined with each other, or with another matrix.
+    multiplied by scales, and shifted or bounded by a number, and nothing else is done with them:
+    they are not combined with each other, or with another matrix.
     """
     made = {*codes}
     for j in part:
@@ -246,7 +246,8 @@ def _widens_alone(
             # The codes divided by a scale, and not a number divided by the codes.
             keeps = len(read) == 1 and all(map(is_scale, others))
             keeps = keeps and (j.opcode == "multiply" or read == [0])
-        elif j.opcode in ("add", "subtract"):
+        elif j.opcode in ("add", "subtract", "maximum", "minimum"):
+            # A relu too: without FP8 before it, the call's epilogue would have it.
             keeps = len(read) == 1 and all(map(is_one_number, others))
         else:
             keeps = j.opcode in _WIDENING

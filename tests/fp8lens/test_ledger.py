@@ -304,6 +304,8 @@ def test_a_rotation_of_a_cache_is_not_fp8_s(rotated, dtype):
         (lambda x, s, v, m: x * v.T[:, :1], True),  # a scale for each row
         (lambda x, s, v, m: -(x - 3) / s, True),  # with a zero point
         (lambda x, s, v, m: jnp.flip(x * s, 1), True),
+        (lambda x, s, v, m: jax.nn.relu(x * s), True),
+        (lambda x, s, v, m: jnp.maximum(x * s, m), False),
         (lambda x, s, v, m: jax.nn.silu(x * s), False),
         (lambda x, s, v, m: x * s + m, False),
         (lambda x, s, v, m: x * s * m, False),
