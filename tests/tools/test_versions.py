@@ -1,8 +1,8 @@
 """The packages and the chapters on the oldest JAX that pyproject.toml allows, the packages on the
 other Python.
 
-A part is tried in each run: on the oldest JAX what compiles, and a chapter. NIGHTLY=1, as in CI once
-a week, tries all of it, and the other Python.
+A part is tried in each run: on the oldest JAX what compiles, and a chapter. NIGHTLY=1, as in CI
+once a week, tries all of it, and the other Python.
 """
 
 import os

@@ -41,7 +41,7 @@ def alarm(answer):
 @alarm.right
 def above_the_median(amaxes):
     for step in range(60, len(amaxes)):
-        if amaxes[step] > 5 * np.median(amaxes[step - 60 : step - 20]):
+        if amaxes[step] > 8 * np.median(amaxes[step - 60 : step - 20]):
             return step
 
 
