@@ -31,6 +31,10 @@ THERE = (
     "numpy",
     "matplotlib",
     "flax",
+    "optax",  # this and the next three come with JAX and Flax
+    "orbax-checkpoint",
+    "scipy",
+    "rich",
     "nvidia-nvjitlink",
     "nvidia-nvvm",
     "nvidia-cuda-runtime",
