@@ -41,7 +41,7 @@ from fp8lens.matmul.rows import GemmRow, matmuls
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
-_WIDENING = MOVES | frozenset("convert negate reduce-precision".split())
+_WIDENING = MOVES | frozenset("convert negate abs reduce-precision".split())
 _REPEATING = SOURCES | frozenset("broadcast bitcast reshape copy transpose".split())
 _PADDING = SOURCES | frozenset("pad bitcast reshape copy".split())
 _NEGATING = MOVES | SOURCES | {"negate", "convert"}
