@@ -64,7 +64,7 @@ rules: setup    ## record what the programs on the pages of fp8lens' rules becom
 census: setup   ## record what JAX's FP8 libraries become (2 GB; ARGS="--only qwix" for some, --check to compare)
 	$(PYTHON) -m tools.records.census $(ARGS)
 
-train: setup    ## train a small transformer in each precision and record it (15 minutes; goes on where it stopped)
+train: setup    ## train a small transformer in each precision and record it (20 minutes; goes on where it stopped)
 	$(PYTHON) -m tools.records.train
 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)

@@ -24,7 +24,7 @@ _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$")
 _VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})? @\d+> \(size=(\d+),offset=(\d+)\)")
 _RANGE = re.compile(r"^ {4}(\S+)\{([\d,]*)\}:(\d+)-(\d+)$", re.M)
 _ORDER = re.compile(r"^ {4}(\d+):(\S+)$", re.M)
-# Names of a value, one behind the other.
+# So many views, tuples and loops at most may stand between a value and the kernel that makes it.
 _FAR = 50
 # Buffers of fewer bytes are shown together.
 _SMALL = 0.01

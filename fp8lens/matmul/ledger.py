@@ -16,7 +16,15 @@ from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, kernel, launches
 from fp8lens.matmul.norms import norms
 from fp8lens.matmul.rows import GemmRow
-from fp8lens.matmul.unfused import Neighborhood, OwnWork, UnfusedKernel, inside, is_plain, repeats
+from fp8lens.matmul.unfused import (
+    Neighborhood,
+    OwnWork,
+    UnfusedKernel,
+    inside,
+    is_plain,
+    is_small,
+    repeats,
+)
 
 # What a kernel does, in the order in which a ledger shows it.
 CLASSES = {
@@ -313,7 +321,7 @@ def _follow_scales(
             classes[i] = "scale"
     for i in reversed(plain):
         readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if classes[i] == "move" and readers == {"scale"} and _is_small(i, most):
+        if classes[i] == "move" and readers == {"scale"} and is_small(i, most):
             classes[i] = "scale"
 
 
@@ -355,13 +363,7 @@ def _keeps_scales(
     in a history, or makes the next step's scale of one.
     """
     makers = around.all_producers(i)
-    return _is_small(i, most) and any(classes.get(j) == "scale" for j, _ in makers)
-
-
-def _is_small(i: Instruction, most: int) -> bool:
-    """Whether a kernel reads and writes small arrays alone."""
-    shapes = [operand(i, n).shape for n in range(len(i.operands))]
-    return all(shape.size <= most for shape in (*shapes, *results(i)))
+    return is_small(i, most) and any(classes.get(j) == "scale" for j, _ in makers)
 
 
 def _reducers(i: Instruction) -> set[str]:

@@ -11,7 +11,7 @@ from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import fused, results
 from fp8lens.hlo.values import operand, returned
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.unfused import Neighborhood, inside
+from fp8lens.matmul.unfused import Neighborhood, inside, is_small
 
 # Kernels between a maximum and those that scale by it: the second step of the maximum, an inverse.
 _FAR = 20
@@ -63,11 +63,8 @@ class _Maximum:
         return {number for number, shape in shapes if (shape.size > self._most) is large}
 
     def _small_readers(self, i: Instruction) -> list[Instruction]:
-        return [reader for reader in self._around.next.get(i, ()) if self._is_small(reader)]
-
-    def _is_small(self, i: Instruction) -> bool:
-        shapes = [operand(i, n).shape for n in range(len(i.operands))]
-        return all(shape.size <= self._most for shape in (*shapes, *results(i)))
+        readers = self._around.next.get(i, ())
+        return [reader for reader in readers if is_small(reader, self._most)]
 
     def is_of_a_norm(self, plain: Set[Instruction]) -> bool:
         """Whether all who read it scale the array by it, and nobody asks for it otherwise."""

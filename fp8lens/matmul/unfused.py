@@ -257,6 +257,12 @@ def _widens_alone(
     return True
 
 
+def is_small(i: Instruction, most: int) -> bool:
+    """Whether a kernel reads and writes arrays of so many elements at most."""
+    shapes = [operand(i, n).shape for n in range(len(i.operands))]
+    return all(shape.size <= most for shape in (*shapes, *results(i)))
+
+
 def repeats(i: Instruction) -> bool:
     """Whether a kernel writes the elements of a smaller array several times."""
     read = sum(operand(i, n).shape.size for n in range(len(i.operands)))

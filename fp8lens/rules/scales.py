@@ -500,17 +500,20 @@ def moved_constant(m: Matmul) -> list[Found]:
     first = next((n for n, kind in enumerate(kinds) if ends.get(kind)), None)
     if not m.row.is_fp8 or m.row.alpha == 1 or first is None:
         return []
-    ahead, behind = ([_constant_factor(s) for s in part] for part in _split(m.steps, first))
-    if any(math.isclose(number, m.row.alpha, rel_tol=1e-2) for number in ahead):
+    ahead, behind = _constant_factors(m.steps[:first]), _constant_factors(m.steps[first + 1 :])
+    if any(_is_about(number, m.row.alpha) for number in ahead):
         return []
-    moved = [number for number in behind if math.isclose(number, m.row.alpha, rel_tol=1e-2)]
+    moved = [number for number in behind if _is_about(number, m.row.alpha)]
     return [Found(factor=f"{number:g}", step=kinds[first].noun) for number in moved[:1]]
 
 
-def _split(steps: list[Step], at: int) -> tuple[list[Step], list[Step]]:
-    """The constant factors in front of a step, and behind it."""
-    factors = [(n, step) for n, step in enumerate(steps) if step.kind is Role.ALPHA]
-    return [s for n, s in factors if n < at], [s for n, s in factors if n > at]
+def _constant_factors(steps: list[Step]) -> list[float]:
+    return [_constant_factor(step) for step in steps if step.kind is Role.ALPHA]
+
+
+def _is_about(number: float, alpha: float) -> bool:
+    """Whether a call's alpha may be a number of the program, which was rounded to its type."""
+    return math.isclose(number, alpha, rel_tol=1e-2)
 
 
 def of_codes(step: Step) -> bool:

@@ -20,11 +20,14 @@ import optax
 
 f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
 
-# How many steps back a scale looks. Longer is safer from overflow after a jump, and slower to
-# become fine again. Transformer Engine and Flax look back 1024 steps; this model has not so many.
+# How many steps back a scale looks. A longer history is safer from overflow if large amaxes come
+# back; after a single large amax it keeps the scale coarse for longer. Transformer Engine and Flax
+# look back 1024 steps, more than the small runs of the course have.
 STEPS_BACK = 16
 
 # FP8 ----------------------------------------------------------------------------------------------
+# As chapter 08 of the course writes it, here again so that this file can be copied alone: a test
+# holds the two to the same bits.
 
 
 def scale_of(amaxes: jax.Array, dtype: Any) -> jax.Array:
@@ -206,7 +209,7 @@ def decode(
 
 
 class State(NamedTuple):
-    """What a step starts from and what it returns: all of it belongs into a checkpoint."""
+    """What a step starts from and what it returns: a checkpoint needs all of it."""
 
     weights: dict[str, jax.Array]  # f32: bf16 would lose changes below 1/256 of a weight
     amaxes: dict[str, jax.Array]  # of each FP8 layer, f32[3, STEPS_BACK]
@@ -231,14 +234,18 @@ def new_state(decoder: Decoder, optimizer: optax.GradientTransformation, key: ja
     return State(weights, amaxes, optimizer.init(weights))
 
 
+def weight_of(weights: dict[str, jax.Array], name: str) -> jax.Array:
+    """A layer's weight. The table of letters is also that of the last layer."""
+    return weights["letters" if name == "scores" else name]
+
+
 def scores(
     decoder: Decoder, weights: dict[str, jax.Array], amaxes: dict[str, jax.Array], tokens: jax.Array
 ) -> jax.Array:
     """Scores f32[batch, length, letters] of the next token."""
 
     def dense(name: str, x: jax.Array) -> jax.Array:
-        # The table of letters is also the last layer's weight.
-        w = weights["letters" if name == "scores" else name]
+        w = weight_of(weights, name)
         with jax.named_scope(name):
             if name in decoder.in_fp8:
                 return decoder.fp8(x, w, amaxes[name])
@@ -257,6 +264,16 @@ def loss(
     ).mean()
 
 
+def updated(
+    optimizer: optax.GradientTransformation, state: State, gradient: Any, amaxes: Any
+) -> State:
+    """The state after a step. The gradient of the histories is their new value, `amaxes`: it
+    replaces them, past the optimizer.
+    """
+    change, moments = optimizer.update(gradient, state.optimizer, state.weights)
+    return State(optax.apply_updates(state.weights, change), amaxes, moments)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def train_step(
     decoder: Decoder, optimizer: optax.GradientTransformation, state: State, tokens: jax.Array
@@ -265,6 +282,4 @@ def train_step(
     value, (gradient, amaxes) = jax.value_and_grad(
         lambda weights, amaxes: loss(decoder, weights, amaxes, tokens), (0, 1)
     )(state.weights, state.amaxes)
-    # The gradient of the histories is their new value: it replaces them, past the optimizer.
-    change, moments = optimizer.update(gradient, state.optimizer, state.weights)
-    return State(optax.apply_updates(state.weights, change), amaxes, moments), value
+    return updated(optimizer, state, gradient, amaxes), value

@@ -18,7 +18,16 @@ except ImportError as error:
         "pip install orbax-checkpoint"
     ) from error
 
-from helpers.models.decoder import Decoder, State, decode, e4m3, product, quantize, scale_of
+from helpers.models.decoder import (
+    Decoder,
+    State,
+    decode,
+    e4m3,
+    product,
+    quantize,
+    scale_of,
+    weight_of,
+)
 
 KEPT = 2  # the newest, and one more in case a disk fails it
 
@@ -93,8 +102,7 @@ def exported_scores(decoder: Decoder, exported: Exported, tokens: jax.Array) -> 
             x_scale, w_scale = exported.x_scales[name], exported.w_scales[name]
             x_q = quantize(x, x_scale, e4m3)
             return product(x_q, exported.codes[name], x_scale, w_scale, x.dtype)
-        w = exported.rest["letters" if name == "scores" else name]
-        return jax.lax.dot(x, w.astype(x.dtype).T)
+        return jax.lax.dot(x, weight_of(exported.rest, name).astype(x.dtype).T)
 
     return decode(decoder, tokens, exported.rest["letters"], dense)
 

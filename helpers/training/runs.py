@@ -5,7 +5,7 @@ in the same order, so the difference between two ways is taken seed by seed.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,8 @@ from helpers.models.decoder import (
     quantize,
     scale_of,
     train_step,
+    updated,
+    weight_of,
 )
 from helpers.training import text
 from helpers.training.scaling import Recipe, multiplier
@@ -70,12 +72,13 @@ def _stay(*layers: str) -> tuple[tuple[str, Any], ...]:
     return (("in_bf16", layers),)
 
 
-_FIRST, _LAST = (
-    tuple(f"{block}.{layer}" for layer in ("qkv", "out", "gate", "up", "down"))
-    for block in (0, SIZES["blocks"] - 1)
-)
-
 _PLAIN = Decoder("f32", **SIZES)
+
+
+def _block(number: int) -> tuple[str, ...]:
+    return tuple(name for name in _PLAIN.layers if name.startswith(f"{number}."))
+
+
 BLOCKS = Recipe("blocks", backward=e4m3)  # as DeepSeek-V3: E4M3 for gradients too
 WAYS = {
     "f32": Way("f32"),
@@ -88,8 +91,8 @@ WAYS = {
     "blocks, tensor core": Way(recipe=BLOCKS._replace(tensor_core=True)),
     # Which layers stay in bf16. By default these are the scores.
     "scores in FP8": Way(changed=_stay()),
-    "first block in bf16": Way(changed=_stay("scores", *_FIRST)),
-    "last block in bf16": Way(changed=_stay("scores", *_LAST)),
+    "first block in bf16": Way(changed=_stay("scores", *_block(0))),
+    "last block in bf16": Way(changed=_stay("scores", *_block(SIZES["blocks"] - 1))),
     "embedding in FP8": Way(rounded="embedding"),
     "norms of FP8": Way(rounded="norms"),
     # What else was tried.
@@ -150,7 +153,7 @@ def inputs(weights: Any, tokens: jax.Array) -> dict[str, jax.Array]:
 
     def dense(name: str, x: jax.Array) -> jax.Array:
         seen[name] = x
-        return x @ weights["letters" if name == "scores" else name].T
+        return x @ weight_of(weights, name).T
 
     decode(_PLAIN, tokens[:, :-1], weights["letters"], dense)
     return seen
@@ -218,8 +221,7 @@ def _step_with_rounded_letters(
         return loss(decoder, read, amaxes, tokens)
 
     value, (gradient, amaxes) = jax.value_and_grad(of_rounded, (0, 1))(state.weights, state.amaxes)
-    change, moments = optimizer.update(gradient, state.optimizer, state.weights)
-    return State(optax.apply_updates(state.weights, change), amaxes, moments), value
+    return updated(optimizer, state, gradient, amaxes), value
 
 
 def latest_amaxes(state: State) -> dict[str, list[float]]:
@@ -238,10 +240,10 @@ def outlier(layer: str = "1", from_step: int = 60, every: int = 12) -> Meddle:
         if number < from_step or (number - from_step) % every:
             return state
         up, down = state.weights[f"{layer}.up"], state.weights[f"{layer}.down"]
-        changed: Mapping[str, jax.Array] = {
+        changed = {
             f"{layer}.up": up.at[0].multiply(2),
             f"{layer}.down": down.at[:, 0].divide(2),
         }
-        return state._replace(weights={**state.weights, **changed})
+        return state._replace(weights=state.weights | changed)
 
     return meddle

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from helpers.models.decoder import Decoder, decode, new_weights
+from helpers.models.decoder import Decoder, decode, new_weights, weight_of
 from helpers.records.results import digest
 from helpers.training import text
 from tools.files import in_one_step
@@ -45,7 +45,7 @@ def loss(
     recorded = []
 
     def dense(name: str, x: jax.Array) -> jax.Array:
-        product = x @ weights["letters" if name == "scores" else name].T
+        product = x @ weight_of(weights, name).T
         if name != RECORDED:
             return product
         recorded.append(x)

@@ -16,12 +16,18 @@ import json
 import multiprocessing
 import os
 import platform
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+import optax
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from helpers.models.decoder import STEPS_BACK, e4m3, scale_of
 from helpers.records.results import digest
+from helpers.training import runs, text
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import provenance
@@ -66,8 +72,6 @@ HARM = ("outlier", "frozen")
 
 def tasks() -> list[Task]:
     """All runs, those that take longest first."""
-    from helpers.training import runs
-
     harmed = [Task("bf16", 0, "outlier")] + [Task("delayed", 0, harm) for harm in HARM]
     each = [
         Task(way, seed) for way in runs.WAYS for seed in range(SEEDS.get(way, OTHERWISE))
@@ -83,8 +87,6 @@ def tasks() -> list[Task]:
 
 def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | None = None) -> dict:
     """Train as the task says, for `count` steps or all; `seen` is called after each."""
-    from helpers.training import runs
-
     way = runs.WAYS[task.way]
     how: dict[str, Any] = {"count": count or runs.STEPS}
     if task.harm == "outlier":
@@ -96,7 +98,7 @@ def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | Non
         losses.append(step.loss)
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
-            lost.append(_lost(task, step.state))
+            lost.append(_lost(task.seed, step.state))
         seen()
     made = _summary(task, losses, amaxes)
     made["unseen"] = _short(runs.unseen_loss(way.decoder, step.state.weights, step.state.amaxes))
@@ -132,8 +134,6 @@ def _jumps(amaxes: list[float]) -> int:
     """In how many steps an amax is above all that a delayed scale was made of: then numbers
     saturate. The first step has no history and does not count.
     """
-    from helpers.models.decoder import STEPS_BACK
-
     above = (
         amaxes[step] > max(amaxes[max(0, step - STEPS_BACK) : step])
         for step in range(1, len(amaxes))
@@ -141,16 +141,11 @@ def _jumps(amaxes: list[float]) -> int:
     return sum(above)
 
 
-def _lost(task: Task, state: Any) -> float:
+def _lost(seed: int, state: Any) -> float:
     """The share of the last down-projection's input that becomes 0 in FP8; what it would be, if
     the run is in bf16.
     """
-    import numpy as np
-
-    from helpers.models.decoder import e4m3, scale_of
-    from helpers.training import runs
-
-    tokens = runs.texts(task.seed, 0)
+    tokens = runs.texts(seed, 0)
     x = np.asarray(runs.inputs(state.weights, tokens)[WATCHED[-1]])
     history: Any = state.amaxes[WATCHED[-1]][0] if state.amaxes else np.abs(x)
     return _short(runs.flushed(x, float(scale_of(history, e4m3))))
@@ -158,8 +153,6 @@ def _lost(task: Task, state: Any) -> float:
 
 def _noise(decoder: Any, state: Any) -> dict[str, float]:
     """Each weight's signal-to-noise ratio on a text of its own, in decibels."""
-    from helpers.training import runs, text
-
     found = runs.signal_to_noise(decoder, state, text.unseen(runs.TEXTS, runs.LENGTH))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
 
@@ -191,9 +184,6 @@ def _work(folder: Path, todo: list[Task]) -> None:
 
 def folder_of_this_code() -> Path:
     """Where the parts of the runs of this code and these packages are."""
-    import jax
-    import optax
-
     said = [jax.__version__, optax.__version__, platform.machine()]
     hashed = hashlib.sha256(" ".join(said).encode())
     for source in SOURCES:
@@ -203,15 +193,11 @@ def folder_of_this_code() -> Path:
 
 def run_missing(folder: Path, everything: list[Task]) -> None:
     """Run the tasks without a result in the folder, and show how far they are."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from helpers.training.runs import STEPS
-
     folder.mkdir(parents=True, exist_ok=True)
     missing = [task for task in everything if not (folder / task.file).exists()]
     by_way = {way: list(group) for way, group in itertools.groupby(missing, lambda task: task.way)}
     context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", (len(everything) - len(missing)) * STEPS)
+    counter = context.Value("q", (len(everything) - len(missing)) * runs.STEPS)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     columns = TextColumn("{task.completed} of {task.total} steps"), BarColumn()
@@ -221,29 +207,17 @@ def run_missing(folder: Path, everything: list[Task]) -> None:
             os.cpu_count(), context, initializer=_begin, initargs=(counter,)
         ) as workers,
     ):
-        shown = progress.add_task("", total=len(everything) * STEPS, completed=counter.value)
-        stop = threading.Event()
-
-        def show() -> None:
-            while not stop.wait(0.5):
-                progress.update(shown, completed=counter.value)
-
-        thread = threading.Thread(target=show)
-        thread.start()
-        try:
-            done = [workers.submit(_work, folder, group) for group in by_way.values()]
-            for future in concurrent.futures.as_completed(done):
-                future.result()
-        finally:
-            stop.set()
-            thread.join()
+        shown = progress.add_task("", total=len(everything) * runs.STEPS, completed=counter.value)
+        working = {workers.submit(_work, folder, group) for group in by_way.values()}
+        while working:
+            done, working = concurrent.futures.wait(working, timeout=0.5)
             progress.update(shown, completed=counter.value)
+            for future in done:
+                future.result()
 
 
 def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
     """The record, of all parts."""
-    from helpers.training import runs, text
-
     ways: dict[str, list[Any]] = {}
     harmed: dict[str, Any] = {}
     for task in sorted(everything, key=lambda task: (list(runs.WAYS).index(task.way), task.seed)):
