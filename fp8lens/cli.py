@@ -22,7 +22,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
@@ -260,6 +260,16 @@ def _theirs(
         raise _Mistake(f"{what} ({_told(error)}): {next_step}") from error
 
 
+class _AsWritten(importlib.machinery.SourceFileLoader):
+    """Compiles the file each time: Python would take its bytecode of before for a file of the same
+    size that was changed within the same second.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file as it is now."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _load(path: Path) -> ModuleType:
     """The file, run as a module; what lies beside it can be imported, as when it is run itself, and
     what lies here.
@@ -270,7 +280,7 @@ def _load(path: Path) -> ModuleType:
         raise _Mistake(f"{path.name!r} is no .py file, which a function is in.")
     beside = (str(path.parent), str(Path.cwd()))
     sys.path[:0] = [folder for folder in beside if folder not in sys.path]
-    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    loader = _AsWritten(path.stem, str(path))
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
     assert spec  # as there is a loader
     module = importlib.util.module_from_spec(spec)
