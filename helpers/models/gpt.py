@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from helpers.models.attention import fused_attention
+
 try:
     import flax.linen as nn
     import optax  # Flax's training state is built on it, and installs it
@@ -30,7 +32,8 @@ class GPTLayer(nn.Module):
     `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of
     earlier steps: delayed scaling. Attention stays in `dtype`. `attention` is who runs it, the
     `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or "cudnn", one fused
-    kernel, on a GPU in bf16. Raises ValueError for sizes that do not fit.
+    kernel, on a GPU in bf16; or "fused", JAX's own such kernel, compiled anywhere for a Hopper, in
+    bf16 and not causal. Raises ValueError for sizes that do not fit.
     """
 
     hidden: int = 4096
@@ -50,6 +53,8 @@ class GPTLayer(nn.Module):
                 f"and its heads must divide {self.hidden}; got {list(x.shape)}. "
                 "Give hidden= and heads=."
             )
+        if self.attention == "fused" and self.causal:
+            raise ValueError('fused attention masks nothing: give attention="xla" or causal=False')
         norm = functools.partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
         dense = functools.partial(
             nn.Dense,
@@ -64,9 +69,12 @@ class GPTLayer(nn.Module):
         h = dense(3 * self.hidden, name="qkv")(norm(name="norm_1")(x))
         q, k, v = jnp.split(h.reshape(batch, sequence, self.heads, -1), 3, axis=-1)
         implementation: Any = self.attention
-        h = jax.nn.dot_product_attention(
-            q, k, v, is_causal=self.causal, implementation=implementation
-        )
+        if self.attention == "fused":
+            h = fused_attention(q * q.shape[-1] ** -0.5, k, v)
+        else:
+            h = jax.nn.dot_product_attention(
+                q, k, v, is_causal=self.causal, implementation=implementation
+            )
         x = x + dense(self.hidden, name="projection")(h.reshape(x.shape))
 
         h = nn.gelu(dense(4 * self.hidden, name="up")(norm(name="norm_2")(x)))

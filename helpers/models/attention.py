@@ -1,0 +1,67 @@
+"""Attention that keeps its scores on the chip: JAX's own kernel for a Hopper, in Pallas, which any
+machine compiles.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+# The scores of so many queries and keys are on the chip at once. JAX's kernel gives two tiles of
+# queries to a block of threads.
+QUERIES = KEYS = 128
+TILES: dict[str, Any] = {
+    "block_q": QUERIES,
+    "block_kv": KEYS,
+    "max_concurrent_steps": 2,
+    "block_q_dkv": 64,
+    "block_kv_dkv": 64,
+    "block_q_dq": 64,
+    "block_kv_dq": 64,
+}
+
+
+@jax.custom_vjp
+def fused_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(q k^T) v of q, k and v bf16[batch, sequence, heads, size], each query with all keys.
+    Nothing is scaled: do that to q. The backward pass computes the scores again.
+
+    Raises ValueError for what the kernel does not take, and where it is not compiled for a GPU.
+    """
+    return _forward(q, k, v)[0]
+
+
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+    _, sequence, _, size = q.shape
+    if sequence % (2 * QUERIES) or size % 64:
+        raise ValueError(
+            f"JAX's kernel takes sequences of multiples of {2 * QUERIES} and heads of multiples of "
+            f"64, not {sequence} and {size}: use jax.nn.dot_product_attention"
+        )
+    if q.dtype != jnp.bfloat16:
+        raise ValueError(f"the kernel is compiled for bf16, not {q.dtype}: convert q, k and v")
+    with _in_bf16() as kernel:
+        config = kernel.TuningConfig(**TILES)
+        return jax.vjp(lambda *qkv: kernel.attention(*qkv, config), q, k, v)
+
+
+def _backward(vjp: Any, g: jax.Array) -> tuple[jax.Array, ...]:
+    with _in_bf16():
+        return vjp(g)
+
+
+fused_attention.defvjp(_forward, _backward)
+
+
+@contextlib.contextmanager
+def _in_bf16() -> Iterator[ModuleType]:
+    """JAX's module, whose kernel accepts bf16 but has buffers of f16, with buffers of bf16."""
+    from jax.experimental.pallas.ops.gpu import attention_mgpu
+
+    numpy = SimpleNamespace(**{**vars(jnp), "float16": jnp.bfloat16})
+    with mock.patch.object(attention_mgpu, "jnp", numpy):
+        yield attention_mgpu

@@ -1,0 +1,478 @@
+"""The layer of `helpers.models.gpt`, trained so that making FP8 costs little: a recipe to copy.
+
+What it does beside the FP8 matmuls, and why:
+
+- For the backward pass it saves codes, in the layout in which they are multiplied there, not the
+  tensors that they were made of.
+- `one_pass` makes codes, their transpose and the amax of what it computes itself: a norm, gelu,
+  their gradients, and the optimizer's new weights.
+- So weights are quantized once for each step, where they are updated, and reused by all its
+  microbatches.
+- All scales are made of all histories by one line, after the last amax.
+- Attention keeps its scores on the chip, and computes them again in the backward pass.
+
+Gradients are written by hand: a function's gradient, as JAX derives it, would save what the
+function was given. `apply` is nevertheless a function like any other, and `jax.grad` differentiates
+what is around it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from helpers.models.attention import fused_attention
+from helpers.numerics.one_pass import Made, Passed, one_pass
+
+f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
+STEPS_BACK = 16  # how many steps' amaxes a scale follows from
+
+# Each weight's (outputs, inputs), as multiples of the hidden size; and the operand it multiplies.
+WEIGHTS = {
+    "q": (1, 1),
+    "k": (1, 1),
+    "v": (1, 1),
+    "projection": (1, 1),
+    "up": (4, 1),
+    "down": (1, 4),
+}
+OPERAND = {
+    **dict.fromkeys("qkv", "norm 1"),
+    "projection": "heads",
+    "up": "norm 2",
+    "down": "gelu",
+}
+OPERANDS = [*dict.fromkeys(OPERAND.values())]
+GRADIENTS = [f"gradient of {name}" for name in WEIGHTS]
+RESULT = "result of up"  # where that is FP8
+MEASURED = [*OPERANDS, RESULT, *GRADIENTS]  # in each pass over the layer
+TENSORS = [*MEASURED, *WEIGHTS]  # what has a history and a scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Lean:
+    """The layer's sizes, and who computes what. Raises ValueError for sizes that do not fit."""
+
+    hidden: int = 4096
+    heads: int = 32
+    by: str = "mosaic"  # as in one_pass
+    attention: str = "fused"  # or as jax.nn.dot_product_attention has it: "xla", "cudnn"
+    # gelu's input, the largest tensor that is saved, in FP8: the matmul writes it so, with its
+    # amax. Its gradient is then as coarse as what it is multiplied with.
+    up_in_fp8: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.hidden % 16:
+            raise ValueError(
+                f"a hidden size of {self.hidden} is not {self.heads} heads and a multiple of 16"
+            )
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """A weight's (outputs, inputs)."""
+        outputs, inputs = WEIGHTS[name]
+        return outputs * self.hidden, inputs * self.hidden
+
+
+class Slots(NamedTuple):
+    """Zeros that nobody reads: their gradients are what a backward pass has to return beside the
+    gradients of what it read.
+    """
+
+    weights: dict[str, jax.Array]  # bf16: f32 ones would have to be as large as the gradients
+    amaxes: dict[str, jax.Array]  # of MEASURED, f32[parts]
+
+
+# What is computed in passes: f32, and elementwise ------------------------------------------------
+
+
+def same(x: jax.Array) -> Made:
+    """What is quantized as it is."""
+    return Made(x)
+
+
+def gradient(g: jax.Array) -> Made:
+    """A gradient of a product: its sum over the tokens is that of the bias."""
+    return Made(g, summed=(g,))
+
+
+def normed(x, mean, inverse, scale, bias) -> Made:
+    """Layer norm, with its mean and inverse deviation of each row."""
+    return Made((x - mean) * inverse * scale + bias)
+
+
+def norm_gradient(g, x, residual, mean, inverse, of_g, of_both, scale) -> Made:
+    """Of layer norm's input, and of what it was added to: it has the `residual`'s gradient, too.
+    `of_g` and `of_both` are the means of each row that `_means_of_gradient` returns.
+    """
+    standard = (x - mean) * inverse
+    gradient = inverse * (g * scale - of_g - standard * of_both) + residual
+    return Made(gradient, (gradient,), (gradient, g * standard, g))
+
+
+_GELU = 2 * (2 / jnp.pi) ** 0.5, 0.044715  # of the tanh form: tanh(z) = 2 sigmoid(2 z) - 1
+
+
+def gelu(u: jax.Array) -> Made:
+    """As jax.nn.gelu computes it, with one exponential."""
+    slope, cubic = _GELU
+    return Made(u * jax.nn.sigmoid(slope * (u + cubic * u * u * u)))
+
+
+def gelu_of_codes(codes: jax.Array, scale: jax.Array) -> Made:
+    """Gelu of a result in FP8."""
+    return gelu(codes * scale)
+
+
+def gelu_gradient_of_codes(g: jax.Array, codes: jax.Array, scale: jax.Array) -> Made:
+    """Of the input of gelu, a result in FP8."""
+    return gelu_gradient(g, codes * scale)
+
+
+def gelu_gradient(g: jax.Array, u: jax.Array) -> Made:
+    """Of gelu's input."""
+    slope, cubic = _GELU
+    share = jax.nn.sigmoid(slope * (u + cubic * u * u * u))
+    return gradient(g * (share + u * share * (1 - share) * slope * (1 + 3 * cubic * u * u)))
+
+
+# The layer ----------------------------------------------------------------------------------------
+
+
+def product(a, b, a_scale, b_scale, dtype: Any) -> jax.Array:
+    """`dtype`[M, N] of codes a [M, K] and b [N, K]: one FP8 matmul."""
+    # XLA would merge small products that share an operand, as queries, keys and values do, and
+    # would then multiply in bf16.
+    a, b = jax.lax.optimization_barrier((a, b))
+    a = a.astype(dtype) * a_scale.astype(dtype)
+    b = b.astype(dtype) * b_scale.astype(dtype)
+    return jax.lax.dot(a, b.T)
+
+
+def in_call(result: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A product's codes and amax, written as the matmul's call takes them in: chapter 05."""
+    largest = float(jnp.finfo(e4m3).max)
+    scaled = result * (1 / scale).astype(result.dtype)
+    return jnp.clip(scaled, -largest, largest).astype(e4m3), jnp.max(jnp.abs(result)).astype(f32)
+
+
+def attend(lean: Lean, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(q k^T) v of [batch, sequence, heads, size]."""
+    if lean.attention == "fused":
+        return fused_attention(q, k, v)
+    how: Any = lean.attention
+    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation=how)
+
+
+class Rows(NamedTuple):
+    """What layer norm needs of each row, f32[M]: the mean, and one over the deviation."""
+
+    mean: jax.Array
+    inverse: jax.Array
+
+
+def _statistics(x: jax.Array) -> Rows:
+    """Those of x [M, hidden]."""
+    x = x.astype(f32)
+    mean = jnp.mean(x, axis=1)
+    variance = jnp.mean(jnp.square(x), axis=1) - jnp.square(mean)
+    return Rows(mean, jax.lax.rsqrt(jnp.maximum(variance, 0) + 1e-5))
+
+
+def _means_of_gradient(
+    g: jax.Array, x: jax.Array, rows: Rows, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the gradient of layer norm takes off each row."""
+    scaled = g.astype(f32) * scale
+    standard = (x.astype(f32) - rows.mean[:, None]) * rows.inverse[:, None]
+    return jnp.mean(scaled, axis=1), jnp.mean(scaled * standard, axis=1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def apply(
+    lean: Lean,
+    slots: Slots,
+    others: dict[str, jax.Array],
+    codes: dict[str, tuple[jax.Array, jax.Array]],
+    scales: dict[str, jax.Array],
+    x: jax.Array,
+) -> jax.Array:
+    """The layer's output for x bf16[batch, sequence, hidden].
+
+    `others` are biases and norms; `codes` those of the weights, and transposed; `scales` those of
+    TENSORS. The gradients of `slots` are those of the weights, and the amaxes.
+    """
+    return _forward(lean, slots, others, codes, scales, x)[0]
+
+
+def _pass(
+    lean: Lean, scales: dict[str, jax.Array], name: str, function, *given, **options
+) -> Passed:
+    dtype = e5m2 if name in GRADIENTS else e4m3
+    return one_pass(function, *given, scale=scales[name], dtype=dtype, by=lean.by, **options)
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs of the forward pass."""
+
+    operands: dict[str, jax.Array]  # codes of OPERANDS, transposed
+    weights: dict[str, jax.Array]  # codes of WEIGHTS, transposed
+    amaxes: dict[str, jax.Array]
+    x: jax.Array  # what is normed, bf16[M, hidden]
+    rows: Rows
+    after: jax.Array  # x after attention, and what is normed again
+    after_rows: Rows
+    up: jax.Array  # gelu's input
+    of_attention: Any  # its gradient
+    others: dict[str, jax.Array]
+    scales: dict[str, jax.Array]
+
+
+def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
+    batch, sequence, _ = shape = x.shape
+    passed = functools.partial(_pass, lean, scales)
+
+    def dense(name: str, operand: Passed, factor: float = 1.0) -> jax.Array:
+        a_scale = scales[OPERAND[name]] * factor
+        y = product(operand.codes, codes[name][0], a_scale, scales[name], bf16)
+        return y + (others[f"{name} bias"] * factor).astype(bf16)
+
+    x = x.reshape(-1, lean.hidden)
+    rows = _statistics(x)
+    norm_1 = passed("norm 1", normed, [x], rows, [others["norm 1 scale"], others["norm 1 bias"]])
+    heads = batch, sequence, lean.heads, -1
+    factors = {"q": _of_q(lean), "k": 1.0, "v": 1.0}
+    qkv = [dense(name, norm_1, factors[name]).reshape(heads) for name in factors]
+    seen, of_attention = jax.vjp(functools.partial(attend, lean), *qkv)
+    heads_seen = passed("heads", same, [seen.reshape(x.shape)])
+    after = x + dense("projection", heads_seen)
+
+    after_rows = _statistics(after)
+    columns = [others["norm 2 scale"], others["norm 2 bias"]]
+    norm_2 = passed("norm 2", normed, [after], after_rows, columns)
+    up, amax = dense("up", norm_2), jnp.zeros(())
+    if lean.up_in_fp8:
+        up, amax = in_call(up, scales[RESULT])
+        of_each = jnp.full(up.shape[1], scales[RESULT])
+        active = passed("gelu", gelu_of_codes, [up], [], [of_each])
+    else:
+        active = passed("gelu", gelu, [up])
+    y = after + dense("down", active)
+
+    made = {"norm 1": norm_1, "heads": heads_seen, "norm 2": norm_2, "gelu": active}
+    saved = Saved(
+        {name: one.transposed for name, one in made.items()},
+        {name: transposed for name, (_, transposed) in codes.items()},
+        {name: one.amaxes for name, one in made.items()} | {RESULT: amax},
+        x,
+        rows,
+        after,
+        after_rows,
+        up,
+        of_attention,
+        others,
+        scales,
+    )
+    return y.reshape(shape), saved
+
+
+def _of_q(lean: Lean) -> float:
+    """Attention divides scores by this root: multiplied into q's scale, it costs nothing."""
+    return (lean.heads / lean.hidden) ** 0.5
+
+
+def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
+    scales, others = saved.scales, saved.others
+    passed = functools.partial(_pass, lean, scales)
+    amaxes, weights, new = dict(saved.amaxes), {}, {}
+
+    def to_operand(name: str, made: Passed) -> jax.Array:
+        """The gradient of a weight is noted; that of what it multiplies, returned."""
+        operand, of_g = OPERAND[name], scales[f"gradient of {name}"]
+        amaxes[f"gradient of {name}"] = made.amaxes
+        args = made.transposed, saved.operands[operand], of_g, scales[operand]
+        weights[name] = product(*args, bf16)
+        new[f"{name} bias"] = made.sums[0]
+        return product(made.codes, saved.weights[name], of_g, scales[name], bf16)
+
+    batch, sequence, _ = shape = g.shape
+    g = g.reshape(saved.x.shape)
+    of_active = to_operand("down", passed("gradient of down", gradient, [g]))
+    if lean.up_in_fp8:
+        of_each = jnp.full(saved.up.shape[1], scales[RESULT])
+        tensors = [of_active, saved.up]
+        made = passed("gradient of up", gelu_gradient_of_codes, tensors, [], [of_each])
+    else:
+        made = passed("gradient of up", gelu_gradient, [of_active, saved.up])
+    of_norm = to_operand("up", made)
+
+    scale = others["norm 2 scale"]
+    rows = *saved.after_rows, *_means_of_gradient(of_norm, saved.after, saved.after_rows, scale)
+    tensors = [of_norm, saved.after, g]
+    made = passed("gradient of projection", norm_gradient, tensors, rows, [scale], keep=[bf16])
+    (g,), (_, new["norm 2 scale"], new["norm 2 bias"]) = made.kept, made.sums
+    seen = to_operand("projection", made)
+
+    of_qkv = saved.of_attention(seen.reshape(batch, sequence, lean.heads, -1))
+    parts = []
+    for name, part in zip("qkv", of_qkv, strict=True):
+        function = functools.partial(_times, _of_q(lean)) if name == "q" else gradient
+        made = passed(f"gradient of {name}", function, [part.reshape(g.shape)])
+        parts.append(to_operand(name, made))
+    of_norm = parts[0] + parts[1] + parts[2]
+
+    scale = others["norm 1 scale"]
+    rows = *saved.rows, *_means_of_gradient(of_norm, saved.x, saved.rows, scale)
+    values = [value.astype(f32) for value in (of_norm, saved.x, g)]
+    values += [*(row[:, None] for row in rows), scale]
+    # In no pass: nothing is quantized, and for the first layer the compiler leaves out what it can.
+    last = norm_gradient(*values)
+    _, new["norm 1 scale"], new["norm 1 bias"] = (jnp.sum(v, axis=0) for v in last.summed)
+    of_x = last.quantized.astype(g.dtype).reshape(shape)
+    return Slots(weights, {n: a.ravel() for n, a in amaxes.items()}), new, None, None, of_x
+
+
+def _times(factor: float, g: jax.Array) -> Made:
+    return gradient(g * factor)
+
+
+apply.defvjp(_forward, _backward)
+
+# Training -----------------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """What a step starts from and what it returns."""
+
+    weights: dict[str, jax.Array]  # f32[outputs, inputs]
+    codes: dict[str, tuple[jax.Array, jax.Array]]  # of the weights; and transposed
+    code_scales: dict[str, jax.Array]  # those of these codes
+    others: dict[str, jax.Array]  # biases and norms, f32
+    histories: jax.Array  # of TENSORS' amaxes, f32[TENSORS, STEPS_BACK], the latest first
+
+
+def scales_of(histories: jax.Array) -> dict[str, jax.Array]:
+    """The scale of each of TENSORS: the largest amax goes to the format's largest number."""
+    largest = [float(jnp.finfo(e5m2 if n in GRADIENTS else e4m3).max) for n in TENSORS]
+    amaxes = jnp.max(histories, axis=1)
+    scales = jnp.maximum(amaxes / jnp.array(largest), jnp.finfo(f32).tiny)
+    return dict(zip(TENSORS, jnp.where(amaxes > 0, scales, 1.0), strict=True))
+
+
+def remember(histories: jax.Array, amaxes: dict[str, jax.Array]) -> jax.Array:
+    """The histories after a step that measured parts' `amaxes`, of all tensors at once. One that is
+    not finite is left out.
+    """
+    longest = max(parts.size for parts in amaxes.values())
+    parts = [jnp.pad(amaxes[name].ravel(), (0, longest - amaxes[name].size)) for name in TENSORS]
+    latest = jnp.max(jnp.stack(parts), axis=1, keepdims=True)
+    kept = jnp.concatenate([latest, histories[:, :-1]], axis=1)
+    return jnp.where(jnp.isfinite(latest), kept, histories)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def new_state(lean: Lean, key: jax.Array) -> State:
+    """The state before the first step. Weights have their own amax's scale; the others' is 1."""
+    weights, codes, code_scales = {}, {}, {}
+    histories = jnp.zeros((len(TENSORS), STEPS_BACK))
+    for row, name in enumerate(WEIGHTS, len(MEASURED)):
+        key, used = jax.random.split(key)
+        shape = lean.shape(name)
+        w = weights[name] = jax.random.normal(used, shape) * shape[1] ** -0.5
+        histories = histories.at[row, 0].set(jnp.max(jnp.abs(w)))
+        code_scales[name] = scales_of(histories)[name]
+        made = one_pass(same, [w], scale=code_scales[name], dtype=e4m3, by=lean.by)
+        codes[name] = made.codes, made.transposed
+    others = {f"{name} bias": jnp.zeros(lean.shape(name)[0]) for name in WEIGHTS}
+    for norm in ("norm 1", "norm 2"):
+        others |= {f"{norm} scale": jnp.ones(lean.hidden), f"{norm} bias": jnp.zeros(lean.hidden)}
+    return State(weights, codes, code_scales, others, histories)
+
+
+def sgd(rate: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Gradient descent, as a function of a weight and its gradient."""
+    return lambda weight, gradient: weight - rate * gradient
+
+
+_SGD = sgd(0.1)
+
+
+def gradients(
+    lean: Lean, state: State, scales: dict[str, jax.Array], x: jax.Array, target: jax.Array
+) -> tuple[jax.Array, Slots, dict[str, jax.Array]]:
+    """The mean squared error, f32; the gradients of the weights and the amaxes of MEASURED; the
+    gradients of the others.
+    """
+
+    def loss(slots: Slots, others: dict[str, jax.Array]) -> jax.Array:
+        y = apply(lean, slots, others, state.codes, scales | state.code_scales, x)
+        return jnp.mean(jnp.square(y.astype(f32) - target))
+
+    error, found = jax.value_and_grad(loss, (0, 1))(_slots(lean, x), state.others)
+    return error, *found
+
+
+def accumulated(
+    lean: Lean, state: State, scales: dict[str, jax.Array], x: jax.Array, target: jax.Array
+) -> tuple[jax.Array, Slots, dict[str, jax.Array]]:
+    """The same of x and target [microbatches, batch, sequence, hidden], one after the other: means,
+    in f32, and the largest amaxes. All multiply the same codes of the weights.
+    """
+
+    def add(total: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        error, slots, others = gradients(lean, state, scales, *given)
+        share = 1 / len(x)
+        weights = jax.tree.map(lambda a, b: a + share * b, total[1].weights, slots.weights)
+        amaxes = jax.tree.map(jnp.maximum, total[1].amaxes, slots.amaxes)
+        others = jax.tree.map(lambda a, b: a + share * b, total[2], others)
+        return (total[0] + share * error, Slots(weights, amaxes), others), None
+
+    zeros = jnp.zeros(()), _slots(lean, x[0], f32), jax.tree.map(jnp.zeros_like, state.others)
+    return jax.lax.scan(add, zeros, (x, target))[0]
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="update", donate_argnums=1)
+def train_step(
+    lean: Lean, state: State, x: jax.Array, target: jax.Array, update: Callable = _SGD
+) -> tuple[State, jax.Array]:
+    """The state after one step down the gradient of the mean squared error, and that error before
+    the step, in f32. x and target are bf16[batch, sequence, hidden], or microbatches of it.
+    `update(weight, gradient)` is elementwise. The state given is used up.
+    """
+    scales = scales_of(state.histories)
+    of = accumulated if x.ndim == 4 else gradients
+    error, found, of_others = of(lean, state, scales, x, target)
+    weights, codes, amaxes = {}, {}, dict(found.amaxes)
+    for name, w in state.weights.items():
+        made = one_pass(
+            functools.partial(_updated, update),
+            [w, found.weights[name]],
+            scale=scales[name],
+            dtype=e4m3,
+            keep=[f32],
+            overwrite=True,
+            by=lean.by,
+        )
+        (weights[name],), amaxes[name] = made.kept, made.amaxes
+        codes[name] = made.codes, made.transposed
+    code_scales = {name: scales[name] for name in WEIGHTS}
+    others = {name: update(state.others[name], g) for name, g in of_others.items()}
+    histories = remember(state.histories, amaxes)
+    return State(weights, codes, code_scales, others, histories), error
+
+
+def _updated(update: Callable, weight: jax.Array, gradient: jax.Array) -> Made:
+    weight = update(weight, gradient)
+    return Made(weight, (weight,))
+
+
+def _slots(lean: Lean, x: jax.Array, dtype: Any = bf16) -> Slots:
+    """Zeros, of the shapes of what a backward pass returns in their place."""
+    weights = {name: jnp.zeros(lean.shape(name), dtype) for name in WEIGHTS}
+    tokens = x.size // lean.hidden
+    wide = {"gelu", "gradient of up"}
+    sizes = {name: (4 if name in wide else 1) * lean.hidden for name in MEASURED}
+    parts = {n: tokens if lean.by == "xla" else tokens * size // 128 for n, size in sizes.items()}
+    return Slots(weights, {n: jnp.zeros(1 if n == RESULT else size) for n, size in parts.items()})

@@ -1,0 +1,220 @@
+"""Compute, measure and quantize in one pass over memory: FP8 codes in both layouts, and the amax.
+
+FP8 matmuls of a Hopper want the summed dimension last in both operands. So training needs the codes
+of most tensors twice, as they are and transposed. XLA reads a tensor again for its amax, and reads
+its codes again to transpose them. Here one kernel reads each tile once: it computes, takes the
+amax, quantizes, and writes both layouts before the tile leaves the chip. It is written with
+Pallas's Mosaic GPU backend, which compiles for a Hopper on any machine and can be interpreted on a
+CPU.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mosaic
+
+f32 = jnp.float32
+
+# A tile is what one warpgroup, 128 threads, holds in registers: 64 f32 of each of its values for
+# each thread. Its rows are what the layout of wgmma's results has at once.
+TILE = 64, 128
+HOW = ("mosaic", "interpret", "xla")
+
+
+class Made(NamedTuple):
+    """What the function of a pass makes of its tensors: f32, all of the tensors' shape."""
+
+    quantized: jax.Array
+    kept: tuple[jax.Array, ...] = ()  # to be written, too
+    summed: tuple[jax.Array, ...] = ()  # to be summed over the rows
+
+
+class Passed(NamedTuple):
+    """What a pass over [M, N] returns."""
+
+    codes: Any  # [M, N]
+    transposed: Any  # [N, M], the same codes
+    amaxes: Any  # f32[...]: largest magnitudes of parts; theirs is the tensor's
+    kept: tuple[Any, ...]  # [M, N] each
+    sums: tuple[Any, ...]  # f32[N] each
+
+
+def codes_of(values: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """FP8 codes of f32 values. What is beyond the range is clamped: converted, it would be NaN."""
+    largest = float(jnp.finfo(dtype).max)
+    return jnp.clip(values / scale, -largest, largest).astype(dtype)
+
+
+def one_pass(
+    function: Callable[..., Made],
+    tensors: Sequence[jax.Array],
+    rows: Sequence[jax.Array] = (),
+    columns: Sequence[jax.Array] = (),
+    *,
+    scale: jax.Array,
+    dtype: Any,
+    keep: Sequence[Any] = (),
+    overwrite: bool = False,
+    by: str = "mosaic",
+) -> Passed:
+    """`function` of `tensors` [M, N], quantized to `dtype` by the scalar `scale` (multiply by it to
+    dequantize), with all that training needs of it.
+
+    `function(*tensors, *rows, *columns)` is elementwise, in f32: `rows` f32[M] come as [M, 1] and
+    `columns` f32[N] as [1, N], or as one of its tiles has them. `keep` are the types of what it
+    keeps; with `overwrite` that takes the place of the first tensors, whose types they are: a
+    donated weight is updated where it lies. `by` "mosaic" is the kernel, M a multiple of 64 and N
+    of 128; "interpret" the same on a CPU; "xla" what the compiler makes of the same function, for
+    any M and N. Raises ValueError for what does not fit.
+    """
+    if by not in HOW:
+        raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
+    shape = tensors[0].shape
+    if len(shape) != 2 or any(tensor.shape != shape for tensor in tensors):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise ValueError(f"tensors have one shape [M, N]: got {shapes}. Reshape them.")
+    if any(row.shape != shape[:1] for row in rows) or any(c.shape != shape[1:] for c in columns):
+        raise ValueError(f"rows have {shape[0]} numbers, and columns {shape[1]}")
+    if overwrite and [*map(jnp.dtype, keep)] != [t.dtype for t in tensors[: len(keep)]]:
+        raise ValueError("what overwrites tensors has their types: give them as `keep`")
+    if by == "xla":
+        return _by_xla(function, tensors, rows, columns, scale, dtype, keep)
+    if shape[0] % TILE[0] or shape[1] % TILE[1]:
+        raise ValueError(
+            f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
+            f'{list(shape)}: pad them, or give by="xla"'
+        )
+    options = {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
+    return _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, options)
+
+
+def _by_xla(function, tensors, rows, columns, scale, dtype, keep) -> Passed:
+    values = [tensor.astype(f32) for tensor in tensors]
+    made = function(*values, *(row[:, None] for row in rows), *(c[None] for c in columns))
+    codes = codes_of(made.quantized, scale, dtype)
+    amaxes = jnp.max(jnp.abs(made.quantized), axis=1)
+    # XLA makes codes and amaxes in one kernel, or codes and their transpose. The former reads less.
+    codes, amaxes = jax.lax.optimization_barrier((codes, amaxes))
+    kept = tuple(value.astype(k) for value, k in zip(made.kept, keep, strict=True))
+    return Passed(codes, codes.T, amaxes, kept, tuple(jnp.sum(v, axis=0) for v in made.summed))
+
+
+class _Space(NamedTuple):
+    """Shared memory for one tile."""
+
+    tensors: list
+    rows: list
+    columns: list
+    codes: Any
+    transposed: Any
+    amaxes: Any
+    kept: list
+    sums: list
+
+
+def _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, options) -> Passed:
+    (m, n), (height, width) = tensors[0].shape, TILE
+    given = [*tensors, *rows, *columns]
+    sums = len(jax.eval_shape(function, *[jax.ShapeDtypeStruct(TILE, f32)] * len(given)).summed)
+    results = Passed(
+        jax.ShapeDtypeStruct((m, n), dtype),
+        jax.ShapeDtypeStruct((n, m), dtype),
+        jax.ShapeDtypeStruct((n // width, m), f32),
+        () if overwrite else tuple(jax.ShapeDtypeStruct((m, n), k) for k in keep),
+        (jax.ShapeDtypeStruct((m // height, n), f32),) * sums,
+    )
+    space = _Space(
+        [mosaic.SMEM(TILE, tensor.dtype) for tensor in tensors],
+        [mosaic.SMEM((height,), f32) for _ in rows],
+        [mosaic.SMEM((width,), f32) for _ in columns],
+        mosaic.SMEM(TILE, dtype),
+        mosaic.SMEM((width, height), dtype),
+        mosaic.SMEM((height,), f32),
+        [mosaic.SMEM(TILE, k) for k in keep],
+        [mosaic.SMEM((width,), f32) for _ in range(sums)],
+    )
+
+    def kernel(*refs: Any) -> None:
+        inputs, scale_ref, outputs = refs[: len(given)], refs[len(given)], refs[len(given) + 1 :]
+        written = jax.tree.unflatten(jax.tree.structure(results), outputs)
+        if overwrite:
+            written = written._replace(kept=inputs[: len(keep)])
+        i, j = jax.lax.axis_index("i"), jax.lax.axis_index("j")
+        down, across = pl.ds(i * height, height), pl.ds(j * width, width)
+
+        def tile(space: _Space, barrier: Any) -> None:
+            _read(inputs, space, down, across, barrier)
+            made = function(*_in_registers(space))
+            _to_shared_memory(made, scale_ref[0], dtype, space)
+            _write(written, space, i, j, down, across)
+
+        pl.run_scoped(tile, space, mosaic.Barrier(num_arrivals=len(given)))
+
+    call = mosaic.kernel(
+        kernel,
+        out_type=jax.tree.leaves(results),
+        grid=(m // height, n // width),
+        grid_names=("i", "j"),
+        kernel_name="one_pass",
+        **options,
+    )
+    if overwrite:
+        given[: len(keep)] = map(jax.new_ref, given[: len(keep)])
+    done = jax.tree.unflatten(jax.tree.structure(results), call(*given, scale.reshape(1)))
+    if overwrite:
+        done = done._replace(kept=tuple(map(jax.freeze, given[: len(keep)])))
+    return done._replace(sums=tuple(part.sum(axis=0) for part in done.sums))
+
+
+def _read(inputs, space: _Space, down, across, barrier) -> None:
+    """The tile of each tensor, row and column into shared memory."""
+    tensors, rows, columns = space.tensors, space.rows, space.columns
+    places = [(down, across)] * len(tensors) + [down] * len(rows) + [across] * len(columns)
+    for source, place, target in zip(inputs, places, tensors + rows + columns, strict=True):
+        mosaic.copy_gmem_to_smem(source.at[place], target, barrier)
+    mosaic.barrier_wait(barrier)
+
+
+def _in_registers(space: _Space) -> list[jax.Array]:
+    """The tile's values, f32. All have one layout, so that what is computed of them moves nothing
+    between threads.
+    """
+    layout = mosaic.Layout.WGMMA
+    read = functools.partial(mosaic.load, optimized=False)  # copied without swizzling
+    tensors = [read(tile, layout=layout).astype(f32) for tile in space.tensors]
+    rows = [mosaic.load(row, layout=layout.reduce(1)) for row in space.rows]
+    columns = [mosaic.load(column, layout=layout.reduce(0)) for column in space.columns]
+    spread = [jax.lax.broadcast_in_dim(row, TILE, (0,)) for row in rows]
+    return tensors + spread + [jax.lax.broadcast_in_dim(c, TILE, (1,)) for c in columns]
+
+
+def _to_shared_memory(made: Made, scale, dtype, space: _Space) -> None:
+    write = functools.partial(mosaic.store, optimized=False)
+    space.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
+    write(space.codes, codes_of(made.quantized, scale, dtype))
+    # A thread has neighbours of a row. For the transpose it needs neighbours of a column: shuffled
+    # as f32, because there is no such shuffle of single bytes.
+    turned = mosaic.layout_cast(made.quantized, mosaic.Layout.WGMMA_TRANSPOSED)
+    write(space.transposed.T, codes_of(turned, scale, dtype))
+    for target, value in zip(space.kept, made.kept, strict=True):
+        write(target, value.astype(target.dtype))
+    for target, value in zip(space.sums, made.summed, strict=True):
+        target[...] = jnp.sum(value, axis=0)
+    mosaic.commit_smem()
+
+
+def _write(written: Passed, space: _Space, i, j, down, across) -> None:
+    """The tile's results, from shared memory to where each belongs."""
+    copy: Any = mosaic.copy_smem_to_gmem
+    copy(space.codes, written.codes.at[down, across])
+    copy(space.transposed, written.transposed.at[across, down])
+    copy(space.amaxes, written.amaxes.at[j, down])
+    for source, target in zip(space.kept, written.kept, strict=True):
+        copy(source, target.at[down, across])
+    for source, target in zip(space.sums, written.sums, strict=True):
+        copy(source, target.at[i, across])
+    mosaic.wait_smem_to_gmem(0)
