@@ -4,9 +4,9 @@ them.
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
 in one. Beside it goals.json has what they are held against, for each chip, published.json what
 others measured, releases.json what JAX's releases compile, rules.json what they make of the
-programs of fp8lens' rules, census.json what JAX's libraries do, tensors.json a small model's
-tensors, and trained.json its runs. What a program recorded carries that program's digest, and is
-read only as it was written.
+programs of fp8lens' rules, census.json what JAX's libraries do, ladder.json what a layer's steps in
+FP8 cost, tensors.json a small model's tensors, and trained.json its runs. What a program recorded
+carries that program's digest, and is read only as it was written.
 """
 
 import base64
@@ -356,7 +356,7 @@ class Figure:
         """Times as fast as in bf16, None where that is not said."""
         if self.over is None:
             return self.value if self.unit == "times bf16" else None
-        return self.over / self.value if self.unit == "ms" else self.value / self.over
+        return self.over / self.value if self.unit in ("ms", "s") else self.value / self.over
 
     def estimate(self, chip: Target) -> float:
         """The roofline's seconds for the same shape with a bf16 result, and for the bytes of what

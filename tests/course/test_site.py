@@ -32,6 +32,7 @@ import fp8lens
 from fp8lens.rules.page import every_name, explain
 from helpers.figures.plots import READABLE
 from helpers.pages import LOSSES, index
+from tests.weekly import one_in
 from tools.records import rules as record
 from tools.site import build, changes, repository, sanitize
 
@@ -784,7 +785,8 @@ def test_the_first_page_leads_to_every_other(site, browser):
 
 
 # Each page is loaded once, and looked at wide and light, narrow and dark. axe, which takes most of
-# the time, looks at the first; in the weekly run, with NIGHTLY=1, at each width in each scheme.
+# the time, looks at one page in three, and at the first; in the weekly run, with NIGHTLY=1, at each
+# width in each scheme.
 VIEWS = [(1280, "light"), (390, "dark")]
 if os.environ.get("NIGHTLY"):
     VIEWS += [(1280, "dark"), (390, "light")]
@@ -944,7 +946,7 @@ ALL_IN_REACH = """[...document.querySelectorAll("pre")].every(
     code => code.scrollWidth <= code.clientWidth || code.tabIndex == 0)"""
 
 
-@pytest.mark.parametrize("shown", LOOKED_AT, indirect=True)
+@pytest.mark.parametrize("shown", one_in(3, LOOKED_AT), indirect=True)
 def test_everybody_can_read_a_page(shown):
     for view in VIEWS if os.environ.get("NIGHTLY") else VIEWS[:1]:
         see(shown, *view)

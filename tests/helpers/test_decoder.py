@@ -15,6 +15,7 @@ from helpers.models import nnx as fp8_nnx
 from helpers.models.decoder import Decoder, new_state, new_weights, scores, train_step
 from helpers.models.flax_decoder import NNX, OVERWRITE, Linen
 from helpers.numerics.recipes import Amaxes, fp8_linear
+from tests.weekly import weekly
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 SMALL = {"letters": 64, "width": 32, "heads": 2, "hidden": 48, "blocks": 2}
@@ -233,6 +234,7 @@ def test_every_matmul_that_should_be_is_fp8():
     assert "scores" in lost and not lost & {"0.qkv", "0.out", "0.gate", "0.up", "0.down"}
 
 
+@weekly  # chapter 13 compiles such steps
 def test_a_layer_that_stays_in_bf16_is_none():
     assert_fp8_gemms(compiled(in_bf16=("scores", "0.qkv")), count=3 * 4)
 

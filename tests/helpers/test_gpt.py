@@ -24,6 +24,7 @@ from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
 from helpers.models.gpt import GPTLayer, train_state, train_step
 from helpers.records.results import goals
+from tests.weekly import weekly
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 PRECISIONS = {
@@ -283,6 +284,7 @@ def test_attention_in_one_kernel_has_a_reason_of_its_own(cudnn):
 
 
 @linux
+@weekly  # chapter 11 compiles that step with another attention
 def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
     report = report_gemms(compiled("bf16+fp8", True))
     # Forward and both gradients of each: the result's gradient is E5M2, its other factor E4M3.

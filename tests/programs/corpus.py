@@ -604,7 +604,7 @@ ALL: dict[str, Program] = {
 
 # Which take a compiler a quarter of a minute, for what others try too.
 # The training step for 8 chips has all instructions of the one for a single chip.
-WEEKLY = ("flax decoder, B200", "flax decoder, triton", "training step")
+WEEKLY = ("flax decoder", "flax decoder, B200", "flax decoder, triton", "training step")
 NIGHTLY = os.environ.get("NIGHTLY") == "1"
 PROGRAMS = {name: program for name, program in ALL.items() if NIGHTLY or name not in WEEKLY}
 

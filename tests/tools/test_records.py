@@ -287,8 +287,11 @@ def test_a_training_is_written_as_it_was_measured(monkeypatch, tmp_path, capsys)
 # The runs of chapter 13 ---------------------------------------------------------------------------
 
 
+OTHERS = "bf16", "blocks", "delayed, tensor core"
+
+
 @pytest.mark.parametrize(
-    "name", ["bf16", "delayed", "blocks", pytest.param("delayed, tensor core", marks=nightly)]
+    "name", ["delayed", *(pytest.param(name, marks=nightly) for name in OTHERS)]
 )
 def test_a_run_begins_as_recorded(name):
     """Its first steps; a CPU of another kind adds in another order."""

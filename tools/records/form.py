@@ -8,7 +8,10 @@ from typing import Any
 import jsonschema
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
-RECORDS = ("goals", "published", "tensors", "trained", "sums", "releases", "rules", "census")
+RECORDS = (
+    *("goals", "published", "tensors", "trained", "ladder"),
+    *("sums", "releases", "rules", "census"),
+)
 
 
 @functools.cache

@@ -1,0 +1,121 @@
+"""The steps from Flax's FP8 layer to one in which making FP8 costs little: their programs, and what
+each costs.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fp8lens import Inspection, Target
+from fp8lens.bill.rates import RATES, calibrated
+from fp8lens.matmul.ledger import Line
+from helpers.models import gpt, lean_gpt
+from helpers.models.gpt import GPTLayer
+from helpers.models.lean_gpt import Lean
+from helpers.records.results import digest
+
+Layer = GPTLayer | Lean
+
+# Each rung has what those before it have. One is compared with bf16 that has the same attention.
+BASES: dict[str, Layer] = {"xla": GPTLayer(), "fused": GPTLayer(attention="fused")}
+RUNGS: dict[str, Layer] = {
+    "Flax's FP8 layer": GPTLayer(fp8=True),
+    "codes saved, weights quantized once": Lean(by="xla", attention="xla"),
+    "passes of Mosaic GPU": Lean(attention="xla"),
+    "attention on the chip": Lean(),
+    "gelu's input in FP8, its amax in the call": Lean(up_in_fp8=True),
+}
+
+
+def base_of(layer: Layer) -> Layer:
+    """The bf16 layer with the same attention."""
+    return BASES[layer.attention]
+
+
+def step_of(layer: Layer) -> Callable:
+    """step(state, x, target) -> (state, error)."""
+    if isinstance(layer, Lean):
+        return functools.partial(lean_gpt.train_step, layer)
+    return gpt.train_step
+
+
+def state_of(layer: Layer, x: Any) -> Any:
+    """A state to begin with. With shapes for `x`, give this to jax.eval_shape."""
+    if isinstance(layer, Lean):
+        return lean_gpt.new_state(layer, jax.random.key(0))
+    return gpt.train_state(layer, x)
+
+
+def shapes_of(layer: Layer, batch: int = 4, sequence: int = 2048) -> tuple[Any, Any, Any]:
+    """What a step takes: by default, at the quickstart's size."""
+    x = jax.ShapeDtypeStruct((batch, sequence, layer.hidden), jnp.bfloat16)
+    return jax.eval_shape(functools.partial(state_of, layer), x), x, x
+
+
+class Cost(NamedTuple):
+    """What a step costs by its compiled program: nothing of it is measured."""
+
+    roofline: float  # seconds
+    likely: float  # seconds, at published rates
+    flops: float  # of the layer's matmuls as they are written
+    peak_memory: int  # bytes
+    moved: int  # bytes
+    kernels: int
+    small: int  # kernels that move less than a megabyte
+
+
+def cost_of(
+    seen: Inspection, layer: Layer, chip: Target, batch: int = 4, sequence: int = 2048
+) -> Cost:
+    """The costs of a step of `layer` that `seen` has compiled, on `chip`.
+
+    A kernel by hand counts by the bytes that it moves: a pass at the published rate of reductions,
+    which it makes, too. Fused attention counts by its FLOPs: of its nine products for each head,
+    two are the forward pass's, and two it computes twice. It is taken to reach the published rate
+    of matmuls.
+    """
+    lines = [*seen.ledger]
+    by_hand = [line for line in lines if line.what == "opaque"]
+    passes = [line for line in by_hand if makes_codes(line)]
+    attention = [line for line in by_hand if not makes_codes(line)]
+    product = 2 * batch * sequence**2 * layer.hidden
+    alone = 9 * product / chip.peak_flops["bf16"] if attention else 0.0
+    of_passes = sum(line.kernel.seconds(chip) * line.runs for line in passes)
+    others = [line for line in lines if line.what != "opaque"]
+    rest = sum(line.kernel.seconds(chip) * line.runs for line in others)
+    likely = calibrated(others, chip)
+    if likely is None:
+        raise ValueError("a kernel of the step has no published rate: cost_of is for one GPU")
+    return Cost(
+        rest + of_passes + alone,
+        likely.likely + of_passes / RATES["reduction"].share + alone / RATES["matmul"].share,
+        3 * batch * sequence * (24 * layer.hidden**2 + 4 * sequence * layer.hidden),
+        seen.memory.peak,
+        sum(line.kernel.bytes_moved * line.runs for line in lines),
+        sum(line.runs for line in lines),
+        sum(line.runs for line in lines if line.kernel.bytes_moved < 1e6),
+    )
+
+
+def recorded(folder: str | Path = "results") -> dict[str, dict[str, Cost]]:
+    """What `make ladder` recorded of the bf16 steps, "bf16, " and their attention, and of RUNGS, by
+    chip. Raises ValueError for a file that is not as it was written.
+    """
+    path = Path(folder, "ladder.json")
+    data = json.loads(path.read_text())
+    if data.get("digest") != digest(data):
+        raise ValueError(f"{path} is not as it was recorded: `make ladder` records it again")
+    return {
+        name: {chip: Cost(**cost) for chip, cost in chips.items()}
+        for name, chips in data["steps"].items()
+    }
+
+
+def makes_codes(line: Line) -> bool:
+    """Whether a kernel by hand writes FP8, as passes do."""
+    return "f8e" in line.kernel.result
