@@ -43,7 +43,8 @@ _THROUGH = set(
     "abs add multiply maximum minimum clamp convert reshape transpose call select broadcast_in_dim "
     "dot_general".split()
 )
-_FATAL = re.compile(r"[<x]\d{10}|custom_call @__cu")
+# A size of ten digits; `"0x` begins the bytes of a constant.
+_FATAL = re.compile(r'(?:tensor<|(?<!"0)x)\d{10}|custom_call @__cu')
 _OPERATION = re.compile(r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", re.M)
 _NO_MEMORY = re.compile("bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create")
 # Of rows, columns or tiles: to an array, not to a scalar.
@@ -69,39 +70,61 @@ def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> bool:
 
 
 def _has_partial_amax(body: str, functions: Mapping[str, str]) -> bool:
-    """Whether a function's body takes an amax of rows, columns or tiles that a matmul made.
-    `functions` are the bodies of all, by name.
+    """Whether a function's body takes an amax of rows, columns or tiles that an FP8 matmul may have
+    made. `functions` are the bodies of all, by name.
     """
     if "stablehlo.maximum across" not in body:
         return False
     made = {name: (op, rest) for name, op, rest in _OPERATION.findall(body)}
     for first in _PARTIAL_MAXIMUM.findall(body):
-        ops = _behind(first, made, functions)
-        if "dot_general" in ops and ops & {"abs", "maximum", "call"}:
-            return True
+        behind = _behind(first, made, _THROUGH, functions)
+        ops = {made[name][0] for name in behind if name in made}
+        if not ops & {"abs", "maximum", "call"}:
+            continue
+        for name in behind:
+            op, rest = made.get(name, ("", ""))
+            if op == "dot_general" and _may_be_fp8(rest, body, made, functions):
+                return True
+            if op == "call" and "dot_general" in _callee(rest, functions):
+                return True
     return False
 
 
+def _may_be_fp8(operands: str, body: str, made: Mapping, functions: Mapping[str, str]) -> bool:
+    """Whether anything in FP8 is behind a matmul's operands, up to other matmuls."""
+    for first in re.findall(r"%\w+", operands):
+        for name in _behind(first, made, None, functions):
+            op, rest = made.get(name, ("", ""))
+            if op == "dot_general":
+                continue
+            # Of an argument the body's head has the type: taken for it, if any is FP8.
+            if "xf8E" in (rest + _callee(rest, functions) if op else body.partition(") {")[0]):
+                return True
+    return False
+
+
+def _callee(rest: str, functions: Mapping[str, str]) -> str:
+    """The body of the function that an operation calls; "" if it calls none."""
+    called = re.match(r" @([\w.]+)", rest)
+    return functions.get(called[1], "") if called else ""
+
+
 def _behind(
-    first: str, made: Mapping[str, tuple[str, str]], functions: Mapping[str, str]
+    first: str, made: Mapping, through: set[str] | None, functions: Mapping[str, str]
 ) -> set[str]:
-    """The operations that a value comes from, back to the matmuls."""
-    todo = [first]
-    seen: set[str] = set()
-    ops: set[str] = set()
+    """The values that one is made of, back to the matmuls, through such operations; through all,
+    where these are None. What is no operation of the body is an argument.
+    """
+    todo, seen = [first], set()
     while todo:
         name = todo.pop()
         op, rest = made.get(name, ("", ""))
-        if name in seen or op not in _THROUGH:
+        if name in seen or through is not None and op not in through:
             continue
         seen.add(name)
-        ops.add(op)
-        callee = re.match(r" @([\w.]+)", rest)
-        if callee and "dot_general" in functions.get(callee[1], ""):
-            ops.add("dot_general")
         if op != "dot_general":
             todo += re.findall(r"%\w+", rest)
-    return ops
+    return seen
 
 
 class _Taken(Exception):
