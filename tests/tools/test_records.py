@@ -14,8 +14,10 @@ import time
 import numpy as np
 import pytest
 
+from helpers.models.ladder import recorded as recorded_ladder
 from helpers.records.results import digest, goals, load_tensors
-from tools.records import form, published, sources, sums, tensors, train
+from tests.weekly import weekly
+from tools.records import form, ladder, published, sources, sums, tensors, train
 from tools.records import goals as reasons
 
 RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
@@ -282,6 +284,31 @@ def test_a_training_is_written_as_it_was_measured(monkeypatch, tmp_path, capsys)
     assert capsys.readouterr().out.startswith("2 steps, from ")
     made = json.loads(tensors.DATA.read_text())
     assert made.keys() == RECORDS["tensors"].keys() and len(load_tensors(tmp_path).losses) == 2
+
+
+# The ladder of chapter 13 ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=weekly) for name in ladder.STEPS])
+def test_a_step_costs_what_is_recorded(name):
+    """Chapter 13 holds the last step, and its bf16 one, to the record in each run."""
+    assert ladder.problems(RECORDS["ladder"], name) == []
+
+
+def test_another_cost_would_be_noticed(monkeypatch):
+    name = [*ladder.STEPS][0]
+    monkeypatch.setattr(ladder, "costs", lambda name: RECORDS["ladder"]["steps"][name])
+    assert ladder.problems(RECORDS["ladder"], name) == []
+    other = changed(RECORDS["ladder"], f"steps/{name}/H100/kernels", 1)
+    assert len(ladder.problems(other, name)) == 1
+
+
+def test_a_ladder_that_was_altered_is_not_read(tmp_path):
+    text = (form.RESULTS / "ladder.json").read_text()
+    (tmp_path / "ladder.json").write_text(text.replace('"small": 20', '"small": 21'))
+    with pytest.raises(ValueError, match="not as it was recorded: `make ladder`"):
+        recorded_ladder(tmp_path)
+    assert recorded_ladder(form.RESULTS).keys() == ladder.STEPS.keys()
 
 
 # The runs of chapter 13 ---------------------------------------------------------------------------
