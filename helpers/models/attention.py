@@ -11,8 +11,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-# The scores of so many queries and keys are on the chip at once. JAX's kernel gives two tiles of
-# queries to a block of threads.
+# A tile of scores has so many queries and keys. JAX's kernel gives two tiles of queries to a block
+# of threads.
 QUERIES = KEYS = 128
 TILES: dict[str, Any] = {
     "block_q": QUERIES,
@@ -37,10 +37,11 @@ def fused_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def _forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
     _, sequence, _, size = q.shape
-    if sequence % (2 * QUERIES) or size % 64:
+    if sequence % (2 * QUERIES) or k.shape[1] % KEYS or size not in (64, 128):
         raise ValueError(
-            f"JAX's kernel takes sequences of multiples of {2 * QUERIES} and heads of multiples of "
-            f"64, not {sequence} and {size}: use jax.nn.dot_product_attention"
+            f"JAX's kernel takes multiples of {2 * QUERIES} queries and of {KEYS} keys, and heads "
+            f"of 64 or 128 numbers, not {sequence}, {k.shape[1]} and {size}: use "
+            "jax.nn.dot_product_attention"
         )
     if q.dtype != jnp.bfloat16:
         raise ValueError(f"the kernel is compiled for bf16, not {q.dtype}: convert q, k and v")

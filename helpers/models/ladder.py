@@ -25,16 +25,11 @@ Layer = GPTLayer | Lean
 BASES: dict[str, Layer] = {"xla": GPTLayer(), "fused": GPTLayer(attention="fused")}
 RUNGS: dict[str, Layer] = {
     "Flax's FP8 layer": GPTLayer(fp8=True),
-    "codes saved, weights quantized once": Lean(by="xla", attention="xla"),
+    "codes saved": Lean(by="xla", attention="xla"),
     "passes of Mosaic GPU": Lean(attention="xla"),
     "attention on the chip": Lean(),
-    "gelu's input in FP8, its amax in the call": Lean(up_in_fp8=True),
+    "gelu's input in FP8": Lean(up_in_fp8=True),
 }
-
-
-def base_of(layer: Layer) -> Layer:
-    """The bf16 layer with the same attention."""
-    return BASES[layer.attention]
 
 
 def step_of(layer: Layer) -> Callable:
@@ -69,10 +64,8 @@ class Cost(NamedTuple):
     small: int  # kernels that move less than a megabyte
 
 
-def cost_of(
-    seen: Inspection, layer: Layer, chip: Target, batch: int = 4, sequence: int = 2048
-) -> Cost:
-    """The costs of a step of `layer` that `seen` has compiled, on `chip`.
+def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:
+    """The costs on `chip` of a step on `x` [batch, sequence, hidden] that `seen` has compiled.
 
     A kernel by hand counts by the bytes that it moves: a pass at the published rate of reductions,
     which it makes, too. Fused attention counts by its FLOPs: of its nine products for each head,
@@ -83,7 +76,8 @@ def cost_of(
     by_hand = [line for line in lines if line.what == "opaque"]
     passes = [line for line in by_hand if makes_codes(line)]
     attention = [line for line in by_hand if not makes_codes(line)]
-    product = 2 * batch * sequence**2 * layer.hidden
+    batch, sequence, hidden = x.shape
+    product = 2 * batch * sequence**2 * hidden
     alone = 9 * product / chip.peak_flops["bf16"] if attention else 0.0
     of_passes = sum(line.kernel.seconds(chip) * line.runs for line in passes)
     others = [line for line in lines if line.what != "opaque"]
@@ -94,7 +88,7 @@ def cost_of(
     return Cost(
         rest + of_passes + alone,
         likely.likely + of_passes / RATES["reduction"].share + alone / RATES["matmul"].share,
-        3 * batch * sequence * (24 * layer.hidden**2 + 4 * sequence * layer.hidden),
+        3 * batch * sequence * (24 * hidden**2 + 4 * sequence * hidden),
         seen.memory.peak,
         sum(line.kernel.bytes_moved * line.runs for line in lines),
         sum(line.runs for line in lines),
@@ -102,18 +96,26 @@ def cost_of(
     )
 
 
-def recorded(folder: str | Path = "results") -> dict[str, dict[str, Cost]]:
-    """What `make ladder` recorded of the bf16 steps, "bf16, " and their attention, and of RUNGS, by
-    chip. Raises ValueError for a file that is not as it was written.
+class Ladder(NamedTuple):
+    """What `make ladder` recorded: the costs of RUNGS and of the bf16 steps, by chip; these steps
+    are named "bf16, " and their attention. And the JAX that compiled them.
     """
+
+    steps: dict[str, dict[str, Cost]]
+    jax: str
+
+
+def recorded(folder: str | Path = "results") -> Ladder:
+    """The record. Raises ValueError for a file that is not as it was written."""
     path = Path(folder, "ladder.json")
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
         raise ValueError(f"{path} is not as it was recorded: `make ladder` records it again")
-    return {
+    steps = {
         name: {chip: Cost(**cost) for chip, cost in chips.items()}
         for name, chips in data["steps"].items()
     }
+    return Ladder(steps, data["packages"]["jax"])
 
 
 def makes_codes(line: Line) -> bool:

@@ -58,14 +58,15 @@ class Lean:
 
     hidden: int = 4096
     heads: int = 32
+    # On a CPU only by="xla" and attention="xla" run; all of them compile for a Hopper.
     by: str = "mosaic"  # as in one_pass
     attention: str = "fused"  # or as jax.nn.dot_product_attention has it: "xla", "cudnn"
-    # gelu's input, the largest tensor that is saved, in FP8: the matmul writes it so, with its
-    # amax. Its gradient is then as coarse as what it is multiplied with.
+    # Save gelu's input, the largest saved tensor, in FP8: the matmul's call writes its codes and
+    # its amax. Gelu and its gradient then compute with rounded numbers.
     up_in_fp8: bool = False
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads or self.hidden % 16:
+        if self.heads < 1 or self.hidden % self.heads or self.hidden % 16:
             raise ValueError(
                 f"a hidden size of {self.hidden} is not {self.heads} heads and a multiple of 16"
             )
@@ -77,8 +78,9 @@ class Lean:
 
 
 class Slots(NamedTuple):
-    """Zeros that nobody reads: their gradients are what a backward pass has to return beside the
-    gradients of what it read.
+    """Dummy inputs, of zeros: their gradients carry the gradients of the weights and the amaxes out
+    of a backward pass. Each application of a layer needs its own: the amaxes of shared ones would
+    be added up.
     """
 
     weights: dict[str, jax.Array]  # bf16: f32 ones would have to be as large as the gradients
@@ -202,7 +204,8 @@ def apply(
     """The layer's output for x bf16[batch, sequence, hidden].
 
     `others` are biases and norms; `codes` those of the weights, and transposed; `scales` those of
-    TENSORS. The gradients of `slots` are those of the weights, and the amaxes.
+    TENSORS. The gradients of `slots` are those of the weights, and the amaxes; codes and scales
+    have none. Raises ValueError for another x.
     """
     return _forward(lean, slots, others, codes, scales, x)[0]
 
@@ -231,6 +234,11 @@ class Saved(NamedTuple):
 
 
 def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
+    if x.ndim != 3 or x.shape[2] != lean.hidden or x.dtype != bf16:
+        raise ValueError(
+            f"the layer takes bf16[batch, sequence, {lean.hidden}], "
+            f"not {x.dtype}{list(x.shape)}: convert or reshape it"
+        )
     batch, sequence, _ = shape = x.shape
     passed = functools.partial(_pass, lean, scales)
 
@@ -374,7 +382,9 @@ def remember(histories: jax.Array, amaxes: dict[str, jax.Array]) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def new_state(lean: Lean, key: jax.Array) -> State:
-    """The state before the first step. Weights have their own amax's scale; the others' is 1."""
+    """The state before the first step. Weights have their own amax's scale; the others' is 1, with
+    which small gradients vanish: `warm_up` before you train.
+    """
     weights, codes, code_scales = {}, {}, {}
     histories = jnp.zeros((len(TENSORS), STEPS_BACK))
     for row, name in enumerate(WEIGHTS, len(MEASURED)):
@@ -383,7 +393,7 @@ def new_state(lean: Lean, key: jax.Array) -> State:
         w = weights[name] = jax.random.normal(used, shape) * shape[1] ** -0.5
         histories = histories.at[row, 0].set(jnp.max(jnp.abs(w)))
         code_scales[name] = scales_of(histories)[name]
-        made = one_pass(same, [w], scale=code_scales[name], dtype=e4m3, by=lean.by)
+        made = one_pass(same, [w], scale=code_scales[name], dtype=e4m3, by="xla")
         codes[name] = made.codes, made.transposed
     others = {f"{name} bias": jnp.zeros(lean.shape(name)[0]) for name in WEIGHTS}
     for norm in ("norm 1", "norm 2"):
@@ -391,12 +401,9 @@ def new_state(lean: Lean, key: jax.Array) -> State:
     return State(weights, codes, code_scales, others, histories)
 
 
-def sgd(rate: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Gradient descent, as a function of a weight and its gradient."""
-    return lambda weight, gradient: weight - rate * gradient
-
-
-_SGD = sgd(0.1)
+def descent(weight: jax.Array, gradient: jax.Array, rate: jax.Array) -> jax.Array:
+    """A weight after a step of gradient descent."""
+    return weight - rate * gradient
 
 
 def gradients(
@@ -435,12 +442,24 @@ def accumulated(
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="update", donate_argnums=1)
 def train_step(
-    lean: Lean, state: State, x: jax.Array, target: jax.Array, update: Callable = _SGD
+    lean: Lean,
+    state: State,
+    x: jax.Array,
+    target: jax.Array,
+    rate: jax.Array | float = 0.1,
+    update: Callable = descent,
 ) -> tuple[State, jax.Array]:
     """The state after one step down the gradient of the mean squared error, and that error before
-    the step, in f32. x and target are bf16[batch, sequence, hidden], or microbatches of it.
-    `update(weight, gradient)` is elementwise. The state given is used up.
+    the step, in f32. x and target are bf16[batch, sequence, hidden], or [microbatches, batch,
+    sequence, hidden]. `update(weight, gradient, rate)` is elementwise, in f32: of weights, biases
+    and norms. The state given is used up. Raises ValueError for another x or target.
     """
+    if x.ndim not in (3, 4) or target.shape != x.shape:
+        raise ValueError(
+            "x and target are [batch, sequence, hidden], or microbatches of it, and of one shape: "
+            f"got {list(x.shape)} and {list(target.shape)}"
+        )
+    rate = jnp.asarray(rate, f32)
     scales = scales_of(state.histories)
     of = accumulated if x.ndim == 4 else gradients
     error, found, of_others = of(lean, state, scales, x, target)
@@ -449,6 +468,7 @@ def train_step(
         made = one_pass(
             functools.partial(_updated, update),
             [w, found.weights[name]],
+            columns=[jnp.full(w.shape[1], rate)],
             scale=scales[name],
             dtype=e4m3,
             keep=[f32],
@@ -458,14 +478,27 @@ def train_step(
         (weights[name],), amaxes[name] = made.kept, made.amaxes
         codes[name] = made.codes, made.transposed
     code_scales = {name: scales[name] for name in WEIGHTS}
-    others = {name: update(state.others[name], g) for name, g in of_others.items()}
+    others = {
+        name: update(state.others[name], g, rate).astype(f32) for name, g in of_others.items()
+    }
     histories = remember(state.histories, amaxes)
     return State(weights, codes, code_scales, others, histories), error
 
 
-def _updated(update: Callable, weight: jax.Array, gradient: jax.Array) -> Made:
-    weight = update(weight, gradient)
+def _updated(update: Callable, weight: jax.Array, gradient: jax.Array, rate: jax.Array) -> Made:
+    weight = update(weight, gradient, rate).astype(f32)
     return Made(weight, (weight,))
+
+
+def warm_up(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> State:
+    """The state after three steps that change no weight: amaxes for the first scales.
+
+    With scales of 1 a gradient below E5M2's smallest number vanishes, and with it all gradients
+    behind it. Each step measures those that the one before could not see.
+    """
+    for _ in range(3):
+        state, _ = train_step(lean, state, x, target, 0.0)
+    return state
 
 
 def _slots(lean: Lean, x: jax.Array, dtype: Any = bf16) -> Slots:

@@ -1,14 +1,14 @@
 """Compute, measure and quantize in one pass over memory: FP8 codes in both layouts, and the amax.
 
 FP8 matmuls of a Hopper want the summed dimension last in both operands. So training needs the codes
-of most tensors twice, as they are and transposed. XLA reads a tensor again for its amax, and reads
-its codes again to transpose them. Here one kernel reads each tile once: it computes, takes the
+of most tensors twice, as they are and transposed. XLA takes the amax and quantizes in one
+kernel, or quantizes and transposes in one: it reads the tensor or its codes again for the third.
+Here one kernel reads each tile once: it computes, takes the
 amax, quantizes, and writes both layouts before the tile leaves the chip. It is written with
 Pallas's Mosaic GPU backend, which compiles for a Hopper on any machine and can be interpreted on a
 CPU.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,15 +38,15 @@ class Passed(NamedTuple):
 
     codes: Any  # [M, N]
     transposed: Any  # [N, M], the same codes
-    amaxes: Any  # f32[...]: largest magnitudes of parts; theirs is the tensor's
+    amaxes: Any  # f32[...]: of parts; their maximum is the tensor's amax
     kept: tuple[Any, ...]  # [M, N] each
     sums: tuple[Any, ...]  # f32[N] each
 
 
-def codes_of(values: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """FP8 codes of f32 values. What is beyond the range is clamped: converted, it would be NaN."""
+def scaled(values: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """What is converted to codes, f32. What is beyond the range is clamped: it would become NaN."""
     largest = float(jnp.finfo(dtype).max)
-    return jnp.clip(values / scale, -largest, largest).astype(dtype)
+    return jnp.clip(values / scale, -largest, largest)
 
 
 def one_pass(
@@ -64,15 +64,34 @@ def one_pass(
     """`function` of `tensors` [M, N], quantized to `dtype` by the scalar `scale` (multiply by it to
     dequantize), with all that training needs of it.
 
-    `function(*tensors, *rows, *columns)` is elementwise, in f32: `rows` f32[M] come as [M, 1] and
-    `columns` f32[N] as [1, N], or as one of its tiles has them. `keep` are the types of what it
-    keeps; with `overwrite` that takes the place of the first tensors, whose types they are: a
-    donated weight is updated where it lies. `by` "mosaic" is the kernel, M a multiple of 64 and N
-    of 128; "interpret" the same on a CPU; "xla" what the compiler makes of the same function, for
-    any M and N. Raises ValueError for what does not fit.
+    `function(*tensors, *rows, *columns)` is elementwise, in f32, and reads no other array. `rows`
+    f32[M] come as [M, 1], and `columns` f32[N] as [1, N], or the part of them that belongs to a
+    tile. `keep` are the types of what it keeps. With `overwrite` this replaces the first tensors,
+    and has their types: a donated weight is updated where it lies.
+
+    `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU;
+    "xla" what the compiler makes of the same function, for any M and N. Raises ValueError for what
+    does not fit.
     """
+    _check(tensors, rows, columns, keep, overwrite, by)
+    scale = jnp.asarray(scale, f32)
+    rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
+    given = [jax.ShapeDtypeStruct(TILE, f32)] * (len(tensors) + len(rows) + len(columns))
+    if len(kept := jax.eval_shape(function, *given).kept) != len(keep):
+        raise ValueError(f"the function keeps {len(kept)} arrays: `keep` has {len(keep)} types")
+    if by == "xla":
+        return _by_xla(function, tensors, rows, columns, scale, dtype, keep)
+    if jax.__version_info__ < (0, 11):
+        overwrite = False  # kernels take no references there: the new tensors lie elsewhere
+    options = {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
+    return _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, options)
+
+
+def _check(tensors, rows, columns, keep, overwrite: bool, by: str) -> None:
     if by not in HOW:
         raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
+    if not tensors or 0 in tensors[0].shape:
+        raise ValueError("there is nothing to quantize: give tensors [M, N]")
     shape = tensors[0].shape
     if len(shape) != 2 or any(tensor.shape != shape for tensor in tensors):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
@@ -81,21 +100,19 @@ def one_pass(
         raise ValueError(f"rows have {shape[0]} numbers, and columns {shape[1]}")
     if overwrite and [*map(jnp.dtype, keep)] != [t.dtype for t in tensors[: len(keep)]]:
         raise ValueError("what overwrites tensors has their types: give them as `keep`")
-    if by == "xla":
-        return _by_xla(function, tensors, rows, columns, scale, dtype, keep)
-    if shape[0] % TILE[0] or shape[1] % TILE[1]:
+    if by != "xla" and (shape[0] % TILE[0] or shape[1] % TILE[1]):
         raise ValueError(
             f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
-            f'{list(shape)}: pad them, or give by="xla"'
+            f'{list(shape)}: take other sizes, or give by="xla"'
         )
-    options = {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
-    return _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, options)
+    if by == "interpret" and not hasattr(mosaic, "InterpretGPUParams"):
+        raise ValueError('by "interpret" needs JAX 0.11: install it, or give by="xla"')
 
 
 def _by_xla(function, tensors, rows, columns, scale, dtype, keep) -> Passed:
     values = [tensor.astype(f32) for tensor in tensors]
     made = function(*values, *(row[:, None] for row in rows), *(c[None] for c in columns))
-    codes = codes_of(made.quantized, scale, dtype)
+    codes = scaled(made.quantized, scale, dtype).astype(dtype)
     amaxes = jnp.max(jnp.abs(made.quantized), axis=1)
     # XLA makes codes and amaxes in one kernel, or codes and their transpose. The former reads less.
     codes, amaxes = jax.lax.optimization_barrier((codes, amaxes))
@@ -128,13 +145,13 @@ def _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, 
         (jax.ShapeDtypeStruct((m // height, n), f32),) * sums,
     )
     space = _Space(
-        [mosaic.SMEM(TILE, tensor.dtype) for tensor in tensors],
+        [_tiled(TILE, tensor.dtype) for tensor in tensors],
         [mosaic.SMEM((height,), f32) for _ in rows],
         [mosaic.SMEM((width,), f32) for _ in columns],
-        mosaic.SMEM(TILE, dtype),
-        mosaic.SMEM((width, height), dtype),
+        _tiled(TILE, dtype),
+        _tiled((width, height), dtype),
         mosaic.SMEM((height,), f32),
-        [mosaic.SMEM(TILE, k) for k in keep],
+        [_tiled(TILE, k) for k in keep],
         [mosaic.SMEM((width,), f32) for _ in range(sums)],
     )
 
@@ -170,6 +187,17 @@ def _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, 
     return done._replace(sums=tuple(part.sum(axis=0) for part in done.sums))
 
 
+def _tiled(shape: tuple[int, int], dtype: Any) -> Any:
+    """Shared memory whose rows of at most 128 bytes are swizzled: so threads read and write rows
+    and columns of it without waiting for one another.
+    """
+    size = jnp.dtype(dtype).itemsize
+    nbytes = min(128, size * shape[1])
+    kinds: Any = mosaic  # JAX declares these two classes abstract
+    transforms = kinds.TilingTransform((8, nbytes // size)), kinds.SwizzleTransform(nbytes)
+    return mosaic.SMEM(shape, dtype, transforms=transforms)
+
+
 def _read(inputs, space: _Space, down, across, barrier) -> None:
     """The tile of each tensor, row and column into shared memory."""
     tensors, rows, columns = space.tensors, space.rows, space.columns
@@ -184,26 +212,26 @@ def _in_registers(space: _Space) -> list[jax.Array]:
     between threads.
     """
     layout = mosaic.Layout.WGMMA
-    read = functools.partial(mosaic.load, optimized=False)  # copied without swizzling
-    tensors = [read(tile, layout=layout).astype(f32) for tile in space.tensors]
-    rows = [mosaic.load(row, layout=layout.reduce(1)) for row in space.rows]
-    columns = [mosaic.load(column, layout=layout.reduce(0)) for column in space.columns]
+    row_layout, column_layout = layout.reduce(1), layout.reduce(0)
+    tensors = [mosaic.layout_cast(tile[...], layout).astype(f32) for tile in space.tensors]
+    rows = [mosaic.layout_cast(row[...], row_layout) for row in space.rows]
+    columns = [mosaic.layout_cast(column[...], column_layout) for column in space.columns]
     spread = [jax.lax.broadcast_in_dim(row, TILE, (0,)) for row in rows]
     return tensors + spread + [jax.lax.broadcast_in_dim(c, TILE, (1,)) for c in columns]
 
 
 def _to_shared_memory(made: Made, scale, dtype, space: _Space) -> None:
-    write = functools.partial(mosaic.store, optimized=False)
-    space.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
-    write(space.codes, codes_of(made.quantized, scale, dtype))
-    # A thread has neighbours of a row. For the transpose it needs neighbours of a column: shuffled
-    # as f32, because there is no such shuffle of single bytes.
-    turned = mosaic.layout_cast(made.quantized, mosaic.Layout.WGMMA_TRANSPOSED)
-    write(space.transposed.T, codes_of(turned, scale, dtype))
     for target, value in zip(space.kept, made.kept, strict=True):
-        write(target, value.astype(target.dtype))
+        target[...] = value.astype(target.dtype)
     for target, value in zip(space.sums, made.summed, strict=True):
         target[...] = jnp.sum(value, axis=0)
+    space.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
+    values = scaled(made.quantized, scale, dtype)
+    space.codes[...] = values.astype(dtype)
+    # A thread has neighbours of a row. For the transpose it needs neighbours of a column: shuffled
+    # as f32, because there is no such shuffle of single bytes.
+    turned = mosaic.layout_cast(values, mosaic.Layout.WGMMA_TRANSPOSED)
+    space.transposed.T[...] = turned.astype(dtype)
     mosaic.commit_smem()
 
 

@@ -11,7 +11,7 @@ import pytest
 from fp8lens import inspect
 from helpers.models import gpt, lean_gpt
 from helpers.models.attention import fused_attention
-from helpers.models.lean_gpt import Lean, State, new_state, sgd, train_step
+from helpers.models.lean_gpt import Lean, State, new_state, train_step, warm_up
 from tests.weekly import weekly
 
 f32, bf16 = jnp.float32, jnp.bfloat16
@@ -97,8 +97,7 @@ def decibels(found, exact):
 def test_gradients_are_as_near_to_f32_as_flaxs_in_fp8(trained, up_in_fp8):
     lean, state = SMALL(up_in_fp8=up_in_fp8), copied(trained)
     x, target = batch(5)
-    for _ in range(2):  # amaxes of this batch, without a change of the weights
-        state, _ = train_step(lean, state, x, target, update=sgd(0.0))
+    state = warm_up(lean, state, x, target)  # amaxes of this batch
     layer = functools.partial(gpt.GPTLayer, HIDDEN, HEADS)
     with jax.default_matmul_precision("highest"):
         exact = of_flax(layer(dtype=f32), state, x.astype(f32), target)
@@ -183,6 +182,31 @@ def test_the_kernels_train_as_xla_does(up_in_fp8):
         assert decibels(a, b) > 50
 
 
+def test_after_the_warm_up_small_gradients_do_not_vanish():
+    """Those of a mean over millions of numbers are below E5M2's smallest."""
+    lean, state = SMALL(), new_state(SMALL(), jax.random.key(0))
+    x, target = batch()
+
+    def weights_with_gradients(state):
+        scales = lean_gpt.scales_of(state.histories)
+
+        def loss(slots):
+            out = lean_gpt.apply(
+                lean, slots, state.others, state.codes, scales | state.code_scales, x
+            )
+            return 1e-9 * jnp.mean(jnp.square(out.astype(f32) - target))
+
+        return jax.grad(loss)(lean_gpt._slots(lean, x))
+
+    found = weights_with_gradients(state)
+    assert not any(jnp.any(g) for g in found.weights.values())
+    for _ in range(3):
+        amaxes = weights_with_gradients(state).amaxes | dict.fromkeys(state.weights, jnp.ones(1))
+        state = state._replace(histories=lean_gpt.remember(state.histories, amaxes))
+    found = weights_with_gradients(state)
+    assert all(jnp.any(g) for g in found.weights.values())
+
+
 def test_it_learns_and_microbatches_are_one_batch():
     lean, losses = SMALL(), []
     x, target = batch(shape=(4, 64, 128))
@@ -225,8 +249,8 @@ def test_every_matmul_of_a_weight_is_fp8_and_weights_are_quantized_once():
 @pytest.mark.parametrize(
     "shape, dtype, says",
     [
-        ((1, 128, 2, 64), bf16, "multiples of 256 and heads of multiples of 64, not 128 and 64"),
-        ((1, 256, 2, 32), bf16, "heads of multiples of 64, not 256 and 32"),
+        ((1, 128, 2, 64), bf16, "multiples of 256 queries .* not 128, 128 and 64"),
+        ((1, 256, 2, 32), bf16, "heads of 64 or 128 numbers, not 256, 256 and 32"),
         ((1, 256, 2, 64), f32, "compiled for bf16, not float32"),
     ],
 )
@@ -236,7 +260,28 @@ def test_attention_says_what_it_takes(shape, dtype, says):
         jax.eval_shape(fused_attention, x, x, x)
 
 
+@pytest.mark.parametrize(
+    "x, target, says",
+    [
+        (
+            (2, 64, 256),
+            (2, 64, 256),
+            r"takes bf16\[batch, sequence, 128\], not bfloat16\[2, 64, 256\]",
+        ),
+        ((64, 128), (64, 128), r"or microbatches of it, and of one shape: got \[64, 128\]"),
+        ((2, 2, 64, 128), (2, 64, 128), r"got \[2, 2, 64, 128\] and \[2, 64, 128\]"),
+    ],
+)
+def test_an_input_of_another_shape_is_refused(x, target, says):
+    state = jax.eval_shape(functools.partial(new_state, SMALL()), jax.random.key(0))
+    x, target = (jax.ShapeDtypeStruct(shape, bf16) for shape in (x, target))
+    with pytest.raises(ValueError, match=says):
+        jax.eval_shape(functools.partial(train_step, SMALL()), state, x, target)
+
+
 def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="not 0 heads"):
+        Lean(heads=0)
     with pytest.raises(ValueError, match="not 3 heads and a multiple of 16"):
         Lean(hidden=128, heads=3)
     with pytest.raises(ValueError, match="masks nothing"):

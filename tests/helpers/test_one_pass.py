@@ -2,6 +2,11 @@
 bit for bit, and it is one kernel that reads and writes each byte once."""
 
 import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -115,31 +120,64 @@ def test_it_is_one_kernel_that_moves_each_byte_once(name):
     assert others <= 0.06 * kernel.bytes_moved  # what adds up the sums of the tiles' rows
 
 
+COMPILE = """
+import jax
+from fp8lens import aot_compile
+from helpers.numerics.one_pass import one_pass
+from tests.helpers.test_one_pass import e5m2, f32, given
+for name in "norm's gradient", "gelu's gradient":
+    function, keep, arrays = given(name, 1024, 2048, jax.ShapeDtypeStruct)
+    def run(tensors, rows, columns, scale):
+        return one_pass(function, tensors, rows, columns, scale=scale, dtype=e5m2, keep=keep)
+    aot_compile(run, *arrays, jax.ShapeDtypeStruct((), f32), target="H100")
+"""
+
+
+def test_the_largest_passes_keep_all_in_registers_and_convert_in_pairs():
+    """By their instructions, and by what the assembler says of them."""
+    asked = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | asked,
+        capture_output=True,
+        check=True,
+    )
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    assert re.findall(r"(\d+) stack.* (\d+) bytes lmem", said) == [("0", "0")] * 2
+    # 64 values for each thread, in both layouts; and no conversion of a single one.
+    assert len(re.findall(r"cvt\.rn\.satfinite\.e5m2x2\.f32", said)) == 2 * 2 * 64 / 2
+    assert not re.search(r"cvt\S*\.e5m2\b", said) and "ld.shared.v4.b32" in said
+
+
 def test_what_overwrites_is_written_in_place():
     def run(w, g):
-        function = functools.partial(lean_gpt._updated, lean_gpt.sgd(0.5))
+        function = functools.partial(lean_gpt._updated, lambda w, g, rate: w - 0.5 * g)
         options = {"scale": jnp.float32(1), "dtype": e4m3, "keep": [f32], "overwrite": True}
-        return one_pass(function, [w, g], **options)
+        return one_pass(function, [w, g], [], [jnp.zeros(w.shape[1])], **options)
 
     w, g = jax.ShapeDtypeStruct((1024, 2048), f32), jax.ShapeDtypeStruct((1024, 2048), bf16)
     seen = inspect(jax.jit(run, donate_argnums=0), w, g)
     assert not [line for line in seen.ledger if line.kernel.kind == "copy"]
     assert seen.memory.aliased >= 4 * w.size
     w, g = some(0, 64, 128), some(1, 64, 128, dtype=bf16)
-    function = functools.partial(lean_gpt._updated, lean_gpt.sgd(0.5))
+    function = functools.partial(lean_gpt._updated, lambda w, g, rate: w - 0.5 * g)
     options = {"scale": jnp.float32(1), "dtype": e4m3, "keep": [f32], "overwrite": True}
-    done = one_pass(function, [w, g], **options, by="interpret")
+    done = one_pass(function, [w, g], [], [jnp.zeros(128)], **options, by="interpret")
     assert np.array_equal(done.kept[0], w - 0.5 * g.astype(f32))
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"tensors": [jnp.zeros((64, 100))]}, 'pad them, or give by="xla"'),
+        ({"tensors": [jnp.zeros((64, 100))]}, 'take other sizes, or give by="xla"'),
         ({"tensors": [jnp.zeros((2, 64, 128))]}, r"one shape \[M, N\]: got \[2, 64, 128\]"),
         ({"rows": [jnp.zeros(128)]}, "rows have 64 numbers, and columns 128"),
         ({"by": "triton"}, "by is one of mosaic, interpret, xla, not 'triton'"),
         ({"keep": [bf16], "overwrite": True}, "has their types"),
+        ({"keep": [bf16]}, "the function keeps 0 arrays: `keep` has 1 types"),
+        ({"tensors": []}, "nothing to quantize"),
+        ({"tensors": [jnp.zeros((0, 128))]}, "nothing to quantize"),
     ],
 )
 def test_what_does_not_fit_is_told(change, says):

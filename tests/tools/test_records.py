@@ -308,7 +308,7 @@ def test_a_ladder_that_was_altered_is_not_read(tmp_path):
     (tmp_path / "ladder.json").write_text(text.replace('"small": 20', '"small": 21'))
     with pytest.raises(ValueError, match="not as it was recorded: `make ladder`"):
         recorded_ladder(tmp_path)
-    assert recorded_ladder(form.RESULTS).keys() == ladder.STEPS.keys()
+    assert recorded_ladder(form.RESULTS).steps.keys() == ladder.STEPS.keys()
 
 
 # The runs of chapter 13 ---------------------------------------------------------------------------

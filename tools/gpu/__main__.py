@@ -72,6 +72,7 @@ AGENDA = (
     Stage("speed", "8192: main", 90, fresh=True),  # the goals are about these three,
     Stage("speed", "8192: what is fused", 90, fresh=True),
     Stage("train", "training step", 240, fresh=True, case=150),
+    Stage("train", "ladder", 240, fresh=True, case=150),
     Stage("speed", "8192: details", 60, fresh=True),
     Stage("numerics", "*", 150),
     Stage("train", "forward", 120, fresh=True, case=80),

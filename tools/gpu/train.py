@@ -1,5 +1,5 @@
 """How fast a transformer layer is, forward and in training: in f32, in bf16, and in bf16 with FP8
-matmuls.
+matmuls; and the steps of the ladder that leads to a lean FP8 step.
 
 The precisions of a case are built first and then timed side by side, so a ratio of two of them is
 of one run. Each has trained a few steps before it is timed: what is multiplied has the scales of
@@ -9,8 +9,9 @@ everything is timed.
 """
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -22,11 +23,13 @@ from record import Case
 from speed import describe, description, timed
 
 from helpers import report_gemms
+from helpers.models import ladder
 from helpers.models.gpt import GPTLayer, train_state, train_step
+from helpers.models.lean_gpt import Lean
 
 # Those of Transformer Engine's quickstart and of the readme of fp8layers.
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
-REHEARSAL = {"hidden": 64, "heads": 4, "sequence": 32, "batch": 2}
+REHEARSAL = {"hidden": 128, "heads": 4, "sequence": 32, "batch": 2}
 FAST, XLA = ", fast backward", ", XLA's attention"
 # By name: which layer it is; the layer is "bf16" or "bf16+fp8" with another backward pass, or
 # another attention.
@@ -38,6 +41,13 @@ LAYERS: dict[str, dict[str, Any]] = {
 FORWARD = ("bf16", "bf16+fp8", "f32", "bf16" + XLA, "bf16+fp8" + XLA)
 TRAINING = (*FORWARD[:2], *FORWARD[3:], "bf16+fp8" + FAST, "f32")
 STEPS = 20  # of training, whose losses are recorded
+# The steps of chapter 13's ladder; and what it cannot compile without a GPU.
+RUNGS: dict[str, ladder.Layer] = {
+    "bf16, fused attention": ladder.BASES["fused"],
+    "bf16, cuDNN's attention": GPTLayer(attention="cudnn"),
+    **ladder.RUNGS,
+    "passes of Mosaic GPU, cuDNN's attention": Lean(attention="cudnn"),
+}
 
 
 @contextlib.contextmanager
@@ -70,30 +80,79 @@ def build(
 ) -> tuple[jax.stages.Compiled, Callable[[], jax.Array], list[float]]:
     """The compiled pass, a function without arguments that runs it once, and the losses of the
     first steps. It has run. Raises whatever XLA and cuDNN raise."""
-    keys = jax.random.split(jax.random.key(0))
-    dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
-    x, target = (jax.random.normal(key, dims, jnp.bfloat16).astype(layer.dtype) for key in keys)
-    state, losses = train_state(layer, x), []
     if training:
-        # A function of its own each time: JAX must not reuse what it has traced with the other
-        # accumulation.
-        untraced = train_step.__wrapped__  # type: ignore[attr-defined]  # what jax.jit was given
-        one_step = jax.jit(lambda *args: untraced(*args), donate_argnums=0)
-        compiled = own_compile(one_step, state, x, target, rehearse=rehearse, gemm=gemm)
-        step = runnable(one_step, compiled, rehearse)
-        for _ in range(STEPS):
-            state, loss = step(state, x, target)
-            losses.append(float(loss))
+        # What jax.jit was given: JAX must not reuse what it has traced with the other accumulation.
+        untraced = train_step.__wrapped__  # type: ignore[attr-defined]
+        return build_step(layer, untraced, sizes, gemm, rehearse)
+    x, _ = batch_of(sizes, layer.dtype)
+    params = train_state(layer, x).params
+    compiled = own_compile(layer.apply, params, x, rehearse=rehearse, gemm=gemm)
+    call = functools.partial(runnable(layer.apply, compiled, rehearse), params, x)
+    jax.block_until_ready(call())
+    return compiled, call, []
 
-        def call() -> jax.Array:
-            nonlocal state  # a step uses up the state it is given
-            state, loss = step(state, x, target)
-            return loss
-    else:
-        compiled = own_compile(layer.apply, state.params, x, rehearse=rehearse, gemm=gemm)
-        call = functools.partial(runnable(layer.apply, compiled, rehearse), state.params, x)
-        jax.block_until_ready(call())
+
+def batch_of(sizes: dict[str, int], dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """An input and a target, random."""
+    dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
+    keys = jax.random.split(jax.random.key(0))
+    x, target = (jax.random.normal(key, dims, jnp.bfloat16).astype(dtype) for key in keys)
+    return x, target
+
+
+def build_step(
+    layer: ladder.Layer,
+    step: Callable,
+    sizes: dict[str, int],
+    gemm: str,
+    rehearse: bool,
+    interpreted: Callable | None = None,
+) -> tuple[jax.stages.Compiled, Callable[[], jax.Array], list[float]]:
+    """A compiled training step of the layer, a function that takes it once more, and the losses of
+    the first steps. In a rehearsal the CPU takes the `interpreted` step, if there is one, in its
+    place. Raises whatever XLA, cuDNN and Mosaic GPU raise."""
+    x, target = batch_of(sizes, getattr(layer, "dtype", jnp.bfloat16))
+    state, losses = ladder.state_of(layer, x), []
+    one_step = jax.jit(lambda *args: step(*args), donate_argnums=0)
+    compiled = own_compile(one_step, state, x, target, rehearse=rehearse, gemm=gemm)
+    run = runnable(interpreted or one_step, compiled, rehearse)
+    for _ in range(STEPS):
+        state, loss = run(state, x, target)
+        losses.append(float(loss))
+
+    def call() -> jax.Array:
+        nonlocal state  # a step uses up the state it is given
+        state, loss = run(state, x, target)
+        return loss
+
     return compiled, call, losses
+
+
+def build_rung(
+    name: str, sizes: dict[str, int], rehearse: bool, case: Case
+) -> tuple[dict[str, Any], jax.stages.Compiled, Callable[[], jax.Array]]:
+    """A step of the ladder; in a rehearsal a small one, whose kernels are interpreted."""
+    layer = RUNGS[name]
+    row = {
+        "dtype": "bfloat16",
+        "fp8": isinstance(layer, Lean) or layer.fp8,
+        "gemm": "cublaslt",
+        "attention": layer.attention,
+    }
+    interpreted = None
+    if rehearse:
+        fields: dict[str, Any] = {"hidden": sizes["hidden"], "heads": sizes["heads"]}
+        fields["attention"] = "xla"
+        if isinstance(layer, Lean):
+            layer = dataclasses.replace(layer, **fields)
+        else:
+            layer = layer.clone(**fields)
+        if isinstance(layer, Lean) and layer.by == "mosaic":
+            interpreted = ladder.step_of(dataclasses.replace(layer, by="interpret"))
+    step = ladder.step_of(layer)
+    with case.form(name):
+        compiled, call, losses = build_step(layer, step, sizes, "cublaslt", rehearse, interpreted)
+    return row | {"losses": losses}, compiled, call
 
 
 def build_best(
@@ -155,14 +214,35 @@ def measure(
     """One pass over the layer in each precision, timed side by side. What one of them raises, its
     row says."""
     sizes = REHEARSAL if rehearse else SIZES
+    builds = {
+        name: functools.partial(build_best, name, sizes, gemm, training, rehearse, case)
+        for name in precisions
+    }
+    return side_by_side(builds, sizes, training, rehearse, case)
+
+
+def measure_ladder(rehearse: bool, case: Case) -> dict[str, Any]:
+    """The steps of the ladder, timed side by side."""
+    sizes = REHEARSAL if rehearse else SIZES
+    builds = {name: functools.partial(build_rung, name, sizes, rehearse, case) for name in RUNGS}
+    return side_by_side(builds, sizes, True, rehearse, case)
+
+
+def side_by_side(
+    builds: Mapping[str, Callable],
+    sizes: dict[str, int],
+    training: bool,
+    rehearse: bool,
+    case: Case,
+) -> dict[str, Any]:
+    """Build all forms of a pass, and time them."""
     rows: dict[str, Any] = {}
     calls, programs = {}, {}
-    for precision in precisions:
-        rows[precision] = {}
-        build_this = functools.partial(build_best, precision, sizes, gemm, training, rehearse, case)
-        built = case.attempt(rows, precision, build_this)
+    for name, build_this in builds.items():
+        rows[name] = {}
+        built = case.attempt(rows, name, build_this)
         if built:
-            rows[precision], programs[precision], calls[precision] = built
+            rows[name], programs[name], calls[name] = built
     timed(rows, calls, case, rehearse, slices=0.25, rounds=6)
     describe(rows, programs, case, rehearse, read)
     return {**sizes, "flops": model_flops(sizes, training), "precisions": rows}
@@ -177,10 +257,12 @@ def cases(rehearse: bool) -> dict[str, Callable[[Case], dict[str, Any]]]:
         return {
             "training step": one(True, "cublaslt", TRAINING[:-1]),
             "forward": one(False, "cublaslt", FORWARD[:2]),
+            "ladder": functools.partial(measure_ladder, rehearse),
         }
     return {
         "training step": one(True, "cublaslt", TRAINING),
         "forward": one(False, "cublaslt", FORWARD),
+        "ladder": functools.partial(measure_ladder, rehearse),
         "training step, autotuned": one(True, "auto", ("bf16", "bf16+fp8")),
         "forward, autotuned": one(False, "auto", ("bf16", "bf16+fp8")),
     }

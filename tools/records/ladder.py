@@ -25,8 +25,9 @@ STEPS = {f"bf16, {name}": layer for name, layer in ladder.BASES.items()} | ladde
 def costs(name: str) -> dict[str, dict[str, Any]]:
     """What a step costs on each of CHIPS. One program is compiled for both."""
     layer = STEPS[name]
-    seen = inspect(ladder.step_of(layer), *ladder.shapes_of(layer), target="H100")
-    return {chip: rounded(ladder.cost_of(seen, layer, TARGETS[chip])) for chip in CHIPS}
+    state, x, target = ladder.shapes_of(layer)
+    seen = inspect(ladder.step_of(layer), state, x, target, target="H100")
+    return {chip: rounded(ladder.cost_of(seen, x, TARGETS[chip])) for chip in CHIPS}
 
 
 def rounded(cost: ladder.Cost) -> dict[str, Any]:
