@@ -44,7 +44,6 @@ from helpers.records.results import load_rules
 from tests.fp8lens import test_collectives as sharded
 from tests.programs.corpus import by_hand, by_warpgroup
 from tests.programs.renamed import figures, under_other_names
-from tests.weekly import one_in
 from tools.records import releases
 
 e4m3, e5m2, f32, bf16, f16 = (
@@ -2508,7 +2507,7 @@ def reasons(name: str) -> Reasons:
     return seen(name).reasons
 
 
-@pytest.mark.parametrize("name", one_in(2, CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_the_reason_is_given_and_its_fix_fixes(name):
     case, found = CASES[name], reasons(name)
     right = [r for r in found if r.lost == case.lost and re.search(case.says, r.reason)]
