@@ -261,8 +261,8 @@ def _theirs(
 
 
 class _AsWritten(importlib.machinery.SourceFileLoader):
-    """Compiles the file each time: Python would take its bytecode of before for a file of the same
-    size that was changed within the same second.
+    """Compiles the file each time: Python reuses old bytecode if a file was changed within the same
+    second and kept its size.
     """
 
     def get_code(self, fullname: str) -> CodeType:

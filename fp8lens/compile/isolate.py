@@ -77,28 +77,29 @@ def _has_partial_amax(body: str, functions: Mapping[str, str]) -> bool:
         return False
     made = {name: (op, rest) for name, op, rest in _OPERATION.findall(body)}
     for first in _PARTIAL_MAXIMUM.findall(body):
-        behind = _behind(first, made, _THROUGH, functions)
+        behind = _behind(first, made, _THROUGH)
         ops = {made[name][0] for name in behind if name in made}
         if not ops & {"abs", "maximum", "call"}:
             continue
         for name in behind:
             op, rest = made.get(name, ("", ""))
-            if op == "dot_general" and _may_be_fp8(rest, body, made, functions):
+            if op == "dot_general" and _may_be_fp8(rest, made, functions):
                 return True
             if op == "call" and "dot_general" in _callee(rest, functions):
                 return True
     return False
 
 
-def _may_be_fp8(operands: str, body: str, made: Mapping, functions: Mapping[str, str]) -> bool:
-    """Whether anything in FP8 is behind a matmul's operands, up to other matmuls."""
-    for first in re.findall(r"%\w+", operands):
-        for name in _behind(first, made, None, functions):
+def _may_be_fp8(dot: str, made: Mapping, functions: Mapping[str, str]) -> bool:
+    """Whether a matmul, or anything behind it up to other matmuls, reads FP8: an operation's line
+    ends with the types of its operands.
+    """
+    if "xf8E" in dot:
+        return True
+    for first in re.findall(r"%\w+", dot):
+        for name in _behind(first, made):
             op, rest = made.get(name, ("", ""))
-            if op == "dot_general":
-                continue
-            # Of an argument the body's head has the type: taken for it, if any is FP8.
-            if "xf8E" in (rest + _callee(rest, functions) if op else body.partition(") {")[0]):
+            if op != "dot_general" and "xf8E" in rest + _callee(rest, functions):
                 return True
     return False
 
@@ -109,11 +110,9 @@ def _callee(rest: str, functions: Mapping[str, str]) -> str:
     return functions.get(called[1], "") if called else ""
 
 
-def _behind(
-    first: str, made: Mapping, through: set[str] | None, functions: Mapping[str, str]
-) -> set[str]:
-    """The values that one is made of, back to the matmuls, through such operations; through all,
-    where these are None. What is no operation of the body is an argument.
+def _behind(first: str, made: Mapping, through: set[str] | None = None) -> set[str]:
+    """The values that one is made of, back to the matmuls: through these operations, or through
+    all. What is no operation of the body is an argument.
     """
     todo, seen = [first], set()
     while todo:

@@ -60,7 +60,7 @@ fused_attention.defvjp(_forward, _backward)
 
 @contextlib.contextmanager
 def _in_bf16() -> Iterator[ModuleType]:
-    """JAX's module, whose kernel accepts bf16 but has buffers of f16, with buffers of bf16."""
+    """JAX's module with buffers of bf16: its kernel accepts bf16, but allocates f16."""
     from jax.experimental.pallas.ops.gpu import attention_mgpu
 
     numpy = SimpleNamespace(**{**vars(jnp), "float16": jnp.bfloat16})

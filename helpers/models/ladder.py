@@ -97,8 +97,8 @@ def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:
 
 
 class Ladder(NamedTuple):
-    """What `make ladder` recorded: the costs of RUNGS and of the bf16 steps, by chip; these steps
-    are named "bf16, " and their attention. And the JAX that compiled them.
+    """What `make ladder` recorded: each step's costs by chip, and the version of JAX that compiled
+    them. The bf16 steps are named "bf16, " and their attention.
     """
 
     steps: dict[str, dict[str, Cost]]

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from helpers.models.attention import fused_attention
 from helpers.numerics.one_pass import Made, Passed, one_pass
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
 STEPS_BACK = 16  # how many steps' amaxes a scale follows from
@@ -50,6 +51,11 @@ GRADIENTS = [f"gradient of {name}" for name in WEIGHTS]
 RESULT = "result of up"  # where that is FP8
 MEASURED = [*OPERANDS, RESULT, *GRADIENTS]  # in each pass over the layer
 TENSORS = [*MEASURED, *WEIGHTS]  # what has a history and a scale
+
+
+def format_of(name: str) -> Any:
+    """The FP8 format of one of TENSORS."""
+    return e5m2 if name in GRADIENTS else e4m3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +89,7 @@ class Slots(NamedTuple):
     be added up.
     """
 
-    weights: dict[str, jax.Array]  # bf16: f32 ones would have to be as large as the gradients
+    weights: dict[str, jax.Array]  # bf16, the type of their gradients
     amaxes: dict[str, jax.Array]  # of MEASURED, f32[parts]
 
 
@@ -106,12 +112,12 @@ def normed(x, mean, inverse, scale, bias) -> Made:
 
 
 def norm_gradient(g, x, residual, mean, inverse, of_g, of_both, scale) -> Made:
-    """Of layer norm's input, and of what it was added to: it has the `residual`'s gradient, too.
-    `of_g` and `of_both` are the means of each row that `_means_of_gradient` returns.
+    """The gradient of layer norm's input, with that of the `residual` added. `of_g` and `of_both`
+    are the means of each row that `_means_of_gradient` returns.
     """
     standard = (x - mean) * inverse
-    gradient = inverse * (g * scale - of_g - standard * of_both) + residual
-    return Made(gradient, (gradient,), (gradient, g * standard, g))
+    of_x = inverse * (g * scale - of_g - standard * of_both) + residual
+    return Made(of_x, (of_x,), (of_x, g * standard, g))
 
 
 _GELU = 2 * (2 / jnp.pi) ** 0.5, 0.044715  # of the tanh form: tanh(z) = 2 sigmoid(2 z) - 1
@@ -148,16 +154,12 @@ def product(a, b, a_scale, b_scale, dtype: Any) -> jax.Array:
     # XLA would merge small products that share an operand, as queries, keys and values do, and
     # would then multiply in bf16.
     a, b = jax.lax.optimization_barrier((a, b))
-    a = a.astype(dtype) * a_scale.astype(dtype)
-    b = b.astype(dtype) * b_scale.astype(dtype)
-    return jax.lax.dot(a, b.T)
+    return scaled_dot(a, b, a_scale, b_scale, dtype)
 
 
 def in_call(result: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A product's codes and amax, written as the matmul's call takes them in: chapter 05."""
-    largest = float(jnp.finfo(e4m3).max)
-    scaled = result * (1 / scale).astype(result.dtype)
-    return jnp.clip(scaled, -largest, largest).astype(e4m3), jnp.max(jnp.abs(result)).astype(f32)
+    return to_e4m3(result, 1 / scale), jnp.max(jnp.abs(result)).astype(f32)
 
 
 def attend(lean: Lean, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -213,8 +215,8 @@ def apply(
 def _pass(
     lean: Lean, scales: dict[str, jax.Array], name: str, function, *given, **options
 ) -> Passed:
-    dtype = e5m2 if name in GRADIENTS else e4m3
-    return one_pass(function, *given, scale=scales[name], dtype=dtype, by=lean.by, **options)
+    options |= {"scale": scales[name], "dtype": format_of(name), "by": lean.by}
+    return one_pass(function, *given, **options)
 
 
 class Saved(NamedTuple):
@@ -263,10 +265,8 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
     up, amax = dense("up", norm_2), jnp.zeros(())
     if lean.up_in_fp8:
         up, amax = in_call(up, scales[RESULT])
-        of_each = jnp.full(up.shape[1], scales[RESULT])
-        active = passed("gelu", gelu_of_codes, [up], [], [of_each])
-    else:
-        active = passed("gelu", gelu, [up])
+    function, _, columns = _of_up(lean, scales)
+    active = passed("gelu", function, [up], [], columns)
     y = after + dense("down", active)
 
     made = {"norm 1": norm_1, "heads": heads_seen, "norm 2": norm_2, "gelu": active}
@@ -284,6 +284,14 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
         scales,
     )
     return y.reshape(shape), saved
+
+
+def _of_up(lean: Lean, scales: dict[str, jax.Array]) -> tuple[Callable, Callable, list[jax.Array]]:
+    """Gelu of what `up` gives, its gradient, and the columns that both read."""
+    if not lean.up_in_fp8:
+        return gelu, gelu_gradient, []
+    outputs, _ = lean.shape("up")
+    return gelu_of_codes, gelu_gradient_of_codes, [jnp.full(outputs, scales[RESULT])]
 
 
 def _of_q(lean: Lean) -> float:
@@ -308,12 +316,8 @@ def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
     batch, sequence, _ = shape = g.shape
     g = g.reshape(saved.x.shape)
     of_active = to_operand("down", passed("gradient of down", gradient, [g]))
-    if lean.up_in_fp8:
-        of_each = jnp.full(saved.up.shape[1], scales[RESULT])
-        tensors = [of_active, saved.up]
-        made = passed("gradient of up", gelu_gradient_of_codes, tensors, [], [of_each])
-    else:
-        made = passed("gradient of up", gelu_gradient, [of_active, saved.up])
+    _, function, columns = _of_up(lean, scales)
+    made = passed("gradient of up", function, [of_active, saved.up], [], columns)
     of_norm = to_operand("up", made)
 
     scale = others["norm 2 scale"]
@@ -363,7 +367,7 @@ class State(NamedTuple):
 
 def scales_of(histories: jax.Array) -> dict[str, jax.Array]:
     """The scale of each of TENSORS: the largest amax goes to the format's largest number."""
-    largest = [float(jnp.finfo(e5m2 if n in GRADIENTS else e4m3).max) for n in TENSORS]
+    largest = [float(jnp.finfo(format_of(name)).max) for name in TENSORS]
     amaxes = jnp.max(histories, axis=1)
     scales = jnp.maximum(amaxes / jnp.array(largest), jnp.finfo(f32).tiny)
     return dict(zip(TENSORS, jnp.where(amaxes > 0, scales, 1.0), strict=True))

@@ -77,14 +77,20 @@ def one_pass(
     scale = jnp.asarray(scale, f32)
     rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
     given = [jax.ShapeDtypeStruct(TILE, f32)] * (len(tensors) + len(rows) + len(columns))
-    if len(kept := jax.eval_shape(function, *given).kept) != len(keep):
-        raise ValueError(f"the function keeps {len(kept)} arrays: `keep` has {len(keep)} types")
+    made = jax.eval_shape(function, *given)
+    if len(made.kept) != len(keep):
+        raise ValueError(
+            f"the function keeps {len(made.kept)} arrays: `keep` has {len(keep)} types"
+        )
     if by == "xla":
         return _by_xla(function, tensors, rows, columns, scale, dtype, keep)
     if jax.__version_info__ < (0, 11):
         overwrite = False  # kernels take no references there: the new tensors lie elsewhere
     options = {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
-    return _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, options)
+    sums = len(made.summed)
+    return _by_mosaic(
+        function, tensors, rows, columns, scale, dtype, keep, sums, overwrite, options
+    )
 
 
 def _check(tensors, rows, columns, keep, overwrite: bool, by: str) -> None:
@@ -133,10 +139,11 @@ class _Space(NamedTuple):
     sums: list
 
 
-def _by_mosaic(function, tensors, rows, columns, scale, dtype, keep, overwrite, options) -> Passed:
+def _by_mosaic(
+    function, tensors, rows, columns, scale, dtype, keep, sums: int, overwrite, options
+) -> Passed:
     (m, n), (height, width) = tensors[0].shape, TILE
     given = [*tensors, *rows, *columns]
-    sums = len(jax.eval_shape(function, *[jax.ShapeDtypeStruct(TILE, f32)] * len(given)).summed)
     results = Passed(
         jax.ShapeDtypeStruct((m, n), dtype),
         jax.ShapeDtypeStruct((n, m), dtype),

@@ -289,7 +289,8 @@ def test_a_training_is_written_as_it_was_measured(monkeypatch, tmp_path, capsys)
 # The ladder of chapter 13 ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=weekly) for name in ladder.STEPS])
+@weekly
+@pytest.mark.parametrize("name", ladder.STEPS)
 def test_a_step_costs_what_is_recorded(name):
     """Chapter 13 holds the last step, and its bf16 one, to the record in each run."""
     assert ladder.problems(RECORDS["ladder"], name) == []

@@ -9,8 +9,15 @@ import jsonschema
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
 RECORDS = (
-    *("goals", "published", "tensors", "trained", "ladder"),
-    *("sums", "releases", "rules", "census"),
+    "goals",
+    "published",
+    "tensors",
+    "trained",
+    "ladder",
+    "sums",
+    "releases",
+    "rules",
+    "census",
 )
 
 
