@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import difflib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import inspect as signatures
 import math
@@ -28,7 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 from fp8lens.bill.bill import Bill, Comparison, compare
 from fp8lens.guard import MAY_GROW, changes
 from fp8lens.hlo.origin import left_out
-from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module, visible
+from fp8lens.hlo.parse import (
+    HloModule,
+    HloParseError,
+    Instruction,
+    parse_hlo_module,
+    uncollected,
+    visible,
+)
 from fp8lens.hlo.text import (
     Ink,
     Style,
@@ -643,7 +649,10 @@ def _answer(given: argparse.Namespace) -> int:
     try:
         if given.shapes and given.args:
             raise _Mistake("--shapes and --args both give the arguments: leave one out.")
-        return _report(given)
+        # What is found out about a saved program stays until the answer.
+        saved = not _FUNCTION.fullmatch(given.what)
+        with uncollected() if saved else contextlib.nullcontext():
+            return _report(given)
     except (KeyboardInterrupt, OSError):
         raise
     except BaseException as error:
@@ -705,6 +714,8 @@ class _Version(argparse.Action):
     """Print the installed version. It is looked up only when this option is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        import importlib.metadata
+
         try:
             version = importlib.metadata.version("fp8lens")
         except importlib.metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fp8lens.bill.bill import Bill
 from fp8lens.bill.memory import Memory, Plan, memory_of
-from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module, uncollected
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
@@ -76,6 +76,7 @@ class Inspection:
         return self._rows[0]
 
     @cached_property
+    @uncollected()
     def _rows(self) -> tuple[list[tuple[GemmRow, tuple[UnfusedKernel, ...]]], Neighborhood]:
         return find_unfused(self.module, self._ptx)
 
@@ -86,11 +87,13 @@ class Inspection:
         return make_report(self.module, rows, self.ledger, self.note, self._ptx is not None)
 
     @cached_property
+    @uncollected()
     def ledger(self) -> Ledger:
         """Every kernel, in one line: what it does, for which matmul, and the bytes it moves."""
         return make_ledger(self.module, *self._rows)
 
     @cached_property
+    @uncollected()
     def reasons(self) -> Reasons:
         """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it
         does not show what XLA's rewriter was given.

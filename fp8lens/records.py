@@ -7,7 +7,6 @@ once, and of a conditional's branches one runs.
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import tempfile
@@ -158,6 +157,8 @@ def _work(bill: Bill, places: Mapping[str, _Place]) -> list[Entry]:
 
 
 def _jax() -> str:
+    import importlib.metadata  # which takes as long to import as half of this package
+
     try:
         return importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:  # a saved program needs none

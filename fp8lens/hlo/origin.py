@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import source_path
 
 # Parts of an op_name that JAX's own functions add.
@@ -54,6 +55,7 @@ def is_recomputed(op_name: str) -> bool:
     return "rematted_computation" in op_name
 
 
+@remembered
 def op_name(instruction: Instruction) -> str:
     """Where JAX made the instruction: the function, its scopes, and the primitive. Empty where the
     text has none.

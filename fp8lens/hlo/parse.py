@@ -13,14 +13,14 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, count, repeat
 from math import prod
 from operator import getitem
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fp8lens.hlo.ops import FEWEST_OPERANDS
 
@@ -33,6 +33,12 @@ _INSTRUCTIONS = re.compile(
     rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
     r"(?:,.*+|[ \t]*+)$",
     re.M,
+)
+# An instruction up to what closes its operands, where no string or comment could hold a bracket.
+_PLAIN = r'[^()"/\n]*+'
+_UP_TO_OPERANDS = re.compile(
+    rf"(?:ROOT )?+%?+{_NAME} = (?:(?!\()[^\s\"/]++|\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*+\))"
+    rf" [a-z0-9\-]++\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*+\)"
 )
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
@@ -50,6 +56,7 @@ _TABLE_FIELD = re.compile(r"(?<!\w)(\w++)=(\d{1,18})\b")
 _MODULE = re.compile(r"HloModule\s+([^\s,]+)")
 _NOT_HLO = re.compile(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ")
 _FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}?|[^\s,}}]+)")
+_STACK_FRAME = re.compile(r" stack_frame_id=([0-9]{1,18})\}\Z")  # where XLA prints it
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
@@ -66,6 +73,12 @@ _TOKEN = re.compile(rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S)
 _OCTAL = re.compile(rb"\\(?:([0-7]{3})|(.))")
 _HEXADECIMAL = re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))")
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
+# An attribute as nearly all are: a word, a string, or braces with braces and brackets in them at
+# most one deep, in none of which a comment could begin.
+_ATOMS = rf'[^][(){{}}"/<>\n]++|{_STRING}'
+_LIST = rf"\[(?:{_ATOMS})*+\]"
+_BRACES = rf"\{{(?:{_ATOMS}|{_LIST}|\{{(?:{_ATOMS}|{_LIST})*+\}})*+\}}"
+_ATTRIBUTE = re.compile(rf'[ ]*+({_NAME})=({_BRACES}|{_STRING}|[^][(){{}}"/<>,\s]++)(?:,|\Z)')
 _INERT = bytes(set(range(256)) - set(b"()[]{}\"\\'\n"))  # every byte that cannot unbalance a line
 CALLS = (
     "calls",
@@ -80,7 +93,6 @@ CALLS = (
     "scatter",
 )
 _MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
-_Read = TypeVar("_Read")
 _Row = tuple[str, str, str, str, str, str]  # the groups of _INSTRUCTIONS
 
 
@@ -132,7 +144,7 @@ class Metadata:
     source_line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """An array's dtype (as HLO names it) and dims, or "tuple" and its `elements`.
 
@@ -147,19 +159,19 @@ class Shape:
     elements: tuple["Shape", ...] = ()
     dynamic: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def is_tuple(self) -> bool:
         """Whether it is a tuple, whose arrays are its `elements`."""
         return self.dtype == "tuple"
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of array elements, over all elements of a tuple; a dimension without a bound
         counts as 1.
         """
         return sum(e.size for e in self.elements) if self.is_tuple else abs(prod(self.dims))
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Of an element; 0 for tokens and opaque values."""
         if self.dtype == "pred":
@@ -167,7 +179,7 @@ class Shape:
         width = re.search(r"\d+", self.dtype)  # bf16, f8e4m3fn, s4, c64: the first number
         return int(width[0]) if width else 0
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes, types under 8 bits packed as XLA's GPU backend does; tokens and opaque values take
         none.
@@ -253,7 +265,11 @@ def _split(text: str, pos: int = 0) -> Iterator[tuple[int, str]]:
 def _key_values(text: str, pos: int) -> Mapping[str, str]:
     """`key=value, key={...}` as a mapping to raw texts."""
     found = {}
-    for at, part in _split(text, pos):
+    end = pos
+    while plain := _ATTRIBUTE.match(text, end):
+        found[plain[1]] = plain[2]
+        end = plain.end()
+    for at, part in _split(text, end):
         key, equals, value = _uncommented(part).strip().partition("=")
         if not equals or not re.fullmatch(_NAME, key):
             raise HloParseError(text, at, "expected key=value")
@@ -266,12 +282,20 @@ def _unescape(string: str, escape: re.Pattern = _OCTAL, base: int = 8) -> str:
     hexadecimal (\C3).
     """
 
+    if "\\" not in string and string.isascii():  # as nearly all
+        return string[1:-1]
+
     def byte(m: re.Match) -> bytes:
         if m[1]:
             return bytes([int(m[1], base) & 255])
         return {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
 
     return escape.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
+
+
+def _said(value: str | None) -> str | None:
+    """What a value says, quoted or not."""
+    return _unescape(value) if value and value[0] == '"' else value
 
 
 @lru_cache(maxsize=4096)
@@ -318,12 +342,13 @@ def _mlir_item(text: str) -> tuple[str, Any]:
     return m[1].strip('"'), True if m[2] is None else _mlir_value(m[2])
 
 
-@lru_cache(maxsize=4096)
 def read_attributes(line: str) -> Mapping[str, str]:
     """The attributes of an instruction's line, name to raw text; HloParseError where what follows
     the operands is not a list of key=value.
     """
-    return _key_values(line, _read_instruction(line, 0)[-1] + 1)
+    plain = _UP_TO_OPERANDS.match(line)
+    end = plain.end() if plain else _read_instruction(line, 0)[-1]
+    return _key_values(line, end + 1)
 
 
 class Instruction(NamedTuple):
@@ -365,23 +390,26 @@ class Instruction(NamedTuple):
         text = self.computation.module.text
         return HloParseError(text, text.find(self.cmd, self.computation._start), message)
 
-    def _read(self, read: Callable[[str], _Read], text: str) -> _Read:
-        try:
-            return read(text)
-        except HloParseError as e:
-            raise self.error(e.message) from None
-
     @property
     def shape(self) -> Shape:
         """Its result's shape; HloParseError where the text of it is none."""
-        return self._read(parse_shape, self.shape_text)
+        try:
+            return parse_shape(self.shape_text)
+        except HloParseError as e:
+            raise self.error(e.message) from None
 
     @property
     def attributes(self) -> Mapping[str, str]:
         """What follows the operands, name to raw text; HloParseError where it is not a list of
         key=value.
         """
-        return self._read(read_attributes, self.cmd)
+        read = self.computation._attributes
+        if self.index not in read:
+            try:
+                read[self.index] = read_attributes(self.cmd)
+            except HloParseError as e:
+                raise self.error(e.message) from None
+        return read[self.index]
 
     @property
     def backend_config(self) -> dict | str | None:
@@ -407,10 +435,7 @@ class Instruction(NamedTuple):
         """
         if (text := self.attributes.get("metadata")) is None:
             return None
-        fields = {
-            key: _unescape(value) if value[0] == '"' else value
-            for key, value in _FIELD.findall(text)
-        }
+        fields = dict(_FIELD.findall(text))
         module = self.computation.module
         try:
             frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
@@ -418,13 +443,17 @@ class Instruction(NamedTuple):
             line = int(fields.get("source_line", location.get("line", 0))) or None
         except ValueError:
             raise self.error("stack_frame_id or source_line is not a number") from None
-        file = fields.get("source_file", module.file_names.get(location.get("file_name_id", 0)))
-        return Metadata(fields.get("op_type"), fields.get("op_name"), file, line)
+        file = module.file_names.get(location.get("file_name_id", 0))
+        if "source_file" in fields:
+            file = _said(fields["source_file"])
+        return Metadata(_said(fields.get("op_type")), _said(fields.get("op_name")), file, line)
 
     @property
     def stack_frame(self) -> int | None:
         """The number in the module's table of stack frames; None where the metadata has none."""
-        number = dict(_FIELD.findall(self.attributes.get("metadata", ""))).get("stack_frame_id", "")
+        text = self.attributes.get("metadata", "")
+        last = _STACK_FRAME.search(text)
+        number = last[1] if last else dict(_FIELD.findall(text)).get("stack_frame_id", "")
         return int(number) if re.fullmatch(r"[0-9]{1,18}", number) else None
 
     @property
@@ -436,19 +465,7 @@ class Instruction(NamedTuple):
         if frame is None:
             m = self.metadata
             return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
-        module = self.computation.module
-        offset = 1 if module._parents_count_from_one else 0
-        found = []
-        seen: set[int] = set()
-        # JAX writes ten frames; a text may name itself as its caller, or never end.
-        while frame in module.stack_frames and frame not in seen and len(seen) < 50:
-            seen.add(frame)
-            fields = module.stack_frames[frame]
-            location = module.location(fields)
-            if file := module.file_names.get(location.get("file_name_id", 0)):
-                found.append((file, location.get("line", 0)))
-            frame = fields.get("parent_frame_id", 0) - offset
-        return tuple(found)
+        return self.computation.module._frames(frame)
 
     @property
     def custom_call_target(self) -> str | None:
@@ -515,6 +532,8 @@ class Computation:
     # Both are there once its lines are read: no half-made computation leaves this module.
     instructions: tuple[Instruction, ...] = field(default=(), repr=False)
     root: Instruction = field(init=False)
+    # Of the instructions that were asked for them, by index.
+    _attributes: dict[int, Mapping[str, str]] = field(default_factory=dict, init=False, repr=False)
 
     def __reduce__(self):
         return _computation, (self.module, self.name)
@@ -598,6 +617,25 @@ class HloModule:
     def location(self, frame: Mapping[str, int]) -> Mapping[str, int]:
         """The file location of a row of `stack_frames`; empty where the text has none."""
         return self.file_locations.get(frame.get("file_location_id", 0), {})
+
+    def _frames(self, frame: int) -> tuple[tuple[str, int], ...]:
+        """(file, line) of a row of `stack_frames` and of its callers."""
+        known = self.notes["frames"]  # of a layer, many instructions have the same
+        if frame not in known:
+            known[frame] = tuple(self._follow_frames(frame))
+        return known[frame]
+
+    def _follow_frames(self, frame: int) -> Iterator[tuple[str, int]]:
+        offset = 1 if self._parents_count_from_one else 0
+        seen: set[int] = set()
+        # JAX writes ten frames; a text may name itself as its caller, or never end.
+        while frame in self.stack_frames and frame not in seen and len(seen) < 50:
+            seen.add(frame)
+            fields = self.stack_frames[frame]
+            location = self.location(fields)
+            if file := self.file_names.get(location.get("file_name_id", 0)):
+                yield file, location.get("line", 0)
+            frame = fields.get("parent_frame_id", 0) - offset
 
     @cached_property
     def _parents_count_from_one(self) -> bool:
@@ -912,11 +950,19 @@ def parse_hlo_module(x: Any) -> HloModule:
     if isinstance(module := getattr(x, "module", None), HloModule):
         return module
     text = _text_of(x)
+    with uncollected():
+        return _parse(text.replace("\r\n", "\n") if "\r" in text else text)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python from looking for garbage: a module, and what is found out about it, is many small
+    objects that stay. Looking among them took half of a parser's time, a quarter of a report's.
+    """
     collecting = gc.isenabled()
-    # a module is many small objects, none of them garbage: looking for some would double the time
     gc.disable()
     try:
-        return _parse(text.replace("\r\n", "\n") if "\r" in text else text)
+        yield
     finally:
         if collecting:
             gc.enable()

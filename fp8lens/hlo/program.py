@@ -6,6 +6,7 @@ from typing import Any
 
 from fp8lens.hlo.ops import CONTROL
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape
+from fp8lens.hlo.remember import remembered
 
 
 def setting(instruction: Instruction, *keys: str) -> Any:
@@ -18,6 +19,7 @@ def setting(instruction: Instruction, *keys: str) -> Any:
     return found
 
 
+@remembered
 def results(instruction: Instruction) -> tuple[Shape, ...]:
     """The shapes an instruction writes, without the scratch space that cuBLAS and cuDNN take as a
     last result.
@@ -44,6 +46,7 @@ def _trips(loop: Instruction) -> int | None:
 Call = tuple[str, int | None]
 
 
+@remembered
 def executions(module: HloModule) -> dict[str, int | None]:
     """How often each computation that ENTRY reaches by calls, loops and branches runs; None where
     that is not known.
@@ -71,6 +74,9 @@ def _count(so_far: int | None, caller: int | None, times: int | None) -> int | N
     return count if count < 1 << 63 else None
 
 
+_CALLING = {f"{opcode}{end}" for opcode in (*CONTROL, "fusion") for end in ("", "-start")}
+
+
 def _call_graph(module: HloModule) -> tuple[dict[str, list[Call]], list[str]]:
     """What each computation that ENTRY reaches calls, and these computations in an order in which
     a caller comes before what it calls.
@@ -88,15 +94,14 @@ def _call_graph(module: HloModule) -> tuple[dict[str, list[Call]], list[str]]:
         calls[computation.name] = []
         stack.append((computation, True))
         for i in computation:
-            opcode = i.opcode.removesuffix("-start")
-            if opcode not in CONTROL | {"fusion"}:
+            if i.opcode not in _CALLING:
                 continue
             called = callees(i)
             for name, _ in called:
                 if name in calls and name not in finished:
                     raise i.error(f"computation {name} calls itself")
                 stack.append((module.computations[name], False))
-            if opcode in CONTROL:  # a fusion is launched as a whole
+            if not i.opcode.startswith("fusion"):  # which is launched as a whole
                 calls[computation.name] += called
     return calls, [*reversed(finished)]
 
@@ -122,6 +127,7 @@ def fused(instruction: Instruction) -> Computation | None:
     return fusion_body(instruction)
 
 
+@remembered
 def fusion_body(fusion: Instruction) -> Computation:
     """The computation that a fusion calls. HloParseError where the text has none."""
     computation = fusion.computation.module.computations.get(fusion.callee("calls"))

@@ -10,6 +10,7 @@ from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
 from fp8lens.hlo.program import executions, fused, results
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
 from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
@@ -422,6 +423,7 @@ def _is_of_magnitudes(i: Instruction, element: int) -> bool:
     return is_largest and look_through(operand(made, 0)).opcode == "abs"
 
 
+@remembered
 def _finds_magnitudes(i: Instruction) -> bool:
     """Whether a kernel reduces magnitudes to their largest, of parts of something."""
     parts = inside(i)
@@ -459,9 +461,10 @@ def _served(
 
 def _is_opaque(i: Instruction) -> bool:
     """Whether a kernel is not looked into, and may multiply matrices."""
+    if i.opcode.removesuffix("-start") not in _OPAQUE:
+        return False
     # CUB sorts and sums.
-    is_cub = (i.custom_call_target or "").startswith("__cub$")
-    return i.opcode.removesuffix("-start") in _OPAQUE and not is_cub
+    return not (i.custom_call_target or "").startswith("__cub$")
 
 
 def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:

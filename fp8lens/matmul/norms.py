@@ -126,6 +126,15 @@ class _Value:
         return self.is_array or self.is_another or self.is_quotient
 
 
+_NOTHING = _Value()
+
+
+def _together(values: Iterable[_Value]) -> _Value:
+    """What is made of several values."""
+    fields = [field.name for field in dataclasses.fields(_Value)]
+    return _Value(**{name: any(getattr(value, name) for value in values) for name in fields})
+
+
 class _Use:
     """What some instructions do with the maximum. `is_known`: they scale the array by it, and do
     nothing else with it; `made` are the quotients among what they return.
@@ -146,21 +155,19 @@ class _Use:
         self.made = [value for value in made if value.is_quotient]
 
     def _value(self, j: Instruction) -> _Value:
-        read = [self._values.get(name, _Value()) for name in j.operands]
+        read = [self._values.get(name, _NOTHING) for name in j.operands]
+        if all(value is _NOTHING for value in read):
+            return _NOTHING
         maxima = [value for value in read if value.is_maximum]
         large = [value for value in read if value.is_large]
-        together = _Value(
-            **{
-                field.name: any(getattr(value, field.name) for value in read)
-                for field in dataclasses.fields(_Value)
-            }
-        )
         if maxima and large:
             is_choice = j.opcode == "select" and not any(v.is_maximum for v in read[1:])
             if not is_choice:
                 return self._scaled_by_it(j, read)
         if not large:  # with a factor it is as one number
-            return _Value(is_maximum=bool(maxima), is_factor=together.is_factor and not maxima)
+            is_factor = any(value.is_factor for value in read)
+            return _Value(is_maximum=bool(maxima), is_factor=is_factor and not maxima)
+        together = _together(read)
         is_scaled = j.opcode in SCALING and len(large) == 1 and together.is_factor
         is_to_fp8 = j.opcode == "convert" and is_fp8(j.shape.dtype)
         return dataclasses.replace(

@@ -277,7 +277,7 @@ def _varies(computation: Computation) -> dict[str, set[int]]:
             to = dimensions(i)
             before = varies[i.operands[0]]
             found &= {d for n, d in enumerate(to) if n in before}
-        elif i.opcode in ELEMENTWISE | {"copy"}:
+        elif i.opcode == "copy" or i.opcode in ELEMENTWISE:
             found = set().union(*(varies[name] for name in i.operands))
         varies[i.name] = found
     return varies

@@ -38,6 +38,7 @@ from fp8lens.matmul.ptx import multiplied
 from fp8lens.matmul.roles import Role, Step, classify, could_be_fused, masks
 from fp8lens.matmul.rows import GemmRow, matmuls
 
+_PLAIN = ELEMENTWISE | MOVES | {"fusion", "reduce"}
 _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
@@ -149,7 +150,7 @@ def is_plain(i: Instruction) -> bool:
     """A kernel that XLA generated for elementwise work, moves or reductions: no library call, no
     collective.
     """
-    return i.opcode.removesuffix("-start") in ELEMENTWISE | MOVES | {"fusion", "reduce"}
+    return i.opcode.removesuffix("-start") in _PLAIN
 
 
 # Kernels that make an operand ---------------------------------------------------------------------
@@ -508,7 +509,7 @@ class _Reading:
             self._small.add(j.name)
             if small and j.opcode == "reduce" and not of_small:
                 self._consume(OwnWork.REDUCES_ANOTHER)
-        elif j.opcode not in _SUPPLY | {"tuple"}:
+        elif j.opcode != "tuple" and j.opcode not in _SUPPLY:
             if j.opcode not in _KNOWN:
                 self.unknown = j.opcode
             self._consume(OwnWork.COMPUTES_ANOTHER)
@@ -538,7 +539,7 @@ class _Reading:
             self._compute(j, state)
         elif j.opcode == "dynamic-update-slice":
             self._consume(OwnWork.STORES)
-        elif j.opcode in ALWAYS_A_KERNEL | {"fusion"}:
+        elif j.opcode == "fusion" or j.opcode in ALWAYS_A_KERNEL:
             self._consume(OwnWork.ANOTHER_OPERATION)
         else:
             self.unknown = j.opcode
@@ -767,11 +768,15 @@ class Neighborhood:
         """Kernels that compute with what this one has computed, directly or not, in the same
         iteration of a loop.
         """
+        return walk([kernel], self._next_in_iteration.__getitem__, self._far).keys() - {kernel}
 
-        def readers(at: Instruction) -> list[Instruction]:
-            return [reader for reader in self.next[at] if _made_before(at, reader)]
-
-        return walk([kernel], readers, self._far).keys() - {kernel}
+    @cached_property
+    def _next_in_iteration(self) -> dict[Instruction, list[Instruction]]:
+        """Of `next` those that read in the same iteration of a loop."""
+        return {
+            at: [reader for reader in readers if _made_before(at, reader)]
+            for at, readers in self.next.items()
+        }
 
     @cached_property
     def next(self) -> dict[Instruction, tuple[Instruction, ...]]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8lens import HloParseError, parse_hlo_module, report_gemms
-from fp8lens.hlo.parse import parse_shape, read_attributes
+from fp8lens.hlo.parse import parse_shape
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.kernels import bytes_moved, kernels
 from tests.fp8lens.test_hlo_parse import assert_agrees
@@ -187,8 +187,7 @@ LARGE = {name: GROWING[name] for name in GROWING if not name.startswith("very ma
 
 def peak_memory(text: str) -> int:
     fuzz.seen.cache_clear()
-    for cached in (read_attributes, parse_shape):
-        cached.cache_clear()
+    parse_shape.cache_clear()
     tracemalloc.start()
     try:
         for entry in ("parse", "all of it", "report", "json"):

@@ -67,7 +67,7 @@ def main() -> None:
             f"{name}: compile {alone:.2f} s, inspect {asked:.2f} s: {asked / alone:.2f} times "
             f"(goal {goal})"
         )
-    text = compiled_text(layers=14)
+    text = compiled_text(layers=12)
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder, "module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt")
         dump.write_text(text)
