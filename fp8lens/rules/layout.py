@@ -10,9 +10,11 @@ from fp8lens.hlo.text import size
 from fp8lens.hlo.values import (
     NAMES,
     changes_layout,
+    depends,
     dimensions,
     is_choice_by_flag,
     is_one_number,
+    look_through,
     operand,
     reducer,
 )
@@ -451,8 +453,16 @@ def _is_copied_to_change(o: UnfusedKernel) -> bool:
 def _adds_to_part(o: UnfusedKernel) -> bool:
     """Whether a kernel adds a bias to a part of a result, and stores that part in place."""
     adds = Role.BIAS in o.fusable or Role.MATRIX_BIAS in o.fusable
-    stores = any(j.opcode == "dynamic-update-slice" for j in inside(o.instruction))
-    return o.after and adds and stores
+    return o.after and adds and any(map(_changes_a_part, inside(o.instruction)))
+
+
+def _changes_a_part(j: Instruction) -> bool:
+    """Whether an instruction puts into an array what is computed from a part of the same array: a
+    loop puts its results into another one.
+    """
+    if j.opcode != "dynamic-update-slice":
+        return False
+    return depends(operand(j, 1), look_through(operand(j, 0)))
 
 
 @rule(
