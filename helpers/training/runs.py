@@ -32,7 +32,7 @@ from helpers.models.decoder import (
 from helpers.training import text
 from helpers.training.scaling import Recipe, multiplier
 
-STEPS, TEXTS, LENGTH = 400, 4, 64
+STEPS, TEXTS, LENGTH = 300, 4, 64
 RATE, RISES = 4e-3, 30  # AdamW's highest rate, and the steps until it is reached
 UNSEEN_TEXTS = 64
 SIZES: dict[str, Any] = {
@@ -230,7 +230,7 @@ def latest_amaxes(state: State) -> dict[str, list[float]]:
     return {name: history[:, 0].tolist() for name, history in histories.items()}
 
 
-def outlier(layer: str = "1", from_step: int = 60, every: int = 12) -> Meddle:
+def outlier(layer: str = "1", from_step: int = 45, every: int = 9) -> Meddle:
     """From this step on one channel of a block's hidden layer doubles every so many steps: its row
     of "up" doubles, its column of "down" halves. The model computes the same function, exactly in
     bf16; what changes is the range of one FP8 operand.
