@@ -230,7 +230,7 @@ def latest_amaxes(state: State) -> dict[str, list[float]]:
     return {name: history[:, 0].tolist() for name, history in histories.items()}
 
 
-def outlier(layer: str = "1", from_step: int = 45, every: int = 9) -> Meddle:
+def outlier(layer: str = "1", from_step: int = 45, every: int = 6) -> Meddle:
     """From this step on one channel of a block's hidden layer doubles every so many steps: its row
     of "up" doubles, its column of "down" halves. The model computes the same function, exactly in
     bf16; what changes is the range of one FP8 operand.
