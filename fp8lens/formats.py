@@ -117,6 +117,11 @@ def is_fp8(dtype: str) -> bool:
     return dtype in _FP8
 
 
+def is_narrow(dtype: str) -> bool:
+    """Whether it is such a float of 8 bits, or of 4."""
+    return is_fp8(dtype) or dtype == E2M1.name
+
+
 def block_format(element: str, scale: str, block: int) -> BlockFormat | None:
     """The block-scaled format with these types of HLO's, and so many elements to a scale; None for
     one that is not known here.

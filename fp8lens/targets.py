@@ -134,6 +134,8 @@ class Target:
         autotuning chose.
         """
         major, minor = self.compute_capability
+        # Without it XLA ends the process at a conversion to FP4. It adds what older chips have.
+        extension = "feature_extension: ACCELERATED_FEATURES" if major >= 12 else ""
         return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: {self.threads_per_sm}
@@ -143,7 +145,7 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
   memory_bandwidth: {int(self.memory_bandwidth)}  l2_cache_size: {self.l2_bytes}
   device_memory_size: {self.memory_bytes}
-  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  cuda_compute_capability {{ major: {major} minor: {minor} {extension} }}
   registers_per_core_limit: 65536  registers_per_block_limit: 65536
   dnn_version: "{self.cudnn[0]}.{self.cudnn[1]}.{cudnn_patch}"
 }}

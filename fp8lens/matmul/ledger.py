@@ -5,7 +5,7 @@ matmuls.
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from fp8lens.formats import E8M0, is_fp8
+from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
@@ -396,7 +396,9 @@ def _made_of(
     def is_of_them(made: tuple[Instruction, int]) -> bool:
         i, element = made
         shapes = results(i)
-        is_array = element < len(shapes) and is_fp8(shapes[element].dtype)  # codes beside an amax
+        is_array = element < len(shapes) and is_narrow(
+            shapes[element].dtype
+        )  # codes beside an amax
         return i in found or (i in magnitudes and not is_array) or _is_of_magnitudes(i, element)
 
     for i in kernels:
@@ -503,8 +505,8 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
 
 def _quantizes(i: Instruction) -> bool:
     """Whether a kernel converts an array to FP8, and writes it."""
-    writes_fp8 = any(is_fp8(shape.dtype) and shape.size > 1 for shape in results(i))
-    converts = any(j.opcode == "convert" and is_fp8(j.shape.dtype) for j in inside(i))
+    writes_fp8 = any(is_narrow(shape.dtype) and shape.size > 1 for shape in results(i))
+    converts = any(j.opcode == "convert" and is_narrow(j.shape.dtype) for j in inside(i))
     return writes_fp8 and converts
 
 

@@ -5,7 +5,7 @@ FP8's.
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from fp8lens.formats import is_fp8
+from fp8lens.formats import is_narrow
 from fp8lens.hlo.ops import SCALING
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import fused, results
@@ -169,7 +169,7 @@ class _Use:
             return _Value(is_maximum=bool(maxima), is_factor=is_factor and not maxima)
         together = _together(read)
         is_scaled = j.opcode in SCALING and len(large) == 1 and together.is_factor
-        is_to_fp8 = j.opcode == "convert" and is_fp8(j.shape.dtype)
+        is_to_fp8 = j.opcode == "convert" and is_narrow(j.shape.dtype)
         return dataclasses.replace(
             together,
             is_maximum=False,

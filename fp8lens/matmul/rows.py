@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fp8lens.formats import is_fp8
+from fp8lens.formats import is_fp8, is_narrow
 from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
@@ -92,8 +92,8 @@ class GemmRow:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the hardware multiplies 8-bit floats."""
-        return is_fp8(self.math_dtype)
+        """Whether the hardware multiplies floats of 8 bits, or of 4 with the scales of blocks."""
+        return is_narrow(self.math_dtype)
 
 
 def gemm_config(call: Instruction) -> dict:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from fp8lens.formats import E8M0, is_fp8
+from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.dataflow import NOBODY, Flow, Producers, callers
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
@@ -205,7 +205,7 @@ def _before(
         return _makes_bias(i, part, besides)
     opcodes = {j.opcode for j in part}
     only_moves = opcodes <= MOVES | SOURCES
-    quantizes = is_fp8(result.dtype)
+    quantizes = is_narrow(result.dtype)
     if only_moves and "gather" in opcodes:  # at places that the program computes: no call does
         return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
     if only_moves and (moved := moving(part) or _copying(part, is_cut)):
@@ -342,7 +342,7 @@ def _negates_alone(part: Sequence[Instruction]) -> bool:
     """Whether an FP8 array is negated, and nothing else is computed; XLA does so in a wide type."""
     opcodes = {j.opcode for j in part}
     given = [j.shape for j in part if j.opcode == "parameter" and j.shape.size > 1]
-    is_of_codes = all(is_fp8(shape.dtype) for shape in given)
+    is_of_codes = all(is_narrow(shape.dtype) for shape in given)
     return "negate" in opcodes and opcodes <= _NEGATING and is_of_codes
 
 
@@ -567,7 +567,7 @@ class _Reading:
 
     def _convert(self, j: Instruction, state: _Is) -> None:
         before = operand(j, 0).shape
-        if is_fp8(before.dtype) and before.size > 1 and not self._is_amax_of_codes:
+        if is_narrow(before.dtype) and before.size > 1 and not self._is_amax_of_codes:
             self._consume(OwnWork.DEQUANTIZES)  # for whoever reads it next
             return
         self._live[j.name] = state
@@ -584,7 +584,7 @@ class _Reading:
         opcodes = {k.opcode for k in self._inside}
         amax = {"reduce"} <= opcodes <= _TO_AMAX
         relu = {"maximum"} <= opcodes <= _SUPPLY | {"maximum"}
-        return amax or (relu and is_fp8(self._inside[-1].shape.dtype))
+        return amax or (relu and is_narrow(self._inside[-1].shape.dtype))
 
     def _compute_with_amax(self, j: Instruction) -> None:
         # The root of the largest square is an amax too.
@@ -885,7 +885,7 @@ class Neighborhood:
         neither, and was not made of one by kernels that only widened it.
         """
         shape = operand(i, index).shape
-        if shape.size > 1 and is_fp8(shape.dtype):
+        if shape.size > 1 and is_narrow(shape.dtype):
             return False
         if shape.size > 1 and shape.dtype == E8M0.name:
             return True

@@ -9,6 +9,7 @@ import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.parse import HloModule, visible
 from fp8lens.hlo.text import (
     LOST,
@@ -106,7 +107,11 @@ class GemmReport:
         return [_line(rows) for rows in groups.values()]
 
     def _totals(self) -> str:
-        text = f"{counted(len(self.rows), 'matmul')}, {len(self.fp8_rows)} in FP8"
+        fours = [row for row in self.fp8_rows if not is_fp8(row.math_dtype)]
+        eights = len(self.fp8_rows) - len(fours)
+        narrow = [f"{eights} in FP8"] if eights or not fours else []
+        narrow += [f"{len(fours)} in FP4"] if fours else []
+        text = f"{counted(len(self.rows), 'matmul')}, {' and '.join(narrow)}"
         if self.rows:
             share = "none"
             if self.fp8_flops:
@@ -115,7 +120,8 @@ class GemmReport:
         text += f"; {counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
             kernels = counted(self.kernels_for_fp8, "kernel")
-            text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to make and undo FP8"
+            made = " and ".join(part.split()[-1] for part in narrow)
+            text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to make and undo {made}"
             runs = sum(1 if row.count is None else row.count for row in self.fp8_rows)
             text += f", for {counted(runs, 'matmul')}" if runs else ", for no FP8 matmul"
         if any(row.count is None for row in self.rows):

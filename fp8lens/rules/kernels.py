@@ -38,10 +38,7 @@ class Work:
         "kernels do {works} on what the {library} kernel has written, and XLA did not fuse it "
         "into that"
     ),
-    fix=(
-        "compile with gemm='cublaslt', whose rules are known here; or look at what stands between "
-        "the two kernels, print(inspect(fn, *args).hlo)"
-    ),
+    fix="{advice}",
     source=(
         "after a dot XLA fuses what its Triton emitter can tile (gemm_fusion.cc), after a "
         "library's kernel nothing"
@@ -55,6 +52,9 @@ def outside_of_a_kernel(work: Work) -> Found | None:
     GPU have work, and each block sums a part of K. A relu of a part of a sum is not a part of the
     relu, so another kernel adds the parts and does what follows. A cuBLASLt call applies its
     epilogue to the whole sum.
+
+    cuDNN's call with the scales of blocks has no epilogue at all. It writes float32 or a 16-bit
+    type, as `preferred_element_type` asks.
 
     Compiled with: gemm="triton", compiler_options={"xla_gpu_override_gemm_autotuner": tile}
     Loses it:
@@ -70,7 +70,16 @@ def outside_of_a_kernel(work: Work) -> Found | None:
         def layer(a: "f8e4m3fn[256,512]", b: "f8e4m3fn[384,512]", d_scale):
             return relu(jax.lax.dot(a, b.T, preferred_element_type=f32)) * d_scale
     """
-    return Found(work.fields)
+    advice = (
+        "compile with gemm='cublaslt', whose rules are known here; or look at what stands between "
+        "the two kernels, print(inspect(fn, *args).hlo)"
+    )
+    if work.matmul.block_scaled is not None:
+        advice = (
+            "leave these kernels: cuDNN's block-scaled call has no epilogue; what only converts "
+            "its result goes away where preferred_element_type asks for that type"
+        )
+    return Found(work.fields, advice=advice)
 
 
 @rule(

@@ -102,7 +102,7 @@ def not_quantized(m: Matmul) -> Found | None:
     """
     if m.dot is None:
         return _wide_vector(m)
-    if not m.missing or m.folded or m.blocked is not None:
+    if not m.missing or m.folded or m.blocked is not None or m.block_scaled is not None:
         return None
     which = "both operands are" if len(m.missing) == 2 else f"the {m.missing[0].side} operand is"
     return Found(which=which, dtypes=_listed(_stored_type(side) for side in m.missing))
@@ -278,6 +278,53 @@ def block_scales(m: Matmul) -> Found | None:
     if m.block_scaled is None or m.chip.has_block_scales:
         return None
     return Found(of=f" ({m.block_format.name})" if m.block_format else "")
+
+
+@rule(
+    "block-format-not-multiplied",
+    lost=Lost.FP8,
+    reason=(
+        "XLA hands no block-scaled matmul of {lhs} and {rhs} with these scales to cuDNN: it "
+        "dequantizes the operands, and multiplies in {math}"
+    ),
+    fix="use MXFP8 with E4M3 for one operand at least, or NVFP4",
+    source="XLA's block_scaling_rewriter.cc: MXFP8, and NVFP4 with scales in E4M3",
+)
+def block_format_not_multiplied(m: Matmul) -> Found | None:
+    """The matmul has block scales, in a combination of formats that XLA has no call for.
+
+    cuDNN multiplies E4M3 by E4M3 or E5M2 with a power of two for each 32 elements (MXFP8), and
+    E2M1 with an E4M3 scale for each 16 (NVFP4). XLA makes a call of these alone. MXFP4, two
+    operands in E5M2, and other scales are dequantized in kernels and multiplied in a wide type.
+
+    Compiled with: target="B200"
+
+    Loses it:
+
+        def layer(
+            a: "f4e2m1fn[1,64,256]",
+            b: "f4e2m1fn[1,128,256]",
+            a_scales: "f8e8m0fnu[1,64,8]",
+            b_scales: "f8e8m0fnu[1,128,8]",
+        ):
+            return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=bf16)
+
+    Compiled with: target="B200"
+
+    Keeps it:
+
+        def layer(
+            a: "f8e4m3fn[1,64,256]",
+            b: "f8e4m3fn[1,128,256]",
+            a_scales: "f8e8m0fnu[1,64,8]",
+            b_scales: "f8e8m0fnu[1,128,8]",
+        ):
+            return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=bf16)
+    """
+    call = m.block_scaled
+    if call is None or call.opcode == "call" or not m.chip.has_block_scales:
+        return None
+    return Found(lhs=operand(call, 0).shape.dtype, rhs=operand(call, 1).shape.dtype)
 
 
 @rule(
@@ -1316,6 +1363,7 @@ NOT_FP8 = (
     spelled_out,
     block_scales,
     scaled_dot_spelled_out,
+    block_format_not_multiplied,
     one_number,
     folded,
     gathered,

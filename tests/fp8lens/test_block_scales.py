@@ -1,0 +1,110 @@
+"""Matmuls with a scale for each block of elements: those that a Blackwell multiplies as they are,
+and what is said of the others.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fp8lens import TARGETS, inspect
+from fp8lens.inspection import Inspection
+
+M, N, K = 128, 256, 512  # XLA pads fewer rows to 128
+bf16, f32 = jnp.bfloat16, jnp.float32
+e4m3, e5m2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+e2m1, e8m0 = jnp.float4_e2m1fn, jnp.float8_e8m0fnu
+
+CALL = "__cudnn$blockScaledDot"
+
+
+def scaled_matmul(lhs, rhs, scale, block, target="B200") -> Inspection:
+    arrays = [jax.ShapeDtypeStruct((1, rows, K), of) for rows, of in ((M, lhs), (N, rhs))]
+    scales = [jax.ShapeDtypeStruct((1, rows, K // block), scale) for rows in (M, N)]
+
+    def fn(a, b, a_scales, b_scales):
+        return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=bf16)
+
+    return inspect(fn, *arrays, *scales, target=target)
+
+
+def dynamic(mode: str):
+    def fn(x, w):
+        configs = [jax.nn.get_scaled_dot_general_config(mode, jnp.float32(1)) for _ in range(3)]
+        return jax.nn.scaled_dot_general(x, w, (((1,), (1,)), ((), ())), bf16, configs=configs)
+
+    return fn
+
+
+FORMATS = {
+    "MXFP8": (e4m3, e4m3, e8m0, 32),
+    "MXFP8, mixed": (e4m3, e5m2, e8m0, 32),
+    "MXFP8, both E5M2": (e5m2, e5m2, e8m0, 32),
+    "MXFP4": (e2m1, e2m1, e8m0, 32),
+    "NVFP4": (e2m1, e2m1, e4m3, 16),
+    "E4M3 with scales in E4M3": (e4m3, e4m3, e4m3, 16),
+    "E4M3 by E2M1": (e4m3, e2m1, e8m0, 32),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_xla_makes_no_call_of_is_a_reason(name):
+    seen = scaled_matmul(*FORMATS[name])
+    is_call = CALL in seen.compiled.as_text()
+    (row,) = seen.report.rows
+    assert row.is_fp8 == is_call
+    rules = [reason.rule for reason in seen.reasons]
+    assert rules == ([] if is_call else ["block-format-not-multiplied"])
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if "E4M3 " not in name])
+def test_a_hopper_has_none_of_them(name):
+    seen = scaled_matmul(*FORMATS[name], target="H100")
+    assert not seen.report.fp8_rows and CALL not in seen.compiled.as_text()
+    assert [reason.rule for reason in seen.reasons] == ["block-scales"]
+
+
+def test_fp4_is_told_from_fp8():
+    assert "1 matmul, 1 in FP4 (100%" in str(scaled_matmul(*FORMATS["NVFP4"]).report)
+    assert "1 matmul, 1 in FP8 (100%" in str(scaled_matmul(*FORMATS["MXFP8"]).report)
+
+
+@pytest.mark.parametrize("mode", ["mxfp8", "nvfp4"])
+def test_all_that_makes_codes_and_scales_is_charged_to_them(mode):
+    """Beside the matmul the program in bf16 has no kernel: what the other has more is for FP8, but
+    for what converts the result.
+    """
+    shapes = [jax.ShapeDtypeStruct((rows, K), bf16) for rows in (M, N)]
+    seen = inspect(dynamic(mode), *shapes, target="B200")
+    wide = inspect(lambda x, w: jax.lax.dot(x, w.T), *shapes, target="B200")
+    assert len(wide.ledger) == 1
+    classes = {line.what for line in seen.ledger}
+    assert classes <= {"matmul", "quantize", "scale", "after"}
+    codes = e2m1 if mode == "nvfp4" else e4m3
+    text = seen.compiled.as_text()
+    assert text.count(f"{jnp.dtype(codes).name.replace('float', 'f').replace('_', '')}[") > 2
+    assert sum(line.what == "quantize" for line in seen.ledger) >= 2
+
+
+def test_without_configs_nothing_is_quantized_and_that_is_a_reason():
+    def fn(x, w):
+        return jax.nn.scaled_dot_general(x, w, (((1,), (1,)), ((), ())), bf16)
+
+    seen = inspect(fn, *(jax.ShapeDtypeStruct((rows, K), bf16) for rows in (M, N)), target="B200")
+    assert [reason.rule for reason in seen.reasons] == ["not-quantized"]
+
+
+def test_fp4_compiles_for_a_workstation_blackwell():
+    chip = dataclasses.replace(
+        TARGETS["B200"],
+        name="RTX PRO 6000",
+        device="NVIDIA RTX PRO 6000 Blackwell",
+        compute_capability=(12, 0),
+        sms=188,
+        memory_bandwidth=1.792e12,
+        shared_memory_per_sm=102400,
+        shared_memory_optin=101376,
+    )
+    seen = scaled_matmul(*FORMATS["MXFP4"], target=chip)
+    assert len(seen.report.rows) == 1
