@@ -11,15 +11,18 @@ from numbers import Real
 from typing import Any
 
 from fp8lens.guard import MAY_GROW, Changes, changes
+from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide
+from fp8lens.matmul.roles import Role
 from fp8lens.matmul.rows import GemmRow
+from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.report.gemms import GemmReport
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.reason import Reasons, paragraph
-from fp8lens.rules.rule import RULES
+from fp8lens.rules.rule import RULES, Lost
 
 #: The variable of the environment that has `assert_no_worse` write its record.
 UPDATE = "FP8LENS_UPDATE"
@@ -94,6 +97,8 @@ def assert_fp8_gemms(
         *(f"  {failure}" for failure in failures),
         str(seen.report),
     ]
+    if not (asked.works or asked.epilogues):  # what stays outside was not asked for
+        reasons = Reasons(reason for reason in reasons if reason.lost == Lost.FP8)
     if reasons:
         lines.append(str(reasons))
     raise AssertionError("\n".join(lines))
@@ -222,9 +227,18 @@ def _in_kernels(seen: Inspection, works: Collection[str]) -> Iterator[str]:
         if not row.is_fp8:
             continue
         for kernel in kernels:
+            line = source_line(kernel.instruction)
+            where = f" ({line})" if line else ""
             for work in kernel.work:
-                if work in works:
-                    yield f"{row.title} left outside: {work}, to {kernel.instruction.name}"
+                if work in works and not _adds_a_matrix(kernel, work):
+                    yield f"{row.title} left outside: {work}, to {kernel.instruction.name}{where}"
+
+
+def _adds_a_matrix(kernel: UnfusedKernel, work: str) -> bool:
+    """Whether what looks like a bias is a whole matrix, added in a kernel that must run anyway: a
+    residual, or an optimizer's step.
+    """
+    return work == "bias" and bool(kernel.own) and Role.BIAS not in kernel.fusable
 
 
 def _not_there(report: GemmReport, asked: _Asked) -> Iterator[str]:

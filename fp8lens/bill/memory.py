@@ -175,7 +175,8 @@ def memory_of(module: HloModule, plan: Plan, for_fp8: Set[tuple[str, int]] = fro
     alive = [lives.buffer(value) for value in found]
     for nbytes, values, holds in kept:
         if values:
-            there = lives.buffer(lives.alive_at(time, values))
+            whole = [value for value in values if value.nbytes == nbytes]  # others pass through it
+            there = lives.buffer(lives.alive_at(time, whole or values))
             if holds is Holds.ARGUMENT:  # a result that is written over it is no line's either
                 there = dataclasses.replace(there, layer="", source="")
             if there.holds is not Holds.SCALES:

@@ -145,6 +145,8 @@ def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
     one = alike[0]
     if len(alike) == 1:
         return one.text(style)
+    if len(alike) > most:  # a layer's name tells more than a place among attention's matmuls
+        alike = sorted(alike, key=lambda reason: not reason.layer)
     places = [f"    {r.matmul} ({r.source})" if r.source else f"    {r.matmul}" for r in alike]
     further = places[:most]
     if len(places) > most:

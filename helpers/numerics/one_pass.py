@@ -9,7 +9,7 @@ Pallas's Mosaic GPU backend, which compiles for a Hopper on any machine and can 
 CPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,13 +71,13 @@ def one_pass(
 
     `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU;
     "xla" what the compiler makes of the same function, for any M and N. Raises ValueError for what
-    does not fit.
+    does not fit. A pass has no gradient: give the layer around it one. Mosaic has no erf and no
+    log1p: take gelu by tanh.
     """
-    _check(tensors, rows, columns, keep, overwrite, by)
+    _check(tensors, rows, columns, dtype, keep, overwrite, by)
     scale = jnp.asarray(scale, f32)
     rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
-    given = [jax.ShapeDtypeStruct(TILE, f32)] * (len(tensors) + len(rows) + len(columns))
-    made = jax.eval_shape(function, *given)
+    made = _made(function, len(tensors) + len(rows) + len(columns))
     if len(made.kept) != len(keep):
         raise ValueError(
             f"the function keeps {len(made.kept)} arrays: `keep` has {len(keep)} types"
@@ -93,9 +93,11 @@ def one_pass(
     )
 
 
-def _check(tensors, rows, columns, keep, overwrite: bool, by: str) -> None:
+def _check(tensors, rows, columns, dtype, keep, overwrite: bool, by: str) -> None:
     if by not in HOW:
         raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
+    if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
+        raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
     if not tensors or 0 in tensors[0].shape:
         raise ValueError("there is nothing to quantize: give tensors [M, N]")
     shape = tensors[0].shape
@@ -113,6 +115,35 @@ def _check(tensors, rows, columns, keep, overwrite: bool, by: str) -> None:
         )
     if by == "interpret" and not hasattr(mosaic, "InterpretGPUParams"):
         raise ValueError('by "interpret" needs JAX 0.11: install it, or give by="xla"')
+
+
+def _made(function: Callable[..., Made], count: int) -> Made:
+    """What the function makes of so many tiles, in shapes. ValueError where it is no pass."""
+    given = [jax.ShapeDtypeStruct(TILE, f32)] * count
+    traced, made = jax.make_jaxpr(function, return_shape=True)(*given)
+    if not isinstance(made, Made):
+        raise ValueError(f"the function returns Made(...), not {type(made).__name__}")
+    for name in _primitives(traced.jaxpr):
+        if name.startswith(_NOT_ELEMENTWISE) and name != "reduce_precision":
+            raise ValueError(
+                f"the function is elementwise, and has {name}: a tile is all that it sees. "
+                "Compute that before, and give it among `rows` or `columns`."
+            )
+    return made
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    """The names of a function's primitives, and of those of the functions that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _primitives(inner)
+
+
+# How the names of JAX's primitives begin that read other elements than the one they write.
+_NOT_ELEMENTWISE = ("reduce_", "cum", "arg", "dot_general", "sort", "rev", "gather", "scatter")
 
 
 def _by_xla(function, tensors, rows, columns, scale, dtype, keep) -> Passed:

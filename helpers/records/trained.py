@@ -11,6 +11,9 @@ from scipy import stats
 
 from helpers.records.results import digest
 
+# Of an interval: so many of such experiments give one that contains the true mean.
+CONFIDENCE = 0.95
+
 
 class Difference(NamedTuple):
     """How two ways differ in one figure, seed by seed: the mean difference and the ends of its
@@ -31,7 +34,7 @@ class Difference(NamedTuple):
         return f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f}, {self.seeds} seeds)"
 
 
-def paired(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Difference:
+def paired(a: ArrayLike, b: ArrayLike, confidence: float = CONFIDENCE) -> Difference:
     """a - b, where both have the same seeds in the same order; the longer one is cut. The interval
     is Student's, for the mean of few differences. Raises ValueError for fewer than two seeds.
     """

@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
@@ -14,7 +15,10 @@ from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, Plan, memory_of
 from fp8lens.bill.rates import LAUNCHES, RATES, kind_of
 from fp8lens.cli import main
+from fp8lens.hlo.parse import parse_shape
 from fp8lens.targets import TARGETS
+from helpers.models.decoder import Decoder, new_state
+from helpers.models.decoder import train_step as decoder_step
 from helpers.models.gpt import GPTLayer, train_state, train_step
 from helpers.numerics import recipes
 from helpers.numerics.recipes import Amaxes, quantize, remember, scale_of, scaled_dot
@@ -91,6 +95,8 @@ ASKED = {
     "a loop": of_loop,
 }
 
+OPTIMIZER = optax.adamw(1e-3)
+
 
 # Memory -------------------------------------------------------------------------------------------
 
@@ -133,6 +139,22 @@ def test_histories_and_scales_are_told_from_other_small_arrays():
     assert not scales_of(in_bf16) and in_fp8.by_kind[Holds.SCALES] >= 11 * 4096
     more = in_fp8.by_kind[Holds.ARGUMENT] - in_bf16.by_kind[Holds.ARGUMENT]
     assert 0 <= more <= 4096  # of one amax it is not known that it is one
+
+
+def test_a_scalar_that_passes_through_a_results_place_is_no_larger_than_it_is():
+    """XLA puts amaxes where a result is written later; in a step that owns none of its arguments
+    there are many such places.
+    """
+    decoder = Decoder("fp8", letters=128, width=256, heads=4, hidden=512, blocks=1)
+    state = jax.eval_shape(lambda key: new_state(decoder, OPTIMIZER, key), jax.random.key(0))
+
+    def step(state, tokens):
+        return decoder_step(decoder, OPTIMIZER, state, tokens)
+
+    memory = inspect(step, state, S((8, 65), jnp.int32)).memory
+    assert len(scales_of(memory)) > 10
+    for buffer in scales_of(memory):
+        assert buffer.nbytes == parse_shape(buffer.shape).nbytes
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from fp8lens import assert_fp8_gemms, inspect, report_gemms
 from fp8lens.cli import main
+from helpers.numerics.recipes import quantize, scaled_dot
 from tests.programs.corpus import bf16, by_hand, e4m3, f32, shape
 
 FP8 = shape(64, 64, dtype=e4m3)
@@ -173,3 +174,38 @@ def test_the_command_says_that_no_gpu_is_there(tmp_path):
                           capture_output=True, text=True, env=hidden, timeout=300)  # fmt: skip
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert re.search("error: JAX_PLATFORMS=cuda asks for a GPU.*JAX_PLATFORMS=cpu", done.stderr)
+
+
+def product(x, w, x_scale, w_scale):
+    return scaled_dot(quantize(x, x_scale), quantize(w, w_scale), x_scale, w_scale, bf16)
+
+
+def test_a_residual_is_no_bias():
+    """A sum with another matrix, in a kernel that must run anyway, is not what a bias is."""
+
+    def block(x, w, x_scale, w_scale, residual):
+        y = residual + product(x, w, x_scale, w_scale).astype(f32)
+        return y * jax.lax.rsqrt(jax.numpy.mean(y * y, axis=1, keepdims=True))
+
+    def biased(x, w, x_scale, w_scale, bias):
+        y = product(x, w, x_scale, w_scale).astype(f32) + bias
+        return y * jax.lax.rsqrt(jax.numpy.mean(y * y, axis=1, keepdims=True))
+
+    x, w = shape(64, 64, dtype=bf16), shape(64, 64, dtype=bf16)
+    scale = shape(dtype=f32)
+    with pytest.raises(AssertionError) as told:
+        assert_fp8_gemms(block, x, w, scale, scale, shape(64, 64, dtype=f32), fused="bias")
+    assert "left outside: bias" not in str(told.value)  # but no call has one
+    assert "no FP8 call has fused: bias" in str(told.value)
+    with pytest.raises(AssertionError, match="left outside: bias"):
+        assert_fp8_gemms(biased, x, w, scale, scale, shape(64, dtype=f32), fused="bias")
+
+
+def test_a_count_alone_is_told_by_what_is_not_fp8():
+    def two(x, w, v, x_scale, w_scale):
+        return (product(x, w, x_scale, w_scale).astype(f32) + 1, x @ v)
+
+    x, scale = shape(64, 64, dtype=bf16), shape(dtype=f32)
+    with pytest.raises(AssertionError) as told:
+        assert_fp8_gemms(two, x, x, x, scale, scale, count=2)
+    assert "lost fp8" in str(told.value) and "lost bias" not in str(told.value)

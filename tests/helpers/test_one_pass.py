@@ -184,3 +184,25 @@ def test_what_does_not_fit_is_told(change, says):
     usual = {"tensors": [jnp.zeros((64, 128))], "scale": jnp.float32(1), "dtype": e4m3}
     with pytest.raises(ValueError, match=says):
         one_pass(lean_gpt.same, **usual | change)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: Made(a / jnp.max(jnp.abs(a), axis=1, keepdims=True)),
+        lambda a: Made(jax.nn.softmax(a)),
+        lambda a: Made(jnp.cumsum(a, axis=0)),
+        lambda a: Made(a[::-1]),
+    ],
+)
+def test_what_reads_other_elements_is_refused(function):
+    with pytest.raises(ValueError, match="the function is elementwise, and has"):
+        one_pass(function, [some(0, 64, 128)], scale=jnp.float32(1), dtype=e4m3, by="interpret")
+
+
+def test_what_returns_no_made_or_other_codes_is_refused():
+    x, scale = some(0, 64, 128), jnp.float32(1)
+    with pytest.raises(ValueError, match="returns Made"):
+        one_pass(lambda a: a, [x], scale=scale, dtype=e4m3, by="xla")
+    with pytest.raises(ValueError, match="codes are float8"):
+        one_pass(lean_gpt.same, [x], scale=scale, dtype=bf16, by="xla")
