@@ -42,9 +42,7 @@ BLOCK_FORMATS = {
 
 
 class Blocks(NamedTuple):
-    """[R, K] as codes [R, K], scales [R, K / block], and one scale for all; `dequantized` multiplies
-    them.
-    """
+    """[R, K] as codes [R, K], scales [R, K / block], and one scale for all."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -63,8 +61,8 @@ def to_blocks(x: ArrayLike, form: BlockFormat, rounding: str = "up") -> Blocks:
     A block's scale is its amax over the format's largest number, rounded to the scale's type. To a
     power of two: "up", so that no number is above the largest; "down" to that of the largest power
     of two, as the MX specification has it, where numbers may saturate; or to the "nearest" one. An
-    E4M3 scale is rounded to the nearest, whatever `rounding` says. Raises ValueError where blocks do
-    not fill K, and for another rounding.
+    E4M3 scale is rounded to the nearest, whatever `rounding` says. Raises ValueError where blocks
+    do not fill K, and for another rounding.
     """
     if rounding not in ROUNDING:
         raise ValueError(f"rounding is one of {', '.join(ROUNDING)}, not {rounding!r}")

@@ -113,12 +113,13 @@ NAMES = [
         r"0x[0-9A-Fa-f]{2}\b",
         r"\bE(?:4M3|5M2|8M0)(?:B11)?(?:FN)?(?:UZ)?\b",
         r"\b(?:bfloat16|float(?:16|32|64)|bf16|f(?:8|16|32|64)|tf32|FP(?:[468]|16)|int8|relu6)\b",
-        r"\b(?:MXFP[48]|NVFP4)\b",
+        r"\b(?:MXFP[468]|NVFP4)\b",
         r"\w*fp8\w*",
         r"ten bits",  # those of tf32's mantissa
         r"\b24 bits",  # those of float32's significand
         # Chips, systems and releases.
         r"\b(?:A100|H[128]00|B200|L40S|MI3[05]0)X?\b",
+        r"\bTPU7x\b",
         r"Below 8\.9",
         r"\b(?:aarch64|m64)\b",
         r"x86-64",
