@@ -14,6 +14,7 @@ import numpy as np
 
 from helpers.records.results import digest
 
+KERNEL = Path(__file__).resolve().parent.parent / "numerics" / "triton_kernel.py"
 M, N, K, B = 64, 128, 256, 128  # a block is 1 x B of a, and B x B of b
 KINDS = "whole", "normal"
 SCALES = "tensor", "row", "block"
@@ -77,7 +78,8 @@ class Stacks(NamedTuple):
     """What was recorded: where and with which packages, in a line; of each result by (stack, way to
     scale, kind of operands) a digest of all of it and its first rows, f32[rows, N]; which scales
     and layouts PyTorch takes; what its `scale_result` does; the graphs of torch.compile; torchao's
-    settings; the instructions of Triton's PTX; and the names in cuBLASLt's header.
+    settings, and the scales that it makes of an amax of 3; the signature of PyTorch's operation;
+    the instructions of Triton's PTX; and the names in cuBLASLt's header.
     """
 
     source: str
@@ -87,6 +89,8 @@ class Stacks(NamedTuple):
     result_scale: Mapping[str, list[float]]
     graphs: Mapping[str, list[Mapping[str, Any]]]
     settings: Mapping[str, Mapping[str, Any]]
+    scale_of_amax_3: Mapping[str, float]
+    signature: str
     ptx: Mapping[str, Mapping[str, Any]]
     cublaslt: Mapping[str, Any]
 
@@ -113,7 +117,7 @@ def load_stacks(folder: str | Path = "results") -> Stacks:
         for name, said in (("torch", "PyTorch"), ("torchao", "torchao"), ("triton", "Triton"))
     )
     source = f"{named}, on a CPU, by `{data['command']}`"
-    parts = ("layouts", "result_scale", "graphs", "settings", "ptx", "cublaslt")
+    parts = Stacks._fields[Stacks._fields.index("layouts") :]
     return Stacks(source, digests, rows, *(data[part] for part in parts))
 
 

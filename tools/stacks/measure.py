@@ -11,8 +11,10 @@ sides need agree on nothing but E4M3 and float32.
 import base64
 import collections
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import re
@@ -27,12 +29,21 @@ import torch
 import torchao.float8
 from torch.nn import functional
 
-from tools.stacks.kernel import scaled_matmul
-
+KERNEL = Path(__file__).resolve().parent.parent.parent / "helpers/numerics/triton_kernel.py"
 KEPT = 8  # rows of each result, whose bits are kept; of the whole a digest is
 TILE_M, TILE_N = 64, 128
 
 # Triton -------------------------------------------------------------------------------------------
+
+
+def kernel() -> Any:
+    """The kernel in its file: its package imports JAX, which this environment has not."""
+    spec = importlib.util.spec_from_file_location("triton_kernel", KERNEL)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.scaled_matmul
+
 
 # By name: how it scales, the depth of a tile, and PROMOTE.
 KERNELS = {
@@ -57,7 +68,7 @@ def compiled(scales: str, depth: int, promote: int | None) -> dict[str, Any]:
     signature |= dict.fromkeys(constants, "constexpr")
     # Arrays begin at multiples of 16 bytes, and so do their rows.
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(7)}
-    source = ASTSource(scaled_matmul, signature, constants, aligned)
+    source = ASTSource(kernel(), signature, constants, aligned)
     options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     lines = [line.strip() for line in made.asm["ptx"].splitlines()]
@@ -65,7 +76,6 @@ def compiled(scales: str, depth: int, promote: int | None) -> dict[str, Any]:
     instructions = collections.Counter(match[1] for match in found if match)
     wgmma = [line for line in lines if line.startswith("wgmma.mma_async")]
     return {
-        "lines": len(lines),
         "instructions": dict(sorted(instructions.items())),
         # Of the instruction the end: after its registers the descriptors and five numbers.
         "wgmma": [re.sub(r"\{.*\}", "{...}", line) for line in wgmma],
@@ -81,7 +91,7 @@ def interpreted(operands: dict[str, np.ndarray], scales: str, depth: int) -> np.
     d = torch.empty(m, n)
     sizes = {"TILE_M": TILE_M, "TILE_N": TILE_N, "TILE_K": depth, "PROMOTE": None}
     grid = m // TILE_M, n // TILE_N
-    scaled_matmul[grid](a, b, *factors, d, m, n, k, scales, **sizes)
+    kernel()[grid](a, b, *factors, d, m, n, k, scales, **sizes)
     return d.numpy()
 
 
@@ -167,7 +177,7 @@ def _recipes() -> dict[str, Callable[[], Any]]:
     def mm(a_scale: Any, a_kind: Any, b_scale: Any, b_kind: Any, swizzle: Any) -> Any:
         return functional.scaled_mm(a, b.t(), a_scale, a_kind, b_scale, b_kind, swizzle, swizzle)
 
-    return {name: (lambda one=one: mm(*one)) for name, one in given.items()}
+    return {name: functools.partial(mm, *one) for name, one in given.items()}
 
 
 def layouts() -> dict[str, Any]:
@@ -271,6 +281,14 @@ def compilers() -> dict[str, Any]:
     }
 
 
+def scales_of_an_amax() -> dict[str, float]:
+    """What torchao multiplies by before it converts to E4M3, if the amax is 3."""
+    scale_of = torchao.float8.float8_utils.amax_to_scale
+    given = torch.tensor(3.0), torch.float8_e4m3fn
+    rounded = scale_of(*given, round_scales_to_power_of_2=True)
+    return {"plain": float(scale_of(*given)), "power of two": float(rounded)}
+
+
 def settings() -> dict[str, Any]:
     """What torchao's recipes choose."""
     found = {}
@@ -335,6 +353,8 @@ def measure(path: Path) -> dict[str, Any]:
         "result_scale": result_scale(),
         "graphs": compilers(),
         "settings": settings(),
+        "scale_of_amax_3": scales_of_an_amax(),
+        "signature": str(torch.ops.aten._scaled_mm.default._schema),
         "cublaslt": cublaslt(),
     }
 

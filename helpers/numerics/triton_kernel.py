@@ -1,5 +1,5 @@
-"""A scaled FP8 matmul in Triton, which chapter 16 shows. Triton reads the source of this file, so
-it imports nothing else.
+"""A scaled FP8 matmul in Triton, which chapter 16 shows. Nothing of this project imports it: `make
+stacks` loads the file where Triton is.
 """
 
 import triton
