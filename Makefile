@@ -28,7 +28,7 @@ CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
 INSTALLED = $(if $(CARRIED),,setup)
 MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
 
-.PHONY: help setup lab test check refresh site releases rules census train tensors ladder bench gpu train-bench gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks bench gpu train-bench gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -72,6 +72,9 @@ tensors: setup  ## record what one matmul's tensors look like while that model i
 
 ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (2 minutes)
 	$(PYTHON) -m tools.records.ladder
+
+stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
+	$(PYTHON) -m tools.records.stacks
 
 bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection
 	$(PYTHON) -m tools.bench.hlo

@@ -1,23 +1,34 @@
 """What is recorded has the form that schema.json gives, and comes from where it says."""
 
+import ast
 import copy
 import functools
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fp8lens import aot_compile
+from fp8lens.matmul.kernels import fp8_calls
+from fp8lens.matmul.rows import gemm_config
 from helpers.models.ladder import recorded as recorded_ladder
+from helpers.numerics.formats import assert_matches_reference, matmul_reference, tolerance
+from helpers.numerics.recipes import scaled_dot, to_e4m3
+from helpers.records import stacks as stacked
 from helpers.records.results import digest, goals, load_tensors
 from tests.weekly import weekly
-from tools.records import form, ladder, published, sources, sums, tensors, train
+from tools.environments import NotMadeError
+from tools.records import form, ladder, published, sources, stacks, sums, tensors, train
 from tools.records import goals as reasons
 
 RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
@@ -83,6 +94,11 @@ NOT_OF_THE_FORM = [
     ("releases", "releases/0.9.2/packages", {}, "packages"),
     ("rules", "releases/0.10.2/rows/late-relu/chips/H100/loses", None, "loses"),
     ("rules", "releases/0.10.2/rows/late-relu/chips/H100/keeps/types", None, "keeps"),
+    ("stacks", "layouts/cpu/tensor/said", "no", "tensor"),  # of what runs
+    ("stacks", "layouts/cpu/row: [64], [128]/said", None, "said"),
+    ("stacks", "results/torch, row, whole/digest", "0", "digest"),
+    ("stacks", "ptx/tensor/wgmma/0", "mma.sync", "wgmma[0]"),
+    ("stacks", "host", "mine", "host"),
     ("census", "ways/qwix, QT/url", "docs", "url"),
     ("census", "releases/0.12.0.1/rows/a | b", {"error": "c"}, "a | b"),
     ("census", "releases/0.12.0.1/date", "today", "date"),
@@ -310,6 +326,147 @@ def test_a_ladder_that_was_altered_is_not_read(tmp_path):
     with pytest.raises(ValueError, match="not as it was recorded: `make ladder`"):
         recorded_ladder(tmp_path)
     assert recorded_ladder(form.RESULTS).steps.keys() == ladder.STEPS.keys()
+
+
+# Other stacks, of chapter 16 ----------------------------------------------------------------------
+
+
+def exact(kind: str, way: str) -> tuple[np.ndarray, np.ndarray]:
+    """The result in float64, and the size that its error is measured by."""
+    given = stacked.operands(kind)
+    a, b = (codes.astype(np.float64) for codes in (given.a, given.b))
+    one, other = (scale.astype(np.float64) for scale in given.scales[way])
+    if way == "block":
+        a = a * np.repeat(one, stacked.B, axis=0).T
+        b = b * np.repeat(np.repeat(other, stacked.B, axis=0), stacked.B, axis=1)
+        return matmul_reference(a, b)
+    return matmul_reference(a, b, one[:, None] if way == "row" else one, other)
+
+
+def test_what_other_stacks_compute_is_within_the_bound():
+    rows = stacked.load_stacks(form.RESULTS).rows
+    assert {name[:2] for name in rows} == {
+        ("torch", "tensor"),
+        ("torch", "row"),
+        *(("triton", way) for way in stacked.SCALES),
+    }
+    for (stack, way, kind), result in rows.items():
+        value, size = (array[: len(result)] for array in exact(kind, way))
+        assert_matches_reference(result, value, tolerance(value, size, stacked.K, np.float32))
+        assert not np.array_equal(result, np.zeros_like(result)), stack
+
+
+@pytest.mark.parametrize("way", stacked.SCALES)
+def test_triton_scales_sums_as_numpy_does(way):
+    """Of whole operands the sums are exact, so two roundings are all that there is."""
+    given, found = stacked.operands("whole"), np.float32(0)
+    one, other = given.scales[way]
+    if way != "block":
+        one, other = (one if way == "tensor" else one[:, None])[None], other[None, None]
+    depth = stacked.K // len(one)
+    for k, scale in enumerate(one):
+        piece = slice(k * depth, (k + 1) * depth)
+        sums = given.a[:, piece].astype(np.float64) @ given.b[:, piece].astype(np.float64).T
+        columns = np.repeat(other[:, k], stacked.B) if way == "block" else other[0, 0]
+        factor = (scale[:, None] if way == "block" else scale) * columns
+        found = found + sums.astype(np.float32) * factor
+    kept = stacked.load_stacks(form.RESULTS).digests
+    assert stacked.digest_of(found) == kept["triton", way, "whole"]
+
+
+def test_whole_operands_are_summed_without_rounding():
+    given = stacked.operands("whole")
+    a, b = (codes.astype(np.float64) for codes in (given.a, given.b))
+    assert np.array_equal(a, np.round(a)) and np.max(np.abs(a) @ np.abs(b).T) < 2**24
+    with pytest.raises(ValueError, match="whole, normal, not 'other'"):
+        stacked.operands("other")
+
+
+def test_altered_records_of_other_stacks_are_not_read(tmp_path):
+    forged = changed(RECORDS["stacks"], "layouts/cpu/tensor/runs", False)
+    (tmp_path / "stacks.json").write_text(json.dumps(forged))
+    with pytest.raises(ValueError, match="not as it was recorded: `make stacks`"):
+        stacked.load_stacks(tmp_path)
+    forged = changed(RECORDS["stacks"], "operands", "0" * 64)
+    forged["digest"] = digest(forged)
+    (tmp_path / "stacks.json").write_text(json.dumps(forged))
+    with pytest.raises(ValueError, match="of other operands: `make stacks`"):
+        stacked.load_stacks(tmp_path)
+
+
+def table_of_attributes() -> list[list[str]]:
+    """The rows of chapter 16's table of attributes, a text for each of its columns."""
+    text = (form.RESULTS.parent / "16_other_stacks.md").read_text()
+    (table,) = re.findall(r"^\| cuBLASLt \|.*\n\|[-|]*\n((?:\|.*\n)+)", text, re.M)
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()
+    ]
+
+
+def test_the_table_of_attributes_has_what_the_header_and_the_call_have():
+    """Its first column names what cuBLASLt's header names, the second what XLA's call has."""
+    known = RECORDS["stacks"]["cublaslt"]
+    rows = table_of_attributes()
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert named <= {*known["attributes"], *known["scale modes"]}
+    # All ways to scale, but the one for FP4 and the experimental one.
+    assert {*known["scale modes"]} - named == {"VEC16_UE4M3", "PER_BATCH_SCALAR_32F"}
+
+    def everything(a, b, bias, a_scale, b_scale, d_scale):
+        d = jax.nn.relu(scaled_dot(a, b, a_scale, b_scale, jnp.bfloat16) + bias)
+        return to_e4m3(d, d_scale), jnp.max(jnp.abs(d)).astype(jnp.float32)
+
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    codes = jax.ShapeDtypeStruct((64, 64), jnp.float8_e4m3fn)
+    bias = jax.ShapeDtypeStruct((64,), jnp.bfloat16)
+    (call,) = fp8_calls(aot_compile(everything, codes, codes, bias, one, one, one))
+    fields = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert fields == {"scale_mode", "damax_output", "precision_config", "epilogue"}
+    assert fields <= gemm_config(call).keys()
+    without = [row[0] for row in rows if row[1] == "none"]
+    assert without == ["`OUTER_VEC_32F`", "`VEC128_32F`, `BLK128x128_32F`"]
+
+
+def test_the_kernel_needs_triton_alone():
+    tree = ast.parse(stacked.KERNEL.read_text())
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert imported == {"triton", "triton.language"}
+    assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
+
+
+def test_the_record_is_of_the_versions_that_make_stacks_installs():
+    """NumPy's is that of whoever records."""
+    versions = RECORDS["stacks"]["packages"]
+    asked = {name: v for name, v in stacks.PACKAGES.items() if name != "numpy"}
+    assert asked.items() <= versions.items()
+    assert {f"{name}=={version}" for name, version in asked.items()} < {*stacks.ENVIRONMENT.install}
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="installs 5 GB: NIGHTLY=1 does")
+def test_other_stacks_do_what_is_recorded():
+    """All but the bits of PyTorch's sums, whose order depends on the CPU."""
+    try:
+        python = stacks.ENVIRONMENT.make()
+    except NotMadeError as error:
+        if error.unreachable:
+            pytest.skip(str(error))
+        raise
+    again = stacks.found(python)
+    for part, value in again.items():
+        recorded = RECORDS["stacks"][part]
+        if part == "results":
+            value, recorded = (
+                {name: one for name, one in each.items() if name.startswith("triton")}
+                for each in (value, recorded)
+            )
+            value = {name: one for name, one in value.items() if name.endswith("whole")}
+            recorded = {name: recorded[name] for name in value}
+        assert value == recorded, part
 
 
 # The runs of chapter 13 ---------------------------------------------------------------------------

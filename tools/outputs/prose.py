@@ -136,6 +136,7 @@ NAMES = [
         r"[Ss]ections 3\.3\.2 and 3\.5\.2\b",  # of DeepSeek-V3's report
         r"about 14 bits",  # as that report has it
         r"\btcgen05\b",
+        r"\bcuBLAS 12\.9\b",  # with scales for blocks, as NVIDIA's engineers say
         r"issue 17887\b",
         r"an MLP four times as wide",  # in Transformer Engine's quickstart
         r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
@@ -145,11 +146,13 @@ NAMES = [
         r"dozen",
     )
 ]
+MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 # In references: what their addresses do not have, as it is written there.
 CITED = [
     re.compile(name)
     for name in (
         r"\bTable 1 defines\b",
+        rf"\b\d\d? (?:{MONTHS}) 20\d\d\b",  # the day of an answer
         r"\bversion 1\.0, 2023\.",  # of the MX specification
         r"\bIEEE Std 754-2019\b",
         r"\bF8(?:ConvertD|AddDAmax)\b",

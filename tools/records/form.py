@@ -18,6 +18,7 @@ RECORDS = (
     "releases",
     "rules",
     "census",
+    "stacks",
 )
 
 
