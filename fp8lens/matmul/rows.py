@@ -275,8 +275,8 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     given = _common(lhs.dtype, rhs.dtype)
     math_dtype = _math(given, dot.shape.dtype, precision, algorithm) if tensor_cores else given
     compiled = i.computation.module.attributes.get("is_scheduled") == "true"
-    if library == "kernel" and compiled and is_fp8(given):
-        math_dtype = "unknown"  # no GPU multiplies FP8 outside of its tensor cores
+    if library == "kernel" and compiled and is_narrow(given):
+        math_dtype = "unknown"  # no GPU multiplies FP8 or FP4 outside of its tensor cores
     after: list[str] = []
     stored_lhs, stored_rhs = lhs.dtype, rhs.dtype
     if dot is not i:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens import TARGETS, inspect
+from fp8lens import TARGETS, inspect, report_gemms
 from fp8lens.inspection import Inspection
 
 M, N, K = 128, 256, 512  # XLA pads fewer rows to 128
@@ -108,3 +108,23 @@ def test_fp4_compiles_for_a_workstation_blackwell():
     )
     seen = scaled_matmul(*FORMATS["MXFP4"], target=chip)
     assert len(seen.report.rows) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f8e4m3fn", "f4e2m1fn"])
+def test_what_a_kernel_of_xlas_own_multiplies_is_not_known(dtype):
+    text = f"""HloModule m, is_scheduled=true
+
+fused {{
+  p = {dtype}[64,64]{{1,0}} parameter(0)
+  q = {dtype}[64,64]{{1,0}} parameter(1)
+  ROOT d = f32[64,64]{{1,0}} dot(p, q), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+}}
+
+ENTRY e {{
+  a = {dtype}[64,64]{{1,0}} parameter(0)
+  b = {dtype}[64,64]{{1,0}} parameter(1)
+  ROOT f = f32[64,64]{{1,0}} fusion(a, b), kind=kLoop, calls=fused
+}}
+"""
+    (row,) = report_gemms(text).rows
+    assert row.math_dtype == "unknown" and not row.is_fp8
