@@ -15,6 +15,11 @@ COMPILER_BUGS = {
     "Failed to serialize StableHLO": (
         "JAX 0.12 cannot hand a dot's ANY_F8 algorithm to XLA: leave the precision out."
     ),
+    "higher than default SM version assumed": (
+        "A process that has compiled a Mosaic GPU kernel for an older chip cannot compile every "
+        "program with one for a newer chip: compile for the newest chip first, or in a process of "
+        "its own."
+    ),
     "has_aux_output": (
         "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
         "jax.lax.optimization_barrier before gelu, and gelu stays outside."

@@ -1,0 +1,132 @@
+"""MXFP8 for training in one pass over memory: codes and scales of blocks along both dimensions.
+
+XLA finds the scales in one kernel and makes the codes in another, so it reads a tensor twice for
+each of the two copies that training needs. Here one kernel reads each tile once, and writes both
+copies before the tile leaves the chip. Like helpers.numerics.one_pass it is written with Pallas's
+Mosaic GPU backend; it compiles for a Hopper and for a Blackwell, and can be interpreted on a CPU.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mosaic
+
+f32, e8m0 = jnp.float32, jnp.float8_e8m0fnu
+BLOCK = 32
+# A tile is what one warpgroup holds in registers, as in one_pass.
+TILE = 64, 128
+HOW = ("mosaic", "interpret")
+
+
+class InBlocks(NamedTuple):
+    """A tensor [M, N] in MXFP8, twice. A block's scale stands with those of the same columns, or of
+    the same rows: `scales[j]` are those of columns 32 j to 32 j + 31.
+    """
+
+    codes: Any  # [M, N]
+    scales: Any  # e8m0[N / 32, M], of blocks along N
+    transposed: Any  # [N, M]
+    transposed_scales: Any  # e8m0[M / 32, N], of blocks along M
+
+
+def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic") -> InBlocks:
+    """x [M, N], finite, in blocks of 32 along N and, transposed, along M. Scales are rounded up, so
+    that nothing saturates; a block of zeros has the smallest.
+
+    `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU.
+    Raises ValueError for what does not fit.
+    """
+    if by not in HOW:
+        raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
+    if x.ndim != 2 or 0 in x.shape or x.shape[0] % TILE[0] or x.shape[1] % TILE[1]:
+        raise ValueError(
+            f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
+            f"{list(x.shape)}: pad with zeros"
+        )
+    if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
+        raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
+    if by == "interpret" and not hasattr(mosaic, "InterpretGPUParams"):
+        raise ValueError('by "interpret" needs JAX 0.11: install it')
+    (m, n), (height, width) = x.shape, TILE
+    scale = jnp.uint8  # the byte of an E8M0
+
+    def kernel(given, *written) -> None:
+        i, j = jax.lax.axis_index("i"), jax.lax.axis_index("j")
+        down, across = pl.ds(i * height, height), pl.ds(j * width, width)
+        blocks_down = pl.ds(i * (height // BLOCK), height // BLOCK)
+        blocks_across = pl.ds(j * (width // BLOCK), width // BLOCK)
+        places = (down, across), (blocks_across, down), (across, down), (blocks_down, across)
+
+        def tile(values, codes, scales, transposed, transposed_scales, barrier) -> None:
+            mosaic.copy_gmem_to_smem(given.at[down, across], values, barrier)
+            mosaic.barrier_wait(barrier)
+            _to_blocks(values, dtype, codes, scales)
+            _to_blocks(values.T, dtype, transposed, transposed_scales)
+            mosaic.commit_smem()
+            copy: Any = mosaic.copy_smem_to_gmem
+            results = codes, scales, transposed, transposed_scales
+            for source, target, place in zip(results, written, places, strict=True):
+                copy(source, target.at[place])
+            mosaic.wait_smem_to_gmem(0)
+
+        pl.run_scoped(
+            tile,
+            _tiled(TILE, x.dtype, 128),
+            _tiled(TILE, dtype, BLOCK),
+            mosaic.SMEM((width // BLOCK, height), scale),
+            _tiled((width, height), dtype, BLOCK),
+            mosaic.SMEM((height // BLOCK, width), scale),
+            mosaic.Barrier(num_arrivals=1),
+        )
+
+    shapes = [
+        jax.ShapeDtypeStruct((m, n), dtype),
+        jax.ShapeDtypeStruct((n // BLOCK, m), scale),
+        jax.ShapeDtypeStruct((n, m), dtype),
+        jax.ShapeDtypeStruct((m // BLOCK, n), scale),
+    ]
+    options: dict[str, Any] = (
+        {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
+    )
+    call = mosaic.kernel(
+        kernel,
+        out_type=shapes,
+        grid=(m // height, n // width),
+        grid_names=("i", "j"),
+        kernel_name="block_pass",
+        **options,
+    )
+    codes, scales, transposed, transposed_scales = call(x)
+    scales, transposed_scales = (
+        jax.lax.bitcast_convert_type(s, e8m0) for s in (scales, transposed_scales)
+    )
+    return InBlocks(codes, scales, transposed, transposed_scales)
+
+
+def _tiled(shape: tuple[int, int], dtype: Any, nbytes: int) -> Any:
+    """Shared memory in pieces of so many bytes of a row, swizzled: threads read and write rows and
+    columns of it without waiting for one another.
+    """
+    kinds: Any = mosaic  # JAX declares these two classes abstract
+    columns = nbytes // jnp.dtype(dtype).itemsize
+    transforms = kinds.TilingTransform((8, columns)), kinds.SwizzleTransform(nbytes)
+    return mosaic.SMEM(shape, dtype, transforms=transforms)
+
+
+def _to_blocks(values, dtype: Any, codes, scales) -> None:
+    """Codes and scales of the blocks along the second dimension, from shared memory to there."""
+    largest = float(jnp.finfo(dtype).max)
+    wide = mosaic.layout_cast(values[...], mosaic.Layout.WGMMA).astype(f32)
+    for number in range(wide.shape[1] // BLOCK):
+        columns = slice(number * BLOCK, (number + 1) * BLOCK)
+        block = wide[:, columns]
+        wanted = jnp.max(jnp.abs(block), axis=1) / largest
+        # The exponent's bits, one more where a bit of the mantissa is set.
+        bits = jax.lax.bitcast_convert_type(wanted, jnp.int32)
+        exponent = jnp.clip((bits + 0x7FFFFF) >> 23, 1, 253)
+        inverse = jax.lax.bitcast_convert_type((254 - exponent) << 23, f32)
+        scaled = block * jax.lax.broadcast_in_dim(inverse, block.shape, (0,))
+        codes[:, columns] = scaled.astype(dtype)
+        scales[number] = exponent.astype(scales.dtype)
