@@ -47,8 +47,8 @@ def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic")
         )
     if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
         raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
-    if by == "interpret" and not hasattr(mosaic, "InterpretGPUParams"):
-        raise ValueError('by "interpret" needs JAX 0.11: install it')
+    if jax.__version_info__ < (0, 11):
+        raise ValueError("this kernel needs JAX 0.11: install it")
     (m, n), (height, width) = x.shape, TILE
     scale = jnp.uint8  # the byte of an E8M0
 

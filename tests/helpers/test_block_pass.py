@@ -18,7 +18,7 @@ from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
 
 bf16, f32 = jnp.bfloat16, jnp.float32
 FORMATS = {"MXFP8, E4M3": jnp.float8_e4m3fn, "MXFP8, E5M2": jnp.float8_e5m2}
-has_interpreter = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs JAX 0.11")
+pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs JAX 0.11")
 
 
 def some(*shape, dtype=bf16):
@@ -37,7 +37,6 @@ def is_alike(codes, scales, expected):
     assert has_scale.mean() > 0.9
 
 
-@has_interpreter
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", [(64, 128), (128, 384)])
 def test_both_copies_are_those_of_the_plain_quantizer(name, shape):
@@ -48,7 +47,6 @@ def test_both_copies_are_those_of_the_plain_quantizer(name, shape):
     is_alike(made.transposed, made.transposed_scales, to_blocks(wide.T, BLOCK_FORMATS[name]))
 
 
-@has_interpreter
 def test_zeros_stay_zeros():
     made = block_pass(jnp.zeros((64, 128), bf16), by="interpret")
     assert not np.asarray(made.codes, np.float32).any()

@@ -68,6 +68,7 @@ def test_zeros_stay_zeros():
         assert not to_blocks(np.zeros((2, 64)), form).dequantized().any()
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX 0.10 has it for GPUs alone")
 @pytest.mark.parametrize("mode, name", [("mxfp8", "MXFP8, E4M3"), ("mxfp4", "MXFP4")])
 def test_jax_rounds_up(mode, name):
     x, w = (jnp.asarray(some(seed), jnp.bfloat16) for seed in (3, 4))

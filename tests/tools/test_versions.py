@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.environments import Environment, NotMadeError, variables
+from tools.outputs import chapters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
@@ -46,6 +47,8 @@ TESTS = {
     for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
 }
 WEEKLY = set(TESTS) - OF_THE_LOCK - LONG
+# JAX 0.10 has block scales for GPUs alone, and reads no array transposed from shared memory.
+NEED_JAX_0_11 = {"17_beyond_hopper"}
 READS_TEXT = {"import", "hlo_text", "hlo_diff", "targets"}
 
 
@@ -103,8 +106,8 @@ def test_packages_on_the_oldest_jax(oldest):
 
 @NEEDS_LINUX
 def test_chapters_on_the_oldest_jax(oldest):
-    chapters = [] if NIGHTLY else ["03"]
-    said = output(oldest, "-m", "tools.outputs", "check", *chapters)
+    names = [name for name in chapters.names() if name not in NEED_JAX_0_11] if NIGHTLY else ["03"]
+    said = output(oldest, "-m", "tools.outputs", "check", *names)
     assert "no outputs were compared: " in said
 
 
