@@ -714,7 +714,7 @@ class _Version(argparse.Action):
     """Print the installed version. It is looked up only when this option is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        import importlib.metadata
+        import importlib.metadata  # slow to import
 
         try:
             version = importlib.metadata.version("fp8lens")

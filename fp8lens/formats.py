@@ -69,6 +69,11 @@ class BlockFormat:
     block: int
     per_tensor: bool = False
 
+    @property
+    def bits(self) -> float:
+        """Bits for an element, its part of the block's scale included."""
+        return self.element.bits + self.scale.bits / self.block
+
 
 def _float(name: str, jax: str, digits: int, largest: float, smallest: float, **more) -> Format:
     bits = int("".join(filter(str.isdigit, name.partition("e")[0].removeprefix("b"))))
@@ -87,6 +92,9 @@ _ALL = (
     _float("f8e4m3fnuz", "float8_e4m3fnuz", 4, 240, 2**-10),
     _float("f8e5m2fnuz", "float8_e5m2fnuz", 3, 57344, 2**-17),
     _float("f8e4m3b11fnuz", "float8_e4m3b11fnuz", 4, 30, 2**-13),
+    # HLO has none of 6 bits yet: these are StableHLO's names.
+    _float("f6e2m3fn", "float6_e2m3fn", 4, 7.5, 0.125),
+    _float("f6e3m2fn", "float6_e3m2fn", 3, 28, 0.0625),
     _float("f4e2m1fn", "float4_e2m1fn", 2, 6, 0.5),
     _float("bf16", "bfloat16", 8, (2 - 2**-7) * 2.0**127, 2.0**-133),
     _float("f16", "float16", 11, 65504, 2**-24),
@@ -105,6 +113,8 @@ CUBLASLT = {format.name: format for format in _ALL if format.cublaslt}
 BLOCK_FORMATS = (
     BlockFormat("MXFP8", E4M3, E8M0, 32),
     BlockFormat("MXFP8", E5M2, E8M0, 32),
+    BlockFormat("MXFP6", FORMATS["f6e2m3fn"], E8M0, 32),
+    BlockFormat("MXFP6", FORMATS["f6e3m2fn"], E8M0, 32),
     BlockFormat("MXFP4", E2M1, E8M0, 32),
     BlockFormat("NVFP4", E2M1, E4M3, 16, per_tensor=True),
 )

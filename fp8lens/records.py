@@ -157,7 +157,7 @@ def _work(bill: Bill, places: Mapping[str, _Place]) -> list[Entry]:
 
 
 def _jax() -> str:
-    import importlib.metadata  # which takes as long to import as half of this package
+    import importlib.metadata  # slow to import
 
     try:
         return importlib.metadata.version("jax")

@@ -227,11 +227,13 @@ def _in_kernels(seen: Inspection, works: Collection[str]) -> Iterator[str]:
         if not row.is_fp8:
             continue
         for kernel in kernels:
-            line = source_line(kernel.instruction)
-            where = f" ({line})" if line else ""
             for work in kernel.work:
                 if work in works and not _adds_a_matrix(kernel, work):
-                    yield f"{row.title} left outside: {work}, to {kernel.instruction.name}{where}"
+                    line = source_line(kernel.instruction)
+                    where = (
+                        f"{kernel.instruction.name} ({line})" if line else kernel.instruction.name
+                    )
+                    yield f"{row.title} left outside: {work}, to {where}"
 
 
 def _adds_a_matrix(kernel: UnfusedKernel, work: str) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import html
 import string
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -107,11 +108,10 @@ class GemmReport:
         return [_line(rows) for rows in groups.values()]
 
     def _totals(self) -> str:
-        fours = [row for row in self.fp8_rows if not is_fp8(row.math_dtype)]
-        eights = len(self.fp8_rows) - len(fours)
-        narrow = [f"{eights} in FP8"] if eights or not fours else []
-        narrow += [f"{len(fours)} in FP4"] if fours else []
-        text = f"{counted(len(self.rows), 'matmul')}, {' and '.join(narrow)}"
+        kinds = Counter("FP8" if is_fp8(row.math_dtype) else "FP4" for row in self.fp8_rows)
+        found = sorted(kinds, reverse=True) or ["FP8"]
+        narrow = " and ".join(f"{kinds[kind]} in {kind}" for kind in found)
+        text = f"{counted(len(self.rows), 'matmul')}, {narrow}"
         if self.rows:
             share = "none"
             if self.fp8_flops:
@@ -120,8 +120,8 @@ class GemmReport:
         text += f"; {counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
             kernels = counted(self.kernels_for_fp8, "kernel")
-            made = " and ".join(part.split()[-1] for part in narrow)
-            text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to make and undo {made}"
+            made = f"make and undo {' and '.join(found)}"
+            text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to {made}"
             runs = sum(1 if row.count is None else row.count for row in self.fp8_rows)
             text += f", for {counted(runs, 'matmul')}" if runs else ", for no FP8 matmul"
         if any(row.count is None for row in self.rows):

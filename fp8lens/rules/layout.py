@@ -457,8 +457,8 @@ def _adds_to_part(o: UnfusedKernel) -> bool:
 
 
 def _changes_a_part(j: Instruction) -> bool:
-    """Whether an instruction puts into an array what is computed from a part of the same array: a
-    loop puts its results into another one.
+    """Whether an instruction puts into an array what is computed from a part of the same array. A
+    loop stores its results in another one.
     """
     if j.opcode != "dynamic-update-slice":
         return False

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
+from helpers.numerics.one_pass import TILE, check_codes, tiled
+
 f32, e8m0 = jnp.float32, jnp.float8_e8m0fnu
 BLOCK = 32
-# A tile is what one warpgroup holds in registers, as in one_pass.
-TILE = 64, 128
 HOW = ("mosaic", "interpret")
 
 
@@ -45,8 +45,7 @@ def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic")
             f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
             f"{list(x.shape)}: pad with zeros"
         )
-    if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
-        raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
+    check_codes(dtype)
     if jax.__version_info__ < (0, 11):
         raise ValueError("this kernel needs JAX 0.11: install it")
     (m, n), (height, width) = x.shape, TILE
@@ -73,10 +72,10 @@ def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic")
 
         pl.run_scoped(
             tile,
-            _tiled(TILE, x.dtype, 128),
-            _tiled(TILE, dtype, BLOCK),
+            tiled(TILE, x.dtype),
+            tiled(TILE, dtype, BLOCK),
             mosaic.SMEM((width // BLOCK, height), scale),
-            _tiled((width, height), dtype, BLOCK),
+            tiled((width, height), dtype, BLOCK),
             mosaic.SMEM((height // BLOCK, width), scale),
             mosaic.Barrier(num_arrivals=1),
         )
@@ -103,16 +102,6 @@ def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic")
         jax.lax.bitcast_convert_type(s, e8m0) for s in (scales, transposed_scales)
     )
     return InBlocks(codes, scales, transposed, transposed_scales)
-
-
-def _tiled(shape: tuple[int, int], dtype: Any, nbytes: int) -> Any:
-    """Shared memory in pieces of so many bytes of a row, swizzled: threads read and write rows and
-    columns of it without waiting for one another.
-    """
-    kinds: Any = mosaic  # JAX declares these two classes abstract
-    columns = nbytes // jnp.dtype(dtype).itemsize
-    transforms = kinds.TilingTransform((8, columns)), kinds.SwizzleTransform(nbytes)
-    return mosaic.SMEM(shape, dtype, transforms=transforms)
 
 
 def _to_blocks(values, dtype: Any, codes, scales) -> None:

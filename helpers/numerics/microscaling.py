@@ -3,42 +3,34 @@ specification and NVIDIA's NVFP4 define them: quantize to them, and back. NumPy,
 ml_dtypes: XLA's CPU compiler has no FP6.
 """
 
-from typing import Any, NamedTuple
+import re
+from collections import Counter
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fp8lens.formats import BLOCK_FORMATS as KNOWN
+from fp8lens.formats import E8M0, BlockFormat, Format
+
 f32 = np.float32
 ROUNDING = ("up", "down", "nearest")
 
 
-class BlockFormat(NamedTuple):
-    """`block` numbers of type `element` share one of type `scale`. `per_tensor`: one more scale, in
-    float32, is for the whole array, as E4M3 scales have little range.
-    """
-
-    element: Any
-    scale: Any
-    block: int
-    per_tensor: bool = False
-
-    @property
-    def bits(self) -> float:
-        """Bits for a number, its part of the block's scale included."""
-        element, scale = (ml_dtypes.finfo(dtype).bits for dtype in (self.element, self.scale))
-        return element + scale / self.block
+def _label(form: BlockFormat) -> str:
+    """Its name, with its element's where several have one name: "MXFP8, E4M3"."""
+    if Counter(known.name for known in KNOWN)[form.name] == 1:
+        return form.name
+    return f"{form.name}, {re.sub(r'^f[0-9]|fn$', '', form.element.name).upper()}"
 
 
-_E8M0 = ml_dtypes.float8_e8m0fnu
-BLOCK_FORMATS = {
-    "MXFP8, E4M3": BlockFormat(ml_dtypes.float8_e4m3fn, _E8M0, 32),
-    "MXFP8, E5M2": BlockFormat(ml_dtypes.float8_e5m2, _E8M0, 32),
-    "MXFP6, E2M3": BlockFormat(ml_dtypes.float6_e2m3fn, _E8M0, 32),
-    "MXFP6, E3M2": BlockFormat(ml_dtypes.float6_e3m2fn, _E8M0, 32),
-    "MXFP4": BlockFormat(ml_dtypes.float4_e2m1fn, _E8M0, 32),
-    "NVFP4": BlockFormat(ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, 16, per_tensor=True),
-}
+BLOCK_FORMATS = {_label(form): form for form in KNOWN}
+
+
+def dtype_of(form: Format) -> np.dtype:
+    """NumPy's type of a format's numbers."""
+    return np.dtype(getattr(ml_dtypes, form.jax))
 
 
 class Blocks(NamedTuple):
@@ -69,19 +61,19 @@ def to_blocks(x: ArrayLike, form: BlockFormat, rounding: str = "up") -> Blocks:
     x = np.asarray(x, f32)
     if x.shape[1] % form.block:
         raise ValueError(f"blocks of {form.block} do not fill {x.shape[1]}: pad K with zeros")
-    largest = float(ml_dtypes.finfo(form.element).max)
+    largest, scale_type = form.element.largest, dtype_of(form.scale)
     amax = np.abs(x).reshape(len(x), -1, form.block).max(axis=2)
     of_tensor = f32(1)
     if form.per_tensor and amax.any():
-        of_tensor = f32(amax.max() / (largest * float(ml_dtypes.finfo(form.scale).max)))
-    if form.scale == _E8M0:
-        scales = np.exp2(_exponent(amax, largest, rounding)).astype(form.scale)
+        of_tensor = f32(amax.max() / (largest * form.scale.largest))
+    if form.scale is E8M0:
+        scales = np.exp2(_exponent(amax, largest, rounding)).astype(scale_type)
     else:
-        scales = (amax / f32(largest) / of_tensor).astype(form.scale)
+        scales = (amax / f32(largest) / of_tensor).astype(scale_type)
     wide = np.repeat(scales.astype(f32), form.block, axis=1) * of_tensor
     # A scale of E4M3 can be 0: then its block is zeros.
     scaled = np.divide(x, wide, out=np.zeros_like(x), where=wide > 0)
-    codes = np.clip(scaled, -largest, largest).astype(form.element)
+    codes = np.clip(scaled, -largest, largest).astype(dtype_of(form.element))
     return Blocks(codes, scales, of_tensor)
 
 

@@ -93,11 +93,16 @@ def one_pass(
     )
 
 
+def check_codes(dtype: Any) -> None:
+    """Raise ValueError for codes that no FP8 call multiplies."""
+    if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
+        raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
+
+
 def _check(tensors, rows, columns, dtype, keep, overwrite: bool, by: str) -> None:
     if by not in HOW:
         raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
-    if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
-        raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
+    check_codes(dtype)
     if not tensors or 0 in tensors[0].shape:
         raise ValueError("there is nothing to quantize: give tensors [M, N]")
     shape = tensors[0].shape
@@ -183,13 +188,13 @@ def _by_mosaic(
         (jax.ShapeDtypeStruct((m // height, n), f32),) * sums,
     )
     space = _Space(
-        [_tiled(TILE, tensor.dtype) for tensor in tensors],
+        [tiled(TILE, tensor.dtype) for tensor in tensors],
         [mosaic.SMEM((height,), f32) for _ in rows],
         [mosaic.SMEM((width,), f32) for _ in columns],
-        _tiled(TILE, dtype),
-        _tiled((width, height), dtype),
+        tiled(TILE, dtype),
+        tiled((width, height), dtype),
         mosaic.SMEM((height,), f32),
-        [_tiled(TILE, k) for k in keep],
+        [tiled(TILE, k) for k in keep],
         [mosaic.SMEM((width,), f32) for _ in range(sums)],
     )
 
@@ -225,12 +230,12 @@ def _by_mosaic(
     return done._replace(sums=tuple(part.sum(axis=0) for part in done.sums))
 
 
-def _tiled(shape: tuple[int, int], dtype: Any) -> Any:
-    """Shared memory whose rows of at most 128 bytes are swizzled: so threads read and write rows
-    and columns of it without waiting for one another.
+def tiled(shape: tuple[int, int], dtype: Any, most: int = 128) -> Any:
+    """Shared memory whose rows, in pieces of at most so many bytes, are swizzled: so threads read
+    and write rows and columns of it without waiting for one another.
     """
     size = jnp.dtype(dtype).itemsize
-    nbytes = min(128, size * shape[1])
+    nbytes = min(most, size * shape[1])
     kinds: Any = mosaic  # JAX declares these two classes abstract
     transforms = kinds.TilingTransform((8, nbytes // size)), kinds.SwizzleTransform(nbytes)
     return mosaic.SMEM(shape, dtype, transforms=transforms)

@@ -3,10 +3,10 @@ own quantizer agrees."""
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers.numerics.formats import code_values
 from helpers.numerics.microscaling import BLOCK_FORMATS, ROUNDING, to_blocks
 
 MX = [name for name, form in BLOCK_FORMATS.items() if not form.per_tensor]
@@ -17,8 +17,8 @@ def some(seed=0, rows=64, columns=256):
 
 
 def reach(form, blocks):
-    """The largest number that each block can hold, and its amax is of `some()`."""
-    return float(ml_dtypes.finfo(form.element).max) * blocks.scales.astype(np.float64)
+    """The largest number that each block can hold."""
+    return form.element.largest * blocks.scales.astype(np.float64)
 
 
 def amaxes(x, form):
@@ -40,9 +40,7 @@ def test_rounded_up_a_scale_is_the_least_power_of_two_that_holds_the_block(name)
 def test_rounded_down_the_largest_power_of_two_is_kept(name):
     """As the specification says: 2**(floor(log2 amax) - that of the largest number)."""
     form, x = BLOCK_FORMATS[name], some(1)
-    exponent = np.floor(np.log2(amaxes(x, form))) - np.floor(
-        np.log2(float(ml_dtypes.finfo(form.element).max))
-    )
+    exponent = np.floor(np.log2(amaxes(x, form))) - np.floor(np.log2(form.element.largest))
     assert np.array_equal(to_blocks(x, form, "down").scales.astype(np.float64), np.exp2(exponent))
 
 
@@ -52,10 +50,7 @@ def test_a_number_that_fits_is_rounded_to_the_nearest_code(name, rounding):
     form, x = BLOCK_FORMATS[name], some(2)
     blocks = to_blocks(x, form, rounding)
     wide = np.repeat(blocks.scales.astype(np.float64), form.block, axis=1) * float(blocks.of_tensor)
-    every = np.arange(256, dtype=np.uint8)
-    if ml_dtypes.finfo(form.element).bits < 8:
-        every = every[: 2 ** ml_dtypes.finfo(form.element).bits]
-    values = every.view(form.element).astype(np.float64)
+    values = code_values(form.element.jax)
     values = np.unique(values[np.isfinite(values)])
     scaled = np.clip(x / wide, values[0], values[-1])
     nearest = np.abs(scaled[..., None] - values).min(axis=-1)
