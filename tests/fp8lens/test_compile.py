@@ -699,7 +699,7 @@ else:
 
 
 FORKED = """
-import os, signal, sys
+import faulthandler, os, signal, sys, threading, time
 import jax, jax.numpy as jnp
 
 def program(n):
@@ -716,9 +716,12 @@ if sys.argv[1] == "compiled":
     fp8lens.aot_compile(program(0), x)
 else:
     jax.block_until_ready(jax.jit(program(0))(jnp.ones((64, 64))))
+jax.clear_caches()  # not in the child, where JAX would at times wait for a thread here already
 if os.fork() == 0:
-    signal.alarm(120)  # ends a child that waits
-    jax.clear_caches()
+    faulthandler.register(signal.SIGALRM, chain=True)
+    signal.alarm(120)  # ends a child that waits, and says where it did
+    threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+    faulthandler.dump_traceback_later(300)  # a thread of which Python does not know
     import fp8lens
     numbers = iter(range(1, 99))
     for name in ("aot_compile", "inspect", "report_gemms", "why_not_fp8", "assert_fp8_gemms",
@@ -752,11 +755,16 @@ def test_a_forked_process_is_told_before_it_hangs(parent):
     assert len(done.stdout.splitlines()) == 16
 
 
-def test_a_fork_that_comes_first_may_compile():
-    """What the parent has imported, and not used, does no harm."""
+@pytest.mark.parametrize(
+    "parent, child", [("import fp8lens.compile.api", "pass"), ("pass", "jax.devices()")]
+)
+def test_a_fork_that_comes_first_may_compile(parent, child):
+    """What the parent has imported, and not used, does no harm; nor does JAX used in the child."""
     script = (
-        "import os, jax, jax.numpy as jnp, fp8lens.compile.api\n"
+        f"import os, jax, jax.numpy as jnp\n{parent}\n"
         "if os.fork() == 0:\n"
+        f"    {child}\n"
+        "    import fp8lens\n"
         "    x = jax.ShapeDtypeStruct((16, 16), jnp.float32)\n"
         "    print(type(fp8lens.aot_compile(lambda x: x @ x, x)).__name__, flush=True)\n"
         "    os._exit(0)\n"
