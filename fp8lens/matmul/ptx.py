@@ -14,11 +14,11 @@ from fp8lens.matmul.rows import GemmRow
 
 # What is multiplied: the types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and in
 # `mma...f32.e4m3.e4m3.f32`. Blackwell's `tcgen05.mma...kind::f16` names a kind; of the kind f8f6f4,
-# the operands say which type.
+# the operands say which type. The kinds mxf4 and mxf4nvf4 are FP4.
 _MMA = re.compile(
     r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w{1,30}\.){0,20}?"
     r"(?:f16|f32|f64|s32)\.(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
-    r"|\btcgen05\.mma\S{0,200}?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)"
+    r"|\btcgen05\.mma\S{0,200}?kind::(?:(f16|tf32|i8)|(mxf4)(?:nvf4)?|f8f6f4|mxf8f6f4)"
 )
 _PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
 
@@ -27,8 +27,8 @@ def instructions(text: str) -> tuple[str, ...]:
     """The types that the matrix instructions of a kernel's PTX multiply, as HLO names them; none
     where it has none.
     """
-    types = (m[1] or m[2] or "f8" for m in _MMA.finditer(text))
-    in_hlo = _PTX_TYPES | {"i8": "s8"}
+    types = (m[1] or m[2] or m[3] or "f8" for m in _MMA.finditer(text))
+    in_hlo = _PTX_TYPES | {"i8": "s8", "mxf4": "f4"}
     return tuple(dict.fromkeys(in_hlo.get(name, name) for name in types))
 
 
@@ -93,6 +93,6 @@ def _type(mma: re.Match, says: str) -> str:
     """The type that one instruction multiplies, of a kernel whose dot `says` another."""
     if mma[1]:
         return _PTX_TYPES.get(mma[1], mma[1])
-    if not mma[2]:  # kind::f8f6f4
+    if not mma[2]:  # kind::f8f6f4, or one of FP4 alone
         return says
     return {"f16": "bf16" if says == "bf16" else "f16", "i8": "s8"}.get(mma[2], mma[2])
