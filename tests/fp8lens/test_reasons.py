@@ -3277,6 +3277,17 @@ def test_a_kernel_by_hand_is_judged_by_its_instructions():
         ("tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X", ("f8",)),
         ("tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 [%0]", ("f4",)),
         ("tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X", ("f4",)),
+        (
+            "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3"
+            ".e4m3.f32.ue8m0",
+            ("f8e4m3fn",),
+        ),
+        ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32", ("f8",)),
+        (
+            "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1"
+            ".e2m1.f32.ue4m3",
+            ("f4",),
+        ),
         ("tcgen05.mma.cta_group::2.kind::f16 [%0]; wgmma.fence.sync.aligned", ("f16",)),
         ("fma.rn.f32 %f1, %f2, %f3, %f4;", ()),
     ],
