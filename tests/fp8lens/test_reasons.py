@@ -44,6 +44,7 @@ from helpers.records.results import load_rules
 from tests.fp8lens import test_collectives as sharded
 from tests.programs.corpus import by_hand, by_warpgroup
 from tests.programs.renamed import figures, under_other_names
+from tests.weekly import NIGHTLY
 from tools.records import releases
 
 e4m3, e5m2, f32, bf16, f16 = (
@@ -53,7 +54,6 @@ e4m3, e5m2, f32, bf16, f16 = (
     jnp.bfloat16,
     jnp.float16,
 )
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 M, N, K = 64, 128, 256
 BARRIER = jax.lax.optimization_barrier
 RESULTS = Path(__file__).parents[2] / "notebooks" / "results"
