@@ -49,6 +49,7 @@ from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.page import every_name, explain
+from fp8lens.rules.rule import RULES
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
 if TYPE_CHECKING:
@@ -622,12 +623,16 @@ def _failures(seen: Inspection) -> list[str]:
     lines = []
     if not seen.is_ours:  # else the reasons say so
         lines = [visible(_lost(row)) for row in lost]
+    wrong = [reason for reason in seen.reasons if RULES[reason.rule].wrong] if seen.is_ours else []
+    lines += [visible(f"{reason.matmul}: {reason.reason}") for reason in wrong]
     # A kernel that was not looked into may multiply too.
     unread = [name for name, _ in seen.unknown]
     lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
     if lost:
         known = "known to be in FP8" if unsure else "in FP8"
         lines.append(f"{len(lost)} of {counted(len(rows), 'matmul')} not {known}")
+    elif wrong:
+        lines.append("XLA compiled other numbers than were asked for")
     elif unread:
         lines.append("not every kernel was looked into")
     elif not rows:

@@ -55,7 +55,8 @@ def assert_fp8_gemms(
 
     `count`: that many of its matmuls must be FP8; each is counted once, however often it runs.
     `min_flops_share`: at least this part, 0 to 1, of its matmul FLOPs must be FP8. With neither,
-    every matmul must be FP8. Except with `count` alone, there may be no kernel that fp8lens cannot
+    every matmul must be FP8. A matmul whose numbers are wrong, by an error of XLA's that a rule
+    knows, fails in any case. Except with `count` alone, there may be no kernel that fp8lens cannot
     look into, such as a hand-written one or a library's, because its FLOPs are unknown. `fused`: if
     True, no work may be left outside any FP8 matmul. Names of work ask only for that work: "scale",
     "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum". If one of the first
@@ -85,6 +86,7 @@ def assert_fp8_gemms(
     failures = [
         *_unjudged(seen),
         *_not_fp8(seen.report, asked),
+        *_wrong(reasons, asked),
         *_unlooked_into(seen, asked),
         *_outside(seen, reasons, asked),
         *_not_there(seen.report, asked),
@@ -194,6 +196,13 @@ def _not_fp8(report: GemmReport, asked: _Asked) -> Iterator[str]:
                 f"{row.title} is not FP8, and how often its loop runs is not known, "
                 "nor then the share of the FLOPs: ask for a count"
             )
+
+
+def _wrong(reasons: Reasons, asked: _Asked) -> Iterator[str]:
+    """Matmuls whose numbers are wrong, by an error of XLA's."""
+    for reason in reasons:
+        if RULES[reason.rule].wrong and reason.rule not in asked.allowed:
+            yield f"{reason.matmul}: {reason.reason}"
 
 
 def _unlooked_into(seen: Inspection, asked: _Asked) -> Iterator[str]:

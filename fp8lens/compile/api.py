@@ -255,7 +255,7 @@ def _compile(
         options = {**never, **options}
         if chip is not None and limits is not None:
             return compile_apart(lowered, options, chip, patch, **limits)
-        if chip is not None and may_abort(lowered, options):
+        if chip is not None and may_abort(lowered, options, chip):
             # Once apart, to see whether it ends the process; what it dumps is wanted from here.
             tried = {k: v for k, v in options.items() if not k.startswith("xla_dump")}
             compile_apart(lowered, tried, chip, patch)

@@ -20,6 +20,19 @@ COMPILER_BUGS = {
         "program with one for a newer chip: compile for the newest chip first, or in a process of "
         "its own."
     ),
+    "scale factor must be 16 or 32": (
+        "XLA's Triton takes a scale for 16 or 32 elements of each operand of jax.lax.scaled_dot: "
+        "give ones, one for each 32, in place of a scale that is left out; or turn Triton off with "
+        "gemm='cublaslt'."
+    ),
+    "Unable to convert MHLO to StableHLO": (
+        "XLA does not divide jax.lax.scaled_dot among devices, if the program has that: call "
+        "jax.nn.scaled_matmul in jax.shard_map."
+    ),
+    "Cannot select: intrinsic %llvm.nvvm.tcgen05": (
+        "The kernel has tcgen05's instructions, which compute capability 10 alone has: compile for "
+        "B200."
+    ),
     "has_aux_output": (
         "XLA's FP8 call cannot also return the input of a fused gelu. Put that input through "
         "jax.lax.optimization_barrier before gelu, and gelu stays outside."

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ import jax
 
 from fp8lens.compile.bugs import COMPILER_BUGS
 from fp8lens.compile.meshes import elsewhere, make_mesh
+from fp8lens.formats import block_format
 from fp8lens.targets import Target
 
 
@@ -46,6 +48,11 @@ _THROUGH = set(
 # A size of ten digits; `"0x` begins the bytes of a constant.
 _FATAL = re.compile(r'(?:tensor<|(?<!"0)x)\d{10}|custom_call @__cu')
 _OPERATION = re.compile(r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", re.M)
+# The types of what a scaled_dot is given, and the sizes and the element's type of each
+_SCALED_DOT = re.compile(r'composite "xla\.scaled_dot".*? : \((.*?)\) ->')
+# What Triton says of most of those that are odd; of some it says nothing
+ODD_SCALED_DOT = "scale factor must be 16 or 32"
+_TENSOR = re.compile(r"tensor<((?:\d+x)*(\w+))>")
 _NO_MEMORY = re.compile("bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create")
 # Of rows, columns or tiles: to an array, not to a scalar.
 _PARTIAL_MAXIMUM = re.compile(
@@ -53,20 +60,39 @@ _PARTIAL_MAXIMUM = re.compile(
 )
 
 
-def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> bool:
+def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target) -> bool:
     """Whether it has something at which XLA was seen to abort: flags of the assembler's, a size of
-    ten digits, a call of a kernel of XLA's own; or where there is FP8, an amax of a matmul's rows,
+    ten digits, a call of a kernel of XLA's own; a scaled_dot of no known block format; a Mosaic GPU
+    kernel with instructions that the chip lacks; or where there is FP8, an amax of a matmul's rows,
     columns or tiles, which XLA may take for the whole result's.
     """
     module: Any = lowered.compiler_ir("stablehlo")
     text = module.operation.get_asm(large_elements_limit=16)
     if "xla_gpu_ptx_compiler_extra_flags" in options or _FATAL.search(text):
         return True
+    if any(map(_is_odd, _SCALED_DOT.findall(text))):
+        return True
+    if "tcgen05" in text and chip.compute_capability[0] != 10:
+        return True
     functions = {}
     for function in text.split("func.func ")[1:] if "xf8E" in text else ():
         head, _, rest = function.partition("(")
         functions[head.rpartition("@")[2]] = rest.partition("\n  }")[0]
     return any(_has_partial_amax(body, functions) for body in functions.values())
+
+
+def _is_odd(types: str) -> bool:
+    """Whether a scaled_dot's operands, as StableHLO lists their types, are of no block format."""
+    arrays = [
+        (math.prod(map(int, dims.split("x")[:-1])), of) for dims, of in _TENSOR.findall(types)
+    ]
+    if len(arrays) != 4:
+        return True
+    pairs = zip(arrays[:2], arrays[2:], strict=True)
+    return any(
+        block_format(name.lower(), of.lower(), elements // max(1, scales)) is None
+        for (elements, name), (scales, of) in pairs
+    )
 
 
 def _has_partial_amax(body: str, functions: Mapping[str, str]) -> bool:
@@ -198,6 +224,8 @@ def compile_apart(
         ) from None
     if done.returncode or not done.stdout:
         log = done.stderr.decode(errors="replace")
+        if any(map(_is_odd, _SCALED_DOT.findall(str(module)))):
+            log = log or ODD_SCALED_DOT
         raise CompilerDied(_last_words(done.returncode, log, gigabytes))
     text, error = pickle.loads(done.stdout)
     if error:
@@ -211,7 +239,7 @@ def _last_words(status: int, log: str, gigabytes: float | None) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
     said = fatal[1] if fatal else (lines or ["nothing"])[-1]
-    known = [note for sign, note in COMPILER_BUGS.items() if sign in said]
+    known = [note for sign, note in COMPILER_BUGS.items() if sign in log]
     short = status == -signal.SIGKILL or _NO_MEMORY.search(log)
     if short or (gigabytes and not lines):  # where its memory ends it may die without a word
         needs = "needs" if short else "may need"

@@ -206,7 +206,9 @@ def _before(
     opcodes = {j.opcode for j in part}
     only_moves = opcodes <= MOVES | SOURCES
     quantizes = is_narrow(result.dtype)
-    if only_moves and "gather" in opcodes:  # at places that the program computes: no call does
+    # At places that the program computes, or the scales of blocks: no call does.
+    is_of_scales = result.dtype == E8M0.name and "broadcast" not in opcodes
+    if only_moves and ("gather" in opcodes or is_of_scales):
         return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
     if only_moves and (moved := moving(part) or _copying(part, is_cut)):
         return UnfusedKernel(i, (moved,), besides)

@@ -781,6 +781,7 @@ def merged_then_added(m: Matmul) -> Found | None:
         "the conversion"
     ),
     source="FuseVectorBiasAdd: the call may have an FP8 result",
+    wrong=True,
 )
 def bias_of_codes(m: Matmul) -> list[Found]:
     """XLA adds a vector before the conversion to FP8, and the program adds it after that.

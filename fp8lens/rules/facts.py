@@ -8,7 +8,17 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
-from fp8lens.formats import CUBLASLT, FORMATS, BlockFormat, block_format, is_fp8
+from fp8lens.formats import (
+    CUBLASLT,
+    E2M1,
+    E4M3,
+    E8M0,
+    FORMATS,
+    BlockFormat,
+    block_format,
+    is_fp8,
+    is_narrow,
+)
 from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import COLLECTIVES, CUTS, DOTS, ELEMENTWISE, MOVES, SOURCES, padded
 from fp8lens.hlo.origin import is_recomputed, op_name, primitive
@@ -716,3 +726,24 @@ def is_only_cut(matmul: Matmul, to: str) -> bool:
         if o.after and {s.dtype for s in results(o.instruction)} != {to}:
             return False
     return True
+
+
+def is_multiplied_by_triton(call: Instruction) -> bool:
+    """Whether a Blackwell's tensor core has an instruction for the block scales of a scaled dot, as
+    XLA's Triton emits it: two scales of one type, E8M0 for 32 elements; or for two FP4 operands,
+    that, E8M0 for 16, or E4M3 for 16.
+
+    Source: NVIDIA's table for cuda.tile.mma_scaled, docs.nvidia.com/cuda/cutile-python.
+    """
+    if len(call.operands) < 4:
+        return False
+    shapes = [operand(call, index).shape for index in range(4)]
+    elements = {shape.dtype for shape in shapes[:2]}
+    scales = {shape.dtype for shape in shapes[2:]}
+    blocks = {a.size / max(1, s.size) for a, s in zip(shapes[:2], shapes[2:], strict=True)}
+    if not all(map(is_narrow, elements)) or len(scales) != 1 or len(blocks) != 1:
+        return False
+    found = scales.pop(), blocks.pop()
+    if elements == {E2M1.name} and found in ((E8M0.name, 16), (E4M3.name, 16)):
+        return True
+    return found == (E8M0.name, 32)

@@ -131,6 +131,7 @@ STEP = (
 )
 #: Each of these may be broken beside any other: wrong numbers, and what the GPU refuses.
 WRONG = (
+    scales.block_scales_misread,
     scales.padded_with_a_number,
     scales.sign_lost,
     scales.moved_constant,

@@ -40,7 +40,10 @@ from fp8lens.rules.scales import products_added
         "another matmul contracts its other dimension, as a gradient does, one of the two matmuls "
         "needs a transposed copy"
     ),
-    source="CreateF8CustomCall: before Blackwell, A row-major and B column-major",
+    source=(
+        "CreateF8CustomCall: before Blackwell, A row-major and B column-major; cuDNN's "
+        "block-scaled call on any chip"
+    ),
 )
 def operand_layout(kernel: InFront) -> Found | None:
     """K is not an operand's last dimension in memory.

@@ -8,7 +8,7 @@ from fp8lens.hlo.origin import primitive
 from fp8lens.hlo.values import broadcast_of, dimensions, look_through, minor_to_major, operand
 from fp8lens.matmul.operands import Operand, Problem
 from fp8lens.matmul.rows import is_sum_of_products, matmuls
-from fp8lens.rules.facts import Matmul
+from fp8lens.rules.facts import Matmul, is_multiplied_by_triton
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 _ALLOWED = ", ".join(sorted(COMMUTES))
@@ -287,10 +287,7 @@ def block_scales(m: Matmul) -> Found | None:
         "XLA hands no block-scaled matmul of {lhs} and {rhs} with these scales to cuDNN: it "
         "dequantizes the operands, and multiplies in {math}"
     ),
-    fix=(
-        "call jax.lax.scaled_dot and leave XLA's Triton on (gemm='auto'), from JAX 0.12 on; or use "
-        "MXFP8 with E4M3 for one operand at least, or NVFP4"
-    ),
+    fix="{otherwise}use MXFP8 with E4M3 for one operand at least, or NVFP4",
     source="XLA's block_scaling_rewriter.cc: MXFP8, and NVFP4 with scales in E4M3",
 )
 def block_format_not_multiplied(m: Matmul) -> Found | None:
@@ -329,7 +326,13 @@ def block_format_not_multiplied(m: Matmul) -> Found | None:
     call = m.block_scaled
     if call is None or call.opcode != "custom-call" or not m.chip.has_block_scales:
         return None
-    return Found(lhs=operand(call, 0).shape.dtype, rhs=operand(call, 1).shape.dtype)
+    lhs, rhs = (operand(call, index).shape.dtype for index in (0, 1))
+    otherwise = ""
+    if is_multiplied_by_triton(call):
+        otherwise = (
+            "call jax.lax.scaled_dot and leave XLA's Triton on (gemm='auto'), from JAX 0.12 on; or "
+        )
+    return Found(lhs=lhs, rhs=rhs, otherwise=otherwise)
 
 
 @rule(
@@ -389,12 +392,12 @@ def scaled_dot_spelled_out(m: Matmul) -> Found | None:
     "fp4-operand-not-k-last",
     lost=Lost.FP8,
     reason=(
-        "XLA's Triton multiplies FP4 only where K is the last dimension in memory, as it is not of "
-        "{arrays}: it converts the operands to {math}"
+        "XLA's Triton multiplies two FP4 operands only where K is the last dimension in memory, as "
+        "it is not of the {sides}: it converts both to {math}"
     ),
     fix=(
-        "store that operand with K last, as a [N, K] array that is transposed in the call of "
-        "jax.lax.scaled_dot"
+        "store the left operand as [M, K], and the right one as [N, K], to be transposed in the "
+        "call of jax.lax.scaled_dot"
     ),
     source="the kernel's PTX: its mma instruction",
 )
@@ -440,13 +443,13 @@ def fp4_operand_not_k_last(m: Matmul) -> Found | None:
     shapes = [operand(call, index).shape for index in (0, 1)]
     if {shape.dtype for shape in shapes} != {E2M1.name}:
         return None
-    along = [dimensions(call, f"{side}_contracting_dims") for side in ("lhs", "rhs")]
+    sides = zip(("left", "right"), ("lhs", "rhs"), shapes, strict=True)
     others = [
-        f"{shape.dtype}{[*shape.dims]}".replace(" ", "")
-        for shape, summed in zip(shapes, along, strict=True)
-        if minor_to_major(shape)[0] not in summed
+        side
+        for side, of, shape in sides
+        if minor_to_major(shape)[0] not in dimensions(call, f"{of}_contracting_dims")
     ]
-    return found_if(others, arrays=" and ".join(others))
+    return found_if(others, sides=" and ".join(others) + " operand")
 
 
 @rule(
@@ -791,6 +794,43 @@ def _is_tritons(m: Matmul) -> bool:
 def _says_fp8(m: Matmul) -> bool:
     """Whether the dot in the kernel is of FP8 arrays."""
     return matmuls(m.row.instruction)[0].is_fp8
+
+
+@rule(
+    "vector-in-triton",
+    lost=Lost.FP8,
+    reason=(
+        "{thin} 1: XLA multiplies the matrix by a vector in a kernel of its own, which converts "
+        "both to {math}"
+    ),
+    fix="give {wide} (pad with zeros, slice the result), and use gemm='cublaslt'",
+    source="the kernel's PTX: it has no FP8 instruction",
+)
+def vector_in_triton(m: Matmul) -> Found | None:
+    """M or N is 1, and XLA's own kernel multiplies a vector.
+
+    XLA drops a dimension of size 1. What is left is a sum over K for each row of one matrix, which
+    XLA's Triton computes in a wide type. cuBLASLt's FP8 call takes matrices of 16 rows or more.
+    Triton's own FP8 needs 64 rows: see triton-tile.
+
+    Compiled with: gemm="triton"
+
+    Loses it:
+
+        def layer(a: "f8e4m3fn[1,4096]", b: "f8e4m3fn[4096,4096]", a_scale, b_scale):
+            d = jax.lax.dot(a, b.T, preferred_element_type=f32)
+            return d * (a_scale * b_scale)
+
+    Compiled with: gemm="cublaslt"
+
+    Keeps it:
+
+        def layer(a: "f8e4m3fn[16,4096]", b: "f8e4m3fn[4096,4096]", a_scale, b_scale):
+            d = jax.lax.dot(a, b.T, preferred_element_type=f32)
+            return d * (a_scale * b_scale)
+    """
+    thin = m.thin("MN")
+    return _thin(thin) if _is_tritons(m) and thin else None
 
 
 @rule(
@@ -1446,6 +1486,7 @@ NOT_FP8 = (
     before_the_loop,
     operation_between,
     algorithm,
+    vector_in_triton,
     triton_tile,
     triton_dequantized,
     array_of_scales,

@@ -40,8 +40,9 @@ def found_if(condition: Any, **fields: Any) -> Found | None:
 class Rule:
     """One way to lose something. `reason` and `fix` are its texts, with {names} that the check
     fills in. `source` tells whose rule it is: a function of XLA's gemm_rewriter.cc, or another file
-    or document; `logs` what XLA logs of it under TF_CPP_VMODULE=gemm_rewriter=1. `check` takes the
-    facts of its family, such as a `fp8lens.rules.facts.Matmul`.
+    or document; `logs` what XLA logs of it under TF_CPP_VMODULE=gemm_rewriter=1. `wrong`: whether
+    the compiled program returns other numbers than were asked for, whatever its data. `check` takes
+    the facts of its family, such as a `fp8lens.rules.facts.Matmul`.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Rule:
     fix: str
     source: str
     logs: str
+    wrong: bool
     check: "Check"
 
     def found(self, facts: Any) -> list[Found]:
@@ -99,12 +101,13 @@ def rule(
     source: str,
     lost: Lost | None = None,
     logs: str = "",
+    wrong: bool = False,
 ) -> Callable[[Check], Rule]:
     """Make a rule of the function below it, which becomes the rule."""
 
     def made(check: Check) -> Rule:
         assert name not in RULES, name
-        RULES[name] = Rule(name, lost, reason, fix, source, logs, check)
+        RULES[name] = Rule(name, lost, reason, fix, source, logs, wrong, check)
         return RULES[name]
 
     return made

@@ -11,7 +11,7 @@ from fp8lens.hlo.text import size
 from fp8lens.hlo.values import operand, reducer
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, is_added_up, number_of, times_added
-from fp8lens.rules.facts import Cause, InFront, Matmul, is_negative
+from fp8lens.rules.facts import Cause, InFront, Matmul, is_multiplied_by_triton, is_negative
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 # In front of the matmul ---------------------------------------------------------------------------
@@ -422,6 +422,7 @@ def scale_too_many(cause: Cause) -> Found | None:
     ),
     fix="put jax.lax.optimization_barrier between the relu and its negative factor",
     source="F8ScaleD: epilogue DEFAULT, or RELU of unscaled operands",
+    wrong=True,
 )
 def sign_lost(m: Matmul) -> list[Found]:
     """XLA multiplies by a negative factor before a relu, and the program after it.
@@ -482,6 +483,7 @@ def _moved_in_front(m: Matmul) -> list[Step]:
         "later"
     ),
     source="HandleMultiply in the XLA of JAX 0.10: it does not check the call's epilogue",
+    wrong=True,
 )
 def moved_constant(m: Matmul) -> list[Found]:
     """XLA multiplies by a constant before a bias or gelu, and the program after it.
@@ -627,6 +629,7 @@ def _may_be_negative(factor: Instruction) -> bool:
         "dequantize then"
     ),
     source="MatchFp8Param: a pad is exchanged with the dequantization, whatever it pads with",
+    wrong=True,
 )
 def padded_with_a_number(m: Matmul) -> list[Found]:
     """XLA pads the FP8 array with a number that was meant for the dequantized one.
@@ -712,3 +715,67 @@ def products_added(dot: Instruction, value: Instruction) -> int:
         if is_sum and summed and {*map(int, summed)} <= {*range(len(batch))}:
             return math.prod(dot.shape.dims[int(d)] for d in summed)
     return 0
+
+
+@rule(
+    "block-scales-misread",
+    lost=Lost.SCALE,
+    reason=(
+        "wrong numbers, by an error of XLA's: its Triton compiles {lhs} and {rhs}, with scales in "
+        "{scales} for {blocks} elements, to an instruction that reads other scales"
+    ),
+    fix=(
+        "use scales in E8M0 for each 32 elements, of FP4 also in E4M3 for each 16; or turn Triton "
+        "off with gemm='cublaslt' (XLA_FLAGS=--xla_gpu_enable_triton_gemm=false), which dequantizes"
+    ),
+    source="the kernel's PTX: kind::mxf8f6f4 has one scale in E8M0 for 32 elements",
+    wrong=True,
+)
+def block_scales_misread(m: Matmul) -> list[Found]:
+    """The scales of jax.lax.scaled_dot are none that the tensor core reads.
+
+    A Blackwell's tensor core multiplies FP8 with a power of two, in E8M0, for each 32 elements. For
+    two FP4 operands it has two more forms: 16 elements share a scale in E8M0 or in E4M3. XLA's
+    Triton does not check this. It compiles other scales to the same instruction without a
+    conversion, so that a byte of E4M3 is read as an exponent, or a scale for 16 as one for 32. The
+    program compiles to a fast kernel with wrong results. For a Hopper XLA converts the scales.
+
+    Compiled with: target="B200", gemm="auto"
+
+    Loses it:
+
+        def layer(
+            a: "f8e4m3fn[128,256]",
+            b: "f8e4m3fn[128,256]",
+            a_scales: "f8e4m3fn[128,8]",
+            b_scales: "f8e4m3fn[128,8]",
+        ):
+            return jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
+
+    Compiled with: target="B200", gemm="auto"
+
+    Keeps it:
+
+        def layer(
+            a: "f8e4m3fn[128,256]",
+            b: "f8e4m3fn[128,256]",
+            a_scales: "f8e8m0fnu[128,8]",
+            b_scales: "f8e8m0fnu[128,8]",
+        ):
+            return jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
+    """
+    call = m.block_scaled
+    if call is None or call.opcode != "scaled-dot" or not m.row.is_fp8:
+        return []
+    if is_multiplied_by_triton(call) or len(call.operands) < 4:
+        return []
+    lhs, rhs, *scales = (operand(call, index).shape for index in range(4))
+    shares = {a.size // max(1, s.size) for a, s in zip((lhs, rhs), scales, strict=True)}
+    return [
+        Found(
+            lhs=lhs.dtype,
+            rhs=rhs.dtype,
+            scales=" and ".join(sorted({s.dtype for s in scales})),
+            blocks=" and ".join(map(str, sorted(shares))),
+        )
+    ]

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens import TARGETS, inspect, report_gemms
+from fp8lens import TARGETS, assert_fp8_gemms, inspect, report_gemms
+from fp8lens.cli import main
+from fp8lens.compile.isolate import CompilerDied
 from fp8lens.inspection import Inspection
+from fp8lens.rules.rule import RULES
 
 M, N, K = 128, 256, 512  # XLA pads fewer rows to 128
 bf16, f32 = jnp.bfloat16, jnp.float32
@@ -89,9 +92,9 @@ def test_xlas_triton_multiplies_what_scaled_dot_is_given(name, chip):
     (row,) = seen.report.rows
     multiplied = re.findall(r"\w*mma\.\S*kind::(\w+)\.block_scale\S*", "".join(seen._ptx.values()))
     assert row.is_fp8 == bool(multiplied) and row.math_dtype != "unknown"
-    assert [r.rule for r in seen.reasons] == (
-        [] if multiplied else [why.get(name, "scaled-dot-spelled-out")]
-    )
+    misread = ["block-scales-misread"] if "in E4M3" in name else []
+    otherwise = [why.get(name, "scaled-dot-spelled-out")]
+    assert [r.rule for r in seen.reasons] == (misread if multiplied else otherwise)
     if multiplied:
         assert row.math_dtype.startswith("f4") == multiplied[0].startswith("mxf4")
 
@@ -100,20 +103,101 @@ def test_xlas_triton_multiplies_what_scaled_dot_is_given(name, chip):
 @pytest.mark.parametrize("name", [name for name in FORMATS if "in E4M3" not in name])
 @pytest.mark.parametrize("chip", ["B200", WORKSTATION], ids=["B200", "workstation"])
 def test_with_k_last_xlas_triton_multiplies_all_formats(name, chip):
-    lhs, rhs, scale, block = FORMATS[name]
-    shapes = [(M, K, lhs), (N, K, rhs), (M, K // block, scale), (N, K // block, scale)]
-
-    def fn(a, b, a_scales, b_scales):
-        return jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
-
-    arrays = (jax.ShapeDtypeStruct((rows, columns), of) for rows, columns, of in shapes)
-    seen = inspect(fn, *arrays, target=chip, gemm="auto")
+    seen = k_last(*FORMATS[name], target=chip, gemm="auto")
     (row,) = seen.report.rows
     if chip is WORKSTATION and name == "E4M3 by E2M1":
         assert [reason.rule for reason in seen.reasons] == ["unknown-not-fp8"]
         return
     assert row.library == "triton" and row.is_fp8 and not seen.reasons
     assert row.math_dtype == ("f4e2m1fn" if "FP4" in name else row.lhs_dtype)
+
+
+# By the types of elements and scales, and the elements to a scale: what PTX has no instruction for.
+MISREAD = [(e4m3, e4m3, e4m3, 32), (e4m3, e5m2, e5m2, 32), (e4m3, e4m3, e8m0, 16)]
+MISREAD += [(e4m3, e2m1, e4m3, 16), (e2m1, e2m1, e4m3, 32)]
+
+
+def k_last(lhs, rhs, scale, block, **options) -> Inspection:
+    shapes = [(M, K, lhs), (N, K, rhs), (M, K // block, scale), (N, K // block, scale)]
+
+    def fn(a, b, a_scales, b_scales):
+        return jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
+
+    arrays = (jax.ShapeDtypeStruct((rows, columns), of) for rows, columns, of in shapes)
+    return inspect(fn, *arrays, **options)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="needs JAX 0.12")
+@pytest.mark.parametrize("formats", MISREAD)
+def test_scales_that_no_instruction_reads_are_told(formats):
+    seen = k_last(*formats, target="B200", gemm="auto")
+    assert [reason.rule for reason in seen.reasons] == ["block-scales-misread"]
+    with pytest.raises(AssertionError, match="wrong numbers, by an error of XLA's"):
+        assert_fp8_gemms(seen)
+    assert_fp8_gemms(seen, allow="block-scales-misread")
+
+
+@pytest.mark.parametrize("target, gemm", [("H100", "auto"), ("B200", "cublaslt")])
+def test_a_hopper_and_xla_without_triton_convert_such_scales(target, gemm):
+    seen = k_last(*MISREAD[0], target=target, gemm=gemm)
+    assert not seen.report.fp8_rows and not any(RULES[r.rule].wrong for r in seen.reasons)
+
+
+WRONG = """
+import jax
+
+def layer(a, b, a_scales, b_scales):
+    return jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
+"""
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="needs JAX 0.12")
+def test_the_command_tells_of_wrong_numbers(tmp_path, capsys):
+    (tmp_path / "layer.py").write_text(WRONG)
+    shapes = "f8e4m3fn[128,256] f8e4m3fn[128,256] f8e4m3fn[128,8] f8e4m3fn[128,8]"
+    asked = [f"{tmp_path}/layer.py:layer", "--shapes", shapes, "--target", "B200"]
+    assert main([*asked, "--gemm", "auto", "--require-fp8"]) == 1
+    assert "XLA compiled other numbers than were asked for" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="needs JAX 0.12")
+def test_their_type_changes_nothing_in_the_kernel():
+    """Why that is an error: the PTX is the same whatever a byte of the scales stands for."""
+    kernels = [
+        "".join(k_last(e4m3, e4m3, scale, 32, target="B200", gemm="auto")._ptx.values())
+        for scale in (e4m3, e5m2, e8m0)
+    ]
+    assert len(set(kernels)) == 1 and "kind::mxf8f6f4.block_scale.scale_vec::1X" in kernels[0]
+
+
+def test_what_ends_xlas_process_is_an_error_here():
+    """With a scale for a whole row, as where one is left out, Triton ends the process."""
+    shapes = [(M, K, e4m3), (K, N, e4m3), (M, K // 32, e8m0)]
+    arrays = [jax.ShapeDtypeStruct((rows, columns), of) for rows, columns, of in shapes]
+    with pytest.raises(CompilerDied, match="give ones, one for each 32"):
+        inspect(
+            lambda a, b, x: jax.lax.scaled_dot(a, b, lhs_scale=x),
+            *arrays,
+            target="B200",
+            gemm="auto",
+        )
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="needs JAX 0.12")
+def test_slices_of_scales_in_a_loop_are_moved_and_not_widened():
+    def fn(a, stack, a_scales, scales):
+        def step(carry, given):
+            b, b_scales = given
+            return carry, jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
+
+        return jax.lax.scan(step, 0, (stack, scales))[1]
+
+    dims = (M, K), (3, N, K), (M, K // 32), (3, N, K // 32)
+    types = e4m3, e4m3, e8m0, e8m0
+    arrays = [jax.ShapeDtypeStruct(size, of) for size, of in zip(dims, types, strict=True)]
+    seen = inspect(fn, *arrays, target="B200", gemm="auto")
+    assert not seen.reasons and seen.report.rows[0].is_fp8
+    assert not [line for line in seen.ledger if line.what == "dequantize"]
 
 
 def test_without_triton_scaled_dot_is_spelled_out():
