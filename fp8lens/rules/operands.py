@@ -800,10 +800,13 @@ def _says_fp8(m: Matmul) -> bool:
     "vector-in-triton",
     lost=Lost.FP8,
     reason=(
-        "{thin} 1: XLA multiplies the matrix by a vector in a kernel of its own, which converts "
+        "M or N is 1: XLA multiplies the matrix by a vector in a kernel of its own, which converts "
         "both to {math}"
     ),
-    fix="give {wide} (pad with zeros, slice the result), and use gemm='cublaslt'",
+    fix=(
+        "give the operand that has that dimension 16 rows (pad with zeros, slice the result), and "
+        "use gemm='cublaslt'"
+    ),
     source="the kernel's PTX: it has no FP8 instruction",
 )
 def vector_in_triton(m: Matmul) -> Found | None:
@@ -818,19 +821,16 @@ def vector_in_triton(m: Matmul) -> Found | None:
     Loses it:
 
         def layer(a: "f8e4m3fn[1,4096]", b: "f8e4m3fn[4096,4096]", a_scale, b_scale):
-            d = jax.lax.dot(a, b.T, preferred_element_type=f32)
-            return d * (a_scale * b_scale)
+            return scaled_dot(a, b, a_scale, b_scale)
 
     Compiled with: gemm="cublaslt"
 
     Keeps it:
 
         def layer(a: "f8e4m3fn[16,4096]", b: "f8e4m3fn[4096,4096]", a_scale, b_scale):
-            d = jax.lax.dot(a, b.T, preferred_element_type=f32)
-            return d * (a_scale * b_scale)
+            return scaled_dot(a, b, a_scale, b_scale)
     """
-    thin = m.thin("MN")
-    return _thin(thin) if _is_tritons(m) and thin else None
+    return found_if(_is_tritons(m) and m.thin("MN"))
 
 
 @rule(
