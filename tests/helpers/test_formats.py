@@ -10,18 +10,16 @@ import pytest
 from helpers.numerics.formats import (
     FORMATS,
     HOPPER_FAST_UNIT,
-    amax_scale,
     assert_matches_reference,
     code_values,
-    dequantize,
     describe,
     format_table,
     matmul_reference,
-    quantize,
     rounding,
     snr_db,
     tolerance,
 )
+from helpers.numerics.quantize import amax_scale, dequantize, quantize
 
 
 def xla_has(name: str) -> bool:

@@ -13,7 +13,8 @@ from helpers.figures.widgets import (
     speedup_panel,
     speedup_svg,
 )
-from helpers.numerics.formats import FORMATS, quantize, rounding
+from helpers.numerics.formats import FORMATS, rounding
+from helpers.numerics.quantize import quantize
 from helpers.numerics.recipes import scaled_dot
 
 
