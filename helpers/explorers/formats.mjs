@@ -90,7 +90,7 @@ export function encode(format, x, saturate = false) {
   if (saturate && size > largest(format)) return sign + format.largest_code;
   const magnitude = size === Infinity ? Infinity : roundedMagnitude(format, size);
   if (magnitude > format.largest_code) return overflowCode(format, sign);
-  return magnitude === 0 ? zeroCode(format, isNegative) : sign + magnitude;
+  return magnitude === 0 && format.signed ? zeroCode(format, isNegative) : sign + magnitude;
 }
 
 function overflowCode(format, sign) {
