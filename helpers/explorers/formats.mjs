@@ -42,6 +42,9 @@ export const largest = format => decode(format, format.largest_code);
 /** The smallest positive number of a format. */
 export const smallest = format => decode(format, hasSubnormals(format) ? 1 : 0);
 
+/** The finite numbers of a format lie between these two. */
+export const range = format => [format.signed ? -largest(format) : smallest(format), largest(format)];
+
 function roundHalfToEven(x) {
   const down = Math.floor(x);
   const rest = x - down;
@@ -70,9 +73,8 @@ export function nanCode(format) {
   return format.nan_code ?? signBit(format);
 }
 
-/** The code of zero with a sign; some formats have no -0. A format without zeros has NaN in its place. */
+/** The code of zero with a sign; some formats have no -0. */
 function zeroCode(format, isNegative) {
-  if (!format.signed) return nanCode(format);
   return isNegative && format.negative_zero ? signBit(format) : 0;
 }
 
@@ -83,8 +85,9 @@ function zeroCode(format, isNegative) {
 export function encode(format, x, saturate = false) {
   if (Number.isNaN(x)) return nanCode(format);
   const isNegative = x < 0 || Object.is(x, -0);
+  // a format without a sign begins above zero: clamped, all that is below it becomes its smallest number
+  if (!format.signed && x <= 0) return saturate ? 0 : nanCode(format);
   if (x === 0) return zeroCode(format, isNegative);
-  if (isNegative && !format.signed) return saturate ? 0 : nanCode(format);
   const size = Math.abs(x);
   const sign = isNegative ? signBit(format) : 0;
   if (saturate && size > largest(format)) return sign + format.largest_code;
@@ -102,8 +105,8 @@ function overflowCode(format, sign) {
 
 /** The representable numbers around x: [largest one that is <= x, smallest one that is >= x], in the finite range. */
 export function neighbours(format, x) {
-  const most = largest(format);
-  const least = format.signed ? -most : smallest(format);
+  const [least, most] = range(format);
+  if (Number.isNaN(x)) return [NaN, NaN];
   if (x >= most) return [most, most];
   if (x <= least) return [least, least];
   const near = decode(format, encode(format, x, true)) + 0; // of two zeros the one without a sign
@@ -147,7 +150,7 @@ export function round(format, value, scale = 1, saturate = true) {
     error,
     relative: value === 0 ? NaN : error / Math.abs(value),
     unclamped: decode(format, encode(format, target)),
-    isClamped: saturate && Math.abs(target) > largest(format),
+    isBeyond: target > range(format)[1] || target < range(format)[0],
     isTie: below !== above && target - below === above - target,
   };
 }

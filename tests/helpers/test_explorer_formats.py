@@ -138,15 +138,23 @@ def test_a_cast_gives_the_code_that_ml_dtypes_gives(answers, name):
     assert len(given) > COUNT
     expected = codes_of(as_dtype(given, name))
     wrong = codes != expected
+    if name == "float8_e8m0fnu":
+        # ml_dtypes gives to all between 2^-127 and 2^-126 the upper one, the nearest or not.
+        too_high = (2.0**-127 < given) & (given < 1.5 * 2.0**-127)
+        assert np.all(expected[too_high] == 1) and np.all(codes[too_high] == 0)
+        wrong &= ~too_high
     assert not wrong.any(), (given[wrong][:5], codes[wrong][:5], expected[wrong][:5])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if describe(name).signed])
+@pytest.mark.parametrize("name", NAMES)
 def test_saturating_is_clamping_before_the_cast(answers, name):
     given, codes = answers["saturate", name]
     f = describe(name)
     clamped = np.clip(given.astype(np.float64), f.min, f.max)
-    assert np.array_equal(codes, codes_of(as_dtype(clamped, name)))
+    wrong = codes != codes_of(as_dtype(clamped, name))
+    if name == "float8_e8m0fnu":
+        wrong &= ~((2.0**-127 < given) & (given < 1.5 * 2.0**-127))  # as above
+    assert not wrong.any()
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if describe(name).signed])
