@@ -21,7 +21,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import dump
+from helpers.explorers import bits, dump
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +35,21 @@ _CHARSET = '<meta charset="utf-8" />'
 @dataclass(frozen=True)
 class Explorer:
     """`answer`: what the page's stored HTML shows, which is written into it as it is. `state`: what
-    the explorer begins with, and keeps in the page's address.
+    the explorer begins with, and keeps in the page's address. `data`: what it needs besides.
     """
 
     name: str
     answer: Callable[[], str]
     state: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[], Mapping[str, Any]] = dict
 
 
 EXPLORERS = {
     explorer.name: explorer
-    for explorer in (Explorer("dump", dump.answer),)  # in the order of myst.yml
+    for explorer in (  # in the order of myst.yml
+        Explorer("dump", dump.answer),
+        Explorer("bits", bits.answer, bits.STATE, bits.data),
+    )
 }
 
 
@@ -57,9 +61,10 @@ def is_explorers(page: str) -> bool:
 def element(explorer: Explorer) -> str:
     """The element into which page.mjs renders an explorer."""
     name, state = html.escape(explorer.name), html.escape(json.dumps(dict(explorer.state)))
+    data = html.escape(json.dumps(dict(explorer.data())))
     return (
-        f'<div class="explorer explorer-{name}" data-explorer="{name}" data-state="{state}">'
-        f"{explorer.answer()}</div>"
+        f'<div class="explorer explorer-{name}" data-explorer="{name}" data-state="{state}" '
+        f'data-data="{data}">{explorer.answer()}</div>'
     )
 
 
