@@ -167,7 +167,7 @@ function panel(which, formats, change) {
     field(which === "format" ? "Format" : "Beside it", chosen),
     result, bits, formula,
     make(
-      "div", { class: "row" },
+      "div", { class: "controls" },
       make("button", { type: "button", "data-step": "-1", onclick: stepper(-1) }, "← Number below"),
       make("button", { type: "button", "data-step": "1", onclick: stepper(1) }, "Number above →"),
     ),
@@ -272,9 +272,10 @@ function formulaOf(format, code) {
 
 // The line of numbers -------------------------------------------------------------------------------------------------
 
-const LINE_HEIGHT = 170;
-const AXIS = 84;
+const LINE_HEIGHT = 186;
+const AXIS = 100;
 const LETTER = 7.2; // pixels: the width of a digit of 12 pixels
+const CLOSEST = 1.1; // half of what is seen at the closest, in steps from number to number
 const CLOSEST_TICKS = 3; // pixels between two of them
 
 /** What is seen of the line: [from, to]. */
@@ -283,8 +284,9 @@ function windowOf(format, value, scale, zoom) {
   const r = round(format, value, scale);
   if (!Number.isFinite(target)) return [-1.1 * largest(format), 1.1 * largest(format)];
   const near = indexOf(format, r.decoded);
-  const gap = r.above !== r.below ? r.above - r.below : Math.abs(atIndex(format, near + 1) - atIndex(format, near - 1)) / 2;
-  const half = Math.max(gap || smallest(format), Math.abs(target - r.decoded)) * 0.8 * 2 ** zoom;
+  const around = [near - 1, near + 1].map(index => Math.abs(atIndex(format, index) - r.decoded));
+  const gap = r.above - r.below || Math.max(...around);
+  const half = Math.max(gap, Math.abs(target - r.decoded)) * CLOSEST * 2 ** zoom;
   const middle = r.isBeyond ? (target + r.decoded) / 2 : target;
   return [middle - half, middle + half];
 }
@@ -309,7 +311,7 @@ function line(change) {
     "section", { class: "line", "aria-label": "The line of numbers" },
     make("h2", {}, "On the line of numbers"),
     svg,
-    make("div", { class: "row" }, closer, field("Zoom out", zoom, "beside"), wider),
+    make("div", { class: "controls" }, closer, field("Zoom out", zoom, "beside"), wider),
     make("p", { class: "quiet" }, "Press the line to take a number from it."),
   );
   let seen = [0, 1];
@@ -370,12 +372,23 @@ function drawLine(svg, width, [from, to], formats, value, scale, clamp) {
     const title = { x: 2, y: isAbove ? 14 : LINE_HEIGHT - 8, class: "title" };
     svg.append(draw("text", title, `${label(format)} ${isAbove ? "above" : "below"} the line`));
     if (Number.isFinite(r.decoded) && r.decoded >= from && r.decoded <= to) {
-      svg.append(draw("circle", { cx: x(r.decoded), cy: AXIS, r: isAbove ? 9 : 13, class: `ring ${side}` }));
+      const ring = draw("circle", { cx: x(r.decoded), cy: AXIS, r: isAbove ? 9 : 13, class: `ring ${side}` });
+      const y = AXIS + (isAbove ? -4 : 4);
+      svg.append(draw("line", { x1: x(value / scale), x2: x(r.decoded), y1: y, y2: y, class: `error ${side}` }), ring);
     }
     said.push(`${label(format)} gives ${show(r.decoded)}, between ${show(r.below)} and ${show(r.above)}`);
   }
   const target = value / scale;
-  if (target >= from && target <= to) svg.append(draw("circle", { cx: x(target), cy: AXIS, r: 5, class: "target" }));
+  if (target >= from && target <= to) {
+    const text = show(target);
+    const half = (text.length * LETTER) / 2;
+    const at = Math.min(Math.max(x(target), half), width - half);
+    svg.append(
+      draw("line", { x1: x(target), x2: x(target), y1: AXIS - 46, y2: AXIS, class: "leader" }),
+      draw("text", { x: at, y: AXIS - 52, class: "answer", "text-anchor": "middle" }, text),
+      draw("circle", { cx: x(target), cy: AXIS, r: 5, class: "target" }),
+    );
+  }
   svg.setAttribute("aria-label", `The line from ${few(from)} to ${few(to)}, with ${show(target)} on it: ${said.join("; ")}.`);
 }
 
@@ -416,13 +429,18 @@ function block(formats, change) {
     make("h2", {}, `A block of ${BLOCK} with one scale`),
     make(
       "p", {},
-      "In the MX formats, 32 numbers share a scale. It is a power of two, stored in E8M0. The value above is the first "
-      + "of the 32, undivided by the scale above. A large one takes the others' precision.",
+      "In the MX formats, 32 numbers share one scale, a power of two, which is stored in E8M0. The first of them is the "
+      + "value above, before its scale. One large number makes the scale large, and then small numbers become zero.",
     ),
-    make("div", { class: "row" }, field("Element", element), field("Round the scale", rounding)),
+    make("div", { class: "controls" }, field("Element", element), field("Round the scale", rounding)),
     said, scale, cells,
     make("details", {}, make("summary", {}, "The other numbers"), field(`${BLOCK - 1} numbers`, others)),
   );
+
+  function clear() {
+    scale.replaceChildren();
+    cells.replaceChildren();
+  }
 
   function update(state, byName, value) {
     fill(element, state.element);
@@ -432,20 +450,20 @@ function block(formats, change) {
     const numbers = state.others.split(/[\s,;]+/).filter(text => text).map(parse);
     const values = [value, ...numbers];
     if (values.some(number => !Number.isFinite(number))) {
+      clear();
       said.textContent = "A block needs finite numbers: the value above, and those below.";
       return;
     }
     if (values.length > BLOCK) {
+      clear();
       said.textContent = `A block has ${BLOCK} numbers, and these are ${values.length}.`;
       return;
     }
     const { exponent, amax, rounded: found } = roundBlock(format, values, state.rounding);
     const states = found.map((r, number) => stateOf(r, values[number]));
     const count = name => states.filter(one => one === name).length;
-    said.textContent =
-      `The largest is ${show(amax)}, so the scale is ${show(2 ** exponent)}. `
-      + `${count("zero")} of ${values.length} become zero, ${count("clamped")} ${count("clamped") === 1 ? "is" : "are"} clamped, `
-      + `${count("exact")} stay exact.`;
+    const counts = ["exact", "rounded", "clamped", "zero"].map(name => `${count(name)} ${name}`);
+    said.textContent = `The largest is ${show(amax)}, so the scale is ${show(2 ** exponent)}. Of ${values.length}: ${counts.join(", ")}.`;
     const e8m0 = byName.get("float8_e8m0fnu");
     scale.replaceChildren("Scale: ", make("code", { "data-answer": "scale" }, `2^${exponent}`), ", in E8M0 ");
     if (e8m0) {
@@ -520,15 +538,15 @@ function render({ model, el }) {
   const scale = input(text => change({ scale: text }));
   const clamp = make("input", { type: "checkbox", onchange: event => change({ clamp: event.target.checked }) });
   const wrong = make("p", { class: "wrong", role: "alert" });
-  const answer = make("p", { class: "answer", "aria-live": "polite" });
-  const tries = make("div", { class: "row tries", role: "group", "aria-label": "Values to try" });
+  const answer = make("div", { class: "answer", "aria-live": "polite" });
+  const tries = make("div", { class: "controls tries", role: "group", "aria-label": "Values to try" });
   for (const text of TRIES) tries.append(make("button", { type: "button", onclick: () => change({ value: text }) }, text));
   const first = panel("format", formats, change);
   const second = panel("beside", formats, change);
   const numbers = line(change);
   const blocks = block(formats, change);
   el.replaceChildren(
-    make("div", { class: "row asked" }, field("Value", value, "wide"), field("Scale", scale, "wide"),
+    make("div", { class: "controls asked" }, field("Value", value, "wide"), field("Scale", scale, "wide"),
       make("label", { class: "check" }, clamp, "Clamp first")),
     tries, wrong, answer,
     make("div", { class: "formats" }, first.element, second.element),
@@ -547,7 +565,8 @@ function render({ model, el }) {
     const [number, by] = [parse(valueText), parse(scaleText)];
     const chosen = [formatOf("format"), formatOf("beside")];
     const isClamped = model.get("clamp");
-    answer.textContent = problem ? "" : chosen.map(format => sentence(format, number, by, isClamped)).join(" ");
+    const said = problem ? [] : chosen.map(format => sentence(format, number, by, isClamped));
+    answer.replaceChildren(...said.map(text => make("p", {}, text)));
     first.update(chosen[0], number, by, isClamped, Boolean(problem), codeOf);
     second.update(chosen[1], number, by, isClamped, Boolean(problem), codeOf);
     numbers.update(chosen, number, by, isClamped, model.get("zoom"), Boolean(problem));

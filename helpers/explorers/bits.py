@@ -5,7 +5,6 @@ same, and answers when it is touched.
 import dataclasses
 import math
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,8 @@ STATE: Mapping[str, Any] = {
     "beside": "float8_e5m2",
     "clamp": True,
     "code": -1,
-    "zoom": 0,
-    "element": "float8_e4m3fn",
+    "zoom": 1,
+    "element": "float4_e2m1fn",
     "rounding": "up",
     "others": _others(),
 }
@@ -75,7 +74,7 @@ def answer(
         cells = (
             f"<b>{back}</b>",
             f"<code>{r.bits}</code> = <code>0x{r.code:0{digits}X}</code>",
-            f"{_digits(r.below)} and {_digits(r.above)}",
+            " and ".join(dict.fromkeys((_digits(r.below), _digits(r.above)))),
             _few(r.error),
         )
         row = "".join(f"<td>{cell}</td>" for cell in cells)
@@ -83,7 +82,7 @@ def answer(
     heads = ("format", "number", "code", "neighbours", "error")
     head = "".join(f"<th>{name}</th>" for name in heads)
     return (
-        f"<p>{escape(' '.join(sentences))}</p>"
+        f"<p>{' '.join(sentences)}</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 

@@ -9,12 +9,14 @@ import base64
 import hashlib
 import html
 import json
+import posixpath
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import parse_qs, urlencode
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -105,6 +107,25 @@ def _insert(app: Sphinx, document: nodes.document, page: str) -> None:
     first.parent.insert(place, nodes.raw("", element(explorer), format="html"))
 
 
+def _select(app: Sphinx, document: nodes.document, page: str) -> None:
+    """Have a link's title be what is selected on the explorer's page that it leads to, as in
+    [0.3 in E5M2](try/bits.md "value=0.3&format=float8_e5m2"): every engine shows a title, and only
+    here is it a part of the address.
+    """
+    for link in document.findall(nodes.reference):
+        path, dot, _ = link.get("refuri", "").partition(".html")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        if not dot or "=" not in link.get("reftitle", "") or not is_explorers(target):
+            continue
+        chosen = parse_qs(link["reftitle"])
+        explorer = EXPLORERS.get(PurePosixPath(target).name)
+        unknown = chosen.keys() - explorer.state.keys() if explorer else chosen.keys()
+        if unknown:
+            logger.warning("%s: %s has no %s", page, target, ", ".join(unknown), location=link)
+        link["refuri"] = f"{path}.html#{urlencode(chosen, doseq=True)}"
+        del link["reftitle"]
+
+
 def _load(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """Only a page of an explorer loads its files."""
     if not is_explorers(page):
@@ -137,6 +158,7 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
     app.connect("doctree-resolved", _insert)
+    app.connect("doctree-resolved", _select)
     app.connect("html-page-context", _load)
     app.connect("build-finished", _finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
