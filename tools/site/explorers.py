@@ -12,6 +12,7 @@ import json
 import posixpath
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,8 +23,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
+import fp8lens
 from helpers.explorers import FOLDER as MODULES
 from helpers.explorers import bits, dump
+from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +41,30 @@ _CHARSET = '<meta charset="utf-8" />'
 class Explorer:
     """`answer`: what the page's stored HTML shows, which is written into it as it is. `state`: what
     the explorer begins with, and keeps in the page's address. `data`: what it needs besides.
+    `lacks`: a sentence, where the site is built without something that the explorer needs.
     """
 
     name: str
     answer: Callable[[], str]
     state: Mapping[str, Any] = field(default_factory=dict)
     data: Callable[[], Mapping[str, Any]] = dict
+    lacks: Callable[[], str] = lambda: ""
 
 
-EXPLORERS = {
-    explorer.name: explorer
-    for explorer in (  # in the order of myst.yml
-        Explorer("dump", dump.answer),
-        Explorer("bits", bits.answer, bits.STATE, bits.data),
+def _without_python() -> str:
+    if pyodide.FOLDER.is_dir():
+        return ""
+    return (
+        "This copy of the site was built without a network, and so without the part that reads "
+        "dumps. In a terminal, fp8lens dump.txt says the same."
     )
-}
+
+
+_ALL = (
+    Explorer("dump", dump.answer, {"view": "matmuls", "at": "", "find": ""}, lacks=_without_python),
+    Explorer("bits", bits.answer, bits.STATE, bits.data),
+)  # in the order of myst.yml
+EXPLORERS = {explorer.name: explorer for explorer in _ALL}
 
 
 def is_explorers(page: str) -> bool:
@@ -63,11 +75,12 @@ def is_explorers(page: str) -> bool:
 def element(explorer: Explorer) -> str:
     """The element into which page.mjs renders an explorer."""
     name, state = html.escape(explorer.name), html.escape(json.dumps(dict(explorer.state)))
-    data = html.escape(json.dumps(dict(explorer.data())))
-    return (
-        f'<div class="explorer explorer-{name}" data-explorer="{name}" data-state="{state}" '
-        f'data-data="{data}">{explorer.answer()}</div>'
-    )
+    data = f'data-explorer="{name}" data-state="{state}"'
+    if needed := dict(explorer.data()):
+        data += f' data-data="{html.escape(json.dumps(needed))}"'
+    if lacks := explorer.lacks():
+        data += f' data-lacks="{html.escape(lacks)}"'
+    return f'<div class="explorer explorer-{name}" {data}>{explorer.answer()}</div>'
 
 
 def policy(page: str) -> str:
@@ -145,6 +158,8 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
     static.mkdir(parents=True, exist_ok=True)
     for file in [*MODULES.glob("*.mjs"), *MODULES.glob("*.css")]:
         shutil.copyfile(file, static / file.name)
+    if f"{FOLDER}/dump" in app.env.found_docs:
+        write_python(static)
     for name in filter(is_explorers, app.env.found_docs):
         page = Path(app.outdir, f"{name}.html")
         text = page.read_text(encoding="utf-8")
@@ -153,6 +168,30 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
         if not charset:
             logger.warning("%s: no place for a Content-Security-Policy", name)
         page.write_text(before + charset + meta + after, encoding="utf-8")
+
+
+def write_python(static: Path) -> None:
+    """What "Read my dump" runs: Pyodide, and fp8lens without what compiles, as one archive."""
+    if not pyodide.FOLDER.is_dir():
+        return
+    (static / "pyodide").mkdir(exist_ok=True)
+    for name in pyodide.FILES:
+        shutil.copyfile(pyodide.FOLDER / name, static / "pyodide" / name)
+    package = Path(fp8lens.__file__).parent
+    files = {path.relative_to(package.parent): path for path in sorted(package.rglob("*.py"))}
+    with zipfile.ZipFile(static / "fp8lens.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in files.items():
+            if "compile" not in name.parts:
+                _add(archive, name.as_posix(), path)
+        _add(archive, "reader.py", MODULES / "reader.py")
+    shutil.copyfile(dump.EXAMPLE, static / dump.EXAMPLE.name)
+
+
+def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    """Add a file without its date, so that the archive is the same wherever it is made."""
+    info = zipfile.ZipInfo(name)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, path.read_bytes())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
