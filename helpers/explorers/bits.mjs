@@ -130,9 +130,13 @@ function draw(name, attributes, ...children) {
   return element;
 }
 
-/** A field under its label; `change` gets what is typed or chosen. */
+let named = 0;
+
+/** A control under its label, or beside it. */
 function field(text, control, className = "") {
-  return make("label", { class: `field ${className}` }, make("span", {}, text), control);
+  named += 1;
+  control.id ||= `explorer-bits-${named}`;
+  return make("div", { class: `field ${className}` }, make("label", { for: control.id }, text), control);
 }
 
 function input(change, attributes = {}) {
@@ -326,6 +330,7 @@ function line(change) {
   });
 
   function update(formats, value, scale, clamp, zoomed, isWrong) {
+    element.classList.toggle("waiting", isWrong);
     if (isWrong) return;
     const [first] = formats;
     const most = mostZoom(first, value, scale);
@@ -344,7 +349,8 @@ function line(change) {
 }
 
 function drawLine(svg, width, [from, to], formats, value, scale, clamp) {
-  const x = number => ((number - from) / (to - from)) * width;
+  // no further than just beyond the edge, where infinity is too
+  const x = number => Math.min(Math.max(((number - from) / (to - from)) * width, -20), width + 20);
   svg.replaceChildren(draw("line", { x1: 0, x2: width, y1: AXIS, y2: AXIS, class: "axis" }));
   const said = [];
   for (const [number, format] of formats.entries()) {
@@ -374,9 +380,11 @@ function drawLine(svg, width, [from, to], formats, value, scale, clamp) {
     if (Number.isFinite(r.decoded) && r.decoded >= from && r.decoded <= to) {
       const ring = draw("circle", { cx: x(r.decoded), cy: AXIS, r: isAbove ? 9 : 13, class: `ring ${side}` });
       const y = AXIS + (isAbove ? -4 : 4);
-      svg.append(draw("line", { x1: x(value / scale), x2: x(r.decoded), y1: y, y2: y, class: `error ${side}` }), ring);
+      if (!Number.isNaN(value)) svg.append(draw("line", { x1: x(value / scale), x2: x(r.decoded), y1: y, y2: y, class: `error ${side}` }));
+      svg.append(ring);
     }
-    said.push(`${label(format)} gives ${show(r.decoded)}, between ${show(r.below)} and ${show(r.above)}`);
+    const between = r.below === r.above ? "" : `, between ${show(r.below)} and ${show(r.above)}`;
+    said.push(`${label(format)} gives ${show(r.decoded)}${between}`);
   }
   const target = value / scale;
   if (target >= from && target <= to) {
@@ -547,7 +555,7 @@ function render({ model, el }) {
   const blocks = block(formats, change);
   el.replaceChildren(
     make("div", { class: "controls asked" }, field("Value", value, "wide"), field("Scale", scale, "wide"),
-      make("label", { class: "check" }, clamp, "Clamp first")),
+      field("Clamp first", clamp, "check")),
     tries, wrong, answer,
     make("div", { class: "formats" }, first.element, second.element),
     numbers.element, blocks.section,
