@@ -88,7 +88,7 @@ function steps(format, value, scale, clamp, r) {
   const bits = `${bitsOf(format, r.code)} = ${hexOf(format, r.code)}`;
   found.push(["Store the code", bits]);
   found.push(["Multiply by the scale", `${show(r.decoded)} × ${show(scale)} = ${show(r.dequantized)}`]);
-  const relative = Number.isFinite(r.relative) ? ` (${few(100 * r.relative)} % of the value)` : "";
+  const relative = r.error && Number.isFinite(r.relative) ? ` (${few(100 * r.relative)} % of the value)` : "";
   found.push(["Error", Number.isNaN(r.error) ? "none to speak of" : `${few(r.error)}${relative}`]);
   return found;
 }
@@ -505,6 +505,7 @@ function render({ model, el }) {
   const formats = model.get("formats");
   const byName = new Map(formats.map(format => [format.name, format]));
   el.classList.add("explorer", "explorer-bits");
+  el.dataset.lmSuppressShortcuts = "true"; // keys that are pressed here are not JupyterLab's commands
 
   function formatOf(key) {
     return byName.get(model.get(key)) ?? formats[0];
