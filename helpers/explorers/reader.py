@@ -348,7 +348,7 @@ class Program:
             "makers": [_near(other) for other in makers],
             "users": [_near(other) for other in users[:100]],
             "userCount": len(users),
-            "callers": [_near(other) for other in self._callers.get(computation.name, [])[:100]],
+            "callers": [_near(other) for other in self._callers(computation.name)[:100]],
             "called": [{"at": f"{name}/", "text": readable(f"%{name}")} for name in i.called],
             "facts": [(name, readable(text)) for name, text in facts if text],
         }
@@ -357,13 +357,36 @@ class Program:
         computation, _, name = at.partition("/")
         return self.module.computations[computation][name]
 
-    @cached_property
-    def _callers(self) -> dict[str, list[Instruction]]:
-        found: dict[str, list[Instruction]] = {}
-        for i in self.module:
-            for name in i.called:
-                found.setdefault(name, []).append(i)
+    def _callers(self, name: str) -> list[Instruction]:
+        """The instructions that run a computation: found in the text, which is sooner than asking
+        each of many.
+        """
+        found = []
+        for m in re.finditer(rf"[={{ ,]%?{re.escape(name)}(?![A-Za-z0-9_.\-])", self.module.text):
+            i = self._at(m.start())
+            if i and name in i.called and i not in found:
+                found.append(i)
         return found
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [c.start for c in self.module.computations.values()]
+
+    def _line(self, at: int) -> str:
+        """The line of the text in which a place is."""
+        end = self.module.text.find("\n", at)
+        begin = self.module.text.rfind("\n", 0, at) + 1
+        return self.module.text[begin:] if end < 0 else self.module.text[begin:end]
+
+    def _computation(self, at: int) -> Computation | None:
+        """The computation in which a place of the text is."""
+        place = bisect.bisect_right(self._starts, at) - 1
+        return [*self.module.computations.values()][place] if place >= 0 else None
+
+    def _at(self, at: int) -> Instruction | None:
+        """The instruction in whose line a place of the text is."""
+        defines, computation = _DEFINES.match(self._line(at)), self._computation(at)
+        return computation.get(defines[1]) if defines and computation else None
 
     def find(self, words: str) -> dict[str, Any]:
         """The lines that have these words, capital or not, and how many there are."""
@@ -372,23 +395,22 @@ class Program:
             text, words = text.lower(), words.lower()
         rows: list[dict[str, str]] = []
         count, at = 0, text.find(words) if words else -1
-        starts = [c.start for c in self.module.computations.values()]
-        names = list(self.module.computations)
         while at >= 0:
-            begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
-            end = len(text) if end < 0 else end
-            place = bisect.bisect_right(starts, at) - 1
-            if place >= 0:
+            if at >= self._starts[0]:
                 count += 1
                 if len(rows) < MOST_FOUND:
-                    line = self.module.text[begin:end]
-                    defines = _DEFINES.match(line)
-                    name = defines[1] if defines else ""
-                    rows.append(
-                        {"at": f"{names[place]}/{name}", "text": readable(line.strip()[:300])}
-                    )
-            at = text.find(words, end)
+                    rows.append(self._found(at))
+            end = text.find("\n", at)
+            at = text.find(words, end) if end >= 0 else -1
         return {"rows": rows, "count": count}
+
+    def _found(self, at: int) -> dict[str, str]:
+        """A line that a search lists, and where it leads."""
+        line, computation = self._line(at), self._computation(at)
+        defines = _DEFINES.match(line)
+        name = defines[1] if defines else ""
+        assert computation  # the place is behind the first one's start
+        return {"at": f"{computation.name}/{name}", "text": readable(line.strip()[:300])}
 
     # To keep --------------------------------------------------------------------------------------
 
@@ -493,12 +515,16 @@ class Reader:
         return json.dumps(choice and {"name": choice.name, "said": readable(str(choice))})
 
     def read(
-        self, slot: str, name: str, data: bytes, tell: Callable[[str], None] = lambda what: None
+        self, slot: str, name: str, data: Any, tell: Callable[[str], None] = lambda what: None
     ) -> str:
-        """Read a dump. Returns as JSON its summary, or {"error": a sentence}."""
+        """Read a dump. Returns as JSON its summary, or {"error": a sentence}. `data` are bytes, or
+        JavaScript's, which are copied.
+        """
         self.programs.pop(slot, None)
         self._diff = None
         try:
+            if not isinstance(data, bytes):
+                data = data.to_bytes()
             program = Program(name, text_of(data), tell)
             summary = program.summary()
         except NoText as error:
