@@ -19,7 +19,8 @@ def answer() -> str:
             "<code>fp8lens dump.txt</code> says the same.</p></noscript>",
             "<p>Of its example, a layer with a gate, the page says:</p>",
             f'<p class="verdict">{html.escape(summary["answer"])}</p>',
-            f'<div class="scrolls" tabindex="0" role="region" aria-label="Matmuls">{_table(summary["report"])}</div>',
+            '<div class="scrolls" tabindex="0" role="region" aria-label="Matmuls">',
+            f"{_table(summary['report'])}</div>",
             f'<p class="quiet">{html.escape(summary["totals"])}</p>',
             f"<ul>{''.join(map(_lost, summary['lost']))}</ul>",
         ]

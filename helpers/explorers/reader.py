@@ -73,7 +73,7 @@ def pieces(i: Instruction) -> list[Piece]:
     what makes it, a computation's to that.
     """
     found: list[Piece] = []
-    for part, style in parts(readable(format_instruction(i, False, False))):
+    for part, style in parts(readable(_text(i))):
         if style:
             found.append((part, style, ""))
             continue
@@ -86,9 +86,25 @@ def pieces(i: Instruction) -> list[Piece]:
     return [piece for piece in found if piece[0]]
 
 
+def _text(i: Instruction) -> str:
+    """An instruction as it is printed; as it was dumped, where its attributes cannot be read."""
+    try:
+        return format_instruction(i, False, False)
+    except HloParseError:
+        return f"  {i.cmd}"
+
+
+def _called(i: Instruction) -> tuple[str, ...]:
+    """The computations that an instruction names, as far as it can be read."""
+    try:
+        return i.called
+    except HloParseError:
+        return ()
+
+
 def _target(i: Instruction, name: str) -> str:
     """Where a name in an instruction leads; "" where it is none of the module's."""
-    if name in i.computation.module.computations and name in i.called:
+    if name in i.computation.module.computations and name in _called(i):
         return f"{name}/"
     other = i.computation.get(name)
     return address(other) if other else ""
@@ -319,7 +335,8 @@ class Program:
             moved = self._bytes.get(i)
             shown = size(moved) if moved is not None else ""
             rows.append({"at": address(i), "pieces": pieces(i), "bytes": shown})
-        return {"name": name, "rows": rows, "count": len(computation), "start": start}
+        title = readable(heading(computation))
+        return {"title": title, "rows": rows, "count": len(computation), "start": start}
 
     def about(self, at: str) -> dict[str, Any]:
         """All that HLO says of one instruction: who makes its operands, who reads it."""
@@ -327,43 +344,52 @@ class Program:
         computation = i.computation
         makers = [found for name in dict.fromkeys(i.operands) if (found := computation.get(name))]
         users = computation.users.get(i.name, [])
-        metadata = i.metadata
-        config = i.backend_config
-        if isinstance(config, dict):
-            config = json.dumps(config, indent=1, ensure_ascii=False)
-        facts = [
-            ("op_name", metadata and metadata.op_name),
-            (
-                "source",
-                metadata
-                and metadata.source_file
-                and (f"{metadata.source_file}:{metadata.source_line}"),
-            ),
-            ("backend_config", config),
-            ("as dumped", i.cmd),
-        ]
+        facts = [*_facts(i), ("as dumped", i.cmd)]
         return {
             "at": at,
             "name": readable(i.name),
             "makers": [_near(other) for other in makers],
             "users": [_near(other) for other in users[:100]],
             "userCount": len(users),
-            "callers": [_near(other) for other in self._callers.get(computation.name, [])[:100]],
-            "called": [{"at": f"{name}/", "text": readable(f"%{name}")} for name in i.called],
-            "facts": [(name, readable(text)) for name, text in facts if text],
+            "callers": [_near(other) for other in self._callers(computation.name)[:100]],
+            "called": [{"at": f"{name}/", "text": readable(f"%{name}")} for name in _called(i)],
+            "facts": [(name, readable(text)) for name, text in facts],
         }
 
     def _instruction(self, at: str) -> Instruction:
         computation, _, name = at.partition("/")
         return self.module.computations[computation][name]
 
-    @cached_property
-    def _callers(self) -> dict[str, list[Instruction]]:
-        found: dict[str, list[Instruction]] = {}
-        for i in self.module:
-            for name in i.called:
-                found.setdefault(name, []).append(i)
+    def _callers(self, name: str) -> list[Instruction]:
+        """The instructions that run a computation: found in the text, which is sooner than asking
+        each of many.
+        """
+        found = []
+        for m in re.finditer(rf"[={{ ,]%?{re.escape(name)}(?![A-Za-z0-9_.\-])", self.module.text):
+            i = self._at(m.start())
+            if i and name in _called(i) and i not in found:
+                found.append(i)
         return found
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [c.start for c in self.module.computations.values()]
+
+    def _line(self, at: int) -> str:
+        """The line of the text in which a place is."""
+        end = self.module.text.find("\n", at)
+        begin = self.module.text.rfind("\n", 0, at) + 1
+        return self.module.text[begin:] if end < 0 else self.module.text[begin:end]
+
+    def _computation(self, at: int) -> Computation | None:
+        """The computation in which a place of the text is."""
+        place = bisect.bisect_right(self._starts, at) - 1
+        return [*self.module.computations.values()][place] if place >= 0 else None
+
+    def _at(self, at: int) -> Instruction | None:
+        """The instruction in whose line a place of the text is."""
+        defines, computation = _DEFINES.match(self._line(at)), self._computation(at)
+        return computation.get(defines[1]) if defines and computation else None
 
     def find(self, words: str) -> dict[str, Any]:
         """The lines that have these words, capital or not, and how many there are."""
@@ -372,23 +398,22 @@ class Program:
             text, words = text.lower(), words.lower()
         rows: list[dict[str, str]] = []
         count, at = 0, text.find(words) if words else -1
-        starts = [c.start for c in self.module.computations.values()]
-        names = list(self.module.computations)
         while at >= 0:
-            begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
-            end = len(text) if end < 0 else end
-            place = bisect.bisect_right(starts, at) - 1
-            if place >= 0:
+            if at >= self._starts[0]:
                 count += 1
                 if len(rows) < MOST_FOUND:
-                    line = self.module.text[begin:end]
-                    defines = _DEFINES.match(line)
-                    name = defines[1] if defines else ""
-                    rows.append(
-                        {"at": f"{names[place]}/{name}", "text": readable(line.strip()[:300])}
-                    )
-            at = text.find(words, end)
+                    rows.append(self._found(at))
+            end = text.find("\n", at)
+            at = text.find(words, end) if end >= 0 else -1
         return {"rows": rows, "count": count}
+
+    def _found(self, at: int) -> dict[str, str]:
+        """A line that a search lists, and where it leads."""
+        line, computation = self._line(at), self._computation(at)
+        defines = _DEFINES.match(line)
+        name = defines[1] if defines else ""
+        assert computation  # the place is behind the first one's start
+        return {"at": f"{computation.name}/{name}", "text": readable(line.strip()[:300])}
 
     # To keep --------------------------------------------------------------------------------------
 
@@ -454,6 +479,22 @@ def _lost_html(lost: dict[str, Any]) -> str:
     return f"<code>{html.escape(lost['title'])}</code> {html.escape(said)}"
 
 
+def _facts(i: Instruction) -> Iterator[tuple[str, str]]:
+    """Where an instruction comes from, and how its kernel is set up, as far as it can be read."""
+    try:
+        metadata, config = i.metadata, i.backend_config
+    except HloParseError:
+        return
+    if metadata and metadata.op_name:
+        yield "op_name", metadata.op_name
+    if metadata and metadata.source_file:
+        yield "source", f"{metadata.source_file}:{metadata.source_line}"
+    if isinstance(config, dict):
+        config = json.dumps(config, indent=1, ensure_ascii=False)
+    if config:
+        yield "backend_config", config
+
+
 def _near(i: Instruction) -> dict[str, str]:
     return {"at": address(i), "text": readable(f"%{i.name} = {i.shape_text} {i.opcode}")[:200]}
 
@@ -493,12 +534,16 @@ class Reader:
         return json.dumps(choice and {"name": choice.name, "said": readable(str(choice))})
 
     def read(
-        self, slot: str, name: str, data: bytes, tell: Callable[[str], None] = lambda what: None
+        self, slot: str, name: str, data: Any, tell: Callable[[str], None] = lambda what: None
     ) -> str:
-        """Read a dump. Returns as JSON its summary, or {"error": a sentence}."""
+        """Read a dump. Returns as JSON its summary, or {"error": a sentence}. `data` are bytes, or
+        JavaScript's, which are copied.
+        """
         self.programs.pop(slot, None)
         self._diff = None
         try:
+            if not isinstance(data, bytes):
+                data = data.to_bytes()
             program = Program(name, text_of(data), tell)
             summary = program.summary()
         except NoText as error:

@@ -178,11 +178,11 @@ def write_python(static: Path) -> None:
     for name in pyodide.FILES:
         shutil.copyfile(pyodide.FOLDER / name, static / "pyodide" / name)
     package = Path(fp8lens.__file__).parent
-    files = {path.relative_to(package.parent): path for path in sorted(package.rglob("*.py"))}
     with zipfile.ZipFile(static / "fp8lens.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in files.items():
-            if "compile" not in name.parts:
-                _add(archive, name.as_posix(), path)
+        for path in sorted(package.rglob("*.py")):
+            inside = path.relative_to(package.parent)
+            if "compile" not in inside.parts:
+                _add(archive, inside.as_posix(), path)
         _add(archive, "reader.py", MODULES / "reader.py")
     shutil.copyfile(dump.EXAMPLE, static / dump.EXAMPLE.name)
 

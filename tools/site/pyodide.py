@@ -1,4 +1,4 @@
-"""Python compiled to WebAssembly, which one page of the site runs: fetched from npm's registry once.
+"""Python compiled to WebAssembly, which one page of the site runs: fetched once, from npm.
 
     python -m tools.site.pyodide     `make site` does it; without a network it says so, and the site
                                      is built without what needs it
