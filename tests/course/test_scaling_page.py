@@ -63,7 +63,7 @@ def test_the_keyboard_steps_and_changes_the_history(fresh):
     fresh.get_by_role("button", name="Next step").press("Enter")
     expect(fresh.locator("p.now")).to_contain_text("Step 51 knows 16 amaxes")
     expect(fresh.locator("p.now")).to_contain_text("become zero")
-    history = fresh.get_by_label("History")
+    history = fresh.get_by_role("slider", name="History")
     history.focus()
     for _ in range(12):
         fresh.keyboard.press("ArrowLeft")
