@@ -29,7 +29,7 @@ class Bits(anywidget.AnyWidget):
     element = traitlets.Unicode().tag(sync=True)
     rounding = traitlets.Unicode().tag(sync=True)
     others = traitlets.Unicode().tag(sync=True)
-    formats = traitlets.List().tag(sync=True)
+    formats: traitlets.List = traitlets.List().tag(sync=True)
 
     def __init__(self, value: str | float = "465", scale: str | float = "1", **state: Any):
         typed = {"value": str(value), "scale": str(scale)}
@@ -66,7 +66,7 @@ class DelayedScaling(anywidget.AnyWidget):
     format = traitlets.Unicode().tag(sync=True)
     step = traitlets.Int().tag(sync=True)
     traces = traitlets.Dict().tag(sync=True)
-    formats = traitlets.List().tag(sync=True)
+    formats: traitlets.List = traitlets.List().tag(sync=True)
 
     def __init__(self, **state: Any):
         super().__init__(**{**scaling.STATE, **scaling.data(), **state})
