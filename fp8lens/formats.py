@@ -128,8 +128,8 @@ def is_fp8(dtype: str) -> bool:
 
 
 def is_narrow(dtype: str) -> bool:
-    """Whether it is such a float of 8 bits, or of 4."""
-    return is_fp8(dtype) or dtype == E2M1.name
+    """Whether it is such a float of 8 bits, or of 4; "f4" is PTX's, as "f8"."""
+    return is_fp8(dtype) or dtype in (E2M1.name, "f4")
 
 
 def block_format(element: str, scale: str, block: int) -> BlockFormat | None:

@@ -6,30 +6,40 @@ import collections
 import re
 from collections.abc import Mapping
 
-from fp8lens.formats import is_fp8
+from fp8lens.formats import E2M1, is_fp8, is_narrow
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import fusion_body, fusion_kind
 from fp8lens.hlo.remember import remembered
 from fp8lens.matmul.rows import GemmRow
 
 # What is multiplied: the types after the sum's in `wgmma.mma_async...f32.e4m3.e4m3` and in
-# `mma...f32.e4m3.e4m3.f32`. Blackwell's `tcgen05.mma...kind::f16` names a kind; of the kind f8f6f4,
-# the operands say which type.
+# `mma...f32.e4m3.e4m3.f32`. Blackwell's `tcgen05.mma...kind::f16` names a kind; of the kinds f8f6f4
+# and mxf8f6f4 the operands say which type. Those with mx have block scales.
 _MMA = re.compile(
-    r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:\w{1,30}\.){0,20}?"
-    r"(?:f16|f32|f64|s32)\.(e4m3|e5m2|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
-    r"|\btcgen05\.mma\S{0,200}?kind::(?:(f16|tf32|i8)|f8f6f4|mxf8f6f4)"
+    r"\b(?:wgmma\.mma_async|mma)\.sync\.aligned\.(?:[\w:]{1,30}\.){0,20}?(?:f16|f32|f64|s32)\."
+    r"(?P<type>e4m3|e5m2|e3m2|e2m3|e2m1|bf16|f16|tf32|s8|u8|f64)\.\w+\b"
+    r"|\btcgen05\.mma\S{0,200}?kind::(?P<kind>f16|tf32|i8|mxf4nvf4|mxf4|mxf8f6f4|f8f6f4)\b"
 )
-_PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2"}
+# As HLO names them. "f8" and "f4" are multiplied at the rate of 8 and of 4 bits; of the kind f8f6f4
+# narrower elements are so at that of 8.
+_PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2", "i8": "s8"}
+_PTX_TYPES |= dict.fromkeys(("e3m2", "e2m3", "e2m1", "f8f6f4", "mxf8f6f4"), "f8")
+_PTX_TYPES |= dict.fromkeys(("mxf4", "mxf4nvf4"), "f4")
+
+
+def _type(mma: re.Match) -> str:
+    """The type that one instruction multiplies."""
+    if mma["type"] == "e2m1" and "kind::mxf4" in mma[0]:
+        return "f4"
+    name = mma["type"] or mma["kind"]
+    return _PTX_TYPES.get(name, name)
 
 
 def instructions(text: str) -> tuple[str, ...]:
     """The types that the matrix instructions of a kernel's PTX multiply, as HLO names them; none
     where it has none.
     """
-    types = (m[1] or m[2] or "f8" for m in _MMA.finditer(text))
-    in_hlo = _PTX_TYPES | {"i8": "s8"}
-    return tuple(dict.fromkeys(in_hlo.get(name, name) for name in types))
+    return tuple(dict.fromkeys(map(_type, _MMA.finditer(text))))
 
 
 def _number(entry: str, name: str) -> str:
@@ -81,18 +91,18 @@ def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     if not text:
         alike = _fusions(row.instruction.computation.module)[_computed(row.instruction)]
         text = next((ptx[name] for name in alike if name in ptx), "")
-    found = list(dict.fromkeys(_type(m, row.math_dtype) for m in _MMA.finditer(text)))
+    found = [_of_operands(name, row) for name in instructions(text)]
     if found:
-        return next((dtype for dtype in found if not is_fp8(dtype)), found[0])
+        return next((dtype for dtype in found if not is_narrow(dtype)), found[0])
     if "fma." in text:
         return "f32"
     return row.math_dtype if text and not row.is_fp8 else "unknown"
 
 
-def _type(mma: re.Match, says: str) -> str:
-    """The type that one instruction multiplies, of a kernel whose dot `says` another."""
-    if mma[1]:
-        return _PTX_TYPES.get(mma[1], mma[1])
-    if not mma[2]:  # kind::f8f6f4
-        return says
-    return {"f16": "bf16" if says == "bf16" else "f16", "i8": "s8"}.get(mma[2], mma[2])
+def _of_operands(name: str, row: GemmRow) -> str:
+    """The type of an instruction that leaves it to its operands, or to what the dot says."""
+    if name == "f8":
+        return next(filter(is_fp8, (row.lhs_dtype, row.rhs_dtype)), name)
+    if name == "f4":
+        return E2M1.name
+    return "bf16" if (name, row.math_dtype) == ("f16", "bf16") else name

@@ -128,7 +128,8 @@ class GemmReport:
             made = f"make and undo {' and '.join(found)}"
             text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to {made}"
             runs = sum(1 if row.count is None else row.count for row in self.fp8_rows)
-            text += f", for {counted(runs, 'matmul')}" if runs else ", for no FP8 matmul"
+            whose = " of XLA's" if self.opaque else ""
+            text += f", for {counted(runs, 'matmul')}" if runs else f", for no FP8 matmul{whose}"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
         if self.opaque:

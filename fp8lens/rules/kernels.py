@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from fp8lens.formats import CUBLASLT, is_fp8
+from fp8lens.formats import CUBLASLT, is_fp8, is_narrow
 from fp8lens.hlo.dataflow import is_same_in_each_iteration
 from fp8lens.hlo.ops import COLLECTIVES, CONTROL, SCALING
 from fp8lens.hlo.origin import is_recomputed, op_name
@@ -527,12 +527,12 @@ class Opaque:
 
     @property
     def wide(self) -> str:
-        """The types that it multiplies and that are not FP8."""
-        return " and ".join(name for name in self.types if not is_fp8(name))
+        """The types that it multiplies and that are neither FP8 nor FP4."""
+        return " and ".join(name for name in self.types if not is_narrow(name))
 
     @property
     def is_known(self) -> bool:
-        """Whether all that it multiplies is FP8, or nothing is."""
+        """Whether all that it multiplies is FP8 or FP4, or nothing is."""
         if self.types:
             return not self.wide
         # Which a loop may sum, without an instruction for matrices

@@ -2,10 +2,10 @@
 
 import re
 
-from fp8lens.formats import CUBLASLT, is_fp8
+from fp8lens.formats import CUBLASLT, E2M1, is_fp8
 from fp8lens.hlo.ops import COLLECTIVES, COMMUTES
 from fp8lens.hlo.origin import primitive
-from fp8lens.hlo.values import broadcast_of, look_through, operand
+from fp8lens.hlo.values import broadcast_of, dimensions, look_through, minor_to_major, operand
 from fp8lens.matmul.operands import Operand, Problem
 from fp8lens.matmul.rows import is_sum_of_products, matmuls
 from fp8lens.rules.facts import Matmul
@@ -287,15 +287,20 @@ def block_scales(m: Matmul) -> Found | None:
         "XLA hands no block-scaled matmul of {lhs} and {rhs} with these scales to cuDNN: it "
         "dequantizes the operands, and multiplies in {math}"
     ),
-    fix="use MXFP8 with E4M3 for one operand at least, or NVFP4",
+    fix=(
+        "call jax.lax.scaled_dot and leave XLA's Triton on (gemm='auto'), from JAX 0.12 on; or use "
+        "MXFP8 with E4M3 for one operand at least, or NVFP4"
+    ),
     source="XLA's block_scaling_rewriter.cc: MXFP8, and NVFP4 with scales in E4M3",
 )
 def block_format_not_multiplied(m: Matmul) -> Found | None:
     """The matmul has block scales, in a combination of formats that XLA has no call for.
 
     cuDNN multiplies E4M3 by E4M3 or E5M2 with a power of two for each 32 elements (MXFP8), and
-    E2M1 with an E4M3 scale for each 16 (NVFP4). XLA makes a call of these alone. MXFP4, two
-    operands in E5M2, and other scales are dequantized in kernels and multiplied in a wide type.
+    E2M1 with an E4M3 scale for each 16 (NVFP4). `jax.nn.scaled_matmul` becomes a call of these
+    alone. MXFP4, two operands in E5M2, and other scales are dequantized in kernels and multiplied
+    in a wide type. `jax.lax.scaled_dot` becomes a kernel of XLA's Triton instead, which multiplies
+    these formats as they are: E5M2 in all releases here, FP4 from JAX 0.12 on.
 
     Compiled with: target="B200"
 
@@ -322,7 +327,7 @@ def block_format_not_multiplied(m: Matmul) -> Found | None:
             return jax.nn.scaled_matmul(a, b, a_scales, b_scales, preferred_element_type=bf16)
     """
     call = m.block_scaled
-    if call is None or call.opcode == "call" or not m.chip.has_block_scales:
+    if call is None or call.opcode != "custom-call" or not m.chip.has_block_scales:
         return None
     return Found(lhs=operand(call, 0).shape.dtype, rhs=operand(call, 1).shape.dtype)
 
@@ -331,19 +336,24 @@ def block_format_not_multiplied(m: Matmul) -> Found | None:
     "scaled-dot-spelled-out",
     lost=Lost.FP8,
     reason=(
-        "XLA does not hand jax.lax.scaled_dot to cuDNN: it dequantizes the operands, and "
-        "multiplies in {math}"
+        "XLA does not hand jax.lax.scaled_dot to cuDNN: without a kernel of Triton's for it, it "
+        "dequantizes the operands, and multiplies in {math}"
     ),
-    fix="call jax.nn.scaled_matmul in its place",
+    fix=(
+        "leave XLA's Triton on (gemm='auto', XLA's own choice) with FP8 or FP4 for both operands "
+        "and E8M0 for the scales; or call jax.nn.scaled_matmul in its place"
+    ),
     source="XLA's block_scaling_rewriter.cc: the custom call __op$block_scaled_dot alone",
 )
 def scaled_dot_spelled_out(m: Matmul) -> Found | None:
     """The matmul is JAX's scaled_dot, which XLA computes by its definition.
 
     `jax.lax.scaled_dot` is a composite: an operation with a definition, which a compiler may
-    replace. XLA's compiler for GPUs takes the definition: it dequantizes both operands in kernels
-    and multiplies the results. `jax.nn.scaled_matmul` computes the same with [B, M, K], [B, N, K]
-    and scales for blocks of 32, and cuDNN runs it on chips with compute capability 10.0 or higher.
+    replace. On a chip with block scales XLA's Triton multiplies it as it is, by one kernel. With
+    Triton off, as here, or with wide operands or scales, XLA takes the definition: it dequantizes
+    both operands in kernels and multiplies the results. `jax.nn.scaled_matmul` computes the same
+    with [B, M, K], [B, N, K] and scales for blocks of 32, and cuDNN runs it on chips with compute
+    capability 10.0 or higher.
 
     Compiled with: target="B200"
 
@@ -373,6 +383,70 @@ def scaled_dot_spelled_out(m: Matmul) -> Found | None:
     """
     is_composite = m.block_scaled is not None and m.block_scaled.opcode == "call"
     return found_if(is_composite and m.chip.has_block_scales)
+
+
+@rule(
+    "fp4-operand-not-k-last",
+    lost=Lost.FP8,
+    reason=(
+        "XLA's Triton multiplies FP4 only where K is the last dimension in memory, as it is not of "
+        "{arrays}: it converts the operands to {math}"
+    ),
+    fix=(
+        "store that operand with K last, as a [N, K] array that is transposed in the call of "
+        "jax.lax.scaled_dot"
+    ),
+    source="the kernel's PTX: its mma instruction",
+)
+def fp4_operand_not_k_last(m: Matmul) -> Found | None:
+    """Of two FP4 operands of jax.lax.scaled_dot one is not stored with K last.
+
+    Two FP4 numbers share a byte. The tensor core takes pairs along K, the dimension that is summed
+    over. Where the pairs lie along another dimension, Triton unpacks the numbers, converts them to
+    float16 or bfloat16, and multiplies these. An FP8 operand may be stored either way. Before JAX
+    0.12 XLA made no such kernel of FP4 at all.
+
+    Compiled with: target="B200", gemm="auto"
+
+    Loses it:
+
+        def layer(
+            a: "f4e2m1fn[128,256]",
+            b: "f4e2m1fn[256,128]",
+            a_scales: "f8e4m3fn[128,16]",
+            b_scales: "f8e4m3fn[16,128]",
+        ):
+            return jax.lax.scaled_dot(
+                a, b, lhs_scale=a_scales, rhs_scale=b_scales, preferred_element_type=bf16
+            )
+
+    Compiled with: target="B200", gemm="auto"
+
+    Keeps it:
+
+        def layer(
+            a: "f4e2m1fn[128,256]",
+            b: "f4e2m1fn[128,256]",
+            a_scales: "f8e4m3fn[128,16]",
+            b_scales: "f8e4m3fn[16,128]",
+        ):
+            return jax.lax.scaled_dot(
+                a, b.T, lhs_scale=a_scales, rhs_scale=b_scales, preferred_element_type=bf16
+            )
+    """
+    call = m.block_scaled
+    if call is None or call.opcode != "scaled-dot" or not m.chip.has_block_scales:
+        return None
+    shapes = [operand(call, index).shape for index in (0, 1)]
+    if {shape.dtype for shape in shapes} != {E2M1.name}:
+        return None
+    along = [dimensions(call, f"{side}_contracting_dims") for side in ("lhs", "rhs")]
+    others = [
+        f"{shape.dtype}{[*shape.dims]}".replace(" ", "")
+        for shape, summed in zip(shapes, along, strict=True)
+        if minor_to_major(shape)[0] not in summed
+    ]
+    return found_if(others, arrays=" and ".join(others))
 
 
 @rule(
@@ -1364,6 +1438,7 @@ NOT_FP8 = (
     block_scales,
     scaled_dot_spelled_out,
     block_format_not_multiplied,
+    fp4_operand_not_k_last,
     one_number,
     folded,
     gathered,

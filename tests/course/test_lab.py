@@ -15,12 +15,12 @@ import nbformat
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.weekly import NIGHTLY
 from tools import outputs
 from tools.files import of_project
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHAPTER = "01_fp8_formats"
-NIGHTLY = bool(os.environ.get("NIGHTLY"))
 # The first chapter has every kind of output, and an explorer; the other one compiles, too.
 RUN = [CHAPTER, "03_scaled_matmul"] if NIGHTLY else [CHAPTER]
 LIMIT = 300  # seconds for whatever is waited for: far more than it takes where the machine is busy

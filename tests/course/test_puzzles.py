@@ -6,13 +6,11 @@ The first chapter in each run; with NIGHTLY=1 in the environment, all of them. O
     NIGHTLY=1 .venv/bin/python -m pytest tests/course/test_puzzles.py -k 04
 """
 
-import os
-
 import pytest
 
 from tests.course.answers import RIGHT, WRONG, answers, chapters, needed, solutions
+from tests.weekly import NIGHTLY
 
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 CHAPTERS = chapters()
 PUZZLES = [
     (name, number)

@@ -32,7 +32,7 @@ import fp8lens
 from fp8lens.rules.page import every_name, explain
 from helpers.figures.plots import READABLE
 from helpers.pages import LOSSES, index
-from tests.weekly import one_in
+from tests.weekly import NIGHTLY, one_in
 from tools.records import rules as record
 from tools.site import build, changes, explorers, repository, sanitize
 
@@ -50,7 +50,7 @@ PAGES.insert(PAGES.index("fp8lens/README.html") + 1, API)
 CITE = "cite.html"
 PAGES.insert(PAGES.index("CHANGELOG.html") + 1, CITE)
 OF_RULES = ["late-relu", "operand-layout", "transposed-for-collective"]
-if os.environ.get("NIGHTLY"):
+if NIGHTLY:
     OF_RULES = every_name()
 LOOKED_AT = [*PAGES, *(f"rules/{name}.html" for name in OF_RULES)]
 # Sphinx tells the authors of its extensions what will change.
@@ -791,7 +791,7 @@ def test_the_first_page_leads_to_every_other(site, browser):
 # the time, looks at one page in three, and at the first; in the weekly run, with NIGHTLY=1, at each
 # width in each scheme.
 VIEWS = [(1280, "light"), (390, "dark")]
-if os.environ.get("NIGHTLY"):
+if NIGHTLY:
     VIEWS += [(1280, "dark"), (390, "light")]
 
 
@@ -958,7 +958,7 @@ ALL_IN_REACH = """[...document.querySelectorAll("pre")].every(
 
 @pytest.mark.parametrize("shown", one_in(3, LOOKED_AT), indirect=True)
 def test_everybody_can_read_a_page(shown):
-    for view in VIEWS if os.environ.get("NIGHTLY") else VIEWS[:1]:
+    for view in VIEWS if NIGHTLY else VIEWS[:1]:
         see(shown, *view)
         shown.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
         shown.wait_for_function(ALL_IN_REACH)

@@ -3,6 +3,7 @@ and what is said of the others.
 """
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,13 @@ e4m3, e5m2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 e2m1, e8m0 = jnp.float4_e2m1fn, jnp.float8_e8m0fnu
 
 CALL = "__cudnn$blockScaledDot"
+WORKSTATION = dataclasses.replace(
+    TARGETS["B200"],
+    name="a workstation's",
+    compute_capability=(12, 0),
+    shared_memory_per_sm=102400,
+    shared_memory_optin=101376,
+)
 
 
 def scaled_matmul(lhs, rhs, scale, block, target="B200") -> Inspection:
@@ -58,6 +66,61 @@ def test_what_xla_makes_no_call_of_is_a_reason(name):
     assert rules == ([] if is_call else ["block-format-not-multiplied"])
 
 
+def lax_scaled_dot(lhs, rhs, scale, block, **options) -> Inspection:
+    shapes = [(M, K, lhs), (K, N, rhs), (M, K // block, scale), (K // block, N, scale)]
+
+    def fn(a, b, a_scales, b_scales):
+        return jax.lax.scaled_dot(
+            a, b, lhs_scale=a_scales, rhs_scale=b_scales, preferred_element_type=bf16
+        )
+
+    arrays = (jax.ShapeDtypeStruct((rows, columns), of) for rows, columns, of in shapes)
+    return inspect(fn, *arrays, **options)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="needs JAX 0.12")
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("chip", ["B200", WORKSTATION], ids=["B200", "workstation"])
+def test_xlas_triton_multiplies_what_scaled_dot_is_given(name, chip):
+    """The PTX says whether it does, and so does the row, with the type whose rate it has."""
+    why = {"MXFP4": "fp4-operand-not-k-last", "NVFP4": "fp4-operand-not-k-last"}
+    why |= {"E4M3 by E2M1": "unknown-not-fp8"}  # also with K last
+    seen = lax_scaled_dot(*FORMATS[name], target=chip, gemm="auto")
+    (row,) = seen.report.rows
+    multiplied = re.findall(r"\w*mma\.\S*kind::(\w+)\.block_scale\S*", "".join(seen._ptx.values()))
+    assert row.is_fp8 == bool(multiplied) and row.math_dtype != "unknown"
+    assert [r.rule for r in seen.reasons] == (
+        [] if multiplied else [why.get(name, "scaled-dot-spelled-out")]
+    )
+    if multiplied:
+        assert row.math_dtype.startswith("f4") == multiplied[0].startswith("mxf4")
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="needs JAX 0.12")
+@pytest.mark.parametrize("name", [name for name in FORMATS if "in E4M3" not in name])
+@pytest.mark.parametrize("chip", ["B200", WORKSTATION], ids=["B200", "workstation"])
+def test_with_k_last_xlas_triton_multiplies_all_formats(name, chip):
+    lhs, rhs, scale, block = FORMATS[name]
+    shapes = [(M, K, lhs), (N, K, rhs), (M, K // block, scale), (N, K // block, scale)]
+
+    def fn(a, b, a_scales, b_scales):
+        return jax.lax.scaled_dot(a, b.T, lhs_scale=a_scales, rhs_scale=b_scales.T)
+
+    arrays = (jax.ShapeDtypeStruct((rows, columns), of) for rows, columns, of in shapes)
+    seen = inspect(fn, *arrays, target=chip, gemm="auto")
+    (row,) = seen.report.rows
+    if chip is WORKSTATION and name == "E4M3 by E2M1":
+        assert [reason.rule for reason in seen.reasons] == ["unknown-not-fp8"]
+        return
+    assert row.library == "triton" and row.is_fp8 and not seen.reasons
+    assert row.math_dtype == ("f4e2m1fn" if "FP4" in name else row.lhs_dtype)
+
+
+def test_without_triton_scaled_dot_is_spelled_out():
+    seen = lax_scaled_dot(*FORMATS["MXFP8"], target="B200", gemm="cublaslt")
+    assert [reason.rule for reason in seen.reasons] == ["scaled-dot-spelled-out"]
+
+
 @pytest.mark.parametrize("name", [name for name in FORMATS if "E4M3 " not in name])
 def test_a_hopper_has_none_of_them(name):
     seen = scaled_matmul(*FORMATS[name], target="H100")
@@ -95,14 +158,7 @@ def test_without_configs_nothing_is_quantized_and_that_is_a_reason():
 
 
 def test_fp4_compiles_for_a_workstation_blackwell():
-    chip = dataclasses.replace(
-        TARGETS["B200"],
-        name="a workstation's",
-        compute_capability=(12, 0),
-        shared_memory_per_sm=102400,
-        shared_memory_optin=101376,
-    )
-    seen = scaled_matmul(*FORMATS["MXFP4"], target=chip)
+    seen = scaled_matmul(*FORMATS["MXFP4"], target=WORKSTATION)
     assert len(seen.report.rows) == 1
 
 

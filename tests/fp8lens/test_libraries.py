@@ -9,7 +9,6 @@ With NIGHTLY=1 in the environment, and the group of dependencies `libraries` ins
 
 import functools
 import importlib.metadata
-import os
 import re
 from collections.abc import Iterator
 
@@ -17,7 +16,9 @@ import jax
 import pytest
 from jax.interpreters import partial_eval
 
-if os.environ.get("NIGHTLY") != "1":
+from tests.weekly import NIGHTLY
+
+if not NIGHTLY:
     pytest.skip("NIGHTLY=1 tries other libraries", allow_module_level=True)
 
 from fp8lens import Inspection, inspect

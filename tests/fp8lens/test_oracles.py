@@ -4,7 +4,6 @@ A sample in each run; with NIGHTLY=1 in the environment, 300 of each. A failure 
 """
 
 import itertools
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -32,8 +31,8 @@ from tests.programs.oracle_programs import (
 )
 from tests.programs.random_programs import Module
 from tests.programs.rule_pages import compiled, keeping, losing
+from tests.weekly import NIGHTLY
 
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 SEEDS = range(300 if NIGHTLY else 6)
 #: Lost behind a matmul.
 BEHIND = {"epilogue", "bias", "scale", "output", "amax", "fp8"}

@@ -7,7 +7,6 @@ inspector.
 """
 
 import functools
-import os
 import re
 import sys
 
@@ -28,8 +27,9 @@ from tests.programs.random_programs import (
     program,
     smallest,
 )
+from tests.weekly import NIGHTLY
 
-SEEDS = range(300 if os.environ.get("NIGHTLY") == "1" else 40)
+SEEDS = range(300 if NIGHTLY else 40)
 
 
 def seen(asked: Program) -> Inspection:

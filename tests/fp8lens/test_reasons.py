@@ -44,6 +44,7 @@ from helpers.records.results import load_rules
 from tests.fp8lens import test_collectives as sharded
 from tests.programs.corpus import by_hand, by_warpgroup
 from tests.programs.renamed import figures, under_other_names
+from tests.weekly import NIGHTLY
 from tools.records import releases
 
 e4m3, e5m2, f32, bf16, f16 = (
@@ -53,7 +54,6 @@ e4m3, e5m2, f32, bf16, f16 = (
     jnp.bfloat16,
     jnp.float16,
 )
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 M, N, K = 64, 128, 256
 BARRIER = jax.lax.optimization_barrier
 RESULTS = Path(__file__).parents[2] / "notebooks" / "results"
@@ -3274,6 +3274,20 @@ def test_a_kernel_by_hand_is_judged_by_its_instructions():
         ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", ("f16",)),
         ("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32", ("s8",)),
         ("tcgen05.mma.cta_group::1.kind::f8f6f4 [%0]", ("f8",)),
+        ("tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X", ("f8",)),
+        ("tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 [%0]", ("f4",)),
+        ("tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X", ("f4",)),
+        (
+            "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3"
+            ".e4m3.f32.ue8m0",
+            ("f8e4m3fn",),
+        ),
+        ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32", ("f8",)),
+        (
+            "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1"
+            ".e2m1.f32.ue4m3",
+            ("f4",),
+        ),
         ("tcgen05.mma.cta_group::2.kind::f16 [%0]; wgmma.fence.sync.aligned", ("f16",)),
         ("fma.rn.f32 %f1, %f2, %f3, %f4;", ()),
     ],

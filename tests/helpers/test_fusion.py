@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import os
 import re
 
 import jax
@@ -29,6 +28,7 @@ from tests.programs.random_programs import (
     f32,
     program,
 )
+from tests.weekly import NIGHTLY
 
 e4m3, MAX = jnp.float8_e4m3fn, 448.0
 A8, A16 = jax.ShapeDtypeStruct((4096, 4096), e4m3), jax.ShapeDtypeStruct((4096, 4096), bf16)
@@ -276,7 +276,7 @@ LAYERS = [
 ]
 # Parameters beside a kernel of several rows; kernels of one and of two rows side by side.
 BESIDE = [("guarded scalar", "", ""), ("scale per row", "", "")]
-SOME = LAYERS if os.environ.get("NIGHTLY") == "1" else [*LAYERS[::6], *BESIDE]
+SOME = LAYERS if NIGHTLY else [*LAYERS[::6], *BESIDE]
 
 
 @pytest.mark.parametrize("parts", SOME, ids=" ".join)
@@ -297,7 +297,7 @@ def test_layers_are_drawn_as_they_run(parts):
     assert_nothing_overlaps(graph)
 
 
-@pytest.mark.parametrize("seed", range(60 if os.environ.get("NIGHTLY") == "1" else 8))
+@pytest.mark.parametrize("seed", range(60 if NIGHTLY else 8))
 def test_random_programs_are_drawn_as_they_run(seed):
     asked = program(seed)
     inspection = inspect(asked.fn, *asked.args, **asked.options)

@@ -4,7 +4,6 @@ compiled to at its size."""
 import contextlib
 import functools
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
 from helpers.models.gpt import GPTLayer, train_state, train_step
 from helpers.records.results import goals
-from tests.weekly import weekly
+from tests.weekly import NIGHTLY, weekly
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 PRECISIONS = {
@@ -306,7 +305,7 @@ def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
 
 @linux
 @pytest.mark.skipif(
-    os.environ.get("NIGHTLY") != "1",
+    not NIGHTLY,
     reason="compiles the step in bf16 too, which only another XLA changes: NIGHTLY=1 does",
 )
 def test_the_least_time_of_a_step_says_what_fp8_can_save(compiled):

@@ -8,7 +8,6 @@ not here: JAX asks for the library itself before it lowers it.
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import fp8lens
 from fp8lens import Inspection
+from tests.weekly import NIGHTLY
 from tools.bench.hlo import training_step
 
 e4m3, e5m2, bf16, f32, f64 = (
@@ -605,7 +605,6 @@ ALL: dict[str, Program] = {
 # Which take a compiler a quarter of a minute, for what others try too.
 # The training step for 8 chips has all instructions of the one for a single chip.
 WEEKLY = ("flax decoder", "flax decoder, B200", "flax decoder, triton", "training step")
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 PROGRAMS = {name: program for name, program in ALL.items() if NIGHTLY or name not in WEEKLY}
 
 

@@ -5,7 +5,6 @@ that loses FP8.
 import copy
 import functools
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,11 +14,11 @@ import jax
 import pytest
 
 from helpers.records.results import digest, load_census
+from tests.weekly import NIGHTLY
 from tools.records import census, data
 
 RECORDED = census.read()
 NEWEST = max(RECORDED, key=data.by_number)
-NIGHTLY = bool(os.environ.get("NIGHTLY"))
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
 )

@@ -37,6 +37,7 @@ from fp8lens.targets import attached_gpu
 from helpers import parse_hlo_module
 from helpers.numerics import blocks
 from tests.helpers.test_results import problems
+from tests.weekly import NIGHTLY
 from tools import outputs
 from tools.files import of_project
 
@@ -47,7 +48,6 @@ spec = importlib.util.spec_from_file_location("gpu_runner", GPU / "__main__.py")
 runner = sys.modules["gpu_runner"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(runner)
 
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 PARTS = ("agreement", "numerics", "speed", "autotune", "notebooks", "train")
 # Cheap cases, of each part at least one.
 SAMPLE = (

@@ -26,13 +26,12 @@ from helpers.numerics.formats import assert_matches_reference, matmul_reference,
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records import stacks as stacked
 from helpers.records.results import digest, goals, load_tensors
-from tests.weekly import weekly
+from tests.weekly import NIGHTLY, weekly
 from tools.environments import NotMadeError
 from tools.records import form, ladder, published, sources, stacks, sums, tensors, train
 from tools.records import goals as reasons
 
 RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
-NIGHTLY = bool(os.environ.get("NIGHTLY"))
 nightly = pytest.mark.skipif(not NIGHTLY, reason="trains for a minute: NIGHTLY=1 does")
 
 # Forms --------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.weekly import NIGHTLY
 from tools.environments import Environment, NotMadeError, variables
 from tools.outputs import chapters
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NIGHTLY = bool(os.environ.get("NIGHTLY"))
 NEEDS_LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
 )
