@@ -70,6 +70,13 @@ class Inspection:
         """Whether it was compiled here: a saved program has no reasons, no passes, and no PTX."""
         return bool(self._stages)
 
+    @property
+    def ptx(self) -> dict[str, str]:
+        """The PTX of the kernels that XLA generated, by their names: of kernels that are alike, one
+        has it. Empty for a saved program.
+        """
+        return dict(self._ptx or {})
+
     @cached_property
     def unfused(self) -> list[tuple[GemmRow, tuple[UnfusedKernel, ...]]]:
         """Each matmul, with the kernels around it that do work which its call could do."""

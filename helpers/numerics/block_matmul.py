@@ -120,6 +120,8 @@ def _block(a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.Array)
         known = "; ".join(" with scales ".join(pair) for pair in BLOCKS)
         raise ValueError(f"both operands are one of: {known}")
     block = BLOCKS[names]
+    if a.ndim != 2 or b.ndim != 2:
+        raise ValueError(f"the kernel takes matrices, not {list(a.shape)} and {list(b.shape)}")
     for codes, scales in ((a, a_scales), (b, b_scales)):
         wanted = len(codes), codes.shape[1] // block
         if scales.shape != wanted:

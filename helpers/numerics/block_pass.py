@@ -33,7 +33,7 @@ class InBlocks(NamedTuple):
 
 def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic") -> InBlocks:
     """x [M, N], finite, in blocks of 32 along N and, transposed, along M. Scales are rounded up, so
-    that nothing saturates; a block of zeros has the smallest.
+    that nothing saturates; the smallest is 2**-126, that of a block of zeros.
 
     `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU.
     Raises ValueError for what does not fit.
@@ -45,6 +45,8 @@ def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic")
             f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
             f"{list(x.shape)}: pad with zeros"
         )
+    if x.dtype.name not in ("bfloat16", "float16", "float32"):
+        raise ValueError(f"the kernel quantizes bfloat16, float16 or float32, not {x.dtype.name}")
     check_codes(dtype)
     if jax.__version_info__ < (0, 11):
         raise ValueError("this kernel needs JAX 0.11: install it")

@@ -90,7 +90,7 @@ def test_xlas_triton_multiplies_what_scaled_dot_is_given(name, chip):
     why |= {"E4M3 by E2M1": "unknown-not-fp8"}  # also with K last
     seen = lax_scaled_dot(*FORMATS[name], target=chip, gemm="auto")
     (row,) = seen.report.rows
-    multiplied = re.findall(r"\w*mma\.\S*kind::(\w+)\.block_scale\S*", "".join(seen._ptx.values()))
+    multiplied = re.findall(r"\w*mma\.\S*kind::(\w+)\.block_scale\S*", "".join(seen.ptx.values()))
     assert row.is_fp8 == bool(multiplied) and row.math_dtype != "unknown"
     misread = ["block-scales-misread"] if "in E4M3" in name else []
     otherwise = [why.get(name, "scaled-dot-spelled-out")]
@@ -164,7 +164,7 @@ def test_the_command_tells_of_wrong_numbers(tmp_path, capsys):
 def test_their_type_changes_nothing_in_the_kernel():
     """Why that is an error: the PTX is the same whatever a byte of the scales stands for."""
     kernels = [
-        "".join(k_last(e4m3, e4m3, scale, 32, target="B200", gemm="auto")._ptx.values())
+        "".join(k_last(e4m3, e4m3, scale, 32, target="B200", gemm="auto").ptx.values())
         for scale in (e4m3, e5m2, e8m0)
     ]
     assert len(set(kernels)) == 1 and "kind::mxf8f6f4.block_scale.scale_vec::1X" in kernels[0]

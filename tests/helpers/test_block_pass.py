@@ -101,6 +101,7 @@ def test_a_blackwell_multiplies_what_it_makes(tmp_path):
         ({"x": jnp.zeros((0, 128))}, "multiples of 64 rows"),
         ({"dtype": bf16}, "codes are float8_e4m3fn or float8_e5m2, not bfloat16"),
         ({"by": "xla"}, "by is one of mosaic, interpret"),
+        ({"x": jnp.zeros((64, 128), jnp.int32)}, "quantizes bfloat16, float16 or float32"),
     ],
 )
 def test_what_does_not_fit_is_refused(how, why):
