@@ -14,7 +14,7 @@ import {
   ROUNDINGS, atIndex, bitsOf, decode, encode, fields, hexOf, indexOf, largest, nanCode, neighbours, range, round,
   roundBlock, smallest, step,
 } from "./formats.mjs";
-import { draw, few, field, fill, input, label, make, select, show } from "./elements.mjs";
+import { draw, few, field, fill, input, label, linkTo, make, select, show } from "./elements.mjs";
 
 const BLOCK = 32;
 const TRIES = ["465", "464", "0.001", "0.0009", "1/3", "-1e6", "inf", "nan"];
@@ -499,7 +499,7 @@ function render({ model, el }) {
   el.replaceChildren(
     make("div", { class: "controls asked" }, field("Value", value, "wide"), field("Scale", scale, "wide"),
       field("Clamp first", clamp, "check")),
-    tries, wrong, answer,
+    tries, wrong, answer, linkTo(model),
     make("div", { class: "formats" }, first.element, second.element),
     numbers.element, blocks.section,
   );

@@ -38,7 +38,7 @@ let named = 0;
 /** A control under its label, or beside it. */
 export function field(text, control, className = "") {
   named += 1;
-  control.id ||= `explorer-bits-${named}`;
+  control.id ||= `explorer-field-${named}`;
   return make("div", { class: `field ${className}` }, make("label", { for: control.id }, text), control);
 }
 
@@ -56,4 +56,20 @@ export function select(options, change) {
 /** Give a field a value, but not while it is typed in: the caret would jump. */
 export function fill(control, value) {
   if (control.value !== value) control.value = value;
+}
+
+/** A button that copies the address of what is seen; nothing in a notebook, where there is none. */
+export function linkTo(model) {
+  if (typeof model.address !== "string") return "";
+  const said = make("span", { role: "status", class: "quiet" });
+  async function copy() {
+    const address = new URL(model.address, location.href).href;
+    try {
+      await navigator.clipboard.writeText(address);
+      said.textContent = "Copied.";
+    } catch {
+      said.textContent = address; // the browser does not let a page copy
+    }
+  }
+  return make("span", { class: "controls" }, make("button", { type: "button", onclick: copy }, "Copy the link"), said);
 }

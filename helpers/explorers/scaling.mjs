@@ -9,7 +9,7 @@
 //   format           the name of the format
 //   step             the step that is looked at, from 0
 //   traces, formats  amaxes by name; the formats' data
-import { draw, few, field, fill, input, label, make, select, show } from "./elements.mjs";
+import { draw, few, field, fill, input, label, linkTo, make, select, show } from "./elements.mjs";
 import { decode, largest, smallest } from "./formats.mjs";
 
 const TINY = 2 ** -126; // the smallest normal number of float32: no scale is smaller
@@ -278,7 +278,7 @@ function render({ model, el }) {
   el.replaceChildren(
     make("div", { class: "controls" }, field("Trace of amaxes", trace), field("Format", format)),
     make("div", { class: "controls" }, sliding("History", history), sliding("Margin", margin), sliding("Depth", depth)),
-    wrong, answer, picture.svg, legend,
+    wrong, answer, picture.svg, legend, linkTo(model),
     make("div", { class: "controls" }, before, after, stepping),
     now,
     make("div", { class: "controls" }, field("Amax of this step", amax), field("Draw on the picture", drawing, "check")),

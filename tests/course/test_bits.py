@@ -312,6 +312,10 @@ def test_a_finding_is_in_the_address_and_can_be_sent(fresh, address, browser):
         shown(other)
         assert told(other, "beside") == told(fresh, "beside")
         assert same(told(other, "beside"), cast(0.3, "float4_e2m1fn"))
+    fresh.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    fresh.get_by_role("button", name="Copy the link").click()
+    expect(fresh.get_by_role("status")).to_have_text("Copied.")
+    assert fresh.evaluate("navigator.clipboard.readText()") == fresh.url
 
 
 @pytest.mark.parametrize("fragment", ["format=gone", "zoom=-5", "zoom=1e9", "rounding=x&element=y"])

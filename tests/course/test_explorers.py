@@ -170,8 +170,10 @@ def test_a_model_forgets_who_no_longer_listens(site, browser):
 
 def test_an_explorer_that_fails_leaves_the_stored_answer(site, browser):
     with pytest.raises(AssertionError, match="broken"):
-        with opened(browser, f"{site}broken.html") as page:
-            page.wait_for_event("pageerror")
+        # The error may come before anybody waits for it.
+        script = "addEventListener('unhandledrejection', () => { window.failed = true })"
+        with opened(browser, f"{site}broken.html", script=script) as page:
+            page.wait_for_function("window.failed")
             expect(page.locator(".explorer")).to_have_text("stored")
 
 
