@@ -27,6 +27,7 @@ from fp8lens import (
 )
 from fp8lens.compile.process import choose_platform
 from fp8lens.hlo.origin import leave_out
+from helpers.explorers.listing import show_hlo
 
 __all__ = [
     "TARGETS",
@@ -47,6 +48,7 @@ __all__ = [
     "print_hlo_module",
     "report_gemms",
     "run",
+    "show_hlo",
     "why_not_fp8",
 ]
 

@@ -13,6 +13,7 @@ const VIEWS = {
   hlo: "HLO",
   compare: "Compare",
 };
+const CANCELLED = "cancelled";
 const COMMAND = "In a terminal, fp8lens dump.txt says the same.";
 
 // An element with attributes, listeners (on...) and children; a child that is a string becomes text.
@@ -43,10 +44,10 @@ class Lens {
     });
   }
 
-  stop() {
+  stop(why = CANCELLED) {
     this.#worker?.terminate();
     this.#worker = undefined;
-    for (const { reject } of this.#waiting.values()) reject(new Error("cancelled"));
+    for (const { reject } of this.#waiting.values()) reject(new Error(why));
     this.#waiting.clear();
   }
 
@@ -64,9 +65,7 @@ class Lens {
     };
     worker.onerror = (event) => {
       event.preventDefault();
-      const failed = [...this.#waiting.values()];
-      this.stop();
-      for (const { reject } of failed) reject(new Error(`Python could not be started in this browser. ${COMMAND}`));
+      this.stop(`Python could not be started in this browser. ${COMMAND}`);
     };
     return worker;
   }
@@ -202,7 +201,7 @@ class Page {
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
     } catch (error) {
-      if (error.message === "cancelled") return;
+      if (error.message === CANCELLED) return;
       if (error.isFatal) this.lens.stop();
       this.tell(error.message, true);
     } finally {
@@ -643,7 +642,7 @@ class Page {
       const [name, a, b] = cells;
       return h("tr", { class: a === b ? "" : "changed" }, h("th", { scope: "row" }, name), h("td", {}, a), h("td", {}, b));
     });
-    const head = ["", ...first.names].map((name) => h("th", { scope: "col" }, name));
+    const head = ["what", ...first.names].map((name) => h("th", { scope: "col" }, name));
     const said = first.changed ? `${counted(first.changed, "line")} of HLO differ.` : "The HLO computes the same.";
     this.comparison.replaceChildren(
       h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Totals" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, totals))),
