@@ -273,8 +273,6 @@ class Page {
       ...this.panels.values(),
     );
     this.show();
-    if (this.model.get("find")) this.search();
-    if (this.model.get("at")) this.go();
   }
 
   choose(view) {
@@ -470,17 +468,25 @@ class Page {
     this.further = h("button", { type: "button", hidden: true, onclick: () => this.moreFolds() }, "");
     this.listed = 0;
     panel.append(form, this.found, this.list, this.further);
-    this.ready = this.moreFolds(true);
+    this.ready = this.moreFolds();
     await this.ready;
+    if (this.model.get("find")) this.search();
+    if (this.model.get("at")) this.go();
+    else this.openEntry();
   }
 
-  async moreFolds(opensEntry = false) {
+  // ENTRY is the first computation.
+  openEntry() {
+    const [entry] = this.folds.values();
+    entry.open = true;
+  }
+
+  async moreFolds() {
     const part = await this.ask("computations", { start: this.listed });
     for (const { name, title, length } of part.rows) this.fold(name, `${title} \u00b7 ${counted(length, "instruction")}`);
     this.listed += part.rows.length;
     this.further.hidden = this.listed >= part.count;
     this.further.textContent = `Show more computations (${(part.count - this.listed).toLocaleString("en")} left)`;
-    if (opensEntry && part.rows.length && !this.model.get("at")) this.folds.get(part.rows[0].name).open = true;
   }
 
   // A computation's fold, whose lines are asked for when it is opened.
@@ -581,8 +587,11 @@ class Page {
       const known = [...body.querySelectorAll(".line")].some((line) => line.at === at);
       if (!known || !fold.open) await this.lines(name, body, instruction ? { around: instruction } : {});
     } catch {
-      fold.remove();
-      this.folds.delete(name);
+      if (!fold.querySelector(".line")) {
+        fold.remove();
+        this.folds.delete(name);
+      }
+      this.openEntry();
       return this.tell(`This dump has no ${at}.`, true);
     }
     fold.open = true;
