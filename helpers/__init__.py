@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fp8lens
 from fp8lens.hlo.origin import leave_out
+from helpers.explorers.listing import show_hlo
 
 __all__ = [
     "TARGETS",
@@ -27,6 +28,7 @@ __all__ = [
     "print_hlo_module",
     "report_gemms",
     "run",
+    "show_hlo",
     "why_not_fp8",
 ]
 

@@ -13,6 +13,7 @@ const VIEWS = {
   hlo: "HLO",
   compare: "Compare",
 };
+const CANCELLED = "cancelled";
 const COMMAND = "In a terminal, fp8lens dump.txt says the same.";
 
 // An element with attributes, listeners (on...) and children; a child that is a string becomes text.
@@ -43,10 +44,10 @@ class Lens {
     });
   }
 
-  stop() {
+  stop(why = CANCELLED) {
     this.#worker?.terminate();
     this.#worker = undefined;
-    for (const { reject } of this.#waiting.values()) reject(new Error("cancelled"));
+    for (const { reject } of this.#waiting.values()) reject(new Error(why));
     this.#waiting.clear();
   }
 
@@ -64,9 +65,7 @@ class Lens {
     };
     worker.onerror = (event) => {
       event.preventDefault();
-      const failed = [...this.#waiting.values()];
-      this.stop();
-      for (const { reject } of failed) reject(new Error(`Python could not be started in this browser. ${COMMAND}`));
+      this.stop(`Python could not be started in this browser. ${COMMAND}`);
     };
     return worker;
   }
@@ -202,7 +201,7 @@ class Page {
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
     } catch (error) {
-      if (error.message === "cancelled") return;
+      if (error.message === CANCELLED) return;
       if (error.isFatal) this.lens.stop();
       this.tell(error.message, true);
     } finally {
@@ -274,8 +273,6 @@ class Page {
       ...this.panels.values(),
     );
     this.show();
-    if (this.model.get("find")) this.search();
-    if (this.model.get("at")) this.go();
   }
 
   choose(view) {
@@ -471,17 +468,25 @@ class Page {
     this.further = h("button", { type: "button", hidden: true, onclick: () => this.moreFolds() }, "");
     this.listed = 0;
     panel.append(form, this.found, this.list, this.further);
-    this.ready = this.moreFolds(true);
+    this.ready = this.moreFolds();
     await this.ready;
+    if (this.model.get("find")) this.search();
+    if (this.model.get("at")) this.go();
+    else this.openEntry();
   }
 
-  async moreFolds(opensEntry = false) {
+  // ENTRY is the first computation.
+  openEntry() {
+    const [entry] = this.folds.values();
+    entry.open = true;
+  }
+
+  async moreFolds() {
     const part = await this.ask("computations", { start: this.listed });
     for (const { name, title, length } of part.rows) this.fold(name, `${title} \u00b7 ${counted(length, "instruction")}`);
     this.listed += part.rows.length;
     this.further.hidden = this.listed >= part.count;
     this.further.textContent = `Show more computations (${(part.count - this.listed).toLocaleString("en")} left)`;
-    if (opensEntry && part.rows.length && !this.model.get("at")) this.folds.get(part.rows[0].name).open = true;
   }
 
   // A computation's fold, whose lines are asked for when it is opened.
@@ -582,8 +587,11 @@ class Page {
       const known = [...body.querySelectorAll(".line")].some((line) => line.at === at);
       if (!known || !fold.open) await this.lines(name, body, instruction ? { around: instruction } : {});
     } catch {
-      fold.remove();
-      this.folds.delete(name);
+      if (!fold.querySelector(".line")) {
+        fold.remove();
+        this.folds.delete(name);
+      }
+      this.openEntry();
       return this.tell(`This dump has no ${at}.`, true);
     }
     fold.open = true;
@@ -643,7 +651,7 @@ class Page {
       const [name, a, b] = cells;
       return h("tr", { class: a === b ? "" : "changed" }, h("th", { scope: "row" }, name), h("td", {}, a), h("td", {}, b));
     });
-    const head = ["", ...first.names].map((name) => h("th", { scope: "col" }, name));
+    const head = ["what", ...first.names].map((name) => h("th", { scope: "col" }, name));
     const said = first.changed ? `${counted(first.changed, "line")} of HLO differ.` : "The HLO computes the same.";
     this.comparison.replaceChildren(
       h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Totals" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, totals))),

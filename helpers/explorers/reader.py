@@ -110,9 +110,10 @@ def _target(i: Instruction, name: str) -> str:
     return address(other) if other else ""
 
 
-def listing_html(module: HloModule, most: int = MOST_HLO) -> str:
+def listing_html(module: HloModule, most: int = MOST_HLO, prefix: str = "hlo") -> str:
     """HLO as HTML that needs no script: each computation a fold, ENTRY open; names lead to what
-    they name. Computations beyond `most` characters of text are left out, and counted.
+    they name. Computations beyond `most` characters of text are left out, and counted. Two listings
+    on one page need two prefixes.
     """
     written: list[str] = []
     left = most
@@ -122,38 +123,38 @@ def listing_html(module: HloModule, most: int = MOST_HLO) -> str:
         if left < 0 and written:
             skipped += 1
             continue
-        written.append(_fold_html(computation))
+        written.append(_fold_html(computation, prefix))
     if skipped:
         written.append(f"<p>{counted(skipped, 'further computation')} left out.</p>")
     return "\n".join(written)
 
 
-def _fold_html(computation: Computation) -> str:
+def _fold_html(computation: Computation, prefix: str) -> str:
     lines = []
     for i in computation:
-        text = "".join(_piece_html(piece, address(i)) for piece in pieces(i))
-        lines.append(f'<span id="{_anchor(address(i))}">{text}</span>')
+        text = "".join(_piece_html(piece, address(i), prefix) for piece in pieces(i))
+        lines.append(f'<span id="{_anchor(address(i), prefix)}">{text}</span>')
     title = html.escape(f"{heading(computation)} ({counted(len(computation), 'instruction')})")
     is_open = " open" if computation.is_entry else ""
     body = "\n".join(lines)
-    own = _anchor(f"{computation.name}/")
+    own = _anchor(f"{computation.name}/", prefix)
     return (
         f'<details{is_open} id="{own}"><summary><code>{title}</code></summary>'
         f'<pre style="line-height:1.35;overflow-x:auto" tabindex="0">\n{body}</pre></details>'
     )
 
 
-def _anchor(at: str) -> str:
-    return html.escape(f"hlo-{at}", quote=True)
+def _anchor(at: str, prefix: str) -> str:
+    return html.escape(f"{prefix}-{at}", quote=True)
 
 
-def _piece_html(piece: Piece, own: str) -> str:
+def _piece_html(piece: Piece, own: str, prefix: str) -> str:
     text, style, to = piece
     shown = html.escape(text)
     if style:
         return f'<span style="{STYLES[style][1]}">{shown}</span>'
     if to and to != own:
-        return f'<a href="#{_anchor(to)}" style="color:inherit">{shown}</a>'
+        return f'<a href="#{_anchor(to, prefix)}" style="color:inherit">{shown}</a>'
     return f"<b>{shown}</b>" if to else shown
 
 

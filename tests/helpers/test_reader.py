@@ -3,6 +3,7 @@ dump, it stays text."""
 
 import gzip
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8lens import parse_hlo_module, report_gemms
+from helpers import show_hlo
 from helpers.explorers import dump, example
 from helpers.explorers.reader import Program, Reader, address, listing_html, pieces
 from tests.programs import hlo_baits
@@ -155,6 +157,15 @@ def test_the_listing_needs_no_script_and_each_of_its_names_leads_somewhere():
     assert len(ids) == len({*ids}) == 28 and links
     assert {link.removeprefix("#") for link in links} <= {*ids}
     assert "2 further computations left out" in listing_html(parse_hlo_module(TEXT), most=1)
+
+
+def test_a_notebook_shows_a_listing_for_each_program():
+    shown = [show_hlo(text) for text in (TEXT, SAVED["jax_0_4_32_bf16_scaled.txt"])]
+    first, second = (view._repr_html_() for view in shown)
+    assert first.count("<details open") == second.count("<details open") == 1
+    ids = [{*re.findall(r'id="([^"]*)"', text)} for text in (first, second)]
+    assert ids[0] and ids[1] and not ids[0] & ids[1]
+    assert "%cublas-gemm.6 = (f32[512,1024]" in str(shown[0])
 
 
 def test_what_is_no_dump_is_refused_in_a_sentence():
