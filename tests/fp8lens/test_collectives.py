@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
 from fp8lens.hlo.replica_groups import groups
-from fp8lens.matmul.collectives import KINDS, Collectives, collectives
+from fp8lens.matmul.collectives import KINDS, Collectives, Problem, collectives
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.wire import WIRE
 from tests.programs.corpus import PROGRAMS, corpus
@@ -819,6 +819,30 @@ def test_sent_wide_and_the_fix(name):
     assert not any({*c.problems} & {rule, "gathered wide"} for c in passed)
     fp8 = [c for c in passed if c.kind == one.kind and c.is_fp8]
     assert fp8 and min(c.bytes_sent for c in fp8) <= one.bytes_sent // 2 * len(fp8[0].shapes)
+
+
+@pytest.mark.parametrize("conversion, found", [
+    ("f8e4m3fn", Problem.GATHERED_WIDE),  # the clamp is that of the conversion behind the gather
+    ("bf16", Problem.DEQUANTIZED),  # all that remains of FP8 that nothing reads
+])  # fmt: skip
+def test_a_clamp_before_the_gather_is_a_part_of_the_conversion_behind_it(conversion, found):
+    """What XLA makes of one constraint on codes, if it thinks that those before it are whole too:
+    it gathers between the clamp and the conversion.
+    """
+    (one,) = collectives(
+        module(
+            "%x = f8e4m3fn[64,64]{1,0} parameter(0)",
+            "%v = f32[64,64]{1,0} parameter(1)",
+            "%one = f32[] constant(1)",
+            "%low = f32[] constant(-448)",
+            "%high = f32[] constant(448)",
+            "%clamped = f32[64,64]{1,0} clamp(%low, %v, %high)",
+            f"%g = f32[512,64]{{1,0}} all-gather(%clamped), {ALL}, dimensions={{0}}",
+            f"%q = {conversion}[512,64]{{1,0}} convert(%g)",
+            "ROOT " + fp8_call("%x", "%q"),
+        )
+    )
+    assert one.problems == (found,) and one.in_words["would"] == "28.7 kB"
 
 
 def size(n):
