@@ -4,10 +4,10 @@ them.
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
 in one. Beside it goals.json has what they are held against, for each chip, published.json what
 others measured, scale.json what they measured on many GPUs, releases.json what JAX's releases
-compile, rules.json what they make of the programs of fp8lens' rules, census.json what JAX's libraries do, ladder.json what a layer's steps in
-FP8 cost, tensors.json a small model's tensors, trained.json its runs, and stacks.json what other
-stacks make of one matmul. What a program recorded carries that program's digest, and is read only
-as it was written.
+compile, rules.json what they make of the programs of fp8lens' rules, census.json what JAX's
+libraries do, ladder.json what a layer's steps in FP8 cost, tensors.json a small model's tensors,
+trained.json its runs, and stacks.json what other stacks make of one matmul. What a program recorded
+carries that program's digest, and is read only as it was written.
 """
 
 import base64
