@@ -497,7 +497,7 @@ def _is_place(computation: Computation, product: Instruction) -> bool:
     """Whether a product is where a device's part of an array begins: XLA's partitioner multiplies
     the part's number by its size, in the name of the dot that reads the part.
     """
-    is_number = not product.shape.dims and re.fullmatch(r"[su]\d+", product.shape.dtype)
+    is_number = product.shape.size == 1 and re.fullmatch(r"[su]\d+", product.shape.dtype)
     return bool(is_number) and any(computation[o].opcode == "constant" for o in product.operands)
 
 
