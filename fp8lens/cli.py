@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
@@ -56,9 +56,12 @@ if TYPE_CHECKING:
 
 _PIPED = "-"  # for a saved program: it comes from standard input
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
+_EXAMPLE_MESH = "--mesh data=8,model=4"
 _FUNCTION = re.compile(r"(.+\.py)(?::(.*))?", re.S)  # a file, and a function in it
-_SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
-_DIMS = re.compile(r"\s*+(?:\d++\s*+(?:,\s*+(?=\d)|(?!\d)))*+")  # a scalar has none
+# A dimension, and the axes of the mesh that it is sharded over, as JAX writes them: 8@data.
+_DIM = r"\d+(?:@(?:[A-Za-z]\w*|\([\w\s,]+\)))?"
+_SHAPE = re.compile(rf"([A-Za-z]\w*)\[\s*((?:{_DIM}\s*(?:,\s*{_DIM}\s*)*+)?)\][\s;,]*")
+_DIMS = re.compile(rf"\s*+(?:{_DIM}\s*+(?:,\s*+(?=\d)|(?!\d)))*+")  # a scalar has none
 # How a shape's parts are matched, in the order of the text, and what is expected where one is not
 # found.
 _PARTS = (
@@ -88,10 +91,13 @@ class _Mistake(Exception):
 
 
 class _Shape(NamedTuple):
-    """An argument as --shapes has it, its dtype as numpy names it."""
+    """An argument as --shapes has it, its dtype as numpy names it, and for each dimension the axes
+    that it is sharded over.
+    """
 
     dtype: str
     dims: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
 
 
 def _long_name(name: str) -> str:
@@ -138,7 +144,11 @@ def _read_shapes(text: str) -> list[_Shape]:
                 f"--shapes, character {pos + 1}: {m[1]!r} is no dtype: write it as HLO or numpy "
                 f"does, such as f8e4m3fn or float8_e4m3fn, bf16, f32, s32, pred, as in {_EXAMPLE}."
             )
-        shapes.append(_Shape(dtype, tuple(map(int, re.findall(r"\d+", m[2])))))
+        sizes, over = [], []
+        for size, names in re.findall(r"(\d+)(?:@(\w+|\([^)]*\)))?", m[2]):
+            sizes.append(int(size))
+            over.append(tuple(re.findall(r"\w+", names)))
+        shapes.append(_Shape(dtype, tuple(sizes), tuple(over)))
         pos = m.end()
     return shapes
 
@@ -150,6 +160,46 @@ def _place(text: str, pos: int) -> tuple[int, str]:
             return pos, expected
         pos = found.end()
     raise ValueError(f"{text!r} has a shape before {pos}")
+
+
+def _read_mesh(text: str) -> dict[str, int]:
+    """What --mesh says: the devices of each axis."""
+    found = {}
+    for part in text.split(","):
+        axis = re.fullmatch(r"\s*([A-Za-z]\w*)\s*=\s*(\d{1,9})\s*", part)
+        if not axis or int(axis[2]) == 0:
+            raise _Mistake(
+                f"--mesh: {part.strip()!r} is no axis and its devices: write {_EXAMPLE_MESH}."
+            )
+        if axis[1] in found:
+            raise _Mistake(f"--mesh names the axis {axis[1]!r} twice: leave one out.")
+        found[axis[1]] = int(axis[2])
+    return found
+
+
+def _check_axes(shapes: list[_Shape], mesh: Mapping[str, int] | None) -> None:
+    """A _Mistake where an argument is sharded over what the mesh does not have, or unevenly."""
+    for shape in shapes:
+        for size, names in zip(shape.dims, shape.axes, strict=True):
+            if unknown := [name for name in names if name not in (mesh or {})]:
+                has = f"which --mesh has not{_nearest(unknown[0], mesh or ())}"
+                raise _Mistake(
+                    f"--shapes: {size} is sharded over the axis {unknown[0]!r}, "
+                    f"{has if mesh else f'and there is no --mesh: add {_EXAMPLE_MESH}'}."
+                )
+            devices = math.prod((mesh or {})[name] for name in names)
+            if size % devices:
+                raise _Mistake(
+                    f"--shapes: {size} cannot be sharded over {devices} devices "
+                    f"({', '.join(names)}): give a multiple of {devices}."
+                )
+
+
+def _specs(shapes: list[_Shape]) -> "tuple[jax.sharding.PartitionSpec, ...]":
+    """Where the arguments of --shapes are."""
+    from jax.sharding import PartitionSpec
+
+    return tuple(PartitionSpec(*(names or None for names in shape.axes)) for shape in shapes)
 
 
 def parse_shapes(text: str) -> "tuple[jax.ShapeDtypeStruct, ...]":
@@ -398,8 +448,12 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
 
     with _answered(NoText, not_text), _answered(HloParseError, not_a_module):
         module = parse_hlo_module(text_of(data))
-        seen = inspect(module)
-        _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
+        devices = _read_mesh(given.mesh) if given.mesh else None
+        seen = Inspection(module, mesh_shape=devices)
+        wants_collectives = bool(given.json or devices)
+        # What cannot be read is said here.
+        with _answered(ValueError, lambda error: f"--mesh: {error}"):
+            _ = seen.report, wants_collectives and seen.collectives
         return seen, not_of_a_gpu(path.name, module)
 
 
@@ -500,7 +554,9 @@ def _against(given: argparse.Namespace) -> Inspection:
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     """A function, compiled."""
     shapes = " ".join(given.shapes or ())
-    _read_shapes(shapes)  # a mistake in it is told at once: JAX takes seconds
+    read = _read_shapes(shapes)  # a mistake in it is told at once: JAX takes seconds
+    devices = _read_mesh(given.mesh) if given.mesh else None
+    _check_axes(read, devices)
     jax = None
     with contextlib.suppress(ImportError):
         # Not imported yet: the file imports it, and may first set what JAX reads.
@@ -509,7 +565,10 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
         raise _Mistake(
             "a function is compiled, which needs JAX: pip install 'path/to/the/checkout[jax]'."
         )
-    how = {"target": given.target or "H100", "gemm": given.gemm or "cublaslt"}
+    how: dict[str, Any] = {
+        "target": given.target or "H100",
+        "gemm": given.gemm or "cublaslt",
+    }
     with _answered(RuntimeError, str):
         check_platforms(os.environ.get("JAX_PLATFORMS"))
     with _answered((KeyError, RuntimeError), lambda error: f"--target: {error}"):
@@ -523,12 +582,28 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
 
             require_gpu()
     fn = _function(module, name)
-    args = _arguments(module, fn, name, shapes, given.args)
 
     from fp8lens.compile.bugs import advice
 
-    with _theirs(f"{name} failed", "fix it, or the shapes", advice):
-        return inspect(fn, *args, **how)
+    with _on_mesh(how["target"], devices):
+        args = _arguments(module, fn, name, shapes, given.args)
+        if devices:
+            how["mesh_shape"] = devices
+            how["in_specs"] = _specs(read) if given.args is None else None
+        with _theirs(f"{name} failed", "fix it, or the shapes", advice):
+            return inspect(fn, *args, **how)
+
+
+def _on_mesh(target: str, devices: Mapping[str, int] | None) -> contextlib.AbstractContextManager:
+    """Within it --args' function can name the mesh's axes in the shardings of what it returns."""
+    if not devices:
+        return contextlib.nullcontext()
+    import jax
+
+    from fp8lens.compile.meshes import mesh
+
+    with _answered((ValueError, RuntimeError), lambda error: f"--mesh: {error}"):
+        return jax.set_mesh(mesh(target, devices))
 
 
 def _report(given: argparse.Namespace) -> int:
@@ -578,6 +653,9 @@ def _print(given: argparse.Namespace, seen: Inspection, reasons: bool) -> None:
         parts = [seen.report.text(style)]
         if given.ledger:
             parts.append(seen.ledger.text(style))
+        if given.mesh:
+            lines = str(seen.collectives).splitlines()
+            parts.append("\n".join(style(line, None) for line in lines))
         if costs:
             parts.append(costs.text(style))
         if reasons and seen.report.rows:
@@ -684,6 +762,7 @@ def _error(said: str) -> str:
 _EPILOG = """examples:
   fp8lens layers.py:layer --shapes "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]" --require-fp8
   fp8lens layers.py:layer --shapes "bf16[4096,4096] bf16[4096,4096]" --against layers.py:in_bf16
+  fp8lens train.py:step --shapes "bf16[512@data,64] f32[64@data,64]" --mesh data=8 --reasons
   fp8lens layers.py:layer --args sample --save fp8.json
   fp8lens layers.py:layer --args sample --against fp8.json
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
@@ -756,6 +835,16 @@ def _parser() -> argparse.ArgumentParser:
         help=(
             "a function that returns the arguments: "
             "a tuple of arrays, ShapeDtypeStructs, or pytrees"
+        ),
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=DEVICES,...",
+        help=(
+            "compile for several devices, as in data=8,model=4, and list what they send to each "
+            'other; --shapes "bf16[64@data,32]" shards the 64 over data, and 64@(data,model) over '
+            "both; the function of --args runs within jax.set_mesh; of a saved program, the "
+            "names of its axes"
         ),
     )
     parser.add_argument(

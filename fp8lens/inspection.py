@@ -271,6 +271,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
             )
         return _compiled_before(x)
 
+    from fp8lens.compile.meshes import axes_of
     from fp8lens.compile.stages import dumped, passes
 
     compiled, stages, ptx, plan = dumped(x, *args, pattern="gemm-rewriter", **options)
@@ -283,7 +284,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
         stages,
         ptx,
         chip,
-        options.get("mesh_shape"),
+        options.get("mesh_shape") or axes_of(compiled),
         lambda: passes(x, *args, **options),
         plan,
     )

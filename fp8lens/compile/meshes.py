@@ -104,6 +104,25 @@ def callers_mesh(call: Call, chip: Target) -> Mesh | None:
     return None
 
 
+def axes_of(compiled: Any) -> dict[str, int] | None:
+    """The axes of the mesh that a `jax.stages.Compiled` is for, as its arguments and results name
+    them, with the devices of each. None where they name none, or meshes with other axes or in
+    another order of the devices: then nobody knows which one a collective is of.
+    """
+    if not hasattr(compiled, "input_shardings"):  # compiled in another process
+        return None
+    found = set()
+    for sharding in jax.tree.leaves((compiled.input_shardings, compiled.output_shardings)):
+        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            mesh = sharding.mesh
+            devices = tuple(device.id for device in mesh.devices.flat)
+            found.add((tuple(mesh.shape.items()), devices))
+    if len(found) != 1:
+        return None
+    ((named, _),) = found
+    return dict(named)
+
+
 def check_devices(compiled: Any, chip: Target, doubt: ValueError) -> None:
     """Raise ValueError where a `jax.stages.Compiled` is for other devices than `chip`; `doubt` is
     what JAX said when it was lowered.

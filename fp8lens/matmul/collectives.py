@@ -195,13 +195,16 @@ class _Sent:
         """
         graph = self.graph
         behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _was_fp8(i) or is_matmul(i))
-        if any(_was_fp8(value.instruction) for value in behind):
+        if any(_is_fp8(value.instruction) for value in behind):
             return Problem.DEQUANTIZED, []
         wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or is_matmul(i))
         quantized = [value for value in wide if _is_fp8(value.instruction)]
         narrow = graph.walk(quantized, graph.after, is_matmul)
         if not any(map(self.is_fp8_operand, narrow)):
-            return None, []
+            # A clamp alone remains of a quantization whose FP8 array nothing reads. Where the
+            # conversion to FP8 is behind the collective, the clamp is that quantization's own.
+            was_fp8 = any(_was_fp8(value.instruction) for value in behind)
+            return (Problem.DEQUANTIZED if was_fp8 else None), []
         names = []
         for i, element in wide:
             if (element is None and not _is_amax(i)) or is_matmul(i):

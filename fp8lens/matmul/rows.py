@@ -487,8 +487,18 @@ def _products(computation: Computation) -> list[Instruction]:
     return [
         i
         for i in computation
-        if i.opcode == "multiply" and primitive(op_name(i)).endswith("dot_general")
+        if i.opcode == "multiply"
+        and primitive(op_name(i)).endswith("dot_general")
+        and not _is_place(computation, i)
     ]
+
+
+def _is_place(computation: Computation, product: Instruction) -> bool:
+    """Whether a product is where a device's part of an array begins: XLA's partitioner multiplies
+    the part's number by its size, in the name of the dot that reads the part.
+    """
+    is_number = product.shape.size == 1 and re.fullmatch(r"[su]\d+", product.shape.dtype)
+    return bool(is_number) and any(computation[o].opcode == "constant" for o in product.operands)
 
 
 def _leads(computation: Computation, name: str, start: str) -> bool:

@@ -3,11 +3,11 @@ them.
 
 One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
 in one. Beside it goals.json has what they are held against, for each chip, published.json what
-others measured, releases.json what JAX's releases compile, rules.json what they make of the
-programs of fp8lens' rules, census.json what JAX's libraries do, ladder.json what a layer's steps in
-FP8 cost, tensors.json a small model's tensors, trained.json its runs, and stacks.json what other
-stacks make of one matmul. What a program recorded carries that program's digest, and is read only
-as it was written.
+others measured, scale.json what they measured on many GPUs, releases.json what JAX's releases
+compile, rules.json what they make of the programs of fp8lens' rules, census.json what JAX's
+libraries do, ladder.json what a layer's steps in FP8 cost, tensors.json a small model's tensors,
+trained.json its runs, and stacks.json what other stacks make of one matmul. What a program recorded
+carries that program's digest, and is read only as it was written.
 """
 
 import base64
@@ -372,7 +372,8 @@ class Figure:
 
 
 def _numbers(text: str) -> set[float]:
-    return {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
+    whole = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)  # 6,667 is one number
+    return {float(number) for number in re.findall(r"\d+(?:\.\d+)?", whole)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -441,7 +442,18 @@ def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
     entry's name, for one that is not whole, has a number that its quotes lack, or claims what its
     chip cannot do.
     """
-    path, found = Path(folder, "published.json"), []
+    return _published(Path(folder, "published.json"))
+
+
+def load_scale(folder: str | Path = "results") -> tuple[Published, ...]:
+    """What others published of FP8 on many GPUs, and of the wires between them, from scale.json.
+    Raises ValueError as `load_published` does.
+    """
+    return _published(Path(folder, "scale.json"))
+
+
+def _published(path: Path) -> tuple[Published, ...]:
+    found = []
     for entry in json.loads(path.read_text())["figures"]:
         try:
             lists = {

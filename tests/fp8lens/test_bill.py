@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from fp8lens import compare, inspect
 from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, Plan, memory_of
-from fp8lens.bill.rates import LAUNCHES, RATES, kind_of
+from fp8lens.bill.rates import LAUNCHES, RATES, WIRES, kind_of, wire_rate
 from fp8lens.cli import main
 from fp8lens.hlo.parse import parse_shape
 from fp8lens.targets import TARGETS
@@ -388,3 +388,14 @@ def test_each_rate_has_a_range_around_it_and_says_from_where():
     for rate in RATES.values():
         assert 0 < rate.least <= rate.share <= rate.most <= 1
         assert "assumption" in rate.source or re.search(r"20\d\d-\d\d-\d\d", rate.source)
+
+
+def test_a_wires_rate_is_that_of_the_network_cards_which_a_group_has():
+    nvlink, card = WIRES["NVLink"].likely, WIRES["network"].likely
+    assert wire_rate(8) == wire_rate(2, stride=4) == nvlink  # within a host
+    assert wire_rate(64) == min(nvlink, 8 * card) == nvlink  # all cards of a host
+    assert wire_rate(32, stride=8) == card  # one of each host
+    assert wire_rate(8, stride=4) == 2 * card
+    assert wire_rate(64, kind="all-to-all") == card
+    assert wire_rate(16, stride=8, end="most") == WIRES["network"].most
+    assert all(wire.likely <= wire.most and wire.source for wire in WIRES.values())

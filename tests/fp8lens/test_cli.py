@@ -64,6 +64,15 @@ class Model:
         return x @ w
 
 model = Model()
+
+def gathered(x, w):
+    w = jax.lax.with_sharding_constraint(w, jax.P())
+    return bare(x, jnp.clip(w.astype(jnp.float32), -MAX, MAX).astype(jnp.float8_e4m3fn))
+
+def on_mesh():
+    S = jax.ShapeDtypeStruct
+    x = S((512, 128), jnp.float8_e4m3fn, sharding=jax.P("data"))
+    return x, S((256, 128), jnp.bfloat16, sharding=jax.P(("data", "model")))
 """
 SHAPES = "f8e4m3fn[64,128] float8_e4m3fn[256,128] f32[] float32[]"
 
@@ -998,6 +1007,48 @@ def test_a_function_without_jax(file):
 
 
 # Shapes, before JAX -------------------------------------------------------------------------------
+
+
+def test_what_the_devices_of_a_mesh_send_and_why(file, capsys):
+    """The same by --shapes, by --args, and of the saved program."""
+    mesh = ["--mesh", "data=4,model=2"]
+    shapes = ["--shapes", "f8e4m3fn[512@data,128] bf16[256@(data, model),128]"]
+    for arguments in (shapes, ["--args", "on_mesh"]):
+        assert main([f"{file}:gathered", *arguments, *mesh, "--reasons"]) == 0
+        said = capsys.readouterr().out
+        assert re.search(r"all-gather +57.3 kB +bf16 +data, model .*\n    gathered wide\n", said)
+        assert "rule: gathered-wide" in said
+    compiled = aot_compile(
+        lambda x: x @ x.T,
+        jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
+        mesh_shape={"a": 4, "b": 2},
+        in_specs=(jax.P("b"),),
+    )
+    saved = Path(file).with_suffix(".txt")
+    saved.write_text(compiled.as_text())
+    assert main([str(saved), "--mesh", "a=4,b=2"]) == 0
+    assert re.search(r"all-gather .* [ab]  ", capsys.readouterr().out)
+    assert main([str(saved), "--mesh", "a=4"]) == 2
+    assert "mesh_shape has 4 devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "mesh, shapes, said",
+    [
+        ("data", "bf16[64]", "'data' is no axis and its devices: write --mesh data=8,model=4"),
+        ("data=0", "bf16[64]", "'data=0' is no axis"),
+        ("data=8,data=8", "bf16[64]", "the axis 'data' twice"),
+        ("", "bf16[64@data]", "'data', and there is no --mesh"),
+        ("data=8", "bf16[64@date]", "'date', which --mesh has not; nearest: data"),
+        ("data=8", "bf16[12@data]", "12 cannot be sharded over 8 devices (data)"),
+        ("data=8", "bf16[64@]", "character 8: 'bf16[64@]' is no shape: expected"),
+        ("data=99999999", "bf16[64]", "--mesh: mesh_shape has 99,999,999 devices"),
+    ],
+)
+def test_mistakes_in_a_mesh_are_answered(file, capsys, mesh, shapes, said):
+    given = ["--mesh", mesh] if mesh else []
+    assert main([f"{file}:bare", "--shapes", shapes, *given]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shapes", ["bf16[64,", "bf17[64]", "bf16 64", "[64]"])

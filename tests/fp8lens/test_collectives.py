@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fp8lens import aot_compile, assert_fp8_collectives, parse_hlo_module
+from fp8lens import aot_compile, assert_fp8_collectives, inspect, mesh, parse_hlo_module
 from fp8lens.hlo.replica_groups import groups
-from fp8lens.matmul.collectives import KINDS, Collectives, collectives
+from fp8lens.matmul.collectives import KINDS, Collectives, Problem, collectives
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.wire import WIRE
 from tests.programs.corpus import PROGRAMS, corpus
@@ -821,8 +822,71 @@ def test_sent_wide_and_the_fix(name):
     assert fp8 and min(c.bytes_sent for c in fp8) <= one.bytes_sent // 2 * len(fp8[0].shapes)
 
 
+@pytest.mark.parametrize("conversion, found", [
+    ("f8e4m3fn", Problem.GATHERED_WIDE),  # the clamp is that of the conversion behind the gather
+    ("bf16", Problem.DEQUANTIZED),  # all that remains of FP8 that nothing reads
+])  # fmt: skip
+def test_a_clamp_before_the_gather_is_a_part_of_the_conversion_behind_it(conversion, found):
+    """What XLA makes of one constraint on codes, if it thinks that those before it are whole too:
+    it gathers between the clamp and the conversion.
+    """
+    (one,) = collectives(
+        module(
+            "%x = f8e4m3fn[64,64]{1,0} parameter(0)",
+            "%v = f32[64,64]{1,0} parameter(1)",
+            "%one = f32[] constant(1)",
+            "%low = f32[] constant(-448)",
+            "%high = f32[] constant(448)",
+            "%clamped = f32[64,64]{1,0} clamp(%low, %v, %high)",
+            f"%g = f32[512,64]{{1,0}} all-gather(%clamped), {ALL}, dimensions={{0}}",
+            f"%q = {conversion}[512,64]{{1,0}} convert(%g)",
+            "ROOT " + fp8_call("%x", "%q"),
+        )
+    )
+    assert one.problems == (found,) and one.in_words["would"] == "28.7 kB"
+
+
 def size(n):
     return f"{n / 1e6:.3g} MB" if n >= 1e6 else f"{n / 1e3:.3g} kB"
+
+
+def test_the_axes_of_a_callers_own_mesh():
+    """They are read from the program's arguments. Where those are on two meshes, the collective
+    itself may name its own.
+    """
+    flat, square = mesh("H100", {"data": 8}), mesh("H100", {"rows": 2, "columns": 4})
+    places = (
+        ("data", flat, P("data"), flat, P()),
+        ("rows, columns", square, P(("rows", "columns")), square, P()),
+        ("data", flat, P("data"), square, P()),
+    )
+    for axis, one, part, other, whole in places:
+        x = jax.ShapeDtypeStruct((M, K), e4m3, sharding=NamedSharding(one, part))
+        w = jax.ShapeDtypeStruct((N, K), e4m3, sharding=NamedSharding(other, whole))
+        seen = inspect(lambda x, w, to=NamedSharding(one, P()): dot(constrained(x, to), w), x, w)
+        assert {c.axis for c in seen.collectives} == {axis}
+
+
+def test_where_a_devices_part_begins_is_no_matmul():
+    """A collective matmul by XLA: in its loop a device takes a part of an array, whose place XLA
+    computes in the name of the dot.
+    """
+    options = {
+        "xla_gpu_threshold_for_windowed_einsum_mib": 0,
+        "xla_gpu_multi_streamed_windowed_einsum": False,
+    }
+    specs = (P(None, "x"), P(None, "x"), None, None)
+    seen = inspect(
+        lambda x, w, a, b: constrained(fp8_dot(x, w, a, b), P("x")),
+        *(X, W, s, s),
+        mesh_shape=EIGHT,
+        in_specs=specs,
+        compiler_options=options,
+    )
+    assert [(row.m, row.n, row.k, row.count) for row in seen.report.rows] == [
+        (M // 8, N, K // 8, 8)
+    ]
+    assert [(c.kind, c.count) for c in seen.collectives] == [("collective-permute", 8)]
 
 
 def test_a_sum_that_is_quantized_and_the_fix():

@@ -18,6 +18,7 @@ from helpers.records.results import (
     goals,
     load,
     load_published,
+    load_scale,
     load_sums,
     load_tensors,
     not_measured,
@@ -334,6 +335,13 @@ def test_the_sources_of_what_others_published_stand_in_the_chapter():
         for row in one.rows:
             if one.chip and row.shape and row.seconds:  # no kernel is faster than its roofline
                 assert 0.2 < row.estimate(TARGETS[one.chip]) / row.seconds < 1, (one.name, row)
+
+
+def test_the_sources_of_what_others_published_of_many_gpus_stand_in_their_chapter():
+    chapter = (FOLDER.parent / "14_many_gpus.md").read_text()
+    for one in load_scale(FOLDER):
+        for url in (one.url, *one.beside):
+            assert url in chapter, f"{one.name} is in no reference"
 
 
 def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roofline_says():

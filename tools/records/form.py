@@ -11,6 +11,7 @@ RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results
 RECORDS = (
     "goals",
     "published",
+    "scale",
     "tensors",
     "trained",
     "ladder",

@@ -1,5 +1,5 @@
-"""Whether what others published is still there, in the words that notebooks/results/published.json
-quotes.
+"""Whether what others published is still there, in the words that published.json and scale.json in
+notebooks/results quote.
 
     python -m tools.records.published --check    needs a network
 
@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from helpers.records.results import Published, load_published
+from helpers.records.results import Published, load_published, load_scale
 from tools.records import sources
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
@@ -51,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     entries = load_published(options.results)
+    if (options.results / "scale.json").exists():
+        entries += load_scale(options.results)
     found = []
     try:
         for entry in entries:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jupytext
+from jax.extend.backend import clear_backends
 
 from tools.outputs.chapters import NOTEBOOKS, names
 
@@ -94,6 +95,8 @@ class Puzzle:
         cells = code_cells(self.chapter._name)
         before = cells[: solutions(self.chapter._name)[self.number - 1]]
         values: dict[str, Any] = {"__name__": "__main__"}
+        if any("jax_num_cpu_devices" in cell for cell in before):
+            clear_backends()  # JAX takes another number of devices only before it has any
         with contextlib.redirect_stdout(io.StringIO()), contextlib.chdir(NOTEBOOKS):
             for number, cell in enumerate(needed(before, names_asked(self.chapter._name))):
                 file = f"{self.chapter._name}[{number}]"

@@ -1,0 +1,109 @@
+"""Answers to the puzzle of chapter 14."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.lax import with_sharding_constraint as shard
+from jax.sharding import PartitionSpec as P
+
+from helpers.models.decoder import product, quantize
+from tests.course.answers import Chapter
+
+chapter = Chapter("14_many_gpus")
+e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
+ROWS, COLUMNS, EVERYWHERE = P("model"), P(None, "model"), P()
+
+
+@chapter.puzzle(lambda: chapter.quieter)
+def quieter(answer):
+    return chapter.check_quieter(answer)
+
+
+def scale_of(amax):
+    return amax.astype(f32) / 448
+
+
+def multiplied(codes, w, scale, w_scale):
+    return shard(product(codes, w, scale, w_scale, bf16), COLUMNS)
+
+
+def on_each_device(fn):
+    specs = (ROWS, ROWS, EVERYWHERE)
+    return lambda *args: jax.shard_map(fn, in_specs=specs, out_specs=COLUMNS, check_vma=False)(
+        *args
+    )
+
+
+@quieter.right
+def each_row_first(x, w, w_scale):
+    scale = scale_of(jnp.abs(x).max(axis=1).max())
+    codes = shard(quantize(x, scale, e4m3), ROWS)
+    return multiplied(shard(codes, EVERYWHERE), w, scale, w_scale)
+
+
+@quieter.right
+def with_a_barrier(x, w, w_scale):
+    x = shard(x, ROWS)
+    scale = scale_of(jnp.maximum(x.max(), -x.min()))
+    codes = lax.optimization_barrier(shard(quantize(x, scale, e4m3), ROWS))
+    return multiplied(shard(codes, EVERYWHERE), w, scale, w_scale)
+
+
+@quieter.right
+@on_each_device
+def by_hand(x, w, w_scale):
+    scale = scale_of(lax.pmax(jnp.max(jnp.abs(x)), "model"))
+    codes = lax.all_gather(quantize(x, scale, e4m3), "model", tiled=True)
+    return product(codes, w, scale, w_scale, bf16)
+
+
+@quieter.right  # here XLA's partitioner divides the product so that codes travel
+def left_to_xla(x, w, w_scale):
+    scale = scale_of(jnp.max(jnp.abs(x)))
+    return multiplied(quantize(x, scale, e4m3), w, scale, w_scale)
+
+
+@quieter.wrong("not yet: it sends bf16")
+def the_gather_first(x, w, w_scale):
+    x = lax.optimization_barrier(shard(x, EVERYWHERE))
+    scale = scale_of(jnp.max(jnp.abs(x)))
+    return multiplied(quantize(x, scale, e4m3), w, scale, w_scale)
+
+
+@quieter.wrong("not yet: its numbers differ")
+@on_each_device
+def each_its_own_amax(x, w, w_scale):
+    scale = scale_of(jnp.max(jnp.abs(x)))
+    codes = lax.all_gather(quantize(x, scale, e4m3), "model", tiled=True)
+    return product(codes, w, scale, w_scale, bf16)
+
+
+@quieter.wrong("not yet: its numbers differ")
+@on_each_device
+def the_sum_of_amaxes(x, w, w_scale):
+    scale = scale_of(lax.psum(jnp.max(jnp.abs(x)), "model"))
+    codes = lax.all_gather(quantize(x, scale, e4m3), "model", tiled=True)
+    return product(codes, w, scale, w_scale, bf16)
+
+
+@quieter.wrong("not yet: the matmul is not FP8")
+def dequantized_first(x, w, w_scale):
+    scale = scale_of(jnp.max(jnp.abs(x)))
+    x = quantize(x, scale, e4m3).astype(bf16) * scale.astype(bf16)
+    w = w.astype(bf16) * w_scale.astype(bf16)
+    return shard(lax.dot(lax.optimization_barrier(x), w.T), COLUMNS)
+
+
+@quieter.wrong("not yet: its numbers differ")
+def nothing_but_a_part(x, w, w_scale):
+    return x
+
+
+@quieter.wrong("not yet: ")
+def an_axis_that_is_not_there(x, w, w_scale):
+    return shard(x, P("data"))
+
+
+@quieter.wrong("not yet: NameError")
+def a_name_that_is_not_there(x, w, w_scale):
+    return unknown(x)  # noqa: F821
