@@ -53,6 +53,7 @@ refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"
 	$(PYTHON) -m tools.outputs refresh $(if $(FROM),--from $(FROM)) $(NB)
 
 site: setup     ## build the chapters as a web site in _build/
+	@$(PYTHON) -m tools.site.pyodide
 	$(PYTHON) -m tools.site.build $(ARGS)
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)

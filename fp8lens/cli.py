@@ -25,12 +25,11 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
+from fp8lens.dumps import COMPILED, Kind, NoText, choose, not_of_a_gpu, text_of
 from fp8lens.guard import MAY_GROW, changes
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import (
-    HloModule,
     HloParseError,
-    Instruction,
     parse_hlo_module,
     uncollected,
     visible,
@@ -58,9 +57,6 @@ _PIPED = "-"  # for a saved program: it comes from standard input
 _EXAMPLE = '--shapes "f8e4m3fn[256,512] bf16[1024] f32[]"'
 _FUNCTION = re.compile(r"(.+\.py)(?::(.*))?", re.S)  # a file, and a function in it
 _SHAPE = re.compile(r"([A-Za-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*+)?)\][\s;,]*")
-_DUMP = "gpu_after_optimizations.txt"  # how XLA ends the name of what it compiled for a GPU
-# What XLA's GPU compiler, and no other, writes beside its kernels and calls.
-_OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
 _DIMS = re.compile(r"\s*+(?:\d++\s*+(?:,\s*+(?=\d)|(?!\d)))*+")  # a scalar has none
 # How a shape's parts are matched, in the order of the text, and what is expected where one is not
 # found.
@@ -203,23 +199,29 @@ def _existing(path: Path) -> Path:
     is_folder, folder = path.is_dir(), path.parent
     if is_folder:
         folder = path
-        dumps = sorted(path.glob(f"*{_DUMP}"), key=lambda p: (-p.stat().st_size, p.name))
-        if dumps:
-            raise _Mistake(
-                f"{str(path)!r} is a folder: give one of the programs in it, such as the largest: "
-                f"{', '.join(map(str, dumps[:3]))}."
-            )
     if not folder.is_dir():
         raise _Mistake(
             f"there is no folder {str(folder)!r}: "
             "give a path from here to a .py file or a saved HLO text."
         )
     kind = "a folder" if is_folder else "no file"
-    names = (p.name for p in folder.iterdir() if p.suffix in (".py", ".txt", ".hlo"))
+    names = (p.name for p in folder.iterdir() if p.suffix in (".py", ".txt", ".hlo", ".gz"))
     raise _Mistake(
         f"{str(path)!r} is {kind}: give a .py file and a function in it, or a saved HLO text"
         f"{_nearest(path.name, names)}."
     )
+
+
+def _program_in(path: Path, notes: TextIO) -> Path:
+    """The file to read: of a folder, the program that XLA compiled, which is said on `notes`."""
+    if not path.is_dir():
+        return _existing(path)
+    sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
+    choice = choose(sizes)
+    if not choice or choice.kind is Kind.OTHER:
+        return _existing(path)  # raises, and names what may be meant
+    print(visible(f"{path}: {choice}"), end="\n\n", file=notes)
+    return path / choice.name
 
 
 def _told(error: BaseException) -> str:
@@ -372,26 +374,32 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
                 f"--{option} is for a function, and {_named(given.what)} is a saved program, "
                 f"which {why}: leave it out, or give path/to/file.py:function."
             )
+    notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
+    path = Path(given.what)
     with _reading(given.what):
-        data = _piped() if given.what == _PIPED else _existing(Path(given.what)).read_bytes()
-    if not data.strip() or b"\0" in data:
-        kind = "no text" if data.strip() else "empty"
-        raise _Mistake(
-            f"{_named(given.what)} is {kind}: "
+        if given.what == _PIPED:
+            data = _piped()
+        else:
+            path = _program_in(path, notes)
+            data = path.read_bytes()
+
+    def not_text(error: NoText) -> str:
+        return (
+            f"{_named(given.what)} is {error}: "
             "give the text that XLA dumps with --xla_dump_hlo_as_text."
         )
 
     def not_a_module(error: HloParseError) -> str:
         return (
             f"{_shown(given.what)} is not one whole HLO module ({error}): "
-            f"give the text that XLA dumps, such as module_0001.jit_f.sm_9.0a_{_DUMP}."
+            f"give the text that XLA dumps, such as module_0001.jit_f.sm_9.0a_{COMPILED}."
         )
 
-    with _answered(HloParseError, not_a_module):
-        module = parse_hlo_module(data.decode("utf-8-sig", errors="replace"))
+    with _answered(NoText, not_text), _answered(HloParseError, not_a_module):
+        module = parse_hlo_module(text_of(data))
         seen = inspect(module)
         _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
-        return seen, _not_of_a_gpu(Path(given.what), module)
+        return seen, not_of_a_gpu(path.name, module)
 
 
 def _piped() -> bytes:
@@ -399,29 +407,9 @@ def _piped() -> bytes:
     if sys.stdin is None or sys.stdin.isatty():
         raise _Mistake(
             f"no program comes from standard input: write fp8lens {_PIPED} < module_0001.jit_f."
-            f"sm_9.0a_{_DUMP}, or give the file's name."
+            f"sm_9.0a_{COMPILED}, or give the file's name."
         )
     return sys.stdin.buffer.read()
-
-
-def _not_of_a_gpu(path: Path, module: HloModule) -> str:
-    """What the program is, where it is not one that XLA compiled for a GPU; else ""."""
-    # The order of the kernels is the last that XLA settles.
-    if module.attributes.get("is_scheduled") != "true":
-        return "a program that XLA has not optimized yet"
-    # In the header its GPU compiler writes a fingerprint, from JAX 0.4.31 on.
-    has_fingerprint = "fingerprint_before_lhs" in module.attributes.get("frontend_attributes", "")
-    if path.name.endswith(_DUMP) or has_fingerprint or any(map(_is_a_gpus, module)):
-        return ""
-    return "a program that XLA compiled for a CPU"
-
-
-def _is_a_gpus(i: Instruction) -> bool:
-    """Whether XLA wrote an instruction for a GPU."""
-    if (i.custom_call_target or "").startswith("__cu"):
-        return True
-    config = i.backend_config if "backend_config" in i.attributes else None
-    return isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
 
 
 def _is_record(given: argparse.Namespace) -> bool:
@@ -554,7 +542,9 @@ def _report(given: argparse.Namespace) -> int:
     else:
         seen, other = _saved(given)
         if other:
-            fix = f"take the file ending in {_DUMP}, which XLA writes where it compiles for a GPU"
+            fix = (
+                f"take the file ending in {COMPILED}, which XLA writes where it compiles for a GPU"
+            )
             if given.require_fp8:
                 raise _Mistake(
                     f"{_named(given.what)} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
@@ -692,6 +682,7 @@ _EPILOG = """examples:
   fp8lens layers.py:layer --args sample --save fp8.json
   fp8lens layers.py:layer --args sample --against fp8.json
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
+  fp8lens dumps/
   unzip -p dumps.zip module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt | fp8lens -
 
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
@@ -744,10 +735,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "what",
-        metavar="FILE.py:FUNCTION | DUMP.txt | -",
+        metavar="FILE.py:FUNCTION | DUMP | -",
         help=(
             "a function, compiled for --target, "
-            "or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER; - reads one from standard input"
+            "or a program saved by XLA_FLAGS=--xla_dump_to=FOLDER: its text, gzipped or not, or "
+            "the folder, of which the largest compiled program is read; - reads standard input"
         ),
     )
     parser.add_argument(

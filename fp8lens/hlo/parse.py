@@ -572,6 +572,11 @@ class Computation:
         return self.module.text[slice(*self._body)].split("\n")[1:]
 
     @property
+    def start(self) -> int:
+        """Where it begins in the module's text."""
+        return self._start
+
+    @property
     def parameters(self) -> tuple[Instruction, ...]:
         """By parameter number."""
         found = [i for i in self if i.opcode == "parameter"]

@@ -205,15 +205,24 @@ def format_hlo_module(x: Any, metadata: bool = False, backend_cfg: bool = False)
     return "\n".join(_lines(parse_hlo_module(x), metadata, backend_cfg)) + "\n"
 
 
+def parts(text: str) -> Iterator[tuple[str, str]]:
+    """HLO in parts, each with the name of its style in STYLES, or ""."""
+    end = 0
+    for m in _PAINT.finditer(text):
+        if end < m.start():
+            yield text[end : m.start()], ""
+        name = m.lastgroup or ""
+        yield m[0], name if name in STYLES else ""
+        end = m.end()
+    if end < len(text):
+        yield text[end:], ""
+
+
 def paint(text: str, style: Callable[[str, tuple[str, str] | None], str]) -> str:
     """Every part of `text` that has a style, and what lies between (style None), through
     `style(part, its style)`.
     """
-    parts, end = [], 0
-    for m in _PAINT.finditer(text):
-        parts += [style(text[end : m.start()], None), style(m[0], STYLES.get(m.lastgroup or ""))]
-        end = m.end()
-    return "".join([*parts, style(text[end:], None)])
+    return "".join(style(part, STYLES.get(name)) for part, name in parts(text))
 
 
 def coloured(text: str) -> str:

@@ -409,7 +409,7 @@ def sends_wide(
 
 # As text ------------------------------------------------------------------------------------------
 
-_HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
+HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
 
 
 def _listed(names: Iterable[str], most: int = 3) -> str:
@@ -428,7 +428,7 @@ class Collectives(tuple[Collective, ...]):
         """
         return sum(c.bytes_sent * (1 if c.count is None else c.count) for c in self)
 
-    def _rows(self) -> list[tuple[Collective, tuple[str, ...], list[str]]]:
+    def rows(self) -> list[tuple[Collective, tuple[str, ...], list[str]]]:
         """(collective, cells, further lines), those alike in all but their names taken together;
         those that send most first.
         """
@@ -449,7 +449,8 @@ class Collectives(tuple[Collective, ...]):
         groups = sorted(alike.values(), key=lambda same: -Collectives(same).bytes_sent)
         return [(same[0], _cells(same), [*same[0].problems]) for same in groups]
 
-    def _totals(self) -> str:
+    def totals(self) -> str:
+        """What is sent in all, as one sentence."""
         sent: dict[str, int] = defaultdict(int)
         for c in self:
             sent[c.dtype] += Collectives((c,)).bytes_sent
@@ -467,12 +468,12 @@ class Collectives(tuple[Collective, ...]):
     def __str__(self) -> str:
         if not self:
             return "no collectives"
-        rows = self._rows()
-        table = [_HEADER, *(cells for _, cells, _ in rows)]
-        shown = [*range(len(_HEADER))]
+        rows = self.rows()
+        table = [HEADER, *(cells for _, cells, _ in rows)]
+        shown = [*range(len(HEADER))]
         if all(cells[0] == "1" for cells in table[1:]):
             shown.remove(0)
-        may_go = map(_HEADER.index, ("source", "feeds"))  # each to a line of its own
+        may_go = map(HEADER.index, ("source", "feeds"))  # each to a line of its own
         lines, left_out = columns(table, shown, (0, 2), may_go)
         text = lines[:1]
         for line, (_, cells, further) in zip(lines[1:], rows, strict=True):
@@ -481,20 +482,20 @@ class Collectives(tuple[Collective, ...]):
             below = [", ".join(hidden), *further] if hidden else further
             for more in below:
                 text += [f"    {part}" for part in wrapped(more, 0, 2)]
-        return "\n".join([*text, *wrapped(self._totals(), 0, 2)])
+        return "\n".join([*text, *wrapped(self.totals(), 0, 2)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        total = f"<p>{html.escape(self._totals())}</p>"
+        total = f"<p>{html.escape(self.totals())}</p>"
         if not self:
             return total
         rows = []
-        for _, cells, further in self._rows():
+        for _, cells, further in self.rows():
             background = LOST if further else ""
             below = [(line, "") for line in further]
             rows.append((cells, background, below))
-        return html_table(_HEADER, rows) + total
+        return html_table(HEADER, rows) + total
 
 
 def _cells(same: Sequence[Collective]) -> tuple[str, ...]:
@@ -520,5 +521,5 @@ def _cells(same: Sequence[Collective]) -> tuple[str, ...]:
 
 def _labelled(column: int, cell: str) -> str:
     """A cell on a line of its own."""
-    name = _HEADER[column]
+    name = HEADER[column]
     return f"at {cell}" if name == "source" else f"{name} {cell}"

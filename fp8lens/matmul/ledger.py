@@ -45,7 +45,7 @@ _READING_SCALES = _FOR_FP8 | {"move", "matmul", "after"}
 # Work around a matmul that FP8 alone asks for.
 _UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))
 
-_HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
+HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
 _OPAQUE = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
 _FAR = 300  # kernels: whoever is further away is not served
 _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split())
@@ -115,20 +115,7 @@ class Ledger(tuple[Line, ...]):
     def _rows(self) -> Iterator[tuple[str, ...]]:
         order = list(CLASSES)
         for line in sorted(self, key=lambda line: (order.index(line.what), -line.nbytes)):
-            work = serves = ""
-            if line.what != "matmul":
-                work, serves = ", ".join(line.work), ", ".join(line.serves[:2])
-                if len(line.serves) > 2:
-                    serves += f" and {len(line.serves) - 2} more"
-            yield (
-                line.what,
-                "?" if line.kernel.count is None else str(line.runs),
-                size(line.nbytes),
-                line.name,
-                work,
-                serves,
-                visible(line.source),
-            )
+            yield cells(line)
 
     def totals(self) -> list[str]:
         """A sentence for each class."""
@@ -140,15 +127,15 @@ class Ledger(tuple[Line, ...]):
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
         rows = [*self._rows()]
-        always = (_HEADER.index("bytes"), _HEADER.index("kernel"), 0)
+        always = (HEADER.index("bytes"), HEADER.index("kernel"), 0)
         shown = []
-        for c in range(len(_HEADER)):
+        for c in range(len(HEADER)):
             says_something = any(row[c] not in ("", "1") for row in rows)
             if c in always or says_something:
                 shown.append(c)
         # From the last column on, each goes to a line of its own while a line is too wide.
-        may_go = range(len(_HEADER) - 1, _HEADER.index("kernel"), -1)
-        lines, below = columns([_HEADER, *rows], shown, (1, 2), may_go)
+        may_go = range(len(HEADER) - 1, HEADER.index("kernel"), -1)
+        lines, below = columns([HEADER, *rows], shown, (1, 2), may_go)
         text = [style(lines[0], Ink.HEADING)]
         for line, row in zip(lines[1:], rows, strict=True):
             more = [_labelled(c, row[c]) for c in below if row[c]]
@@ -158,8 +145,26 @@ class Ledger(tuple[Line, ...]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = html_table(_HEADER, ((row, "", ()) for row in self._rows()))
+        table = html_table(HEADER, ((row, "", ()) for row in self._rows()))
         return f"{table}<p>{_kernels(self)} in all</p>"
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """What a table shows of a kernel, as HEADER names it."""
+    work = serves = ""
+    if line.what != "matmul":
+        work, serves = ", ".join(line.work), ", ".join(line.serves[:2])
+        if len(line.serves) > 2:
+            serves += f" and {len(line.serves) - 2} more"
+    return (
+        line.what,
+        "?" if line.kernel.count is None else str(line.runs),
+        size(line.nbytes),
+        line.name,
+        work,
+        serves,
+        visible(line.source),
+    )
 
 
 def _is_for_fp8(line: Line) -> bool:
@@ -176,7 +181,7 @@ def _is_for_fp8(line: Line) -> bool:
 
 def _labelled(column: int, cell: str) -> str:
     """A cell on a line of its own."""
-    name = _HEADER[column]
+    name = HEADER[column]
     return f"at {cell}" if name == "source" else f"{name} {cell}"
 
 

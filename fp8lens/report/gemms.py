@@ -29,24 +29,28 @@ from fp8lens.matmul.ledger import Ledger
 from fp8lens.matmul.rows import GemmRow
 
 
-class _Kind(enum.Enum):
+class Below(enum.Enum):
     """What a line below a row of the table says."""
 
     PLACE = enum.auto()  # the layers that the matmul is in, or its line of the program
     OUTSIDE = enum.auto()  # the work that other kernels do
 
 
-class _Further(NamedTuple):
-    kind: _Kind
+class Further(NamedTuple):
+    """A line below a row, and what it says."""
+
+    kind: Below
     text: str
 
 
-class _Line(NamedTuple):
-    """A line of the table, for rows that are alike; `row` is the first of them."""
+class Alike(NamedTuple):
+    """A line of the table, for rows that are alike; `row` is the first of them. `cells` are those
+    of HEADER.
+    """
 
     row: GemmRow
     cells: tuple[str, ...]
-    further: list[_Further]
+    further: list[Further]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -92,7 +96,7 @@ class GemmReport:
         """Those of `rows` that the hardware multiplies in an 8-bit float type."""
         return tuple(row for row in self.rows if row.is_fp8)
 
-    def _lines(self) -> list[_Line]:
+    def lines(self) -> list[Alike]:
         """Rows alike in all they show but their layer, taken together."""
         groups: dict[GemmRow, list[GemmRow]] = {}
         for row in self.rows:
@@ -107,7 +111,8 @@ class GemmReport:
             groups.setdefault(alike, []).append(row)
         return [_line(rows) for rows in groups.values()]
 
-    def _totals(self) -> str:
+    def totals(self) -> str:
+        """What the last lines say, as one sentence and a note."""
         kinds = Counter("FP8" if is_fp8(row.math_dtype) else "FP4" for row in self.fp8_rows)
         found = sorted(kinds, reverse=True) or ["FP8"]
         narrow = " and ".join(f"{kinds[kind]} in {kind}" for kind in found)
@@ -137,18 +142,18 @@ class GemmReport:
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
         lines = self._table()
-        for total in self._totals().split("\n"):
+        for total in self.totals().split("\n"):
             lines += [(line, None) for line in wrapped(total, 0, 2)]
         return "\n".join(style(line, ink) for line, ink in lines)
 
     def _table(self) -> list[tuple[str, Ink | None]]:
         """The table as lines of text, and what each says; without matmuls, none."""
-        lines = self._lines()
+        lines = self.lines()
         if not lines:
             return []
-        table = [_HEADER, *(line.cells for line in lines)]
+        table = [HEADER, *(line.cells for line in lines)]
         all_run_once = all(line.cells[0] == "1" for line in lines)
-        shown = range(1 if all_run_once else 0, len(_HEADER))
+        shown = range(1 if all_run_once else 0, len(HEADER))
         (header, *texts), left_out = columns(table, shown, (0, 1), [_SOURCE])
         found: list[tuple[str, Ink | None]] = [(header, Ink.HEADING)]
         for text, line in zip(texts, lines, strict=True):
@@ -156,7 +161,7 @@ class GemmReport:
             if left_out and line.cells[_SOURCE]:
                 found += [(part, None) for part in wrapped(f"at {line.cells[_SOURCE]}", 4, 6)]
             for further in line.further:
-                ink = Ink.OUTSIDE if further.kind is _Kind.OUTSIDE else None
+                ink = Ink.OUTSIDE if further.kind is Below.OUTSIDE else None
                 found += [(part, ink) for part in wrapped(further.text, 4, 6)]
         return found
 
@@ -164,9 +169,9 @@ class GemmReport:
 
     def _repr_html_(self) -> str:
         rows = []
-        for line in self._lines():
+        for line in self.lines():
             below = [
-                (further.text, OUTSIDE if further.kind is _Kind.OUTSIDE else "")
+                (further.text, OUTSIDE if further.kind is Below.OUTSIDE else "")
                 for further in line.further
             ]
             rows.append((line.cells, "" if line.row.is_fp8 else LOST, below))
@@ -175,8 +180,8 @@ class GemmReport:
             legend += _legend(LOST, "not FP8")
         if any(row.outside for row in self.rows):
             legend += _legend(OUTSIDE, "work left outside")
-        table = html_table(_HEADER, rows) if rows else ""
-        totals = html.escape(self._totals()).replace("\n", "<br>")
+        table = html_table(HEADER, rows) if rows else ""
+        totals = html.escape(self.totals()).replace("\n", "<br>")
         return f"{table}<p>{legend}{totals}</p>"
 
 
@@ -184,11 +189,11 @@ def _legend(colour: str, text: str) -> str:
     return f'<span style="background:{colour}">&nbsp;{text}&nbsp;</span> '
 
 
-_HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
-_SOURCE = _HEADER.index("source")
+HEADER = ("runs", "M x N x K", "operands", "multiplied in", "by", "epilogue", "result", "source")
+_SOURCE = HEADER.index("source")
 
 
-def _line(rows: list[GemmRow]) -> _Line:
+def _line(rows: list[GemmRow]) -> Alike:
     """The line of rows that are alike."""
     row = rows[0]
     counts = [row.count for row in rows]
@@ -200,16 +205,16 @@ def _line(rows: list[GemmRow]) -> _Line:
         place = f"in {', '.join(paths[:4])}"
         if len(paths) > 4:
             place += f" and {len(paths) - 4} more"
-        further.append(_Further(_Kind.PLACE, place))
+        further.append(Further(Below.PLACE, place))
     if row.outside:
         each = " in each" if len(rows) > 1 else ""
         outside = f"outside{each}: {', '.join(row.outside)}: {size(row.outside_bytes)}"
-        further.append(_Further(_Kind.OUTSIDE, outside))
-    return _Line(row, (runs, *_cells(row)), further)
+        further.append(Further(Below.OUTSIDE, outside))
+    return Alike(row, (runs, *_cells(row)), further)
 
 
 def _cells(row: GemmRow) -> tuple[str, ...]:
-    """What a row shows, as _HEADER names it, but for how often it runs."""
+    """What a row shows, as HEADER names it, but for how often it runs."""
     shape = f"{row.m} x {row.n} x {row.k}"
     if row.batch > 1:
         shape = f"{row.batch} of {shape}"

@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import os
@@ -353,13 +354,33 @@ def test_saved_programs_of_old_releases_are_judged_too(capsys):
     assert "XLA has not optimized yet" in capsys.readouterr().err
 
 
-def test_a_folder_of_saved_programs(dumps, capsys):
-    assert main([str(dumps)]) == 2
+def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, capsys):
+    assert main([str(dumps)]) == 0
     (program,) = dumps.glob("*gpu_after_optimizations.txt")
-    assert (
-        f"is a folder: give one of the programs in it, such as the largest: {program}.\n"
-        in capsys.readouterr().err
+    first, _, report = capsys.readouterr().out.partition("\n\n")
+    files = sum(path.is_file() for path in dumps.iterdir())
+    assert first == (
+        f"{dumps}: {program.name}, the one program that XLA compiled for a GPU among {files} files."
     )
+    assert main([str(program)]) == 0 and capsys.readouterr().out == report
+    assert main([str(dumps), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["rows"] and program.name in said.err
+
+
+def test_a_gzipped_program_is_read_as_it_is(dumps, tmp_path, capsys):
+    (program,) = dumps.glob("*gpu_after_optimizations.txt")
+    packed = tmp_path / f"{program.name}.gz"
+    packed.write_bytes(gzip.compress(program.read_bytes()))
+    assert main([str(packed)]) == 0
+    unpacked = capsys.readouterr().out
+    said = subprocess.run(
+        [SCRIPT, "-"], input=packed.read_bytes(), capture_output=True, check=True
+    ).stdout.decode()
+    assert main([str(program)]) == 0 and capsys.readouterr().out == said == unpacked
+    packed.write_bytes(packed.read_bytes()[:-20])
+    assert main([str(packed)]) == 2
+    assert "is gzipped, and damaged: give the text" in capsys.readouterr().err
 
 
 def test_saved_program_of_a_whole_process(tmp_path):

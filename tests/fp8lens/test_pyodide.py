@@ -5,23 +5,17 @@ Pyodide comes from npm's registry into _build/, once: no other request is made, 
 to it.
 """
 
-import base64
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
+from tools.site.pyodide import NotFetched, fetched, program, unpacked
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-# the last with Python 3.13; the digest is what `npm view pyodide@0.29.5 dist.integrity` prints
-PYODIDE = "0.29.5"
-SHA512 = "TkYrUv9m8QmfImADKRmpwZulL48E0uUaBSO+dvRQKyAJc0qh9gu7jn8btyHPh3NZm1r2IH2YrJhIr7Q2B9urAw=="
-FOLDER = ROOT / "_build" / f"pyodide-{PYODIDE}"
 PROGRAM = """
 import contextlib, os, sys
 sys.dont_write_bytecode = True
@@ -63,45 +57,12 @@ try {
 """
 
 
-def program(name: str) -> str:
-    """Node's, of the wheel that is installed beside this Python, else the machine's."""
-    return (
-        shutil.which(
-            name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        )
-        or name
-    )
-
-
-def unpacked(archive: Path, folder: Path) -> Path:
-    if base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != SHA512:
-        raise ValueError(f"{archive.name} is not the package that was pinned")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    return folder / "package"
-
-
 @pytest.fixture(scope="module")
-def pyodide(tmp_path_factory) -> Path:
-    if not FOLDER.exists():
-        folder = tmp_path_factory.mktemp("npm")
-        done = subprocess.run(
-            [program("npm"), "pack", f"pyodide@{PYODIDE}", "--silent", "--fetch-retries=1"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        archive = next(folder.glob("*.tgz"), None)
-        if archive is None:
-            said = done.stderr.strip()[-300:] or "no network?"
-            message = f"npm could not fetch pyodide@{PYODIDE}: {said}"
-            pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-        FOLDER.parent.mkdir(exist_ok=True)
-        here = Path(
-            shutil.move(unpacked(archive, folder), f"{FOLDER}.{os.getpid()}")
-        )  # whole or not at all
-        here.rename(FOLDER)
-    return FOLDER
+def pyodide() -> Path:
+    try:
+        return fetched()
+    except NotFetched as error:
+        pytest.fail(str(error)) if os.environ.get("CI") else pytest.skip(str(error))
 
 
 def test_pyodide_says_what_python_says(pyodide, tmp_path):

@@ -23,6 +23,7 @@ extensions = [
     "tools.site.glossary",
     "tools.site.rules",
     "tools.site.api",
+    "tools.site.explorers",
     "tools.site.cite",
     "tools.site.footer",
     "tools.site.search",

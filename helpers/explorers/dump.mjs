@@ -1,0 +1,653 @@
+// "Read my dump": what became of a program's matmuls, read in the browser by fp8lens itself.
+//
+// A dump is somebody else's text. It reaches the page only as text nodes: nothing here parses HTML, and no name of a dump
+// becomes an address, a class or the name of an attribute. The worker (dump.worker.mjs) does the reading; the page asks it
+// for the part that is on the screen.
+
+const PART = 100; // rows that are shown at once
+const VIEWS = {
+  matmuls: "Matmuls",
+  lost: "Why not FP8",
+  kernels: "Kernels",
+  sent: "Between devices",
+  hlo: "HLO",
+  compare: "Compare",
+};
+const COMMAND = "In a terminal, fp8lens dump.txt says the same.";
+
+// An element with attributes, listeners (on...) and children; a child that is a string becomes text.
+function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (typeof value == "boolean") element.toggleAttribute(name, value);
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== ""));
+  return element;
+}
+
+// The worker, started when it is first needed. It runs under the page's own policy, which a worker of a plain address
+// would not: it, too, may ask nobody else for anything.
+class Lens {
+  #worker;
+  #waiting = new Map();
+  #count = 0;
+
+  ask(what, given = {}, tell = () => {}) {
+    this.#worker ??= this.#start();
+    const id = ++this.#count;
+    return new Promise((resolve, reject) => {
+      this.#waiting.set(id, { resolve, reject, tell });
+      this.#worker.postMessage({ id, what, ...given });
+    });
+  }
+
+  stop() {
+    this.#worker?.terminate();
+    this.#worker = undefined;
+    for (const { reject } of this.#waiting.values()) reject(new Error("cancelled"));
+    this.#waiting.clear();
+  }
+
+  #start() {
+    const module = new URL("./dump.worker.mjs", import.meta.url).href;
+    const address = URL.createObjectURL(new Blob([`import ${JSON.stringify(module)};`], { type: "text/javascript" }));
+    const worker = new Worker(address, { type: "module" });
+    worker.onmessage = ({ data: { id, told, answer, error } }) => {
+      const waiting = this.#waiting.get(id);
+      if (!waiting) return;
+      if (told !== undefined) return waiting.tell(told);
+      this.#waiting.delete(id);
+      if (error === undefined) waiting.resolve(answer);
+      else waiting.reject(new Error(error));
+    };
+    worker.onerror = (event) => {
+      event.preventDefault();
+      const failed = [...this.#waiting.values()];
+      this.stop();
+      for (const { reject } of failed) reject(new Error(`Python could not be started in this browser. ${COMMAND}`));
+    };
+    return worker;
+  }
+}
+
+// The files of what was dropped, those in its folders too.
+async function filesOf(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (!entries.some((entry) => entry.isDirectory)) return [...transfer.files];
+  const files = [];
+  const inside = async (entry) => {
+    if (entry.isFile) files.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
+    else {
+      const reader = entry.createReader();
+      for (;;) {
+        const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+        if (!some.length) break;
+        for (const one of some) await inside(one);
+      }
+    }
+  };
+  for (const entry of entries) await inside(entry);
+  return files;
+}
+
+function save(name, type, text) {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+class Page {
+  lens = new Lens();
+  summary = null;
+  drawn = new Set(); // the views that show this dump
+
+  constructor(model, el) {
+    this.model = model;
+    this.el = el;
+    this.build();
+    model.on("change:view", () => this.show());
+    model.on("change:at", () => this.go());
+    model.on("change:find", () => this.search());
+  }
+
+  // The controls -----------------------------------------------------------------------------------------------------
+
+  build() {
+    const why = this.model.get("lacks") || (typeof WebAssembly == "object" ? "" : `This browser has no WebAssembly. ${COMMAND}`);
+    this.status = h("p", { role: "status", class: "told" });
+    this.bar = h("progress", { "aria-label": "Reading", hidden: true });
+    this.cancel = h("button", { type: "button", hidden: true, onclick: () => this.stop() }, "Cancel");
+    this.stored = h("div", { class: "stored" }, this.model.get("stored") ?? "");
+    this.result = h("div", { class: "result" });
+    const place = this.sharedPlace();
+    this.el.append(
+      why ? h("p", { class: "lacks" }, why) : this.ways("a"),
+      why || !place ? "" : h("p", { class: "quiet" }, place),
+      h("div", { class: "controls busy" }, this.status, this.bar, this.cancel),
+      this.stored,
+      this.result,
+    );
+  }
+
+  // A link can say where in a dump to look; the dump itself stays with who has it.
+  sharedPlace() {
+    if (!this.model.get("at") && !this.model.get("find")) return "";
+    return "This link leads to a place in a dump. Give the dump, or open the example, to see it.";
+  }
+
+  ways(slot) {
+    const pick = (folder) => {
+      const input = h("input", { type: "file", multiple: true, webkitdirectory: folder, hidden: true });
+      input.addEventListener("change", () => this.read(slot, [...input.files]));
+      return [h("button", { type: "button", onclick: () => input.click() }, folder ? "Choose a folder" : "Choose a file"), input];
+    };
+    const words = slot === "a" ? "Drop a dump here, or" : "Drop the other dump here, or";
+    const text = h("textarea", { rows: "4", spellcheck: "false", "aria-label": "The text of a dump" });
+    const paste = h(
+      "div",
+      { class: "paste", hidden: true },
+      text,
+      h("button", { type: "button", onclick: () => this.read(slot, [new File([text.value], "pasted.txt")]) }, "Read this text"),
+    );
+    const toggle = () => {
+      paste.hidden = !paste.hidden;
+      if (!paste.hidden) text.focus();
+    };
+    const example = h("button", { type: "button", class: "main", onclick: () => this.read(slot, null) }, "Open the example");
+    const area = h(
+      "div",
+      { class: "drop" },
+      h("div", { class: "controls" }, h("span", {}, words), pick(false), pick(true), h("button", { type: "button", onclick: toggle }, "Paste its text"), example),
+      h("p", { class: "quiet" }, "HLO as XLA dumps it (.txt, or .gz), up to 50 MB. It stays in this browser. The first dump waits for Python (5 MB)."),
+      paste,
+    );
+    area.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      area.classList.add("over");
+    });
+    area.addEventListener("dragleave", () => area.classList.remove("over"));
+    area.addEventListener("drop", async (event) => {
+      event.preventDefault();
+      area.classList.remove("over");
+      this.read(slot, await filesOf(event.dataTransfer));
+    });
+    return area;
+  }
+
+  // Reading ----------------------------------------------------------------------------------------------------------
+
+  // `files` is null for the example.
+  async read(slot, files) {
+    if (files && !files.length) return;
+    if (slot === "a") this.forget();
+    this.busy(true);
+    const began = performance.now();
+    try {
+      const tell = (told) => this.tell(told);
+      const summary = await (files ? this.lens.ask("read", { slot, files }, tell) : this.lens.ask("example", { slot }, tell));
+      const seconds = (performance.now() - began) / 1000;
+      this.el.dataset.seconds = seconds.toFixed(2);
+      if (slot === "b") return this.compared(summary);
+      this.summary = summary;
+      this.tell(`${summary.said || `Read ${summary.name}.`} ${summary.answer}`);
+      this.open();
+    } catch (error) {
+      if (error.message !== "cancelled") this.tell(error.message, true);
+    } finally {
+      this.busy(false);
+    }
+  }
+
+  tell(text, isWrong = false) {
+    this.status.textContent = text;
+    this.status.classList.toggle("wrong", isWrong);
+  }
+
+  busy(is) {
+    this.bar.hidden = this.cancel.hidden = !is;
+    if (is) this.tell("Starting");
+    this.el.toggleAttribute("data-busy", is);
+  }
+
+  stop() {
+    this.lens.stop();
+    this.forget();
+    this.tell("Cancelled. Nothing is kept of the dump.");
+  }
+
+  forget() {
+    this.summary = null;
+    this.drawn.clear();
+    this.result.replaceChildren();
+    this.stored.hidden = false;
+  }
+
+  async ask(question, of = {}, slot = "a") {
+    return this.lens.ask("ask", { slot, question, of });
+  }
+
+  // The answer -------------------------------------------------------------------------------------------------------
+
+  open() {
+    const { summary } = this;
+    this.stored.hidden = true;
+    this.tabs = new Map();
+    this.panels = new Map();
+    const list = h("div", { role: "tablist", "aria-label": "What to see of the dump", class: "tabs" });
+    for (const [view, title] of Object.entries(VIEWS)) {
+      const tab = h("button", { type: "button", role: "tab", id: `tab-${view}`, "aria-controls": `panel-${view}` }, title);
+      tab.addEventListener("click", () => this.choose(view));
+      tab.addEventListener("keydown", (event) => this.step(event, view));
+      this.tabs.set(view, tab);
+      list.append(tab);
+      this.panels.set(view, h("div", { role: "tabpanel", id: `panel-${view}`, "aria-labelledby": `tab-${view}`, hidden: true }));
+    }
+    this.result.replaceChildren(
+      h("p", { class: "verdict" }, summary.answer),
+      summary.note ? h("p", { class: "lacks" }, summary.note) : "",
+      h(
+        "p",
+        { class: "quiet" },
+        `${summary.name} (module ${summary.module}, ${counted(summary.instructions, "instruction")}, ${counted(summary.computations, "computation")})`,
+      ),
+      h(
+        "div",
+        { class: "controls" },
+        h("button", { type: "button", onclick: () => this.export("json") }, "Save as JSON"),
+        h("button", { type: "button", onclick: () => this.export("page") }, "Save as a page"),
+      ),
+      list,
+      ...this.panels.values(),
+    );
+    this.show();
+    if (this.model.get("find")) this.search();
+    if (this.model.get("at")) this.go();
+  }
+
+  choose(view) {
+    this.model.set("view", view);
+    this.model.save_changes();
+  }
+
+  step(event, view) {
+    const order = Object.keys(VIEWS);
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const next = by ? order.at((order.indexOf(view) + by) % order.length) : { Home: order[0], End: order.at(-1) }[event.key];
+    if (!next) return;
+    event.preventDefault();
+    this.choose(next);
+    this.tabs.get(next).focus();
+  }
+
+  show() {
+    if (!this.summary) return;
+    const asked = this.model.get("view");
+    const view = Object.hasOwn(VIEWS, asked) ? asked : "matmuls";
+    for (const [name, tab] of this.tabs) {
+      tab.setAttribute("aria-selected", String(name === view));
+      tab.tabIndex = name === view ? 0 : -1;
+      this.panels.get(name).hidden = name !== view;
+    }
+    if (this.drawn.has(view)) return;
+    this.drawn.add(view);
+    this[view](this.panels.get(view));
+  }
+
+  async export(what) {
+    const text = await this.ask(what);
+    const name = this.summary.name.split("/").at(-1).replace(/(\.txt)?(\.gz)?$/, "");
+    if (what === "json") save(`${name}.json`, "application/json", text);
+    else save(`${name}.html`, "text/html", text);
+  }
+
+  // A name that leads to an instruction.
+  lead(text, at, attributes = {}) {
+    const go = () => {
+      this.model.set({ view: "hlo", at });
+      this.model.save_changes();
+    };
+    return h("button", { type: "button", class: "link", onclick: go, ...attributes }, text);
+  }
+
+  // A table of which a part is shown; `row` makes the <tr>s of one row.
+  table(head, label, rows, row) {
+    const body = h("tbody");
+    const more = h("button", { type: "button" });
+    let shown = 0;
+    const add = () => {
+      for (const one of rows.slice(shown, shown + PART)) body.append(...[row(one)].flat());
+      shown = Math.min(rows.length, shown + PART);
+      more.hidden = shown >= rows.length;
+      more.textContent = `Show more (${(rows.length - shown).toLocaleString("en")} left)`;
+    };
+    more.addEventListener("click", add);
+    add();
+    const cells = head.map((name) => h("th", { scope: "col" }, name));
+    return [
+      h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": label }, h("table", {}, h("thead", {}, h("tr", {}, cells)), body)),
+      more,
+    ];
+  }
+
+  matmuls(panel) {
+    const { report, totals } = this.summary;
+    const row = ({ cells, at, isFp8, below }) => {
+      const [runs, sizes, ...others] = cells;
+      return [
+        h("tr", { class: isFp8 ? "" : "lost" }, h("td", {}, runs), h("td", {}, this.lead(sizes, at)), others.map((cell) => h("td", {}, cell))),
+        ...below.map(({ text, isOutside }) =>
+          h("tr", { class: isOutside ? "below outside" : "below" }, h("td", { colspan: String(cells.length) }, text)),
+        ),
+      ];
+    };
+    const legend = h(
+      "p",
+      { class: "quiet" },
+      h("span", { class: "mark lost" }, "not FP8"),
+      " ",
+      h("span", { class: "mark outside" }, "work left outside"),
+      ` ${totals}`,
+    );
+    panel.append(...(report.rows.length ? this.table(report.head, "Matmuls", report.rows, row) : []), legend);
+  }
+
+  lost(panel) {
+    const { lost } = this.summary;
+    if (!lost.length) return panel.append(h("p", {}, "Every matmul is in FP8, and leaves no work to other kernels."));
+    panel.append(
+      h(
+        "p",
+        { class: "quiet" },
+        "What the compiled program alone tells. For XLA's own reasons and the fix, give the function to fp8lens: " +
+          "fp8lens layers.py:layer --shapes \u2026 --reasons.",
+      ),
+    );
+    const list = h("ul", { class: "plain" });
+    const item = (one) =>
+      h(
+        "li",
+        { class: one.isFp8 ? "" : "lost" },
+        h("p", {}, this.lead(one.title, one.at), one.source ? ` at ${one.source}` : "", one.runs === "1" ? "" : `, runs ${one.runs} times`),
+        one.reasons.map((reason) => h("p", {}, reason)),
+        one.kernels.map(({ name, at, text }) => h("p", { class: "outside" }, this.lead(name, at), ` ${text}`)),
+      );
+    let shown = 0;
+    const more = h("button", { type: "button" });
+    const add = () => {
+      list.append(...lost.slice(shown, shown + PART).map(item));
+      shown += PART;
+      more.hidden = shown >= lost.length;
+      more.textContent = `Show more (${lost.length - shown} left)`;
+    };
+    more.addEventListener("click", add);
+    add();
+    panel.append(list, more);
+  }
+
+  kernels(panel) {
+    const order = h(
+      "select",
+      { "aria-label": "Order of the kernels" },
+      h("option", { value: "bytes" }, "most bytes first"),
+      h("option", { value: "program" }, "as they run"),
+    );
+    const place = h("div");
+    const row = ({ cells, at, share }) => {
+      const [kind, runs, bytes, name, ...others] = cells;
+      const bar = h("span", { class: "bar" });
+      bar.style.width = `${Math.max(1, Math.round(100 * share))}%`;
+      return h(
+        "tr",
+        {},
+        h("td", {}, kind),
+        h("td", { class: "number" }, runs),
+        h("td", { class: "number" }, bytes, h("span", { class: "track" }, bar)),
+        h("td", {}, this.lead(name, at)),
+        others.map((cell) => h("td", {}, cell)),
+      );
+    };
+    const draw = async () => {
+      const first = await this.ask("kernels", { order: order.value });
+      const body = h("tbody", {}, first.rows.map(row));
+      const more = h("button", { type: "button" });
+      let shown = first.rows.length;
+      const label = () => {
+        more.hidden = shown >= first.count;
+        more.textContent = `Show more (${(first.count - shown).toLocaleString("en")} left)`;
+      };
+      more.addEventListener("click", async () => {
+        const part = await this.ask("kernels", { order: order.value, start: shown });
+        body.append(...part.rows.map(row));
+        shown += part.rows.length;
+        label();
+      });
+      label();
+      const head = first.head.map((name) => h("th", { scope: "col" }, name || "kind"));
+      const table = h("table", {}, h("thead", {}, h("tr", {}, head)), body);
+      place.replaceChildren(h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Kernels" }, table), more);
+    };
+    order.addEventListener("change", draw);
+    const classes = this.summary.classes.map((line) => h("li", {}, line));
+    panel.append(h("ul", { class: "classes" }, classes), h("div", { class: "controls" }, h("label", {}, "Order ", order)), place);
+    draw();
+  }
+
+  sent(panel) {
+    const { sent } = this.summary;
+    const row = ({ cells, below }) => [
+      h("tr", { class: below.length ? "lost" : "" }, cells.map((cell) => h("td", {}, cell))),
+      ...below.map((text) => h("tr", { class: "below" }, h("td", { colspan: String(cells.length) }, text))),
+    ];
+    panel.append(...(sent.rows.length ? this.table(sent.head, "Collectives", sent.rows, row) : []), h("p", {}, sent.totals));
+  }
+
+  // HLO --------------------------------------------------------------------------------------------------------------
+
+  async hlo(panel) {
+    const input = h("input", { type: "search", "aria-label": "Search the HLO", value: this.model.get("find"), placeholder: "a name, an opcode, a type" });
+    const form = h("form", { class: "controls", role: "search" }, input, h("button", { type: "submit" }, "Search"));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.model.set("find", input.value);
+      this.model.save_changes();
+    });
+    this.found = h("div", { class: "found" });
+    this.folds = new Map();
+    this.list = h("div", { class: "folds" });
+    this.further = h("button", { type: "button", hidden: true, onclick: () => this.moreFolds() }, "");
+    this.listed = 0;
+    panel.append(form, this.found, this.list, this.further);
+    this.ready = this.moreFolds(true);
+    await this.ready;
+  }
+
+  async moreFolds(opensEntry = false) {
+    const part = await this.ask("computations", { start: this.listed });
+    for (const { name, title, length } of part.rows) this.fold(name, `${title} \u00b7 ${counted(length, "instruction")}`);
+    this.listed += part.rows.length;
+    this.further.hidden = this.listed >= part.count;
+    this.further.textContent = `Show more computations (${(part.count - this.listed).toLocaleString("en")} left)`;
+    if (opensEntry && part.rows.length && !this.model.get("at")) this.folds.get(part.rows[0].name).open = true;
+  }
+
+  // A computation's fold, whose lines are asked for when it is opened.
+  fold(name, title) {
+    if (this.folds.has(name)) return this.folds.get(name);
+    const body = h("div", { class: "code" });
+    const fold = h("details", { class: "fold" }, h("summary", {}, h("code", {}, title)), body);
+    fold.addEventListener("toggle", () => {
+      if (fold.open && !body.childElementCount) this.lines(name, body, {});
+    });
+    this.folds.set(name, fold);
+    this.list.append(fold);
+    return fold;
+  }
+
+  // Lines of a computation, from `start` on, or around an instruction, with what stands before and after a click away.
+  async lines(name, body, of) {
+    const part = await this.ask("listing", { name, count: PART, ...of });
+    let { start } = part;
+    let end = start + part.rows.length;
+    const lines = h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": `HLO of ${name}` }, part.rows.map((row) => this.line(row)));
+    const before = h("button", { type: "button" });
+    const after = h("button", { type: "button" });
+    const label = () => {
+      before.hidden = start === 0;
+      after.hidden = end >= part.count;
+      before.textContent = `Show ${Math.min(PART, start)} before (${start.toLocaleString("en")} there)`;
+      after.textContent = `Show ${Math.min(PART, part.count - end)} more (${(part.count - end).toLocaleString("en")} left)`;
+    };
+    before.addEventListener("click", async () => {
+      const from = Math.max(0, start - PART);
+      const { rows } = await this.ask("listing", { name, start: from, count: start - from });
+      lines.prepend(...rows.map((row) => this.line(row)));
+      start = from;
+      label();
+    });
+    after.addEventListener("click", async () => {
+      const { rows } = await this.ask("listing", { name, start: end, count: PART });
+      lines.append(...rows.map((row) => this.line(row)));
+      end += rows.length;
+      label();
+    });
+    label();
+    body.replaceChildren(before, lines, after);
+  }
+
+  line({ at, pieces, bytes }) {
+    const line = h("div", { class: "line" });
+    line.at = at;
+    const text = h("div", { class: "text" });
+    for (const [part, style, to] of pieces) {
+      if (to === at) text.append(h("button", { type: "button", class: "link own", "aria-expanded": "false", onclick: (event) => this.about(line, event.currentTarget) }, part));
+      else if (to) text.append(this.lead(part, to));
+      else text.append(style ? h("span", { class: `hlo-${style}` }, part) : part);
+    }
+    if (bytes) text.append(h("span", { class: "bytes" }, ` ${bytes}`));
+    line.append(text);
+    return line;
+  }
+
+  // What HLO says of an instruction, below its line.
+  async about(line, button) {
+    const open = line.querySelector(".about");
+    button.setAttribute("aria-expanded", String(!open));
+    if (open) return open.remove();
+    const about = await this.ask("about", { at: line.at });
+    const near = (title, all, count = all.length) =>
+      all.length
+        ? h("div", {}, h("b", {}, title), h("ul", {}, all.map(({ at, text }) => h("li", {}, this.lead(text, at))), count > all.length ? h("li", {}, `and ${count - all.length} more`) : ""))
+        : "";
+    const facts = about.facts.map(([name, text]) => h("div", {}, h("b", {}, name), h("pre", { tabindex: "0" }, text)));
+    line.append(
+      h(
+        "div",
+        { class: "about" },
+        near("reads", about.makers),
+        about.users.length ? near("read by", about.users, about.userCount) : h("p", {}, "Nothing in its computation reads it."),
+        near("computes", about.called),
+        near("its computation is called by", about.callers),
+        facts,
+      ),
+    );
+  }
+
+  // Open and mark the instruction, or the computation, that the address names.
+  async go() {
+    const at = this.model.get("at");
+    if (!this.summary || !at) return;
+    this.show();
+    if (!this.drawn.has("hlo")) return;
+    await this.ready;
+    const [name, instruction] = at.split("/");
+    let fold = this.folds.get(name);
+    try {
+      fold ??= this.fold(name, `%${name}`);
+      const body = fold.querySelector(".code");
+      const known = [...body.querySelectorAll(".line")].some((line) => line.at === at);
+      if (!known || !fold.open) await this.lines(name, body, instruction ? { around: instruction } : {});
+    } catch {
+      fold.remove();
+      this.folds.delete(name);
+      return this.tell(`This dump has no ${at}.`, true);
+    }
+    fold.open = true;
+    for (const marked of this.list.querySelectorAll(".here")) marked.classList.remove("here");
+    const line = [...fold.querySelectorAll(".line")].find((one) => one.at === at);
+    (line ?? fold).classList.add("here");
+    (line ?? fold).scrollIntoView({ block: "center" });
+    (line?.querySelector(".own") ?? fold.querySelector("summary")).focus({ preventScroll: true });
+  }
+
+  async search() {
+    const words = this.model.get("find");
+    if (!this.summary) return;
+    if (!this.drawn.has("hlo")) return;
+    await this.ready;
+    if (!words) return this.found.replaceChildren();
+    const { rows, count } = await this.ask("find", { words });
+    this.found.replaceChildren(
+      h("p", { role: "status" }, count > rows.length ? `${counted(count, "line")}, the first ${rows.length}:` : counted(count, "line")),
+      h("ul", {}, rows.map(({ at, text }) => h("li", {}, this.lead(text, at)))),
+    );
+  }
+
+  // Two dumps --------------------------------------------------------------------------------------------------------
+
+  compare(panel) {
+    this.comparison = h("div");
+    panel.append(h("p", {}, `${this.summary.name} is the one before. Give the one after:`), this.ways("b"), this.comparison);
+  }
+
+  async compared(summary) {
+    this.tell(`${summary.said || `Read ${summary.name}.`} Comparing`);
+    const first = await this.ask("compare", { count: PART });
+    const body = h("tbody");
+    const code = (pieces) => (pieces ?? []).map(([part, style]) => (style ? h("span", { class: `hlo-${style}` }, part) : part));
+    const row = ({ title, a, b, isChanged }) => {
+      if (title) return h("tr", {}, h("th", { colspan: "2", scope: "colgroup" }, title));
+      if (!a && !b) return h("tr", { class: "gap" }, h("td", { colspan: "2" }, "\u2026"));
+      const side = (pieces, mark) => h("td", { class: isChanged && pieces ? mark : "" }, h("pre", {}, code(pieces)));
+      return h("tr", {}, side(a, "before"), side(b, "after"));
+    };
+    body.append(...first.rows.map(row));
+    let shown = first.rows.length;
+    const more = h("button", { type: "button" });
+    const label = () => {
+      more.hidden = shown >= first.count;
+      more.textContent = `Show more (${(first.count - shown).toLocaleString("en")} left)`;
+    };
+    more.addEventListener("click", async () => {
+      const part = await this.ask("compare", { start: shown, count: PART });
+      body.append(...part.rows.map(row));
+      shown += part.rows.length;
+      label();
+    });
+    label();
+    const totals = first.totals.map((cells) => {
+      const [name, a, b] = cells;
+      return h("tr", { class: a === b ? "" : "changed" }, h("th", { scope: "row" }, name), h("td", {}, a), h("td", {}, b));
+    });
+    const head = ["", ...first.names].map((name) => h("th", { scope: "col" }, name));
+    const said = first.changed ? `${counted(first.changed, "line")} of HLO differ.` : "The HLO computes the same.";
+    this.comparison.replaceChildren(
+      h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Totals" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, totals))),
+      h("p", { class: "verdict" }, said),
+      h("div", { class: "scrolls diff", tabindex: "0", role: "region", "aria-label": "Differences" }, h("table", {}, body)),
+      more,
+    );
+    this.tell(`Compared with ${summary.name}. ${said}`);
+  }
+}
+
+export default {
+  render({ model, el }) {
+    el.classList.add("explorer", "explorer-dump");
+    const page = new Page(model, el);
+    return () => page.lens.stop();
+  },
+};

@@ -1,0 +1,114 @@
+// Runs fp8lens in Pyodide, Python compiled to WebAssembly, beside the page: the page stays alive while a dump is read, and
+// ends this worker where the reader cancels.
+//
+// It is given {id, what, ...} and answers {id, answer} or {id, error}; meanwhile {id, told} says what it does. The answers
+// are what reader.py returns: plain data.
+
+const HERE = new URL(".", import.meta.url).href;
+const MOST = 64_000_000; // bytes of text: what a browser's memory holds as Python's objects
+
+let reader;
+let current; // the id of what is being done
+
+function tell(told) {
+  postMessage({ id: current, told });
+}
+
+async function load() {
+  tell("Loading Python");
+  const { loadPyodide } = await import("./pyodide/pyodide.mjs");
+  const archive = fetch(`${HERE}fp8lens.zip`).then((response) => response.arrayBuffer());
+  const pyodide = await loadPyodide({ indexURL: `${HERE}pyodide/` });
+  pyodide.unpackArchive(await archive, "zip");
+  tell("Loading fp8lens");
+  return pyodide.runPython("import reader; reader.Reader()");
+}
+
+const nameOf = (file) => file.webkitRelativePath || file.name;
+
+// Of several files, the one that has the compiled program; and a sentence that says which it is.
+function choose(files) {
+  if (files.length === 1) return [files[0], ""];
+  const sizes = Object.fromEntries(files.map((file) => [nameOf(file), file.size]));
+  const choice = JSON.parse(reader.choose(JSON.stringify(sizes)));
+  if (!choice) throw new Error(`None of these ${files.length} files is the text of a program.`);
+  return [files.find((file) => nameOf(file) === choice.name), `Read ${choice.said}`];
+}
+
+async function bytesOf(file) {
+  const begin = new Uint8Array(await file.slice(0, 2).arrayBuffer());
+  const isGzipped = begin[0] === 0x1f && begin[1] === 0x8b;
+  let read = 0;
+  let told = 0;
+  const counted = new TransformStream({
+    transform(chunk, controller) {
+      read += chunk.length;
+      if (Date.now() - told > 100) {
+        told = Date.now();
+        tell(`Reading the file: ${Math.round((100 * read) / file.size)}%`);
+      }
+      controller.enqueue(chunk);
+    },
+  });
+  let stream = file.stream().pipeThrough(counted);
+  if (isGzipped) stream = stream.pipeThrough(new DecompressionStream("gzip"));
+  const chunks = [];
+  let length = 0;
+  try {
+    for (const pieces = stream.getReader(); ; ) {
+      const { done, value } = await pieces.read();
+      if (done) break;
+      length += value.length;
+      if (length > MOST) {
+        pieces.cancel();
+        throw new RangeError(`${nameOf(file)} has more than ${MOST / 1e6} MB of text: read it with the command fp8lens.`);
+      }
+      chunks.push(value);
+    }
+  } catch (error) {
+    if (error instanceof RangeError) throw error;
+    throw new Error(`${nameOf(file)} cannot be read${isGzipped ? ": it is gzipped, and damaged" : ""}.`);
+  }
+  const bytes = new Uint8Array(length);
+  let at = 0;
+  for (const chunk of chunks) {
+    bytes.set(chunk, at);
+    at += chunk.length;
+  }
+  return bytes;
+}
+
+const DO = {
+  async read({ slot, files }) {
+    const [file, said] = choose(files);
+    const bytes = await bytesOf(file);
+    const summary = JSON.parse(reader.read(slot, nameOf(file), bytes, tell));
+    if (summary.error) throw new Error(summary.error);
+    return { ...summary, said };
+  },
+  async example({ slot }) {
+    const data = await (await fetch(`${HERE}example.txt`)).arrayBuffer();
+    const summary = JSON.parse(reader.read(slot, "example.txt", new Uint8Array(data), tell));
+    return { ...summary, said: "" };
+  },
+  async ask({ slot, question, of }) {
+    return JSON.parse(reader.ask(slot, question, JSON.stringify(of ?? {})));
+  },
+};
+
+async function answer({ id, what, ...given }) {
+  current = id;
+  try {
+    reader ??= await load();
+    postMessage({ id, answer: await DO[what](given) });
+  } catch (error) {
+    const lines = String(error.message ?? error).trim().split("\n"); // of Python's traceback, the last line says what happened
+    postMessage({ id, error: lines.at(-1) });
+  }
+}
+
+// One after the other.
+let last = Promise.resolve();
+onmessage = ({ data }) => {
+  last = last.then(() => answer(data));
+};
