@@ -7,9 +7,9 @@
 //
 // `data-state` has what the explorer begins with. Those keys are kept in the page's address, as #format=e5m2&code=60, if
 // they differ from it: the address can be sent to somebody, and the browser's back button undoes a step. Anything else that
-// the explorer sets is kept in memory. What the element holds is for readers without scripts; it is replaced, and given to
-// the explorer as model.get("stored"). `data-lacks` is a sentence, where the site was built without something that the
-// explorer needs: model.get("lacks").
+// the explorer sets is kept in memory, and so is what `data-data` has, which the explorer needs besides. What the element
+// holds is for readers without scripts; it is replaced, and given to the explorer as model.get("stored"). `data-lacks` is a
+// sentence, where the site was built without something that the explorer needs: model.get("lacks").
 
 const STEP = 1000; // milliseconds: changes that follow each other sooner are one step back
 const REST = 150; // and the address is written when nothing has changed for so long
@@ -39,9 +39,9 @@ export class Model {
   #timer = 0;
   #written = 0;
 
-  constructor(beginning) {
+  constructor(beginning, data = {}) {
     this.#beginning = beginning;
-    this.#values = new Map(Object.entries({ ...beginning, ...this.#inAddress() }));
+    this.#values = new Map(Object.entries({ ...data, ...beginning, ...this.#inAddress() }));
     addEventListener("popstate", () => this.#follow());
     addEventListener("hashchange", () => this.#follow());
   }
@@ -121,11 +121,11 @@ export class Model {
 }
 
 async function show(el) {
-  const { explorer, state, lacks = "" } = el.dataset;
+  const { explorer, state, data, lacks = "" } = el.dataset;
   const answer = [...el.childNodes];
   try {
     const { default: module } = await import(`./${explorer}.mjs`);
-    const model = new Model(JSON.parse(state ?? "{}"));
+    const model = new Model(JSON.parse(state ?? "{}"), JSON.parse(data ?? "{}"));
     const stored = document.createDocumentFragment();
     stored.append(...answer);
     model.set({ stored, lacks });

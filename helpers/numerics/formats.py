@@ -1,5 +1,6 @@
-"""The small floating-point formats, counted from their codes; quantizing; and how wrong a matmul
-may be.
+"""The small floating-point formats, counted from their codes; rounding to them; and how wrong a
+matmul may be. NumPy with the types of ml_dtypes: nothing here needs JAX. `quantize` has what runs
+in JAX.
 
 A scale is always the number to multiply by to dequantize: value ~ code * scale.
 """
@@ -8,8 +9,6 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -38,6 +37,9 @@ class Format:
     nan_codes: int
     negative_zero: bool
     finite_values: int  # distinct ones: +0 and -0 count once
+    largest_code: int  # of `max`
+    inf_code: int | None  # of the positive infinity; None: the format has none
+    nan_code: int | None  # which a cast of NaN gives; None: the format has none
 
     @property
     def label(self) -> str:
@@ -96,6 +98,11 @@ def describe(dtype) -> Format:
         nan_codes=int(np.isnan(values).sum()),
         negative_zero=bool(np.any((values == 0) & np.signbit(values))),
         finite_values=len(finite),
+        largest_code=int(np.flatnonzero(values == finite[-1])[0]),
+        inf_code=int(np.flatnonzero(values == np.inf)[0]) if np.inf in values else None,
+        nan_code=int(np.float32(np.nan).astype(dtype).view(f"u{dtype.itemsize}"))
+        if np.isnan(values).any()
+        else None,
     )
 
 
@@ -163,44 +170,6 @@ def format_table(dtypes=tuple(FORMATS)) -> str:
     return "\n".join(lines)
 
 
-def quantize(x: jax.Array, scale: jax.Array | float, dtype=jnp.float8_e4m3fn) -> jax.Array:
-    """x / scale in f32, clamped to the format's finite range, rounded to nearest even. Any shape,
-    `scale` broadcasts; jittable. NaN stays NaN where the format has one; FP6 and FP4 have none, so
-    do not pass it there. Raises ValueError for an unsigned format (E8M0), which holds scales and
-    not values.
-    """
-    f = describe(dtype)
-    if not f.signed:
-        raise ValueError(
-            f"quantize to {f.name}: it has no sign and no zero; it is made for scales. "
-            "Use float8_e4m3fn"
-        )
-    return jnp.clip(jnp.asarray(x, jnp.float32) / scale, f.min, f.max).astype(dtype)
-
-
-def dequantize(q: jax.Array, scale: jax.Array | float, dtype=jnp.float32) -> jax.Array:
-    """q * scale, computed in `dtype`."""
-    return q.astype(dtype) * jnp.asarray(scale, dtype)
-
-
-def amax_scale(
-    x: jax.Array, dtype=jnp.float8_e4m3fn, margin: int = 0, axis=None, power_of_two=False
-) -> jax.Array:
-    """The scale that maps the largest |x| to the format's largest value: f32[] (or x's shape with
-    `axis` kept as 1).
-
-    `margin` leaves that many binades free above it. `power_of_two` rounds the scale up to a power
-    of two, so that scaling is exact. As in Transformer Engine's `compute_scale_from_amax`, an amax
-    of 0, inf or NaN gives scale 1, and a scale too small for f32 becomes the smallest normal one.
-    """
-    amax = jnp.max(jnp.abs(jnp.asarray(x, jnp.float32)), axis=axis, keepdims=axis is not None)
-    scale = jnp.maximum(amax / (describe(dtype).max * 2.0**-margin), jnp.finfo(jnp.float32).tiny)
-    if power_of_two:
-        mantissa, exponent = jnp.frexp(scale)  # mantissa in [0.5, 1)
-        scale = jnp.ldexp(jnp.float32(1), jnp.where(mantissa > 0.5, exponent, exponent - 1))
-    return jnp.where((amax > 0) & jnp.isfinite(amax), scale, 1.0)
-
-
 def snr_db(x, x_hat) -> float:
     """Signal-to-noise ratio in dB, 10 log10(sum x^2 / sum (x - x_hat)^2): inf if equal, -inf if
     x_hat is not finite.
@@ -225,7 +194,7 @@ def matmul_reference(a, b_t, a_scale=1.0, b_scale=1.0) -> tuple[np.ndarray, np.n
 
 
 def tolerance(
-    value, magnitude, k: int, out_dtype, compute_dtype=jnp.float32, unit: float | None = None
+    value, magnitude, k: int, out_dtype, compute_dtype=np.float32, unit: float | None = None
 ) -> np.ndarray:
     """A bound, not a guess: how far a correct matmul may lie from `value`, elementwise, float64 of
     value's shape.
@@ -249,6 +218,8 @@ def tolerance(
     is too large for a bound: n u >= 1.
     """
     if unit is None:
+        import jax  # only who asks for no unit needs it: what computes decides
+
         unit = HOPPER_FAST_UNIT if jax.default_backend() == "gpu" else F32_UNIT
     n = k + math.ceil(k / 32)
     if n * unit >= 1:
@@ -257,9 +228,9 @@ def tolerance(
         )
     value, magnitude = np.asarray(value, np.float64), np.asarray(magnitude, np.float64)
     sum_error = n * unit / (1 - n * unit)
-    compute_error = (1 + float(jnp.finfo(compute_dtype).eps) / 2) ** 8 - 1
+    compute_error = (1 + float(ml_dtypes.finfo(compute_dtype).eps) / 2) ** 8 - 1
     error = magnitude * ((1 + sum_error) * (1 + compute_error) - 1)
-    out = jnp.finfo(out_dtype)
+    out = ml_dtypes.finfo(out_dtype)
     rounding_error = float(out.eps) / 2 * (np.abs(value) + error)
     return error + np.maximum(rounding_error, float(out.smallest_subnormal) / 2)
 
@@ -319,7 +290,9 @@ def _finite(value: float | str, what: str) -> float:
     return number
 
 
-def rounding(value: float | str, scale: float | str = 1.0, dtype=jnp.float8_e4m3fn) -> Rounding:
+def rounding(
+    value: float | str, scale: float | str = 1.0, dtype=ml_dtypes.float8_e4m3fn
+) -> Rounding:
     """Quantize one number (or typed text) with saturation, to nearest even, in float64. Raises
     ValueError, in a sentence, for what is not a finite number and for a scale that is not above
     zero.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from helpers.numerics.formats import dequantize, quantize
+from helpers.numerics.quantize import dequantize, quantize
 
 e4m3, e5m2, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32
 E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)

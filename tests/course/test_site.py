@@ -842,6 +842,8 @@ def test_a_pages_links_lead_to_pages_and_places(shown):
         file = out / (path or "index.html")
         assert file.is_file(), address
         place = unquote(parts.fragment)
+        if "=" in place and explorers.is_explorers(path.removesuffix(".html")):
+            continue  # what is selected there: the site's build looks at the names
         assert not place or f'id="{place}"' in built(file), address
 
 

@@ -38,7 +38,7 @@ from helpers import (
     report_gemms,
     why_not_fp8,
 )
-from helpers.numerics.formats import dequantize
+from helpers.numerics.quantize import dequantize
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records.results import load_rules
 from tests.fp8lens import test_collectives as sharded

@@ -23,7 +23,7 @@ from fp8lens import (
 from fp8lens.hlo import origin
 from fp8lens.matmul.kernels import kernels
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
-from helpers.numerics.formats import dequantize
+from helpers.numerics.quantize import dequantize
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16

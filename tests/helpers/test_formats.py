@@ -1,5 +1,8 @@
 import dataclasses
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +13,18 @@ import pytest
 from helpers.numerics.formats import (
     FORMATS,
     HOPPER_FAST_UNIT,
-    amax_scale,
     assert_matches_reference,
     code_values,
-    dequantize,
     describe,
     format_table,
     matmul_reference,
-    quantize,
     rounding,
     snr_db,
     tolerance,
 )
+from helpers.numerics.quantize import amax_scale, dequantize, quantize
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def xla_has(name: str) -> bool:
@@ -322,3 +325,9 @@ def test_rounding_of_typed_text_and_of_what_is_no_number():
 def test_formats_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         FORMATS["float8_e4m3fn"].max = 1.0
+
+
+def test_the_arithmetic_of_formats_needs_no_jax():
+    program = "import sys, helpers.numerics.formats; sys.exit('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert done.returncode == 0

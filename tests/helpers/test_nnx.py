@@ -11,7 +11,7 @@ from flax import nnx
 
 from fp8lens import assert_fp8_gemms, inspect, report_gemms
 from helpers.models.nnx import Fp8Dot, Overwrite, name_scopes, update, value_and_grad
-from helpers.numerics.formats import amax_scale, dequantize, quantize
+from helpers.numerics.quantize import amax_scale, dequantize, quantize
 from helpers.numerics.recipes import Amaxes, fp8_linear
 
 E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32

@@ -15,8 +15,8 @@ import pytest
 
 from fp8lens import inspect
 from helpers.models import lean_gpt
-from helpers.numerics.formats import quantize
 from helpers.numerics.one_pass import Made, one_pass
+from helpers.numerics.quantize import quantize
 
 f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
 

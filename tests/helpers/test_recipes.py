@@ -10,7 +10,8 @@ import pytest
 
 from helpers import aot_compile, assert_fp8_gemms
 from helpers.numerics import recipes
-from helpers.numerics.formats import assert_matches_reference, matmul_reference, quantize, tolerance
+from helpers.numerics.formats import assert_matches_reference, matmul_reference, tolerance
+from helpers.numerics.quantize import quantize
 from helpers.numerics.recipes import Amaxes, fp8_linear, new_amaxes, scale_of
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32

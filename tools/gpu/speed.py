@@ -29,7 +29,7 @@ from watch import Watch
 from fp8lens.matmul.kernels import bytes_moved, kernels, roofline_seconds
 from helpers import TARGETS, report_gemms
 from helpers.numerics import blocks
-from helpers.numerics.formats import amax_scale, quantize
+from helpers.numerics.quantize import amax_scale, quantize
 from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from helpers.records.local import Timing, device_times, wait, wall_seconds
 from tools.records.releases import dot

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import html
 import json
+import posixpath
 import re
 import shutil
 import zipfile
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import parse_qs, urlencode
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -23,7 +25,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import dump
+from helpers.explorers import bits, dump
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -38,13 +40,14 @@ _CHARSET = '<meta charset="utf-8" />'
 @dataclass(frozen=True)
 class Explorer:
     """`answer`: what the page's stored HTML shows, which is written into it as it is. `state`: what
-    the explorer begins with, and keeps in the page's address. `lacks`: a sentence, where the site
-    is built without something that the explorer needs.
+    the explorer begins with, and keeps in the page's address. `data`: what it needs besides.
+    `lacks`: a sentence, where the site is built without something that the explorer needs.
     """
 
     name: str
     answer: Callable[[], str]
     state: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[], Mapping[str, Any]] = dict
     lacks: Callable[[], str] = lambda: ""
 
 
@@ -58,7 +61,8 @@ def _without_python() -> str:
 
 
 _ALL = (
-    Explorer("dump", dump.answer, {"view": "matmuls", "at": "", "find": ""}, _without_python),
+    Explorer("dump", dump.answer, {"view": "matmuls", "at": "", "find": ""}, lacks=_without_python),
+    Explorer("bits", bits.answer, bits.STATE, bits.data),
 )  # in the order of myst.yml
 EXPLORERS = {explorer.name: explorer for explorer in _ALL}
 
@@ -72,6 +76,8 @@ def element(explorer: Explorer) -> str:
     """The element into which page.mjs renders an explorer."""
     name, state = html.escape(explorer.name), html.escape(json.dumps(dict(explorer.state)))
     data = f'data-explorer="{name}" data-state="{state}"'
+    if needed := dict(explorer.data()):
+        data += f' data-data="{html.escape(json.dumps(needed))}"'
     if lacks := explorer.lacks():
         data += f' data-lacks="{html.escape(lacks)}"'
     return f'<div class="explorer explorer-{name}" {data}>{explorer.answer()}</div>'
@@ -112,6 +118,25 @@ def _insert(app: Sphinx, document: nodes.document, page: str) -> None:
         return
     place = first.parent.index(first) + 1
     first.parent.insert(place, nodes.raw("", element(explorer), format="html"))
+
+
+def _select(app: Sphinx, document: nodes.document, page: str) -> None:
+    """Have a link's title be what is selected on the explorer's page that it leads to, as in
+    [0.3 in E5M2](try/bits.md "value=0.3&format=float8_e5m2"): every engine shows a title, and only
+    here is it a part of the address.
+    """
+    for link in document.findall(nodes.reference):
+        path, dot, _ = link.get("refuri", "").partition(".html")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        if not dot or "=" not in link.get("reftitle", "") or not is_explorers(target):
+            continue
+        chosen = parse_qs(link["reftitle"])
+        explorer = EXPLORERS.get(PurePosixPath(target).name)
+        unknown = chosen.keys() - explorer.state.keys() if explorer else chosen.keys()
+        if unknown:
+            logger.warning("%s: %s has no %s", page, target, ", ".join(unknown), location=link)
+        link["refuri"] = f"{path}.html#{urlencode(chosen, doseq=True)}"
+        del link["reftitle"]
 
 
 def _load(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
@@ -172,6 +197,7 @@ def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
     app.connect("doctree-resolved", _insert)
+    app.connect("doctree-resolved", _select)
     app.connect("html-page-context", _load)
     app.connect("build-finished", _finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

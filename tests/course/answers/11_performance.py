@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.numerics.formats import dequantize, quantize
+from helpers.numerics.quantize import dequantize, quantize
 from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from tests.course.answers import Chapter
 

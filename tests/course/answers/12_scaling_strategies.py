@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.numerics.formats import dequantize
+from helpers.numerics.quantize import dequantize
 from helpers.numerics.recipes import scaled_dot
 from tests.course.answers import Chapter
 

@@ -1,0 +1,51 @@
+"""Explorers in a notebook, where a kernel runs: the modules of this folder as anywidget's."""
+
+from html import escape
+from typing import Any
+
+import anywidget
+import traitlets
+
+from helpers.explorers import bits, css, esm
+
+_WHERE = "Run this cell in JupyterLab to change what it shows."
+
+
+class Bits(anywidget.AnyWidget):
+    """What becomes of a number in two small formats, bit by bit. The keys of `bits.STATE` are its
+    traits: `value` and `scale` are texts, as they are typed; `format` and `beside` are names of
+    formats.
+    """
+
+    _esm = esm("bits")
+    _css = css("bits")
+    value = traitlets.Unicode().tag(sync=True)
+    scale = traitlets.Unicode().tag(sync=True)
+    format = traitlets.Unicode().tag(sync=True)
+    beside = traitlets.Unicode().tag(sync=True)
+    clamp = traitlets.Bool().tag(sync=True)
+    code = traitlets.Int().tag(sync=True)
+    zoom = traitlets.Int().tag(sync=True)
+    element = traitlets.Unicode().tag(sync=True)
+    rounding = traitlets.Unicode().tag(sync=True)
+    others = traitlets.Unicode().tag(sync=True)
+    formats = traitlets.List().tag(sync=True)
+
+    def __init__(self, value: str | float = "465", scale: str | float = "1", **state: Any):
+        typed = {"value": str(value), "scale": str(scale)}
+        super().__init__(**{**bits.STATE, **bits.data(), **typed, **state})
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict, dict]:
+        """Where no kernel runs, the answer stands in the widget's place."""
+        found = super()._repr_mimebundle_(**options)
+        data, metadata = found or ({}, {})
+        try:
+            answer = bits.answer(self.value, self.scale, self.format, self.beside)
+        except ValueError as error:  # what was typed is not a finite number
+            answer = f"<p>{escape(str(error))}</p>"
+        said = f"value {self.value}, scale {self.scale}, {self.format} and {self.beside}"
+        shown = {
+            "text/plain": f"{said}. {_WHERE}",
+            "text/html": f"{answer}<p><em>{_WHERE}</em></p>",
+        }
+        return data | shown, metadata
