@@ -14,27 +14,13 @@ import {
   ROUNDINGS, atIndex, bitsOf, decode, encode, fields, hexOf, indexOf, largest, nanCode, neighbours, range, round,
   roundBlock, smallest, step,
 } from "./formats.mjs";
+import { draw, few, field, fill, input, label, make, select, show } from "./elements.mjs";
 
 const BLOCK = 32;
 const TRIES = ["465", "464", "0.001", "0.0009", "1/3", "-1e6", "inf", "nan"];
 const FIELD_NAMES = ["sign", "exponent", "mantissa"];
 
 // Words ---------------------------------------------------------------------------------------------------------------
-
-/** The short name of the field, as `Format.label` in Python: "E4M3FN", "BF16". */
-export const label = format => format.name.split("_").at(-1).toUpperCase().replace("FLOAT", "F");
-
-/** A number in nine digits at most: "0.333333333", "1e+30". */
-export function show(number) {
-  if (Number.isNaN(number)) return "NaN";
-  if (!Number.isFinite(number)) return number > 0 ? "infinity" : "-infinity";
-  if (Object.is(number, -0)) return "-0";
-  const size = Math.abs(number);
-  if (size && (size < 1e-4 || size >= 1e9)) return number.toExponential(8).replace(/\.?0+e/, "e");
-  return String(Number(number.toPrecision(9)));
-}
-
-const few = number => (Number.isFinite(number) ? show(Number(number.toPrecision(3))) : show(number));
 
 /** A number as it is typed: also a fraction as 465/448, inf and nan. Of other text: undefined. */
 export function parse(text) {
@@ -88,7 +74,7 @@ function steps(format, value, scale, clamp, r) {
   const bits = `${bitsOf(format, r.code)} = ${hexOf(format, r.code)}`;
   found.push(["Store the code", bits]);
   found.push(["Multiply by the scale", `${show(r.decoded)} × ${show(scale)} = ${show(r.dequantized)}`]);
-  const relative = Number.isFinite(r.relative) ? ` (${few(100 * r.relative)} % of the value)` : "";
+  const relative = r.error && Number.isFinite(r.relative) ? ` (${few(100 * r.relative)} % of the value)` : "";
   found.push(["Error", Number.isNaN(r.error) ? "none to speak of" : `${few(r.error)}${relative}`]);
   return found;
 }
@@ -109,46 +95,6 @@ function kindOf(format, code) {
   if (!Number.isFinite(value)) return "infinity";
   if (value === 0) return "zero";
   return Math.abs(value) < 2 ** (1 - format.bias) && format.mantissa_bits ? "subnormal" : "normal";
-}
-
-// Making the page -----------------------------------------------------------------------------------------------------
-
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else if (value !== undefined) element.setAttribute(key, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-function draw(name, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
-/** A field under its label; `change` gets what is typed or chosen. */
-function field(text, control, className = "") {
-  return make("label", { class: `field ${className}` }, make("span", {}, text), control);
-}
-
-function input(change, attributes = {}) {
-  const given = { type: "text", autocomplete: "off", spellcheck: "false", ...attributes };
-  return make("input", { ...given, oninput: event => change(event.target.value) });
-}
-
-function select(options, change) {
-  const control = make("select", { onchange: event => change(event.target.value) });
-  for (const [value, text] of options) control.append(make("option", { value }, text));
-  return control;
-}
-
-/** Give a field a value, but not while it is typed in: the caret would jump. */
-function fill(control, value) {
-  if (control.value !== value) control.value = value;
 }
 
 // One format: its bits, its number, the steps -------------------------------------------------------------------------
@@ -326,6 +272,7 @@ function line(change) {
   });
 
   function update(formats, value, scale, clamp, zoomed, isWrong) {
+    element.classList.toggle("waiting", isWrong);
     if (isWrong) return;
     const [first] = formats;
     const most = mostZoom(first, value, scale);
@@ -344,7 +291,8 @@ function line(change) {
 }
 
 function drawLine(svg, width, [from, to], formats, value, scale, clamp) {
-  const x = number => ((number - from) / (to - from)) * width;
+  // no further than just beyond the edge, where infinity is too
+  const x = number => Math.min(Math.max(((number - from) / (to - from)) * width, -20), width + 20);
   svg.replaceChildren(draw("line", { x1: 0, x2: width, y1: AXIS, y2: AXIS, class: "axis" }));
   const said = [];
   for (const [number, format] of formats.entries()) {
@@ -374,9 +322,11 @@ function drawLine(svg, width, [from, to], formats, value, scale, clamp) {
     if (Number.isFinite(r.decoded) && r.decoded >= from && r.decoded <= to) {
       const ring = draw("circle", { cx: x(r.decoded), cy: AXIS, r: isAbove ? 9 : 13, class: `ring ${side}` });
       const y = AXIS + (isAbove ? -4 : 4);
-      svg.append(draw("line", { x1: x(value / scale), x2: x(r.decoded), y1: y, y2: y, class: `error ${side}` }), ring);
+      if (!Number.isNaN(value)) svg.append(draw("line", { x1: x(value / scale), x2: x(r.decoded), y1: y, y2: y, class: `error ${side}` }));
+      svg.append(ring);
     }
-    said.push(`${label(format)} gives ${show(r.decoded)}, between ${show(r.below)} and ${show(r.above)}`);
+    const between = r.below === r.above ? "" : `, between ${show(r.below)} and ${show(r.above)}`;
+    said.push(`${label(format)} gives ${show(r.decoded)}${between}`);
   }
   const target = value / scale;
   if (target >= from && target <= to) {
@@ -497,6 +447,7 @@ function render({ model, el }) {
   const formats = model.get("formats");
   const byName = new Map(formats.map(format => [format.name, format]));
   el.classList.add("explorer", "explorer-bits");
+  el.dataset.lmSuppressShortcuts = "true"; // keys that are pressed here are not JupyterLab's commands
 
   function formatOf(key) {
     return byName.get(model.get(key)) ?? formats[0];
@@ -547,7 +498,7 @@ function render({ model, el }) {
   const blocks = block(formats, change);
   el.replaceChildren(
     make("div", { class: "controls asked" }, field("Value", value, "wide"), field("Scale", scale, "wide"),
-      make("label", { class: "check" }, clamp, "Clamp first")),
+      field("Clamp first", clamp, "check")),
     tries, wrong, answer,
     make("div", { class: "formats" }, first.element, second.element),
     numbers.element, blocks.section,

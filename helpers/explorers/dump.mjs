@@ -54,13 +54,13 @@ class Lens {
     const module = new URL("./dump.worker.mjs", import.meta.url).href;
     const address = URL.createObjectURL(new Blob([`import ${JSON.stringify(module)};`], { type: "text/javascript" }));
     const worker = new Worker(address, { type: "module" });
-    worker.onmessage = ({ data: { id, told, answer, error } }) => {
+    worker.onmessage = ({ data: { id, told, answer, error, isFatal } }) => {
       const waiting = this.#waiting.get(id);
       if (!waiting) return;
       if (told !== undefined) return waiting.tell(told);
       this.#waiting.delete(id);
       if (error === undefined) waiting.resolve(answer);
-      else waiting.reject(new Error(error));
+      else waiting.reject(Object.assign(new Error(error), { isFatal }));
     };
     worker.onerror = (event) => {
       event.preventDefault();
@@ -157,12 +157,18 @@ class Page {
       paste.hidden = !paste.hidden;
       if (!paste.hidden) text.focus();
     };
-    const example = h("button", { type: "button", class: "main", onclick: () => this.read(slot, null) }, "Open the example");
+    const example = h(
+      "button",
+      { type: "button", class: slot === "a" ? "main" : "", onclick: () => this.read(slot, null) },
+      slot === "a" ? "Open the example" : "Take the example",
+    );
     const area = h(
       "div",
       { class: "drop" },
       h("div", { class: "controls" }, h("span", {}, words), pick(false), pick(true), h("button", { type: "button", onclick: toggle }, "Paste its text"), example),
-      h("p", { class: "quiet" }, "HLO as XLA dumps it (.txt, or .gz), up to 50 MB. It stays in this browser. The first dump waits for Python (5 MB)."),
+      slot === "a"
+        ? h("p", { class: "quiet" }, "HLO as XLA dumps it (.txt or .gz), up to 50 MB. It stays in this browser. With the first dump, Python is loaded (5 MB).")
+        : "",
       paste,
     );
     area.addEventListener("dragover", (event) => {
@@ -193,23 +199,27 @@ class Page {
       this.el.dataset.seconds = seconds.toFixed(2);
       if (slot === "b") return this.compared(summary);
       this.summary = summary;
-      this.tell(`${summary.said || `Read ${summary.name}.`} ${summary.answer}`);
+      this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
     } catch (error) {
-      if (error.message !== "cancelled") this.tell(error.message, true);
+      if (error.message === "cancelled") return;
+      if (error.isFatal) this.lens.stop();
+      this.tell(error.message, true);
     } finally {
       this.busy(false);
     }
   }
 
-  tell(text, isWrong = false) {
-    this.status.textContent = text;
+  // `further` is for who hears the page: who sees it reads it below.
+  tell(text, isWrong = false, further = "") {
+    this.status.replaceChildren(text, ...(further ? [h("span", { class: "unseen" }, ` ${further}`)] : []));
     this.status.classList.toggle("wrong", isWrong);
   }
 
   busy(is) {
     this.bar.hidden = this.cancel.hidden = !is;
     if (is) this.tell("Starting");
+    for (const area of this.el.querySelectorAll(".drop")) area.inert = is;
     this.el.toggleAttribute("data-busy", is);
   }
 
@@ -490,6 +500,7 @@ class Page {
   // Lines of a computation, from `start` on, or around an instruction, with what stands before and after a click away.
   async lines(name, body, of) {
     const part = await this.ask("listing", { name, count: PART, ...of });
+    body.previousSibling.firstChild.textContent = `${part.title} \u00b7 ${counted(part.count, "instruction")}`;
     let { start } = part;
     let end = start + part.rows.length;
     const lines = h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": `HLO of ${name}` }, part.rows.map((row) => this.line(row)));
@@ -612,7 +623,7 @@ class Page {
       if (title) return h("tr", {}, h("th", { colspan: "2", scope: "colgroup" }, title));
       if (!a && !b) return h("tr", { class: "gap" }, h("td", { colspan: "2" }, "\u2026"));
       const side = (pieces, mark) => h("td", { class: isChanged && pieces ? mark : "" }, h("pre", {}, code(pieces)));
-      return h("tr", {}, side(a, "before"), side(b, "after"));
+      return h("tr", { class: isChanged ? "" : "same" }, side(a, "before"), side(b, "after"));
     };
     body.append(...first.rows.map(row));
     let shown = first.rows.length;

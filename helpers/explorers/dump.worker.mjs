@@ -96,14 +96,22 @@ const DO = {
   },
 };
 
+// Of Python's traceback, the last line says what happened.
+const lastLine = (error) => String(error.message ?? error).trim().split("\n").at(-1);
+
 async function answer({ id, what, ...given }) {
   current = id;
   try {
     reader ??= await load();
+  } catch (error) {
+    const said = `Python could not be started in this browser (${lastLine(error)}). In a terminal, fp8lens dump.txt says the same.`;
+    return postMessage({ id, error: said, isFatal: true });
+  }
+  try {
     postMessage({ id, answer: await DO[what](given) });
   } catch (error) {
-    const lines = String(error.message ?? error).trim().split("\n"); // of Python's traceback, the last line says what happened
-    postMessage({ id, error: lines.at(-1) });
+    const isFatal = Boolean(error.pyodide_fatal_error) || error instanceof WebAssembly.RuntimeError;
+    postMessage({ id, error: lastLine(error), isFatal });
   }
 }
 

@@ -73,7 +73,7 @@ def pieces(i: Instruction) -> list[Piece]:
     what makes it, a computation's to that.
     """
     found: list[Piece] = []
-    for part, style in parts(readable(format_instruction(i, False, False))):
+    for part, style in parts(readable(_text(i))):
         if style:
             found.append((part, style, ""))
             continue
@@ -86,9 +86,25 @@ def pieces(i: Instruction) -> list[Piece]:
     return [piece for piece in found if piece[0]]
 
 
+def _text(i: Instruction) -> str:
+    """An instruction as it is printed; as it was dumped, where its attributes cannot be read."""
+    try:
+        return format_instruction(i, False, False)
+    except HloParseError:
+        return f"  {i.cmd}"
+
+
+def _called(i: Instruction) -> tuple[str, ...]:
+    """The computations that an instruction names, as far as it can be read."""
+    try:
+        return i.called
+    except HloParseError:
+        return ()
+
+
 def _target(i: Instruction, name: str) -> str:
     """Where a name in an instruction leads; "" where it is none of the module's."""
-    if name in i.computation.module.computations and name in i.called:
+    if name in i.computation.module.computations and name in _called(i):
         return f"{name}/"
     other = i.computation.get(name)
     return address(other) if other else ""
@@ -319,7 +335,8 @@ class Program:
             moved = self._bytes.get(i)
             shown = size(moved) if moved is not None else ""
             rows.append({"at": address(i), "pieces": pieces(i), "bytes": shown})
-        return {"name": name, "rows": rows, "count": len(computation), "start": start}
+        title = readable(heading(computation))
+        return {"title": title, "rows": rows, "count": len(computation), "start": start}
 
     def about(self, at: str) -> dict[str, Any]:
         """All that HLO says of one instruction: who makes its operands, who reads it."""
@@ -327,21 +344,7 @@ class Program:
         computation = i.computation
         makers = [found for name in dict.fromkeys(i.operands) if (found := computation.get(name))]
         users = computation.users.get(i.name, [])
-        metadata = i.metadata
-        config = i.backend_config
-        if isinstance(config, dict):
-            config = json.dumps(config, indent=1, ensure_ascii=False)
-        facts = [
-            ("op_name", metadata and metadata.op_name),
-            (
-                "source",
-                metadata
-                and metadata.source_file
-                and (f"{metadata.source_file}:{metadata.source_line}"),
-            ),
-            ("backend_config", config),
-            ("as dumped", i.cmd),
-        ]
+        facts = [*_facts(i), ("as dumped", i.cmd)]
         return {
             "at": at,
             "name": readable(i.name),
@@ -349,8 +352,8 @@ class Program:
             "users": [_near(other) for other in users[:100]],
             "userCount": len(users),
             "callers": [_near(other) for other in self._callers(computation.name)[:100]],
-            "called": [{"at": f"{name}/", "text": readable(f"%{name}")} for name in i.called],
-            "facts": [(name, readable(text)) for name, text in facts if text],
+            "called": [{"at": f"{name}/", "text": readable(f"%{name}")} for name in _called(i)],
+            "facts": [(name, readable(text)) for name, text in facts],
         }
 
     def _instruction(self, at: str) -> Instruction:
@@ -364,7 +367,7 @@ class Program:
         found = []
         for m in re.finditer(rf"[={{ ,]%?{re.escape(name)}(?![A-Za-z0-9_.\-])", self.module.text):
             i = self._at(m.start())
-            if i and name in i.called and i not in found:
+            if i and name in _called(i) and i not in found:
                 found.append(i)
         return found
 
@@ -474,6 +477,22 @@ def _lost_html(lost: dict[str, Any]) -> str:
     kernels = [f"{kernel['name']} {kernel['text']}" for kernel in lost["kernels"]]
     said = " ".join([*lost["reasons"], *kernels])
     return f"<code>{html.escape(lost['title'])}</code> {html.escape(said)}"
+
+
+def _facts(i: Instruction) -> Iterator[tuple[str, str]]:
+    """Where an instruction comes from, and how its kernel is set up, as far as it can be read."""
+    try:
+        metadata, config = i.metadata, i.backend_config
+    except HloParseError:
+        return
+    if metadata and metadata.op_name:
+        yield "op_name", metadata.op_name
+    if metadata and metadata.source_file:
+        yield "source", f"{metadata.source_file}:{metadata.source_line}"
+    if isinstance(config, dict):
+        config = json.dumps(config, indent=1, ensure_ascii=False)
+    if config:
+        yield "backend_config", config
 
 
 def _near(i: Instruction) -> dict[str, str]:

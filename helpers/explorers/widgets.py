@@ -6,7 +6,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from helpers.explorers import bits, css, esm
+from helpers.explorers import bits, css, esm, scaling
 
 _WHERE = "Run this cell in JupyterLab to change what it shows."
 
@@ -49,3 +49,30 @@ class Bits(anywidget.AnyWidget):
             "text/html": f"{answer}<p><em>{_WHERE}</em></p>",
         }
         return data | shown, metadata
+
+
+class DelayedScaling(anywidget.AnyWidget):
+    """What delayed scaling makes of a trace of amaxes, step by step. The keys of `scaling.STATE`
+    are its traits; `trace` may be "own", with numbers in `drawn`.
+    """
+
+    _esm = esm("scaling")
+    _css = css("scaling")
+    trace = traitlets.Unicode().tag(sync=True)
+    drawn = traitlets.Unicode().tag(sync=True)
+    history = traitlets.Int().tag(sync=True)
+    margin = traitlets.Int().tag(sync=True)
+    depth = traitlets.Int().tag(sync=True)
+    format = traitlets.Unicode().tag(sync=True)
+    step = traitlets.Int().tag(sync=True)
+    traces = traitlets.Dict().tag(sync=True)
+    formats = traitlets.List().tag(sync=True)
+
+    def __init__(self, **state: Any):
+        super().__init__(**{**scaling.STATE, **scaling.data(), **state})
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict, dict]:
+        """Where no kernel runs, an answer stands in the widget's place."""
+        data, metadata = super()._repr_mimebundle_(**options) or ({}, {})
+        said = {"text/plain": _WHERE, "text/html": f"{scaling.answer()}<p><em>{_WHERE}</em></p>"}
+        return data | said, metadata

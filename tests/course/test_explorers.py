@@ -1,6 +1,7 @@
 """The pages of "Try it", in a browser: each shows an answer before any script runs, keeps its state
 in the address, loads only what the site has, and everybody can use it."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,9 @@ BROKEN = "export default { render({ model, el }) { el.append('half'); throw Erro
 ICON = '<link rel="icon" href="favicon.svg">'
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextlib.contextmanager
+def try_site(project: Path) -> Iterator[str]:
     """The address of a site with the pages of explorers alone, which is built in seconds."""
-    project = tmp_path_factory.mktemp("try")
     contents = yaml.safe_load((ROOT / "myst.yml").read_text())
     pages = [f"{explorers.FOLDER}/{name}.md" for name in NAMES]
     contents["project"]["toc"] = [
@@ -55,6 +55,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         element = f"<div class=explorer data-explorer={name} data-state='{state}'>stored</div>"
         (out / f"{name}.html").write_text(f"<!DOCTYPE html>{ICON}<p id=x>x</p>{element}{script}")
     with served(out) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with try_site(tmp_path_factory.mktemp("try")) as address:
         yield address
 
 

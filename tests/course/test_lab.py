@@ -21,7 +21,7 @@ from tools.files import of_project
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHAPTER = "01_fp8_formats"
 NIGHTLY = bool(os.environ.get("NIGHTLY"))
-# The first chapter has every kind of output, and the panel; the other one compiles, too.
+# The first chapter has every kind of output, and an explorer; the other one compiles, too.
 RUN = [CHAPTER, "03_scaled_matmul"] if NIGHTLY else [CHAPTER]
 LIMIT = 300  # seconds for whatever is waited for: far more than it takes where the machine is busy
 
@@ -246,14 +246,19 @@ def test_chapters_that_are_opened_and_saved_are_as_they_were(page, clone):
 
 
 @pytest.mark.parametrize("ran", [CHAPTER], indirect=True)
-def test_the_panel_of_the_first_chapter_answers(page, ran):
+def test_the_explorer_of_the_first_chapter_answers(page, ran):
     panel = open_chapter(page, f"{CHAPTER}.ipynb")
-    value = scroll_to(page, panel, ".jp-OutputArea-output .widget-text input")
-    area = panel.locator(".jp-OutputArea-output:has(.widget-text)").first
-    expect(area).to_contain_text("465")
-    value.fill("0.3")
-    value.press("Enter")
-    expect(area).to_contain_text("0.3125")  # the nearest E4M3 value
+    scroll_to(page, panel, ".jp-OutputArea-output .explorer-bits input")
+    area = panel.locator(".explorer-bits").first
+    answer = area.locator(".answer p").first
+    expect(answer).to_contain_text("465 becomes 448 in E4M3FN")
+    area.get_by_label("Value", exact=True).fill("0.3")
+    expect(answer).to_contain_text("0.3 becomes 0.3125 in E4M3FN")  # the nearest value
+    area.locator("[data-which=format] [data-bit='0']").click()
+    expect(answer).to_contain_text("0.34375 becomes 0.34375 in E4M3FN: exact.")
+    area.locator("[data-which=format] [data-bit='7']").focus()
+    page.keyboard.press("Enter")
+    expect(answer).to_contain_text("-0.34375 becomes -0.34375 in E4M3FN: exact.")
 
 
 def test_the_text_half_is_not_listed_and_opens_as_a_notebook(page):

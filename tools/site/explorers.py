@@ -25,7 +25,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import bits, dump
+from helpers.explorers import bits, dump, scaling
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ def _without_python() -> str:
 _ALL = (
     Explorer("dump", dump.answer, {"view": "matmuls", "at": "", "find": ""}, lacks=_without_python),
     Explorer("bits", bits.answer, bits.STATE, bits.data),
+    Explorer("scaling", scaling.answer, scaling.STATE, scaling.data),
 )  # in the order of myst.yml
 EXPLORERS = {explorer.name: explorer for explorer in _ALL}
 

@@ -1,0 +1,96 @@
+"""Delayed scaling as a browser computes it, run by Node, against what the decoder trains with."""
+
+import dataclasses
+import json
+import subprocess
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers.explorers import scaling
+from helpers.models.decoder import remember, scale_of
+from helpers.numerics.formats import describe
+from tests.helpers.test_explorer_formats import EXPLORERS, node
+
+NODE = """
+const { simulate, summary } = await import(process.argv[1])
+let text = ""
+for await (const piece of process.stdin) text += piece
+const { format, trace, ...chosen } = JSON.parse(text)
+const amaxes = trace.map(amax => amax === null ? Infinity : amax)
+const found = {}
+for (const scheme of ["delayed", "last", "current", "frozen"]) {
+    const steps = simulate(format, amaxes, scheme, chosen)
+    found[scheme] = {steps, ...summary(steps)}
+}
+console.log(JSON.stringify(found))
+"""
+
+
+def simulated(trace: list[float], name: str, **chosen: int) -> dict:
+    """By scheme. An amax that is not finite is given as null."""
+    amaxes = [amax if np.isfinite(amax) else None for amax in trace]
+    given = {"format": dataclasses.asdict(describe(name)), "trace": amaxes} | chosen
+    address = (EXPLORERS / "scaling.mjs").as_uri()
+    done = subprocess.run(
+        [node(), "--input-type=module", "-e", NODE, address],
+        input=json.dumps(given),
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+TRACES = {
+    "spike": [1.0] * 20 + [100.0] + [1.0] * 20,
+    "noise": np.random.default_rng(0).lognormal(sigma=2, size=60).tolist(),
+    "zeros": [0.0, 0.0, 3.0, 0.0, 1.0],
+    "infinite": [1.0, float("inf"), 2.0, 4.0],
+    "small": [1e-40, 1e-38, 1e-30, 1.0],
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_the_scales_are_those_that_the_decoder_trains_with(trace, name):
+    for history in (1, 4, 16):
+        found = simulated(TRACES[trace], name, history=history, margin=0, depth=14)
+        amaxes = jnp.zeros(history, jnp.float32)
+        for amax, step in zip(TRACES[trace], found["delayed"]["steps"], strict=True):
+            scale = float(scale_of(amaxes, describe(name).dtype))
+            # XLA's CPU compiler divides by a constant as it multiplies by its inverse, and takes
+            # what is below float32's normal numbers as zero.
+            known = float(jnp.max(amaxes))
+            if known >= 2.0**-126:
+                assert step["scale"] == pytest.approx(scale, rel=1e-6)
+            if np.isfinite(amax):
+                assert step["saturates"] == (amax > step["reach"])
+                assert step["reach"] == pytest.approx(step["scale"] * describe(name).max, rel=1e-6)
+            amaxes = remember(amaxes, jnp.float32(amax))
+
+
+def test_what_is_counted_is_what_python_counts():
+    f = describe("float8_e4m3fn")
+    for amaxes in scaling.traces().values():
+        for history, margin, depth in ((16, 0, 14), (1, 1, 20), (64, 3, 8)):
+            found = simulated(amaxes, f.name, history=history, margin=margin, depth=depth)
+            saturates, worst, underflows = scaling.losses(amaxes, f, history, margin, depth)
+            assert found["delayed"]["saturates"] == saturates
+            assert found["delayed"]["worst"] == pytest.approx(worst)
+            assert found["delayed"]["underflows"] == underflows
+            assert found["current"]["saturates"] == 0
+
+
+def test_a_spike_saturates_once_and_then_small_numbers_are_lost():
+    found = simulated(TRACES["spike"], "float8_e4m3fn", history=16, margin=0, depth=14)
+    counts = {name: (of["saturates"], of["underflows"]) for name, of in found.items()}
+    # Without a history the first step has the scale 1, which is too large for its small numbers.
+    first = 1
+    assert counts == {
+        "delayed": (1, 16 + first),
+        "last": (1, 1 + first),
+        "current": (0, 0),
+        "frozen": (1, first),
+    }
