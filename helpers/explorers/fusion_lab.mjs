@@ -118,6 +118,9 @@ function inks(kernels) {
   return kernels.map(kernel => (kernel.kind === "other" ? `other-${others++ % 4}` : KINDS[kernel.kind]));
 }
 
+// What scrolls can be scrolled from a keyboard.
+const region = name => ({ tabindex: "0", role: "region", "aria-label": name });
+
 const tag = (n, ink) => make("span", { class: `tag ${ink}` }, String(n + 1));
 
 /** The code, each line with the kernels that do it; their numbers are seen where they change. */
@@ -223,7 +226,7 @@ const unnumbered = line => line.replace(/\.\d+|_\d+/g, "");
 
 /** HLO, with the lines that the program before did not have. */
 function hloOf(found, before) {
-  const pre = make("pre", { tabindex: "0" });
+  const pre = make("pre");
   const old = before?.hlo.length ? new Set(before.hlo.map(unnumbered)) : null;
   for (const line of found.hlo) {
     const isNew = old && line.trim() && !old.has(unnumbered(line));
@@ -306,10 +309,10 @@ async function render({ model, el }) {
       make("p", { class: "changed" }, what.length ? make("b", {}, `${what.join("; ")}. `) : "", sentences.join(" ")),
     );
     const isOpen = shown.querySelector("details")?.open ?? false;
-    const hlo = make("details", { class: "hlo" }, make("summary", {}, "The compiled program, in HLO"), make("div", { class: "scrolls" }, hloOf(found, before)));
+    const hlo = make("details", { class: "hlo" }, make("summary", {}, "The compiled program, in HLO"), make("div", { class: "scrolls", ...region("HLO") }, hloOf(found, before)));
     hlo.open = isOpen;
     shown.replaceChildren(
-      make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "The code, line by line" }, codeOf(found, before))),
+      make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
       found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
       found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, fixes, fix, label)),
       found.error ? "" : hlo,

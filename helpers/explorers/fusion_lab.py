@@ -103,10 +103,10 @@ _MAIN = {"operands": ("e4m3",), "chip": ("H100",), "library": ("cublaslt",)}
 _SIDE = {"layout": ("nk",), "scales": ("scalar",), "result": _WRITTEN}
 #: What is recorded: every combination of a grid's values. No choice is in two grids.
 GRIDS = (
-    _grid(**_MAIN),
-    _grid(
-        **{**_MAIN, **_SIDE, "operands": ("e5m2-e4m3", "e5m2"), "scales": ("none", "scalar")},
-    ),
+    _grid(**{**_MAIN, "layout": ("nk",), "scales": ("none", "scalar", "row")}),
+    _grid(**{**_MAIN, **_SIDE, "scales": ("row-after",)}),
+    _grid(**{**_MAIN, **_SIDE, "layout": ("kn",)}),
+    _grid(**{**_MAIN, **_SIDE, "operands": ("e5m2-e4m3", "e5m2")}),
     _grid(
         **{
             **_MAIN,
@@ -275,15 +275,14 @@ def outcome(choice: Choice, data: Mapping[str, Any] | None = None) -> dict[str, 
     return found
 
 
-def verdict(found: Mapping[str, Any]) -> str:
-    """The answer in one sentence."""
+def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
+    """The answer: whether it is FP8, and what it costs."""
     if "error" in found:
-        return f"XLA does not compile this program: {found['error']}"
-    how = "FP8" if found["fp8"] else f"Not FP8: it multiplies {found['math']}"
-    kernels = (
-        "one kernel" if len(found["kernels"]) == 1 else counted(len(found["kernels"]), "kernel")
-    )
-    return f"{how}, {kernels}, {size(found['bytes'])} moved."
+        return "It does not compile", found["error"]
+    count = len(found["kernels"])
+    kernels = "one kernel" if count == 1 else counted(count, "kernel")
+    head = "FP8" if found["fp8"] else f"Not FP8: {found['math']}"
+    return head, f"{kernels}, {size(found['bytes'])} moved"
 
 
 def data() -> dict[str, Any]:
@@ -302,6 +301,7 @@ def data() -> dict[str, Any]:
 def answer() -> str:
     """The first choice's verdict, code and kernels, as HTML."""
     found = outcome(STATE)
+    head, rest = map(html.escape, verdict(found))
     kernels = "".join(
         f"<li><b>{html.escape(kernel['title'])}</b> {html.escape(kernel['detail'])}: "
         f"{size(kernel['bytes'])}</li>"
@@ -313,7 +313,7 @@ def answer() -> str:
     )
     reasons = f"<ul>{reasons}</ul>" if reasons else "<p>Nothing is left outside of the call.</p>"
     return (
-        f'<p class="verdict">{html.escape(verdict(found))}</p>'
+        f'<p class="verdict"><strong>{head}</strong> {rest}</p>'
         f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">'
         f"<pre>{html.escape(program(STATE).code)}</pre></div>"
         f"<p>Its kernels, on an {STATE['chip']}, at {M} × {N} × {K}:</p><ul>{kernels}</ul>{reasons}"

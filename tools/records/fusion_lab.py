@@ -80,7 +80,7 @@ def kept_outcome(choice: Choice, folder: Path) -> dict[str, Any]:
     return made
 
 
-def measured(folder: Path = PARTS) -> dict[str, Any]:
+def measured(folder: Path) -> dict[str, Any]:
     """All programs, compiled, with their provenance."""
     found = []
     for n, choice in enumerate(track([*fusion_lab.choices()], "Compiling programs")):
@@ -112,7 +112,7 @@ def record() -> int:
     """Compile all, and write what is news."""
     require_platform()
     began = time.monotonic()
-    now = measured()
+    now = measured(PARTS)
     content = written(now)
     programs, outcomes = len(now["programs"]), len(now["outcomes"])
     print(
@@ -123,7 +123,7 @@ def record() -> int:
         print(f"a page may load {MOST_BYTES / 1e6:.0f} MB: record fewer programs", file=sys.stderr)
         return 1
     try:
-        before: Mapping[str, Any] = fusion_lab.recorded()
+        before: Mapping[str, Any] = fusion_lab.recorded(DATA)
     except ValueError:  # none yet, or it was altered
         before = {}
     if not before or is_news(before, now):
