@@ -181,14 +181,14 @@ function kernelsOf(found, before) {
   return list;
 }
 
-function reasonsOf(found, fixes, apply, label) {
+function reasonsOf(found, choice, fixes, apply, label) {
   if (!found.reasons.length) {
     const text = found.fp8 ? "It is FP8, and all work that the call can do is in the call." : "";
     return make("p", { class: "none" }, text || "Nothing to say: the operands are not quantized.");
   }
   const list = make("ul", { class: "reasons" });
   for (const { lost, reason, fix, rule } of found.reasons) {
-    const change = fixes[rule];
+    const change = fixes[rule]?.find(one => Object.entries(one).some(([axis, value]) => choice[axis] !== value));
     const name = make("a", { href: `${RULES}${rule}.html` }, rule);
     list.append(
       make(
@@ -293,12 +293,12 @@ async function render({ model, el }) {
     if (!answers || (last && names.every(name => choice[name] === last[name]))) return;
     const found = answers.of(choice);
     const differs = last ? names.filter(name => choice[name] !== last[name]) : [];
-    draw(found, differs.map(name => [byName.get(name), last[name], choice[name]]));
+    draw(found, choice, differs.map(name => [byName.get(name), last[name], choice[name]]));
     last = choice;
     before = found;
   }
 
-  function draw(found, changes) {
+  function draw(found, choice, changes) {
     const [head, rest] = verdict(found);
     const state = found.error || !found.fp8 ? "bad" : found.kernels.length === 1 ? "good" : "fair";
     told.className = `told ${state}`;
@@ -314,7 +314,7 @@ async function render({ model, el }) {
     shown.replaceChildren(
       make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
       found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
-      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, fixes, fix, label)),
+      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, choice, fixes, fix, label)),
       found.error ? "" : hlo,
     );
   }

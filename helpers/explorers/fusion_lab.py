@@ -132,17 +132,28 @@ TRIES: Mapping[str, Choice] = {
     "On an A100": {"chip": "A100"},
 }
 
-#: For a rule that a program breaks, what to choose instead, where the fix is one of the choices.
-FIXES: Mapping[str, Choice] = {
-    "bias-in-f32": {"bias": "bf16"},
-    "no-clamp": {"result": "e4m3"},
-    "clamp-early": {"result": "e4m3"},
-    "array-of-scales": {"scales": "row-after"},
-    "operand-layout": {"layout": "nk"},
-    "triton-dequantized": {"library": "cublaslt"},
-    "old-chip": {"chip": "H100"},
-    "amax-without-fp8": {"result": "e4m3"},
+#: For a rule that a program breaks, what to choose instead, where the fix is one of the choices:
+#: the first of these that is a change.
+FIXES: Mapping[str, Sequence[Choice]] = {
+    "bias-in-f32": [{"bias": "bf16"}],
+    "prepared-bias": [{"bias": "bf16"}],
+    "no-clamp": [{"result": "e4m3"}],
+    "clamp-early": [{"result": "e4m3"}],
+    "another-type": [{"dequantize": "bf16"}, {"dequantize": "f32"}],
+    "amax-without-fp8": [{"result": "e4m3"}],
+    "array-of-scales": [{"scales": "row-after"}],
+    "operand-layout": [{"layout": "nk"}],
+    "both-e5m2": [{"operands": "e5m2-e4m3"}],
+    "not-quantized": [{"operands": "e4m3"}],
+    "triton-dequantized": [{"library": "cublaslt"}],
+    "old-chip": [{"chip": "H100"}],
 }
+
+
+def fix(rule: str, choice: Choice) -> Choice | None:
+    """What to change in a choice that breaks a rule."""
+    changes = FIXES.get(rule, ())
+    return next((change for change in changes if not change.items() <= choice.items()), None)
 
 
 def choices() -> Iterator[Choice]:

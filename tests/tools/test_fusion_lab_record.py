@@ -44,11 +44,13 @@ def test_an_altered_record_is_not_read(tmp_path):
     path.write_bytes(record.written(altered))
     with pytest.raises(ValueError, match="not as it was recorded: `make fusion-lab`"):
         lab.recorded(path)
-    path.write_bytes(record.written(altered | {"digest": digest(altered)}))
-    assert lab.recorded(path)["date"] == "2020-01-01"
-    path.write_bytes(b"x")
+    whole = tmp_path / "whole.json.gz"
+    whole.write_bytes(record.written(altered | {"digest": digest(altered)}))
+    assert lab.recorded(whole)["date"] == "2020-01-01"
+    broken = tmp_path / "broken.json.gz"
+    broken.write_bytes(b"x")
     with pytest.raises(ValueError, match="cannot be read"):
-        lab.recorded(path)
+        lab.recorded(broken)
 
 
 @pytest.fixture
