@@ -28,7 +28,7 @@ CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
 INSTALLED = $(if $(CARRIED),,setup)
 MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
 
-.PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks bench gpu train-bench gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks fusion-lab bench gpu train-bench gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -76,6 +76,9 @@ ladder: setup   ## record what the rungs to a lean FP8 step cost by their progra
 
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
 	$(PYTHON) -m tools.records.stacks
+
+fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS=--check to compare)
+	$(PYTHON) -m tools.records.fusion_lab $(ARGS)
 
 bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection
 	$(PYTHON) -m tools.bench.hlo

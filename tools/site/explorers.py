@@ -25,7 +25,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import bits, dump, scaling
+from helpers.explorers import bits, dump, fusion_lab, scaling
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ def _without_python() -> str:
 _ALL = (
     Explorer("dump", dump.answer, {"view": "matmuls", "at": "", "find": ""}, lacks=_without_python),
     Explorer("bits", bits.answer, bits.STATE, bits.data),
+    Explorer("fusion_lab", fusion_lab.answer, fusion_lab.STATE, fusion_lab.data),
     Explorer("scaling", scaling.answer, scaling.STATE, scaling.data),
 )  # in the order of myst.yml
 EXPLORERS = {explorer.name: explorer for explorer in _ALL}
@@ -161,6 +162,8 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
         shutil.copyfile(file, static / file.name)
     if f"{FOLDER}/dump" in app.env.found_docs:
         write_python(static)
+    if f"{FOLDER}/fusion_lab" in app.env.found_docs:
+        shutil.copyfile(fusion_lab.RECORD, static / fusion_lab.RECORD.name)
     for name in filter(is_explorers, app.env.found_docs):
         page = Path(app.outdir, f"{name}.html")
         text = page.read_text(encoding="utf-8")

@@ -1,0 +1,104 @@
+"""What XLA makes of a program of "Fusion lab": compiled for a chip that need not be here."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fp8lens import Inspection, inspect
+from fp8lens.hlo.origin import source_line
+from fp8lens.hlo.parse import parse_hlo_module
+from fp8lens.hlo.text import format_hlo_module
+from fp8lens.matmul.attribution import attribute
+from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.rows import GemmRow
+from helpers.explorers.fusion_lab import FILE, Choice, program
+from helpers.explorers.reader import WORK
+
+DTYPES = {
+    "e4m3": jnp.float8_e4m3fn,
+    "e5m2": jnp.float8_e5m2,
+    "bf16": jnp.bfloat16,
+    "f32": jnp.float32,
+}
+REWRITERS = ("triton-gemm-rewriter", "cublas-gemm-rewriter")
+_CLASSES = {
+    "rest": "other work",
+    "move": "moves data",
+    "scale": "makes a scale or an amax",
+    "quantize": "quantizes",
+    "dequantize": "dequantizes",
+    "after": "works on the result",
+}
+_LIBRARIES = {"cublasLt": "cuBLASLt", "triton": "Triton"}
+
+
+def inspected(choice: Choice) -> Inspection:
+    """The program of a choice, compiled. Raises what XLA raises."""
+    text = program(choice)
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, **DTYPES}
+    exec(compile(text.code, FILE, "exec"), names)
+    arguments = [
+        jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dtype, dims in text.arguments.values()
+    ]
+    return inspect(names["layer"], *arguments, target=choice["chip"], gemm=choice["library"])
+
+
+def outcome(choice: Choice) -> dict[str, Any]:
+    """What became of a choice, as "Fusion lab" shows it; or {"error": ...}.
+
+    `steps` has for each line of the code, counted from 1, the numbers of the kernels that do it.
+    """
+    try:
+        seen = inspected(choice)
+    except Exception as error:  # that a program does not compile is a finding
+        return {"error": str(error).partition("\n")[0][:300]}
+    rows = {row.instruction: row for row in seen.report.rows}
+    return {
+        "fp8": all(row.is_fp8 for row in rows.values()),
+        "math": ", ".join(sorted({row.math_dtype for row in rows.values()})),
+        "bytes": seen.report.bytes_moved,
+        "kernels": [kernel(line, rows.get(line.kernel.instruction)) for line in seen.ledger],
+        "reasons": [
+            {"lost": str(one.lost), "reason": one.reason, "fix": one.fix, "rule": one.rule}
+            for one in seen.reasons
+        ],
+        "hlo": format_hlo_module(seen.module).splitlines(),
+        "steps": steps(seen),
+    }
+
+
+def kernel(line: Line, row: GemmRow | None) -> dict[str, Any]:
+    """A kernel as it is shown; `row` is the matmul that it is."""
+    made: dict[str, Any] = {"name": line.name, "bytes": line.nbytes, "runs": line.runs}
+    if row is None:
+        work = ", ".join(WORK.get(name, name) for name in line.work)
+        detail = _CLASSES.get(line.what, line.what)
+        if line.work:
+            detail = f"{work}; the call could do it" if line.avoidable else work
+        return made | {"title": "XLA's own kernel", "detail": detail, "kind": "other"}
+    library = _LIBRARIES.get(row.library, row.library)
+    details = [f"epilogue {row.epilogue}"] if row.epilogue else []
+    if row.amax:
+        details.append("amax")
+    title = f"{library}, multiplies {'FP8' if row.is_fp8 else row.math_dtype}"
+    kind = "fp8" if row.is_fp8 else "wide"
+    return made | {"title": title, "detail": ", ".join(details), "kind": kind}
+
+
+def steps(seen: Inspection) -> list[list[int]]:
+    """For each line of the code the numbers of the kernels that do it; of the first, `def`, and of
+    a line that no kernel surely does, none.
+    """
+    stages = seen._stages
+    first = next((stage for stage in stages if stage.before in REWRITERS), stages[0])
+    given = parse_hlo_module(first.text)
+    made = parse_hlo_module(stages[-1].text)
+    where = attribute(given, made, seen.module, seen.report.rows)
+    numbers = {line.kernel.instruction: n for n, line in enumerate(seen.ledger)}
+    found: dict[int, set[int]] = {}
+    for i, kernels in where.items():
+        file, _, line = source_line(i).rpartition(":")
+        if file.endswith(FILE):
+            found.setdefault(int(line), set()).update(numbers[one] for one in kernels)
+    return [sorted(found.get(n, ())) for n in range(1, max(found, default=0) + 1)]

@@ -1,0 +1,354 @@
+// "Fusion lab": choose a layer's types, scales, bias, activation and result, and see at once what XLA makes of it: is it FP8,
+// which kernel does which line of the code, how many bytes each moves, why, and what changed since the last choice.
+//
+// The model has a value for each axis (helpers/explorers/fusion_lab.py, which names them), and
+//   axes, grids, tries, fixes, first   what can be chosen, what of it is recorded, and what is worth a try
+// On the site the answers are in fusion_lab.json.gz beside this file: many programs become the same, so it has each text
+// once. XLA's texts reach the page only as text nodes.
+
+const RECORD = "fusion_lab.json.gz";
+const RULES = "../../rules/"; // from the explorer's page
+
+// The record ----------------------------------------------------------------------------------------------------------
+
+/** The record. A server may have unpacked it already. */
+async function load() {
+  const answer = await fetch(new URL(`./${RECORD}`, import.meta.url));
+  if (!answer.ok) throw new Error(`${RECORD}: ${answer.status}`);
+  const bytes = await answer.arrayBuffer();
+  const [one, two] = new Uint8Array(bytes, 0, 2);
+  if (one !== 0x1f || two !== 0x8b) return JSON.parse(new TextDecoder().decode(bytes));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+/** What can be asked of the record. */
+class Answers {
+  constructor(record, names, grids) {
+    this.record = record;
+    this.names = names;
+    this.grids = grids;
+  }
+
+  /** A choice's number; -1 for one that is not recorded. As `number` in Python. */
+  number(choice) {
+    let before = 0;
+    for (const grid of this.grids) {
+      const isIn = this.names.every(name => grid[name].includes(choice[name]));
+      if (isIn) return this.names.reduce((at, name) => at * grid[name].length + grid[name].indexOf(choice[name]), 0) + before;
+      before += this.names.reduce((count, name) => count * grid[name].length, 1);
+    }
+    return -1;
+  }
+
+  of(choice) {
+    const { programs, outcomes, codes, steps, words, reasons, lines } = this.record;
+    const [outcome, code, step] = programs[this.number(choice)];
+    const found = { ...outcomes[outcome], code: codes[code].map(n => words[n]), steps: steps[step] };
+    if (found.error) return { ...found, kernels: [], reasons: [], hlo: [] };
+    return { ...found, reasons: found.reasons.map(n => reasons[n]), hlo: found.hlo.map(n => lines[n]) };
+  }
+}
+
+/** The recorded choice nearest to one, with the value of `kept` as it is; and the names of what is other. */
+export function nearest(choice, kept, names, grids, first) {
+  const others = grids
+    .filter(grid => !kept || grid[kept].includes(choice[kept]))
+    .map(grid => [grid, names.filter(name => !grid[name].includes(choice[name]))])
+    .sort((one, other) => one[1].length - other[1].length);
+  const [grid, changed] = others[0];
+  const found = { ...choice };
+  for (const name of changed) found[name] = grid[name].includes(first[name]) ? first[name] : grid[name][0];
+  return [found, changed];
+}
+
+// Words ---------------------------------------------------------------------------------------------------------------
+
+/** Bytes as fp8lens writes them: "50.3 MB". */
+export function size(bytes) {
+  for (const [unit, name] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+    if (bytes >= unit) return `${Number((bytes / unit).toPrecision(3))} ${name}`;
+  }
+  return `${bytes} B`;
+}
+
+const counted = count => (count === 1 ? "one kernel" : `${count} kernels`);
+
+function verdict(found) {
+  if (found.error) return ["It does not compile", found.error];
+  const work = `${counted(found.kernels.length)}, ${size(found.bytes)} moved`;
+  return [found.fp8 ? "FP8" : `Not FP8: ${found.math}`, work];
+}
+
+/** What changed between two answers, in sentences. */
+function difference(found, before) {
+  if (found.error || before.error) return [];
+  const said = [];
+  if (found.fp8 !== before.fp8) said.push(found.fp8 ? "It is FP8 now." : "It is no longer FP8.");
+  const [now, then] = [found.kernels.length, before.kernels.length];
+  said.push(now === then ? `Still ${counted(now)}` : `Kernels: ${then} → ${now}`);
+  const moved = found.bytes === before.bytes ? "as many bytes." : `bytes: ${size(before.bytes)} → ${size(found.bytes)}.`;
+  said[said.length - 1] += `; ${moved}`;
+  const rules = reasons => new Set(reasons.map(reason => reason.rule));
+  const [has, had] = [rules(found.reasons), rules(before.reasons)];
+  const gone = [...had].filter(rule => !has.has(rule));
+  const come = [...has].filter(rule => !had.has(rule));
+  if (come.length) said.push(`New: ${come.join(", ")}.`);
+  if (gone.length) said.push(`Fixed: ${gone.join(", ")}.`);
+  return said;
+}
+
+// The page ------------------------------------------------------------------------------------------------------------
+
+function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== undefined) element.setAttribute(key, value);
+  }
+  element.append(...children.filter(child => child !== "" && child !== null));
+  return element;
+}
+
+const KINDS = { fp8: "fp8", wide: "wide", other: "other" };
+
+/** The class that gives a kernel its colour: matmuls have their own, the others alternate. */
+function inks(kernels) {
+  let others = 0;
+  return kernels.map(kernel => (kernel.kind === "other" ? `other-${others++ % 4}` : KINDS[kernel.kind]));
+}
+
+// What scrolls can be scrolled from a keyboard.
+const region = name => ({ tabindex: "0", role: "region", "aria-label": name });
+
+const tag = (n, ink) => make("span", { class: `tag ${ink}` }, String(n + 1));
+
+/** The code, each line with the kernels that do it; their numbers are seen where they change. */
+function codeOf(found, before) {
+  const ink = inks(found.kernels);
+  const old = new Set(before ? before.code : found.code);
+  const list = make("ol", { class: "code" });
+  let last = "";
+  for (const [n, line] of found.code.entries()) {
+    const does = found.steps[n] ?? [];
+    const who = does.length ? `kernel ${does.map(k => k + 1).join(" and ")}` : "";
+    const tags = who === last ? [] : does.map(k => tag(k, ink[k]));
+    for (const one of tags) one.setAttribute("aria-hidden", "true");
+    const owner = does.length ? ink[does[does.length - 1]] : "nobody";
+    list.append(
+      make(
+        "li", { class: old.has(line) ? owner : `${owner} new` },
+        make("span", { class: "tags" }, ...tags),
+        make("code", {}, line),
+        make("span", { class: "unseen" }, who && ` (${who})`),
+      ),
+    );
+    last = who;
+  }
+  return list;
+}
+
+/** Kernels, as bars that begin where the one before ends. */
+function kernelsOf(found, before) {
+  const ink = inks(found.kernels);
+  const whole = Math.max(found.bytes, before?.bytes ?? 0, 1);
+  const list = make("ol", { class: "kernels" });
+  if (before && !before.error && before.bytes !== found.bytes) {
+    const bar = make("span", { class: "bar", style: `width:${(100 * before.bytes) / whole}%` });
+    const text = make("span", { class: "what" }, make("span", { class: "quiet" }, "before this change"));
+    list.append(make("li", { class: "before" }, make("span", { class: "tag" }, "–"), text, make("span", { class: "moved quiet" }, size(before.bytes)), make("span", { class: "track" }, bar)));
+  }
+  let from = 0;
+  for (const [n, kernel] of found.kernels.entries()) {
+    const style = `margin-left:${(100 * from) / whole}%;width:${(100 * kernel.bytes) / whole}%`;
+    from += kernel.bytes;
+    const lines = found.steps.flatMap((does, line) => (does.includes(n) && line ? [line + 1] : []));
+    const isAdded = !lines.length;
+    list.append(
+      make(
+        "li", { class: ink[n] },
+        tag(n, ink[n]),
+        make(
+          "span", { class: "what" },
+          make("b", {}, kernel.title), kernel.detail ? `: ${kernel.detail}` : "",
+          isAdded ? make("span", { class: "quiet" }, " (in no line of the code: XLA adds it)") : "",
+        ),
+        make("span", { class: "moved" }, size(kernel.bytes)),
+        make("span", { class: "track" }, make("span", { class: "bar", style })),
+      ),
+    );
+  }
+  return list;
+}
+
+function reasonsOf(found, choice, fixes, apply, label) {
+  if (!found.reasons.length) {
+    const text = found.fp8 ? "It is FP8, and all work that the call can do is in the call." : "";
+    return make("p", { class: "none" }, text || "Nothing to say: the operands are not quantized.");
+  }
+  const list = make("ul", { class: "reasons" });
+  for (const { lost, reason, fix, rule } of found.reasons) {
+    const change = fixes[rule]?.find(one => Object.entries(one).some(([axis, value]) => choice[axis] !== value));
+    const name = make("a", { href: `${RULES}${rule}.html` }, rule);
+    list.append(
+      make(
+        "li", { "data-rule": rule },
+        make("p", {}, make("b", {}, `${LOST[lost] ?? `Outside of the call, ${lost}`}: `), reason, "."),
+        make("p", {}, make("b", {}, "Fix: "), fix, "."),
+        make(
+          "div", { class: "controls" },
+          change ? make("button", { type: "button", class: "main", onclick: () => apply(change) }, `Apply the fix: ${label(change)}`) : "",
+          make("span", {}, "Rule ", name),
+        ),
+      ),
+    );
+  }
+  return list;
+}
+
+// What a matmul lost, as a reason begins.
+const LOST = {
+  fp8: "Not FP8",
+  epilogue: "The activation is outside of the call",
+  bias: "The bias is outside of the call",
+  amax: "The amax is outside of the call",
+  output: "The result's conversion is outside of the call",
+  scale: "A scale is outside of the call",
+  transpose: "A kernel transposes an operand",
+  pad: "A kernel pads an operand",
+  copy: "A kernel copies an operand",
+  sum: "Products are added by another kernel",
+  duplicate: "Something runs more often than it has to",
+  kernel: "A kernel is left",
+};
+
+const unnumbered = line => line.replace(/\.\d+|_\d+/g, "");
+
+/** HLO, with the lines that the program before did not have. */
+function hloOf(found, before) {
+  const pre = make("pre");
+  const old = before?.hlo.length ? new Set(before.hlo.map(unnumbered)) : null;
+  for (const line of found.hlo) {
+    const isNew = old && line.trim() && !old.has(unnumbered(line));
+    pre.append(isNew ? make("span", { class: "new" }, line) : line, "\n");
+  }
+  return pre;
+}
+
+async function render({ model, el }) {
+  const [axes, grids, tries, fixes, first] = ["axes", "grids", "tries", "fixes", "first"].map(key => model.get(key));
+  const names = axes.map(axis => axis.name);
+  const byName = new Map(axes.map(axis => [axis.name, axis]));
+  el.classList.add("explorer", "explorer-fusion_lab");
+
+  const stored = make("div", { class: "stored" }, model.get("stored") ?? "");
+  const told = make("div", { class: "told", role: "status", tabindex: "-1" });
+  const note = make("p", { class: "note" });
+  const shown = make("div", { class: "shown" });
+  const controls = new Map();
+  let answers = null;
+  let last = null; // the choice that is shown
+  let kept = "";
+  let before = null; // the answer that was shown before it
+
+  const label = change => Object.entries(change).map(([name, value]) => `${byName.get(name).label}: ${byName.get(name).values[value]}`).join(", ");
+
+  function chosen() {
+    const choice = {};
+    for (const { name, values } of axes) {
+      const value = model.get(name);
+      choice[name] = Object.hasOwn(values, value) ? value : first[name];
+    }
+    return choice;
+  }
+
+  function changedToo(choice, others) {
+    if (!others.length) return "";
+    return `Also changed, because the other combinations are not recorded: ${label(Object.fromEntries(others.map(name => [name, choice[name]])))}.`;
+  }
+
+  function change(values) {
+    [kept] = Object.keys(values);
+    const [fitting] = nearest({ ...chosen(), ...values }, kept, names, grids, first);
+    const other = names.filter(name => fitting[name] !== chosen()[name] && !(name in values));
+    note.textContent = changedToo(fitting, other);
+    for (const name of names) model.set(name, fitting[name]);
+    model.save_changes();
+    show();
+  }
+
+  // The button that was pressed is gone then: what it changed is read next.
+  function fix(values) {
+    change(values);
+    told.focus();
+  }
+
+  function show() {
+    const [choice] = nearest(chosen(), "", names, grids, first);
+    for (const name of names) controls.get(name).value = choice[name];
+    for (const button of el.querySelectorAll("[data-try]")) {
+      const wanted = { ...first, ...tries[button.dataset.try] };
+      button.setAttribute("aria-pressed", String(names.every(name => choice[name] === wanted[name])));
+    }
+    if (!answers || (last && names.every(name => choice[name] === last[name]))) return;
+    const found = answers.of(choice);
+    const differs = last ? names.filter(name => choice[name] !== last[name]) : [];
+    draw(found, choice, differs.map(name => [byName.get(name), last[name], choice[name]]));
+    last = choice;
+    before = found;
+  }
+
+  function draw(found, choice, changes) {
+    const [head, rest] = verdict(found);
+    const state = found.error || !found.fp8 ? "bad" : found.kernels.length === 1 ? "good" : "fair";
+    told.className = `told ${state}`;
+    const sentences = before ? difference(found, before) : [];
+    const what = changes.map(([axis, was, is]) => `${axis.label}: ${axis.values[was]} → ${axis.values[is]}`);
+    told.replaceChildren(
+      make("p", { class: "verdict" }, make("strong", {}, head), " ", make("span", {}, rest)),
+      make("p", { class: "changed" }, what.length ? make("b", {}, `${what.join("; ")}. `) : "", sentences.join(" ")),
+    );
+    const isOpen = shown.querySelector("details")?.open ?? false;
+    const hlo = make("details", { class: "hlo" }, make("summary", {}, "The compiled program, in HLO"), make("div", { class: "scrolls", ...region("HLO") }, hloOf(found, before)));
+    hlo.open = isOpen;
+    shown.replaceChildren(
+      make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
+      found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
+      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, choice, fixes, fix, label)),
+      found.error ? "" : hlo,
+    );
+  }
+
+  for (const { name, label: text, values } of axes) {
+    const select = make("select", { name, onchange: event => change({ [name]: event.target.value }) });
+    for (const [value, shownAs] of Object.entries(values)) select.append(make("option", { value }, shownAs));
+    controls.set(name, select);
+  }
+  const fields = axes.map(axis => make("label", { class: `field ${axis.name}` }, make("span", {}, axis.label), controls.get(axis.name)));
+  const press = name => () => change({ ...tries[name], ...Object.fromEntries(names.filter(n => !(n in tries[name])).map(n => [n, first[n]])) });
+  const buttons = Object.keys(tries).map(name => make("button", { type: "button", "data-try": name, "aria-pressed": "false", onclick: press(name) }, name));
+  el.replaceChildren(
+    make("div", { class: "controls tries", role: "group", "aria-label": "Programs to try" }, make("span", { class: "quiet" }, "Try"), ...buttons),
+    make("div", { class: "fields", role: "group", "aria-label": "The program" }, ...fields),
+    note, told, stored, shown,
+  );
+  const [fitting, others] = nearest(chosen(), "", names, grids, first);
+  if (others.length) note.textContent = changedToo(fitting, others);
+  show();
+  model.on(names.map(name => `change:${name}`).join(" "), () => queueMicrotask(show));
+
+  try {
+    answers = new Answers(await load(), names, grids);
+  } catch (error) {
+    note.textContent = `What is recorded could not be loaded (${error.message}). Below is the answer for the first program.`;
+    return;
+  }
+  stored.remove();
+  const { date, packages } = answers.record;
+  el.append(
+    make("p", { class: "quiet about" }, `${answers.record.programs.length.toLocaleString("en")} programs, compiled with JAX ${packages.jax} on ${date}, of 4096 × 4096 matrices. Nothing here was measured on a GPU.`),
+  );
+  show();
+}
+
+export default { render };

@@ -1,0 +1,331 @@
+"""The programs of "Fusion lab": what can be chosen, the code of a choice, and what the page shows
+of the first one before any script runs. `fusion_lab.mjs` shows the same, and answers when it is
+touched. Nothing is compiled here: `tools/records/fusion_lab.py` did it.
+"""
+
+import functools
+import gzip
+import html
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8lens.hlo.text import counted, size
+from helpers.records.results import digest
+
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "results" / "fusion_lab.json.gz"
+M = N = K = 4096
+FILE = "layer.py"  # by this name XLA knows a program's lines
+
+Choice = Mapping[str, str]
+"""For each axis the name of a value."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Something to choose. `values` by name, as they are labelled; `about` says what it is."""
+
+    name: str
+    label: str
+    values: Mapping[str, str]
+    about: str = ""
+
+
+AXES = (
+    Axis(
+        "operands",
+        "Operands",
+        {
+            "e4m3": "E4M3 × E4M3",
+            "e5m2-e4m3": "E5M2 × E4M3",
+            "e5m2": "E5M2 × E5M2",
+            "bf16": "BF16 × BF16",
+        },
+    ),
+    Axis("layout", "b is stored as", {"nk": "[N, K]", "kn": "[K, N]"}),
+    Axis(
+        "scales",
+        "Scales",
+        {
+            "none": "none",
+            "scalar": "one for each matrix",
+            "row": "one for each row of a",
+            "row-after": "of rows, after the dot",
+        },
+    ),
+    Axis("dequantize", "Dequantize in", {"f32": "float32", "bf16": "bfloat16"}),
+    Axis("bias", "Bias", {"none": "none", "bf16": "bfloat16", "f32": "float32"}),
+    Axis("activation", "Activation", {"none": "none", "relu": "relu", "gelu": "gelu"}),
+    Axis("amax", "Amax", {"no": "no", "yes": "yes"}),
+    Axis(
+        "result",
+        "Result",
+        {
+            "f32": "float32",
+            "bf16": "bfloat16",
+            "e4m3": "E4M3: scale, clamp, convert",
+            "e4m3-clamp-first": "E4M3: clamp, scale, convert",
+            "e4m3-no-clamp": "E4M3: scale, convert",
+        },
+    ),
+    Axis("chip", "Chip", {"H100": "H100", "B200": "B200", "L40S": "L40S", "A100": "A100"}),
+    Axis("library", "Matmul by", {"cublaslt": "cuBLASLt", "triton": "Triton"}),
+)
+NAMES = tuple(axis.name for axis in AXES)
+
+#: What the explorer begins with, and keeps in the page's address: chapter 06's layer.
+STATE: Choice = {
+    "operands": "e4m3",
+    "layout": "nk",
+    "scales": "scalar",
+    "dequantize": "f32",
+    "bias": "bf16",
+    "activation": "gelu",
+    "amax": "yes",
+    "result": "e4m3",
+    "chip": "H100",
+    "library": "cublaslt",
+}
+
+_WRITTEN = ("f32", "bf16", "e4m3")
+_ALL: Mapping[str, Sequence[str]] = {axis.name: tuple(axis.values) for axis in AXES}
+
+
+def _grid(**only: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """All values of each axis, but `only` these of some."""
+    return {**_ALL, **only}
+
+
+_MAIN = {"operands": ("e4m3",), "chip": ("H100",), "library": ("cublaslt",)}
+_SIDE = {"layout": ("nk",), "scales": ("scalar",), "result": _WRITTEN}
+#: What is recorded: every combination of a grid's values. No choice is in two grids.
+GRIDS = (
+    _grid(**{**_MAIN, "layout": ("nk",)}),
+    _grid(**{**_MAIN, "layout": ("kn",), "scales": ("scalar",)}),
+    _grid(**{**_MAIN, **_SIDE, "operands": ("e5m2-e4m3", "e5m2")}),
+    _grid(
+        **{
+            **_MAIN,
+            "operands": ("bf16",),
+            "dequantize": ("bf16",),
+            "scales": ("none",),
+            "result": _WRITTEN,
+        }
+    ),
+    _grid(**{**_MAIN, **_SIDE, "layout": ("nk", "kn"), "chip": ("B200", "L40S")}),
+    _grid(**{**_MAIN, **_SIDE, "chip": ("A100",)}),
+    _grid(**{**_MAIN, **_SIDE, "library": ("triton",)}),
+)
+
+#: Changes of the first choice that are worth a look, by what they are called.
+TRIES: Mapping[str, Choice] = {
+    "All in one call": {},
+    "A float32 bias": {"bias": "f32"},
+    "No clamp": {"result": "e4m3-no-clamp"},
+    "Clamp first": {"result": "e4m3-clamp-first"},
+    "A scale for each row": {"scales": "row"},
+    "b as [K, N]": {"layout": "kn"},
+    "By Triton": {"library": "triton"},
+    "On an A100": {"chip": "A100"},
+}
+
+#: For a rule that a program breaks, what to choose instead, where the fix is one of the choices:
+#: the first of these that is a change.
+FIXES: Mapping[str, Sequence[Choice]] = {
+    "bias-in-f32": [{"bias": "bf16"}],
+    "prepared-bias": [{"bias": "bf16"}],
+    "no-clamp": [{"result": "e4m3"}],
+    "clamp-early": [{"result": "e4m3"}],
+    "another-type": [{"dequantize": "bf16"}, {"dequantize": "f32"}],
+    "amax-without-fp8": [{"result": "e4m3"}],
+    "array-of-scales": [{"scales": "row-after"}],
+    "operand-layout": [{"layout": "nk"}],
+    "both-e5m2": [{"operands": "e5m2-e4m3"}],
+    "not-quantized": [{"operands": "e4m3"}],
+    "triton-dequantized": [{"library": "cublaslt"}],
+    "old-chip": [{"chip": "H100"}],
+}
+
+
+def fix(rule: str, choice: Choice) -> Choice | None:
+    """What to change in a choice that breaks a rule."""
+    changes = FIXES.get(rule, ())
+    return next((change for change in changes if not change.items() <= choice.items()), None)
+
+
+def choices() -> Iterator[Choice]:
+    """Every choice that is recorded, in the record's order."""
+    for grid in GRIDS:
+        for values in itertools.product(*(grid[name] for name in NAMES)):
+            yield dict(zip(NAMES, values, strict=True))
+
+
+def number(choice: Choice) -> int:
+    """A choice's place in the record. KeyError for one that is not recorded."""
+    before = 0
+    for grid in GRIDS:
+        places = 1
+        inside = 0
+        is_in = all(choice[name] in grid[name] for name in NAMES)
+        for name in NAMES:
+            values = grid[name]
+            if is_in:
+                inside = inside * len(values) + values.index(choice[name])
+            places *= len(values)
+        if is_in:
+            return before + inside
+        before += places
+    raise KeyError(f"not recorded: {dict(choice)}")
+
+
+# The program --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Program:
+    """The code of a choice, and the shapes and types of its arguments, by their names."""
+
+    code: str
+    arguments: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+
+def _dequantized(matrix: str, dtype: str, scale: str) -> str:
+    """The line that dequantizes one operand."""
+    if not scale:
+        return f"{matrix} = {matrix}.astype({dtype})"
+    return f"{matrix} = {matrix}.astype({dtype}) * {_as(scale, dtype)}"
+
+
+def _as(name: str, dtype: str) -> str:
+    return name if dtype == "f32" else f"{name}.astype({dtype})"
+
+
+def program(choice: Choice) -> Program:
+    """What is compiled for a choice: one step a line, in the order of chapters 02 to 06."""
+    left, right = {
+        "e4m3": ("e4m3", "e4m3"),
+        "e5m2-e4m3": ("e5m2", "e4m3"),
+        "e5m2": ("e5m2", "e5m2"),
+        "bf16": ("bf16", "bf16"),
+    }[choice["operands"]]
+    wide, scales, bias = choice["dequantize"], choice["scales"], choice["bias"]
+    is_turned = choice["layout"] == "nk"
+    arguments: dict[str, tuple[str, tuple[int, ...]]] = {
+        "a": (left, (M, K)),
+        "b": (right, (N, K) if is_turned else (K, N)),
+    }
+    if scales != "none":
+        by_row = scales != "scalar"
+        arguments["a_scales" if by_row else "a_scale"] = ("f32", (M, 1) if by_row else ())
+        arguments["b_scale"] = ("f32", ())
+    lines = []
+    if choice["operands"] != "bf16":
+        a_scale = {"none": "", "scalar": "a_scale", "row": "a_scales", "row-after": ""}[scales]
+        lines.append(_dequantized("a", wide, a_scale))
+        lines.append(_dequantized("b", wide, "" if scales == "none" else "b_scale"))
+    lines.append(f"d = jax.lax.dot(a, {'b.T' if is_turned else 'b'})")
+    if scales == "row-after":
+        lines.append(f"d = d * {_as('a_scales', wide)}")
+    if bias != "none":
+        arguments["bias"] = (bias, (N,))
+        lines.append(f"d = d + {'bias' if bias == wide else f'bias.astype({wide})'}")
+    if choice["activation"] != "none":
+        lines.append(f"d = jax.nn.{choice['activation']}(d)")
+    returned = "d"
+    if choice["amax"] == "yes":
+        found = "jnp.max(jnp.abs(d))"
+        lines.append(f"amax = {found if wide == 'f32' else f'{found}.astype(f32)'}")
+        returned = "d, amax"
+    result = choice["result"]
+    if result.startswith("e4m3"):
+        arguments["d_scale"] = ("f32", ())
+        steps = {"scale": f"d = d * {_as('d_scale', wide)}", "clamp": "d = jnp.clip(d, -448, 448)"}
+        order = {"e4m3": ("scale", "clamp"), "e4m3-clamp-first": ("clamp", "scale")}
+        lines += [steps[step] for step in order.get(result, ("scale",))]
+        lines.append("d = d.astype(e4m3)")
+    elif result != wide:
+        lines.append(f"d = d.astype({result})")
+    lines.append(f"return {returned}")
+    body = "\n".join(f"    {line}" for line in lines)
+    return Program(f"def layer({', '.join(arguments)}):\n{body}\n", arguments)
+
+
+# What became of it --------------------------------------------------------------------------------
+
+
+@functools.cache
+def recorded(path: Path = RECORD) -> Mapping[str, Any]:
+    """What was recorded. Raises ValueError for a file that is not as it was written."""
+    try:
+        data = json.loads(gzip.decompress(path.read_bytes()))
+        is_whole = data["digest"] == digest(data)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error!r}): `make fusion-lab` writes it"
+        ) from error
+    if not is_whole:
+        raise ValueError(f"{path} is not as it was recorded: `make fusion-lab` records it again")
+    return data
+
+
+def outcome(choice: Choice, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What became of a choice, whole: the record has each text once. Of a choice that does not
+    compile: "error". KeyError for one that is not recorded.
+    """
+    data = data or recorded()
+    which, _, lines_by = data["programs"][number(choice)]
+    found = dict(data["outcomes"][which])
+    if "error" in found:
+        return found
+    found["reasons"] = [data["reasons"][n] for n in found["reasons"]]
+    found["hlo"] = [data["lines"][n] for n in found["hlo"]]
+    found["steps"] = data["steps"][lines_by]
+    return found
+
+
+def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
+    """The answer: whether it is FP8, and what it costs."""
+    if "error" in found:
+        return "It does not compile", found["error"]
+    count = len(found["kernels"])
+    kernels = "one kernel" if count == 1 else counted(count, "kernel")
+    head = "FP8" if found["fp8"] else f"Not FP8: {found['math']}"
+    return head, f"{kernels}, {size(found['bytes'])} moved"
+
+
+def data() -> dict[str, Any]:
+    """What the explorer needs besides the record."""
+    return {
+        "axes": [
+            {"name": axis.name, "label": axis.label, "values": dict(axis.values)} for axis in AXES
+        ],
+        "grids": [dict(grid) for grid in GRIDS],
+        "tries": TRIES,
+        "fixes": FIXES,
+        "first": dict(STATE),
+    }
+
+
+def answer() -> str:
+    """The first choice's verdict, code and kernels, as HTML."""
+    found = outcome(STATE)
+    head, rest = map(html.escape, verdict(found))
+    kernels = "".join(
+        f"<li><b>{html.escape(kernel['title'])}</b> {html.escape(kernel['detail'])}: "
+        f"{size(kernel['bytes'])}</li>"
+        for kernel in found["kernels"]
+    )
+    reasons = "".join(
+        f"<li>{html.escape(reason['reason'])} <em>Fix:</em> {html.escape(reason['fix'])}</li>"
+        for reason in found["reasons"]
+    )
+    reasons = f"<ul>{reasons}</ul>" if reasons else "<p>Nothing is left outside of the call.</p>"
+    return (
+        f'<p class="verdict"><strong>{head}</strong> {rest}</p>'
+        f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">'
+        f"<pre>{html.escape(program(STATE).code)}</pre></div>"
+        f"<p>Its kernels, on an {STATE['chip']}, at {M} × {N} × {K}:</p><ul>{kernels}</ul>{reasons}"
+    )

@@ -1,0 +1,219 @@
+"""The fusion lab, operated in a browser by mouse, keyboard and touch: what it says of a program is
+what is recorded, and that is what Python's own reading of the record says."""
+
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from helpers.explorers import fusion_lab as lab
+from tests.course.test_explorers import shown, try_site
+from tests.course.test_site import opened, overflows, see
+from tests.weekly import one_in
+
+pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
+TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with try_site(tmp_path_factory.mktemp("try")) as site:
+        yield f"{site}notebooks/try/fusion_lab.html"
+
+
+@pytest.fixture(scope="module")
+def desktop(address: str, browser: Browser) -> Iterator[Page]:
+    with opened(browser, address, 1366) as page:
+        shown(page)
+        yield page
+
+
+@pytest.fixture
+def page(desktop: Page) -> Page:
+    """The page as it begins."""
+    desktop.get_by_role("button", name="All in one call").click()
+    expect_answer(desktop, {})
+    return desktop
+
+
+def choose(page: Page, **values: str) -> None:
+    for name, value in values.items():
+        page.locator(f"select[name={name}]").select_option(value)
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return [" ".join(text.split()) for text in page.locator(selector).all_text_contents()]
+
+
+def expect_answer(page: Page, change: lab.Choice) -> None:
+    """That the page says of the first program with this change what is recorded of it."""
+    choice = {**lab.STATE, **change}
+    for name, value in choice.items():
+        expect(page.locator(f"select[name={name}]")).to_have_value(value)
+    found = lab.outcome(choice)
+    assert page.locator(".code code").all_text_contents() == (lab.program(choice).code.splitlines())
+    assert texts(page, ".verdict") == [" ".join(lab.verdict(found))]
+    moved = [lab.size(kernel["bytes"]) for kernel in found["kernels"]]
+    assert texts(page, ".kernels li:not(.before) .moved") == moved
+    titles = [kernel["title"] for kernel in found["kernels"]]
+    assert texts(page, ".kernels b") == titles
+    rules = [reason["rule"] for reason in found["reasons"]]
+    assert [one.get_attribute("data-rule") for one in page.locator(".reasons li").all()] == rules
+    for reason in found["reasons"]:
+        card = page.locator(f".reasons li[data-rule={reason['rule']}]").first
+        expect(card).to_contain_text(reason["fix"])
+        link = card.get_by_role("link", name=reason["rule"])
+        expect(link).to_have_attribute("href", f"../../rules/{reason['rule']}.html")
+    assert page.locator(".hlo pre").text_content() == "\n".join(found["hlo"]) + "\n"
+
+
+DOZEN = (
+    {"bias": "f32"},
+    {"bias": "f32", "amax": "no"},
+    {"bias": "none", "activation": "relu"},
+    {"result": "bf16"},
+    {"result": "e4m3-no-clamp", "amax": "no"},
+    {"result": "e4m3-clamp-first"},
+    {"dequantize": "bf16", "activation": "none"},
+    {"scales": "row"},
+    {"scales": "row-after", "result": "f32"},
+    {"layout": "kn"},
+    {"operands": "e5m2"},
+    {"library": "triton"},
+    {"chip": "A100"},
+    {"chip": "B200", "bias": "f32"},
+)
+
+
+@pytest.mark.parametrize("change", DOZEN, ids=lambda change: "-".join(change.values()))
+def test_a_program_that_is_chosen_is_answered_as_recorded(page, change):
+    choose(page, **change)
+    expect_answer(page, change)
+
+
+def test_what_changed_is_said(page):
+    choose(page, bias="f32")
+    expect(page.locator(".changed")).to_contain_text("Bias: bfloat16 → float32.")
+    expect(page.locator(".changed")).to_contain_text("Kernels: 1 → ")
+    expect(page.locator(".changed")).to_contain_text("New: bias-in-f32")
+    assert texts(page, ".code .new code") == ["d = d + bias"]
+    expect(page.locator(".kernels .before")).to_contain_text("50.3 MB")
+    assert page.locator(".hlo .new").count() > 5
+    expect(page.get_by_role("status")).to_contain_text("FP8")
+
+
+def test_a_fix_is_a_click_away_and_shows_the_reason_behind_it(page):
+    choose(page, bias="f32", result="e4m3-no-clamp")
+    rules = page.locator(".reasons li").first
+    expect(rules).to_have_attribute("data-rule", "bias-in-f32")
+    page.get_by_role("button", name="Apply the fix: Bias").click()
+    expect(rules).to_have_attribute("data-rule", "no-clamp")
+    expect(page.get_by_role("status")).to_be_focused()
+    page.get_by_role("button", name="Apply the fix: Result").click()
+    expect_answer(page, {})
+
+
+def test_a_keyboard_is_enough(page):
+    page.locator("select[name=bias]").focus()
+    page.keyboard.press("ArrowDown")
+    expect_answer(page, {"bias": "f32"})
+    page.keyboard.press("Tab")
+    expect(page.locator("select[name=activation]")).to_be_focused()
+    page.locator(".hlo summary").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".hlo pre")).to_be_visible()
+    page.keyboard.press("Enter")
+
+
+def test_what_is_not_recorded_together_is_changed_and_said(page):
+    choose(page, layout="kn")
+    choose(page, chip="B200")
+    expect_answer(page, {"chip": "B200"})
+    expect(page.locator(".note")).to_contain_text("b is stored as: [N, K]")
+
+
+def test_the_address_is_the_program_and_back_undoes_a_choice(address, browser):
+    with opened(browser, f"{address}#bias=f32&activation=none&amax=no") as page:
+        shown(page)
+        chosen = {"bias": "f32", "activation": "none", "amax": "no"}
+        expect_answer(page, chosen)
+        choose(page, amax="yes")
+        page.wait_for_url("**#bias=f32&activation=none")
+        page.go_back()
+        expect(page.locator("select[name=amax]")).to_have_value("no")
+        expect_answer(page, chosen)
+    # What no program has is not taken; of what is not recorded together, as much as is.
+    with opened(browser, f"{address}#bias=<b>&chip=B200&layout=kn") as page:
+        shown(page)
+        expect_answer(page, {"layout": "kn"})
+        expect(page.locator(".note")).to_contain_text("Chip: H100")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it_and_fingers_find_it(address, browser, scheme):
+    with opened(browser, address, 390, has_touch=True, is_mobile=True) as page:
+        shown(page)
+        see(page, 390, scheme)
+        for name, change in lab.TRIES.items():
+            page.get_by_role("button", name=name).tap()
+            expect_answer(page, change)
+            assert not overflows(page), name
+        page.get_by_role("button", name="A scale for each row").tap()
+        page.locator(".hlo summary").tap()
+        assert not overflows(page)
+        for control in page.locator(".explorer :is(button, select, summary, a):visible").all():
+            box = control.bounding_box()
+            assert box and min(box["width"], box["height"]) >= TOUCHABLE, control.inner_text()
+        found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]})
+        assert not found.response["violations"], found.generate_report()
+
+
+def test_without_the_record_the_stored_answer_stays(address, browser):
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("**/fusion_lab.json.gz", lambda route: route.abort())
+        page.goto(address)
+        expect(page.locator(".note")).to_contain_text("could not be loaded")
+        expect(page.locator(".stored .verdict")).to_have_text(
+            " ".join(lab.verdict(lab.outcome(lab.STATE)))
+        )
+
+
+# The record ---------------------------------------------------------------------------------------
+
+
+def test_each_choice_has_one_place_in_the_record():
+    numbers = [lab.number(choice) for choice in lab.choices()]
+    assert numbers == [*range(len(lab.recorded()["programs"]))]
+    with pytest.raises(KeyError, match="not recorded"):
+        lab.number({**lab.STATE, "chip": "B200", "layout": "kn"})
+    lab.number(lab.STATE)
+    for change in lab.TRIES.values():
+        lab.number({**lab.STATE, **change})
+
+
+def test_the_code_is_that_of_the_choice():
+    data = lab.recorded()
+    for choice in one_in(10, lab.choices()):
+        _, code, _ = data["programs"][lab.number(choice)]
+        words = [data["words"][n] for n in data["codes"][code]]
+        assert words == lab.program(choice).code.splitlines()
+
+
+@pytest.mark.parametrize("rule", lab.FIXES)
+def test_a_fix_that_the_page_offers_fixes(rule):
+    """In every program that breaks the rule, the reason is gone after the change."""
+    tried = 0
+    for choice in lab.choices():
+        found = lab.outcome(choice)
+        if rule not in [reason["rule"] for reason in found.get("reasons", ())]:
+            continue
+        changed = {**choice, **(lab.fix(rule, choice) or {})}
+        try:
+            after = lab.outcome(changed)
+        except KeyError:
+            continue  # not recorded
+        tried += 1
+        assert rule not in [reason["rule"] for reason in after["reasons"]], (choice, changed)
+    assert tried
