@@ -449,7 +449,7 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
     with _answered(NoText, not_text), _answered(HloParseError, not_a_module):
         module = parse_hlo_module(text_of(data))
         devices = _read_mesh(given.mesh) if given.mesh else None
-        seen = Inspection(module, mesh_shape=devices)
+        seen = inspect(module) if devices is None else Inspection(module, mesh_shape=devices)
         wants_collectives = bool(given.json or devices)
         # What cannot be read is said here.
         with _answered(ValueError, lambda error: f"--mesh: {error}"):
