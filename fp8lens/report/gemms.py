@@ -96,7 +96,7 @@ class GemmReport:
         """Those of `rows` that the hardware multiplies in an 8-bit float type."""
         return tuple(row for row in self.rows if row.is_fp8)
 
-    def lines(self) -> list[Alike]:
+    def alike(self) -> list[Alike]:
         """Rows alike in all they show but their layer, taken together."""
         groups: dict[GemmRow, list[GemmRow]] = {}
         for row in self.rows:
@@ -148,7 +148,7 @@ class GemmReport:
 
     def _table(self) -> list[tuple[str, Ink | None]]:
         """The table as lines of text, and what each says; without matmuls, none."""
-        lines = self.lines()
+        lines = self.alike()
         if not lines:
             return []
         table = [HEADER, *(line.cells for line in lines)]
@@ -169,7 +169,7 @@ class GemmReport:
 
     def _repr_html_(self) -> str:
         rows = []
-        for line in self.lines():
+        for line in self.alike():
             below = [
                 (further.text, OUTSIDE if further.kind is Below.OUTSIDE else "")
                 for further in line.further

@@ -36,7 +36,7 @@ from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.report import gemms
 
 MOST_FOUND = 200  # lines that a search lists
-MOST_HLO = 2_000_000  # characters of HLO in a page that is saved
+MOST_HLO = 6_000_000  # characters of HTML for the HLO of a page that is saved
 _NAME = re.compile(r"%([A-Za-z0-9_.\-]+)")
 _DEFINES = re.compile(r"\s*(?:ROOT )?%?([A-Za-z0-9_.\-]+) = ")
 _MAKES_FP8 = frozenset(("quantize", "scale", "dequantize"))
@@ -91,7 +91,7 @@ def _text(i: Instruction) -> str:
     try:
         return format_instruction(i, False, False)
     except HloParseError:
-        return f"  {i.cmd}"
+        return f"  {i}"
 
 
 def _called(i: Instruction) -> tuple[str, ...]:
@@ -112,18 +112,19 @@ def _target(i: Instruction, name: str) -> str:
 
 def listing_html(module: HloModule, most: int = MOST_HLO, prefix: str = "hlo") -> str:
     """HLO as HTML that needs no script: each computation a fold, ENTRY open; names lead to what
-    they name. Computations beyond `most` characters of text are left out, and counted. Two listings
+    they name. Computations beyond `most` characters of HTML are left out, and counted. Two listings
     on one page need two prefixes.
     """
+    computations = in_order(module)
     written: list[str] = []
-    left = most
-    skipped = 0
-    for computation in in_order(module):
-        left -= sum(map(len, computation.lines))
-        if left < 0 and written:
-            skipped += 1
-            continue
-        written.append(_fold_html(computation, prefix))
+    length = 0
+    for computation in computations:
+        fold = _fold_html(computation, prefix)
+        length += len(fold)
+        if length > most and written:
+            break
+        written.append(fold)
+    skipped = len(computations) - len(written)
     if skipped:
         written.append(f"<p>{counted(skipped, 'further computation')} left out.</p>")
     return "\n".join(written)
@@ -237,7 +238,7 @@ class Program:
         return f"{said}."
 
     def _report(self) -> Iterator[dict[str, Any]]:
-        for line in self.seen.report.lines():
+        for line in self.seen.report.alike():
             yield {
                 "cells": line.cells,
                 "at": address(line.row.instruction),
@@ -260,7 +261,7 @@ class Program:
                 for name in line.serves:
                     serving.setdefault(name, []).append(line.name)
         around = {row.instruction: kernels for row, kernels in self.seen.unfused}
-        for alike in self.seen.report.lines():
+        for alike in self.seen.report.alike():
             row = alike.row
             reasons = [] if row.is_fp8 else [why_not(row, serving.get(row.name, []))]
             kernels = [kernel for kernel in around[row.instruction] if kernel.work]
@@ -345,7 +346,7 @@ class Program:
         computation = i.computation
         makers = [found for name in dict.fromkeys(i.operands) if (found := computation.get(name))]
         users = computation.users.get(i.name, [])
-        facts = [*_facts(i), ("as dumped", i.cmd)]
+        facts = [*_facts(i), ("as dumped", str(i))]
         return {
             "at": at,
             "name": readable(i.name),
