@@ -224,13 +224,14 @@ const LOST = {
 
 const unnumbered = line => line.replace(/\.\d+|_\d+/g, "");
 
-/** HLO, with the lines that the program before did not have. */
+/** HLO, with the lines that the program before did not have; without marks where most are new. */
 function hloOf(found, before) {
   const pre = make("pre");
-  const old = before?.hlo.length ? new Set(before.hlo.map(unnumbered)) : null;
+  const old = new Set((before ?? found).hlo.map(unnumbered));
+  const isNew = line => line.trim() && !old.has(unnumbered(line));
+  const isOther = found.hlo.filter(isNew).length > found.hlo.length * 0.8;
   for (const line of found.hlo) {
-    const isNew = old && line.trim() && !old.has(unnumbered(line));
-    pre.append(isNew ? make("span", { class: "new" }, line) : line, "\n");
+    pre.append(isNew(line) && !isOther ? make("span", { class: "new" }, line) : line, "\n");
   }
   return pre;
 }

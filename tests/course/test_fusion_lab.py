@@ -99,7 +99,7 @@ def test_what_changed_is_said(page):
     expect(page.locator(".changed")).to_contain_text("New: bias-in-f32")
     assert texts(page, ".code .new code") == ["d = d + bias"]
     expect(page.locator(".kernels .before")).to_contain_text("50.3 MB")
-    assert page.locator(".hlo .new").count() > 5
+    assert 0 < page.locator(".hlo .new").count()
     expect(page.get_by_role("status")).to_contain_text("FP8")
 
 
@@ -128,8 +128,8 @@ def test_a_keyboard_is_enough(page):
 
 def test_what_is_not_recorded_together_is_changed_and_said(page):
     choose(page, layout="kn")
-    choose(page, chip="B200")
-    expect_answer(page, {"chip": "B200"})
+    choose(page, chip="A100")
+    expect_answer(page, {"chip": "A100"})
     expect(page.locator(".note")).to_contain_text("b is stored as: [N, K]")
 
 
@@ -144,7 +144,7 @@ def test_the_address_is_the_program_and_back_undoes_a_choice(address, browser):
         expect(page.locator("select[name=amax]")).to_have_value("no")
         expect_answer(page, chosen)
     # What no program has is not taken; of what is not recorded together, as much as is.
-    with opened(browser, f"{address}#bias=<b>&chip=B200&layout=kn") as page:
+    with opened(browser, f"{address}#bias=<b>&chip=A100&layout=kn") as page:
         shown(page)
         expect_answer(page, {"layout": "kn"})
         expect(page.locator(".note")).to_contain_text("Chip: H100")
@@ -187,7 +187,7 @@ def test_each_choice_has_one_place_in_the_record():
     numbers = [lab.number(choice) for choice in lab.choices()]
     assert numbers == [*range(len(lab.recorded()["programs"]))]
     with pytest.raises(KeyError, match="not recorded"):
-        lab.number({**lab.STATE, "chip": "B200", "layout": "kn"})
+        lab.number({**lab.STATE, "chip": "A100", "layout": "kn"})
     lab.number(lab.STATE)
     for change in lab.TRIES.values():
         lab.number({**lab.STATE, **change})
