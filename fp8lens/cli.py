@@ -450,10 +450,11 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
         module = parse_hlo_module(text_of(data))
         devices = _read_mesh(given.mesh) if given.mesh else None
         seen = inspect(module) if devices is None else Inspection(module, mesh_shape=devices)
-        wants_collectives = bool(given.json or devices)
-        # What cannot be read is said here.
-        with _answered(ValueError, lambda error: f"--mesh: {error}"):
-            _ = seen.report, wants_collectives and seen.collectives
+        _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
+        if devices:
+            misfit = _answered(ValueError, lambda error: f"--mesh: {error}")
+            with misfit, _answered(HloParseError, not_a_module):
+                _ = seen.collectives
         return seen, not_of_a_gpu(path.name, module)
 
 
