@@ -48,7 +48,6 @@ from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.page import every_name, explain
-from fp8lens.rules.rule import RULES
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
 if TYPE_CHECKING:
@@ -692,7 +691,8 @@ def _failures(seen: Inspection) -> list[str]:
     lines = []
     if not seen.is_ours:  # else the reasons say so
         lines = [visible(_lost(row)) for row in lost]
-    wrong = [reason for reason in seen.reasons if RULES[reason.rule].wrong] if seen.is_ours else []
+    reasons = seen.reasons if seen.is_ours else ()
+    wrong = [reason for reason in reasons if reason.gives_wrong_numbers]
     lines += [visible(f"{reason.matmul}: {reason.reason}") for reason in wrong]
     # A kernel that was not looked into may multiply too.
     unread = [name for name, _ in seen.unknown]

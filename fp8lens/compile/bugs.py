@@ -2,6 +2,11 @@
 
 from collections.abc import Mapping
 
+ODD_SCALED_DOT = (
+    "XLA's Triton takes a scale for 16 or 32 elements of each operand of jax.lax.scaled_dot: give "
+    "ones, one for each 32, in place of a scale that is left out; or turn Triton off with "
+    "gemm='cublaslt'."
+)
 # A part of what XLA says, and what to do about it.
 COMPILER_BUGS = {
     "algebraic_simplifier.cc": (
@@ -20,11 +25,7 @@ COMPILER_BUGS = {
         "program with one for a newer chip: compile for the newest chip first, or in a process of "
         "its own."
     ),
-    "scale factor must be 16 or 32": (
-        "XLA's Triton takes a scale for 16 or 32 elements of each operand of jax.lax.scaled_dot: "
-        "give ones, one for each 32, in place of a scale that is left out; or turn Triton off with "
-        "gemm='cublaslt'."
-    ),
+    "scale factor must be 16 or 32": ODD_SCALED_DOT,
     "Unable to convert MHLO to StableHLO": (
         "XLA does not divide jax.lax.scaled_dot among devices, if the program has that: call "
         "jax.nn.scaled_matmul in jax.shard_map."

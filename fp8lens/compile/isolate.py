@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from fp8lens.compile.bugs import COMPILER_BUGS
+from fp8lens.compile.bugs import COMPILER_BUGS, ODD_SCALED_DOT
 from fp8lens.compile.meshes import elsewhere, make_mesh
 from fp8lens.formats import block_format
 from fp8lens.targets import Target
@@ -50,8 +50,6 @@ _FATAL = re.compile(r'(?:tensor<|(?<!"0)x)\d{10}|custom_call @__cu')
 _OPERATION = re.compile(r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", re.M)
 # The types of what a scaled_dot is given, and the sizes and the element's type of each
 _SCALED_DOT = re.compile(r'composite "xla\.scaled_dot".*? : \((.*?)\) ->')
-# What Triton says of most of those that are odd; of some it says nothing
-ODD_SCALED_DOT = "scale factor must be 16 or 32"
 _TENSOR = re.compile(r"tensor<((?:\d+x)*(\w+))>")
 _NO_MEMORY = re.compile("bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create")
 # Of rows, columns or tiles: to an array, not to a scalar.
@@ -70,7 +68,7 @@ def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Tar
     text = module.operation.get_asm(large_elements_limit=16)
     if "xla_gpu_ptx_compiler_extra_flags" in options or _FATAL.search(text):
         return True
-    if any(map(_is_odd, _SCALED_DOT.findall(text))):
+    if _has_odd_scaled_dot(text):
         return True
     if "tcgen05" in text and chip.compute_capability[0] != 10:
         return True
@@ -79,6 +77,11 @@ def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Tar
         head, _, rest = function.partition("(")
         functions[head.rpartition("@")[2]] = rest.partition("\n  }")[0]
     return any(_has_partial_amax(body, functions) for body in functions.values())
+
+
+def _has_odd_scaled_dot(text: str) -> bool:
+    """Whether StableHLO has a scaled_dot of no known block format."""
+    return any(map(_is_odd, _SCALED_DOT.findall(text)))
 
 
 def _is_odd(types: str) -> bool:
@@ -224,17 +227,18 @@ def compile_apart(
         ) from None
     if done.returncode or not done.stdout:
         log = done.stderr.decode(errors="replace")
-        if any(map(_is_odd, _SCALED_DOT.findall(str(module)))):
-            log = log or ODD_SCALED_DOT
-        raise CompilerDied(_last_words(done.returncode, log, gigabytes))
+        likely = ODD_SCALED_DOT if _has_odd_scaled_dot(str(module)) else ""
+        raise CompilerDied(_last_words(done.returncode, log, gigabytes, likely))
     text, error = pickle.loads(done.stdout)
     if error:
         raise jax.errors.JaxRuntimeError(error)
     return Isolated(text)
 
 
-def _last_words(status: int, log: str, gigabytes: float | None) -> str:
-    """What ended the compiler's process, what it said last, and the fix."""
+def _last_words(status: int, log: str, gigabytes: float | None, likely: str = "") -> str:
+    """What ended the compiler's process, what it said last, and the fix: the `likely` one where its
+    words tell of none.
+    """
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
@@ -247,6 +251,8 @@ def _last_words(status: int, log: str, gigabytes: float | None) -> str:
         fix = f"It {needs} more memory than {limit}: give smaller shapes."
     elif known:
         fix = known[0]
+    elif likely:
+        fix = likely
     else:
         fix = (
             "It is a bug of XLA's: report it with this program at "

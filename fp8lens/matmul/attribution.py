@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import Flow
@@ -25,6 +26,9 @@ from fp8lens.matmul.unfused import inside
 
 # Opcodes that only give another name or shape to a value.
 VIEWS = frozenset("broadcast reshape bitcast copy get-tuple-element".split())
+
+# The passes of XLA's before which a program is as the rewriter is given it.
+_REWRITERS = ("triton-gemm-rewriter", "cublas-gemm-rewriter")
 
 Where = dict[Instruction, list[Instruction]]
 """For an instruction of the given program the kernels that do it, each once."""
@@ -42,6 +46,13 @@ class _Call:
     dot: Instruction
     sources: set[_Source]  # what the call reads, through kernels that XLA added
     front: set[Instruction]  # what it does in front of its dot
+
+
+def given_to_rewriter(stages: Sequence[Any]) -> Any:
+    """Of a compile's stages the program that XLA's gemm rewriter was given; the first stage where
+    it was given none.
+    """
+    return next((stage for stage in stages if stage.before in _REWRITERS), stages[0])
 
 
 def attribute(

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from fp8lens.formats import (
     CUBLASLT,
@@ -728,22 +729,39 @@ def is_only_cut(matmul: Matmul, to: str) -> bool:
     return True
 
 
-def is_multiplied_by_triton(call: Instruction) -> bool:
-    """Whether a Blackwell's tensor core has an instruction for the block scales of a scaled dot, as
-    XLA's Triton emits it: two scales of one type, E8M0 for 32 elements; or for two FP4 operands,
-    that, E8M0 for 16, or E4M3 for 16.
-
-    Source: NVIDIA's table for cuda.tile.mma_scaled, docs.nvidia.com/cuda/cutile-python.
+class ScaledDot(NamedTuple):
+    """What a scaled dot multiplies: HLO's types of both operands and of both scales, and how many
+    elements share a scale.
     """
+
+    elements: tuple[str, str]
+    scales: tuple[str, str]
+    blocks: tuple[int, int]
+
+    @property
+    def has_instruction(self) -> bool:
+        """Whether a Blackwell's tensor core takes these: two scales of one type, E8M0 for 32
+        elements; or for two FP4 operands that, E8M0 for 16, or E4M3 for 16.
+
+        Source: NVIDIA's table for cuda.tile.mma_scaled, docs.nvidia.com/cuda/cutile-python.
+        """
+        (scale, other_scale), (block, other_block) = self.scales, self.blocks
+        is_narrow_alone = all(map(is_narrow, self.elements))
+        if not is_narrow_alone or scale != other_scale or block != other_block:
+            return False
+        forms = [(E8M0.name, 32)]
+        if {*self.elements} == {E2M1.name}:
+            forms += [(E8M0.name, 16), (E4M3.name, 16)]
+        return (scale, block) in forms
+
+
+def scaled_dot_of(call: Instruction) -> ScaledDot | None:
+    """What a scaled dot, or JAX's call of one, multiplies; None where it has not both scales."""
     if len(call.operands) < 4:
-        return False
-    shapes = [operand(call, index).shape for index in range(4)]
-    elements = {shape.dtype for shape in shapes[:2]}
-    scales = {shape.dtype for shape in shapes[2:]}
-    blocks = {a.size / max(1, s.size) for a, s in zip(shapes[:2], shapes[2:], strict=True)}
-    if not all(map(is_narrow, elements)) or len(scales) != 1 or len(blocks) != 1:
-        return False
-    found = scales.pop(), blocks.pop()
-    if elements == {E2M1.name} and found in ((E8M0.name, 16), (E4M3.name, 16)):
-        return True
-    return found == (E8M0.name, 32)
+        return None
+    lhs, rhs, lhs_scales, rhs_scales = (operand(call, index).shape for index in range(4))
+    return ScaledDot(
+        (lhs.dtype, rhs.dtype),
+        (lhs_scales.dtype, rhs_scales.dtype),
+        (lhs.size // max(1, lhs_scales.size), rhs.size // max(1, rhs_scales.size)),
+    )

@@ -11,6 +11,7 @@ from fp8lens.hlo.origin import is_recomputed
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.values import look_through, operand
+from fp8lens.matmul.attribution import given_to_rewriter
 from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
@@ -159,9 +160,8 @@ def find_reasons(
     collectives, and for kernels that HLO does not tell of, from the stages and the PTX of its
     compile.
     """
-    rewriters = ("triton-gemm-rewriter", "cublas-gemm-rewriter")
-    seen = next((s for s in stages if s.before in rewriters), stages[0])
-    before, written = parse_hlo_module(seen.text), parse_hlo_module(stages[0].text)
+    before = parse_hlo_module(given_to_rewriter(stages).text)
+    written = parse_hlo_module(stages[0].text)
     rows = [row for row, _ in found]
     dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
     reasons = Reasons()

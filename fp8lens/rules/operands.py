@@ -8,7 +8,7 @@ from fp8lens.hlo.origin import primitive
 from fp8lens.hlo.values import broadcast_of, dimensions, look_through, minor_to_major, operand
 from fp8lens.matmul.operands import Operand, Problem
 from fp8lens.matmul.rows import is_sum_of_products, matmuls
-from fp8lens.rules.facts import Matmul, is_multiplied_by_triton
+from fp8lens.rules.facts import Matmul, scaled_dot_of
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 _ALLOWED = ", ".join(sorted(COMMUTES))
@@ -328,7 +328,8 @@ def block_format_not_multiplied(m: Matmul) -> Found | None:
         return None
     lhs, rhs = (operand(call, index).shape.dtype for index in (0, 1))
     otherwise = ""
-    if is_multiplied_by_triton(call):
+    given = scaled_dot_of(call)
+    if given and given.has_instruction:
         otherwise = (
             "call jax.lax.scaled_dot and leave XLA's Triton on (gemm='auto'), from JAX 0.12 on; or "
         )
@@ -392,8 +393,8 @@ def scaled_dot_spelled_out(m: Matmul) -> Found | None:
     "fp4-operand-not-k-last",
     lost=Lost.FP8,
     reason=(
-        "XLA's Triton multiplies two FP4 operands only where K is the last dimension in memory, as "
-        "it is not of the {sides}: it converts both to {math}"
+        "XLA's Triton multiplies two FP4 operands only if K is the last dimension in memory of "
+        "both. Of the {sides} it is not, so Triton converts both to {math}"
     ),
     fix=(
         "store the left operand as [M, K], and the right one as [N, K], to be transposed in the "
@@ -402,7 +403,7 @@ def scaled_dot_spelled_out(m: Matmul) -> Found | None:
     source="the kernel's PTX: its mma instruction",
 )
 def fp4_operand_not_k_last(m: Matmul) -> Found | None:
-    """Of two FP4 operands of jax.lax.scaled_dot one is not stored with K last.
+    """An FP4 operand of jax.lax.scaled_dot is not stored with K last, and the other is FP4 too.
 
     Two FP4 numbers share a byte. The tensor core takes pairs along K, the dimension that is summed
     over. Where the pairs lie along another dimension, Triton unpacks the numbers, converts them to

@@ -9,7 +9,7 @@ from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import Ink, Style, page_width, uncoloured
 from fp8lens.rules.facts import Matmul
 from fp8lens.rules.libraries import fix_there
-from fp8lens.rules.rule import Found, Lost, Rule
+from fp8lens.rules.rule import RULES, Found, Lost, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Reason:
     source: str
     instruction: str = ""
     layer: str = ""
+
+    @property
+    def gives_wrong_numbers(self) -> bool:
+        """Whether the compiled program returns other numbers than were asked for."""
+        return RULES[self.rule].wrong
 
     def __str__(self) -> str:
         return self.text()

@@ -11,7 +11,7 @@ from fp8lens.hlo.text import size
 from fp8lens.hlo.values import operand, reducer
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, is_added_up, number_of, times_added
-from fp8lens.rules.facts import Cause, InFront, Matmul, is_multiplied_by_triton, is_negative
+from fp8lens.rules.facts import Cause, InFront, Matmul, is_negative, scaled_dot_of
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 # In front of the matmul ---------------------------------------------------------------------------
@@ -732,7 +732,7 @@ def products_added(dot: Instruction, value: Instruction) -> int:
     wrong=True,
 )
 def block_scales_misread(m: Matmul) -> list[Found]:
-    """The scales of jax.lax.scaled_dot are none that the tensor core reads.
+    """jax.lax.scaled_dot has scales that no instruction of the tensor core reads.
 
     A Blackwell's tensor core multiplies FP8 with a power of two, in E8M0, for each 32 elements. For
     two FP4 operands it has two more forms: 16 elements share a scale in E8M0 or in E4M3. XLA's
@@ -767,15 +767,10 @@ def block_scales_misread(m: Matmul) -> list[Found]:
     call = m.block_scaled
     if call is None or call.opcode != "scaled-dot" or not m.row.is_fp8:
         return []
-    if is_multiplied_by_triton(call) or len(call.operands) < 4:
+    given = scaled_dot_of(call)
+    if given is None or given.has_instruction:
         return []
-    lhs, rhs, *scales = (operand(call, index).shape for index in range(4))
-    shares = {a.size // max(1, s.size) for a, s in zip((lhs, rhs), scales, strict=True)}
-    return [
-        Found(
-            lhs=lhs.dtype,
-            rhs=rhs.dtype,
-            scales=" and ".join(sorted({s.dtype for s in scales})),
-            blocks=" and ".join(map(str, sorted(shares))),
-        )
-    ]
+    lhs, rhs = given.elements
+    scales = " and ".join(sorted({*given.scales}))
+    blocks = " and ".join(map(str, sorted({*given.blocks})))
+    return [Found(lhs=lhs, rhs=rhs, scales=scales, blocks=blocks)]

@@ -14,7 +14,7 @@ import {
   ROUNDINGS, atIndex, bitsOf, decode, encode, fields, hexOf, indexOf, largest, nanCode, neighbours, range, round,
   roundBlock, smallest, step,
 } from "./formats.mjs";
-import { draw, few, field, fill, input, label, linkTo, make, select, show } from "./elements.mjs";
+import { draw, few, field, fill, input, label, linkTo, make, redrawn, select, show } from "./elements.mjs";
 
 const BLOCK = 32;
 const TRIES = ["465", "464", "0.001", "0.0009", "1/3", "-1e6", "inf", "nan"];
@@ -526,20 +526,7 @@ function render({ model, el }) {
     blocks.update({ element, rounding, others: model.get("others") }, byName, number);
   }
 
-  let frame = 0;
-  const later = () => {
-    cancelAnimationFrame(frame);
-    frame = requestAnimationFrame(update);
-  };
-  const sized = new ResizeObserver(later);
-  sized.observe(numbers.svg);
-  model.on("change", later);
-  update();
-  return () => {
-    model.off("change", later);
-    sized.disconnect();
-    cancelAnimationFrame(frame);
-  };
+  return redrawn(model, numbers.svg, update);
 }
 
 /** A number as one would type it: it must read back as the same number. */

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 
 from fp8lens import Inspection, inspect
 from fp8lens.hlo.origin import source_line
-from fp8lens.hlo.parse import parse_hlo_module
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens.matmul.attribution import attribute
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.rows import GemmRow
 from helpers.explorers.fusion_lab import FILE, Choice, program
 from helpers.explorers.reader import WORK
+from helpers.figures.program import given_program, kernels_of
 
 DTYPES = {
     "e4m3": jnp.float8_e4m3fn,
@@ -21,7 +20,6 @@ DTYPES = {
     "bf16": jnp.bfloat16,
     "f32": jnp.float32,
 }
-REWRITERS = ("triton-gemm-rewriter", "cublas-gemm-rewriter")
 _CLASSES = {
     "rest": "other work",
     "move": "moves data",
@@ -90,11 +88,7 @@ def steps(seen: Inspection) -> list[list[int]]:
     """For each line of the code the numbers of the kernels that do it; of the first, `def`, and of
     a line that no kernel surely does, none.
     """
-    stages = seen._stages
-    first = next((stage for stage in stages if stage.before in REWRITERS), stages[0])
-    given = parse_hlo_module(first.text)
-    made = parse_hlo_module(stages[-1].text)
-    where = attribute(given, made, seen.module, seen.report.rows)
+    where = kernels_of(seen, given_program(seen))
     numbers = {line.kernel.instruction: n for n, line in enumerate(seen.ledger)}
     found: dict[int, set[int]] = {}
     for i, kernels in where.items():

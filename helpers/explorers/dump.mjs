@@ -4,6 +4,8 @@
 // becomes an address, a class or the name of an attribute. The worker (dump.worker.mjs) does the reading; the page asks it
 // for the part that is on the screen.
 
+import { make as h } from "./elements.mjs";
+
 const PART = 100; // rows that are shown at once
 const VIEWS = {
   matmuls: "Matmuls",
@@ -15,18 +17,6 @@ const VIEWS = {
 };
 const CANCELLED = "cancelled";
 const COMMAND = "In a terminal, fp8lens dump.txt says the same.";
-
-// An element with attributes, listeners (on...) and children; a child that is a string becomes text.
-function h(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (typeof value == "boolean") element.toggleAttribute(name, value);
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.flat().filter((child) => child !== null && child !== ""));
-  return element;
-}
 
 // The worker, started when it is first needed. It runs under the page's own policy, which a worker of a plain address
 // would not: it, too, may ask nobody else for anything.

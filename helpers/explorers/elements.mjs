@@ -16,13 +16,15 @@ export function show(number) {
 /** The same in three digits at most. */
 export const few = number => (Number.isFinite(number) ? show(Number(number.toPrecision(3))) : show(number));
 
+/** An element with attributes, listeners (on...) and children; a child that is a string becomes text. */
 export function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (typeof value == "boolean") element.toggleAttribute(key, value);
     else if (value !== undefined) element.setAttribute(key, value);
   }
-  element.append(...children);
+  element.append(...children.flat().filter(child => child !== null && child !== ""));
   return element;
 }
 
@@ -56,6 +58,24 @@ export function select(options, change) {
 /** Give a field a value, but not while it is typed in: the caret would jump. */
 export function fill(control, value) {
   if (control.value !== value) control.value = value;
+}
+
+/** Update now, and once a frame after the model or the element's size has changed. Returns what ends that. */
+export function redrawn(model, element, update) {
+  let frame = 0;
+  const later = () => {
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(update);
+  };
+  const sized = new ResizeObserver(later);
+  sized.observe(element);
+  model.on("change", later);
+  update();
+  return () => {
+    model.off("change", later);
+    sized.disconnect();
+    cancelAnimationFrame(frame);
+  };
 }
 
 /** A button that copies the address of what is seen; nothing in a notebook, where there is none. */

@@ -9,7 +9,7 @@
 //   format           the name of the format
 //   step             the step that is looked at, from 0
 //   traces, formats  amaxes by name; the formats' data
-import { draw, few, field, fill, input, label, linkTo, make, select, show } from "./elements.mjs";
+import { draw, few, field, fill, input, label, linkTo, make, redrawn, select, show } from "./elements.mjs";
 import { decode, largest, smallest } from "./formats.mjs";
 
 const TINY = 2 ** -126; // the smallest normal number of float32: no scale is smaller
@@ -338,20 +338,7 @@ function render({ model, el }) {
     }
   }
 
-  let frame = 0;
-  const later = () => {
-    cancelAnimationFrame(frame);
-    frame = requestAnimationFrame(update);
-  };
-  const sized = new ResizeObserver(later);
-  sized.observe(picture.svg);
-  model.on("change", later);
-  update();
-  return () => {
-    model.off("change", later);
-    sized.disconnect();
-    cancelAnimationFrame(frame);
-  };
+  return redrawn(model, picture.svg, update);
 }
 
 export default { render };

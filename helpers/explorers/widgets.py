@@ -11,7 +11,24 @@ from helpers.explorers import bits, css, esm, scaling
 _WHERE = "Run this cell in JupyterLab to change what it shows."
 
 
-class Bits(anywidget.AnyWidget):
+class _Explorer(anywidget.AnyWidget):
+    """An explorer's module. Where no kernel runs, `_answer` stands in the widget's place."""
+
+    def _repr_mimebundle_(self, **options: Any) -> tuple[dict, dict]:
+        data, metadata = super()._repr_mimebundle_(**options) or ({}, {})
+        said, answer = self._answer()
+        shown = {
+            "text/plain": f"{said} {_WHERE}".strip(),
+            "text/html": f"{answer}<p><em>{_WHERE}</em></p>",
+        }
+        return data | shown, metadata
+
+    def _answer(self) -> tuple[str, str]:
+        """What it shows as it begins: in plain text, and as HTML."""
+        raise NotImplementedError
+
+
+class Bits(_Explorer):
     """What becomes of a number in two small formats, bit by bit. The keys of `bits.STATE` are its
     traits: `value` and `scale` are texts, as they are typed; `format` and `beside` are names of
     formats.
@@ -35,23 +52,16 @@ class Bits(anywidget.AnyWidget):
         typed = {"value": str(value), "scale": str(scale)}
         super().__init__(**{**bits.STATE, **bits.data(), **typed, **state})
 
-    def _repr_mimebundle_(self, **options: Any) -> tuple[dict, dict]:
-        """Where no kernel runs, the answer stands in the widget's place."""
-        found = super()._repr_mimebundle_(**options)
-        data, metadata = found or ({}, {})
+    def _answer(self) -> tuple[str, str]:
         try:
             answer = bits.answer(self.value, self.scale, self.format, self.beside)
         except ValueError as error:  # what was typed is not a finite number
             answer = f"<p>{escape(str(error))}</p>"
-        said = f"value {self.value}, scale {self.scale}, {self.format} and {self.beside}"
-        shown = {
-            "text/plain": f"{said}. {_WHERE}",
-            "text/html": f"{answer}<p><em>{_WHERE}</em></p>",
-        }
-        return data | shown, metadata
+        said = f"value {self.value}, scale {self.scale}, {self.format} and {self.beside}."
+        return said, answer
 
 
-class DelayedScaling(anywidget.AnyWidget):
+class DelayedScaling(_Explorer):
     """What delayed scaling makes of a trace of amaxes, step by step. The keys of `scaling.STATE`
     are its traits; `trace` may be "own", with numbers in `drawn`.
     """
@@ -71,8 +81,5 @@ class DelayedScaling(anywidget.AnyWidget):
     def __init__(self, **state: Any):
         super().__init__(**{**scaling.STATE, **scaling.data(), **state})
 
-    def _repr_mimebundle_(self, **options: Any) -> tuple[dict, dict]:
-        """Where no kernel runs, an answer stands in the widget's place."""
-        data, metadata = super()._repr_mimebundle_(**options) or ({}, {})
-        said = {"text/plain": _WHERE, "text/html": f"{scaling.answer()}<p><em>{_WHERE}</em></p>"}
-        return data | said, metadata
+    def _answer(self) -> tuple[str, str]:
+        return "", scaling.answer()

@@ -16,7 +16,7 @@ from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.text import size
 from fp8lens.inspection import Inspection
-from fp8lens.matmul.attribution import VIEWS, Where, attribute
+from fp8lens.matmul.attribution import VIEWS, Where, attribute, given_to_rewriter
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.roles import clamp_bounds
@@ -27,7 +27,6 @@ from helpers.figures.plots import PALETTE
 
 MOST = 40  # nodes that a picture can hold
 OPERATIONS_OF_A_NODE = 10  # at most: a function such as gelu is ten operations, and one node
-REWRITERS = ("triton-gemm-rewriter", "cublas-gemm-rewriter")
 
 _UNDRAWN = frozenset("parameter constant tuple iota".split())
 _ARITHMETIC = ("multiply", "divide", "add", "subtract")
@@ -74,18 +73,26 @@ class Graph:
         return [n for n in self.nodes if n.box is None and n.kind in ("operation", "dot")]
 
 
+def given_program(inspection: Inspection) -> HloModule:
+    """The program that XLA's gemm rewriter was given."""
+    return parse_hlo_module(given_to_rewriter(inspection._stages).text)
+
+
+def kernels_of(inspection: Inspection, given: HloModule) -> Where:
+    """Which kernels do the operations of `given_program`."""
+    made = parse_hlo_module(inspection._stages[-1].text)
+    return attribute(given, made, inspection.module, inspection.report.rows)
+
+
 def program_graph(inspection: Inspection) -> Graph:
     """The graph of an inspected program.
 
     Raises ValueError for a program without a matmul, with a matmul in a loop or branch, or with
     more than MOST nodes.
     """
-    stages = inspection._stages
-    first = next((stage for stage in stages if stage.before in REWRITERS), stages[0])
-    given = parse_hlo_module(first.text)
+    given = given_program(inspection)
     _check(given)
-    made = parse_hlo_module(stages[-1].text)
-    where = attribute(given, made, inspection.module, inspection.report.rows)
+    where = kernels_of(inspection, given)
     flow = Flow(inspection.module, launches)
     builder = _Builder(given, where, _boxes(inspection, flow))
     builder.add_parameters()
