@@ -37,17 +37,19 @@ def page(address: str, browser: Browser) -> Iterator[Page]:
         yield page
 
 
-# The number makes each address another one, so that the page follows it; then it is drawn.
+# The number makes each address another one, so that the page follows it.
 FOLLOW = """async state => {
     const followed = new Promise(done => addEventListener("hashchange", done, {once: true}))
     location.hash = state
     await followed
-    for (const _ of "ab") await new Promise(requestAnimationFrame)
 }"""
+# What was changed is shown in the next frame.
+DRAWN = """async () => { for (const _ of "ab") await new Promise(requestAnimationFrame) }"""
 
 
 def follow(page: Page, state: str) -> None:
     page.evaluate(FOLLOW, f"{state}&number={next(NUMBERS)}")
+    page.evaluate(DRAWN)
 
 
 @pytest.fixture
@@ -64,6 +66,7 @@ def number(text: str) -> float:
 
 def told(page: Page, which: str = "format") -> tuple[float, str]:
     """What a panel says: the number that is read back, and the code."""
+    page.evaluate(DRAWN)
     place = page.locator(f".format[data-which={which}]")
     return (
         number(place.locator("[data-answer=dequantized]").inner_text()),
