@@ -144,7 +144,7 @@ def _read_shapes(text: str) -> list[_Shape]:
                 f"does, such as f8e4m3fn or float8_e4m3fn, bf16, f32, s32, pred, as in {_EXAMPLE}."
             )
         sizes, over = [], []
-        for size, names in re.findall(r"(\d+)(?:@(\w+|\([^)]*\)))?", m[2]):
+        for size, names in re.findall(r"(\d++)(?:@(\w++|\([\w\s,]++\)))?+", m[2]):
             sizes.append(int(size))
             over.append(tuple(re.findall(r"\w+", names)))
         shapes.append(_Shape(dtype, tuple(sizes), tuple(over)))

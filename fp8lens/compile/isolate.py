@@ -48,9 +48,8 @@ _THROUGH = set(
 # A size of ten digits; `"0x` begins the bytes of a constant.
 _FATAL = re.compile(r'(?:tensor<|(?<!"0)x)\d{10}|custom_call @__cu')
 _OPERATION = re.compile(r"^ *(%\w+)(?::\d+)? = (?:stablehlo\.|func\.)?(\w+)(.*)", re.M)
-# The types of what a scaled_dot is given, and the sizes and the element's type of each
-_SCALED_DOT = re.compile(r'composite "xla\.scaled_dot".*? : \((.*?)\) ->')
-_TENSOR = re.compile(r"tensor<((?:\d+x)*(\w+))>")
+_SCALED_DOT = 'composite "xla.scaled_dot"'
+_TENSOR = re.compile(r"tensor<([^<>]++)>")
 _NO_MEMORY = re.compile("bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create")
 # Of rows, columns or tiles: to an array, not to a scalar.
 _PARTIAL_MAXIMUM = re.compile(
@@ -81,14 +80,17 @@ def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Tar
 
 def _has_odd_scaled_dot(text: str) -> bool:
     """Whether StableHLO has a scaled_dot of no known block format."""
-    return any(map(_is_odd, _SCALED_DOT.findall(text)))
+    return any(_is_odd(line) for line in text.splitlines() if _SCALED_DOT in line)
 
 
-def _is_odd(types: str) -> bool:
-    """Whether a scaled_dot's operands, as StableHLO lists their types, are of no block format."""
-    arrays = [
-        (math.prod(map(int, dims.split("x")[:-1])), of) for dims, of in _TENSOR.findall(types)
-    ]
+def _is_odd(line: str) -> bool:
+    """Whether a scaled_dot is of no block format. Its line ends with the types of its operands and
+    of its result.
+    """
+    arrays = []
+    for tensor in _TENSOR.findall(line.rpartition(" : (")[2])[:-1]:
+        *dims, of = tensor.split("x")
+        arrays.append((math.prod(map(int, dims)), of))
     if len(arrays) != 4:
         return True
     pairs = zip(arrays[:2], arrays[2:], strict=True)

@@ -40,9 +40,9 @@ def found_if(condition: Any, **fields: Any) -> Found | None:
 class Rule:
     """One way to lose something. `reason` and `fix` are its texts, with {names} that the check
     fills in. `source` tells whose rule it is: a function of XLA's gemm_rewriter.cc, or another file
-    or document; `logs` what XLA logs of it under TF_CPP_VMODULE=gemm_rewriter=1. `wrong`: whether
-    the compiled program returns other numbers than were asked for, whatever its data. `check` takes
-    the facts of its family, such as a `fp8lens.rules.facts.Matmul`.
+    or document; `logs` what XLA logs of it under TF_CPP_VMODULE=gemm_rewriter=1. `check` takes the
+    facts of its family, such as a `fp8lens.rules.facts.Matmul`. `wrong`: whether the compiled
+    program returns other numbers than were asked for, whatever its data.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Rule:
     fix: str
     source: str
     logs: str
-    wrong: bool
     check: "Check"
+    wrong: bool = False
 
     def found(self, facts: Any) -> list[Found]:
         """All that it finds in the facts of its family."""
@@ -107,7 +107,7 @@ def rule(
 
     def made(check: Check) -> Rule:
         assert name not in RULES, name
-        RULES[name] = Rule(name, lost, reason, fix, source, logs, wrong, check)
+        RULES[name] = Rule(name, lost, reason, fix, source, logs, check, wrong)
         return RULES[name]
 
     return made
