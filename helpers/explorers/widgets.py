@@ -6,7 +6,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from helpers.explorers import bits, css, esm, scaling
+from helpers.explorers import bits, css, esm, scaling, speedup
 
 _WHERE = "Run this cell in JupyterLab to change what it shows."
 
@@ -83,3 +83,37 @@ class DelayedScaling(_Explorer):
 
     def _answer(self) -> tuple[str, str]:
         return "", scaling.answer()
+
+
+class Speedup(_Explorer):
+    """Whether FP8 is faster than bf16 for a matmul [m, k] times [n, k], by rooflines. The keys of
+    `speedup.STATE` are its traits: `a` and `b` are keys of `speedup.WAYS`, `out` of `speedup.OUT`.
+    Raises ValueError for what it cannot show.
+    """
+
+    _esm = esm("speedup")
+    _css = css("speedup")
+    m = traitlets.Int().tag(sync=True)
+    n = traitlets.Int().tag(sync=True)
+    k = traitlets.Int().tag(sync=True)
+    chip = traitlets.Unicode().tag(sync=True)
+    a = traitlets.Unicode().tag(sync=True)
+    b = traitlets.Unicode().tag(sync=True)
+    out = traitlets.Unicode().tag(sync=True)
+    first = traitlets.Dict().tag(sync=True)
+    chips = traitlets.Dict().tag(sync=True)
+    bits = traitlets.Dict().tag(sync=True)
+    moved = traitlets.Dict().tag(sync=True)
+    ways = traitlets.Dict().tag(sync=True)
+    outs = traitlets.Dict().tag(sync=True)
+    weights = traitlets.Dict().tag(sync=True)
+    most = traitlets.Int().tag(sync=True)
+    points: traitlets.List = traitlets.List().tag(sync=True)
+
+    def __init__(self, **state: Any):
+        speedup.Choice(**{**speedup.STATE, **state})
+        super().__init__(**{**speedup.STATE, **speedup.data(), **state})
+
+    def _answer(self) -> tuple[str, str]:
+        choice = speedup.Choice(**{key: getattr(self, key) for key in speedup.STATE})
+        return " ".join(speedup.sentences(choice)), speedup.answer(choice)
