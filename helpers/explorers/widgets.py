@@ -141,7 +141,11 @@ class FusionLab(_Explorer):
     def _answer(self) -> tuple[str, str]:
         choice = {name: getattr(self, name) for name in fusion_lab.NAMES}
         sizes = (self.m, self.n, self.k)
-        said = f"A layer of {', '.join(choice.values())}, at {' × '.join(map(str, sizes))}."
+        parts = []
+        for axis in fusion_lab.AXES:
+            value = choice[axis.name]
+            parts.append(f"{axis.label}: {axis.values.get(value, value)}")
+        said = f"A layer at {' × '.join(map(str, sizes))}. {'; '.join(parts)}."
         try:
             if sizes != fusion_lab.SIZES:
                 raise KeyError(sizes)
