@@ -69,6 +69,18 @@ def _plan(folder: Path) -> Plan:
     return Plan(*texts)
 
 
+# JAX's wheels are built without this assembler. XLA asks for it when the program is optimized and
+# dumped, and ends with an error; where XLA has it, it compiles to the end. XLA crashes if one of
+# several threads ends so (JAX 0.12.0.1): one has to make all kernels. A dump would be shorter than
+# as_text's text.
+_NO_ASSEMBLER = {
+    "xla_gpu_enable_libnvptxcompiler": True,
+    "xla_gpu_force_compilation_parallelism": 1,
+    "xla_dump_compact_gte": False,
+}
+_STOPPED = "LibNvPtxCompiler is not supported"
+
+
 class Dump(NamedTuple):
     """The compiled program; the program between passes, the first stage, without names, as XLA got
     it; the PTX of each kernel that XLA made, by the kernel's name; and XLA's plan of the buffers.
@@ -88,6 +100,7 @@ def dumped(
     *args: Any,
     pattern: str = "^$",
     compiler_options: Mapping[str, Any] | None = None,
+    assemble: bool = True,
     **options: Any,
 ) -> Dump:
     """Compile `fn(*args)` once, and keep what XLA writes of it: next to the compile it costs
@@ -97,6 +110,11 @@ def dumped(
     after each pass whose name it finds somewhere. "gemm-rewriter" finds cublas-gemm-rewriter and
     triton-gemm-rewriter; ".*" finds all, of which XLA leaves out those that changed nothing; "^$",
     none: then the one stage is the program as XLA got it.
+
+    Without `assemble` XLA may stop when the program is optimized, before it makes machine code of
+    its own kernels, which takes most of the time: then the result has only the program's text, and
+    no PTX, so that a Triton kernel's type is not known. XLA's autotuner makes machine code too:
+    turn it off. What is compiled apart for fear of an abort fails.
 
     Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and
     TypeError for a program that is compiled already. Nothing stays on disk.
@@ -119,9 +137,17 @@ def dumped(
             "xla_dump_hlo_module_re": "",
             "xla_dump_emitter_re": "^ptx$",
         }
-        compiled = aot_compile(
-            fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options
-        )
+        if not assemble:
+            dump |= _NO_ASSEMBLER
+        try:
+            compiled = aot_compile(
+                fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options
+            )
+        except jax.errors.JaxRuntimeError as error:
+            optimized = sorted(Path(folder).glob("module_*gpu_after_optimizations.txt"))
+            if assemble or not optimized or _STOPPED not in str(error):
+                raise
+            compiled = Isolated(optimized[0].read_text(encoding="utf-8"))
         ptx: dict[str, str] = {}
         for path in sorted(Path(folder).glob("module_*.ptx")):
             text = path.read_text(encoding="utf-8")
