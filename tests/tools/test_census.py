@@ -11,7 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
+from flax import linen as nn
+from flax.linen import fp8_ops
+from jax.sharding import PartitionSpec as P
 
 from helpers.records.results import digest, load_census
 from tests.weekly import NIGHTLY
@@ -49,6 +53,19 @@ def test_two_releases_have_every_way_and_their_provenance():
                 told = [n for n, _, _ in row["lost"]]  # a matmul may have a reason for each operand
                 assert sum(told) >= lost or row["unknown"], name
                 assert max(told, default=0) <= lost, name
+                costs = {"peak", "gathered", "summed", "again_matmuls", "again_quantizations"}
+                assert (costs <= row.keys()) == (name.split(" | ")[1] in census.COSTLY), name
+
+
+def test_sharded_rows_gather_sum_and_run_again():
+    rows = load_census(census.DATA.parent).releases[NEWEST]["rows"]
+    divided = {name: row for name, row in rows.items() if name[1] == "sharded"}
+    assert divided
+    for row in divided.values():
+        assert row["again_matmuls"] == 1  # the first of two: the backward pass reads its result
+        assert sum(row["gathered"].values()) > 0 < sum(row["summed"].values())
+    others = (row for name, row in rows.items() if name[1] in ("experts", "ragged", "routed"))
+    assert all(row["gathered"] == row["summed"] == {} for row in others)
 
 
 def test_ways_name_what_they_alter_and_where_they_are_promised():
@@ -183,11 +200,11 @@ def test_what_cannot_be_made_is_a_row_without_a_path():
 def test_a_program_is_made_once_for_all_chips(monkeypatch):
     made = []
 
-    def make(model, train):
+    def program(make, model, train):
         made.append((model, train))
-        return make, ()
 
-    monkeypatch.setattr(census, "ways", lambda: {"one": census.Way(make, "flax")})
+    monkeypatch.setattr(census, "ways", lambda: {"one": census.Way(census.linen, "flax")})
+    monkeypatch.setattr(census, "program", program)
     monkeypatch.setattr(census, "row", lambda program, *chip: {"made": program(), "chip": chip})
     rows = dict(census.rows_of("one"))
     assert list(rows) == census.names_of_rows("one", jax.__version__)
@@ -206,7 +223,8 @@ def test_each_way_has_a_process_and_all_are_merged_in_order(monkeypatch):
     monkeypatch.setattr(census, "in_a_process", in_a_process)
     monkeypatch.setattr(census, "version_of", lambda package: "1.0")
     made = census.measured("| layer |")
-    assert sorted(asked) == sorted(census.ways())
+    with_layers = [name for name, way in census.ways().items() if "layer" in way.models]
+    assert sorted(asked) == sorted(with_layers)
     rows = RECORDED[NEWEST]["rows"]
     kernels = {
         name: sum(row.get("kernels", 0) for row in found.values())
@@ -224,16 +242,52 @@ def test_each_way_has_a_process_and_all_are_merged_in_order(monkeypatch):
 @needs_compiler
 def test_what_is_isolated_becomes_the_same():
     """Compiled apart, a program has the same row."""
-    program = functools.partial(census.by_hand, "layer", True)
+    program = functools.partial(census.program, census.by_hand, "layer", True)
     isolated, here = (census.row(program, isolate, "H100", "triton") for isolate in (True, False))
     assert isolated == here and here["matmuls"] == 3
 
 
 @needs_compiler
 def test_without_machine_code_a_row_is_the_same():
-    program = functools.partial(census.by_hand, "layer", True)
+    program = functools.partial(census.program, census.by_hand, "layer", True)
     early, whole = (census.row(program, False, "H100", "cublaslt", of) for of in (False, True))
     assert early == whole and whole["matmuls"] == whole["fp8"] == 3
+
+
+@needs_compiler
+@pytest.mark.parametrize("general", [fp8_ops.Fp8DirectDotGeneralOp, fp8_ops.Fp8DotGeneralOp])
+def test_linens_own_vmap_makes_the_same_experts(general):
+    several = nn.vmap(
+        census.MLP,
+        variable_axes={"params": 0, fp8_ops.OVERWRITE_WITH_GRADIENT: 0},
+        split_rngs={"params": True},
+    )(general)
+
+    def theirs():
+        state = jax.eval_shape(several.init, {"params": jax.random.key(0)}, census.PERMUTED)
+        return several.apply, (state, census.PERMUTED), {}
+
+    def ours():
+        make = functools.partial(census.linen, general=general)
+        return census.program(make, "experts", False)
+
+    one, two = (census.row(make, False, "H100", "cublaslt", costs=True) for make in (ours, theirs))
+    assert one == two and one["matmuls"] == 2
+
+
+@needs_compiler
+def test_what_is_sent_is_counted_by_its_type():
+    """A weight is gathered in FP8, and its gradient is summed in f32."""
+
+    def step(x, w):
+        codes = jax.lax.with_sharding_constraint(w.astype(jnp.float8_e4m3fn), P())
+        return x @ codes.astype(jnp.bfloat16).T, jax.lax.dot(x.T, x).astype(jnp.float32)
+
+    x, w = (jax.ShapeDtypeStruct((256, 128), jnp.bfloat16) for _ in range(2))
+    specs = {"mesh_shape": {"data": 4}, "in_specs": (P("data"), P("data"))}
+    row = census.row(lambda: (step, (x, w), specs), False, "H100", "cublaslt", costs=True)
+    assert row["gathered"] == {"f8e4m3fn": 256 * 128 * 3 // 4}
+    assert sum(row["summed"].values()) > 0 and row["again_matmuls"] == 0
 
 
 @pytest.mark.parametrize("library", ["cublasLt", "cublas", "triton", "kernel"])

@@ -2,9 +2,10 @@
 `--check` compares.
 
 A layer, an MLP and a decoder block are written in each library as its documentation says, and
-compiled for chips that are not there. What became of their matmuls goes into
-notebooks/results/census.json, with where it comes from. Chapter 10 reads that file. A library that
-has FP8 in fewer matmuls than it had fails `--check`, and the tests.
+compiled for chips that are not there; in some of the ways also the MLP as one of several experts,
+and divided over GPUs. What became of their matmuls goes into notebooks/results/census.json, with
+where it comes from. Chapter 10 reads that file. A library that has FP8 in fewer matmuls than it had
+fails `--check`, and the tests.
 
 Each way is measured in a process of its own, several at a time, the longest first. What ends such a
 process is an error in the rows that it had not finished.
@@ -32,8 +33,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from flax.linen import fp8_ops
+from jax.sharding import PartitionSpec as P
 
-from fp8lens import Inspection, inspect
+from fp8lens import Inspection, inspect, mesh
+from fp8lens.bill.bill import Bill
+from fp8lens.hlo.parse import parse_shape
+from fp8lens.hlo.replica_groups import SUMS
 from helpers.models import nnx as fp8_nnx
 from helpers.numerics.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
 from helpers.records.results import load_census
@@ -62,9 +67,21 @@ MODELS, PASSES = ("layer", "MLP", "block"), ("forward", "training")
 OTHERS = (("H100", "triton"), ("H100", "auto"), ("B200", "cublaslt"))
 BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 4, 1024, 2048, 8192, 16
 
+# With the newer JAX, for cuBLASLt on an H100, and with what they cost in memory, on the wire and
+# again: the MLP as one of EXPERTS, each with LENGTH tokens that a router has sent it; the experts'
+# matmuls as `ragged_dot`; and the MLP under `jax.checkpoint`, fully sharded over so many GPUs. A
+# library's own experts have a router, and three matmuls each.
+COSTLY = ("experts", "ragged", "sharded", "routed")
+EXPERTS, TOP, GPUS = 8, 2, 4
+
 e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
 X = jax.ShapeDtypeStruct((BATCH, LENGTH, WIDTH), bf16)
-Made = tuple[Callable, tuple]  # a function, and the shapes of its arguments
+PERMUTED = jax.ShapeDtypeStruct((EXPERTS, 1, LENGTH, WIDTH), bf16)
+ROWS = jax.ShapeDtypeStruct((EXPERTS * LENGTH, WIDTH), bf16)
+Written = tuple[Callable, Any]  # a function of a state and of x, and the shapes of the state
+Made = tuple[
+    Callable, tuple, dict[str, Any]
+]  # a function, its arguments' shapes, how to compile it
 
 
 def shapes(tree: Any) -> Any:
@@ -72,7 +89,20 @@ def shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
-def both(apply: Callable, state: Any, train: bool) -> Made:
+def program(make: Callable[[str, bool], Written], model: str, train: bool) -> Made:
+    """The program of a model in a library's layers, forward or with its gradients."""
+    apply, state = make("MLP" if model in ("experts", "sharded") else model, train)
+    if model == "experts":
+        several = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((EXPERTS, *leaf.shape), leaf.dtype), state
+        )
+        return both(jax.vmap(apply), several, PERMUTED, train)
+    if model == "sharded":
+        return divided(*both(jax.checkpoint(apply), state, X, train)[:2])
+    return both(apply, state, ROWS if model == "ragged" else X, train)
+
+
+def both(apply: Callable, state: Any, x: jax.ShapeDtypeStruct, train: bool) -> Made:
     """`apply(state, x)`; in training a loss of it, and its gradients by the state and by x, as a
     layer below asks for them. What an optimizer makes of them is the same with each library, and
     left out.
@@ -82,10 +112,33 @@ def both(apply: Callable, state: Any, train: bool) -> Made:
         return jnp.mean(jnp.square(apply(state, x).astype(f32) - target))
 
     if not train:
-        return apply, (state, X)
-    y = jax.eval_shape(apply, state, X)
+        return apply, (state, x), {}
+    y = jax.eval_shape(apply, state, x)
     step = jax.value_and_grad(loss, (0, 1), allow_int=True)
-    return step, (state, X, jax.ShapeDtypeStruct(y.shape, f32))
+    return step, (state, x, jax.ShapeDtypeStruct(y.shape, f32)), {}
+
+
+def divided(step: Callable, arguments: tuple) -> Made:
+    """A training step, fully sharded: the tokens by the batch, and each weight and its gradient
+    over the first dimension that divides. What has one dimension is everywhere: biases, scales,
+    histories.
+    """
+
+    def part(leaf):
+        divides = [size % GPUS == 0 for size in leaf.shape]
+        if leaf.ndim < 2 or not any(divides):
+            return P()
+        return P(*[None] * divides.index(True), "data")
+
+    def kept(leaf):
+        return leaf if leaf.ndim < 2 else jax.lax.with_sharding_constraint(leaf, part(leaf))
+
+    def on_all(*arguments):
+        loss, gradients = step(*arguments)
+        return loss, jax.tree.map(kept, gradients)
+
+    specs = tuple(jax.tree.map(part, argument) for argument in arguments)
+    return on_all, arguments, {"mesh_shape": {"data": GPUS}, "in_specs": specs}
 
 
 # By hand ----------------------------------------------------------------------------------------
@@ -121,7 +174,7 @@ def written_out(
     return x + written_out("MLP", dense, norm(x))
 
 
-def by_hand(model: str, train: bool) -> Made:
+def by_hand(model: str, train: bool) -> Written:
     """Chapter 08's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
     history: Any = jax.ShapeDtypeStruct((16,), f32)
     amaxes = Amaxes(history, history, history)
@@ -138,12 +191,10 @@ def by_hand(model: str, train: bool) -> Made:
         y = fp8_linear(x.reshape(-1, x.shape[-1]), state[name]["w"], state[name]["amaxes"])
         return (y + state[name]["b"]).reshape(*x.shape[:-1], -1)
 
-    return both(
-        lambda state, x: written_out(model, functools.partial(dense, state), x), state, train
-    )
+    return lambda state, x: written_out(model, functools.partial(dense, state), x), state
 
 
-def ahead(model: str, train: bool) -> Made:
+def ahead(model: str, train: bool) -> Written:
     """Chapter 03's: weights kept in E4M3, constant scales."""
     scale = jax.ShapeDtypeStruct((), f32)
     state = {
@@ -163,12 +214,10 @@ def ahead(model: str, train: bool) -> Made:
             *x.shape[:-1], -1
         )
 
-    return both(
-        lambda state, x: written_out(model, functools.partial(dense, state), x), state, train
-    )
+    return lambda state, x: written_out(model, functools.partial(dense, state), x), state
 
 
-def haiku(model: str, train: bool) -> Made:
+def haiku(model: str, train: bool) -> Written:
     """Chapter 08's product in modules of Haiku, which has no FP8."""
     import haiku as hk
 
@@ -194,10 +243,10 @@ def haiku(model: str, train: bool) -> Made:
             lambda x: written_out(model, lambda name, x: Fp8Linear(sizes[name], name)(x), x)
         )
     )
-    return both(made.apply, jax.eval_shape(made.init, jax.random.key(0), X), train)
+    return made.apply, jax.eval_shape(made.init, jax.random.key(0), X)
 
 
-def equinox(model: str, train: bool) -> Made:
+def equinox(model: str, train: bool) -> Written:
     """Flax's product in modules of Equinox, which has no FP8: a scale and a history of each operand
     beside them.
     """
@@ -229,9 +278,7 @@ def equinox(model: str, train: bool) -> Made:
         name: Fp8Linear(jax.ShapeDtypeStruct(size, f32), jax.ShapeDtypeStruct(size[1:], f32), kept)
         for name, size in WEIGHTS[model].items()
     }
-    return both(
-        lambda state, x: written_out(model, lambda name, x: state[name](x), x), state, train
-    )
+    return lambda state, x: written_out(model, lambda name, x: state[name](x), x), state
 
 
 # Flax, and what works on Flax's modules ---------------------------------------------------------
@@ -278,6 +325,21 @@ class Block(nn.Module):
         return x + MLP(self.general)(nn.RMSNorm(dtype=bf16)(x))
 
 
+class Ragged(nn.Module):
+    """Experts as matmuls of groups of rows; how many each has is data."""
+
+    @nn.compact
+    def __call__(self, x):  # noqa: D102 - what the class says
+        groups = self.variable("groups", "sizes", jnp.zeros, (EXPERTS,), jnp.int32).value
+
+        def dense(name, x, to):
+            size = (EXPERTS, x.shape[-1], to)
+            w = self.param(name, nn.initializers.lecun_normal(), size).astype(bf16)
+            return jax.lax.ragged_dot(x, w, groups, preferred_element_type=bf16)
+
+        return dense("down", nn.gelu(dense("up", x, HIDDEN)), WIDTH)
+
+
 def linen(
     model: str,
     train: bool,
@@ -285,24 +347,29 @@ def linen(
     einsum: Any = None,
     rngs: bool = False,
     quantize: Callable[[nn.Module], nn.Module] = lambda module: module,
-) -> Made:
+) -> Written:
     """Flax's layers with that class for their `dot_general_cls`, and the whole as `quantize`
     returns it.
     """
-    made = quantize(
-        {"layer": Layer(general), "MLP": MLP(general), "block": Block(general, einsum)}[model]
-    )
-    state = jax.eval_shape(made.init, {"params": jax.random.key(0)}, X)
+    modules = {
+        "layer": Layer(general),
+        "MLP": MLP(general),
+        "block": Block(general, einsum),
+        "ragged": Ragged(),
+    }
+    made = quantize(modules[model])
+    x = ROWS if model == "ragged" else X
+    state = jax.eval_shape(made.init, {"params": jax.random.key(0)}, x)
     keys = {"params": jax.random.key(1)} if rngs else None
 
     def apply(state, x):
         y = made.apply(state, x, rngs=keys, mutable=["quant_stats", "aqt"])
         return y[0]
 
-    return both(apply, state, train)
+    return apply, state
 
 
-def of_nnx(model: str, train: bool) -> Made:
+def of_nnx(model: str, train: bool) -> Written:
     """Flax NNX with `helpers.models.nnx`: its layers, each with an Fp8Dot of its own."""
 
     def linear(of, to):
@@ -334,10 +401,10 @@ def of_nnx(model: str, train: bool) -> Made:
     make = {"layer": lambda: linear(WIDTH, HIDDEN), "MLP": Mlp, "block": Decoder}[model]
     parts: Any = nnx.split(nnx.eval_shape(make), nnx.RngState, ...)
     graph, rest, state = parts
-    return both(lambda state, x: nnx.merge(graph, rest, state)(x), state, train)
+    return lambda state, x: nnx.merge(graph, rest, state)(x), state
 
 
-def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Made:
+def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Written:
     """A rule, for all modules unless it names some: in training, or of weights quantized ahead."""
     import qwix
 
@@ -350,7 +417,7 @@ def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Made:
 
 def aqt(
     model: str, train: bool, backward: bool = False, einsum: bool = False, tensor: bool = False
-) -> Made:
+) -> Written:
     """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in
     bf16 and one scale for each `tensor`.
     """
@@ -373,7 +440,7 @@ def aqt(
     return linen(model, train, general, products if einsum else None, rngs=True)
 
 
-def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False) -> Made:
+def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False) -> Written:
     """What MaxText gives its own layers for `quantization=...`, with what its base.yml has for the
     rest: a class for Linen's `dot_general_cls`; or, for `use_qwix_quantization=true`, rules. It
     imports pathwaysutils.
@@ -413,10 +480,86 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
     return linen(model, train, made.dot_general_cls(), rngs=True)
 
 
+def maxtext_experts(model: str, train: bool, rule: bool = False, **settings: Any) -> Written:
+    """MaxText's own layer of experts, its router included, for a GPU: with these settings, and for
+    the rest what its base.yml has. Only `megablox` is as its configurations for GPUs have it. With
+    `rule` its rules of qwix are applied, to all modules.
+    """
+    import maxtext as package
+    from maxtext.configs import pyconfig
+    from maxtext.layers import initializers, moe, quantizations
+
+    sizes = {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": TOP,
+        "base_emb_dim": WIDTH,
+        "base_mlp_dim": HIDDEN,
+        "base_moe_mlp_dim": HIDDEN,
+        "base_num_decoder_layers": 1,
+        "per_device_batch_size": BATCH,
+        "max_target_length": LENGTH,
+    }
+    base = Path(package.__file__).parent / "configs" / "base.yml"
+    config = pyconfig.initialize(
+        ["", str(base)],
+        run_name="census",
+        enable_checkpointing=False,
+        skip_jax_distributed_system=True,
+        hardware="gpu",
+        megablox=False,
+        **sizes,
+        **settings,
+    )
+    one = mesh("H100", dict.fromkeys(config.mesh_axes, 1))
+
+    def make():
+        layer = moe.RoutedMoE(
+            config,
+            EXPERTS,
+            TOP,
+            one,
+            initializers.nd_dense_init(1.0, "fan_in", "truncated_normal"),
+            ("embed", "mlp"),
+            nnx.Rngs(0),
+            intermediate_dim=HIDDEN,
+            weight_dtype=f32,
+            dtype=bf16,
+            quant=quantizations.configure_quantization(config),
+        )
+        if not rule:
+            return layer
+        import qwix
+
+        rules = [
+            dataclasses.replace(rule, module_path=".*")  # ours has not its decoder's names
+            for rule in quantizations.get_quantization_rule(config)
+        ]
+        return qwix.quantize_model(layer, qwix.QtProvider(rules), jnp.zeros(X.shape, X.dtype))
+
+    with one:
+        parts: Any = nnx.split(nnx.eval_shape(make), nnx.RngState, ...)
+    graph, keys, state = parts
+
+    def apply(state, x):
+        # Made inside: a key of another trace cannot be split here.
+        drawn = jax.tree.map(fresh, keys)
+        with one:
+            return nnx.merge(graph, drawn, state)(x)[0]
+
+    return apply, state
+
+
+def fresh(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """A key, or a count of draws that begins."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(0)
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
 # Others -----------------------------------------------------------------------------------------
 
 
-def keras(model: str, train: bool) -> Made:
+def keras(model: str, train: bool) -> Written:
     """Keras's layers and its `quantize("float8")`."""
     import keras
 
@@ -444,12 +587,10 @@ def keras(model: str, train: bool) -> Made:
     )
     fixed = [leaf for leaf in rest if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert not fixed or not train, "only floats have gradients"
-    return both(
-        lambda state, x: made.stateless_call(*state, x, training=train)[0], (trainable, rest), train
-    )
+    return lambda state, x: made.stateless_call(*state, x, training=train)[0], (trainable, rest)
 
 
-def haliax(model: str, train: bool, fixed: bool = False) -> Made:
+def haliax(model: str, train: bool, fixed: bool = False) -> Written:
     """haliax's layers and its `fp8_linear_layers`. Weights are converted to bf16 in each step, as
     by a policy of mixed precision; what FP8 keeps is left as it is. `fixed` gives back three names
     that it asks JAX for.
@@ -521,7 +662,7 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Made:
         )
         return eqx.combine(state, static)(hax.named(x, (Batch, Pos, In))).array
 
-    return both(apply, state, train)
+    return apply, state
 
 
 # The census -------------------------------------------------------------------------------------
@@ -531,16 +672,17 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Made:
 class Way:
     """One way to have FP8. `says` is what the documentation at `url` says of it; `forward` whether
     it promises FP8 for the forward pass alone; `fixes` the way that this one is another setting of,
-    and `setting` what was set.
+    and `setting` what was set. `models` are those that are compiled of it.
     """
 
-    make: Callable[[str, bool], Made]
+    make: Callable[[str, bool], Written]
     package: str
     says: str = ""
     url: str = ""
     forward: bool = False
     fixes: str = ""
     setting: str = ""
+    models: tuple[str, ...] = MODELS
 
 
 GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
@@ -549,6 +691,8 @@ QWIX_QT = "https://github.com/google/qwix/blob/main/docs/source/qt.md"
 KERAS = "https://keras.io/examples/keras_recipes/float8_training_and_inference_with_transformer/"
 MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml"
 HALIAX = "https://haliax.readthedocs.io/en/latest/fp8/"
+MANY = (*MODELS, "experts", "sharded")
+ALL = (*MANY, "ragged")
 
 
 def ways() -> dict[str, Way]:
@@ -556,23 +700,25 @@ def ways() -> dict[str, Way]:
     qt, of = functools.partial(qwix, bwd_qtype=e5m2), functools.partial
     one = {"disable_channelwise_axes": True}
     return {
-        "bf16, no FP8": Way(linen, "flax"),
+        "bf16, no FP8": Way(linen, "flax", models=ALL),
         "JAX, chapter 03": Way(ahead, "flax", forward=True),
-        "JAX, chapter 08": Way(by_hand, "flax"),
-        "Haiku, chapter 08": Way(haiku, "dm-haiku"),
-        "Equinox, Flax's product": Way(equinox, "equinox"),
-        "Flax NNX, chapter 09": Way(of_nnx, "flax"),
+        "JAX, chapter 08": Way(by_hand, "flax", models=MANY),
+        "Haiku, chapter 08": Way(haiku, "dm-haiku", models=MANY),
+        "Equinox, Flax's product": Way(equinox, "equinox", models=MANY),
+        "Flax NNX, chapter 09": Way(of_nnx, "flax", models=MANY),
         "Flax, Fp8DotGeneralOp": Way(
             of(linen, general=fp8_ops.Fp8DotGeneralOp),
             "flax",
             "enable the Dense layer to utilize the FP8 dot operation",
             GUIDE,
+            models=MANY,
         ),
         "Flax, Fp8DirectDotGeneralOp": Way(
             of(linen, general=fp8_ops.Fp8DirectDotGeneralOp),
             "flax",
             fixes="Flax, Fp8DotGeneralOp",
             setting="dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp",
+            models=MANY,
         ),
         "Flax, and Fp8Einsum": Way(
             of(linen, general=fp8_ops.Fp8DirectDotGeneralOp, einsum=fp8_ops.Fp8Einsum),
@@ -592,9 +738,14 @@ def ways() -> dict[str, Way]:
             fixes="qwix, QAT",
             setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
             "for qwix.QtProvider; a QuantizationRule has no bwd_qtype",
+            models=ALL,
         ),
         "qwix, QT, one scale": Way(
-            of(qt, **one), "qwix", fixes="qwix, QT", setting="and disable_channelwise_axes=True"
+            of(qt, **one),
+            "qwix",
+            fixes="qwix, QT",
+            setting="and disable_channelwise_axes=True",
+            models=ALL,
         ),
         "qwix, QT, only Dense": Way(
             of(qt, module_path=".*Dense_.*"),
@@ -635,6 +786,7 @@ def ways() -> dict[str, Way]:
             "aqtp",
             fixes="AQT, config_fwd_fp8",
             setting='config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")',
+            models=MANY,
         ),
         "AQT, and AqtEinsum": Way(
             of(aqt, backward=True, einsum=True),
@@ -649,6 +801,7 @@ def ways() -> dict[str, Way]:
             setting="and config.set_accumulator_dtype(cfg, jnp.bfloat16, "
             'jnp.bfloat16, jnp.bfloat16); calib_shared_axes = "per_tensor" of lhs and rhs of each '
             "dg_quantizer",
+            models=MANY,
         ),
         "Keras, float8": Way(
             keras,
@@ -656,6 +809,7 @@ def ways() -> dict[str, Way]:
             "offering improved performance over 16-bit floating point with nearly no "
             "degradation in accuracy",
             KERAS,
+            models=MANY,
         ),
         "haliax, fp8_linear_layers": Way(
             haliax, "haliax", "Haliax supports training with FP8 and int8.", HALIAX
@@ -671,12 +825,14 @@ def ways() -> dict[str, Way]:
             "maxtext",
             "'fp8' for 8-bit floating-point gemms on nvidia gpus.",
             MAXTEXT,
+            models=MANY,
         ),
         "MaxText, qwix, fp8": Way(
             of(maxtext, quantization="fp8", with_qwix=True),
             "maxtext",
             "It is strongly recommended to set use_qwix_quantization to true",
             MAXTEXT,
+            models=MANY,
         ),
         "MaxText, qwix, fp8_full": Way(
             of(maxtext, quantization="fp8_full", with_qwix=True),
@@ -695,6 +851,38 @@ def ways() -> dict[str, Way]:
             "'nanoo_fp8' for 8-bit floating-point gemms on amd mi300/mi325 gpus.",
             MAXTEXT,
         ),
+        **experts_of_maxtext(),
+    }
+
+
+def experts_of_maxtext() -> dict[str, Way]:
+    """MaxText's own layer of experts, by name."""
+
+    def way(fixes: str = "", setting: str = "", **settings: Any) -> Way:
+        make = functools.partial(maxtext_experts, **settings)
+        return Way(make, "maxtext", fixes=fixes, setting=setting, models=("routed",))
+
+    ours = "MaxText's experts, "
+    return {
+        ours + "no FP8": way(quantization=""),
+        ours + "fp8": way(quantization="fp8"),
+        ours + "fp8, dense": way(
+            quantization="fp8",
+            sparse_matmul=False,
+            fixes=ours + "fp8",
+            setting="sparse_matmul=False",
+        ),
+        ours + "fp8, capacity": way(
+            quantization="fp8",
+            sparse_matmul=False,
+            capacity_factor=1.0,
+            fixes=ours + "fp8, dense",
+            setting="and capacity_factor=1.0",
+        ),
+        ours + "qwix, fp8": way(quantization="fp8", use_qwix_quantization=True, rule=True),
+        ours + "qwix, fp8_full": way(
+            quantization="fp8_full", use_qwix_quantization=True, rule=True
+        ),
     }
 
 
@@ -706,28 +894,43 @@ NO_CODE = {"xla_gpu_experimental_early_exit": "EARLY_EXIT_POINT_AFTER_CONFIG_ASS
 def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     """What is compiled of a way with that JAX: model, pass, chip, and who multiplies."""
     passes = PASSES[:1] if way in ("JAX, chapter 03", "qwix, PTQ") else PASSES
-    others = () if version == BEFORE else OTHERS
-    return [(model, of, "H100", "cublaslt") for model in MODELS for of in passes] + [
-        ("block", of, *other) for other in others for of in passes
-    ]
+    has = ways()[way].models
+    found = [(model, of, "H100", "cublaslt") for model in MODELS if model in has for of in passes]
+    if version == BEFORE:
+        return found
+    if "block" in has:
+        found += [("block", of, *other) for other in OTHERS for of in passes]
+    for model in COSTLY:
+        if model in has:
+            of_it = PASSES[1:] if model == "sharded" else passes
+            found += [(model, of, "H100", "cublaslt") for of in of_it]
+    return found
 
 
 def row(
-    make: Callable[[], Made], isolate: bool, target: str, gemm: str, whole: bool = True
+    make: Callable[[], Made],
+    isolate: bool,
+    target: str,
+    gemm: str,
+    whole: bool = True,
+    costs: bool = False,
 ) -> dict[str, Any]:
-    """What the installed JAX makes of a program for that chip, as it stands in the data. Unless the
-    `whole` compile is asked for, without machine code where the row does not depend on it.
+    """What the installed JAX makes of a program for that chip, as it stands in the data; and what
+    it `costs`. Unless the `whole` compile is asked for, without machine code where the row does not
+    depend on it.
     """
+    whole = whole or costs  # XLA plans the memory after it has chosen all kernels
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fn, args = make()
+            fn, args, options = make()
             compiled = functools.partial(
-                inspect, fn, *args, target=target, gemm=gemm, isolate=isolate
+                inspect, fn, *args, target=target, gemm=gemm, isolate=isolate, **options
             )
             seen = None if whole or gemm != "cublaslt" else of_libraries(compiled)
             seen = seen or compiled(compiler_options=OPTIONS)
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
+            more = costs_of(seen.bill) if costs else {}
     except Exception as error:  # that it does not compile is a finding
         return {"error": data.first_line(error)[:300]}
     lost = collections.Counter((r.reason, r.fix) for r in reasons if r.lost == "fp8")
@@ -744,6 +947,32 @@ def row(
         "for_fp8_bytes": ledger.for_fp8.bytes_moved,
         "lost": [[n, *said] for said, n in sorted(lost.items())],
         "outside": dict(sorted(outside.items())),
+        **more,
+    }
+
+
+def costs_of(bill: Bill) -> dict[str, Any]:
+    """What a program costs besides: the bytes alive at the peak; the bytes that each GPU sends to
+    gather and to sum, by the type on the wire; and the matmuls and quantizations that run again for
+    the backward pass, and the bytes that they move.
+    """
+    assert bill.memory is not None
+    wire: dict[str, collections.Counter[str]] = {
+        "gathered": collections.Counter(),
+        "summed": collections.Counter(),
+    }
+    for sent in bill.collectives:
+        parts = [parse_shape(text) for text in sent.shapes]  # some send several arrays at once
+        whole = sum(part.nbytes for part in parts)
+        for part in parts:
+            nbytes = sent.bytes_sent * (sent.count or 1) * part.nbytes // whole
+            wire["summed" if sent.kind in SUMS else "gathered"][part.dtype] += nbytes
+    return {
+        "peak": bill.memory.peak,
+        **{how: dict(sorted(by_type.items())) for how, by_type in wire.items()},
+        "again_matmuls": sum(line.runs for line in bill.again.of("matmul")),
+        "again_quantizations": sum(line.runs for line in bill.again.of("quantize")),
+        "again_bytes": bill.again.bytes_moved,
     }
 
 
@@ -770,11 +999,12 @@ def rows_of(name: str, only: str = "", whole: bool = True) -> Iterator[tuple[str
     lowered once.
     """
     way = ways()[name]
-    program = functools.cache(lambda model, of: way.make(model, of == "training"))
+    made = functools.cache(lambda model, of: program(way.make, model, of == "training"))
     for case in names_of_rows(name, jax.__version__, only):
         _, model, of, target, gemm = case.split(" | ")
         isolate = way.package in ISOLATED or (model, of) == ("block", "forward")
-        yield case, row(functools.partial(program, model, of), isolate, target, gemm, whole)
+        costs = model in COSTLY
+        yield case, row(functools.partial(made, model, of), isolate, target, gemm, whole, costs)
 
 
 # A process for each way ---------------------------------------------------------------------------
