@@ -25,7 +25,16 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
-from fp8lens.dumps import COMPILED, Kind, NoText, choose, not_of_a_gpu, text_of
+from fp8lens.dumps import (
+    COMPILED,
+    Kind,
+    NoText,
+    choose,
+    files_beside,
+    flags,
+    not_of_a_gpu,
+    text_of,
+)
 from fp8lens.guard import MAY_GROW, changes
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import (
@@ -44,7 +53,7 @@ from fp8lens.hlo.text import (
     source_path,
     wrapped,
 )
-from fp8lens.inspection import Inspection, inspect
+from fp8lens.inspection import Inspection, inspect, of_dump
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.page import every_name, explain
@@ -413,11 +422,9 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
             f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
             f"{_nearest(Path(file).name, beside)}."
         )
-    for option in ("shapes", "args", "target", "gemm", "reasons", "bill", "against"):
+    for option in ("shapes", "args", "target", "gemm", "bill", "against"):
         if getattr(given, option):
             why = "is compiled already"
-            if option == "reasons":
-                why = "says no more what XLA's rewriter was given"
             if option in ("bill", "against"):
                 why = "says no more how XLA planned its memory"
             raise _Mistake(
@@ -426,12 +433,15 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
             )
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     path = Path(given.what)
+    further: dict[str, bytes] = {}
     with _reading(given.what):
         if given.what == _PIPED:
             data = _piped()
         else:
             path = _program_in(path, notes)
             data = path.read_bytes()
+            names = files_beside(path.name, (file.name for file in path.parent.iterdir()))
+            further = {name: (path.parent / name).read_bytes() for name in names}
 
     def not_text(error: NoText) -> str:
         return (
@@ -448,7 +458,16 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
     with _answered(NoText, not_text), _answered(HloParseError, not_a_module):
         module = parse_hlo_module(text_of(data))
         devices = _read_mesh(given.mesh) if given.mesh else None
-        seen = inspect(module) if devices is None else Inspection(module, mesh_shape=devices)
+        texts = {name: text_of(one) for name, one in further.items()}
+        seen = of_dump(module, path.name, texts, devices)
+        if given.reasons and not seen.has_reasons:
+            raise _Mistake(
+                f"--reasons is for a function, and {_named(given.what)} is a saved program, "
+                "which says no more what XLA's rewriter was given: leave it out, or give "
+                "path/to/file.py:function, or the folder of a dump that was made with "
+                f"{flags(module)} too."
+            )
+        _ = seen.has_reasons and (given.reasons or given.require_fp8) and seen.reasons
         _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
         if devices:
             misfit = _answered(ValueError, lambda error: f"--mesh: {error}")
@@ -627,7 +646,7 @@ def _report(given: argparse.Namespace) -> int:
                 )
             print(f"{visible(_shown(given.what))} is {other}; to judge FP8, {fix}.\n", file=notes)
     failures = _failures(seen) if given.require_fp8 else []
-    _print(given, seen, seen.is_ours and bool(given.reasons or failures))
+    _print(given, seen, seen.has_reasons and bool(given.reasons or failures))
     style = _style(notes)
     if failures:
         print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
@@ -767,7 +786,7 @@ _EPILOG = """examples:
   fp8lens layers.py:layer --args sample --save fp8.json
   fp8lens layers.py:layer --args sample --against fp8.json
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
-  fp8lens dumps/
+  fp8lens dumps/ --reasons
   unzip -p dumps.zip module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt | fp8lens -
 
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
@@ -866,7 +885,12 @@ def _parser() -> argparse.ArgumentParser:
         help="list every kernel: what it does, for which matmul, and the bytes it moves",
     )
     parser.add_argument(
-        "--reasons", action="store_true", help="say why what was lost was lost, and the fix"
+        "--reasons",
+        action="store_true",
+        help=(
+            "say why what was lost was lost, and the fix; of a saved program, where its folder has "
+            "what XLA's rewriter was given (--xla_dump_hlo_pass_re=gemm-rewriter)"
+        ),
     )
     parser.add_argument(
         "--bill",

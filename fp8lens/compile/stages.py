@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,11 @@ import jax
 from fp8lens.bill.memory import Plan
 from fp8lens.compile.api import aot_compile
 from fp8lens.compile.isolate import Isolated
+from fp8lens.dumps import Stage, is_beside, ptx_of, stages_of
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
 from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 
-_FILE = re.compile(
-    r"module_(\d+)\.(?:.+\.)?"
-    r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt"
-)
-_ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
 _DOTS = {"ragged-dot", "convolution"} | DOTS
 _CALL = re.compile("gemm|matmul|scaled_?dot", re.I)
 # A line of HLO that is a matmul: a dot, a custom call, a fusion that XLA made of one.
@@ -34,30 +30,6 @@ _MATMUL = (
     rf" (?:{'|'.join(sorted(_DOTS))})\("
     rf'|(?i:custom_call_target="[^"]*(?:{_CALL.pattern})|gemm_fusion\S* = )'
 )
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The program between two passes: `after` has run, `before` is next ("" where XLA does not
-    say), in `pipeline`.
-    """
-
-    pipeline: str
-    after: str
-    before: str
-    text: str = field(repr=False)
-
-
-def _stages(folder: Path) -> Iterator[Stage]:
-    """Of the main module: others, of constants folded and of kernels tried, come after it and have
-    higher numbers.
-    """
-    files = [m for path in folder.iterdir() if (m := _FILE.fullmatch(path.name))]
-    main = min((int(m[1]) for m in files), default=0)
-    of_main = [m for m in files if int(m[1]) == main]
-    for m in sorted(of_main, key=lambda m: int(m[2] or -1)):
-        text = (folder / m[0]).read_text(encoding="utf-8")
-        yield Stage(m[3] or "", m[4] or "", m[5] or "", text)
 
 
 def _plan(folder: Path) -> Plan:
@@ -148,11 +120,9 @@ def dumped(
             if assemble or not optimized or _STOPPED not in str(error):
                 raise
             compiled = Isolated(optimized[0].read_text(encoding="utf-8"))
-        ptx: dict[str, str] = {}
-        for path in sorted(Path(folder).glob("module_*.ptx")):
-            text = path.read_text(encoding="utf-8")
-            ptx |= dict.fromkeys(_ENTRY.findall(text), text)
-        return Dump(compiled, tuple(_stages(Path(folder))), ptx, _plan(Path(folder)))
+        files = [file for file in Path(folder).iterdir() if is_beside(file.name)]
+        texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+        return Dump(compiled, stages_of(texts), ptx_of(texts), _plan(Path(folder)))
 
 
 @dataclass(frozen=True)

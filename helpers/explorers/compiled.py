@@ -39,21 +39,26 @@ _LIBRARIES = {"cublasLt": "cuBLASLt", "triton": "Triton"}
 _SOON = {"assemble": False, "compiler_options": {"xla_gpu_autotune_level": 0}}
 
 
+def function(
+    choice: Choice, sizes: Sequence[int] = SIZES
+) -> tuple[Callable, list[jax.ShapeDtypeStruct]]:
+    """The program of a choice, to be compiled, and its arguments."""
+    text = program(choice, sizes)
+    names: dict[str, Any] = {"jax": jax, "jnp": jnp, **DTYPES}
+    exec(compile(text.code, FILE, "exec"), names)
+    shapes = text.arguments.values()
+    return names["layer"], [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dtype, dims in shapes]
+
+
 def inspected(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) -> Inspection:
     """The program of a choice, compiled. Raises what XLA raises.
 
     With `soon`, and by cuBLASLt, machine code is not made: the program, and all that is said of it,
     are the same.
     """
-    text = program(choice, sizes)
-    names: dict[str, Any] = {"jax": jax, "jnp": jnp, **DTYPES}
-    exec(compile(text.code, FILE, "exec"), names)
-    arguments = [
-        jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dtype, dims in text.arguments.values()
-    ]
+    layer, arguments = function(choice, sizes)
     options: dict[str, Any] = _SOON if soon and choice["library"] == "cublaslt" else {}
-    layer, chip = names["layer"], choice["chip"]
-    return inspect(layer, *arguments, target=chip, gemm=choice["library"], **options)
+    return inspect(layer, *arguments, target=choice["chip"], gemm=choice["library"], **options)
 
 
 def outcome(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) -> dict[str, Any]:

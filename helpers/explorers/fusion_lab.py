@@ -339,15 +339,21 @@ def check(choice: Choice, sizes: Sequence[int]) -> None:
             raise ValueError(f"{name} is {length!r}: give a whole number from 1 to {LARGEST}.")
 
 
-def answer(choice: Choice = STATE) -> str:
-    """A choice's verdict, code and kernels, as HTML. KeyError for one that is not recorded."""
+def answer(choice: Choice = STATE, plain: bool = False) -> str:
+    """A choice's verdict, code and kernels, as HTML; `plain` as a notebook's output may have it,
+    without the attributes of the explorer's page. KeyError for a choice that is not recorded.
+    """
     found = outcome(choice)
     head, rest = map(html.escape, verdict(found))
-    code = (
-        f'<p class="verdict"><strong>{head}</strong> {rest}</p>'
-        f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">'
-        f"<pre>{html.escape(program(choice).code)}</pre></div>"
-    )
+    said = f"<strong>{head}</strong> {rest}"
+    code = f"<pre>{html.escape(program(choice).code)}</pre>"
+    if plain:
+        code = f"<p>{said}</p>{code}"
+    else:
+        code = (
+            f'<p class="verdict">{said}</p>'
+            f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">{code}</div>'
+        )
     if "error" in found:
         return code
     kernels = "".join(

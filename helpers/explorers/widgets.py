@@ -183,7 +183,7 @@ class FusionLab(_Explorer):
         try:
             if sizes != fusion_lab.SIZES:
                 raise KeyError(sizes)
-            answer = fusion_lab.answer(choice)
+            answer = fusion_lab.answer(choice, plain=True)
         except KeyError:
             code = escape(fusion_lab.program(choice, sizes).code)
             answer = f"<pre>{code}</pre><p>What XLA makes of it is not recorded.</p>"

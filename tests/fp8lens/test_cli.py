@@ -891,7 +891,7 @@ def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
         def fails(*_, fault=fault):
             raise fault("oh \x1b")
 
-        monkeypatch.setattr(fp8lens.cli, "inspect", fails)
+        monkeypatch.setattr(fp8lens.cli, "of_dump", fails)
         assert main([str(DUMP), "--require-fp8"]) == 2
         out, err = capsys.readouterr()
         assert out == "" and re.fullmatch(
