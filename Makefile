@@ -62,7 +62,7 @@ releases: setup ## record what each JAX release makes of the same programs (ARGS
 rules: setup    ## record what the programs on the pages of fp8lens' rules become (ARGS="--only relu" for some)
 	$(PYTHON) -m tools.records.rules $(ARGS)
 
-census: setup   ## record what JAX's FP8 libraries become (2 GB; ARGS="--only qwix" for some, --check to compare)
+census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some, --check to compare)
 	$(PYTHON) -m tools.records.census $(ARGS)
 
 train: setup    ## train a small transformer in each precision and record it (20 minutes; goes on where it stopped)

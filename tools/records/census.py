@@ -482,8 +482,9 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
 
 def maxtext_experts(model: str, train: bool, rule: bool = False, **settings: Any) -> Written:
     """MaxText's own layer of experts, its router included, for a GPU: with these settings, and for
-    the rest what its base.yml has. Only `megablox` is as its configurations for GPUs have it. With
-    `rule` its rules of qwix are applied, to all modules.
+    the rest what its base.yml has. Only `megablox`, a kernel for TPUs, is off, as in its
+    configurations for GPUs. With `rule` its rules of qwix are applied, to all modules. It imports
+    drjax, grain, omegaconf, tokamax and transformers.
     """
     import maxtext as package
     from maxtext.configs import pyconfig
