@@ -669,6 +669,11 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
 
     def other_mesh(error: OtherMesh) -> str:
         own, ours = _axes(error.own), _axes(error.compiled_for)
+        if not devices and math.prod(error.compiled_for.values()) == 1:
+            return (
+                f"{error.argument} is on the mesh {own}, which is not of {how['target']}: give "
+                f"--mesh {own}."
+            )
         if not devices:
             return (
                 f"{error.argument} is on the mesh {own}, and one before it on {ours}: put all "

@@ -264,19 +264,25 @@ def _placed_tree(place: Callable, name: int | str, argument: Any, specs: Any) ->
     return jax.tree.unflatten(tree, [place(spec, name, leaf) for leaf, spec in pairs])
 
 
-def _agree(own: Any, mesh: Mesh) -> bool:
-    """Whether what is on an argument's `own` mesh can be placed alike on `mesh`: both have
-    the same axes. A mesh of one device says nothing of many.
+def _agree(own: NamedSharding, mesh: Mesh) -> bool:
+    """Whether `mesh` has the axes of an argument's own mesh, and where that is made for compiling
+    alone, its order of devices. Of what a program runs on here, one device says nothing of many,
+    nor does an array that every device has.
     """
-    divided = [[axis for axis in of.shape.items() if axis[1] > 1] for of in (own, mesh)]
-    if own.size == 1:
+    theirs = own.mesh
+    is_for_compiling = (
+        isinstance(theirs, Mesh)
+        and theirs.devices.flat[0].client.runtime_type == "compile_only_runtime"
+    )
+    is_divided = any(axes is not None for axes in own.spec)
+    if theirs.size == 1 or not (is_divided or is_for_compiling):
         return True
+    divided = [[axis for axis in of.shape.items() if axis[1] > 1] for of in (theirs, mesh)]
     if divided[0] != divided[1]:
         return False
-    is_concrete = isinstance(own, Mesh)
-    if not is_concrete or own.devices.flat[0].client.runtime_type != "compile_only_runtime":
+    if not is_for_compiling:
         return True
-    numbers = [[device.id for device in of.devices.flat] for of in (own, mesh)]
+    numbers = [[device.id for device in of.devices.flat] for of in (theirs, mesh)]
     return numbers[0] == numbers[1]
 
 
@@ -290,7 +296,7 @@ def _placed(
         return leaf
     own = getattr(leaf, "sharding", None)
     if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
-        if mesh is not None and not _agree(own.mesh, mesh):
+        if mesh is not None and not _agree(own, mesh):
             raise OtherMesh(name, dict(own.mesh.shape), dict(mesh.shape))
         spec = own.spec
     if spec is None and everywhere:

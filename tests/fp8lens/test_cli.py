@@ -1118,6 +1118,7 @@ def test_the_report_on_a_mesh_says_for_how_many_devices_and_has_the_collectives(
         ("on_8x4", "data=2", "0 is on the mesh data=8,model=4, and --mesh is data=2: give --mesh"),
         ("on_8x4", "model=4,data=8", "data=8,model=4, and --mesh is model=4,data=8: give --mesh"),
         ("abstract", "data=4", "0 is on the mesh data=8, and --mesh is data=4: give --mesh data=8"),
+        ("abstract", None, "0 is on the mesh data=8, which is not of H100: give --mesh data=8."),
         ("on_8_and_4", None, "1 is on the mesh data=4, and one before it on data=8: put all"),
         ("on_8_and_4", "data=8", "argument 1 is on the mesh data=4, and --mesh is data=8: give"),
         ("put", "data=8", "are not here and hold no arrays: give shapes, jax.ShapeDtypeStruct("),
