@@ -15,6 +15,7 @@ from fp8lens.bill.bill import Bill
 from fp8lens.bill.memory import Memory, Plan, memory_of
 from fp8lens.dumps import chip_of, has_triton, ptx_of, stages_of
 from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module, uncollected
+from fp8lens.hlo.replica_groups import device_counts
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
@@ -80,6 +81,18 @@ class Inspection:
         dump that has the program before the rewriter too.
         """
         return bool(self._stages) and self._chip is not None
+
+    @property
+    def devices(self) -> int:
+        """For how many devices it was compiled."""
+        return math.prod(device_counts(self.module))
+
+    @property
+    def mesh(self) -> dict[str, int] | None:
+        """The axes of these devices' mesh, with the devices of each; None where they are not known:
+        HLO does not name them.
+        """
+        return None if self._mesh_shape is None else dict(self._mesh_shape)
 
     @property
     def ptx(self) -> dict[str, str]:
@@ -193,8 +206,9 @@ class Inspection:
         return self._again()
 
     def json(self, reasons: bool = True) -> str:
-        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null if
-        they are not asked for, and for a saved program.
+        """Rows, totals, devices, mesh, ledger, collectives and reasons as one JSON document; "mesh"
+        is null where its axes are not known, and "reasons" if they are not asked for, and for a
+        saved program.
         """
         rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
         totals = _fields(self.report)
@@ -214,6 +228,8 @@ class Inspection:
             {
                 "rows": rows,
                 "totals": totals,
+                "devices": self.devices,
+                "mesh": self.mesh,
                 "ledger": ledger,
                 "collectives": list(map(_fields, self.collectives)),
                 "reasons": why,

@@ -28,6 +28,12 @@ DEPTH = 128  # of a step along K: what is swizzled in shared memory, 128 bytes o
 HOW = ("mosaic", "interpret")
 _LAYOUT = mosaic.Layout.WGMMA
 OUT_TYPES = ("bfloat16", "float16", "float32")
+# What an operand that is no array is converted to. Codes have scales, and are FP8.
+_CONVERTED_TO = {
+    "group_sizes": "jnp.int32",
+    "x_scale": "jnp.float32",
+    "w_scale": "jnp.float32",
+}
 
 
 def ragged_matmul(
@@ -44,7 +50,7 @@ def ragged_matmul(
     x and w are FP8, K last in both. Rows of x are sorted by expert: the first group_sizes[0] rows
     belong to expert 0, the next group_sizes[1] to expert 1. `group_sizes` int32[E] is known at run
     time only. Rows beyond its sum are zero in the result, as in `jax.lax.ragged_dot`; groups beyond
-    M are cut off.
+    M are cut off, and a negative size counts as 0.
 
     Scales are f32; multiply by them to dequantize. `x_scale` is [M], one for each row, or
     [K / 128, M], one for each 128 of a row. `w_scale` is [E], one for each expert, or [E, N], one
@@ -52,7 +58,8 @@ def ragged_matmul(
     over each 128 of K is scaled and added in float32, outside the tensor core.
 
     M is a multiple of 64, N and K of 128. `by` "mosaic" is the kernel, and "interpret" the same on
-    a CPU. Raises ValueError for what does not fit. It has no gradient.
+    a CPU. Raises ValueError for what does not fit. It has no gradient: NotImplementedError where
+    one is asked for.
     """
     _check(x, w, group_sizes, x_scale, w_scale, out_dtype, by)
     (m, k), n = x.shape, w.shape[1]
@@ -68,7 +75,9 @@ def ragged_matmul(
 
         def expert(number, carry):
             start, total = carry
-            end = start + group_sizes[number]
+            # Cut off at M before and after they are added: a sum in int32 cannot wrap.
+            size = jnp.clip(group_sizes[number], 0, m)
+            end = jnp.minimum(start + size, m)
             has_rows = (start < end) & (start < (i + 1) * ROWS) & (end > i * ROWS)
             is_own = jax.lax.broadcast_in_dim((start <= row) & (row < end), total.shape, (0,))
             scale = w_scale.at[number]
@@ -123,7 +132,16 @@ def ragged_matmul(
         kernel_name="ragged_matmul",
         **options,
     )
-    return call(x, w, group_sizes, x_scale, w_scale)
+    without_gradient = jax.custom_jvp(call)
+    without_gradient.defjvp(_refuse_gradient)
+    return without_gradient(x, w, group_sizes, x_scale, w_scale)
+
+
+def _refuse_gradient(primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        "ragged_matmul has no gradient: give the layer around it one with jax.custom_vjp, or stop "
+        "it with jax.lax.stop_gradient"
+    )
 
 
 def _tiles(shape: tuple[int, int], index_map: Any) -> Any:
@@ -161,8 +179,8 @@ def _check(x, w, group_sizes, x_scale, w_scale, out_dtype: Any, by: str) -> None
         raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
     if jax.__version_info__ < (0, 11):
         raise ValueError("this kernel needs JAX 0.11: install it")
-    if jnp.dtype(out_dtype).name not in OUT_TYPES:
-        raise ValueError(f"out_dtype is one of {', '.join(OUT_TYPES)}, not {out_dtype}")
+    _check_out_dtype(out_dtype)
+    _check_arrays(x=x, w=w, group_sizes=group_sizes, x_scale=x_scale, w_scale=w_scale)
     check_codes(x.dtype)
     check_codes(w.dtype)
     _check_shapes(x, w)
@@ -179,6 +197,25 @@ def _check(x, w, group_sizes, x_scale, w_scale, out_dtype: Any, by: str) -> None
     )
 
 
+def _check_out_dtype(out_dtype: Any) -> None:
+    try:
+        known = jnp.dtype(out_dtype).name in OUT_TYPES
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(f"out_dtype is one of {', '.join(OUT_TYPES)}, not {out_dtype}")
+
+
+def _check_arrays(**operands: Any) -> None:
+    for name, operand in operands.items():
+        if not (hasattr(operand, "shape") and hasattr(operand, "dtype")):
+            dtype = _CONVERTED_TO.get(name, "jnp.float8_e4m3fn")
+            raise ValueError(
+                f"{name} is an array, not a {type(operand).__name__}: give "
+                f"jnp.asarray({name}, {dtype})"
+            )
+
+
 def _check_shapes(x, w) -> None:
     if x.ndim != 2 or w.ndim != 3 or x.shape[1] != w.shape[2]:
         raise ValueError(
@@ -186,6 +223,8 @@ def _check_shapes(x, w) -> None:
             f"{list(w.shape)}: store w with K last"
         )
     (m, k), n = x.shape, w.shape[1]
+    if w.shape[0] == 0:
+        raise ValueError("w is [E, N, K] and has no expert, E is 0: give at least one matrix")
     if 0 in (*x.shape, *w.shape) or m % ROWS or n % COLUMNS or k % DEPTH:
         raise ValueError(
             f"the kernel takes multiples of {ROWS} rows, {COLUMNS} columns and {DEPTH} along K, "

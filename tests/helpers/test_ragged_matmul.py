@@ -57,7 +57,8 @@ def expected(x, w, sizes, x_scale, w_scale):
     x, w, x_scale, w_scale = (np.asarray(a, np.float64) for a in (x, w, x_scale, w_scale))
     m, n = len(x), w.shape[1]
     result, bound = np.zeros((m, n)), np.zeros((m, n))
-    owners = np.repeat(np.arange(len(sizes)), sizes)[:m]
+    kept = np.clip(np.asarray(sizes, np.int64), 0, m)  # a negative size counts as 0
+    owners = np.repeat(np.arange(len(sizes)), kept)[:m]
     for row, owner in enumerate(owners):
         of_row = x_scale[row] if x_scale.ndim == 1 else np.repeat(x_scale[:, row], 128)
         of_expert = w_scale[owner]
@@ -92,6 +93,10 @@ GROUPS = {
     "several in a tile": [3, 5, 0, 7, 11],
     "a sum below M": [40, 0, 50, 0, 10],
     "a sum beyond M": [100, 0, 60, 90, 80],
+    "a sum beyond int32": [50, 2**31 - 1, 2**31 - 1, 5, 2**31 - 1],
+    "a sum that wraps to 3": [2**31 - 1, 2**31 - 1, 5, 0, 0],
+    "a negative size": [70, -10, 68, 0, 5],
+    "the least size first": [-(2**31), 30, -1, 100, -(2**31)],
 }
 
 
@@ -100,7 +105,7 @@ def test_each_row_meets_its_own_expert(groups):
     x, w, x_scale, w_scale = operands(192, 128, 256, 5)
     found = multiply(x, w, GROUPS[groups], x_scale, w_scale)
     is_close(found, x, w, GROUPS[groups], x_scale, w_scale)
-    assert not np.asarray(found)[sum(GROUPS[groups]) :].any()
+    assert not np.asarray(found)[sum(max(0, size) for size in GROUPS[groups]) :].any()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -210,20 +215,40 @@ def array(*shape, dtype=f32):
         ({"w": array(4, 0, 256, dtype=e4m3)}, "multiples of 64 rows"),
         ({"group_sizes": array(3, dtype=jnp.int32)}, r"int32\[4\].*not int32\[3\]: count"),
         ({"group_sizes": array(4)}, r"not float32\[4\]: count the rows with jnp.bincount"),
+        ({"w": array(0, 128, 256, dtype=e4m3)}, "has no expert, E is 0: give at least one"),
+        ({"group_sizes": [1, 2, 3, 4]}, r"not a list: give jnp.asarray\(group_sizes, jnp.int32\)"),
+        ({"x_scale": 0.5}, r"not a float: give jnp.asarray\(x_scale, jnp.float32\)"),
+        ({"x": [[1.0]]}, r"not a list: give jnp.asarray\(x, jnp.float8_e4m3fn\)"),
         ({"x_scale": array()}, r"x_scale is float32 of \[128\] or \[2, 128\].*broadcast a scalar"),
         ({"w_scale": array(4, dtype=bf16)}, r"w_scale .* not bfloat16\[4\]: convert"),
         ({"w_scale": array(128, 4)}, r"of \[4\] or \[4, 128\] or \[4, 1, 2\], not float32\[128"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, why):
+    arrays = change(**changes)
+    others = {name: a for name, a in arrays.items() if not isinstance(a, jax.ShapeDtypeStruct)}
+    given = {name: a for name, a in arrays.items() if name not in others}
     with pytest.raises(ValueError, match=why):
-        jax.eval_shape(ragged_matmul, **change(**changes))
+        jax.eval_shape(lambda given: ragged_matmul(**given, **others), given)
 
 
 def test_another_result_or_another_way_is_refused():
     for options, why in (
         ({"out_dtype": e4m3}, "out_dtype is one of bfloat16"),
+        ({"out_dtype": "junk"}, "out_dtype is one of bfloat16, float16, float32, not junk"),
         ({"by": "xla"}, "by is one of mosaic, interpret, not 'xla'"),
     ):
         with pytest.raises(ValueError, match=why):
             jax.eval_shape(lambda a, o=options: ragged_matmul(**a, **o), change())
+
+
+def test_a_gradient_is_refused():
+    """In words, also where another argument's gradient is asked for."""
+
+    def total(scales, given):
+        return ragged_matmul(*given, *scales, f32).sum()
+
+    *given, x_scale, w_scale = given_shapes(128, 128, 256, 4)
+    for gradient in (jax.grad(total), jax.jacfwd(total)):
+        with pytest.raises(NotImplementedError, match="no gradient: give the layer around it one"):
+            jax.eval_shape(gradient, (x_scale, w_scale), given)
