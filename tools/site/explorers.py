@@ -95,7 +95,9 @@ def policy(page: str) -> str:
     allowed = " ".join(f"'sha256-{one}'" for one in sorted(hashes))
     return "; ".join(
         [
-            "default-src 'none'",
+            "default-src 'self'",  # among what is not named: Firefox fetches the next page ahead
+            "object-src 'none'",
+            "frame-src 'none'",
             f"script-src 'self' 'wasm-unsafe-eval' 'unsafe-hashes' {allowed}",
             "style-src 'self' 'unsafe-inline'",  # the theme and MyST have style attributes
             "img-src 'self' data:",
