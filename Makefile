@@ -80,9 +80,10 @@ stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled ma
 fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS=--check to compare)
 	$(PYTHON) -m tools.records.fusion_lab $(ARGS)
 
-bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, and an inspection
+bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, an inspection, and the fusion lab
 	$(PYTHON) -m tools.bench.hlo
 	$(PYTHON) -m tools.bench.inspection
+	$(PYTHON) -m tools.bench.lab
 
 gpu: $(INSTALLED) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
 	$(MEASURE) $(ARGS)

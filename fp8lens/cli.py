@@ -19,13 +19,22 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from fp8lens.bill.bill import Bill, Comparison, compare
-from fp8lens.dumps import COMPILED, Kind, NoText, choose, not_of_a_gpu, text_of
+from fp8lens.dumps import (
+    COMPILED,
+    Kind,
+    NoText,
+    choose,
+    files_beside,
+    flags,
+    not_of_a_gpu,
+    text_of,
+)
 from fp8lens.guard import MAY_GROW, changes
 from fp8lens.hlo.origin import left_out
 from fp8lens.hlo.parse import (
@@ -44,9 +53,11 @@ from fp8lens.hlo.text import (
     source_path,
     wrapped,
 )
-from fp8lens.inspection import Inspection, inspect
+from fp8lens.inspection import Inspection, inspect, of_dump
+from fp8lens.matmul.collectives import MOVES, sends_wide
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
+from fp8lens.rules.find import of_collective
 from fp8lens.rules.page import every_name, explain
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
@@ -163,12 +174,24 @@ def _place(text: str, pos: int) -> tuple[int, str]:
 
 def _read_mesh(text: str) -> dict[str, int]:
     """What --mesh says: the devices of each axis."""
+    if not text.strip():
+        raise _Mistake(f"--mesh is empty: write {_EXAMPLE_MESH}, or leave it out for one device.")
     found = {}
     for part in text.split(","):
-        axis = re.fullmatch(r"\s*([A-Za-z]\w*)\s*=\s*(\d{1,9})\s*", part)
-        if not axis or int(axis[2]) == 0:
+        axis = re.fullmatch(r"\s*+([A-Za-z]\w*+)\s*+=\s*+(\S++)\s*+", part)
+        if not axis:
             raise _Mistake(
                 f"--mesh: {part.strip()!r} is no axis and its devices: write {_EXAMPLE_MESH}."
+            )
+        if not re.fullmatch(r"[0-9]{1,9}", axis[2]):
+            raise _Mistake(
+                f"--mesh: the axis {axis[1]!r} has {axis[2]!r} devices: give a whole number, as in "
+                f"{_EXAMPLE_MESH}."
+            )
+        if int(axis[2]) == 0:
+            raise _Mistake(
+                f"--mesh: the axis {axis[1]!r} has no devices: give 1 or more, as in "
+                f"{_EXAMPLE_MESH}."
             )
         if axis[1] in found:
             raise _Mistake(f"--mesh names the axis {axis[1]!r} twice: leave one out.")
@@ -311,7 +334,7 @@ def _theirs(
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Mistake):
         raise
     except BaseException as error:
         next_step = advice(error) or f"{fix}."
@@ -370,22 +393,51 @@ def _function(module: ModuleType, name: str) -> Callable:
     raise _Mistake(f"{what}{_nearest(name, own)}.")
 
 
+def _made(make: Callable, maker: str, mesh: "jax.sharding.Mesh | None") -> Any:
+    """What the function of --args returns. It can name the mesh's axes in shardings."""
+    if mesh is None:
+        with _theirs(f"{maker} failed", "fix it"):
+            return make()
+    import jax
+
+    fix = (
+        "fix it; the devices of --mesh are not here and hold no arrays: give shapes, "
+        'jax.ShapeDtypeStruct(shape, dtype, sharding=jax.P("data"))'
+    )
+    with _theirs(f"{maker} failed", fix):
+        try:
+            with _on(mesh):
+                return make()
+        except Exception as error:
+            # It may make arrays, which JAX then tries to make on the mesh's devices.
+            on_mesh = error
+        try:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return make()
+        except Exception:
+            raise on_mesh from None
+
+
 def _arguments(
-    module: ModuleType, fn: Callable, name: str, shapes: str, factory: str | None
+    module: ModuleType,
+    fn: Callable,
+    name: str,
+    shapes: str | None,
+    factory: str | None,
+    mesh: "jax.sharding.Mesh | None",
 ) -> tuple:
     """What the function is compiled with, of --shapes or --args."""
     if factory is not None:
         file, _, maker = factory.rpartition(":")
         make = _function(_load(Path(file)) if file else module, maker)
-        with _theirs(f"{maker} failed", "fix it"):
-            args = make()
+        args = _made(make, maker, mesh)
         if not isinstance(args, tuple):
             raise _Mistake(
                 f"--args: {maker}() returned a {type(args).__name__}: "
                 f"return a tuple, {name}'s arguments."
             )
     else:
-        args = parse_shapes(shapes)
+        args = parse_shapes(shapes or "")
         for note in _notes(args):
             print(_style(sys.stderr)("note:", Ink.HEADING), f"--shapes: {note}", file=sys.stderr)
     try:
@@ -395,9 +447,11 @@ def _arguments(
     except TypeError:
         parameters = signatures.signature(fn).parameters.values()
         source = "--args" if factory is not None else "--shapes"
+        what = f"with the {counted(len(args), 'argument')} of {source}"
+        if factory is None and shapes is None:
+            what = "without arguments, and there is neither --shapes nor --args"
         raise _Mistake(
-            f"{name}({', '.join(map(str, parameters))}) cannot be called with "
-            f"the {counted(len(args), 'argument')} of {source}: "
+            f"{name}({', '.join(map(str, parameters))}) cannot be called {what}: "
             f"give a shape for each, as in {_EXAMPLE}, "
             "or --args with a function that returns the tuple of arguments."
         ) from None
@@ -413,11 +467,9 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
             f"{file!r} is no .py file, which a function is in: give path/to/file.py:{name}"
             f"{_nearest(Path(file).name, beside)}."
         )
-    for option in ("shapes", "args", "target", "gemm", "reasons", "bill", "against"):
+    for option in ("shapes", "args", "target", "gemm", "bill", "against"):
         if getattr(given, option):
             why = "is compiled already"
-            if option == "reasons":
-                why = "says no more what XLA's rewriter was given"
             if option in ("bill", "against"):
                 why = "says no more how XLA planned its memory"
             raise _Mistake(
@@ -426,12 +478,15 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
             )
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     path = Path(given.what)
+    further: dict[str, bytes] = {}
     with _reading(given.what):
         if given.what == _PIPED:
             data = _piped()
         else:
             path = _program_in(path, notes)
             data = path.read_bytes()
+            names = files_beside(path.name, (file.name for file in path.parent.iterdir()))
+            further = {name: (path.parent / name).read_bytes() for name in names}
 
     def not_text(error: NoText) -> str:
         return (
@@ -447,9 +502,19 @@ def _saved(given: argparse.Namespace) -> tuple[Inspection, str]:
 
     with _answered(NoText, not_text), _answered(HloParseError, not_a_module):
         module = parse_hlo_module(text_of(data))
-        devices = _read_mesh(given.mesh) if given.mesh else None
-        seen = inspect(module) if devices is None else Inspection(module, mesh_shape=devices)
-        _ = seen.report, given.json and seen.collectives  # what cannot be read is said here
+        devices = _read_mesh(given.mesh) if given.mesh is not None else None
+        texts = {name: text_of(one) for name, one in further.items()}
+        seen = of_dump(module, path.name, texts, devices)
+        if given.reasons and not seen.has_reasons:
+            raise _Mistake(
+                f"--reasons is for a function, and {_named(given.what)} is a saved program, "
+                "which says no more what XLA's rewriter was given: leave it out, or give "
+                "path/to/file.py:function, or the folder of a dump that was made with "
+                f"{flags(module)} too."
+            )
+        _ = seen.has_reasons and (given.reasons or given.require_fp8) and seen.reasons
+        # What cannot be read is said here.
+        _ = seen.report, (given.json or given.require_fp8) and seen.collectives
         if devices:
             misfit = _answered(ValueError, lambda error: f"--mesh: {error}")
             with misfit, _answered(HloParseError, not_a_module):
@@ -495,6 +560,16 @@ def _check_guard(given: argparse.Namespace) -> None:
             )
     if given.name and not given.save:
         raise _Mistake("--name is for --save, or for --against with a record: leave it out.")
+
+
+def _check_allowed(given: argparse.Namespace) -> None:
+    """A _Mistake where --allow has nothing to allow."""
+    if given.allow and not given.require_fp8:
+        raise _Mistake("--allow is for --require-fp8: add it, or leave --allow out.")
+    known = ("opaque", *every_name())
+    for name in given.allow or ():
+        if name not in known:
+            raise _Mistake(f"--allow: there is no rule {name!r}{_nearest(name, known)}.")
 
 
 def _program(given: argparse.Namespace, record: str) -> str:
@@ -553,9 +628,9 @@ def _against(given: argparse.Namespace) -> Inspection:
 
 def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     """A function, compiled."""
-    shapes = " ".join(given.shapes or ())
-    read = _read_shapes(shapes)  # a mistake in it is told at once: JAX takes seconds
-    devices = _read_mesh(given.mesh) if given.mesh else None
+    shapes = None if given.shapes is None else " ".join(given.shapes)
+    read = _read_shapes(shapes or "")  # a mistake in it is told at once: JAX takes seconds
+    devices = _read_mesh(given.mesh) if given.mesh is not None else None
     _check_axes(read, devices)
     jax = None
     with contextlib.suppress(ImportError):
@@ -584,26 +659,61 @@ def _compiled(given: argparse.Namespace, file: str, name: str) -> Inspection:
     fn = _function(module, name)
 
     from fp8lens.compile.bugs import advice
+    from fp8lens.compile.call import OtherMesh
 
-    with _on_mesh(how["target"], devices):
-        args = _arguments(module, fn, name, shapes, given.args)
-        if devices:
-            how["mesh_shape"] = devices
-            how["in_specs"] = _specs(read) if given.args is None else None
-        with _theirs(f"{name} failed", "fix it, or the shapes", advice):
-            return inspect(fn, *args, **how)
+    mesh = _mesh(how["target"], devices)
+    args = _arguments(module, fn, name, shapes, given.args, mesh)
+    if devices:
+        how["mesh_shape"] = devices
+        how["in_specs"] = _specs(read) if given.args is None else None
+
+    def other_mesh(error: OtherMesh) -> str:
+        own, ours = _axes(error.own), _axes(error.compiled_for)
+        if not devices and math.prod(error.compiled_for.values()) == 1:
+            return (
+                f"{error.argument} is on the mesh {own}, which is not of {how['target']}: give "
+                f"--mesh {own}."
+            )
+        if not devices:
+            return (
+                f"{error.argument} is on the mesh {own}, and one before it on {ours}: put all "
+                "arguments on one mesh."
+            )
+        return (
+            f"{error.argument} is on the mesh {own}, and --mesh is {ours}: give --mesh {own}, or "
+            "arguments on the mesh of --mesh."
+        )
+
+    with (
+        _on(mesh),
+        _theirs(f"{name} failed", "fix it, or the shapes", advice),
+        _answered(OtherMesh, other_mesh),
+    ):
+        return inspect(fn, *args, **how)
 
 
-def _on_mesh(target: str, devices: Mapping[str, int] | None) -> contextlib.AbstractContextManager:
-    """Within it --args' function can name the mesh's axes in the shardings of what it returns."""
+def _mesh(target: str, devices: Mapping[str, int] | None) -> "jax.sharding.Mesh | None":
+    """The devices of --mesh."""
     if not devices:
-        return contextlib.nullcontext()
-    import jax
-
+        return None
     from fp8lens.compile.meshes import mesh
 
     with _answered((ValueError, RuntimeError), lambda error: f"--mesh: {error}"):
-        return jax.set_mesh(mesh(target, devices))
+        return mesh(target, devices)
+
+
+def _on(mesh: "jax.sharding.Mesh | None") -> contextlib.AbstractContextManager:
+    """Within it the axes of --mesh can be named in shardings."""
+    if mesh is None:
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.set_mesh(mesh)
+
+
+def _axes(mesh: Mapping[str, int]) -> str:
+    """A mesh as --mesh has it."""
+    return ",".join(f"{name}={devices}" for name, devices in mesh.items())
 
 
 def _report(given: argparse.Namespace) -> int:
@@ -611,6 +721,7 @@ def _report(given: argparse.Namespace) -> int:
     else 0.
     """
     _check_guard(given)
+    _check_allowed(given)
     python = _FUNCTION.fullmatch(given.what)
     notes = sys.stderr if given.json else sys.stdout  # standard output stays JSON
     if python:
@@ -626,8 +737,8 @@ def _report(given: argparse.Namespace) -> int:
                     f"{_named(given.what)} is {other}, and FP8 is judged on a GPU's kernels: {fix}."
                 )
             print(f"{visible(_shown(given.what))} is {other}; to judge FP8, {fix}.\n", file=notes)
-    failures = _failures(seen) if given.require_fp8 else []
-    _print(given, seen, seen.is_ours and bool(given.reasons or failures))
+    failures = _failures(seen, given.allow or ()) if given.require_fp8 else []
+    _print(given, seen, seen.has_reasons and bool(given.reasons or failures))
     style = _style(notes)
     if failures:
         print("", *(style(line, Ink.LOST) for line in failures), sep="\n", file=notes)
@@ -653,7 +764,10 @@ def _print(given: argparse.Namespace, seen: Inspection, reasons: bool) -> None:
         parts = [seen.report.text(style)]
         if given.ledger:
             parts.append(seen.ledger.text(style))
-        if given.mesh:
+        if given.mesh or (seen.compiled and seen.devices > 1):
+            mesh = f", mesh {_axes(seen.mesh)}" if seen.mesh else ""
+            if seen.devices > 1:
+                parts.append(style(f"compiled for {seen.devices:,} devices{mesh}", None))
             lines = str(seen.collectives).splitlines()
             parts.append("\n".join(style(line, None) for line in lines))
         if costs:
@@ -679,10 +793,31 @@ def _readable(part: str, ink: Ink | None) -> str:
     return visible(part)
 
 
-def _failures(seen: Inspection) -> list[str]:
-    """What --require-fp8 does not find in order, in lines of which the last sums up; without fault,
-    none.
+def _failures(seen: Inspection, allowed: Collection[str]) -> list[str]:
+    """What --require-fp8 does not find in order, in lines of which the last of the matmuls and of
+    the collectives sum up; without fault, none.
     """
+    return [*_of_matmuls(seen, allowed), *_on_the_wire(seen, allowed)]
+
+
+def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
+    """The collectives that send wide what an FP8 matmul reads, or what was FP8."""
+    lines, count = [], 0
+    for c in sends_wide(seen.collectives, MOVES):
+        reasons = of_collective(c)
+        kept = [reason for reason in reasons if reason.rule not in allowed]
+        where = f" ({c.source})" if c.source else ""
+        if kept or not reasons:
+            count += 1
+            said = "; ".join(f"{reason.rule}; fix: {reason.fix}" for reason in kept)
+            lines.append(visible(f"not sent in FP8: {c.name}{where}: {said}"))
+    if count:
+        lines.append(f"{count} of {counted(len(seen.collectives), 'collective')} not in FP8")
+    return lines
+
+
+def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:
+    """The matmuls that are not in FP8, or are wrong, and the kernels that may be matmuls."""
     rows = seen.report.rows
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
     # wider type.
@@ -692,10 +827,10 @@ def _failures(seen: Inspection) -> list[str]:
     if not seen.is_ours:  # else the reasons say so
         lines = [visible(_lost(row)) for row in lost]
     reasons = seen.reasons if seen.is_ours else ()
-    wrong = [reason for reason in reasons if reason.gives_wrong_numbers]
+    wrong = [r for r in reasons if r.gives_wrong_numbers and r.rule not in allowed]
     lines += [visible(f"{reason.matmul}: {reason.reason}") for reason in wrong]
     # A kernel that was not looked into may multiply too.
-    unread = [name for name, _ in seen.unknown]
+    unread = [] if "opaque" in allowed else [name for name, _ in seen.unknown]
     lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
     if lost:
         known = "known to be in FP8" if unsure else "in FP8"
@@ -767,7 +902,7 @@ _EPILOG = """examples:
   fp8lens layers.py:layer --args sample --save fp8.json
   fp8lens layers.py:layer --args sample --against fp8.json
   fp8lens dumps/module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt
-  fp8lens dumps/
+  fp8lens dumps/ --reasons
   unzip -p dumps.zip module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt | fp8lens -
 
 FILE.py is imported: what it does at its top level, it does here too. The function is compiled and
@@ -866,7 +1001,12 @@ def _parser() -> argparse.ArgumentParser:
         help="list every kernel: what it does, for which matmul, and the bytes it moves",
     )
     parser.add_argument(
-        "--reasons", action="store_true", help="say why what was lost was lost, and the fix"
+        "--reasons",
+        action="store_true",
+        help=(
+            "say why what was lost was lost, and the fix; of a saved program, where its folder has "
+            "what XLA's rewriter was given (--xla_dump_hlo_pass_re=gemm-rewriter)"
+        ),
     )
     parser.add_argument(
         "--bill",
@@ -918,14 +1058,29 @@ def _parser() -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument(
-        "--require-fp8", action="store_true", help="exit with 1, and why, if a matmul is not FP8"
+        "--require-fp8",
+        action="store_true",
+        help=(
+            "exit with 1, and why, if a matmul is not FP8, or if a collective that moves values "
+            "sends wide what an FP8 matmul reads, or what was FP8"
+        ),
+    )
+    parser.add_argument(
+        "--allow",
+        metavar="RULE",
+        action="append",
+        help=(
+            "what --require-fp8 accepts, and may be repeated: a rule of a collective, such as "
+            "gathered-wide, or of a matmul whose numbers are wrong; opaque, kernels that cannot be "
+            "looked into"
+        ),
     )
     parser.add_argument(
         "--json",
         action="store_true",
         help=(
-            "one JSON object: rows, totals, and reasons if asked for; or what --bill or --against "
-            "says"
+            "one JSON object: rows, totals, devices and their mesh, and reasons if asked for; or "
+            "what --bill or --against says"
         ),
     )
     parser.add_argument(

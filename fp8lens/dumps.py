@@ -1,17 +1,19 @@
-"""What XLA dumps: which file of a folder has the compiled program, and the text of a file, gzipped
-or not. The command line and the page that reads dumps choose alike.
+"""What XLA dumps: which file of a folder has the compiled program, which beside it say what XLA's
+rewriter was given, and the text of a file, gzipped or not. The command line and the page that reads
+dumps choose alike.
 """
 
 import enum
 import gzip
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.text import counted
+from fp8lens.targets import TARGETS, Target
 
 #: How XLA ends the name of what it compiled for a GPU.
 COMPILED = "gpu_after_optimizations.txt"
@@ -24,6 +26,18 @@ _BESIDE = re.compile(
 
 # What XLA's GPU compiler, and no other, writes beside its kernels and calls.
 _OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
+
+
+# With this option beside xla_dump_to, a dump says what XLA's rewriter was given; with the other it
+# has PTX, which alone tells in which type a Triton kernel multiplies.
+_PASSES = "--xla_dump_hlo_pass_re=gemm-rewriter"
+_PTX = "--xla_dump_emitter_re=ptx"
+_COMPILED_FOR = re.compile(r"(module_\d+\.(?:.+\.)?)sm_(\d+)\.(\d+)[a-z]?_" + re.escape(COMPILED))
+_STAGE = re.compile(
+    r"module_(\d+)\.(?:.+\.)?"
+    r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt"
+)
+_PTX_ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
 
 
 class Kind(enum.Enum):
@@ -73,7 +87,7 @@ class Choice:
 
 def kind_of(name: str) -> Kind | None:
     """What a file's name says of the program in it; None of what has no program as text."""
-    plain = PurePath(name).name.removesuffix(".gz")
+    plain = _plain(name)
     if _BESIDE.search(plain):
         return None
     return next((kind for end, kind in _ENDS if plain.endswith(end)), None)
@@ -126,3 +140,92 @@ def _is_a_gpus(i: Instruction) -> bool:
         return True
     config = i.backend_config if "backend_config" in i.attributes else None
     return isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
+
+
+# What stands beside a compiled program ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The program between two passes: `after` has run, `before` is next ("" where XLA does not
+    say), in `pipeline`.
+    """
+
+    pipeline: str
+    after: str
+    before: str
+    text: str = field(repr=False)
+
+
+def has_triton(module: HloModule) -> bool:
+    """Whether a compiled program has Triton kernels."""
+    return "__triton" in module.text
+
+
+def flags(module: HloModule) -> str:
+    """What XLA_FLAGS has to have, beside --xla_dump_to, for the dump of a program to say what XLA's
+    rewriter was given.
+    """
+    return f"{_PASSES} {_PTX}" if has_triton(module) else _PASSES
+
+
+def is_beside(name: str) -> bool:
+    """Whether a file's name is that of the program between passes, or of PTX."""
+    return bool(_STAGE.fullmatch(_plain(name))) or _plain(name).endswith(".ptx")
+
+
+def stages_of(texts: Mapping[str, str]) -> tuple[Stage, ...]:
+    """The program between passes, from files by name. Of the main module: others, of constants
+    folded and of kernels tried, come after it and have higher numbers.
+    """
+    files = [(m, text) for name, text in texts.items() if (m := _STAGE.fullmatch(_plain(name)))]
+    main = min((int(m[1]) for m, _ in files), default=0)
+    of_main = [(m, text) for m, text in files if int(m[1]) == main]
+    in_order = sorted(of_main, key=lambda file: int(file[0][2] or -1))
+    return tuple(Stage(m[3] or "", m[4] or "", m[5] or "", text) for m, text in in_order)
+
+
+def ptx_of(texts: Mapping[str, str]) -> dict[str, str]:
+    """The PTX of each kernel by the kernel's name, from files by name."""
+    found: dict[str, str] = {}
+    for name, text in sorted(texts.items()):
+        if _plain(name).endswith(".ptx"):
+            found |= dict.fromkeys(_PTX_ENTRY.findall(text), text)
+    return found
+
+
+def files_beside(name: str, names: Iterable[str]) -> list[str]:
+    """Of files by name, those that say what XLA's rewriter was given of the compiled program of
+    this name: the program between passes, and PTX. Empty where XLA was not asked for them, as
+    `flags` says, or where it is not known for which chip it compiled.
+    """
+    compiled = _COMPILED_FOR.fullmatch(_plain(name))
+    if compiled is None or chip_of(name) is None:
+        return []
+    folder = PurePath(name).parent
+    near = [
+        other
+        for other in sorted(names)
+        if PurePath(other).parent == folder and _plain(other).startswith(compiled[1])
+    ]
+    of_passes = [(other, m) for other in near if (m := _STAGE.fullmatch(_plain(other)))]
+    written = [other for other, m in of_passes if m[2] is None]
+    given = [other for other, m in of_passes if (m[5] or "").endswith("-gemm-rewriter")]
+    if not written or not given:
+        return []
+    return written + given + [other for other in near if _plain(other).endswith(".ptx")]
+
+
+def chip_of(name: str) -> Target | None:
+    """A chip of the compute capability in a compiled program's name: those that have the same
+    follow the same rules.
+    """
+    compiled = _COMPILED_FOR.fullmatch(_plain(name))
+    if compiled is None:
+        return None
+    capability = (int(compiled[2]), int(compiled[3]))
+    return next((t for t in TARGETS.values() if t.compute_capability == capability), None)
+
+
+def _plain(name: str) -> str:
+    return PurePath(name).name.removesuffix(".gz")

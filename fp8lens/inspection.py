@@ -13,7 +13,9 @@ from typing import Any
 
 from fp8lens.bill.bill import Bill
 from fp8lens.bill.memory import Memory, Plan, memory_of
+from fp8lens.dumps import chip_of, has_triton, ptx_of, stages_of
 from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module, uncollected
+from fp8lens.hlo.replica_groups import device_counts
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
@@ -59,16 +61,38 @@ class Inspection:
         mesh_shape: Any = None,
         again: Callable[[], Any] | None = None,
         plan: Plan = _NO_PLAN,
+        saved: bool = False,
     ):
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
-        self._plan = plan
+        self._plan, self._saved = plan, saved
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was compiled here: a saved program has no reasons, no passes, and no PTX."""
-        return bool(self._stages)
+        """Whether it was compiled here: a saved program has no passes and no plan of its memory,
+        and in most cases no PTX and no reasons.
+        """
+        return bool(self._stages) and not self._saved
+
+    @property
+    def has_reasons(self) -> bool:
+        """Whether it is known what XLA's rewriter was given: where it was compiled here, and of a
+        dump that has the program before the rewriter too.
+        """
+        return bool(self._stages) and self._chip is not None
+
+    @property
+    def devices(self) -> int:
+        """For how many devices it was compiled."""
+        return math.prod(device_counts(self.module))
+
+    @property
+    def mesh(self) -> dict[str, int] | None:
+        """The axes of these devices' mesh, with the devices of each; None where they are not known:
+        HLO does not name them.
+        """
+        return None if self._mesh_shape is None else dict(self._mesh_shape)
 
     @property
     def ptx(self) -> dict[str, str]:
@@ -102,10 +126,10 @@ class Inspection:
     @cached_property
     @uncollected()
     def reasons(self) -> Reasons:
-        """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program: it
-        does not show what XLA's rewriter was given.
+        """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program
+        that does not show what XLA's rewriter was given.
         """
-        if not self.is_ours or self._chip is None or self._ptx is None:
+        if not self.has_reasons or self._chip is None or (self.is_ours and self._ptx is None):
             raise TypeError(
                 "a saved or compiled program says no more what XLA's rewriter was given: "
                 "inspect the function and its arguments."
@@ -117,7 +141,7 @@ class Inspection:
             self._chip,
             self.collectives,
             self.ledger.of("opaque"),
-            self._ptx,
+            self._ptx or {},
         )
 
     @cached_property
@@ -182,8 +206,9 @@ class Inspection:
         return self._again()
 
     def json(self, reasons: bool = True) -> str:
-        """Rows, totals, ledger, collectives and reasons as one JSON document; "reasons" is null if
-        they are not asked for, and for a saved program.
+        """Rows, totals, devices, mesh, ledger, collectives and reasons as one JSON document; "mesh"
+        is null where its axes are not known, and "reasons" if they are not asked for, and for a
+        saved program.
         """
         rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
         totals = _fields(self.report)
@@ -196,11 +221,15 @@ class Inspection:
             del fields["kernel"]
             fields |= {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
             ledger.append(fields)
-        why = [dataclasses.asdict(r) for r in self.reasons] if reasons and self.is_ours else None
+        why = (
+            [dataclasses.asdict(r) for r in self.reasons] if reasons and self.has_reasons else None
+        )
         return json.dumps(
             {
                 "rows": rows,
                 "totals": totals,
+                "devices": self.devices,
+                "mesh": self.mesh,
                 "ledger": ledger,
                 "collectives": list(map(_fields, self.collectives)),
                 "reasons": why,
@@ -209,12 +238,12 @@ class Inspection:
         )
 
     def __str__(self) -> str:
-        return f"{self.report}\n\n{self.reasons}" if self.is_ours else str(self.report)
+        return f"{self.report}\n\n{self.reasons}" if self.has_reasons else str(self.report)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self.is_ours else ""
+        reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self.has_reasons else ""
         return self.report._repr_html_() + reasons
 
 
@@ -309,6 +338,22 @@ def _compiled_before(x: Any) -> Inspection:
         return Inspection(parse_hlo_module(x))
     text = Path(x).read_text(encoding="utf-8", errors="replace")
     return Inspection(parse_hlo_module(text))
+
+
+def of_dump(
+    module: HloModule,
+    name: str,
+    beside: Mapping[str, str] | None = None,
+    mesh_shape: Any = None,
+) -> Inspection:
+    """A program that XLA dumped, from a file of this name. `beside` has the texts, by name, of the
+    files that `fp8lens.dumps.files_beside` names: with them it has reasons.
+    """
+    stages, chip = stages_of(beside or {}), chip_of(name)
+    ptx = ptx_of(beside or {}) or None
+    if not stages or chip is None or (ptx is None and has_triton(module)):
+        return Inspection(module, mesh_shape=mesh_shape)
+    return Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh_shape=mesh_shape, saved=True)
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:

@@ -14,7 +14,7 @@ from fp8lens.guard import MAY_GROW, Changes, changes
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection, inspect
-from fp8lens.matmul.collectives import KINDS, Collectives, collectives, sends_wide
+from fp8lens.matmul.collectives import KINDS, MOVES, Collectives, collectives, sends_wide
 from fp8lens.matmul.roles import Role
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import UnfusedKernel
@@ -350,13 +350,14 @@ def _default_name(fn: Any, seen: Inspection, record: str | os.PathLike) -> str:
 def assert_fp8_collectives(
     fn: Any,
     *args: Any,
-    kinds: str | Iterable[str] = ("all-gather",),
+    kinds: str | Iterable[str] = MOVES,
     min_bytes: int = 0,
     mesh_shape: Any = None,
     **options: Any,
 ) -> Collectives:
     """Assert that each collective of these kinds sends FP8, if it feeds an FP8 matmul or sends what
-    was FP8 before.
+    was FP8 before. Unless told otherwise, of all kinds that move values and add none: sums in FP8
+    would lose too much.
 
     Takes what `inspect` takes; for a saved program, `mesh_shape` gives the names of the mesh's
     axes. `min_bytes`: checks only collectives in which each device sends at least so many bytes in
@@ -388,9 +389,9 @@ def assert_fp8_collectives(
     failed = sends_wide(found, kinds, min_bytes)
     if not failed:
         return found
+    should = ", ".join(dict.fromkeys(c.kind for c in failed))
     lines = [
-        f"{len(failed)} of {len(found)} collectives do not send FP8, "
-        f"and {', '.join(kinds)} should:",
+        f"{len(failed)} of {len(found)} collectives do not send FP8, and {should} should:",
         str(found),
     ]
     for c in failed:

@@ -25,6 +25,10 @@ COMPILER_BUGS = {
         "program with one for a newer chip: compile for the newest chip first, or in a process of "
         "its own."
     ),
+    "not implemented for opcode ragged-dot": (
+        "With xla_gpu_experimental_use_ragged_dot_fusion XLA leaves a ragged dot to cuDNN, whose "
+        "kernel it can choose only on a GPU: compile there, or leave the option out."
+    ),
     "scale factor must be 16 or 32": ODD_SCALED_DOT,
     "Unable to convert MHLO to StableHLO": (
         "XLA does not divide jax.lax.scaled_dot among devices, if the program has that: call "
@@ -65,6 +69,8 @@ def advice(error: BaseException) -> str:
     return " ".join(note for note in getattr(error, "__notes__", ()) if note in known)
 
 
+# XLA leaves ragged dots to cuDNN, from its release 9.22, and then aborts where there is no GPU.
+RAGGED_DOTS_TO_CUDNN = "xla_gpu_experimental_use_ragged_dot_fusion"
 # Options that end the process at other numbers: most tell one of XLA's names by its number, and it
 # does not look.
 FATAL_BUT = {

@@ -32,6 +32,23 @@ OPTIONS = (
 )
 
 
+class OtherMesh(ValueError):
+    """An argument is on another mesh than the program is compiled for: `own` and `compiled_for`
+    have each mesh's axes, with their devices.
+    """
+
+    def __init__(self, name: int | str, own: dict[str, int], compiled_for: dict[str, int]):
+        self.argument = f"argument {name}" if name != "" else "an argument"
+        self.own, self.compiled_for = own, compiled_for
+        where = f"on the mesh {own}, and the program is compiled for {compiled_for}"
+        if own == compiled_for:
+            where += " with its devices in another order"
+        super().__init__(
+            f"{self.argument} is {where}: put all arguments on one mesh; mesh_shape has the same "
+            "axes and devices."
+        )
+
+
 class Call(NamedTuple):
     """A jitted function and what to lower it with: `specs` has for each of `args` None, a
     PartitionSpec, or a tree of them; `static` the positions and names of arguments that are left as
@@ -247,6 +264,28 @@ def _placed_tree(place: Callable, name: int | str, argument: Any, specs: Any) ->
     return jax.tree.unflatten(tree, [place(spec, name, leaf) for leaf, spec in pairs])
 
 
+def _agree(own: NamedSharding, mesh: Mesh) -> bool:
+    """Whether `mesh` has the axes of an argument's own mesh, and where that is made for compiling
+    alone, its order of devices. Of what a program runs on here, one device says nothing of many,
+    nor does an array that every device has.
+    """
+    theirs = own.mesh
+    is_for_compiling = (
+        isinstance(theirs, Mesh)
+        and theirs.devices.flat[0].client.runtime_type == "compile_only_runtime"
+    )
+    is_divided = any(axes is not None for axes in own.spec)
+    if theirs.size == 1 or not (is_divided or is_for_compiling):
+        return True
+    divided = [[axis for axis in of.shape.items() if axis[1] > 1] for of in (theirs, mesh)]
+    if divided[0] != divided[1]:
+        return False
+    if not is_for_compiling:
+        return True
+    numbers = [[device.id for device in of.devices.flat] for of in (theirs, mesh)]
+    return numbers[0] == numbers[1]
+
+
 def _placed(
     spec: PartitionSpec | None, name: int | str, leaf: Any, mesh: Mesh | None, everywhere: bool
 ) -> Any:
@@ -257,6 +296,8 @@ def _placed(
         return leaf
     own = getattr(leaf, "sharding", None)
     if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
+        if mesh is not None and not _agree(own, mesh):
+            raise OtherMesh(name, dict(own.mesh.shape), dict(mesh.shape))
         spec = own.spec
     if spec is None and everywhere:
         spec = PartitionSpec()

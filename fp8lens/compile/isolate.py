@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from fp8lens.compile.bugs import COMPILER_BUGS, ODD_SCALED_DOT
+from fp8lens.compile.bugs import COMPILER_BUGS, ODD_SCALED_DOT, RAGGED_DOTS_TO_CUDNN
 from fp8lens.compile.meshes import elsewhere, make_mesh
 from fp8lens.formats import block_format
 from fp8lens.targets import Target
@@ -59,15 +59,17 @@ _PARTIAL_MAXIMUM = re.compile(
 
 def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target) -> bool:
     """Whether it has something at which XLA was seen to abort: flags of the assembler's, a size of
-    ten digits, a call of a kernel of XLA's own; a scaled_dot of no known block format; a Mosaic GPU
-    kernel with instructions that the chip lacks; or where there is FP8, an amax of a matmul's rows,
-    columns or tiles, which XLA may take for the whole result's.
+    ten digits, a call of a kernel of XLA's own; a scaled_dot of no known block format; a ragged dot
+    left to cuDNN; a Mosaic GPU kernel with instructions that the chip lacks; or where there is FP8,
+    an amax of a matmul's rows, columns or tiles, which XLA may take for the whole result's.
     """
     module: Any = lowered.compiler_ir("stablehlo")
     text = module.operation.get_asm(large_elements_limit=16)
     if "xla_gpu_ptx_compiler_extra_flags" in options or _FATAL.search(text):
         return True
     if _has_odd_scaled_dot(text):
+        return True
+    if RAGGED_DOTS_TO_CUDNN in options and "ragged_dot" in text:
         return True
     if "tcgen05" in text and chip.compute_capability[0] != 10:
         return True

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,15 +18,11 @@ import jax
 from fp8lens.bill.memory import Plan
 from fp8lens.compile.api import aot_compile
 from fp8lens.compile.isolate import Isolated
+from fp8lens.dumps import Stage, is_beside, ptx_of, stages_of
 from fp8lens.hlo.diff import HloDiff, describe, diff_hlo
 from fp8lens.hlo.ops import DOTS
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 
-_FILE = re.compile(
-    r"module_(\d+)\.(?:.+\.)?"
-    r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt"
-)
-_ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
 _DOTS = {"ragged-dot", "convolution"} | DOTS
 _CALL = re.compile("gemm|matmul|scaled_?dot", re.I)
 # A line of HLO that is a matmul: a dot, a custom call, a fusion that XLA made of one.
@@ -36,30 +32,6 @@ _MATMUL = (
 )
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The program between two passes: `after` has run, `before` is next ("" where XLA does not
-    say), in `pipeline`.
-    """
-
-    pipeline: str
-    after: str
-    before: str
-    text: str = field(repr=False)
-
-
-def _stages(folder: Path) -> Iterator[Stage]:
-    """Of the main module: others, of constants folded and of kernels tried, come after it and have
-    higher numbers.
-    """
-    files = [m for path in folder.iterdir() if (m := _FILE.fullmatch(path.name))]
-    main = min((int(m[1]) for m in files), default=0)
-    of_main = [m for m in files if int(m[1]) == main]
-    for m in sorted(of_main, key=lambda m: int(m[2] or -1)):
-        text = (folder / m[0]).read_text(encoding="utf-8")
-        yield Stage(m[3] or "", m[4] or "", m[5] or "", text)
-
-
 def _plan(folder: Path) -> Plan:
     """XLA's plan of the main module's buffers."""
     texts = []
@@ -67,6 +39,18 @@ def _plan(folder: Path) -> Plan:
         paths = sorted(folder.glob(f"module_*after_optimizations-{what}.txt"))
         texts.append(paths[0].read_text(encoding="utf-8") if paths else "")
     return Plan(*texts)
+
+
+# JAX's wheels are built without this assembler. XLA asks for it when the program is optimized and
+# dumped, and ends with an error; where XLA has it, it compiles to the end. XLA crashes if one of
+# several threads ends so (JAX 0.12.0.1): one has to make all kernels. A dump would be shorter than
+# as_text's text.
+_NO_ASSEMBLER = {
+    "xla_gpu_enable_libnvptxcompiler": True,
+    "xla_gpu_force_compilation_parallelism": 1,
+    "xla_dump_compact_gte": False,
+}
+_STOPPED = "LibNvPtxCompiler is not supported"
 
 
 class Dump(NamedTuple):
@@ -88,6 +72,7 @@ def dumped(
     *args: Any,
     pattern: str = "^$",
     compiler_options: Mapping[str, Any] | None = None,
+    assemble: bool = True,
     **options: Any,
 ) -> Dump:
     """Compile `fn(*args)` once, and keep what XLA writes of it: next to the compile it costs
@@ -97,6 +82,11 @@ def dumped(
     after each pass whose name it finds somewhere. "gemm-rewriter" finds cublas-gemm-rewriter and
     triton-gemm-rewriter; ".*" finds all, of which XLA leaves out those that changed nothing; "^$",
     none: then the one stage is the program as XLA got it.
+
+    Without `assemble` XLA may stop when the program is optimized, before it makes machine code of
+    its own kernels, which takes most of the time: then the result has only the program's text, and
+    no PTX, so that a Triton kernel's type is not known. XLA's autotuner makes machine code too:
+    turn it off. What is compiled apart for fear of an abort fails.
 
     Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and
     TypeError for a program that is compiled already. Nothing stays on disk.
@@ -119,14 +109,20 @@ def dumped(
             "xla_dump_hlo_module_re": "",
             "xla_dump_emitter_re": "^ptx$",
         }
-        compiled = aot_compile(
-            fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options
-        )
-        ptx: dict[str, str] = {}
-        for path in sorted(Path(folder).glob("module_*.ptx")):
-            text = path.read_text(encoding="utf-8")
-            ptx |= dict.fromkeys(_ENTRY.findall(text), text)
-        return Dump(compiled, tuple(_stages(Path(folder))), ptx, _plan(Path(folder)))
+        if not assemble:
+            dump |= _NO_ASSEMBLER
+        try:
+            compiled = aot_compile(
+                fn, *args, compiler_options={**(compiler_options or {}), **dump}, **options
+            )
+        except jax.errors.JaxRuntimeError as error:
+            optimized = sorted(Path(folder).glob("module_*gpu_after_optimizations.txt"))
+            if assemble or not optimized or _STOPPED not in str(error):
+                raise
+            compiled = Isolated(optimized[0].read_text(encoding="utf-8"))
+        files = [file for file in Path(folder).iterdir() if is_beside(file.name)]
+        texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+        return Dump(compiled, stages_of(texts), ptx_of(texts), _plan(Path(folder)))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
     "ragged-all-to-all": lambda size, n: size,
 }
 KINDS = tuple(_SENT)
+MOVES = tuple(kind for kind in KINDS if kind not in ("all-reduce", "reduce-scatter"))  # add nothing
 _WIDE = ("bf16", "f16", "f32", "f64")
 
 

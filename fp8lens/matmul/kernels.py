@@ -221,9 +221,9 @@ def roofline_seconds(x: Any, target: str | Target = "H100") -> float:
     return sum(k.seconds(chip) * k.runs for k in kernels(x))
 
 
-# Bytes that are moved for each value: two of bf16 are read, one of FP8 is written. To find the amax
-# first, the bf16 is read once more.
-_QUANTIZED = {"given": 3, "amax": 5}
+#: Bytes that are moved for each value that is quantized, by where its scale comes from: two of bf16
+#: are read, one of FP8 is written. To find the amax first, the bf16 is read once more.
+QUANTIZED_BYTES = {"given": 3, "amax": 5}
 
 
 def matmul_seconds(
@@ -241,10 +241,10 @@ def quantize_seconds(values: int, scale: str, target: str | Target = "H100") -> 
     """Roofline time in seconds to turn so many bf16 values into FP8: by a "given" scale, or by
     their own "amax"; any other word is a ValueError.
     """
-    if scale not in _QUANTIZED:
+    if scale not in QUANTIZED_BYTES:
         raise ValueError(f'the scale is "given", or made from the values\' "amax"; got {scale!r}')
     chip = resolve(target)
-    return _QUANTIZED[scale] * values / chip.memory_bandwidth
+    return QUANTIZED_BYTES[scale] * values / chip.memory_bandwidth
 
 
 def _size(n: int) -> str:

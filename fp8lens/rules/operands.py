@@ -8,7 +8,7 @@ from fp8lens.hlo.origin import primitive
 from fp8lens.hlo.values import broadcast_of, dimensions, look_through, minor_to_major, operand
 from fp8lens.matmul.operands import Operand, Problem
 from fp8lens.matmul.rows import is_sum_of_products, matmuls
-from fp8lens.rules.facts import Matmul, scaled_dot_of
+from fp8lens.rules.facts import Matmul, ragged_of, scaled_dot_of
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 _ALLOWED = ", ".join(sorted(COMMUTES))
@@ -1432,10 +1432,7 @@ def unknown_not_fp8(m: Matmul) -> Found | None:
 @rule(
     "ragged-dot",
     lost=Lost.DUPLICATE,
-    reason=(
-        "XLA compiles ragged_dot as one dense matmul, {m} x {n} x {k}: each row is multiplied by "
-        "every group's matrix, with zeros for the groups that are not its own"
-    ),
+    reason=("XLA compiles ragged_dot as {dense}, {m} x {n} x {k}: {each}"),
     fix=(
         "give every group the same number of rows (a capacity), and multiply in a batch; or leave "
         "it"
@@ -1454,6 +1451,12 @@ def ragged(m: Matmul) -> Found | None:
     If each group gets the same number of rows, some of them padding, the matmul is batched, and
     each row is multiplied once. Which is faster depends on how evenly the rows are spread.
 
+    The gradient of the groups' matrices is a ragged_dot too, whose sums run over a group's rows.
+    XLA makes one dense matmul of it for each group, over all rows, with zeros for the rows of the
+    others. That, too, is the work times the number of groups.
+
+    A ragged_dot of a single group, or one whose groups divide a batch, does no more than it has to.
+
     Loses it:
 
         def experts(a, b: "f8e4m3fn[4,256,128]", sizes: "s32[4]", a_scale, b_scale):
@@ -1464,8 +1467,23 @@ def ragged(m: Matmul) -> Found | None:
         def experts(a: "f8e4m3fn[4,16,256]", b: "f8e4m3fn[4,128,256]", a_scale, b_scale):
             return jax.vmap(scaled_dot, (0, 0, None, None))(a, b, a_scale, b_scale)
     """
-    is_ragged = primitive(m.row.op_name).startswith("ragged_dot")
-    return found_if(is_ragged, m=m.row.m, n=m.row.n, k=m.row.k)
+    if not primitive(m.row.op_name).startswith("ragged_dot"):
+        return None
+    found = ragged_of(m)
+    if found is None or not found.is_repeated:
+        return None
+    dense = f"{m.row.batch} dense matmuls" if m.row.batch > 1 else "one dense matmul"
+    return Found(m=m.row.m, n=m.row.n, k=m.row.k, dense=dense, each=_RAGGED[found.over])
+
+
+# What each multiplies more than it has to, by what the groups divide.
+_RAGGED = {
+    "rows": (
+        "each row is multiplied by every group's matrix, with zeros for the groups that are not "
+        "its own"
+    ),
+    "sums": "each group's sums run over the rows of all groups, with zeros for the others' rows",
+}
 
 
 #: Tried in this order: the first that holds is the reason.

@@ -1,5 +1,10 @@
-"""What XLA makes of a program of "Fusion lab": compiled for a chip that need not be here."""
+"""What XLA makes of a program of "Fusion lab": compiled for a chip that need not be here; for the
+record, and for a notebook that asks while it waits.
+"""
 
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +15,7 @@ from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.rows import GemmRow
-from helpers.explorers.fusion_lab import FILE, Choice, program
+from helpers.explorers.fusion_lab import FILE, SIZES, Choice, check, program
 from helpers.explorers.reader import WORK
 from helpers.figures.program import given_program, kernels_of
 
@@ -29,26 +34,40 @@ _CLASSES = {
     "after": "works on the result",
 }
 _LIBRARIES = {"cublasLt": "cuBLASLt", "triton": "Triton"}
+# To compile a third as long: to the end of XLA's optimizations. Neither may be left out for Triton,
+# whose kernels are tried, and are looked into.
+_SOON = {"assemble": False, "compiler_options": {"xla_gpu_autotune_level": 0}}
 
 
-def inspected(choice: Choice) -> Inspection:
-    """The program of a choice, compiled. Raises what XLA raises."""
-    text = program(choice)
+def function(
+    choice: Choice, sizes: Sequence[int] = SIZES
+) -> tuple[Callable, list[jax.ShapeDtypeStruct]]:
+    """The program of a choice, to be compiled, and its arguments."""
+    text = program(choice, sizes)
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, **DTYPES}
     exec(compile(text.code, FILE, "exec"), names)
-    arguments = [
-        jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dtype, dims in text.arguments.values()
-    ]
-    return inspect(names["layer"], *arguments, target=choice["chip"], gemm=choice["library"])
+    shapes = text.arguments.values()
+    return names["layer"], [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dtype, dims in shapes]
 
 
-def outcome(choice: Choice) -> dict[str, Any]:
+def inspected(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) -> Inspection:
+    """The program of a choice, compiled. Raises what XLA raises.
+
+    With `soon`, and by cuBLASLt, machine code is not made: the program, and all that is said of it,
+    are the same.
+    """
+    layer, arguments = function(choice, sizes)
+    options: dict[str, Any] = _SOON if soon and choice["library"] == "cublaslt" else {}
+    return inspect(layer, *arguments, target=choice["chip"], gemm=choice["library"], **options)
+
+
+def outcome(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) -> dict[str, Any]:
     """What became of a choice, as "Fusion lab" shows it; or {"error": ...}.
 
     `steps` has for each line of the code, counted from 1, the numbers of the kernels that do it.
     """
     try:
-        seen = inspected(choice)
+        seen = inspected(choice, sizes, soon)
     except Exception as error:  # that a program does not compile is a finding
         return {"error": str(error).partition("\n")[0][:300]}
     rows = {row.instruction: row for row in seen.report.rows}
@@ -96,3 +115,65 @@ def steps(seen: Inspection) -> list[list[int]]:
         if file.endswith(FILE):
             found.setdefault(int(line), set()).update(numbers[one] for one in kernels)
     return [sorted(found.get(n, ())) for n in range(1, max(found, default=0) + 1)]
+
+
+# While a reader waits -----------------------------------------------------------------------------
+
+
+def answer(choice: Choice, sizes: Sequence[int]) -> dict[str, Any]:
+    """What "Fusion lab" shows of a choice, with its code: as the record has it, kept here for the
+    next time. ValueError, in a sentence, for what cannot be chosen.
+    """
+    check(choice, sizes)
+    return _answer(tuple(choice.items()), tuple(sizes))
+
+
+@functools.lru_cache(512)
+def _answer(choice: tuple[tuple[str, str], ...], sizes: tuple[int, ...]) -> dict[str, Any]:
+    chosen = dict(choice)
+    code = program(chosen, sizes).code.splitlines()
+    return outcome(chosen, sizes, soon=True) | {"code": code}
+
+
+class Latest:
+    """Does one request after the other in a thread of its own: whoever asks does not wait, and of
+    the requests that wait only the last is done. What `do` raises is its own affair.
+
+    Example:
+
+        >>> done = []
+        >>> latest = Latest(done.append)
+        >>> latest.ask("this")
+        >>> latest.finish()
+        >>> done
+        ['this']
+    """
+
+    def __init__(self, do: Callable[[Any], None]):
+        self._do = do
+        self._lock = threading.Lock()
+        self._waiting: list[Any] = []
+        self._thread: threading.Thread | None = None
+
+    def ask(self, request: Any) -> None:
+        """Have a request done next, in the place of one that waits."""
+        with self._lock:
+            self._waiting = [request]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until nothing waits."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                request = self._waiting.pop()
+            self._do(request)

@@ -6,6 +6,7 @@
 
 import { make as h } from "./elements.mjs";
 
+const RULES = "../../rules/"; // from the page
 const PART = 100; // rows that are shown at once
 const VIEWS = {
   matmuls: "Matmuls",
@@ -352,17 +353,29 @@ class Page {
     panel.append(...(report.rows.length ? this.table(report.head, "Matmuls", report.rows, row) : []), legend);
   }
 
-  lost(panel) {
-    const { lost } = this.summary;
-    if (!lost.length) return panel.append(h("p", {}, "Every matmul is in FP8, and leaves no work to other kernels."));
-    panel.append(
+  // XLA's rules, where the dump has what its rewriter was given.
+  reasons(reasons) {
+    const item = ({ matmul, at, source, lost, reason, fix, rule, matmuls }) =>
       h(
-        "p",
-        { class: "quiet" },
-        "What the compiled program alone tells. For XLA's own reasons and the fix, give the function to fp8lens: " +
-          "fp8lens layers.py:layer --shapes \u2026 --reasons.",
-      ),
-    );
+        "li",
+        { "data-rule": rule },
+        h("p", {}, at ? this.lead(matmul, at) : matmul, source ? ` at ${source}` : "", matmuls > 1 ? `, and ${counted(matmuls - 1, "other")} alike` : ""),
+        h("p", {}, `Lost ${lost}: ${reason}.`),
+        h("p", {}, h("b", {}, "Fix: "), `${fix}.`),
+        h("p", {}, "Rule ", h("a", { href: `${RULES}${rule}.html` }, rule)),
+      );
+    return h("ul", { class: "plain reasons" }, reasons.map(item));
+  }
+
+  lost(panel) {
+    const { lost, reasons, flags } = this.summary;
+    if (reasons?.length) panel.append(this.reasons(reasons));
+    if (!lost.length && !reasons?.length) return panel.append(h("p", {}, "Every matmul is in FP8, and leaves no work to other kernels."));
+    const without =
+      "What the compiled program alone tells. For XLA's rules and the fix, dump with " +
+      `XLA_FLAGS="--xla_dump_to=dumps ${flags}" and give the whole folder; or give the function to fp8lens: ` +
+      "fp8lens layers.py:layer --shapes \u2026 --reasons.";
+    if (lost.length) panel.append(h("p", { class: "quiet" }, reasons ? "The same, as the compiled program alone tells it:" : without));
     const list = h("ul", { class: "plain" });
     const item = (one) =>
       h(

@@ -26,13 +26,15 @@ async function load() {
 
 const nameOf = (file) => file.webkitRelativePath || file.name;
 
-// Of several files, the one that has the compiled program; and a sentence that says which it is.
+// Of several files, the one that has the compiled program; a sentence that says which it is; and those that say what XLA's
+// rewriter was given.
 function choose(files) {
-  if (files.length === 1) return [files[0], ""];
+  if (files.length === 1) return [files[0], "", []];
   const sizes = Object.fromEntries(files.map((file) => [nameOf(file), file.size]));
   const choice = JSON.parse(reader.choose(JSON.stringify(sizes)));
   if (!choice) throw new Error(`None of these ${files.length} files is the text of a program.`);
-  return [files.find((file) => nameOf(file) === choice.name), `Read ${choice.said}`];
+  const beside = files.filter((file) => choice.beside.includes(nameOf(file)));
+  return [files.find((file) => nameOf(file) === choice.name), `Read ${choice.said}`, beside];
 }
 
 async function bytesOf(file) {
@@ -80,8 +82,9 @@ async function bytesOf(file) {
 
 const DO = {
   async read({ slot, files }) {
-    const [file, said] = choose(files);
+    const [file, said, beside] = choose(files);
     const bytes = await bytesOf(file);
+    for (const one of beside) reader.lay(nameOf(one), await bytesOf(one));
     const summary = JSON.parse(reader.read(slot, nameOf(file), bytes, tell));
     if (summary.error) throw new Error(summary.error);
     return { ...summary, said };

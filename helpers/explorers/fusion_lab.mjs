@@ -4,10 +4,13 @@
 // The model has a value for each axis (helpers/explorers/fusion_lab.py, which names them), and
 //   axes, grids, tries, fixes, first   what can be chosen, what of it is recorded, and what is worth a try
 // On the site the answers are in fusion_lab.json.gz beside this file: many programs become the same, so it has each text
-// once. XLA's texts reach the page only as text nodes.
+// once. In a notebook the kernel compiles what is chosen: the model has `release` then, of the kernel's JAX, and m, n and k;
+// a question is a message, {choice, sizes}, and so is its answer, {asked, found} or {asked, wrong}. XLA's texts reach the
+// page only as text nodes.
 
 const RECORD = "fusion_lab.json.gz";
 const RULES = "../../rules/"; // from the explorer's page
+const SIZES = ["m", "n", "k"]; // in a notebook
 
 // The record ----------------------------------------------------------------------------------------------------------
 
@@ -50,8 +53,45 @@ class Answers {
   }
 }
 
+const WAIT = 3000; // milliseconds until a reader is told that the kernel does not answer
+
+/** What can be asked of a notebook's kernel: `tell` gets what it answers to the last question. */
+class Kernel {
+  #asked = "";
+  #since = 0;
+  #timer = 0;
+
+  constructor(model, tell, late) {
+    this.model = model;
+    this.late = late;
+    this.heard = message => {
+      if (!message?.asked || JSON.stringify(message.asked) !== this.#asked) return; // another view's, or an earlier one
+      this.#asked = "";
+      clearTimeout(this.#timer);
+      tell({ ...message, milliseconds: performance.now() - this.#since });
+    };
+    model.on("msg:custom", this.heard);
+  }
+
+  ask(question) {
+    const asked = JSON.stringify(question);
+    if (asked === this.#asked) return;
+    this.#asked = asked;
+    this.#since = performance.now();
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(this.late, WAIT);
+    this.model.send(question);
+  }
+
+  close() {
+    clearTimeout(this.#timer);
+    this.model.off("msg:custom", this.heard);
+  }
+}
+
 /** The recorded choice nearest to one, with the value of `kept` as it is; and the names of what is other. */
 export function nearest(choice, kept, names, grids, first) {
+  if (!grids.length) return [choice, []]; // nothing is recorded: everything can be asked
   const others = grids
     .filter(grid => !kept || grid[kept].includes(choice[kept]))
     .map(grid => [grid, names.filter(name => !grid[name].includes(choice[name]))])
@@ -181,7 +221,7 @@ function kernelsOf(found, before) {
   return list;
 }
 
-function reasonsOf(found, choice, fixes, apply, label) {
+function reasonsOf(found, choice, fixes, apply, label, isLive) {
   if (!found.reasons.length) {
     const text = found.fp8 ? "It is FP8, and all work that the call can do is in the call." : "";
     return make("p", { class: "none" }, text || "Nothing to say: the operands are not quantized.");
@@ -189,7 +229,7 @@ function reasonsOf(found, choice, fixes, apply, label) {
   const list = make("ul", { class: "reasons" });
   for (const { lost, reason, fix, rule } of found.reasons) {
     const change = fixes[rule]?.find(one => Object.entries(one).some(([axis, value]) => choice[axis] !== value));
-    const name = make("a", { href: `${RULES}${rule}.html` }, rule);
+    const name = isLive ? make("code", {}, rule) : make("a", { href: `${RULES}${rule}.html` }, rule);
     list.append(
       make(
         "li", { "data-rule": rule },
@@ -238,6 +278,7 @@ function hloOf(found, before) {
 
 async function render({ model, el }) {
   const [axes, grids, tries, fixes, first] = ["axes", "grids", "tries", "fixes", "first"].map(key => model.get(key));
+  const release = model.get("release") ?? "";
   const names = axes.map(axis => axis.name);
   const byName = new Map(axes.map(axis => [axis.name, axis]));
   el.classList.add("explorer", "explorer-fusion_lab");
@@ -246,9 +287,12 @@ async function render({ model, el }) {
   const told = make("div", { class: "told", role: "status", tabindex: "-1" });
   const note = make("p", { class: "note" });
   const shown = make("div", { class: "shown" });
+  const about = make("p", { class: "quiet about" });
   const controls = new Map();
-  let answers = null;
-  let last = null; // the choice that is shown
+  let answers = null; // what is recorded
+  let kernel = null; // or who compiles
+  let wanted = null; // the question whose answer is shown, or is waited for
+  let last = null; // the question whose answer is shown
   let kept = "";
   let before = null; // the answer that was shown before it
 
@@ -262,6 +306,8 @@ async function render({ model, el }) {
     }
     return choice;
   }
+
+  const sizes = () => (release ? SIZES.map(name => model.get(name)) : []);
 
   function changedToo(choice, others) {
     if (!others.length) return "";
@@ -278,6 +324,15 @@ async function render({ model, el }) {
     show();
   }
 
+  function resize(name, text) {
+    const length = Number(text);
+    note.textContent = Number.isInteger(length) && length > 0 ? "" : `${name.toUpperCase()} is ${text || "empty"}: give a whole number.`;
+    if (note.textContent) return;
+    model.set(name, length);
+    model.save_changes();
+    show();
+  }
+
   // The button that was pressed is gone then: what it changed is read next.
   function fix(values) {
     change(values);
@@ -287,24 +342,54 @@ async function render({ model, el }) {
   function show() {
     const [choice] = nearest(chosen(), "", names, grids, first);
     for (const name of names) controls.get(name).value = choice[name];
+    for (const [at, length] of sizes().entries()) controls.get(SIZES[at]).value = length;
     for (const button of el.querySelectorAll("[data-try]")) {
-      const wanted = { ...first, ...tries[button.dataset.try] };
-      button.setAttribute("aria-pressed", String(names.every(name => choice[name] === wanted[name])));
+      const tried = { ...first, ...tries[button.dataset.try] };
+      button.setAttribute("aria-pressed", String(names.every(name => choice[name] === tried[name])));
     }
-    if (!answers || (last && names.every(name => choice[name] === last[name]))) return;
-    const found = answers.of(choice);
-    const differs = last ? names.filter(name => choice[name] !== last[name]) : [];
-    draw(found, choice, differs.map(name => [byName.get(name), last[name], choice[name]]));
-    last = choice;
+    const question = { choice, sizes: sizes() };
+    if (!(answers || kernel) || JSON.stringify(question) === JSON.stringify(wanted)) return;
+    wanted = question;
+    if (answers) return answer(question, answers.of(choice));
+    shown.setAttribute("aria-busy", "true");
+    kernel.ask(question);
+  }
+
+  function answer(question, found) {
+    shown.removeAttribute("aria-busy");
+    draw(found, question.choice, last ? changes(last, question) : []);
+    last = question;
     before = found;
   }
 
-  function draw(found, choice, changes) {
+  /** What differs between two questions, in words. */
+  function changes(was, is) {
+    const chosenNow = axes.filter(({ name }) => was.choice[name] !== is.choice[name]);
+    const said = chosenNow.map(({ name, label, values }) => `${label}: ${values[was.choice[name]]} → ${values[is.choice[name]]}`);
+    for (const [at, length] of is.sizes.entries()) {
+      if (length !== was.sizes[at]) said.push(`${SIZES[at].toUpperCase()}: ${was.sizes[at]} → ${length}`);
+    }
+    return said;
+  }
+
+  // What the kernel says.
+  function hear({ asked, found, wrong, milliseconds }) {
+    note.textContent = "";
+    if (wrong !== undefined) {
+      shown.removeAttribute("aria-busy");
+      note.textContent = wrong;
+      wanted = null; // may be asked again
+      return;
+    }
+    answer(asked, { kernels: [], reasons: [], hlo: [], steps: [], ...found });
+    about.textContent = `Compiled by JAX ${release} in this notebook's kernel for ${asked.choice.chip}, ${Math.round(milliseconds)} ms after it was chosen. Nothing here was measured on a GPU.`;
+  }
+
+  function draw(found, choice, what) {
     const [head, rest] = verdict(found);
     const state = found.error || !found.fp8 ? "bad" : found.kernels.length === 1 ? "good" : "fair";
     told.className = `told ${state}`;
     const sentences = before ? difference(found, before) : [];
-    const what = changes.map(([axis, was, is]) => `${axis.label}: ${axis.values[was]} → ${axis.values[is]}`);
     told.replaceChildren(
       make("p", { class: "verdict" }, make("strong", {}, head), " ", make("span", {}, rest)),
       make("p", { class: "changed" }, what.length ? make("b", {}, `${what.join("; ")}. `) : "", sentences.join(" ")),
@@ -315,7 +400,7 @@ async function render({ model, el }) {
     shown.replaceChildren(
       make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
       found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
-      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, choice, fixes, fix, label)),
+      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, choice, fixes, fix, label, Boolean(release))),
       found.error ? "" : hlo,
     );
   }
@@ -326,18 +411,36 @@ async function render({ model, el }) {
     controls.set(name, select);
   }
   const fields = axes.map(axis => make("label", { class: `field ${axis.name}` }, make("span", {}, axis.label), controls.get(axis.name)));
+  for (const name of release ? SIZES : []) {
+    const input = make("input", { name, inputmode: "numeric", autocomplete: "off", onchange: event => resize(name, event.target.value.trim()) });
+    controls.set(name, input);
+    fields.push(make("label", { class: "field" }, make("span", {}, name.toUpperCase()), input));
+  }
   const press = name => () => change({ ...tries[name], ...Object.fromEntries(names.filter(n => !(n in tries[name])).map(n => [n, first[n]])) });
   const buttons = Object.keys(tries).map(name => make("button", { type: "button", "data-try": name, "aria-pressed": "false", onclick: press(name) }, name));
   el.replaceChildren(
     make("div", { class: "controls tries", role: "group", "aria-label": "Programs to try" }, make("span", { class: "quiet" }, "Try"), ...buttons),
     make("div", { class: "fields", role: "group", "aria-label": "The program" }, ...fields),
-    note, told, stored, shown,
+    note, told, stored, shown, about,
   );
   const [fitting, others] = nearest(chosen(), "", names, grids, first);
   if (others.length) note.textContent = changedToo(fitting, others);
   show();
-  model.on(names.map(name => `change:${name}`).join(" "), () => queueMicrotask(show));
+  const follow = () => queueMicrotask(show);
+  const followed = [...names, ...(release ? SIZES : [])].map(name => `change:${name}`).join(" ");
+  model.on(followed, follow);
 
+  if (release) {
+    kernel = new Kernel(model, hear, () => {
+      note.textContent = "The kernel has not answered yet: it compiles when the cell that runs has ended. A kernel that was stopped does not answer.";
+    });
+    note.textContent = "The kernel compiles the first program.";
+    show();
+    return () => {
+      kernel.close();
+      model.off(followed, follow);
+    };
+  }
   try {
     answers = new Answers(await load(), names, grids);
   } catch (error) {
@@ -346,9 +449,7 @@ async function render({ model, el }) {
   }
   stored.remove();
   const { date, packages } = answers.record;
-  el.append(
-    make("p", { class: "quiet about" }, `${answers.record.programs.length.toLocaleString("en")} programs, compiled with JAX ${packages.jax} on ${date}, of 4096 × 4096 matrices. Nothing here was measured on a GPU.`),
-  );
+  about.textContent = `${answers.record.programs.length.toLocaleString("en")} programs, compiled with JAX ${packages.jax} on ${date}, of 4096 × 4096 matrices. Nothing here was measured on a GPU.`;
   show();
 }
 

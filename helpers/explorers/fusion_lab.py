@@ -1,6 +1,7 @@
 """The programs of "Fusion lab": what can be chosen, the code of a choice, and what the page shows
 of the first one before any script runs. `fusion_lab.mjs` shows the same, and answers when it is
-touched. Nothing is compiled here: `tools/records/fusion_lab.py` did it.
+touched. Nothing is compiled here: `tools/records/fusion_lab.py` did it, and in JupyterLab
+`compiled.py` does it.
 """
 
 import functools
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fp8lens.hlo.text import counted, size
+from fp8lens.targets import TARGETS
 from helpers.records.results import digest
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "results" / "fusion_lab.json.gz"
-M = N = K = 4096
+SIZES = (4096, 4096, 4096)  # M, N, K: of all that is recorded
+LARGEST = 1 << 17  # of a typed size: larger than any layer's
 FILE = "layer.py"  # by this name XLA knows a program's lines
 
 Choice = Mapping[str, str]
@@ -203,8 +206,11 @@ def _as(name: str, dtype: str) -> str:
     return name if dtype == "f32" else f"{name}.astype({dtype})"
 
 
-def program(choice: Choice) -> Program:
-    """What is compiled for a choice: one step a line, in the order of chapters 02 to 06."""
+def program(choice: Choice, sizes: Sequence[int] = SIZES) -> Program:
+    """What is compiled for a choice: one step a line, in the order of chapters 02 to 06. `sizes`
+    are M, N and K.
+    """
+    m, n, k = sizes
     left, right = {
         "e4m3": ("e4m3", "e4m3"),
         "e5m2-e4m3": ("e5m2", "e4m3"),
@@ -214,12 +220,12 @@ def program(choice: Choice) -> Program:
     wide, scales, bias = choice["dequantize"], choice["scales"], choice["bias"]
     is_turned = choice["layout"] == "nk"
     arguments: dict[str, tuple[str, tuple[int, ...]]] = {
-        "a": (left, (M, K)),
-        "b": (right, (N, K) if is_turned else (K, N)),
+        "a": (left, (m, k)),
+        "b": (right, (n, k) if is_turned else (k, n)),
     }
     if scales != "none":
         by_row = scales != "scalar"
-        arguments["a_scales" if by_row else "a_scale"] = ("f32", (M, 1) if by_row else ())
+        arguments["a_scales" if by_row else "a_scale"] = ("f32", (m, 1) if by_row else ())
         arguments["b_scale"] = ("f32", ())
     lines = []
     if choice["operands"] != "bf16":
@@ -230,7 +236,7 @@ def program(choice: Choice) -> Program:
     if scales == "row-after":
         lines.append(f"d = d * {_as('a_scales', wide)}")
     if bias != "none":
-        arguments["bias"] = (bias, (N,))
+        arguments["bias"] = (bias, (n,))
         lines.append(f"d = d + {'bias' if bias == wide else f'bias.astype({wide})'}")
     if choice["activation"] != "none":
         lines.append(f"d = jax.nn.{choice['activation']}(d)")
@@ -309,10 +315,47 @@ def data() -> dict[str, Any]:
     }
 
 
-def answer() -> str:
-    """The first choice's verdict, code and kernels, as HTML."""
-    found = outcome(STATE)
+def live(release: str) -> dict[str, Any]:
+    """What it needs in a notebook, whose kernel compiles with this release of JAX: there every
+    combination can be chosen, every chip of fp8lens, and M, N and K.
+    """
+    needed = data() | {"grids": [], "release": release}
+    for axis in needed["axes"]:
+        if axis["name"] == "chip":
+            axis["values"] = {name: name for name in TARGETS}
+    return needed
+
+
+def check(choice: Choice, sizes: Sequence[int]) -> None:
+    """Raise ValueError, in a sentence, for what cannot be chosen in a notebook."""
+    values = {axis.name: axis.values for axis in AXES} | {"chip": TARGETS}
+    for name in {**choice, **values}:
+        if name not in values:
+            raise ValueError(f"{name} cannot be chosen: choose {', '.join(values)}.")
+        if (value := choice.get(name)) not in values[name]:
+            raise ValueError(f"{name} is {value!r}: choose one of {', '.join(values[name])}.")
+    for name, length in zip("MNK", sizes, strict=True):
+        if not isinstance(length, int) or not 1 <= length <= LARGEST:
+            raise ValueError(f"{name} is {length!r}: give a whole number from 1 to {LARGEST}.")
+
+
+def answer(choice: Choice = STATE, plain: bool = False) -> str:
+    """A choice's verdict, code and kernels, as HTML; `plain` as a notebook's output may have it,
+    without the attributes of the explorer's page. KeyError for a choice that is not recorded.
+    """
+    found = outcome(choice)
     head, rest = map(html.escape, verdict(found))
+    said = f"<strong>{head}</strong> {rest}"
+    code = f"<pre>{html.escape(program(choice).code)}</pre>"
+    if plain:
+        code = f"<p>{said}</p>{code}"
+    else:
+        code = (
+            f'<p class="verdict">{said}</p>'
+            f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">{code}</div>'
+        )
+    if "error" in found:
+        return code
     kernels = "".join(
         f"<li><b>{html.escape(kernel['title'])}</b> {html.escape(kernel['detail'])}: "
         f"{size(kernel['bytes'])}</li>"
@@ -323,9 +366,5 @@ def answer() -> str:
         for reason in found["reasons"]
     )
     reasons = f"<ul>{reasons}</ul>" if reasons else "<p>Nothing is left outside of the call.</p>"
-    return (
-        f'<p class="verdict"><strong>{head}</strong> {rest}</p>'
-        f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">'
-        f"<pre>{html.escape(program(STATE).code)}</pre></div>"
-        f"<p>Its kernels, on an {STATE['chip']}, at {M} × {N} × {K}:</p><ul>{kernels}</ul>{reasons}"
-    )
+    at = " × ".join(map(str, SIZES))
+    return f"{code}<p>Its kernels, on an {choice['chip']}, at {at}:</p><ul>{kernels}</ul>{reasons}"

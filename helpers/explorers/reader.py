@@ -12,11 +12,11 @@ import bisect
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fp8lens.dumps import NoText, choose, not_of_a_gpu, text_of
+from fp8lens.dumps import NoText, choose, files_beside, flags, not_of_a_gpu, text_of
 from fp8lens.formats import is_narrow
 from fp8lens.hlo.diff import HloDiff, diff_hlo
 from fp8lens.hlo.parse import (
@@ -28,7 +28,7 @@ from fp8lens.hlo.parse import (
     visible,
 )
 from fp8lens.hlo.text import STYLES, counted, format_instruction, parts, size
-from fp8lens.inspection import inspect
+from fp8lens.inspection import of_dump
 from fp8lens.matmul import collectives, ledger
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.rows import GemmRow
@@ -176,17 +176,26 @@ def heading(computation: Computation) -> str:
 class Program:
     """A dump that was read. `tell` is called with what is done next."""
 
-    def __init__(self, name: str, text: str, tell: Callable[[str], None] = lambda what: None):
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        tell: Callable[[str], None] = lambda what: None,
+        beside: Mapping[str, str] | None = None,
+    ):
         self.name = name
         tell("Reading the HLO")
         self.module = parse_hlo_module(text)
-        self.seen = inspect(self.module)
+        self.seen = of_dump(self.module, name, beside)
         tell("Finding the matmuls and what is around them")
         _ = self.seen.unfused
         tell("Accounting for every kernel")
         _ = self.seen.ledger
         tell("Finding what is sent between devices")
         _ = self.seen.collectives
+        if self.seen.has_reasons:
+            tell("Looking for the reasons")
+            _ = self.seen.reasons
         self.note = not_of_a_gpu(name, self.module)
 
     def summary(self) -> dict[str, Any]:
@@ -207,6 +216,8 @@ class Program:
             "computations": len(self.module.computations),
             "report": {"head": gemms.HEADER, "rows": [*self._report()]},
             "lost": [*self._lost()],
+            "reasons": self._reasons(),
+            "flags": flags(self.module),
             "classes": self.seen.ledger.totals(),
             "kernels": len(self.seen.ledger),
             "sent": {
@@ -276,6 +287,31 @@ class Program:
                 "reasons": reasons,
                 "kernels": [self._left(kernel) for kernel in kernels],
             }
+
+    def _reasons(self) -> list[dict[str, Any]] | None:
+        """XLA's rules that the program breaks, each once for all matmuls of which it says the same;
+        None where the dump does not have what XLA's rewriter was given.
+        """
+        if not self.seen.has_reasons:
+            return None
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        for one in self.seen.reasons:
+            key = (one.rule, str(one.lost), one.reason, one.fix)
+            if key in found:
+                found[key]["matmuls"] += 1
+                continue
+            instruction = self.module.entry.get(one.instruction)
+            found[key] = {
+                "matmul": readable(one.matmul),
+                "at": address(instruction) if instruction else "",
+                "source": readable(one.source),
+                "lost": str(one.lost),
+                "reason": readable(one.reason),
+                "fix": readable(one.fix),
+                "rule": one.rule,
+                "matmuls": 1,
+            }
+        return [*found.values()]
 
     def _left(self, kernel: UnfusedKernel) -> dict[str, Any]:
         """A kernel that does what a matmul's call could have done."""
@@ -421,7 +457,7 @@ class Program:
 
     def json(self) -> str:
         """What `fp8lens --json` prints, with what was lost."""
-        seen = json.loads(self.seen.json(reasons=False))
+        seen = json.loads(self.seen.json())
         return json.dumps({"file": self.name, **seen, "lost": [*self._lost()]}, indent=1)
 
     def page(self) -> str:
@@ -429,8 +465,10 @@ class Program:
         title = html.escape(readable(f"{self.name}: {self.answer()}"))
         note = self.summary()["note"]
         lost = "".join(f"<li>{_lost_html(one)}</li>" for one in self._lost())
+        why = "".join(f"<li>{_reason_html(one)}</li>" for one in self._reasons() or ())
         sections = [
             ("Matmuls", self.seen.report._repr_html_()),
+            *([("XLA's rules", f"<ul>{why}</ul>")] if why else []),
             ("Not in FP8, or with work outside", f"<ul>{lost}</ul>" if lost else "<p>None.</p>"),
             ("Kernels", self.seen.ledger._repr_html_()),
             ("Between devices", self.seen.collectives._repr_html_()),
@@ -473,6 +511,11 @@ def why_not(row: GemmRow, made: Sequence[str]) -> str:
         f"Its operands are {row.lhs_dtype} and {row.rhs_dtype}: nothing that reaches it is FP8. "
         "Either the program does not quantize them, or XLA rounded them inside another kernel."
     )
+
+
+def _reason_html(one: dict[str, Any]) -> str:
+    said = f"{one['matmul']} lost {one['lost']}: {one['reason']}. Fix: {one['fix']}."
+    return f"{html.escape(said)} Rule <code>{html.escape(one['rule'])}</code>"
 
 
 def _lost_html(lost: dict[str, Any]) -> str:
@@ -528,12 +571,24 @@ class Reader:
 
     def __init__(self) -> None:
         self.programs: dict[str, Program] = {}
+        self._beside: dict[str, bytes] = {}
         self._diff: tuple[tuple[Program, Program], HloDiff] | None = None
 
     def choose(self, files: str) -> str:
-        """Of files, JSON of names and bytes: which to read, and a sentence; null if none."""
-        choice = choose(json.loads(files))
-        return json.dumps(choice and {"name": choice.name, "said": readable(str(choice))})
+        """Of files, JSON of names and bytes: which to read, and a sentence, and which to `lay`
+        beside it before; null if none.
+        """
+        sizes = json.loads(files)
+        choice = choose(sizes)
+        if choice is None:
+            return "null"
+        said = readable(str(choice))
+        further = files_beside(choice.name, sizes)
+        return json.dumps({"name": choice.name, "said": said, "beside": further})
+
+    def lay(self, name: str, data: Any) -> None:
+        """Have a file stand beside the dump that is read next."""
+        self._beside[name] = data if isinstance(data, bytes) else data.to_bytes()
 
     def read(
         self, slot: str, name: str, data: Any, tell: Callable[[str], None] = lambda what: None
@@ -543,10 +598,12 @@ class Reader:
         """
         self.programs.pop(slot, None)
         self._diff = None
+        further, self._beside = self._beside, {}
         try:
             if not isinstance(data, bytes):
                 data = data.to_bytes()
-            program = Program(name, text_of(data), tell)
+            texts = {name: text_of(one) for name, one in further.items()}
+            program = Program(name, text_of(data), tell, texts)
             summary = program.summary()
         except NoText as error:
             return self._error(f"{name} is {error}: {_ADVICE}")

@@ -315,7 +315,7 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
 # What others measured -----------------------------------------------------------------------------
 
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
-# Bytes for a bf16 value made FP8: a tensor is read whole to know its scale.
+# Bytes for a bf16 value made FP8: a tensor is read whole to know its scale, if that is not known.
 _MOVED = {"": 0, "row": 3, "block": 3, "tensor": 5}
 
 
@@ -323,8 +323,8 @@ _MOVED = {"": 0, "row": 3, "block": 3, "tensor": 5}
 class Figure:
     """A published number. `of` begins with "bf16" or "FP8" where it is of one matmul, of `shape`
     (M, N, K). `over` is the same in bf16. `quantized` says which operands are made FP8 within the
-    time: "A", or "A and B"; `per` what has a scale of its own, a "row", a "block" or a
-    "tensor".
+    time: "A", or "A and B"; `per` what has a scale of its own, a "row", a "block" or a "tensor";
+    `known` that the scales are those of earlier steps.
     """
 
     of: str
@@ -334,6 +334,12 @@ class Figure:
     over: float | None = None
     quantized: str = ""
     per: str = ""
+    known: bool = False
+
+    @property
+    def bytes_moved(self) -> int:
+        """For each value that is quantized within the time."""
+        return _MOVED["row"] if self.known else _MOVED[self.per]
 
     @property
     def dtype(self) -> str | None:
@@ -368,7 +374,7 @@ class Figure:
         m, n, k = self.shape
         values = {"": 0, "A": m * k, "A and B": (m + n) * k}[self.quantized]
         multiply = matmul_seconds(m, n, k, self.dtype, "bf16", chip)
-        return multiply + _MOVED[self.per] * values / chip.memory_bandwidth
+        return multiply + self.bytes_moved * values / chip.memory_bandwidth
 
 
 def _numbers(text: str) -> set[float]:

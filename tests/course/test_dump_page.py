@@ -11,7 +11,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from fp8lens import report_gemms
+from fp8lens import aot_compile, report_gemms
+from helpers.explorers import compiled, fusion_lab
 from helpers.explorers.dump import EXAMPLE
 from tests.course.test_explorers import site  # noqa: F401
 from tests.course.test_site import opened, overflows, see
@@ -155,6 +156,33 @@ def test_files_folders_and_gzipped_text_are_read_and_the_right_one_is_named(page
         assert not page.locator(".tabs").count() and page.locator(".stored").is_visible()
     give(page, ("one.ptx", b"x"), ("two.ptx", b"x"))
     expect(page.locator(".told.wrong")).to_contain_text("None of these 2 files is the text")
+
+
+def test_of_a_folder_with_what_xlas_rewriter_was_given_the_rules_are_said(page, tmp_path):
+    choice = {**fusion_lab.STATE, "bias": "f32"}
+    fn, arguments = compiled.function(choice)
+    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+    options |= {"xla_dump_hlo_pass_re": "gemm-rewriter"}
+    aot_compile(fn, *arguments, compiler_options=options)
+    files = [(path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())]
+    give(page, *files)
+    name = next(name for name, _ in files if name.endswith("gpu_after_optimizations.txt"))
+    read(page, f"{name}, the one program that XLA compiled for a GPU among {len(files)} files.")
+    tab(page, "Why not FP8")
+    reasons = page.locator(".reasons li")
+    wanted = compiled.inspected(choice).reasons
+    assert [one.get_attribute("data-rule") for one in reasons.all()] == [r.rule for r in wanted]
+    for shown, one in zip(reasons.all(), wanted, strict=True):
+        expect(shown).to_contain_text(f"{one.reason}.")
+        expect(shown).to_contain_text(f"Fix: {one.fix}.")
+        link = shown.get_by_role("link", name=one.rule)
+        expect(link).to_have_attribute("href", f"../../rules/{one.rule}.html")
+    # The program alone does not tell them: then it is said how to dump.
+    give(page, (name, dict(files)[name]))
+    read(page, f"{name}.")
+    tab(page, "Why not FP8")
+    expect(page.locator(".panel, .explorer").first).to_contain_text("xla_dump_hlo_pass_re")
+    assert not reasons.count()
 
 
 def test_a_dropped_file_is_read(page):

@@ -10,11 +10,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import jax
 import jupytext
 import nbformat
 import pytest
 from playwright.sync_api import Page, expect
 
+from fp8lens.hlo.text import size
+from helpers.explorers import compiled, fusion_lab
 from tests.weekly import NIGHTLY
 from tools import outputs
 from tools.files import of_project
@@ -259,6 +262,70 @@ def test_the_explorer_of_the_first_chapter_answers(page, ran):
     area.locator("[data-which=format] [data-bit='7']").focus()
     page.keyboard.press("Enter")
     expect(answer).to_contain_text("-0.34375 becomes -0.34375 in E4M3FN: exact.")
+
+
+@pytest.fixture
+def fusion(page, clone):
+    """The fusion lab in a notebook of one cell, which was run."""
+    code = "from helpers.explorers.widgets import FusionLab\n\nFusionLab()"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    path = clone / "notebooks" / "fusion.ipynb"
+    nbformat.write(notebook, path)
+    page.locator(".jp-DirListing-item", has_text=path.name).wait_for()
+    panel = open_chapter(page, path.name)
+    panel.locator(".jp-Cell .cm-content").first.click()
+    page.keyboard.press("Shift+Enter")
+    yield panel.locator(".explorer-fusion_lab").first
+    page.keyboard.press("Control+s")
+    path.unlink()
+
+
+def expect_verdict(area, choice, sizes=(4096, 4096, 4096)) -> None:
+    """What fp8lens says of the same program, compiled here."""
+    seen = compiled.inspected(choice, sizes)
+    expect(area.locator(".code code")).to_have_text(
+        fusion_lab.program(choice, sizes).code.splitlines()
+    )
+    head = "FP8" if seen.report.fp8_flops_share == 1 else "Not FP8"
+    expect(area.locator(".verdict strong")).to_contain_text(head)
+    kernels = seen.report.kernels
+    count = "one kernel" if kernels == 1 else f"{kernels} kernels"
+    moved = f"{count}, {size(seen.report.bytes_moved)} moved"
+    expect(area.locator(".verdict span")).to_have_text(moved)
+    expect(area.locator(".kernels li:not(.before)")).to_have_count(kernels)
+    rules = [one.get_attribute("data-rule") for one in area.locator(".reasons li").all()]
+    assert rules == [reason.rule for reason in seen.reasons]
+    expect(area.locator(".about")).to_contain_text(f"Compiled by JAX {jax.__version__}")
+
+
+def test_the_fusion_lab_compiles_what_is_chosen(page, fusion):
+    first = dict(fusion_lab.STATE)
+    expect_verdict(fusion, first)
+    fusion.locator("select[name=bias]").select_option("f32")
+    expect_verdict(fusion, first | {"bias": "f32"})
+    expect(fusion.locator(".changed")).to_contain_text("Bias: bfloat16 → float32.")
+    fusion.get_by_role("button", name="Apply the fix: Bias").click()
+    expect_verdict(fusion, first)
+    # By the keyboard alone: a chip, and sizes, that are not recorded.
+    fusion.locator("select[name=chip]").focus()
+    page.keyboard.press("ArrowDown")
+    chosen = first | {"chip": "H200"}
+    expect_verdict(fusion, chosen)
+    fusion.locator("input[name=m]").focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("100")
+    page.keyboard.press("Tab")
+    expect_verdict(fusion, chosen, (100, 4096, 4096))
+    fusion.locator("input[name=m]").fill("1000000")
+    fusion.locator("input[name=m]").blur()
+    expect(fusion.locator(".note")).to_contain_text("M is 1000000: give a whole number from 1 to")
+    fusion.locator("input[name=m]").fill("4096")
+    fusion.locator("input[name=m]").blur()
+    # Faster than the kernel compiles: the last one is shown.
+    for result in ("bf16", "f32", "e4m3-no-clamp"):
+        fusion.locator("select[name=result]").select_option(result)
+    expect_verdict(fusion, chosen | {"result": "e4m3-no-clamp"})
 
 
 def test_the_text_half_is_not_listed_and_opens_as_a_notebook(page):

@@ -891,7 +891,7 @@ def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
         def fails(*_, fault=fault):
             raise fault("oh \x1b")
 
-        monkeypatch.setattr(fp8lens.cli, "inspect", fails)
+        monkeypatch.setattr(fp8lens.cli, "of_dump", fails)
         assert main([str(DUMP), "--require-fp8"]) == 2
         out, err = capsys.readouterr()
         assert out == "" and re.fullmatch(
@@ -1036,9 +1036,13 @@ def test_what_the_devices_of_a_mesh_send_and_why(file, capsys):
     "mesh, shapes, said",
     [
         ("data", "bf16[64]", "'data' is no axis and its devices: write --mesh data=8,model=4"),
-        ("data=0", "bf16[64]", "'data=0' is no axis"),
+        ("data=0", "bf16[64]", "'data' has no devices: give 1 or more"),
+        ("data=2.0", "bf16[64]", "'data' has '2.0' devices: give a whole number, as in --mesh"),
+        ("data=-1", "bf16[64]", "'data' has '-1' devices: give a whole number"),
+        ("", "bf16[64]", "--mesh is empty: write --mesh data=8,model=4, or leave it out"),
+        ("  ", "bf16[64]", "--mesh is empty"),
         ("data=8,data=8", "bf16[64]", "the axis 'data' twice"),
-        ("", "bf16[64@data]", "'data', and there is no --mesh"),
+        (None, "bf16[64@data]", "'data', and there is no --mesh"),
         ("data=8", "bf16[64@date]", "'date', which --mesh has not; nearest: data"),
         ("data=8", "bf16[12@data]", "12 cannot be sharded over 8 devices (data)"),
         ("data=8", "bf16[64@]", "character 8: 'bf16[64@]' is no shape: expected"),
@@ -1046,9 +1050,164 @@ def test_what_the_devices_of_a_mesh_send_and_why(file, capsys):
     ],
 )
 def test_mistakes_in_a_mesh_are_answered(file, capsys, mesh, shapes, said):
-    given = ["--mesh", mesh] if mesh else []
+    given = [] if mesh is None else ["--mesh", mesh]
     assert main([f"{file}:bare", "--shapes", shapes, *given]) == 2
     assert said in capsys.readouterr().err
+
+
+MESHES = """
+from fp8lens import mesh
+
+def at(mesh, other=None):
+    def shape(rows, dtype, mesh):
+        sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+        return jax.ShapeDtypeStruct((rows, 128), dtype, sharding=sharding)
+    return shape(512, jnp.float8_e4m3fn, mesh), shape(256, jnp.bfloat16, other or mesh)
+
+def on_8x4():
+    return at(mesh("H100", {"data": 8, "model": 4}))
+
+def on_8_and_4():
+    return at(mesh("H100", {"data": 8}), mesh("H100", {"data": 4}))
+
+def abstract():
+    return at(jax.sharding.AbstractMesh((8,), ("data",)))
+
+def real():
+    return jnp.ones((512, 128), jnp.float8_e4m3fn), jnp.ones((256, 128), jnp.bfloat16)
+
+def real_and_sharded():
+    return real()[0], on_mesh()[1]
+
+def put():
+    return jax.device_put(real()[0], jax.P("data")), real()[1]
+
+def sends_codes(x, w):
+    codes = jnp.clip(w.astype(jnp.float32), -MAX, MAX).astype(jnp.float8_e4m3fn)
+    codes = jax.lax.with_sharding_constraint(codes, jax.P("data"))
+    return bare(x, jax.lax.with_sharding_constraint(codes, jax.P()))
+"""
+
+
+@pytest.fixture
+def meshes(file) -> str:
+    """The same file, with arguments on meshes."""
+    with open(file, "a") as opened:
+        opened.write(MESHES)
+    return file
+
+
+def test_the_report_on_a_mesh_says_for_how_many_devices_and_has_the_collectives(meshes, capsys):
+    """With --mesh, or where the arguments are sharded."""
+    for given in ([], ["--mesh", "data=8,model=4"]):
+        assert main([f"{meshes}:gathered", "--args", "on_8x4", *given]) == 0
+        said = capsys.readouterr().out
+        assert "\n\ncompiled for 32 devices, mesh data=8,model=4\n\n" in said
+        assert re.search(r"all-gather +57.3 kB +bf16 +data .*\n    gathered wide\n", said)
+    assert main([f"{meshes}:gathered", "--args", "on_8x4", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["devices"], document["mesh"]) == (32, {"data": 8, "model": 4})
+    assert main([f"{meshes}:bare", "--args", "real", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["devices"], document["mesh"]) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "arguments, mesh, said",
+    [
+        ("on_8x4", "data=2", "0 is on the mesh data=8,model=4, and --mesh is data=2: give --mesh"),
+        ("on_8x4", "model=4,data=8", "data=8,model=4, and --mesh is model=4,data=8: give --mesh"),
+        ("abstract", "data=4", "0 is on the mesh data=8, and --mesh is data=4: give --mesh data=8"),
+        ("abstract", None, "0 is on the mesh data=8, which is not of H100: give --mesh data=8."),
+        ("on_8_and_4", None, "1 is on the mesh data=4, and one before it on data=8: put all"),
+        ("on_8_and_4", "data=8", "argument 1 is on the mesh data=4, and --mesh is data=8: give"),
+        ("put", "data=8", "are not here and hold no arrays: give shapes, jax.ShapeDtypeStruct("),
+    ],
+)
+def test_meshes_that_contradict_are_answered(meshes, capsys, arguments, mesh, said):
+    given = [] if mesh is None else ["--mesh", mesh]
+    assert main([f"{meshes}:gathered", "--args", arguments, *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_real_arrays_count_by_their_shapes_on_a_mesh(meshes, capsys):
+    assert main([f"{meshes}:gathered", "--args", "real", "--mesh", "data=4,model=2"]) == 0
+    assert "512 x 256 x 128" in capsys.readouterr().out  # each device has all
+    given = ["--args", "real_and_sharded", "--mesh", "data=4,model=2"]
+    assert main([f"{meshes}:gathered", *given]) == 0
+    assert re.search(r"all-gather +57.3 kB +bf16 +data, model ", capsys.readouterr().out)
+
+
+def test_fp8_is_required_on_the_wire_too(meshes, capsys):
+    """What is quantized behind a collective fails, of a function and of a saved program, unless its
+    rule is allowed; a sum, and codes, do not.
+    """
+    required = ["--args", "on_8x4", "--require-fp8"]
+    assert main([f"{meshes}:gathered", *required]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"\nnot sent in FP8: all-gather\S* .*gathered-wide; fix: quantize each", said)
+    assert said.endswith("\n1 of 1 collective not in FP8\n") and "matmul not in FP8" not in said
+    assert main([f"{meshes}:gathered", *required, "--allow", "gathered-wide"]) == 0
+    assert main([f"{meshes}:gathered", *required, "--allow", "gathered-twice"]) == 1
+    assert main([f"{meshes}:sends_codes", *required]) == 0
+    capsys.readouterr()
+    saved = Path(meshes).with_suffix(".txt")
+    args = on_data(512, jnp.float8_e4m3fn), on_data(256, jnp.bfloat16)
+    saved.write_text(aot_compile(gathered, *args, mesh_shape={"data": 8}).as_text())
+    assert main([str(saved), "--require-fp8"]) == 1
+    assert "\n1 of 1 collective not in FP8\n" in capsys.readouterr().out
+    assert main([str(saved), "--require-fp8", "--allow", "gathered-wide"]) == 0
+
+
+def on_data(rows, dtype):
+    """An argument that is sharded over "data"."""
+    mesh = fp8lens.mesh("H100", {"data": 8})
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    return jax.ShapeDtypeStruct((rows, 128), dtype, sharding=sharding)
+
+
+def gathered(x, w):
+    """A program whose weight is gathered in bf16, and quantized after that."""
+    w = jax.lax.with_sharding_constraint(w, jax.P()).astype(jnp.float32)
+    codes = jnp.clip(w, -448, 448).astype(jnp.float8_e4m3fn)
+    return jnp.dot(x, codes.T, preferred_element_type=jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["--allow", "gathered-wide"], "--allow is for --require-fp8: add it, or leave --allow"),
+        (["--require-fp8", "--allow", "gathered-wid"], "no rule 'gathered-wid'; nearest: gathered"),
+    ],
+)
+def test_what_cannot_be_allowed_is_answered(file, capsys, given, said):
+    assert main([f"{file}:bare", "--shapes", "bf16[64,64] bf16[64,64]", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_opaque_kernels_can_be_allowed(file, capsys):
+    with open(file, "a") as opened:
+        opened.write(OPAQUE)
+    given = [f"{file}:opaque", "--shapes", SHAPES_OPAQUE, "--require-fp8"]
+    assert main(given) == 1
+    assert "not every kernel was looked into" in capsys.readouterr().out
+    assert main([*given, "--allow", "opaque"]) == 0
+
+
+OPAQUE = """
+def opaque(x, w):
+    return bare(x, w), jnp.linalg.cholesky(jnp.eye(64) * x[0, 0].astype(jnp.float32))
+"""
+SHAPES_OPAQUE = "f8e4m3fn[64,128] f8e4m3fn[256,128]"
+
+
+def test_without_arguments_it_is_said_what_to_give(file, capsys):
+    assert main([f"{file}:bare"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be called without arguments, and there is neither --shapes nor --args" in said
+    assert "give a shape for each, as in --shapes" in said
+    assert main([f"{file}:bare", "--shapes", ""]) == 2
+    assert "with the 0 arguments of --shapes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shapes", ["bf16[64,", "bf17[64]", "bf16 64", "[64]"])

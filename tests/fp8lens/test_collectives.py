@@ -797,7 +797,6 @@ WIDE = {
 @pytest.mark.parametrize("name", WIDE)
 def test_sent_wide_and_the_fix(name):
     rule, case, fixed = WIDE[name]
-    kinds = ("all-gather", "all-to-all")
     hlo, better = (text(fn, args, *specs) for fn, args, *specs in (case, fixed))
     cs = collectives(hlo, EIGHT)
     (one,) = (c for c in cs if c.problems)
@@ -809,14 +808,14 @@ def test_sent_wide_and_the_fix(name):
     )
     assert one.dtype in reason.reason and not re.search(r"[{}]", str(reason))
     with pytest.raises(AssertionError) as error:
-        assert_fp8_collectives(hlo, kinds=kinds, mesh_shape=EIGHT)
+        assert_fp8_collectives(hlo, mesh_shape=EIGHT)
     message = " ".join(str(error.value).split())
     assert all(
         part in message
         for part in (one.name, reason.reason, "fix: " + reason.fix, "rule: " + reason.rule)
     )
     assert str(cs) in str(error.value) and max(map(len, str(error.value).splitlines())) <= 100
-    passed = assert_fp8_collectives(better, kinds=kinds, mesh_shape=EIGHT)
+    passed = assert_fp8_collectives(better, mesh_shape=EIGHT)
     assert not any({*c.problems} & {rule, "gathered wide"} for c in passed)
     fp8 = [c for c in passed if c.kind == one.kind and c.is_fp8]
     assert fp8 and min(c.bytes_sent for c in fp8) <= one.bytes_sent // 2 * len(fp8[0].shapes)

@@ -459,6 +459,25 @@ def test_a_function_may_have_a_mesh_of_its_own(way):
     assert "num_partitions=8" in aot_compile(jax.jit(fn), X).as_text()
 
 
+def test_an_argument_on_another_mesh_is_refused():
+    """Of one device, or of the same axes, it is not another."""
+
+    def on(*axes):
+        own = AbstractMesh(tuple(n for _, n in axes), tuple(name for name, _ in axes))
+        return jax.ShapeDtypeStruct((64, 64), jnp.bfloat16, sharding=NamedSharding(own, P("data")))
+
+    wanted = {"data": 4, "model": 2}
+    for axes in ([("data", 8)], [("model", 2), ("data", 4)]):
+        with pytest.raises(ValueError, match=r"argument 1 is on the mesh .*put all arguments on"):
+            aot_compile(jnp.dot, on(*wanted.items()), on(*axes), mesh_shape=wanted)
+    one, alike = on(("data", 1)), on(*wanted.items(), ("spare", 1))
+    compiled = aot_compile(jnp.dot, one, alike, mesh_shape=wanted)
+    assert "bf16[16,64]" in compiled.as_text()
+    here, there = placed_on(mesh("H100", {"data": 8})), placed_on(mesh("H100", {"data": 4}))
+    with pytest.raises(ValueError, match=r"1 is on the mesh {'data': 4}.* for {'data': 8}: put"):
+        aot_compile(jnp.dot, here, there)
+
+
 def test_a_mesh_may_come_with_an_argument_or_from_set_mesh():
     devices = mesh("B200", {"data": 4})
     assert devices == mesh("B200", {"data": 4}) and devices.shape == {"data": 4}

@@ -4,7 +4,17 @@ import gzip
 
 import pytest
 
-from fp8lens.dumps import Kind, NoText, choose, kind_of, text_of
+from fp8lens.dumps import (
+    Kind,
+    NoText,
+    chip_of,
+    choose,
+    files_beside,
+    kind_of,
+    ptx_of,
+    stages_of,
+    text_of,
+)
 
 NAME = "module_0001.jit_step.sm_9.0a_gpu_after_optimizations"
 BESIDE = {
@@ -48,3 +58,41 @@ def test_a_files_text_is_read_gzipped_or_not():
     ):
         with pytest.raises(NoText, match=what):
             text_of(data)
+
+
+GIVEN = "module_0001.jit_step.0002.simplify.after_dce.before_cublas-gemm-rewriter.txt"
+MADE = "module_0001.jit_step.0003.simplify.after_cublas-gemm-rewriter.before_dce.txt"
+
+
+def test_what_xlas_rewriter_was_given_is_found_beside_a_program():
+    written, ptx = (
+        "module_0001.jit_step.before_optimizations.txt",
+        "module_0001.jit_step.sm_9.0a.ptx",
+    )
+    other = GIVEN.replace("0001", "0002")
+    names = [*BESIDE, GIVEN, MADE, other, f"{NAME}.txt"]
+    assert files_beside(f"{NAME}.txt", names) == [written, GIVEN, ptx]
+    in_folder = [f"dumps/{name}" for name in names]
+    assert files_beside(f"dumps/{NAME}.txt.gz", in_folder) == [
+        f"dumps/{name}" for name in (written, GIVEN, ptx)
+    ]
+    # Without the option, of another folder, of an unknown chip, of no name of XLA's.
+    assert files_beside(f"{NAME}.txt", [*BESIDE, MADE]) == []
+    assert files_beside(f"dumps/{NAME}.txt", names) == []
+    assert files_beside(f"{NAME.replace('9.0a', '7.5')}.txt", names) == []
+    assert files_beside("step.txt", names) == []
+
+
+def test_files_become_stages_and_ptx():
+    ptx = ".version 8\n.visible .entry fusion_1(\n)\n"
+    texts = {MADE: "made", GIVEN: "given", "module_0001.jit_step.before_optimizations.txt": "first"}
+    stages = stages_of(texts | {"module_0003.jit_step.before_optimizations.txt": "later"})
+    assert [stage.text for stage in stages] == ["first", "given", "made"]
+    assert (stages[1].pipeline, stages[1].before) == ("simplify", "cublas-gemm-rewriter")
+    assert ptx_of({"module_0001.jit_step.sm_9.0a.ptx": ptx}) == {"fusion_1": ptx}
+
+
+def test_a_programs_name_tells_its_chip():
+    assert chip_of(f"{NAME}.txt").name == "H100"
+    assert chip_of(f"a/{NAME.replace('9.0a', '8.9')}.txt.gz").name == "L40S"
+    assert chip_of("module_0001.jit_step.before_optimizations.txt") is None

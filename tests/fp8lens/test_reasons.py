@@ -299,6 +299,17 @@ class Case:
     same_numbers: bool = False  # the fix keeps them, to the bit: the test runs both
 
 
+# What the groups of a ragged dot divide: rows, or what is summed, or a batch.
+K_LAST = jax.lax.RaggedDotDimensionNumbers((([1], [2]), ([], [])), [0], [0])
+ROWS = jax.lax.RaggedDotDimensionNumbers((([1], [1]), ([], [])), [0], [0])
+SUMS = jax.lax.RaggedDotDimensionNumbers((([0], [0]), ([], [])), [0], [])
+BATCH = jax.lax.RaggedDotDimensionNumbers((([2], [2]), ([0], [0])), [0], [])
+
+
+def ragged(a, b, sizes, over):
+    return jax.lax.ragged_dot_general(a, b, sizes, over, preferred_element_type=f32)
+
+
 # Programs beside those of the rules' pages, which test_rules.py tries: other forms of what a rule
 # finds, and what several rules decide together.
 CASES = {
@@ -445,6 +456,20 @@ CASES = {
         (A, S(8, K, N), S(8, dtype=jnp.int32), s, s),
         jax.vmap(scaled_dot, (0, 0, None, None)),
         (S(8, 16, K), S(8, N, K), s, s),
+    ),
+    "the gradient of experts": Case(
+        "duplicate",
+        "as 8 dense matmuls, 256 x 128 x 64: each group's sums run over the rows of all groups",
+        lambda a, b, g: ragged(a, b, g, SUMS),
+        (A, S(M, N), S(8, dtype=jnp.int32)),
+        lambda a, b, x, y: jax.vmap(scaled_dot, (0, 0, None, None))(a, b, x, y),
+        (S(8, K, 16), S(8, N, 16), s, s),
+    ),
+    "several layers of experts": Case(
+        "duplicate",
+        "as 3 dense matmuls, 64 x 128 x 2048: each row is multiplied by every group",
+        jax.vmap(lambda a, b, g: ragged(a, b, g, ROWS)),
+        (S(3, M, K), S(3, 8, K, N), S(3, 8, dtype=jnp.int32)),
     ),
     "a closure's weights": Case(
         "fp8",
@@ -2663,6 +2688,14 @@ OF_CODES = {
     "codes with a scale for each channel": lambda d, c, v: d * v.astype(f32),
 }
 FINE = {
+    "a ragged batch": (
+        lambda a, b, g: ragged(a, b, g, BATCH),
+        (S(8, M, K), S(8, N, K), S(4, dtype=jnp.int32)),
+    ),
+    "one expert": (
+        lambda a, b, g: ragged(a, b, g, K_LAST),
+        (A, S(1, N, K), S(1, dtype=jnp.int32)),
+    ),
     "softplus, whose input is read too": (
         lambda a, b, x, y, c: (d := scaled_dot(a, b, x, y, bf16), jax.nn.softplus(d) * c),
         (*OPERANDS, C16),

@@ -54,6 +54,33 @@ def test_stages_end_with_the_program():
     assert diff_hlo(stages[-1].text, compiled).same
 
 
+def bias_and_amax(x, w, x_scale, w_scale):
+    d = (x.astype(f32) * x_scale) @ (w.astype(f32) * w_scale).T
+    d = jax.nn.gelu(d + x_scale) * w_scale
+    return d.astype(e4m3), jnp.max(jnp.abs(d)), jnp.min(d, axis=0)
+
+
+@pytest.mark.parametrize("fn", [relu_matmul, bias_and_amax], ids=lambda fn: fn.__name__)
+def test_without_machine_code_it_is_the_same_program(fn):
+    """With and without kernels of XLA's own; in threads too."""
+    whole = dumped(fn, *SHAPES, pattern="gemm-rewriter")
+    options = {"pattern": "gemm-rewriter", "assemble": False}
+    options |= {"compiler_options": {"xla_gpu_autotune_level": 0}}
+
+    def early(_):
+        return dumped(lambda *args: fn(*args), *SHAPES, **options)
+
+    with ThreadPoolExecutor(2) as pool:
+        for made in pool.map(early, range(4)):
+            assert len(made.stages) == len(whole.stages)
+            assert not diff_hlo(whole.compiled, made.compiled)
+
+
+def test_without_machine_code_errors_are_still_xlas():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        dumped(relu_matmul, *SHAPES, assemble=False, compiler_options={"xla_no_such": 1})
+
+
 def test_only_the_main_module():
     def f(
         x,

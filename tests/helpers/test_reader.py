@@ -2,17 +2,20 @@
 dump, it stays text."""
 
 import gzip
+import html
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8lens import parse_hlo_module, report_gemms
+from fp8lens import aot_compile, parse_hlo_module, report_gemms
+from fp8lens.cli import main
 from helpers import show_hlo
-from helpers.explorers import dump, example
+from helpers.explorers import compiled, dump, example, fusion_lab
 from helpers.explorers.reader import Program, Reader, address, listing_html, pieces
 from tests.programs import hlo_baits
 from tests.programs.hlo_grammar import examples, texts
@@ -180,6 +183,55 @@ def test_what_is_no_dump_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="nothing is known of 'programs'"):
         reader.ask("a", "programs", "{}")
     assert reader.choose("{}") == "null"
+
+
+PROGRAMS = ({"bias": "f32"}, {"scales": "row"}, {"operands": "bf16"}, {"library": "triton"}, {})
+
+
+@pytest.fixture(scope="module", params=PROGRAMS, ids=lambda change: "-".join(change.values()))
+def dumped(request, tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A folder in which XLA dumped a program, with what its rewriter was given; and its choice."""
+    choice = {**fusion_lab.STATE, **request.param}
+    folder = tmp_path_factory.mktemp("dump")
+    flags = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "gemm-rewriter"}
+    options = {"xla_dump_to": str(folder), "xla_dump_emitter_re": "^ptx$"} | flags
+    fn, arguments = compiled.function(choice)
+    aot_compile(fn, *arguments, gemm=choice["library"], compiler_options=options)
+    return folder, choice
+
+
+def test_of_a_folder_the_page_says_the_reasons_that_the_command_says(dumped, capsys):
+    """And these are the reasons of the program that was compiled here."""
+    folder, choice = dumped
+    reader = Reader()
+    files = {path.name: path for path in folder.iterdir()}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    chosen = json.loads(reader.choose(json.dumps(sizes)))
+    for name in chosen["beside"]:
+        reader.lay(name, files[name].read_bytes())
+    summary = json.loads(reader.read("a", chosen["name"], files[chosen["name"]].read_bytes()))
+    names = ("matmul", "lost", "reason", "fix", "rule")
+    said = [[one[name] for name in names] for one in summary["reasons"]]
+    assert main([str(folder), "--reasons", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["reasons"]
+    assert said == [[one[name] for name in names] for one in printed]
+    assert bool(said) == (choice != fusion_lab.STATE)
+    seen = compiled.inspected(choice)
+    assert [one[1:] for one in said] == [[r.lost, r.reason, r.fix, r.rule] for r in seen.reasons]
+    assert json.loads(json.loads(reader.ask("a", "json", "{}")))["reasons"] == printed
+    page = json.loads(reader.ask("a", "page", "{}"))
+    Checked().feed(page)
+    assert all(html.escape(one["fix"]) in page for one in printed)
+    # Without the files beside it neither says a reason.
+    alone = json.loads(reader.read("b", chosen["name"], files[chosen["name"]].read_bytes()))
+    assert alone["reasons"] is None
+    for name in chosen["beside"]:
+        files[name].rename(files[name].with_suffix(".away"))
+    assert main([str(folder), "--reasons"]) == 2
+    assert f"a dump that was made with {alone['flags']} too." in capsys.readouterr().err
+    assert ("emitter" in alone["flags"]) == (choice["library"] == "triton")
+    for name in chosen["beside"]:
+        files[name].with_suffix(".away").rename(files[name])
 
 
 def test_two_dumps_are_compared():

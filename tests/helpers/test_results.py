@@ -1,5 +1,6 @@
 """Results recorded on GPUs: those in notebooks/results are possible, and bad files are refused."""
 
+import dataclasses
 import gzip
 import json
 import re
@@ -337,11 +338,12 @@ def test_the_sources_of_what_others_published_stand_in_the_chapter():
                 assert 0.2 < row.estimate(TARGETS[one.chip]) / row.seconds < 1, (one.name, row)
 
 
-def test_the_sources_of_what_others_published_of_many_gpus_stand_in_their_chapter():
-    chapter = (FOLDER.parent / "14_many_gpus.md").read_text()
+def test_the_sources_of_what_others_published_of_many_gpus_stand_in_their_chapters():
+    names = "14_many_gpus.md", "15_experts.md"
+    chapters = "".join((FOLDER.parent / name).read_text() for name in names)
     for one in load_scale(FOLDER):
         for url in (one.url, *one.beside):
-            assert url in chapter, f"{one.name} is in no reference"
+            assert url in chapters, f"{one.name} is in no reference"
 
 
 def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roofline_says():
@@ -353,6 +355,8 @@ def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roo
     alone = Figure("FP8", 2.0, "ms", (8192, 8192, 8192)).estimate(chip)
     assert alone == pytest.approx(2 * 8192**3 / chip.peak_flops["f8e4m3fn"])
     assert by_time.estimate(chip) - alone == pytest.approx(3 * 8192**2 / chip.memory_bandwidth)
+    by_tensor = Figure("FP8", 2.0, "ms", (8192, 8192, 8192), quantized="A", per="tensor")
+    assert (by_tensor.bytes_moved, dataclasses.replace(by_tensor, known=True).bytes_moved) == (5, 3)
     rest = Figure("a training run", 1.25, "times bf16")
     assert (rest.speedup, rest.seconds, rest.flops, rest.dtype) == (1.25, None, 0, None)
     assert (

@@ -1,6 +1,7 @@
 """What ends XLA's process is refused before, or answered from a process of its own; and the attack
 can fail."""
 
+import dataclasses
 import itertools
 import sys
 
@@ -74,6 +75,17 @@ def test_an_amax_of_a_part_is_refused_with_the_fix(of):
         CompilerDied, match=r"died \(SIGABRT\).* algebraic_simplifier.cc:\d+.*optimization_barrier"
     ):
         aot_compile(fn, *args)
+
+
+def test_a_ragged_dot_left_to_cudnn_is_refused_with_the_fix():
+    """From cuDNN 9.22, and where it is asked for."""
+    shapes = ((64, 128), jnp.bfloat16), ((4, 128, 256), jnp.bfloat16), ((4,), jnp.int32)
+    args = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    chip = dataclasses.replace(TARGETS["H100"], cudnn=(9, 22))
+    options = {"xla_gpu_experimental_use_ragged_dot_fusion": True}
+    with pytest.raises(CompilerDied, match=r"died \(SIGABRT\).*cuDNN.* or leave the option out"):
+        aot_compile(jax.lax.ragged_dot, *args, target=chip, compiler_options=options)
+    assert type(aot_compile(jax.lax.ragged_dot, *args, target=chip)) is jax.stages.Compiled
 
 
 def test_what_xla_survives_is_compiled_here():

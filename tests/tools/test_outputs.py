@@ -48,14 +48,16 @@ plt.plot([1, 4, 2]);
 ```
 
 ```{code-cell} ipython3
-import ipywidgets
+import anywidget
 
-class Slider(ipywidgets.FloatSlider):
+class Slider(anywidget.AnyWidget):
+    _esm = "export default { render() {} }"
+
     def _repr_mimebundle_(self, **options):
-        shown = {"text/plain": "a slider", "text/html": f"<p>{self.value}</p>"}
-        return super()._repr_mimebundle_(**options) | shown
+        data, metadata = super()._repr_mimebundle_(**options)
+        return data | {"text/plain": "a slider", "text/html": "<p>3.0</p>"}, metadata
 
-Slider(value=3.0, description="scale")
+Slider()
 ```
 
 ```{code-cell} ipython3

@@ -39,7 +39,7 @@ FOLDS = {
     "outputs_hidden": {"hide-output", "hide-cell"},
     "source_hidden": {"hide-input", "hide-cell"},
 }
-# Of a panel the HTML is kept: its model is gone with the kernel.
+# Of a widget the HTML is kept: its model is gone with the kernel.
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

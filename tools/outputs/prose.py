@@ -141,6 +141,7 @@ NAMES = [
         r"an MLP four times as wide",  # in Transformer Engine's quickstart
         r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
         r"\bDeepSeek-V3\b",
+        r"\bQwen3\b",
         # No number is meant.
         r"(?:[Ss]everal|many) hundred",
         r"dozen",

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def problems(self) -> list[str]:
-        """What the outputs show to be wrong: text on stderr, a panel that is nothing without a
+        """What the outputs show to be wrong: text on stderr, a widget that is nothing without a
         kernel.
         """
         problems = []
@@ -56,7 +56,7 @@ class Run:
                 if WIDGET in output.get("data", {}) and "text/html" not in output.data:
                     problems.append(
                         f"{describe(number, cell)} shows a widget: where no kernel runs it needs "
-                        f"text/html, as helpers.figures.widgets.Panel gives it"
+                        f"text/html, as helpers.explorers.widgets gives it"
                     )
         return problems
 

@@ -36,7 +36,7 @@ myst_heading_anchors = 4
 myst_heading_slug_func = "tools.site.pages.jupyter_anchor"
 # Notebooks: shown as they are stored
 nb_execution_mode = "off"
-nb_ipywidgets_js: dict[str, dict] = {}  # a panel needs a kernel, which a page has not
+nb_ipywidgets_js: dict[str, dict] = {}  # a widget needs a kernel, which a page has not
 # Pages
 html_theme = "sphinx_book_theme"
 templates_path = ["templates"]

@@ -25,7 +25,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import bits, dump, fusion_lab, scaling
+from helpers.explorers import bits, dump, fusion_lab, scaling, speedup
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ _ALL = (
     Explorer("bits", bits.answer, bits.STATE, bits.data),
     Explorer("fusion_lab", fusion_lab.answer, fusion_lab.STATE, fusion_lab.data),
     Explorer("scaling", scaling.answer, scaling.STATE, scaling.data),
+    Explorer("speedup", speedup.answer, speedup.STATE, speedup.data),
 )  # in the order of myst.yml
 EXPLORERS = {explorer.name: explorer for explorer in _ALL}
 
@@ -94,7 +95,9 @@ def policy(page: str) -> str:
     allowed = " ".join(f"'sha256-{one}'" for one in sorted(hashes))
     return "; ".join(
         [
-            "default-src 'none'",
+            "default-src 'self'",  # among what is not named: Firefox fetches the next page ahead
+            "object-src 'none'",
+            "frame-src 'none'",
             f"script-src 'self' 'wasm-unsafe-eval' 'unsafe-hashes' {allowed}",
             "style-src 'self' 'unsafe-inline'",  # the theme and MyST have style attributes
             "img-src 'self' data:",

@@ -204,7 +204,7 @@ def _shown(outputs: list[NotebookNode], where: str) -> tuple[list[NotebookNode],
     for output in _joined(outputs):
         data = output.get("data", {})
         if data.pop(WIDGET, None) is not None and not data.keys() - {"text/plain"}:
-            continue  # a panel, of which a page shows what it gives for where no kernel runs
+            continue  # a widget, of which a page shows what it gives for where no kernel runs
         for kind in data.keys() - SHOWN:
             logger.warning("%s has an output of type %s, which a page does not show", where, kind)
         pictures = [kind for kind in ("image/svg+xml", "image/png") if kind in data]

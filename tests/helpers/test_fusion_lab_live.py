@@ -1,0 +1,119 @@
+"""The fusion lab in a notebook: what its kernel answers is what is recorded of the same program."""
+
+import json
+import threading
+
+import jax
+import pytest
+
+from helpers.explorers import compiled, widgets
+from helpers.explorers import fusion_lab as lab
+from tests.weekly import one_in
+
+BY_CUBLASLT = [choice for choice in lab.choices() if choice["library"] == "cublaslt"]
+
+
+def answered(explorer: widgets.FusionLab, monkeypatch, *questions) -> list[dict]:
+    """What the view of an explorer is told when it asks these questions."""
+    told: list[dict] = []
+    monkeypatch.setattr(explorer, "send", told.append)
+    for question in questions:
+        explorer._handle_custom_msg(question, [])
+        explorer._latest.finish()
+    return json.loads(json.dumps(told))
+
+
+def question(sizes=lab.SIZES, **change):
+    return {"choice": {**lab.STATE, **change}, "sizes": [*sizes]}
+
+
+@pytest.mark.parametrize("choice", one_in(400, BY_CUBLASLT), ids=lambda one: "-".join(one.values()))
+def test_what_is_compiled_while_a_reader_waits_is_what_is_recorded(choice):
+    """The record's tests compile to the end."""
+    made = json.loads(json.dumps(compiled.answer(choice, lab.SIZES)))
+    assert made.pop("code") == lab.program(choice).code.splitlines()
+    assert made == lab.outcome(choice)
+
+
+def test_a_question_is_answered(monkeypatch):
+    asked = question(bias="f32")
+    (told,) = answered(widgets.FusionLab(), monkeypatch, asked)
+    assert told["asked"] == asked and "wrong" not in told
+    found = told["found"]
+    assert found.pop("code") == lab.program(asked["choice"]).code.splitlines()
+    assert found == lab.outcome(asked["choice"])
+
+
+def test_sizes_and_chips_that_are_not_recorded_are_answered(monkeypatch):
+    cut = question((100, 64, 32), chip="L40S", amax="no", bias="none", activation="none")
+    triton = question((64, 64, 64), chip="H200", library="triton")
+    first, other = answered(widgets.FusionLab(), monkeypatch, cut, triton)
+    assert "padded-operands" in [reason["rule"] for reason in first["found"]["reasons"]]
+    assert not other["found"]["fp8"]  # it dequantizes before it multiplies
+    assert "Triton" in other["found"]["kernels"][0]["title"]
+
+
+def test_what_goes_wrong_is_told_and_the_next_question_answered(monkeypatch):
+    questions = question((0, 64, 64)), question(chip="H101"), {"choice": {}}, question()
+    *wrong, right = answered(widgets.FusionLab(), monkeypatch, *questions)
+    size, chip, nothing = (told["wrong"] for told in wrong)
+    assert size == "M is 0: give a whole number from 1 to 131072."
+    assert chip == "chip is 'H101': choose one of A100, L40S, H100, H200, B200."
+    assert nothing and right["found"]["fp8"]
+
+
+def test_what_does_not_compile_is_an_answer(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("XLA\nsays why")
+
+    monkeypatch.setattr(compiled, "inspected", fails)
+    (told,) = answered(widgets.FusionLab(), monkeypatch, question((16, 16, 48)))
+    assert lab.verdict(told["found"]) == ("It does not compile", "XLA")
+
+
+def test_of_the_questions_that_wait_only_the_last_is_answered():
+    began, go_on, done = threading.Event(), threading.Event(), []
+
+    def do(asked):
+        began.set()
+        assert go_on.wait(60)
+        done.append(asked)
+
+    latest = compiled.Latest(do)
+    latest.ask("first")
+    assert began.wait(60)
+    for asked in ("second", "third", "last"):
+        latest.ask(asked)
+    go_on.set()
+    latest.finish()
+    assert done == ["first", "last"]
+    latest.ask("again")
+    latest.finish()
+    assert done == ["first", "last", "again"]
+
+
+def test_what_was_compiled_is_kept(monkeypatch):
+    explorer = widgets.FusionLab()
+    (first,) = answered(explorer, monkeypatch, question(activation="relu"))
+    monkeypatch.setattr(compiled, "inspect", None)
+    (again,) = answered(explorer, monkeypatch, question(activation="relu"))
+    assert again == first
+
+
+def test_without_a_kernel_the_first_answer_stands():
+    shown = widgets.FusionLab(bias="f32")._repr_mimebundle_()[0]
+    assert "application/vnd.jupyter.widget-view+json" in shown
+    assert lab.answer({**lab.STATE, "bias": "f32"}, plain=True) in shown["text/html"]
+    assert "4096 × 4096 × 4096" in shown["text/plain"] and "JupyterLab" in shown["text/plain"]
+    other = widgets.FusionLab(64, 64, 64)._repr_mimebundle_()[0]["text/html"]
+    assert "def layer" in other and "is not recorded" in other
+
+
+def test_what_cannot_be_chosen_is_said():
+    with pytest.raises(ValueError, match=r"bias is 'f16': choose one of none, bf16, f32\."):
+        widgets.FusionLab(bias="f16")
+    with pytest.raises(ValueError, match="colour cannot be chosen: choose operands, layout"):
+        widgets.FusionLab(colour="red")
+    with pytest.raises(ValueError, match=r"K is 0: give a whole number"):
+        widgets.FusionLab(k=0)
+    assert widgets.FusionLab().release == jax.__version__
