@@ -419,7 +419,10 @@ _SAVED = "tests/fp8lens/hlo/jax_0_4_31_plain.txt"
             ["{file}:plain", "--shapes", "bf16[64,128]"],
             "plain(x, w) cannot be called with the 1 argument of --shapes: ",
         ),
-        (["{file}:plain"], "plain(x, w) cannot be called with the 0 arguments of --shapes: give"),
+        (
+            ["{file}:plain"],
+            "plain(x, w) cannot be called without arguments, and there is neither --shapes nor",
+        ),
         (
             ["{file}:plain", "--shapes", "bf16[64,128] bf16(128)"],
             "--shapes, character 18: 'bf16(128)' is no shape: expected \"[\" after the dtype, as "
