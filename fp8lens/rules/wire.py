@@ -5,8 +5,21 @@ from typing import Any
 from fp8lens.matmul.collectives import Problem
 from fp8lens.rules.rule import Found, Lost, Rule, found_if, rule
 
-#: A `fp8lens.matmul.collectives.Collective`, and the {names} of these texts.
-Sent = tuple[Any, dict[str, str]]
+#: A `fp8lens.matmul.collectives.Collective`, which gives the {names} of these texts but `how`.
+Sent = Any
+# Where XLA places the collective, and where the program does: an all-gather comes of both, the
+# others mostly of the latter.
+_HOW = {
+    Problem.GATHERED_WIDE: (
+        "constrain the quantized array twice (jax.lax.with_sharding_constraint), first to the "
+        "sharding of the parts, then to the one that the matmul reads",
+        "in jax.shard_map, quantize before the collective",
+    ),
+    Problem.DEQUANTIZED: (
+        "jax.lax.with_sharding_constraint on it",
+        "in jax.shard_map, give it to the collective",
+    ),
+}
 
 
 @rule(
@@ -16,11 +29,7 @@ Sent = tuple[Any, dict[str, str]]
         "an array is sent as {dtype} ({kind} of {shapes}) and quantized after that: each device "
         "sends {sent}, and would send {would} in FP8"
     ),
-    fix=(
-        "quantize each device's part and send that: constrain the quantized array twice "
-        "(jax.lax.with_sharding_constraint), first to the sharding of the parts, then to the one "
-        "that the matmul reads; in jax.shard_map, quantize before the collective"
-    ),
+    fix=("quantize each device's part and send that: {how}"),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
         "bitcast, copy, reshape or slice stands between: no transpose, no other conversion; and "
@@ -65,8 +74,9 @@ def gathered_wide(sent: Sent) -> Found | None:
 
 
 def _problem(sent: Sent, problem: Problem) -> Found | None:
-    collective, fields = sent
-    return found_if(problem in collective.problems, **fields)
+    how = _HOW.get(problem, ())
+    words = "; ".join(how if sent.kind == "all-gather" else reversed(how))
+    return found_if(problem in sent.problems, **sent.in_words(problem), how=words)
 
 
 @rule(
@@ -77,7 +87,7 @@ def _problem(sent: Sent, problem: Problem) -> Found | None:
         "sends {sent}, and would send {would} in FP8"
     ),
     fix=(
-        "send the quantized array (jax.lax.with_sharding_constraint on it), then dequantize; do "
+        "send the quantized array ({how}), then dequantize; do "
         "not transpose it for a dot: jax.lax.dot_general contracts any dimension"
     ),
     source=(
@@ -130,7 +140,7 @@ def dequantized_then_gathered(sent: Sent) -> Found | None:
     fix=(
         "if the other readers can read the quantized array, or need their own device's part "
         "alone, quantize each device's part and send that ({would} in place of {sent}); else "
-        "leave it"
+        "leave it: assert_fp8_collectives(..., allow='gathered-wide-read-wide') accepts it"
     ),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
@@ -247,8 +257,7 @@ def summed_wide(sent: Sent) -> Found | None:
     Therefore this rule is never among a program's reasons, and this page has no program that breaks
     it. fp8lens.assert_fp8_collectives checks for it if you give kinds="all-reduce".
     """
-    collective, fields = sent
-    return found_if(collective.is_summed_wide, **fields)
+    return found_if(sent.is_summed_wide, **sent.in_words())
 
 
 @rule(

@@ -842,7 +842,7 @@ def test_a_clamp_before_the_gather_is_a_part_of_the_conversion_behind_it(convers
             "ROOT " + fp8_call("%x", "%q"),
         )
     )
-    assert one.problems == (found,) and one.in_words["would"] == "28.7 kB"
+    assert one.problems == (found,) and one.in_words(found)["would"] == "28.7 kB"
 
 
 def size(n):
