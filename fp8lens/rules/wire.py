@@ -5,21 +5,8 @@ from typing import Any
 from fp8lens.matmul.collectives import Problem
 from fp8lens.rules.rule import Found, Lost, Rule, found_if, rule
 
-#: A `fp8lens.matmul.collectives.Collective`, which gives the {names} of these texts but `how`.
+#: A `fp8lens.matmul.collectives.Collective`, which gives the {names} of these texts.
 Sent = Any
-# Where XLA places the collective, and where the program does: an all-gather comes of both, the
-# others mostly of the latter.
-_HOW = {
-    Problem.GATHERED_WIDE: (
-        "constrain the quantized array twice (jax.lax.with_sharding_constraint), first to the "
-        "sharding of the parts, then to the one that the matmul reads",
-        "in jax.shard_map, quantize before the collective",
-    ),
-    Problem.DEQUANTIZED: (
-        "jax.lax.with_sharding_constraint on it",
-        "in jax.shard_map, give it to the collective",
-    ),
-}
 
 
 @rule(
@@ -29,7 +16,12 @@ _HOW = {
         "an array is sent as {dtype} ({kind} of {shapes}) and quantized after that: each device "
         "sends {sent}, and would send {would} in FP8"
     ),
-    fix=("quantize each device's part and send that: {how}"),
+    fix=(
+        "quantize each device's part and send that: in jax.shard_map, quantize before the "
+        "collective; where XLA places it, constrain the quantized array twice "
+        "(jax.lax.with_sharding_constraint), first to the sharding of the parts, then to the one "
+        "that the matmul reads"
+    ),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
         "bitcast, copy, reshape or slice stands between: no transpose, no other conversion; and "
@@ -74,9 +66,7 @@ def gathered_wide(sent: Sent) -> Found | None:
 
 
 def _problem(sent: Sent, problem: Problem) -> Found | None:
-    how = _HOW.get(problem, ())
-    words = "; ".join(how if sent.kind == "all-gather" else reversed(how))
-    return found_if(problem in sent.problems, **sent.in_words(problem), how=words)
+    return found_if(problem in sent.problems, **sent.in_words(problem))
 
 
 @rule(
@@ -87,8 +77,9 @@ def _problem(sent: Sent, problem: Problem) -> Found | None:
         "sends {sent}, and would send {would} in FP8"
     ),
     fix=(
-        "send the quantized array ({how}), then dequantize; do "
-        "not transpose it for a dot: jax.lax.dot_general contracts any dimension"
+        "send the quantized array, then dequantize: in jax.shard_map give it to the collective, "
+        "else use jax.lax.with_sharding_constraint on it; do not transpose it for a dot: "
+        "jax.lax.dot_general contracts any dimension"
     ),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
