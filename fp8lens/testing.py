@@ -6,22 +6,31 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
 from fp8lens.guard import MAY_GROW, Changes, changes
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import visible
-from fp8lens.inspection import Inspection, inspect
-from fp8lens.matmul.collectives import KINDS, MOVES, Collectives, collectives, sends_wide
+from fp8lens.inspection import Inspection, inspect, not_a_gpus
+from fp8lens.matmul.collectives import (
+    KINDS,
+    MOVES,
+    SENT_WIDE,
+    Collective,
+    Collectives,
+    collectives,
+    of_kinds,
+)
 from fp8lens.matmul.roles import Role
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.report.gemms import GemmReport
+from fp8lens.rules import wire
 from fp8lens.rules.find import of_collective
-from fp8lens.rules.reason import Reasons, paragraph
+from fp8lens.rules.reason import Reason, Reasons, paragraph
 from fp8lens.rules.rule import RULES, Lost
 
 #: The variable of the environment that has `assert_no_worse` write its record.
@@ -149,23 +158,31 @@ def _asked(
                 "min_flops_share must be from 0 to 1, such as 0.9 for 90%; "
                 f"got {min_flops_share!r}."
             )
-    allowed = {allow} if isinstance(allow, str) else set(allow or ())
-    if unknown := sorted(allowed - {*_WORK, *_NO_WORK, *RULES}):
-        raise ValueError(
-            f"allow has {unknown[0]!r}; it takes {', '.join((*_WORK, *_NO_WORK))}, or the name of "
-            "a rule, such as late-relu."
-        )
+    allowed = _allowed(allow, (*_WORK, *_NO_WORK), RULES, "late-relu")
     works = {name for name in wanted if name in _WORK}
     if everything:
         works |= {"duplicate", "kernel", "wire"}
     names = tuple(name.upper() for name in epilogues)
-    return _Asked(count, min_flops_share, frozenset(works), everything, names, frozenset(allowed))
+    return _Asked(count, min_flops_share, frozenset(works), everything, names, allowed)
+
+
+def _allowed(
+    allow: str | Collection[str], words: Sequence[str], rules: Iterable[str], such_as: str
+) -> frozenset[str]:
+    """What is allowed: some of these words and rules; ValueError for anything else."""
+    allowed = {allow} if isinstance(allow, str) else set(allow or ())
+    if unknown := sorted(allowed - {*words, *rules}):
+        raise ValueError(
+            f"allow has {unknown[0]!r}; it takes {', '.join(words)}, or the name of a rule, such "
+            f"as {such_as}."
+        )
+    return frozenset(allowed)
 
 
 def _unjudged(seen: Inspection) -> Iterator[str]:
     """What the program's text cannot tell."""
-    if not seen.report.optimized:
-        yield "what XLA makes of it is not known yet: give the function, or its compiled program"
+    if not_optimized := _not_optimized(seen):
+        yield not_optimized
     if seen.is_ours:
         return
     for row in seen.report.fp8_rows:  # HLO does not have a Triton kernel's instructions
@@ -174,6 +191,13 @@ def _unjudged(seen: Inspection) -> Iterator[str]:
                 f"{row.title}: only its PTX tells what a Triton kernel multiplies: "
                 "give the function"
             )
+
+
+def _not_optimized(seen: Inspection) -> str:
+    """What there is to say of a program that XLA has not compiled yet; "" of any other."""
+    if seen.module.attributes.get("is_scheduled") == "true":
+        return ""
+    return "what XLA makes of it is not known yet: give the function, or its compiled program"
 
 
 def _not_fp8(report: GemmReport, asked: _Asked) -> Iterator[str]:
@@ -351,7 +375,8 @@ def assert_fp8_collectives(
     fn: Any,
     *args: Any,
     kinds: str | Iterable[str] = MOVES,
-    min_bytes: int = 0,
+    min_bytes: float = 0,
+    allow: str | Collection[str] = (),
     mesh_shape: Any = None,
     **options: Any,
 ) -> Collectives:
@@ -359,11 +384,22 @@ def assert_fp8_collectives(
     was FP8 before. Unless told otherwise, of all kinds that move values and add none: sums in FP8
     would lose too much.
 
+    What others read in its wide type too, as a residual stream or a router does, has to travel
+    wide, and passes. Only an all-gather of it fails, by the rule gathered-wide-read-wide: of what
+    is gathered, the others often need their own device's part alone. The same holds for the
+    running sums of a ring. A collective also fails if it gives a wide array to a kernel that
+    fp8lens does not look into, such as a hand-written one: whether that quantizes it is not known.
+
     Takes what `inspect` takes; for a saved program, `mesh_shape` gives the names of the mesh's
     axes. `min_bytes`: checks only collectives in which each device sends at least so many bytes in
-    one run. Returns the collectives. Raises AssertionError, whose message is their table, and the
-    reason and the fix of each that fails; ValueError for a kind that is not one of KINDS, and what
-    `inspect` raises.
+    one run. `allow` names rules that a collective may break, such as "gathered-wide-read-wide".
+    With "opaque" it may give a wide array to kernels that fp8lens cannot look into.
+
+    Returns the collectives. Raises AssertionError, whose message is their table, and the reason and
+    the fix of each that fails; also for a program without any collective, for one that is not
+    compiled yet, and for one that JAX compiled for the CPU. Raises ValueError for `kinds` that are
+    none of KINDS, or empty, for a `min_bytes` that is no number, and for a name that `allow` does
+    not know; and what `inspect` raises.
 
     Example:
 
@@ -378,23 +414,74 @@ def assert_fp8_collectives(
         >>> [(collective.kind, collective.dtype) for collective in sent]
         [('all-gather', 'f8e4m3fn')]
     """
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    if unknown := [name for name in kinds if name not in KINDS]:
-        raise ValueError(f"kinds has {unknown[0]!r}; it takes {', '.join(KINDS)}.")
+    kinds = _kinds(kinds)
+    is_number = isinstance(min_bytes, Real) and not isinstance(min_bytes, bool)
+    if not is_number or not min_bytes >= 0:
+        raise ValueError(f"min_bytes must be a number of bytes, such as 1e6; got {min_bytes!r}.")
+    allowed = _allowed(allow, ("opaque",), _WIRE, wire.gathered_wide_read_wide.name)
     if callable(fn) and not hasattr(fn, "as_text"):
-        found = inspect(fn, *args, mesh_shape=mesh_shape, **options).collectives
+        seen = inspect(fn, *args, mesh_shape=mesh_shape, **options)
+        found = seen.collectives
     else:
         seen = inspect(fn, *args, **options)
         found = seen.collectives if mesh_shape is None else collectives(seen.module, mesh_shape)
-    failed = sends_wide(found, kinds, min_bytes)
-    if not failed:
+    asked = of_kinds(found, kinds, min_bytes)
+    failures = [*_sends_nothing(seen, found), *_sent_to_unknown(asked, allowed)]
+    broken = [(c, reasons) for c in asked if (reasons := _sent_wide(c, allowed))]
+    if not failures and not broken:
         return found
-    should = ", ".join(dict.fromkeys(c.kind for c in failed))
-    lines = [
-        f"{len(failed)} of {len(found)} collectives do not send FP8, and {should} should:",
-        str(found),
-    ]
-    for c in failed:
+    lines = failures
+    if broken:
+        should = ", ".join(dict.fromkeys(c.kind for c, _ in broken))
+        lines.append(
+            f"{len(broken)} of {len(found)} collectives do not send FP8, and {should} should:"
+        )
+    lines.append(str(found))
+    for c, reasons in broken:
         where = f" ({c.source})" if c.source else ""
-        lines += [paragraph(f"{c.name}{where}: {r.reason}", r) for r in of_collective(c)]
+        lines += [paragraph(f"{c.name}{where}: {r.reason}", r) for r in reasons]
     raise AssertionError("\n".join(lines))
+
+
+def _kinds(kinds: str | Iterable[str]) -> tuple[str, ...]:
+    """The kinds that are asked for; ValueError for none, and for what is none."""
+    if not isinstance(kinds, Iterable):
+        raise ValueError(f"kinds must be some of {', '.join(KINDS)}; got {kinds!r}.")
+    wanted = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    if not wanted:
+        raise ValueError(f"kinds is empty, which asks nothing; it takes {', '.join(KINDS)}.")
+    if unknown := [name for name in wanted if name not in KINDS]:
+        raise ValueError(f"kinds has {unknown[0]!r}; it takes {', '.join(KINDS)}.")
+    return wanted
+
+
+def _sends_nothing(seen: Inspection, found: Collectives) -> Iterator[str]:
+    """Why a program's collectives are not known, or that it has none."""
+    of_the_cpu = not_a_gpus(seen.compiled) if not seen.is_ours else ""
+    not_known = _not_optimized(seen) or of_the_cpu
+    if not_known:
+        yield not_known
+    elif not found:
+        yield (
+            "the program has no collective: to compile it for several devices, give mesh_shape and "
+            "in_specs, or arguments with shardings"
+        )
+
+
+def _sent_to_unknown(asked: Iterable[Collective], allowed: Collection[str]) -> Iterator[str]:
+    """Kernels that may quantize unseen what was sent wide."""
+    for c in asked if "opaque" not in allowed else ():
+        for name in c.unknown:
+            yield (
+                f"{c.name} sends {c.dtype} to {name}, which is not looked into: whether that "
+                'quantizes it is not known; allow="opaque" leaves such kernels out of what is asked'
+            )
+
+
+def _sent_wide(c: Collective, allowed: Collection[str]) -> list[Reason]:
+    """Why a collective should send FP8, by the rules that are not allowed to be broken."""
+    return [r for r in of_collective(c) if r.rule in _WIRE and r.rule not in allowed]
+
+
+# What a collective must not break
+_WIRE = frozenset((*(wire.WIRE[problem].name for problem in SENT_WIDE), wire.summed_wide.name))

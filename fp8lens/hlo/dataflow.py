@@ -19,10 +19,10 @@ from fp8lens.hlo.values import NAMES, look_through, operand
 from fp8lens.hlo.walk import walk
 
 _CALLERS = CONTROL | {"fusion"}
-# What hands on the elements of its first operand, or of some others: `Graph._hands_on`.
+# What hands on the elements of its first operand, or of those that `_handed_on` names.
 _HANDED_ON = frozenset(
     "bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
-    "concatenate gather reverse broadcast".split()
+    "concatenate gather reverse broadcast scatter select".split()
 )
 
 # What gives the same of the same, whenever it runs.
@@ -287,20 +287,45 @@ class Value(NamedTuple):
     element: int | None
 
 
+class _Large(NamedTuple):
+    """The arrays that an instruction's elements are computed from elementwise, by their names, by
+    what they are to it: `values`; `repeated`, with each element at several places, as a vector that
+    is broadcast, or scales by index; `masks`, which are compared with something.
+    """
+
+    values: frozenset[str] = frozenset()
+    repeated: frozenset[str] = frozenset()
+    masks: frozenset[str] = frozenset()
+
+    @property
+    def own(self) -> frozenset[str]:
+        """Those whose elements they are: beside values, what is repeated is a scale or a bias, and
+        beside both a mask is no value.
+        """
+        return self.values or self.repeated or self.masks
+
+
+def _together_large(several: Iterable[_Large]) -> _Large:
+    """What is computed from all of these, elementwise."""
+    several = [*several]
+    return _Large(*(frozenset().union(*of_each) for of_each in zip(*several, strict=True)))
+
+
 class Graph:
     """The users and the producers of a module's values, one step at a time, across all its
     computations: through tuples, fusions, loops, calls, branches, asynchronous pairs and
     collectives.
 
-    A step goes from a value to those that are the same, moved, converted, or computed elementwise
-    from it and nothing else that is large. `is_end` names the instructions that are arrived at and
+    A step goes from a value to those that are the same, moved, taken or put by index, converted, or
+    computed elementwise from it and nothing else that is large; indices and masks are no values of
+    what they choose. `is_end` names the instructions that are arrived at and
     not stepped through, as matmuls; a walk ends after `most` values.
     """
 
     def __init__(self, module: HloModule, is_end: Callable[[Instruction], bool], most: int):
         self._callers = callers(module)
         self._is_end, self._most = is_end, most
-        self._sources: dict[str, dict[str, frozenset[str]]] = {}
+        self._sources: dict[str, dict[str, _Large]] = {}
         # The steps taken so far: walks from different places cross.
         self._after: dict[Value, tuple[Value, ...]] = {}
         self._before: dict[Value, tuple[Value, ...]] = {}
@@ -369,6 +394,8 @@ class Graph:
         elif user.opcode.removesuffix("-start") in _CALLERS:
             for parameter in _parameters(user, n):
                 yield Value(parameter, element)
+        elif user.opcode == "send":
+            yield from (Value(received, 0) for received in other_ends(user) if n == 0)
         elif user.opcode.startswith(COLLECTIVES) or self._is_end(user):
             yield Value(user, n)
         else:
@@ -402,9 +429,15 @@ class Graph:
         elif i.opcode == "tuple" or i.opcode.startswith(COLLECTIVES):
             yield Value(get(i.operands[min(k or 0, len(i.operands) - 1)]), 0)
         elif not self._is_end(i):
-            for n, name in enumerate(i.operands):
-                if self._hands_on(i, n):
-                    yield Value(get(name), 0)
+            yield from self._made_of(i)
+
+    def _made_of(self, i: Instruction) -> Iterator[Value]:
+        """What an instruction that runs nothing else moves or changes elementwise, or receives."""
+        if i.opcode == "recv":
+            yield from (Value(operand(sent, 0), 0) for sent in other_ends(i))
+        for n, name in enumerate(i.operands):
+            if self._hands_on(i, n):
+                yield Value(i.computation[name], 0)
 
     def _arguments(self, value: Value) -> Iterator[Value]:
         """What the callers of a computation give for its parameter."""
@@ -422,30 +455,69 @@ class Graph:
     def _hands_on(self, i: Instruction, n: int) -> bool:
         """Whether what an instruction gives is its operand n, moved or changed elementwise."""
         large = self._large(i.computation)
+        of_operand = large[i.operands[n]].own
+        if i.opcode == "select" and n == 0:
+            chosen = _together_large(large[name] for name in i.operands[1:])
+            return bool(of_operand) and of_operand <= chosen.own
+        if i.opcode == "select":
+            return bool(of_operand)
         if i.opcode in _HANDED_ON:
-            joins = i.opcode == "concatenate" or (i.opcode == "dynamic-update-slice" and n == 1)
-            return n == 0 or joins
-        return i.opcode in ELEMENTWISE and len(large[i.name]) == 1 and bool(large[i.operands[n]])
+            return n in _handed_on(i)
+        together = _together_large(large[name] for name in i.operands).own
+        return i.opcode in ELEMENTWISE and len(together) == 1 and of_operand == together
 
-    def _large(self, computation: Computation) -> dict[str, frozenset[str]]:
-        """Of each instruction, the arrays that it is computed from elementwise, scalars and
-        broadcast vectors not counted.
+    def _large(self, computation: Computation) -> dict[str, _Large]:
+        """Of each instruction, the arrays that it is computed from elementwise, scalars not
+        counted.
         """
         if computation.name in self._sources:
             return self._sources[computation.name]
-        found: dict[str, frozenset[str]] = {}
+        found: dict[str, _Large] = {}
         self._sources[computation.name] = found
         for i in computation:
-            operands = [found.get(name, frozenset()) for name in i.operands]
-            if i.opcode == "iota" or _repeats(i):
-                found[i.name] = frozenset()
-            elif i.opcode in ELEMENTWISE | _HANDED_ON:
-                found[i.name] = frozenset().union(*operands)
-            elif i.opcode != "constant" and i.shape.size > 1:
-                found[i.name] = frozenset((i.name,))
-            else:
-                found[i.name] = frozenset()
+            found[i.name] = _large_of(i, found)
         return found
+
+
+def _large_of(i: Instruction, found: dict[str, _Large]) -> _Large:
+    """The arrays that an instruction is computed from elementwise, from those of its operands."""
+    if i.opcode not in ELEMENTWISE | _HANDED_ON or not (operands := _handed_on(i)):
+        if i.opcode in ("iota", "constant") or i.shape.size <= 1:
+            return _Large()
+        own = frozenset((i.name,))
+        return _Large(masks=own) if i.shape.dtype == "pred" else _Large(own)
+    large = _together_large(found.get(i.operands[n], _Large()) for n in operands)
+    if i.opcode in _HANDED_ON and len(large.values) > 1:  # each element is of one of them
+        large = large._replace(values=frozenset((i.name,)))
+    if i.opcode == "select" and not large.own:  # two numbers, chosen by a mask
+        return _Large(masks=found.get(i.operands[0], _Large()).own)
+    if i.shape.dtype == "pred":
+        return _Large(masks=frozenset().union(*large))
+    if _repeats(i):
+        return large._replace(values=frozenset(), repeated=large.values | large.repeated)
+    return large
+
+
+def _handed_on(i: Instruction) -> Sequence[int]:
+    """The operands whose elements are in what an instruction gives: no indices, and no mask."""
+    everything = range(len(i.operands))
+    if i.opcode == "select":
+        return everything[1:]
+    if i.opcode == "dynamic-update-slice":
+        return everything[:2]
+    if i.opcode == "scatter":
+        return (0, 2) if len(i.operands) == 3 and _overwrites(i) else ()
+    if i.opcode in ELEMENTWISE or i.opcode == "concatenate":
+        return everything
+    return everything[:1]
+
+
+def _overwrites(scatter: Instruction) -> bool:
+    """Whether a scatter puts its updates in the place of what was there; else it adds them, or the
+    like.
+    """
+    combines = scatter.computation.module.computations.get(scatter.callee("to_apply"))
+    return combines is not None and combines.root.parameter_number == 1
 
 
 def _is_same(i: Instruction) -> bool:
@@ -454,8 +526,31 @@ def _is_same(i: Instruction) -> bool:
 
 
 def _repeats(i: Instruction) -> bool:
-    """Whether a broadcast gives more elements than it got."""
-    return i.opcode == "broadcast" and i.computation[i.operands[0]].shape.size < i.shape.size
+    """Whether a broadcast, or a gather by indices, gives more elements than it got."""
+    if i.opcode not in ("broadcast", "gather"):
+        return False
+    return i.computation[i.operands[0]].shape.size < i.shape.size
+
+
+def other_ends(i: Instruction) -> list[Instruction]:
+    """The receives of a send, or the sends of a receive: those of its channel, where it runs."""
+    other = "recv" if i.opcode == "send" else "send"
+    return _channels(i.computation).get((other, i.attributes.get("channel_id")), [])
+
+
+@remembered
+def _channels(computation: Computation) -> dict[tuple[str, str | None], list[Instruction]]:
+    """The sends and the receives of each channel between devices."""
+    found: dict[tuple[str, str | None], list[Instruction]] = collections.defaultdict(list)
+    for i in computation:
+        if i.opcode in ("send", "recv") and not is_of_the_host(i):
+            found[i.opcode, i.attributes.get("channel_id")].append(i)
+    return dict(found)
+
+
+def is_of_the_host(i: Instruction) -> bool:
+    """Whether a send or receive is between a device and its host."""
+    return i.attributes.get("is_host_transfer") == "true"
 
 
 def _parameters(caller: Instruction, n: int) -> list[Instruction]:

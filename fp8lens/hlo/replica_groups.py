@@ -12,6 +12,8 @@ SUMS = ("all-reduce", "reduce-scatter")  # which add in the type that they send
 _MESH = re.compile(
     r"@?mesh[\[<]([^\]>]*+)[\]>](?:, device_ids=\(([^()]*+(?:\([^()]*+\)[^()]*+)?)\))? \{([^}]*+)\}"
 )
+# Of a send, as XLA makes it of a permute.
+_PAIRS = re.compile(r"_xla_send_recv_source_target_pairs=\"?([\d,{}\s]*+)")
 _LISTS = re.compile(r"\{\s*+(?:\{[\d,\s]*+\}\s*+,?\s*+)*+\}|")
 MOST = 1 << 18  # devices: a text that names more is not a program's
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
@@ -50,15 +52,16 @@ def device_counts(module: HloModule) -> tuple[int, int]:
 
 def groups(collective: Instruction) -> list[list[int]]:
     """The devices that take part together, in each form that XLA prints: lists, iota, axes of a
-    mesh (xla/hlo/ir/replica_group.h); of a permute, those that its pairs connect. A device's number
-    is its partition's, of several replicas replica * partitions + partition. Raises HloParseError
-    where that is not what the text has.
+    mesh (xla/hlo/ir/replica_group.h); of a permute, and of a send that XLA made of one, those that
+    its pairs connect. A device's number is its partition's, of several replicas replica *
+    partitions + partition. Raises HloParseError where that is not what the text has.
     """
     replicas, partitions = device_counts(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
     mesh, iota = _named_mesh(collective), _IOTA.fullmatch(text)
     _refuse_too_many(collective, replicas * partitions, mesh, iota)
-    if pairs := collective.attributes.get("source_target_pairs"):
+    sent = _PAIRS.search(collective.attributes.get("frontend_attributes", ""))
+    if pairs := sent[1] if sent else collective.attributes.get("source_target_pairs"):
         return _connected(numbers(pairs))
     if mesh:
         return _mesh_groups(*mesh.groups())

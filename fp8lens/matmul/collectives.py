@@ -9,19 +9,19 @@ import html
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from fp8lens.formats import CUBLASLT, is_fp8
-from fp8lens.hlo.dataflow import Graph, Value
+from fp8lens.hlo.dataflow import Graph, Value, is_of_the_host, other_ends
 from fp8lens.hlo.ops import CONTROL, DOTS
 from fp8lens.hlo.origin import op_name, source_line
-from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, parse_shape, visible
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_body, setting
 from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
 from fp8lens.hlo.text import LOST, columns, counted, html_table, wrapped
 from fp8lens.hlo.text import size as _size
-from fp8lens.hlo.values import changes_layout, reducer
-from fp8lens.matmul.kernels import launches
+from fp8lens.hlo.values import changes_layout, operand, reducer
+from fp8lens.matmul.kernels import is_opaque, launches
 from fp8lens.matmul.roles import clamp_bounds
 from fp8lens.matmul.rows import matmuls
 
@@ -40,6 +40,7 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
 KINDS = tuple(_SENT)
 MOVES = tuple(kind for kind in KINDS if kind not in ("all-reduce", "reduce-scatter"))  # add nothing
 _WIDE = ("bf16", "f16", "f32", "f64")
+_BITS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
 
 
 class Problem(enum.StrEnum):
@@ -53,21 +54,44 @@ class Problem(enum.StrEnum):
     TWICE = "gathered twice"
     TRANSPOSED = "transposed after gathering"
 
+    def of(self, kind: str) -> str:
+        """What to call it of a collective of this kind."""
+        return str(self) if kind == "all-gather" else _OF_OTHERS.get(self, str(self))
 
-_SENT_WIDE = {Problem.GATHERED_WIDE, Problem.READ_WIDE, Problem.DEQUANTIZED}
+
+# Of collectives that gather nothing
+_OF_OTHERS = {
+    Problem.GATHERED_WIDE: "sent wide",
+    Problem.DEQUANTIZED: "dequantized, then sent",
+}
+SENT_WIDE = (Problem.GATHERED_WIDE, Problem.READ_WIDE, Problem.DEQUANTIZED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of the arrays that a collective sends, and that could be sent in FP8: its type, its shape
+    as each device gives it, the bytes that each device sends of it, and those that it would send.
+    """
+
+    problem: Problem
+    dtype: str
+    shape: str
+    sent: int
+    would: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """One collective of one device's program.
 
-    `kind` is one of KINDS. `dtype` is the type on the wire, named as in HLO; of several arrays sent
-    at once, the distinct types, with commas; `shapes` are those that each device gives.
-    `bytes_sent`: bytes that leave each device in one run, as nccl-tests counts them for its bus
-    bandwidth: (n-1) times the operand for an all-gather, (n-1)/n of it for reduce-scatter and
-    all-to-all, twice that for an all-reduce, all of it for a permute, of each device that sends,
-    and for a broadcast, of the root; of a ragged-all-to-all, whose sizes are data, all of it, the
-    most there can be. A switch that adds or copies (NVLink SHARP) makes an all-reduce less.
+    `kind` is one of KINDS; "collective-permute" also of a send that XLA made of one. `dtype` is the
+    type on the wire, named as in HLO; of several arrays sent at once, the distinct types, with
+    commas; `shapes` are those that each device gives. `bytes_sent`: bytes that leave each device in
+    one run, as nccl-tests counts them for its bus bandwidth: (n-1) times the operand for an
+    all-gather, (n-1)/n of it for reduce-scatter and all-to-all, twice that for an all-reduce, all
+    of it for a permute, of each device that sends, and for a broadcast, of the root; of a
+    ragged-all-to-all, whose sizes are data, all of it, the most there can be. A switch that adds or
+    copies (NVLink SHARP) makes an all-reduce less.
 
     `group_size`: how many devices take part together. `axis`: the mesh's axes, as "data" or "data,
     model"; where groups are no whole axes or their names are not known, as "4 of 8", with the
@@ -76,13 +100,16 @@ class Collective:
     between the two; none where it ends in another computation.
 
     `feeds` and `fed_by`: the nearest matmuls that read what it gives, and that made what it sends:
-    past views, moves, conversions, elementwise operations with no other large array, further
-    collectives, and through loops. Matmuls that XLA spelled out as products and sums are not seen.
-    `count`: how often it runs; None where that is not known.
+    past views, moves, rows taken or put by index, conversions, elementwise operations with no other
+    large array, further collectives, and through loops. A kernel that is not looked into and that
+    reads FP8 codes counts as an FP8 matmul. Matmuls that XLA spelled out as products and sums are
+    not seen. `count`: how often it runs; None where that is not known.
 
     `problems`: what it sends that it would not have to. `readers`: who else
     reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
-    array before an FP8 matmul reads it.
+    array before an FP8 matmul reads it. `unknown`: kernels that are not looked into and that read
+    it in its wide type: whether they quantize it is not known. `parts`: of arrays sent together,
+    those that could be FP8.
     """
 
     name: str
@@ -103,6 +130,8 @@ class Collective:
     problems: tuple[Problem, ...] = ()
     readers: tuple[str, ...] = ()
     transposed_by: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = dataclasses.field(default=(), repr=False)
     instruction: Instruction | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
@@ -115,20 +144,26 @@ class Collective:
         """Whether it is a sum that is then quantized for an FP8 matmul."""
         return self.kind == "all-reduce" and self.feeds_fp8 and not self.is_fp8
 
-    @property
-    def in_words(self) -> dict[str, str]:
-        """What sentences about it name: its type, its sizes, who reads it."""
-        narrow = (parse_shape(text).size for text in self.shapes)
-        return {
+    def in_words(self, problem: Problem | None = None) -> dict[str, str]:
+        """What sentences about it name: its type, its sizes, who reads it; of what it sends wide,
+        only the arrays that have this problem.
+        """
+        words = {
             "dtype": self.dtype,
             "kind": self.kind,
             "shapes": _listed(self.shapes),
             "feeds": _listed(self.feeds),
             "readers": _listed(self.readers),
             "kernels": _listed(self.transposed_by),
-            "sent": _size(self.bytes_sent),
-            "would": _size(sum(_SENT[self.kind](n, self.group_size) for n in narrow)),
         }
+        if parts := [part for part in self.parts if part.problem == problem]:
+            words |= {
+                "dtype": ", ".join(dict.fromkeys(part.dtype for part in parts)),
+                "shapes": _listed(part.shape for part in parts),
+                "sent": _size(sum(part.sent for part in parts)),
+                "would": _size(sum(part.would for part in parts)),
+            }
+        return words
 
 
 # Where values come from and go to -----------------------------------------------------------------
@@ -145,11 +180,12 @@ class _Sent:
         # Where collectives are very many, what is far from one is not looked at, for the same
         # reason.
         count = sum(1 for i in module if kind(i))
-        self.graph = Graph(module, is_matmul, max(16, len(module.text) // max(1, 3 * count)))
+        self.graph = Graph(module, _is_end, max(16, len(module.text) // max(1, 3 * count)))
 
     def axis(self, i: Instruction) -> tuple[int, str]:
         """How many devices take part together, and along which axes of the mesh."""
-        names = ("replica_groups", "device_ids", "source_target_pairs", "channel_id")
+        names = ["replica_groups", "device_ids", "source_target_pairs", "channel_id"]
+        names += ["frontend_attributes"] if i.opcode == "send" else []
         key = (i.opcode, *map(i.attributes.get, names))
         if key not in self._axes:
             together = groups(i)
@@ -161,7 +197,7 @@ class _Sent:
 
     def feeds(self, collective: Instruction, results: list[Value]) -> list[Instruction]:
         """The kernels of the nearest matmuls that multiply what a collective gives."""
-        return self._nearest(collective, results, self.graph.after, _reads_as_matrix)
+        return self._nearest(collective, results, self.graph.after, _multiplies)
 
     def fed_by(self, collective: Instruction, sent: list[Value]) -> list[Instruction]:
         """The kernels of the nearest matmuls that made what a collective sends."""
@@ -181,41 +217,49 @@ class _Sent:
         """
 
         def at_the_next(i: Instruction) -> bool:
-            return is_matmul(i) or (bool(kind(i)) and i is not collective)
+            return _is_end(i) or (bool(kind(i)) and i is not collective)
 
-        for stop in (at_the_next, is_matmul):
+        for stop in (at_the_next, _is_end):
             reached = self.graph.walk(start, step, stop)
             kernels = [self.graph.launcher(v.instruction) for v in reached if wanted(v)]
             if kernels:
                 return [*dict.fromkeys(kernels)]
         return []
 
-    def sent_wide(self, result: Value, sent: Instruction) -> tuple[Problem | None, list[str]]:
-        """What is wrong with a collective that sends a wide type, if anything, and who else reads
-        its result so.
-        """
+    def sent_wide(self, kind: str, result: Value, sent: Instruction) -> "_Wide":
+        """What is wrong with a collective of this kind that sends a wide type, if anything."""
         graph = self.graph
-        behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _was_fp8(i) or is_matmul(i))
+        behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _was_fp8(i) or _is_end(i))
         if any(_is_fp8(value.instruction) for value in behind):
-            return Problem.DEQUANTIZED, []
-        wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or is_matmul(i))
+            return _Wide(Problem.DEQUANTIZED)
+        wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or _is_end(i))
+        unknown = [graph.launcher(v.instruction).name for v in wide if _may_quantize(v)]
         quantized = [value for value in wide if _is_fp8(value.instruction)]
-        narrow = graph.walk(quantized, graph.after, is_matmul)
+        # What is FP8 as the collective gives it is no wide value.
+        narrow = graph.walk(quantized, graph.after, _is_end)
         if not any(map(self.is_fp8_operand, narrow)):
             # A clamp alone remains of a quantization whose FP8 array nothing reads. Where the
             # conversion to FP8 is behind the collective, the clamp is that quantization's own.
             was_fp8 = any(_was_fp8(value.instruction) for value in behind)
-            return (Problem.DEQUANTIZED if was_fp8 else None), []
-        names = []
-        for i, element in wide:
-            if (element is None and not _is_amax(i)) or is_matmul(i):
-                is_result = i.computation.is_entry and i.is_root
-                names.append("the program's result" if is_result else graph.launcher(i).name)
-        return Problem.READ_WIDE if names else Problem.GATHERED_WIDE, names
+            return _Wide(Problem.DEQUANTIZED if was_fp8 else None, unknown=unknown)
+        readers = [self._reader(value) for value in wide if _reads_wide(value)]
+        if not readers:
+            return _Wide(Problem.GATHERED_WIDE)
+        # Where a wide array goes on to a device that reads it, it has to travel so: only what is
+        # gathered is read by others that may need their own part alone.
+        return _Wide(Problem.READ_WIDE if kind == "all-gather" else None, readers, unknown)
+
+    def _reader(self, value: Value) -> str:
+        """Who reads a value in a wide type, in words."""
+        i, index = value
+        if i.computation.is_entry and i.is_root and index is None:
+            return "the program's result"
+        name = self.graph.launcher(i).name
+        return f"the addition in {name}" if is_matmul(i) and not _reads_as_matrix(value) else name
 
     def transposed_by(self, gathered: Value) -> list[str]:
         """The kernels that transpose a gathered FP8 array before an FP8 matmul reads it."""
-        reached = self.graph.walk([gathered], self.graph.after, is_matmul)
+        reached = self.graph.walk([gathered], self.graph.after, _is_end)
         names = []
         for value in reached:
             if self.is_fp8_operand(value):
@@ -227,13 +271,27 @@ class _Sent:
         return names
 
     def is_fp8_operand(self, value: Value) -> bool:
-        """Whether a matmul in FP8 multiplies a value."""
+        """Whether a matmul in FP8, or a kernel that is not looked into, reads FP8 codes."""
+        if _reads_codes(value):
+            return True
         return _reads_as_matrix(value) and _multiplies_fp8(self.graph.launcher(value.instruction))
+
+
+class _Wide(NamedTuple):
+    """What is wrong with an array that is sent in a wide type, who else reads it so, and the
+    kernels of which it is not known what they make of it.
+    """
+
+    problem: Problem | None
+    readers: Sequence[str] = ()
+    unknown: Sequence[str] = ()
 
 
 def kind(i: Instruction) -> str:
     """The kind of a collective, "" of any other instruction."""
     name = i.opcode.removesuffix("-start")
+    if name == "send":
+        return "" if is_of_the_host(i) else "collective-permute"
     return name if name in _SENT else ""
 
 
@@ -251,12 +309,70 @@ def _reads_as_matrix(value: Value) -> bool:
     return index is not None and is_matmul(i) and index < matrices
 
 
+def _is_end(i: Instruction) -> bool:
+    """Whether a value is followed no further: a matmul, or a kernel that is not looked into."""
+    return is_matmul(i) or is_opaque(i)
+
+
+def _read(value: Value) -> Instruction | None:
+    """What a kernel that is not looked into reads, where a walk forwards arrived at it."""
+    i, index = value
+    if index is None or not is_opaque(i) or is_matmul(i):
+        return None
+    return operand(i, index)
+
+
+def _reads_codes(value: Value) -> bool:
+    """Whether a kernel that is not looked into reads FP8 codes: as a matmul by hand does."""
+    read = _read(value)
+    return read is not None and _is_fp8(read)
+
+
+def _may_quantize(value: Value) -> bool:
+    """Whether a kernel that is not looked into reads a wide array, and is none of XLA's for
+    choosing among numbers, as a router does.
+    """
+    read = _read(value)
+    if read is None or (value.instruction.custom_call_target or "").startswith("__gpu$TopK"):
+        return False
+    return read.shape.dtype in _WIDE and read.shape.size > 1
+
+
+def _multiplies(value: Value) -> bool:
+    """Whether a matmul multiplies a value, or a kernel that is not looked into reads its codes."""
+    return _reads_as_matrix(value) or _reads_codes(value)
+
+
+def _reads_wide(value: Value) -> bool:
+    """Whether a wide value, where a walk forwards arrived, is read as it is."""
+    i, index = value
+    return (index is None and not _is_amax(i)) or _is_end(i)
+
+
 def _is_fp8(i: Instruction) -> bool:
     return is_fp8(i.shape.dtype) and i.shape.size > 1
 
 
 def _multiplies_fp8(kernel: Instruction) -> bool:
     return any(row.is_fp8 for row in matmuls(kernel))
+
+
+def _floats(sent: Instruction, graph: Graph) -> int | None:
+    """How many floats of a wide type an array has, or integers that are their bits; None of an
+    array of anything else.
+    """
+    shape = sent.shape
+    if shape.dtype in _WIDE:
+        return shape.size
+    if shape.dtype not in _BITS:
+        return None
+    behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _is_fp8(i) or _is_end(i))
+    for i, _ in behind:
+        if i.opcode in ("bitcast", "bitcast-convert") and i.shape.dtype in _BITS:
+            floats = operand(i, 0).shape
+            if floats.dtype in _WIDE:
+                return shape.nbytes * 8 // floats.bits
+    return None
 
 
 def _is_amax(i: Instruction) -> bool:
@@ -308,14 +424,20 @@ def _beside(start: Instruction) -> tuple[str, ...]:
 
 def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | None) -> Collective:
     """The collective `i`, that `at` runs: itself, or what `at` wraps."""
-    # A ragged-all-to-all's further operands say where its parts begin, and how long they are.
-    names = i.operands[:1] if kind(i) == "ragged-all-to-all" else i.operands
+    # A ragged-all-to-all's further operands say where its parts begin, and how long they are; that
+    # of a send is a token.
+    has_one = kind(i) == "ragged-all-to-all" or i.opcode == "send"
+    names = i.operands[:1] if has_one else i.operands
     sent = [i.computation[name] for name in names]
     size, axis = around.axis(i)
-    feeds = around.feeds(i, [Value(i, n) for n in range(len(sent))])
+    results = [Value(i, n) for n in range(len(sent))]
+    if i.opcode == "send":
+        results = [Value(received, 0) for received in other_ends(i)]
+    feeds = around.feeds(i, results)
     fed_by = around.fed_by(i, [Value(s, 0) for s in sent])
-    problems, readers, transposed = _problems(i, sent, around)
-    asynchronous = at.opcode.endswith("-start") and not (_waits(at) or _waits(i))
+    found = _problems(i, sent, results, around, size)
+    is_start = at.opcode.endswith("-start") or at.opcode == "send"
+    asynchronous = is_start and not (_waits(at) or _waits(i))
     return Collective(
         name=at.name,
         kind=kind(i),
@@ -328,37 +450,52 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         overlaps=_beside(at) if asynchronous else (),
         feeds=tuple(k.name for k in feeds),
         fed_by=tuple(k.name for k in fed_by),
-        feeds_fp8=any(map(_multiplies_fp8, feeds)),
+        feeds_fp8=any(_multiplies_fp8(k) or not matmuls(k) for k in feeds),
         count=count,
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
-        problems=tuple(dict.fromkeys(problems)),
-        readers=tuple(dict.fromkeys(readers)),
-        transposed_by=tuple(dict.fromkeys(transposed)),
+        problems=tuple(dict.fromkeys(found.problems)),
+        readers=tuple(dict.fromkeys(found.readers)),
+        transposed_by=tuple(dict.fromkeys(found.transposed)),
+        unknown=tuple(dict.fromkeys(found.unknown)),
+        parts=tuple(found.parts),
         instruction=i,
     )
 
 
+@dataclasses.dataclass
+class _Problems:
+    """What is wrong with a collective: see the fields of Collective."""
+
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    parts: list[Part] = dataclasses.field(default_factory=list)
+    readers: list[str] = dataclasses.field(default_factory=list)
+    unknown: list[str] = dataclasses.field(default_factory=list)
+    transposed: list[str] = dataclasses.field(default_factory=list)
+
+
 def _problems(
-    i: Instruction, sent: list[Instruction], around: _Sent
-) -> tuple[list[Problem], list[str], list[str]]:
-    """What is wrong with a collective, who else reads its result in a wide type, and the kernels
-    that transpose it.
-    """
-    problems, readers, transposed = [], [], []
-    for n, s in enumerate(sent):
-        if s.shape.dtype in _WIDE and s.shape.size > 1 and kind(i) not in SUMS:
-            rule, others = around.sent_wide(Value(i, n), s)
-            if rule:
-                problems.append(rule)
-            readers += others
+    i: Instruction, sent: list[Instruction], results: list[Value], around: _Sent, devices: int
+) -> _Problems:
+    """What is wrong with a collective among so many devices."""
+    found = _Problems()
+    for s, result in zip(sent, results, strict=False):
+        floats = None if kind(i) in SUMS else _floats(s, around.graph)
+        if floats is not None and floats > 1:
+            wide = around.sent_wide(kind(i), result, s)
+            found.readers += wide.readers
+            found.unknown += wide.unknown
+            if wide.problem:
+                sizes = [_SENT[kind(i)](nbytes, devices) for nbytes in (s.shape.nbytes, floats)]
+                found.problems.append(wide.problem)
+                found.parts.append(Part(wide.problem, s.shape.dtype, s.shape.brief, *sizes))
         elif _is_fp8(s) and kind(i) == "all-gather":
-            transposed += around.transposed_by(Value(i, n))
-    if transposed:
-        problems.append(Problem.TRANSPOSED)
+            found.transposed += around.transposed_by(result)
+    if found.transposed:
+        found.problems.append(Problem.TRANSPOSED)
     if kind(i) == "all-gather" and len({*sent}) < len(sent):
-        problems.append(Problem.TWICE)
-    return problems, readers, transposed
+        found.problems.append(Problem.TWICE)
+    return found
 
 
 def _waits(i: Instruction) -> bool:
@@ -373,11 +510,11 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     `x` is what `parse_hlo_module` takes; a GPU's optimized HLO, for `overlaps` and types to be what
     runs. `mesh_shape` gives the mesh's axes, as in {"data": 2, "model": 4}: devices are numbered
     along the last first, as JAX numbers those of a mesh. Raises ValueError where it has another
-    number of devices than the program; HloParseError for text that is not HLO. Sends and receives
-    that XLA made of a permute for its pipelines are not counted.
+    number of devices than the program; HloParseError for text that is not HLO. A send that XLA
+    made of a permute, for a pipeline, counts as one.
     """
     module = parse_hlo_module(x)
-    if not any(name in module.text for name in KINDS):
+    if not any(name in module.text for name in (*KINDS, "send(")):
         return Collectives()
     devices = prod(device_counts(module))
     if mesh_shape is not None and prod(mesh_shape.values()) != devices:
@@ -401,14 +538,11 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     return Collectives(found)
 
 
-def sends_wide(
-    found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: int = 0
+def of_kinds(
+    found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: float = 0
 ) -> list[Collective]:
-    """Those of these kinds, and so many bytes, that could have sent FP8 for an FP8 matmul, or sent
-    what was FP8.
-    """
-    asked = [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8]
-    return [c for c in asked if not _SENT_WIDE.isdisjoint(c.problems) or c.is_summed_wide]
+    """Those of these kinds, and so many bytes, that do not send FP8 alone."""
+    return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8]
 
 
 # As text ------------------------------------------------------------------------------------------
@@ -451,7 +585,10 @@ class Collectives(tuple[Collective, ...]):
             )
             alike.setdefault(key, []).append(c)
         groups = sorted(alike.values(), key=lambda same: -Collectives(same).bytes_sent)
-        return [(same[0], _cells(same), [*same[0].problems]) for same in groups]
+        return [
+            (same[0], _cells(same), [p.of(same[0].kind) for p in same[0].problems])
+            for same in groups
+        ]
 
     def totals(self) -> str:
         """What is sent in all, as one sentence."""

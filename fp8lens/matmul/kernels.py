@@ -21,6 +21,8 @@ from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.rows import FP8_CALL, matmuls
 from fp8lens.targets import Target, resolve
 
+_OPAQUE = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -53,6 +55,14 @@ class Kernel:
         if not self.flops or self.math_dtype is None:
             return memory
         return max(self.flops / target.peak_flops[self.math_dtype], memory)
+
+
+def is_opaque(i: Instruction) -> bool:
+    """Whether a kernel is not looked into, and may multiply matrices."""
+    if i.opcode.removesuffix("-start") not in _OPAQUE:
+        return False
+    # CUB sorts and sums.
+    return not (i.custom_call_target or "").startswith("__cub$")
 
 
 def _kind(instruction: Instruction) -> str:

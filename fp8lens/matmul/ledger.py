@@ -14,7 +14,7 @@ from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
 from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.kernels import Kernel, kernel, launches
+from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches
 from fp8lens.matmul.norms import norms
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import (
@@ -46,7 +46,6 @@ _READING_SCALES = _FOR_FP8 | {"move", "matmul", "after"}
 _UNDOES = frozenset(("transpose", "pad", "scale", "fp8"))
 
 HEADER = ("", "runs", "bytes", "kernel", "work", "for", "source")
-_OPAQUE = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
 _FAR = 300  # kernels: whoever is further away is not served
 _MOVES_ALONE = frozenset("copy slice dynamic-slice dynamic-update-slice".split())
 
@@ -466,14 +465,6 @@ def _served(
     return tuple(at.name for at in walk([i], readers, _FAR) if classes.get(at) == "matmul")
 
 
-def _is_opaque(i: Instruction) -> bool:
-    """Whether a kernel is not looked into, and may multiply matrices."""
-    if i.opcode.removesuffix("-start") not in _OPAQUE:
-        return False
-    # CUB sorts and sums.
-    return not (i.custom_call_target or "").startswith("__cub$")
-
-
 def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     """The class of a kernel that is no matmul, from what it does near the matmuls."""
     opcode = i.opcode.removesuffix("-start")
@@ -482,10 +473,10 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     if not is_plain(i):
         if opcode in _MOVES_ALONE:
             return "move"
-        return "opaque" if _is_opaque(i) else "rest"
+        return "opaque" if is_opaque(i) else "rest"
     parts = inside(i)
     # A fusion may hold a library's kernel, with the slices that it reads.
-    if any(map(_is_opaque, parts)):
+    if any(map(is_opaque, parts)):
         return "opaque"
     avoidable = [o for o in near if o.avoidable]
     if any("fp8" in o.work for o in avoidable):

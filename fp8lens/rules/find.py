@@ -454,8 +454,7 @@ def of_collective(c: Collective) -> list[Reason]:
         "source": c.source,
         "instruction": c.name,
     }
-    facts = (c, c.in_words)
-    return [Reason(**place, **texts_of(r, found)) for r in rules for found in r.found(facts)]
+    return [Reason(**place, **texts_of(r, found)) for r in rules for found in r.found(c)]
 
 
 def of_opaque(line: Line, ptx: Mapping[str, str]) -> list[Reason]:

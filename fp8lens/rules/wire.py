@@ -5,8 +5,8 @@ from typing import Any
 from fp8lens.matmul.collectives import Problem
 from fp8lens.rules.rule import Found, Lost, Rule, found_if, rule
 
-#: A `fp8lens.matmul.collectives.Collective`, and the {names} of these texts.
-Sent = tuple[Any, dict[str, str]]
+#: A `fp8lens.matmul.collectives.Collective`, which gives the {names} of these texts.
+Sent = Any
 
 
 @rule(
@@ -17,9 +17,10 @@ Sent = tuple[Any, dict[str, str]]
         "sends {sent}, and would send {would} in FP8"
     ),
     fix=(
-        "quantize each device's part and send that: constrain the quantized array twice "
+        "quantize each device's part and send that: in jax.shard_map, quantize before the "
+        "collective; where XLA places it, constrain the quantized array twice "
         "(jax.lax.with_sharding_constraint), first to the sharding of the parts, then to the one "
-        "that the matmul reads; in jax.shard_map, quantize before the collective"
+        "that the matmul reads"
     ),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
@@ -65,8 +66,7 @@ def gathered_wide(sent: Sent) -> Found | None:
 
 
 def _problem(sent: Sent, problem: Problem) -> Found | None:
-    collective, fields = sent
-    return found_if(problem in collective.problems, **fields)
+    return found_if(problem in sent.problems, **sent.in_words(problem))
 
 
 @rule(
@@ -77,8 +77,9 @@ def _problem(sent: Sent, problem: Problem) -> Found | None:
         "sends {sent}, and would send {would} in FP8"
     ),
     fix=(
-        "send the quantized array (jax.lax.with_sharding_constraint on it), then dequantize; do "
-        "not transpose it for a dot: jax.lax.dot_general contracts any dimension"
+        "send the quantized array, then dequantize: in jax.shard_map give it to the collective, "
+        "else use jax.lax.with_sharding_constraint on it; do not transpose it for a dot: "
+        "jax.lax.dot_general contracts any dimension"
     ),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
@@ -130,7 +131,7 @@ def dequantized_then_gathered(sent: Sent) -> Found | None:
     fix=(
         "if the other readers can read the quantized array, or need their own device's part "
         "alone, quantize each device's part and send that ({would} in place of {sent}); else "
-        "leave it"
+        "leave it: assert_fp8_collectives(..., allow='gathered-wide-read-wide') accepts it"
     ),
     source=(
         "CollectiveQuantizer exchanges the two only where the scale is a scalar and nothing but "
@@ -247,8 +248,7 @@ def summed_wide(sent: Sent) -> Found | None:
     Therefore this rule is never among a program's reasons, and this page has no program that breaks
     it. fp8lens.assert_fp8_collectives checks for it if you give kinds="all-reduce".
     """
-    collective, fields = sent
-    return found_if(collective.is_summed_wide, **fields)
+    return found_if(sent.is_summed_wide, **sent.in_words())
 
 
 @rule(

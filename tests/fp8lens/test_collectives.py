@@ -842,7 +842,7 @@ def test_a_clamp_before_the_gather_is_a_part_of_the_conversion_behind_it(convers
             "ROOT " + fp8_call("%x", "%q"),
         )
     )
-    assert one.problems == (found,) and one.in_words["would"] == "28.7 kB"
+    assert one.problems == (found,) and one.in_words(found)["would"] == "28.7 kB"
 
 
 def size(n):
@@ -947,6 +947,357 @@ def test_a_weight_that_two_matmuls_read_is_gathered_twice_and_the_fix():
         assert any("transposed after gathering" in c.problems for c in gathers)
         assert {c.dtype for c in cs if c.kind == "reduce-scatter"} == {"bf16"}
     assert "{" not in "".join(r.reason + r.fix for c in cs for r in of_collective(c))
+
+
+# What a value goes through, and who is left alone -------------------------------------------------
+
+TOKENS, WEIGHT = S(8 * 64, K, dtype=bf16), S(N, K)
+INDEX = S(8 * 64, dtype=jnp.int32)
+MASK = S(8 * 64, K, dtype=jnp.bool_)
+PERMUTED = [(n, (n + 1) % 8) for n in range(8)]
+
+
+def gathered_tokens(x):
+    return lax.all_gather(x, "x", tiled=True)
+
+
+def exchanged(x):
+    return lax.all_to_all(x, "x", 0, 0, tiled=True)
+
+
+def taken(x, index, w, a, b):
+    return fp8_dot(quantize(gathered_tokens(x)[index], a), w, a, b)
+
+
+def taken_twice(x, index, w, a, b):
+    return fp8_dot(quantize(gathered_tokens(x)[jnp.tile(index, 2)], a), w, a, b)
+
+
+def sorted_after(x, index, w, a, b):
+    return fp8_dot(quantize(exchanged(x)[index[: len(x)]], a), w, a, b)
+
+
+def put(x, index, w, a, b):
+    slots = jnp.zeros((2 * 512, K), bf16).at[index].set(gathered_tokens(x), mode="drop")
+    return fp8_dot(quantize(slots, a), w, a, b)
+
+
+def put_as_codes(x, index, w, a, b):
+    codes = quantize(gathered_tokens(x), a)
+    return fp8_dot(jnp.zeros((2 * 512, K), e4m3).at[index].set(codes, mode="drop"), w, a, b)
+
+
+def put_into(x, index, w, a, b):
+    return fp8_dot(quantize(jnp.tile(x, (16, 1)).at[index].set(gathered_tokens(x) * 2), a), w, a, b)
+
+
+def masked(x, mask, w, a, b):
+    return fp8_dot(quantize(jnp.where(mask, gathered_tokens(x), 0), a), w, a, b)
+
+
+def mask_as_numbers(x, mask, w, a, b):
+    return fp8_dot(quantize(gathered_tokens(x) * mask.astype(bf16), a), w, a, b)
+
+
+def one_of_two(x, mask, w, a, b):
+    other = jnp.tile(x, (8, 1)) * 2
+    return fp8_dot(quantize(jnp.where(mask, gathered_tokens(x), other), a), w, a, b)
+
+
+def for_each_group(x, index, w, a, b):
+    """As XLA multiplies ragged groups: the tokens once for each, with zeros for the others'."""
+    codes = quantize(gathered_tokens(x), a)
+    of_expert = index[None, :] == jnp.arange(4)[:, None]
+    return fp8_dot(jnp.where(of_expert[..., None], codes, 0).reshape(-1, K), w, a, b)
+
+
+def scales_by_index(x, scales, w, b):
+    each = scales[jnp.arange(512) // 128][:, jnp.arange(K) // 128]
+    return lax.dot(quantize(gathered_tokens(x), each), w.T, preferred_element_type=f32) * b
+
+
+def bits_of(x, w, a, b):
+    bits = lax.all_gather(lax.bitcast_convert_type(x, jnp.uint16), "x", tiled=True)
+    return fp8_dot(quantize(lax.bitcast_convert_type(bits, bf16), a), w, a, b)
+
+
+def bytes_of(x, w, a, b):
+    parts = lax.all_gather(lax.bitcast_convert_type(x, jnp.uint8), "x", tiled=True)
+    return fp8_dot(quantize(lax.bitcast_convert_type(parts, bf16), a), w, a, b)
+
+
+INDEXED = (TOKENS, INDEX, WEIGHT, s, s)
+HIDDEN = (TOKENS, MASK, WEIGHT, s, s)
+PLAIN = (TOKENS, WEIGHT, s, s)
+THROUGH = {
+    taken: INDEXED,
+    taken_twice: INDEXED,
+    sorted_after: INDEXED,
+    put: INDEXED,
+    put_as_codes: INDEXED,
+    put_into: INDEXED,
+    masked: HIDDEN,
+    mask_as_numbers: HIDDEN,
+    one_of_two: HIDDEN,
+    for_each_group: INDEXED,
+    scales_by_index: (TOKENS, S(4, K // 128, dtype=f32), WEIGHT, s),
+    bits_of: PLAIN,
+    bytes_of: PLAIN,
+}
+
+
+def seen_on_eight(fn, args, divided=(0,), out=P(), **options):
+    """A function of one device's parts, of which only the arguments `divided` are parts."""
+    specs = tuple(P("x") if n in divided else P() for n in range(len(args)))
+    return inspect(mapped(fn, specs, out), *args, mesh_shape=EIGHT, in_specs=specs, **options)
+
+
+@pytest.mark.parametrize("fn", THROUGH, ids=lambda fn: fn.__name__)
+def test_a_wide_value_is_followed_to_its_quantization(fn):
+    seen = seen_on_eight(fn, THROUGH[fn], out=P("x") if fn is sorted_after else P())
+    (one,) = (c for c in seen.collectives if c.problems)
+    assert one.problems == (Problem.GATHERED_WIDE,) and one.feeds_fp8
+    (part,) = one.parts
+    assert part.sent == 2 * part.would
+    with pytest.raises(AssertionError, match="gathered-wide"):
+        assert_fp8_collectives(seen)
+
+
+def weighted_by_scales(x, scales, w, b):
+    """Scales travel wide, by index."""
+    each = lax.all_gather(scales, "x", tiled=True)[jnp.arange(64) % 8]
+    return lax.dot(quantize(x, each[:, None]), w.T, preferred_element_type=f32) * b
+
+
+def routed(x, router, w, a, b):
+    """A gathered choice of rows, and a mask of its size, for tokens that do not travel."""
+    logits = lax.all_gather(dot(x, router), "x", tiled=True)
+    best = jnp.argmax(logits, 1)[: len(x)]
+    chosen = jnp.where((logits[: len(x), :1] > 0), x[best % len(x)], 0)
+    return fp8_dot(quantize(chosen, a), w, a, b)
+
+
+def mask_that_travels(x, w, a, b):
+    """Wide, but only compared: the values that are quantized are the device's own."""
+    from_others = lax.ppermute(x, "x", PERMUTED)
+    return fp8_dot(quantize(jnp.where(from_others > 0, x, 0), a), w, a, b)
+
+
+def codes_as_bytes(x, w, a, b):
+    codes = lax.all_gather(lax.bitcast_convert_type(quantize(x, a), jnp.uint8), "x", tiled=True)
+    return fp8_dot(lax.bitcast_convert_type(codes, e4m3), w, a, b)
+
+
+def added_into_slots(x, index, w, a, b):
+    slots = jnp.zeros((64, K), bf16).at[index % 64].add(gathered_tokens(x))
+    return fp8_dot(quantize(slots, a), w, a, b)
+
+
+def residual(x, w, a, b):
+    x = lax.ppermute(x, "x", PERMUTED)
+    return x + fp8_dot(quantize(x, a), w[:K], a, b)
+
+
+def residual_in_a_loop(x, w, a, b):
+    return lax.scan(lambda x, _: (residual(x, w, a, b), None), x, None, length=4)[0]
+
+
+def also_for_a_router(x, w, a, b):
+    x = exchanged(x)
+    return fp8_dot(quantize(x, a), w, a, b), dot(x, w[:16].astype(bf16))
+
+
+def running_sum(x, w, a, b):
+    """A sum that goes round the ring, and that the next layer quantizes."""
+
+    def step(n, total):
+        return lax.ppermute(total + fp8_dot(quantize(x, a), w[:K], a, b), "x", PERMUTED)
+
+    total = lax.fori_loop(0, 8, step, jnp.zeros((64, K), bf16))
+    return fp8_dot(quantize(total, a), w, a, b)
+
+
+LEFT_ALONE = {
+    weighted_by_scales: (TOKENS, S(8, dtype=f32), WEIGHT, s),
+    routed: (TOKENS, S(64, K, dtype=bf16), WEIGHT, s, s),
+    mask_that_travels: PLAIN,
+    codes_as_bytes: PLAIN,
+    added_into_slots: INDEXED,
+    residual: PLAIN,
+    residual_in_a_loop: PLAIN,
+    also_for_a_router: PLAIN,
+    running_sum: PLAIN,
+}
+
+
+@pytest.mark.parametrize("fn", LEFT_ALONE, ids=lambda fn: fn.__name__)
+def test_what_has_to_travel_wide_passes(fn):
+    divided = (0, 1) if fn is weighted_by_scales else (0,)
+    seen = seen_on_eight(fn, LEFT_ALONE[fn], divided, P("x"))
+    assert seen.report.fp8_rows
+    assert not any(c.problems or c.unknown for c in assert_fp8_collectives(seen))
+
+
+def test_a_gather_that_others_read_may_be_allowed():
+    """Where the FP8 call adds the gathered matrix itself, the addition reads it, not the call."""
+
+    def layer(x, w, a, b):
+        x = gathered_tokens(x)
+        return x + fp8_dot(quantize(x, a), w[:K], a, b)
+
+    seen = seen_on_eight(layer, PLAIN)
+    (one,) = seen.collectives
+    assert one.problems == (Problem.READ_WIDE,)
+    assert one.readers == (f"the addition in {one.feeds[0]}",)
+    with pytest.raises(AssertionError, match=r"by\s+the addition in"):
+        assert_fp8_collectives(seen)
+    assert assert_fp8_collectives(seen, allow="gathered-wide-read-wide") == seen.collectives
+    with pytest.raises(AssertionError):
+        assert_fp8_collectives(seen, allow=("gathered-wide", "opaque"))
+    with pytest.raises(ValueError, match="allow has 'late-relu'; it takes opaque, or the name"):
+        assert_fp8_collectives(seen, allow="late-relu")
+
+
+def test_of_arrays_sent_together_only_those_that_could_be_fp8_count():
+    def layer(x, w1, w2, a, b):
+        w1, w2 = lax.all_gather((w1, w2), "x", tiled=True)
+        return fp8_dot(x, quantize(w1, b), a, b), dot(x.astype(bf16), w2)
+
+    args = (S(64, K), S(N, K, dtype=bf16), S(8 * N, K, dtype=bf16), s, s)
+    (one,) = seen_on_eight(layer, args, (1, 2), (P(), P())).collectives
+    assert len(one.shapes) == 2
+    (reason,) = of_collective(one)
+    assert "(all-gather of bf16[64,256])" in reason.reason
+    sent = 7 * 64 * K
+    assert f"sends {size(2 * sent)}, and would send {size(sent)}" in reason.reason
+
+
+def test_codes_sent_beside_a_wide_array_are_not_called_wide():
+    def layer(x, w1, w2, y, a, b):
+        w1, codes = lax.all_gather((w1, quantize(w2, b)), "x", tiled=True)
+        return fp8_dot(x, quantize(w1, b), a, b), fp8_dot(y, codes, a, b)
+
+    args = (S(64, K), V, S(8 * N, K, dtype=bf16), S(128, K), s, s)
+    cs = seen_on_eight(layer, args, (1, 2), (P(), P())).collectives
+    (one,) = (c for c in cs if c.problems)
+    (reason,) = of_collective(one)
+    assert "an array is sent as bf16 (" in reason.reason
+
+
+@pytest.mark.parametrize("send, label", [
+    (gathered_tokens, "gathered wide"),
+    (exchanged, "sent wide"),
+    (lambda x: lax.ppermute(x, "x", PERMUTED), "sent wide"),
+])  # fmt: skip
+def test_the_table_says_gathered_of_what_is_gathered(send, label):
+    seen = seen_on_eight(lambda x, w, a, b: fp8_dot(quantize(send(x), a), w, a, b), PLAIN)
+    assert f"    {label}\n" in str(seen.collectives)
+    (reason,) = seen.reasons
+    assert reason.fix.index("shard_map") < reason.fix.index("with_sharding_constraint")
+
+
+# What is not known --------------------------------------------------------------------------------
+
+
+def own_kernel(x, w, dtype):
+    """A kernel that a program brings along, as HLO shows it."""
+    return (
+        f'%k = {dtype}[512,64]{{1,0}} custom-call({x}, {w}), custom_call_target="mosaic_gpu_v2"',
+        "ROOT %r = f32[] constant(0)",
+    )
+
+
+GATHERED = (
+    "%h = bf16[64,64]{1,0} parameter(0)",
+    "%w = f8e4m3fn[64,64]{1,0} parameter(1)",
+    f"%g = bf16[512,64]{{1,0}} all-gather(%h), {ALL}, dimensions={{0}}",
+)
+
+
+def test_a_kernel_by_hand_that_reads_codes_is_a_reader_in_fp8():
+    hlo = module(
+        *GATHERED, "%q = f8e4m3fn[512,64]{1,0} convert(%g)", *own_kernel("%q", "%w", "bf16")
+    )
+    (one,) = collectives(hlo)
+    assert one.problems == (Problem.GATHERED_WIDE,) and one.feeds == ("k",) and one.feeds_fp8
+    with pytest.raises(AssertionError, match="gathered-wide"):
+        assert_fp8_collectives(hlo, allow="opaque")
+
+
+def test_a_kernel_by_hand_that_reads_the_wide_array_is_not_known():
+    """It may quantize it for the FP8 matmul behind it, or not."""
+    hlo = module(*GATHERED, *own_kernel("%g", "%w", "f8e4m3fn"))
+    (one,) = collectives(hlo)
+    assert one.unknown == ("k",) and not one.problems
+    with pytest.raises(AssertionError, match="g sends bf16 to k, which is not looked into"):
+        assert_fp8_collectives(hlo)
+    assert assert_fp8_collectives(hlo, allow="opaque")
+    assert assert_fp8_collectives(hlo, kinds="all-to-all")
+    assert assert_fp8_collectives(hlo, min_bytes=1e6)
+    top = hlo.replace("mosaic_gpu_v2", "__gpu$TopK")
+    assert assert_fp8_collectives(top)[0].unknown == ()
+
+
+def test_a_send_and_its_receive_are_a_permute():
+    """As XLA makes them of a permute in a loop, for a pipeline."""
+
+    def stages(x, w, a, b):
+        def stage(x, _):
+            x = lax.ppermute(x, "x", [(n, n + 1) for n in range(7)])
+            return fp8_dot(quantize(x, a), w[:K], a, b), None
+
+        return lax.scan(stage, x, None, length=6)[0]
+
+    options = {"xla_gpu_experimental_pipeline_parallelism_opt_level": 1}
+    seen = seen_on_eight(stages, PLAIN, out=P("x"), compiler_options=options)
+    assert " send(" in seen.module.text and "collective-permute" not in seen.module.text
+    (one,) = seen.collectives
+    assert (one.kind, one.dtype, one.bytes_sent, one.count) == (
+        "collective-permute",
+        "bf16",
+        64 * K * 2,
+        6,
+    )
+    assert (one.axis, one.group_size, one.asynchronous) == ("x", 8, True) and one.fed_by
+    assert one.problems == (Problem.GATHERED_WIDE,) and one.feeds_fp8
+    with pytest.raises(AssertionError, match="sent wide"):
+        assert_fp8_collectives(seen)
+
+
+def test_a_send_to_the_host_is_no_collective():
+    hlo = module(
+        "%h = bf16[64,64]{1,0} parameter(0)",
+        "%t = token[] after-all()",
+        "%s = (bf16[64,64]{1,0}, u32[], token[]) send(%h, %t), channel_id=1, is_host_transfer=true",
+        "ROOT %d = token[] send-done(%s), channel_id=1, is_host_transfer=true",
+    )
+    assert collectives(hlo) == ()
+
+
+def test_a_program_without_collectives_fails():
+    seen = inspect(fp8_dot, X, W, s, s)
+    with pytest.raises(AssertionError, match="no collective: .* give mesh_shape and in_specs"):
+        assert_fp8_collectives(seen)
+
+
+def test_a_program_that_is_not_a_gpus_fails():
+    lowered = jax.jit(fp8_dot).lower(X, W, s, s)
+    with pytest.raises(AssertionError, match="what XLA makes of it is not known yet"):
+        assert_fp8_collectives(lowered)
+    with pytest.raises(AssertionError, match="compiled for the CPU"):
+        assert_fp8_collectives(lowered.compile())
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"kinds": ()}, "kinds is empty, which asks nothing; it takes all-gather, "),
+    ({"kinds": None}, "kinds must be some of all-gather, .*; got None"),
+    ({"min_bytes": float("nan")}, "min_bytes must be a number of bytes, such as 1e6; got nan"),
+    ({"min_bytes": None}, "min_bytes must be .*; got None"),
+    ({"min_bytes": -1}, "min_bytes must be .*; got -1"),
+])  # fmt: skip
+def test_what_asks_nothing_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        assert_fp8_collectives(gather("{}"), **options)
 
 
 # The assertion and the table ----------------------------------------------------------------------
