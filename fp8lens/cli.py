@@ -54,10 +54,10 @@ from fp8lens.hlo.text import (
     wrapped,
 )
 from fp8lens.inspection import Inspection, inspect, of_dump
-from fp8lens.matmul.collectives import MOVES, sends_wide
+from fp8lens.matmul.collectives import MOVES, of_kinds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
-from fp8lens.rules.find import of_collective
+from fp8lens.rules.find import sent_wide
 from fp8lens.rules.page import every_name, explain
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
@@ -802,18 +802,20 @@ def _failures(seen: Inspection, allowed: Collection[str]) -> list[str]:
 
 def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     """The collectives that send wide what an FP8 matmul reads, or what was FP8."""
-    lines, count = [], 0
-    for c in sends_wide(seen.collectives, MOVES):
-        reasons = of_collective(c)
-        kept = [reason for reason in reasons if reason.rule not in allowed]
+    asked = of_kinds(seen.collectives, MOVES)
+    broken = [(c, reasons) for c in asked if (reasons := sent_wide(c, allowed))]
+    lines = []
+    for c, reasons in broken:
         where = f" ({c.source})" if c.source else ""
-        if kept or not reasons:
-            count += 1
-            said = "; ".join(f"{reason.rule}; fix: {reason.fix}" for reason in kept)
-            lines.append(visible(f"not sent in FP8: {c.name}{where}: {said}"))
-    if count:
-        lines.append(f"{count} of {counted(len(seen.collectives), 'collective')} not in FP8")
-    return lines
+        said = "; ".join(f"{reason.rule}; fix: {reason.fix}" for reason in reasons)
+        lines.append(visible(f"not sent in FP8: {c.name}{where}: {said}"))
+    if broken:
+        lines.append(f"{len(broken)} of {counted(len(seen.collectives), 'collective')} not in FP8")
+    if "opaque" in allowed:
+        return lines
+    unread = [(c, name) for c in asked for name in c.unknown]
+    said = (f"not known to read {c.name} in a wide type: {name}" for c, name in unread)
+    return [*map(visible, said), *lines]
 
 
 def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:

@@ -17,7 +17,6 @@ from fp8lens.inspection import Inspection, inspect, not_a_gpus
 from fp8lens.matmul.collectives import (
     KINDS,
     MOVES,
-    SENT_WIDE,
     Collective,
     Collectives,
     collectives,
@@ -29,7 +28,7 @@ from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.report.gemms import GemmReport
 from fp8lens.rules import wire
-from fp8lens.rules.find import of_collective
+from fp8lens.rules.find import SENT_WIDE, sent_wide
 from fp8lens.rules.reason import Reason, Reasons, paragraph
 from fp8lens.rules.rule import RULES, Lost
 
@@ -418,7 +417,7 @@ def assert_fp8_collectives(
     is_number = isinstance(min_bytes, Real) and not isinstance(min_bytes, bool)
     if not is_number or not min_bytes >= 0:
         raise ValueError(f"min_bytes must be a number of bytes, such as 1e6; got {min_bytes!r}.")
-    allowed = _allowed(allow, ("opaque",), _WIRE, wire.gathered_wide_read_wide.name)
+    allowed = _allowed(allow, ("opaque",), SENT_WIDE, wire.gathered_wide_read_wide.name)
     if callable(fn) and not hasattr(fn, "as_text"):
         seen = inspect(fn, *args, mesh_shape=mesh_shape, **options)
         found = seen.collectives
@@ -427,7 +426,7 @@ def assert_fp8_collectives(
         found = seen.collectives if mesh_shape is None else collectives(seen.module, mesh_shape)
     asked = of_kinds(found, kinds, min_bytes)
     failures = [*_sends_nothing(seen, found), *_sent_to_unknown(asked, allowed)]
-    broken = [(c, reasons) for c in asked if (reasons := _sent_wide(c, allowed))]
+    broken = [(c, reasons) for c in asked if (reasons := sent_wide(c, allowed))]
     if not failures and not broken:
         return found
     lines = failures
@@ -476,12 +475,3 @@ def _sent_to_unknown(asked: Iterable[Collective], allowed: Collection[str]) -> I
                 f"{c.name} sends {c.dtype} to {name}, which is not looked into: whether that "
                 'quantizes it is not known; allow="opaque" leaves such kernels out of what is asked'
             )
-
-
-def _sent_wide(c: Collective, allowed: Collection[str]) -> list[Reason]:
-    """Why a collective should send FP8, by the rules that are not allowed to be broken."""
-    return [r for r in of_collective(c) if r.rule in _WIRE and r.rule not in allowed]
-
-
-# What a collective must not break
-_WIRE = frozenset((*(wire.WIRE[problem].name for problem in SENT_WIDE), wire.summed_wide.name))

@@ -3,7 +3,7 @@ rewriter saw, in the order that stands here and at the end of each family's modu
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fp8lens.formats import is_fp8
@@ -12,6 +12,7 @@ from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.values import look_through, operand
 from fp8lens.matmul.attribution import given_to_rewriter
+from fp8lens.matmul import collectives
 from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
@@ -428,6 +429,11 @@ def _done_anyway(m: Matmul, anyway: list[UnfusedKernel]) -> Reason | None:
 
 # Collectives, and kernels that are no instructions of HLO's ---------------------------------------
 
+# Names of the rules by which a collective should send FP8.
+SENT_WIDE = frozenset(
+    (*(wire.WIRE[problem].name for problem in collectives.SENT_WIDE), wire.summed_wide.name)
+)
+
 
 def of_collectives(sent: Iterable[Collective], told: set[str]) -> list[Reason]:
     """What is sent wide, or moved behind the wire. Of the matmuls in `told` a reason says already
@@ -455,6 +461,12 @@ def of_collective(c: Collective) -> list[Reason]:
         "instruction": c.name,
     }
     return [Reason(**place, **texts_of(r, found)) for r in rules for found in r.found(c)]
+
+
+def sent_wide(c: Collective, allowed: Collection[str] = ()) -> list[Reason]:
+    """Why a collective should send FP8, by the rules that are not allowed to be broken."""
+    asked = SENT_WIDE - {*allowed}
+    return [reason for reason in of_collective(c) if reason.rule in asked]
 
 
 def of_opaque(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
