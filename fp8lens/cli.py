@@ -814,8 +814,8 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     if "opaque" in allowed:
         return lines
     unread = [(c, name) for c in asked for name in c.unknown]
-    said = (f"not known to read {c.name} in a wide type: {name}" for c, name in unread)
-    return [*map(visible, said), *lines]
+    doubts = [f"not known to read {c.name} in a wide type: {name}" for c, name in unread]
+    return [*map(visible, doubts), *lines]
 
 
 def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:

@@ -29,7 +29,7 @@ from fp8lens.records import entry_of, name_in, read_record, recorded, write_reco
 from fp8lens.report.gemms import GemmReport
 from fp8lens.rules import wire
 from fp8lens.rules.find import SENT_WIDE, sent_wide
-from fp8lens.rules.reason import Reason, Reasons, paragraph
+from fp8lens.rules.reason import Reasons, paragraph
 from fp8lens.rules.rule import RULES, Lost
 
 #: The variable of the environment that has `assert_no_worse` write its record.

@@ -11,8 +11,8 @@ from fp8lens.hlo.origin import is_recomputed
 from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.values import look_through, operand
-from fp8lens.matmul.attribution import given_to_rewriter
 from fp8lens.matmul import collectives
+from fp8lens.matmul.attribution import given_to_rewriter
 from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
