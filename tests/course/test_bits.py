@@ -338,6 +338,8 @@ def test_a_finding_is_in_the_address_and_can_be_sent(fresh, address, browser):
     fresh.get_by_role("button", name="Copy the link").click()
     expect(fresh.get_by_role("status")).to_have_text("Copied.")
     assert fresh.evaluate("navigator.clipboard.readText()") == fresh.url
+    fresh.get_by_label("Value", exact=True).fill("0.4")
+    expect(fresh.get_by_role("status")).to_have_text("")  # it is another link now
 
 
 @pytest.mark.parametrize("fragment", ["format=gone", "zoom=-5", "zoom=1e9", "rounding=x&element=y"])
