@@ -6,6 +6,7 @@
 //   format, beside   names of two formats
 //   clamp            whether a number beyond the format is clamped before it is rounded
 //   code             the code that the reader made of the first format, if it is one of several NaN; else -1
+//   beside_code      the same of the second format
 //   zoom             how much of the line is seen: 0 is the closest, each step twice as much
 //   element, rounding, others   the block: its format, how its scale is rounded, and the 31 numbers beside the value
 //   formats          the formats' data: `Format` of helpers/numerics/formats.py, a list
@@ -18,9 +19,19 @@ import { draw, few, field, fill, input, label, linkTo, make, redrawn, select, sh
 
 const BLOCK = 32;
 const TRIES = ["465", "464", "0.001", "0.0009", "1/3", "-1e6", "inf", "nan"];
+const CODES = { format: "code", beside: "beside_code" }; // of a panel, the model's key
 const FIELD_NAMES = ["sign", "exponent", "mantissa"];
 
 // Words ---------------------------------------------------------------------------------------------------------------
+
+const isDigits = text => /^\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i.test(text);
+
+/** The number of digits; undefined where a double holds no such number, as of 1e400 and 1e-400. */
+function double(digits) {
+  const number = Number(digits);
+  const isLost = number === 0 && /[1-9]/.test(digits.replace(/e.*/i, ""));
+  return isLost || !Number.isFinite(number) ? undefined : number;
+}
 
 /** A number as it is typed: also a fraction as 465/448, inf and nan. Of other text: undefined. */
 export function parse(text) {
@@ -29,24 +40,58 @@ export function parse(text) {
   const infinite = /^([+-]?)inf(inity)?$/i.exec(trimmed);
   if (infinite) return infinite[1] === "-" ? -Infinity : Infinity;
   const parts = trimmed.split("/");
-  if (parts.length > 2 || !parts.every(part => /^\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i.test(part))) return undefined;
-  const [over, under = 1] = parts.map(Number);
-  return under === 0 ? undefined : over / under;
+  if (parts.length > 2 || !parts.every(isDigits)) return undefined;
+  const [over, under = 1] = parts.map(double);
+  if (over === undefined || under === undefined || under === 0) return undefined;
+  const quotient = over / under;
+  return Number.isFinite(quotient) && (quotient !== 0 || over === 0) ? quotient : undefined;
 }
 
+const REPEATED = 40; // letters of what was typed
+
+const quoted = text => `“${text.length > REPEATED ? `${text.slice(0, REPEATED)}…` : text}”`;
+
 /** What is wrong with what was typed, in a sentence; nothing if all is right. */
-function complaint(valueText, scaleText) {
+export function complaint(valueText, scaleText) {
   const value = parse(valueText);
-  if (value === undefined) return `“${valueText}” is not a number. Give one such as 3.14, 1e-3, 1/3, inf or nan.`;
+  if (value === undefined && isOfDigits(valueText)) return `${quoted(valueText)} is not a number that a double holds.`;
+  if (value === undefined) return `${quoted(valueText)} is not a number. Give one such as 3.14, 1e-3, 1/3, inf or nan.`;
   const scale = parse(scaleText);
-  if (scale === undefined || !Number.isFinite(scale)) return `The scale “${scaleText}” is not a finite number.`;
+  if (scale === undefined && isOfDigits(scaleText)) return `The scale ${quoted(scaleText)} is not a number that a double holds.`;
+  if (scale === undefined || !Number.isFinite(scale)) return `The scale ${quoted(scaleText)} is not a finite number.`;
   if (scale <= 0) return `The scale ${show(scale)} is not above zero. A scale is what a code is multiplied by.`;
   return "";
 }
 
+/** Of digits, or a fraction of them, and not divided by zero. */
+function isOfDigits(text) {
+  const parts = text.trim().split("/");
+  return parts.length <= 2 && parts.every(isDigits) && !(parts.length === 2 && double(parts[1]) === 0);
+}
+
+const LAST_BITS = 2 ** -50; // of a number's size: a double has 53 bits, and two roundings spoil the last ones
+
+/**
+ * What becomes of a value, as `round` says. What differs from a number of the format in a double's last bits alone, as
+ * 44.8 / 0.1 from 448, is that number: the difference is the double's, not the format's. As `_rounding` in Python.
+ */
+export function became(format, value, scale, clamp) {
+  const r = round(format, value, scale, clamp);
+  const { decoded } = r;
+  const isThat = decoded !== 0 && Math.abs(r.target - decoded) <= LAST_BITS * Math.abs(decoded);
+  if (!isThat) return r;
+  const exact = { target: decoded, below: decoded, above: decoded, unclamped: decoded, isBeyond: false, isTie: false };
+  return { ...r, ...exact, dequantized: value, error: 0, relative: 0 };
+}
+
+/** On which side of a format's range a number is. Only a format without a sign has a smallest number other than 0. */
+function side(format, target) {
+  return !format.signed && target < range(format)[0] ? "below the smallest number" : "beyond the largest number";
+}
+
 /** The answer for one format, in a sentence or two. */
 export function sentence(format, value, scale, clamp) {
-  const r = round(format, value, scale, clamp);
+  const r = became(format, value, scale, clamp);
   const into = `${show(value)} becomes ${show(r.dequantized)} in ${label(format)}`;
   if (Number.isNaN(value)) {
     return format.nan_code === null
@@ -54,11 +99,15 @@ export function sentence(format, value, scale, clamp) {
       : `NaN stays NaN in ${label(format)}: code ${hexOf(format, r.code)}.`;
   }
   if (r.error === 0) return `${into}: exact.`;
-  if (!Number.isFinite(r.decoded)) return `${into}: it is beyond ${show(range(format)[1])}, and nothing clamps it.`;
-  if (!Number.isFinite(r.error)) return `${into}: clamped.`;
-  const off = `off by ${few(r.error)}, ${few(100 * r.relative)} %`;
-  const beyond = r.isBeyond ? `, clamped; a cast without the clamp gives ${show(r.unclamped)}` : "";
-  return `${into}: ${off}${beyond}.`;
+  if (!Number.isFinite(r.decoded)) return `${into}: it is ${side(format, r.target)}, and nothing clamps it.`;
+  if (!Number.isFinite(r.error)) return clamp ? `${into}: clamped.` : `${into}: ${side(format, r.target)}, rounds to it.`;
+  const off = value === 0 ? `off by ${few(r.error)}` : `off by ${few(r.error)}, ${few(100 * r.relative)} %`;
+  return `${into}: ${off}${beyond(format, r, clamp)}.`;
+}
+
+function beyond(format, r, clamp) {
+  if (!r.isBeyond) return "";
+  return clamp ? `, clamped; a cast without the clamp gives ${show(r.unclamped)}` : `; ${side(format, r.target)}, rounds to it`;
 }
 
 /** The steps from a value to what is read back: [what is done, what it gives] each. */
@@ -67,7 +116,7 @@ function steps(format, value, scale, clamp, r) {
   const limits = format.signed ? `±${show(most)}` : `${show(least)} to ${show(most)}`;
   const found = [["Divide by the scale", `${show(value)} ÷ ${show(scale)} = ${show(r.target)}`]];
   const clamped = Math.min(Math.max(r.target, least), most);
-  if (!clamp) found.push([`No clamp to ${limits}`, r.isBeyond ? "it stays beyond the largest number" : "none needed"]);
+  if (!clamp) found.push([`No clamp to ${limits}`, r.isBeyond ? `it stays ${side(format, r.target)}` : "none needed"]);
   else if (Number.isNaN(r.target)) found.push([`Clamp to ${limits}`, "NaN stays NaN"]);
   else found.push([`Clamp to ${limits}`, r.isBeyond ? show(clamped) : "unchanged"]);
   found.push(["Round to nearest, ties to even", rounded(format, clamp ? clamped : r.target, r)]);
@@ -81,7 +130,8 @@ function steps(format, value, scale, clamp, r) {
 
 function rounded(format, target, r) {
   if (Number.isNaN(target)) return show(r.decoded);
-  if (!Number.isFinite(r.decoded)) return `beyond the largest number: ${show(r.decoded)}`;
+  if (!Number.isFinite(r.decoded)) return `${side(format, target)}: ${show(r.decoded)}`;
+  if (r.isBeyond && target !== r.decoded) return `${side(format, target)}, rounds to it: ${show(r.decoded)}`;
   if (r.below === r.above || target === r.decoded) return `${show(r.decoded)}, which the format has`;
   const between = `between ${show(r.below)} and ${show(r.above)}`;
   if (r.isTie) return `${between}, a tie: ${show(r.decoded)} has the even code`;
@@ -147,7 +197,7 @@ function panel(which, formats, change) {
     drawn = format.name;
     element.classList.toggle("waiting", isWrong);
     if (isWrong) return;
-    const r = round(format, value, scale, clamp);
+    const r = became(format, value, scale, clamp);
     r.code = codeOf(which, format, r);
     const { sign, exponent, mantissa } = fields(format, r.code);
     for (const button of bits.querySelectorAll("button")) {
@@ -227,7 +277,7 @@ const CLOSEST_TICKS = 3; // pixels between two of them
 /** What is seen of the line: [from, to]. */
 function windowOf(format, value, scale, zoom) {
   const target = value / scale;
-  const r = round(format, value, scale);
+  const r = became(format, value, scale);
   if (!Number.isFinite(target)) return [-1.1 * largest(format), 1.1 * largest(format)];
   const near = indexOf(format, r.decoded);
   const around = [near - 1, near + 1].map(index => Math.abs(atIndex(format, index) - r.decoded));
@@ -296,7 +346,7 @@ function drawLine(svg, width, [from, to], formats, value, scale, clamp) {
   svg.replaceChildren(draw("line", { x1: 0, x2: width, y1: AXIS, y2: AXIS, class: "axis" }));
   const said = [];
   for (const [number, format] of formats.entries()) {
-    const r = round(format, value, scale, clamp);
+    const r = became(format, value, scale, clamp);
     const isAbove = number === 0;
     const side = isAbove ? "above" : "below";
     for (const [place, isPower] of ticks(format, from, to, width)) {
@@ -465,23 +515,25 @@ function render({ model, el }) {
     const scale = parse(model.get("scale"));
     if (complaint(model.get("value"), model.get("scale"))) return;
     const format = formatOf(of);
-    const r = round(format, value, scale, model.get("clamp"));
+    const r = became(format, value, scale, model.get("clamp"));
     const before = codeOf(of, format, r);
     // a code has 16 bits at most, so that ^ keeps them all
     const code = flip === undefined ? encode(format, next(format, r, by)) : before ^ flip;
     const decoded = decode(format, code);
+    const isNaNStill = Number.isNaN(value) && Number.isNaN(decoded);
     // The code that was made has to be what is shown: infinity would be clamped, and NaN has several codes.
     save({
       value: typed(decoded * scale),
-      code: Number.isNaN(decoded) && of === "format" ? code : -1,
+      ...(isNaNStill ? {} : { code: -1, beside_code: -1 }),
+      [CODES[of]]: Number.isNaN(decoded) ? code : -1,
       clamp: model.get("clamp") && Math.abs(decoded) !== Infinity,
     });
   }
 
   /** The code of what a value became: of a NaN, the one that the reader made. */
   function codeOf(which, format, r) {
-    const made = model.get("code");
-    const isThat = which === "format" && Number.isNaN(r.decoded) && made >= 0 && Number.isNaN(decode(format, made));
+    const made = model.get(CODES[which]) ?? -1;
+    const isThat = Number.isNaN(r.decoded) && made >= 0 && Number.isNaN(decode(format, made));
     return isThat && made < 2 ** format.bits ? made : r.code;
   }
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from helpers.numerics.formats import FORMATS, describe, rounding
+from helpers.numerics.formats import FORMATS, Rounding, describe, rounding
 
 NAMES = (*FORMATS, "bfloat16", "float16")
 _BLOCK = 32  # numbers with one scale, of the MX formats
+_LAST_BITS = 2.0**-50  # of a number's size: a double has 53 bits, and two roundings spoil the last
 
 
 def _others() -> str:
@@ -29,6 +30,7 @@ STATE: Mapping[str, Any] = {
     "beside": "float8_e5m2",
     "clamp": True,
     "code": -1,
+    "beside_code": -1,
     "zoom": 1,
     "element": "float4_e2m1fn",
     "rounding": "up",
@@ -49,6 +51,25 @@ def _digits(number: float) -> str:
     return f"{number:.9g}"
 
 
+def _rounding(value: str, scale: str, name: str) -> Rounding:
+    """As `rounding`; but what differs from a number of the format in a double's last bits alone, as
+    44.8 / 0.1 from 448, is that number.
+    """
+    r = rounding(value, scale, name)
+    if r.decoded == 0 or abs(r.target - r.decoded) > _LAST_BITS * abs(r.decoded):
+        return r
+    return dataclasses.replace(
+        r,
+        target=r.decoded,
+        unclamped=r.decoded,
+        below=r.decoded,
+        above=r.decoded,
+        dequantized=r.value,
+        error=0.0,
+        relative_error=0.0,
+    )
+
+
 def answer(
     value: str = STATE["value"],
     scale: str = STATE["scale"],
@@ -58,7 +79,7 @@ def answer(
     """What becomes of a finite value in two formats, with the clamp, as HTML: a sentence and a
     table. Raises ValueError, in a sentence, for what is not a finite number.
     """
-    found = [rounding(value, scale, name) for name in (format, beside)]
+    found = [_rounding(value, scale, name) for name in (format, beside)]
     sentences, rows = [], []
     for r in found:
         f, back = r.format, _digits(r.dequantized)
@@ -67,7 +88,9 @@ def answer(
         if r.error == 0:
             sentences.append(f"{into}: exact.")
         else:
-            off = f"off by {_few(r.error)}, {_few(100 * r.relative_error)} %"
+            off = f"off by {_few(r.error)}"
+            if r.value != 0:
+                off += f", {_few(100 * r.relative_error)} %"
             cast = f", clamped; a cast without the clamp gives {_digits(r.unclamped)}"
             sentences.append(f"{into}: {off}{cast if is_beyond else ''}.")
         digits = (f.bits + 3) // 4

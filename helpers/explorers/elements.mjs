@@ -91,5 +91,9 @@ export function linkTo(model) {
       said.textContent = address; // the browser does not let a page copy
     }
   }
+  // After a change it is another link.
+  model.on("change", () => {
+    said.textContent = "";
+  });
   return make("span", { class: "controls" }, make("button", { type: "button", onclick: copy }, "Copy the link"), said);
 }

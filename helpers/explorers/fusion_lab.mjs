@@ -8,6 +8,8 @@
 // a question is a message, {choice, sizes}, and so is its answer, {asked, found} or {asked, wrong}. XLA's texts reach the
 // page only as text nodes.
 
+import { linkTo } from "./elements.mjs";
+
 const RECORD = "fusion_lab.json.gz";
 const RULES = "../../rules/"; // from the explorer's page
 const SIZES = ["m", "n", "k"]; // in a notebook
@@ -120,6 +122,17 @@ function verdict(found) {
   return [found.fp8 ? "FP8" : `Not FP8: ${found.math}`, work];
 }
 
+/** What a fix saves, in a sentence, from the answer before it and the one after it; nothing if that is not known. */
+export function saving(found, fixed) {
+  if (!fixed || fixed.error || found.error) return "";
+  const said = [];
+  if (fixed.kernels.length !== found.kernels.length) {
+    said.push(`${counted(fixed.kernels.length)} instead of ${found.kernels.length}`);
+  }
+  if (fixed.bytes !== found.bytes) said.push(`${size(fixed.bytes)} moved instead of ${size(found.bytes)}`);
+  return said.length ? `With the fix: ${said.join(", ")}.` : "";
+}
+
 /** What changed between two answers, in sentences. */
 function difference(found, before) {
   if (found.error || before.error) return [];
@@ -221,20 +234,24 @@ function kernelsOf(found, before) {
   return list;
 }
 
-function reasonsOf(found, choice, fixes, apply, label, isLive) {
+const lossOf = lost => `${LOST[lost] ?? `Outside of the call, ${lost}`}: `;
+
+/** Each reason with its fix. `fixOf` gives a rule's change, if there is one, and `savingOf` what that saves. */
+function reasonsOf(found, fixOf, savingOf, apply, label, isLive) {
   if (!found.reasons.length) {
     const text = found.fp8 ? "It is FP8, and all work that the call can do is in the call." : "";
     return make("p", { class: "none" }, text || "Nothing to say: the operands are not quantized.");
   }
   const list = make("ul", { class: "reasons" });
   for (const { lost, reason, fix, rule } of found.reasons) {
-    const change = fixes[rule]?.find(one => Object.entries(one).some(([axis, value]) => choice[axis] !== value));
+    const change = fixOf(rule);
+    const saved = savingOf(rule);
     const name = isLive ? make("code", {}, rule) : make("a", { href: `${RULES}${rule}.html` }, rule);
     list.append(
       make(
         "li", { "data-rule": rule },
-        make("p", {}, make("b", {}, `${LOST[lost] ?? `Outside of the call, ${lost}`}: `), reason, "."),
-        make("p", {}, make("b", {}, "Fix: "), fix, "."),
+        make("p", {}, make("b", {}, lossOf(lost)), reason, "."),
+        make("p", {}, make("b", {}, "Fix: "), fix, ".", saved && ` ${saved}`),
         make(
           "div", { class: "controls" },
           change ? make("button", { type: "button", class: "main", onclick: () => apply(change) }, `Apply the fix: ${label(change)}`) : "",
@@ -386,12 +403,20 @@ async function render({ model, el }) {
   }
 
   function draw(found, choice, what) {
+    const fixOf = rule => fixes[rule]?.find(one => Object.entries(one).some(([axis, value]) => choice[axis] !== value));
+    // Known of what is recorded; in a notebook it would have to be compiled first.
+    function savingOf(rule) {
+      const fixed = { ...choice, ...fixOf(rule) };
+      return answers && fixOf(rule) && answers.number(fixed) >= 0 ? saving(found, answers.of(fixed)) : "";
+    }
+    const [main] = found.reasons;
     const [head, rest] = verdict(found);
     const state = found.error || !found.fp8 ? "bad" : found.kernels.length === 1 ? "good" : "fair";
     told.className = `told ${state}`;
     const sentences = before ? difference(found, before) : [];
     told.replaceChildren(
       make("p", { class: "verdict" }, make("strong", {}, head), " ", make("span", {}, rest)),
+      main ? make("p", { class: "main-reason" }, make("b", {}, lossOf(main.lost)), `${main.reason}. ${savingOf(main.rule)}`) : "",
       make("p", { class: "changed" }, what.length ? make("b", {}, `${what.join("; ")}. `) : "", sentences.join(" ")),
     );
     const isOpen = shown.querySelector("details")?.open ?? false;
@@ -400,7 +425,7 @@ async function render({ model, el }) {
     shown.replaceChildren(
       make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
       found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
-      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, choice, fixes, fix, label, Boolean(release))),
+      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, fixOf, savingOf, fix, label, Boolean(release))),
       found.error ? "" : hlo,
     );
   }
@@ -420,8 +445,9 @@ async function render({ model, el }) {
   const buttons = Object.keys(tries).map(name => make("button", { type: "button", "data-try": name, "aria-pressed": "false", onclick: press(name) }, name));
   el.replaceChildren(
     make("div", { class: "controls tries", role: "group", "aria-label": "Programs to try" }, make("span", { class: "quiet" }, "Try"), ...buttons),
+    told,
     make("div", { class: "fields", role: "group", "aria-label": "The program" }, ...fields),
-    note, told, stored, shown, about,
+    note, linkTo(model), stored, shown, about,
   );
   const [fitting, others] = nearest(chosen(), "", names, grids, first);
   if (others.length) note.textContent = changedToo(fitting, others);

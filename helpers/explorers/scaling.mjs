@@ -13,7 +13,8 @@ import { draw, few, field, fill, input, label, linkTo, make, redrawn, select, sh
 import { decode, largest, smallest } from "./formats.mjs";
 
 const TINY = 2 ** -126; // the smallest normal number of float32: no scale is smaller
-const OWN_STEPS = 60;
+const OWN_STEPS = 60; // as many of a trace that is seen does the reader's own begin with
+export const MOST_STEPS = 2000; // of the reader's own trace: more cannot be told apart on a screen
 
 // The arithmetic ------------------------------------------------------------------------------------------------------
 
@@ -67,12 +68,16 @@ export function simulate(format, trace, scheme, { history, margin, depth }) {
   return steps;
 }
 
+// A function takes only so many arguments: Math.max(...numbers) fails on many numbers.
+const largestOf = (numbers, beginning) => numbers.reduce((most, number) => Math.max(most, number), beginning);
+const smallestOf = (numbers, beginning) => numbers.reduce((least, number) => Math.min(least, number), beginning);
+
 /** Of a simulation: how many steps saturate and underflow, and how far the worst is beyond its scale. */
 export function summary(steps) {
   const beyond = steps.filter(step => step.saturates);
   return {
     saturates: beyond.length,
-    worst: Math.max(1, ...beyond.map(step => step.amax / step.reach)),
+    worst: largestOf(beyond.map(step => step.amax / step.reach), 1),
     underflows: steps.filter(step => step.underflows).length,
   };
 }
@@ -81,6 +86,20 @@ export function summary(steps) {
 export function parseTrace(text) {
   const numbers = text.split(/[\s,;]+/).filter(part => part).map(Number);
   return numbers.length && numbers.every(number => number >= 0) ? numbers : undefined;
+}
+
+/** What the reader is told of the own trace, in a sentence; nothing if all of it is shown. */
+export function traceProblem(text) {
+  const numbers = parseTrace(text);
+  if (!numbers) return "Not yet: your trace has something that is no number, or is below zero. Another is shown.";
+  return numbers.length > MOST_STEPS ? `Your trace has ${numbers.length} steps. The first ${MOST_STEPS} are shown.` : "";
+}
+
+/** What is wrong with an amax as it is typed, in a sentence; nothing if it is right. */
+export function amaxProblem(text) {
+  const number = Number(text);
+  const isRight = text.trim() !== "" && number >= 0 && Number.isFinite(number);
+  return isRight ? "" : "Not yet: the amax of a step must be a finite number, not below zero.";
 }
 
 // Words ---------------------------------------------------------------------------------------------------------------
@@ -141,8 +160,8 @@ function chart(onPress) {
     const width = Math.max(svg.clientWidth || svg.parentElement?.clientWidth || 0, 280);
     const positive = steps.flatMap(step => [step.amax, step.reach, step.bottom, step.lowest]);
     const logs = positive.filter(number => number > 0 && Number.isFinite(number)).map(Math.log2);
-    const low = Math.floor(Math.min(...logs)) - 1;
-    const high = Math.ceil(Math.max(...logs)) + 1;
+    const low = Math.floor(smallestOf(logs, Infinity)) - 1;
+    const high = Math.ceil(largestOf(logs, -Infinity)) + 1;
     place = { width, count: steps.length, low, high };
     const x = number => LEFT + ((number + 0.5) / steps.length) * (width - LEFT - RIGHT);
     const y = number => {
@@ -210,7 +229,7 @@ function render({ model, el }) {
 
   function traceOf() {
     const name = model.get("trace");
-    if (name === "own") return parseTrace(model.get("drawn")) ?? Object.values(traces)[0];
+    if (name === "own") return parseTrace(model.get("drawn"))?.slice(0, MOST_STEPS) ?? Object.values(traces)[0];
     return Object.hasOwn(traces, name) ? traces[name] : Object.values(traces)[0];
   }
 
@@ -240,10 +259,21 @@ function render({ model, el }) {
   const margin = slider("margin", 0, 8);
   const depth = slider("depth", 0, 30);
   const step = slider("step", 0, 1);
+  const wrongAmax = make("p", { class: "wrong", role: "alert" });
+  function sayOfAmax(problem) {
+    wrongAmax.textContent = problem;
+    amax.setAttribute("aria-invalid", String(Boolean(problem)));
+  }
+  // What is no amax is not kept when the field is left.
+  function leftAmax() {
+    sayOfAmax("");
+    fill(amax, few(traceOf()[Number(step.value)]));
+  }
   const amax = input(text => {
-    const number = Number(text);
-    if (text.trim() && number >= 0 && Number.isFinite(number)) redraw(Number(step.value), number);
-  }, { inputmode: "decimal" });
+    const problem = amaxProblem(text);
+    sayOfAmax(problem);
+    if (!problem) redraw(Number(step.value), Number(text));
+  }, { inputmode: "decimal", onblur: leftAmax });
   const drawing = make("input", {
     type: "checkbox",
     onchange: event => {
@@ -282,6 +312,7 @@ function render({ model, el }) {
     make("div", { class: "controls" }, before, after, stepping),
     now,
     make("div", { class: "controls" }, field("Amax of this step", amax), field("Draw on the picture", drawing, "check")),
+    wrongAmax,
     make("h2", {}, "Schemes side by side"),
     make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Schemes side by side" }, table),
     make("details", {}, make("summary", {}, "The trace in numbers"), field("Amaxes, from the first step on", numbers)),
@@ -295,9 +326,7 @@ function render({ model, el }) {
 
   function update() {
     const isOwn = model.get("trace") === "own";
-    wrong.textContent = isOwn && !parseTrace(model.get("drawn"))
-      ? "Not yet: your trace has something that is no number, or is below zero. Another is shown."
-      : "";
+    wrong.textContent = isOwn ? traceProblem(model.get("drawn")) : "";
     const amaxes = traceOf();
     const of = byName.get(model.get("format")) ?? formats[0];
     const chosen = {

@@ -106,6 +106,7 @@ export function fasterOf(given, choice) {
 // Words ---------------------------------------------------------------------------------------------------------------
 
 export function duration(seconds) {
+  if (seconds >= 1) return `${few(seconds)} s`;
   if (seconds >= 1e-3) return `${few(seconds * 1e3)} ms`;
   return seconds >= 1e-6 ? `${few(seconds * 1e6)} µs` : `${few(seconds * 1e9)} ns`;
 }
@@ -430,6 +431,7 @@ function render({ model, el }) {
 
   const wrong = make("p", { class: "wrong", role: "alert" });
   const controls = {};
+  const taken = {}; // of each size: the number that its field was given last, or that was typed
 
   function typed(key, text) {
     const digits = text.replace(/[\s,_]/g, "");
@@ -437,7 +439,9 @@ function render({ model, el }) {
     const isRight = isSize(number);
     controls[key].typed.setAttribute("aria-invalid", String(!isRight));
     wrong.textContent = isRight ? "" : `Not yet: ${key.toUpperCase()} must be a whole number from 1 to ${given.most}.`;
-    if (isRight) save({ [key]: number });
+    if (!isRight) return;
+    taken[key] = number;
+    save({ [key]: number });
   }
 
   /** What is not a size is not kept when the field is left. */
@@ -486,7 +490,7 @@ function render({ model, el }) {
   }
 
   el.replaceChildren(
-    answer,
+    answer, linkTo(model),
     make(
       "div", { class: "controls fields" },
       ...sizes, field("Weights of Llama 2", weights), field("Chip", chip),
@@ -496,7 +500,7 @@ function render({ model, el }) {
     make("h2", {}, "Where the time goes"),
     bars, inequality, table,
     make("h2", {}, "Times as fast as bf16, against M"),
-    speedups.svg, legend, near, linkTo(model),
+    speedups.svg, legend, near,
     make("h2", {}, "Rooflines"),
     rooflines.svg, roofs,
     ...measuredPart(given, show),
@@ -504,8 +508,10 @@ function render({ model, el }) {
 
   function updateControls(choice) {
     for (const key of Object.keys(SIZES)) {
-      const { typed: box, slider } = controls[key];
-      if (document.activeElement !== box) fill(box, String(choice[key]));
+      const { slider } = controls[key];
+      // What is typed stays as it is typed, such as 12,345, until something else changes the size: a step back, too.
+      if (taken[key] !== choice[key]) left(key);
+      taken[key] = choice[key];
       slider.value = Math.round(Math.log2(choice[key]));
       slider.setAttribute("aria-valuetext", String(choice[key]));
     }

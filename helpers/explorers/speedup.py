@@ -185,6 +185,8 @@ def _ratio(number: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in three digits: "93.3 µs"."""
+    if seconds >= 1:
+        return f"{_few(seconds)} s"
     if seconds >= 1e-3:
         return f"{_few(seconds * 1e3)} ms"
     return f"{_few(seconds * 1e6)} µs" if seconds >= 1e-6 else f"{_few(seconds * 1e9)} ns"

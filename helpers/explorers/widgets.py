@@ -43,6 +43,7 @@ class Bits(_Explorer):
     beside = traitlets.Unicode().tag(sync=True)
     clamp = traitlets.Bool().tag(sync=True)
     code = traitlets.Int().tag(sync=True)
+    beside_code = traitlets.Int().tag(sync=True)
     zoom = traitlets.Int().tag(sync=True)
     element = traitlets.Unicode().tag(sync=True)
     rounding = traitlets.Unicode().tag(sync=True)

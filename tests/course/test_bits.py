@@ -165,6 +165,18 @@ def test_bits_that_make_infinity_or_nan_show_it(fresh):
         assert same(told(fresh), (value, f"0x{code:02X}"))
 
 
+def test_the_bits_of_nan_in_the_second_format_flip_too(fresh):
+    choose(fresh, value="nan", beside="bfloat16")
+    assert told(fresh, "beside")[1] == "0x7FC0"
+    fresh.locator(".format[data-which=beside] [data-bit='15']").click()
+    assert told(fresh, "beside")[1] == "0xFFC0"
+    fresh.locator(".format[data-which=format] [data-bit='7']").click()
+    assert told(fresh)[1] == "0xFF"
+    assert told(fresh, "beside")[1] == "0xFFC0", "it keeps what was made of it"
+    fresh.locator(".format[data-which=beside] [data-bit='14']").click()
+    assert not math.isnan(told(fresh, "beside")[0])
+
+
 def test_the_next_number_is_the_next_code(fresh):
     choose(fresh, value="465")
     below = fresh.get_by_role("button", name="Number below").first
@@ -204,6 +216,13 @@ def test_what_is_typed_wrong_is_answered_with_a_sentence(fresh):
     value.fill("465")
     expect(fresh.get_by_role("alert")).to_have_text("")
     expect(fresh.locator(".answer p").first).to_have_text("465 becomes 465 in E4M3FN: exact.")
+
+
+def test_long_text_that_is_no_number_does_not_widen_the_page(address, browser):
+    with opened(browser, f"{address}#value={'x' * 1000}&scale={'y' * 1000}", 390) as page:
+        shown(page)
+        assert not overflows(page)
+        assert len(page.get_by_role("alert").inner_text()) < 200
 
 
 # By keyboard --------------------------------------------------------------------------------------
@@ -319,6 +338,8 @@ def test_a_finding_is_in_the_address_and_can_be_sent(fresh, address, browser):
     fresh.get_by_role("button", name="Copy the link").click()
     expect(fresh.get_by_role("status")).to_have_text("Copied.")
     assert fresh.evaluate("navigator.clipboard.readText()") == fresh.url
+    fresh.get_by_label("Value", exact=True).fill("0.4")
+    expect(fresh.get_by_role("status")).to_have_text("")  # it is another link now
 
 
 @pytest.mark.parametrize("fragment", ["format=gone", "zoom=-5", "zoom=1e9", "rounding=x&element=y"])

@@ -100,7 +100,7 @@ def test_what_changed_is_said(page):
     assert texts(page, ".code .new code") == ["d = d + bias"]
     expect(page.locator(".kernels .before")).to_contain_text("50.3 MB")
     assert 0 < page.locator(".hlo .new").count()
-    expect(page.get_by_role("status")).to_contain_text("FP8")
+    expect(page.get_by_role("status").first).to_contain_text("FP8")
 
 
 def test_a_fix_is_a_click_away_and_shows_the_reason_behind_it(page):
@@ -109,9 +109,45 @@ def test_a_fix_is_a_click_away_and_shows_the_reason_behind_it(page):
     expect(rules).to_have_attribute("data-rule", "bias-in-f32")
     page.get_by_role("button", name="Apply the fix: Bias").click()
     expect(rules).to_have_attribute("data-rule", "no-clamp")
-    expect(page.get_by_role("status")).to_be_focused()
+    expect(page.get_by_role("status").first).to_be_focused()
     page.get_by_role("button", name="Apply the fix: Result").click()
     expect_answer(page, {})
+
+
+def test_what_a_reason_costs_is_said_from_the_record(page):
+    choose(page, bias="f32")
+    before, after = lab.outcome({**lab.STATE, "bias": "f32"}), lab.outcome(lab.STATE)
+    kernels = f"one kernel instead of {len(before['kernels'])}"
+    moved = f"{lab.size(after['bytes'])} moved instead of {lab.size(before['bytes'])}"
+    said = f"With the fix: {kernels}, {moved}."
+    reason = before["reasons"][0]
+    expect(page.locator(".told .main-reason")).to_contain_text(reason["reason"])
+    expect(page.locator(".told .main-reason")).to_contain_text(said)
+    expect(page.locator(".reasons li").first).to_contain_text(said)
+
+
+def test_it_can_be_sent(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    choose(page, bias="f32")
+    page.get_by_role("button", name="Copy the link").click()
+    copied = page.get_by_role("status").filter(has_text="Copied.")
+    expect(copied).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").endswith("#bias=f32")
+    choose(page, bias="none")
+    expect(copied).to_have_count(0)
+
+
+def test_a_phone_shows_the_answer_under_what_was_pressed(address, browser):
+    with opened(browser, address, 390, has_touch=True, is_mobile=True) as page:
+        shown(page)
+        page.set_viewport_size({"width": 390, "height": 664})
+        page.get_by_role("button", name="A float32 bias").tap()
+        expect_answer(page, lab.TRIES["A float32 bias"])
+        tries = page.locator(".tries").bounding_box()
+        for selector in (".told .verdict", ".told .main-reason"):
+            box = page.locator(selector).bounding_box()
+            assert tries["y"] < box["y"], selector
+            assert box["y"] + box["height"] < 664, selector
 
 
 def test_a_keyboard_is_enough(page):

@@ -102,6 +102,22 @@ def test_a_phone_answers_to_touch(address, browser):
 
 def test_what_is_no_trace_is_answered_with_a_sentence(fresh):
     follow(fresh, "trace=own&drawn=1 x 2")
-    expect(fresh.get_by_role("alert")).to_contain_text("Not yet")
+    expect(fresh.get_by_role("alert").first).to_contain_text("Not yet")
     follow(fresh, "trace=gone&format=gone&history=0&step=1e9")
     expect(fresh.get_by_label("Trace of amaxes")).to_have_value("spike")
+
+
+def test_a_wrong_amax_is_answered_beside_its_field(fresh):
+    box = fresh.get_by_label("Amax of this step")
+    box.fill("-1")
+    expect(fresh.get_by_role("alert").last).to_contain_text("Not yet: the amax")
+    assert box.get_attribute("aria-invalid") == "true"
+    box.blur()
+    expect(box).to_have_value("100")
+    expect(fresh.get_by_role("alert").last).to_have_text("")
+
+
+def test_a_long_trace_is_shown_in_part(fresh):
+    follow(fresh, f"trace=own&drawn={'1+' * 40_000}")
+    expect(fresh.get_by_role("alert").first).to_contain_text("Your trace has 40000 steps")
+    expect(fresh.locator(".answer")).to_contain_text("nothing saturates")

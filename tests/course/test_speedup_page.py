@@ -87,6 +87,19 @@ def test_a_size_is_typed_as_any_whole_number(fresh):
     expect(fresh.get_by_role("alert")).to_have_text("")
 
 
+def test_a_step_back_changes_the_field_that_is_focused(fresh):
+    box = fresh.get_by_label("M, rows of A")
+    box.fill("101")
+    fresh.wait_for_url("**#m=101")
+    fresh.wait_for_timeout(1100)  # a later change is another step
+    box.fill("102")
+    fresh.wait_for_url("**#m=102")
+    expect(box).to_be_focused()
+    fresh.go_back()
+    is_answered(fresh, Choice(m=101))
+    expect(box).to_have_value("101")
+
+
 def test_the_keyboard_chooses_all(fresh):
     slider = fresh.get_by_role("slider", name="M in powers of two")
     slider.focus()

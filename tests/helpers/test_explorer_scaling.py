@@ -94,3 +94,38 @@ def test_a_spike_saturates_once_and_then_small_numbers_are_lost():
         "current": (0, 0),
         "frozen": (1, first),
     }
+
+
+ASK = """
+const { amaxProblem, parseTrace, simulate, summary, traceProblem, MOST_STEPS } =
+    await import(process.argv[1])
+const format = JSON.parse(process.argv[2])
+const chosen = { history: 1, margin: 0, depth: 14 }
+const many = Array.from({ length: 400000 }, (_, n) => (n % 2 ? 100 : 1))
+const { saturates, worst } = summary(simulate(format, many, "last", chosen))
+const told = ["1 2", "1 x", "1 -2", "1 ".repeat(MOST_STEPS), "1 ".repeat(40000)].map(traceProblem)
+const typed = ["", "x", "-1", "Infinity", "0", " 2.5 ", "1e-3"].map(amaxProblem)
+console.log(JSON.stringify({ saturates, worst, told, typed, most: MOST_STEPS }))
+"""
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict:
+    address = (EXPLORERS / "scaling.mjs").as_uri()
+    given = json.dumps(dataclasses.asdict(describe("float8_e4m3fn")))
+    command = [node(), "--input-type=module", "-e", ASK, address, given]
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
+def test_a_long_trace_is_counted_and_what_is_not_shown_is_said(asked):
+    assert (asked["saturates"], asked["worst"]) == (200_000, 100)
+    *problems, long = asked["told"]
+    assert [bool(problem) for problem in problems] == [False, True, True, False]
+    assert long == f"Your trace has 40000 steps. The first {asked['most']} are shown."
+    longest = max(len(trace) for trace in scaling.traces().values())
+    assert longest <= asked["most"], "what is recorded can be drawn on"
+
+
+def test_a_wrong_amax_of_a_step_is_answered_with_a_sentence(asked):
+    assert [bool(problem) for problem in asked["typed"]] == [True] * 4 + [False] * 3
+    assert asked["typed"][0].startswith("Not yet: ")

@@ -100,6 +100,14 @@ def test_the_browser_says_what_python_says(computed):
         assert [tuple(pair) for pair in found["faster"]] == speedup.faster(choice)
 
 
+def test_what_takes_seconds_is_said_in_seconds():
+    choice = Choice(*[speedup.MOST] * 3)
+    assert max(speedup.speedup(*dataclasses.astuple(choice))) > 1000
+    (found,) = in_node([choice])["found"]
+    assert re.search(r" \d+ s against \d+ s,", found["sentences"][0])
+    assert found["sentences"] == speedup.sentences(choice)
+
+
 def test_from_the_m_that_is_said_on_fp8_is_faster():
     rng = random.Random(1)
     for choice in CHOICES[::50]:
