@@ -17,6 +17,7 @@ from fp8lens.targets import TARGETS, Target
 
 #: How XLA ends the name of what it compiled for a GPU.
 COMPILED = "gpu_after_optimizations.txt"
+_FOR_CPU = "cpu_after_optimizations.txt"
 _GZIP = b"\x1f\x8b"
 # What XLA writes beside a program, in files that end in .txt too.
 _BESIDE = re.compile(
@@ -124,14 +125,17 @@ def not_of_a_gpu(name: str, module: HloModule) -> str:
     """What a program is, read from a file of this name, where it is not one that XLA compiled for a
     GPU; else "".
     """
+    kind = kind_of(name)
     # The order of the kernels is the last that XLA settles.
-    if module.attributes.get("is_scheduled") != "true":
+    if kind is Kind.WRITTEN or module.attributes.get("is_scheduled") != "true":
         return "a program that XLA has not optimized yet"
     # In the header its GPU compiler writes a fingerprint, from JAX 0.4.31 on.
     has_fingerprint = "fingerprint_before_lhs" in module.attributes.get("frontend_attributes", "")
-    if kind_of(name) is Kind.GPU or has_fingerprint or any(map(_is_a_gpus, module)):
+    if kind is Kind.GPU or has_fingerprint or any(map(_is_a_gpus, module)):
         return ""
-    return "a program that XLA compiled for a CPU"
+    if _plain(name).endswith(_FOR_CPU):
+        return "a program that XLA compiled for a CPU"
+    return "a program in which nothing says that XLA compiled it for a GPU"
 
 
 def _is_a_gpus(i: Instruction) -> bool:

@@ -332,11 +332,11 @@ class Page {
   }
 
   matmuls(panel) {
-    const { report, totals } = this.summary;
+    const { report, totals, isJudged } = this.summary;
     const row = ({ cells, at, isFp8, below }) => {
       const [runs, sizes, ...others] = cells;
       return [
-        h("tr", { class: isFp8 ? "" : "lost" }, h("td", {}, runs), h("td", {}, this.lead(sizes, at)), others.map((cell) => h("td", {}, cell))),
+        h("tr", { class: isFp8 === false ? "lost" : "" }, h("td", {}, runs), h("td", {}, this.lead(sizes, at)), others.map((cell) => h("td", {}, cell))),
         ...below.map(({ text, isOutside }) =>
           h("tr", { class: isOutside ? "below outside" : "below" }, h("td", { colspan: String(cells.length) }, text)),
         ),
@@ -345,10 +345,8 @@ class Page {
     const legend = h(
       "p",
       { class: "quiet" },
-      h("span", { class: "mark lost" }, "not FP8"),
-      " ",
-      h("span", { class: "mark outside" }, "work left outside"),
-      ` ${totals}`,
+      isJudged ? [h("span", { class: "mark lost" }, "not FP8"), " ", h("span", { class: "mark outside" }, "work left outside"), " "] : "",
+      totals,
     );
     panel.append(...(report.rows.length ? this.table(report.head, "Matmuls", report.rows, row) : []), legend);
   }
@@ -368,7 +366,8 @@ class Page {
   }
 
   lost(panel) {
-    const { lost, reasons, flags } = this.summary;
+    const { lost, reasons, flags, isJudged, answer } = this.summary;
+    if (!isJudged) return panel.append(h("p", {}, answer));
     if (reasons?.length) panel.append(this.reasons(reasons));
     if (!lost.length && !reasons?.length) return panel.append(h("p", {}, "Every matmul is in FP8, and leaves no work to other kernels."));
     const without =
@@ -399,6 +398,7 @@ class Page {
   }
 
   kernels(panel) {
+    if (!this.summary.isJudged) return panel.append(h("p", {}, this.summary.answer));
     const order = h(
       "select",
       { "aria-label": "Order of the kernels" },

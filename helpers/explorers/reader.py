@@ -52,6 +52,12 @@ WORK = {
     "amax": "the amax",
     "output": "the clamp and the conversion of the result",
 }
+# The columns of the report that only a program for a GPU settles.
+_JUDGED = frozenset(("multiplied in", "by", "epilogue"))
+_INSTEAD = (
+    "Give the file whose name ends in gpu_after_optimizations.txt, from the same dump. Here are "
+    "only the matmuls and the HLO of this program."
+)
 Piece = tuple[str, str, str]  # a text, its style in STYLES or "", and where it leads or ""
 
 
@@ -197,38 +203,57 @@ class Program:
             tell("Looking for the reasons")
             _ = self.seen.reasons
         self.note = not_of_a_gpu(name, self.module)
+        #: Whether it says what a GPU runs: else no verdict, type or kernel is told.
+        self.is_judged = not self.note
 
     def summary(self) -> dict[str, Any]:
         """What the page shows first."""
-        report, sent = self.seen.report, self.seen.collectives
-        sent_rows = []
-        for one, row, more in sent.rows():
-            found = next((i for i in self.module.entry if i.name == one.name), None)
-            at = address(found) if found else ""
-            sent_rows.append({"cells": row, "at": at, "below": list(map(readable, more))})
         return {
             "name": readable(self.name),
             "module": readable(self.module.name),
-            "note": f"This is {self.note}: it does not say what a GPU runs." if self.note else "",
+            "isJudged": self.is_judged,
+            "note": "" if self.is_judged else _INSTEAD,
             "answer": self.answer(),
-            "totals": readable(report.totals()),
+            "totals": self._totals(),
             "instructions": len(self.module),
             "computations": len(self.module.computations),
             "report": {"head": gemms.HEADER, "rows": [*self._report()]},
             "lost": [*self._lost()],
             "reasons": self._reasons(),
             "flags": flags(self.module),
-            "classes": self.seen.ledger.totals(),
-            "kernels": len(self.seen.ledger),
-            "sent": {
-                "head": collectives.HEADER,
-                "rows": sent_rows,
-                "totals": readable(sent.totals()) if sent else "No collectives.",
-            },
+            "classes": self.seen.ledger.totals() if self.is_judged else [],
+            "kernels": len(self.ledger),
+            "sent": self._sent(),
         }
+
+    def _sent(self) -> dict[str, Any]:
+        """What devices send each other, as a table."""
+        if not self.is_judged:
+            return {"head": collectives.HEADER, "rows": [], "totals": self.answer()}
+        sent = self.seen.collectives
+        rows = []
+        for one, row, more in sent.rows():
+            found = next((i for i in self.module.entry if i.name == one.name), None)
+            at = address(found) if found else ""
+            rows.append({"cells": row, "at": at, "below": list(map(readable, more))})
+        totals = readable(sent.totals()) if sent else "No collectives."
+        return {"head": collectives.HEADER, "rows": rows, "totals": totals}
+
+    def _totals(self) -> str:
+        """The matmuls, and what of them is in FP8, in one line."""
+        if self.is_judged:
+            return readable(self.seen.report.totals())
+        return f"{counted(len(self.seen.report.rows), 'matmul')}, as far as this program tells."
+
+    @property
+    def ledger(self) -> Sequence[Line]:
+        """Its kernels; none where it does not say what a GPU runs."""
+        return self.seen.ledger if self.is_judged else ()
 
     def answer(self) -> str:
         """In one sentence, what a reader wants to know first."""
+        if not self.is_judged:
+            return f"Unknown: this is {self.note}. It does not say what a GPU runs."
         rows = self.seen.report.rows
         if not rows:
             return "There is no matmul in this program."
@@ -250,6 +275,9 @@ class Program:
 
     def _report(self) -> Iterator[dict[str, Any]]:
         for line in self.seen.report.alike():
+            if not self.is_judged:
+                yield self._unjudged(line)
+                continue
             yield {
                 "cells": line.cells,
                 "at": address(line.row.instruction),
@@ -260,12 +288,20 @@ class Program:
                 ],
             }
 
+    def _unjudged(self, line: gemms.Alike) -> dict[str, Any]:
+        """A matmul of which it is not known what a GPU makes of it."""
+        known = zip(gemms.HEADER, line.cells, strict=True)
+        cells = ["unknown" if name in _JUDGED else cell for name, cell in known]
+        return {"cells": cells, "at": address(line.row.instruction), "isFp8": None, "below": []}
+
     # Why: as far as the compiled program alone tells ---------------------------------------------
 
     def _lost(self) -> Iterator[dict[str, Any]]:
         """Each matmul that is not FP8, or left work to other kernels, once for all that are alike:
         what its operands are, and which kernels work for it.
         """
+        if not self.is_judged:
+            return
         serving: dict[str, list[str]] = {}
         for line in self.seen.ledger:
             if line.what in _MAKES_FP8:
@@ -292,7 +328,7 @@ class Program:
         """XLA's rules that the program breaks, each once for all matmuls of which it says the same;
         None where the dump does not have what XLA's rewriter was given.
         """
-        if not self.seen.has_reasons:
+        if not self.seen.has_reasons or not self.is_judged:
             return None
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for one in self.seen.reasons:
@@ -330,11 +366,11 @@ class Program:
 
     @cached_property
     def _by_bytes(self) -> list[Line]:
-        return sorted(self.seen.ledger, key=lambda line: -line.nbytes)
+        return sorted(self.ledger, key=lambda line: -line.nbytes)
 
     def kernels(self, start: int = 0, count: int = 100, order: str = "bytes") -> dict[str, Any]:
         """A part of the ledger, by bytes or as the program runs them."""
-        lines: Sequence[Line] = self._by_bytes if order == "bytes" else self.seen.ledger
+        lines: Sequence[Line] = self._by_bytes if order == "bytes" else self.ledger
         most = max((line.nbytes for line in self._by_bytes[:1]), default=0)
         rows = []
         for line in lines[start : start + count]:
@@ -352,7 +388,7 @@ class Program:
 
     @cached_property
     def _bytes(self) -> dict[Instruction, int]:
-        return {line.kernel.instruction: line.nbytes for line in self.seen.ledger}
+        return {line.kernel.instruction: line.nbytes for line in self.ledger}
 
     def computations(self, start: int = 0, count: int = 100) -> dict[str, Any]:
         """A part of the list of computations."""
@@ -456,24 +492,21 @@ class Program:
     # To keep --------------------------------------------------------------------------------------
 
     def json(self) -> str:
-        """What `fp8lens --json` prints, with what was lost."""
-        seen = json.loads(self.seen.json())
-        return json.dumps({"file": self.name, **seen, "lost": [*self._lost()]}, indent=1)
+        """What `fp8lens --json` prints, with what was lost. Of a program that does not say what a
+        GPU runs: the answer, and its matmuls with the type that they are multiplied in "unknown".
+        """
+        if self.is_judged:
+            seen = json.loads(self.seen.json())
+            return json.dumps({"file": self.name, **seen, "lost": [*self._lost()]}, indent=1)
+        rows = [dict(zip(gemms.HEADER, row["cells"], strict=True)) for row in self._report()]
+        told = {"file": self.name, "answer": self.answer(), "rows": rows}
+        return json.dumps(told, indent=1)
 
     def page(self) -> str:
         """One HTML file with everything, which loads nothing and runs nothing."""
         title = html.escape(readable(f"{self.name}: {self.answer()}"))
         note = self.summary()["note"]
-        lost = "".join(f"<li>{_lost_html(one)}</li>" for one in self._lost())
-        why = "".join(f"<li>{_reason_html(one)}</li>" for one in self._reasons() or ())
-        sections = [
-            ("Matmuls", self.seen.report._repr_html_()),
-            *([("XLA's rules", f"<ul>{why}</ul>")] if why else []),
-            ("Not in FP8, or with work outside", f"<ul>{lost}</ul>" if lost else "<p>None.</p>"),
-            ("Kernels", self.seen.ledger._repr_html_()),
-            ("Between devices", self.seen.collectives._repr_html_()),
-            ("HLO", listing_html(self.module)),
-        ]
+        sections = [*self._sections(), ("HLO", listing_html(self.module))]
         body = "\n".join(f"<h2>{name}</h2>\n{text}" for name, text in sections)
         return (
             f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n{_POLICY}\n'
@@ -481,6 +514,22 @@ class Program:
             f"<style>{_STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>{html.escape(note)}</p>\n"
             f"{body}\n</body></html>\n"
         )
+
+    def _sections(self) -> list[tuple[str, str]]:
+        """Title and HTML of each part of the page, but for the HLO."""
+        if not self.is_judged:
+            rows = [_row_html(row["cells"], "td") for row in self._report()]
+            table = "".join([_row_html(gemms.HEADER, "th"), *rows])
+            return [("Matmuls", f"<table>{table}</table>")]
+        lost = "".join(f"<li>{_lost_html(one)}</li>" for one in self._lost())
+        why = "".join(f"<li>{_reason_html(one)}</li>" for one in self._reasons() or ())
+        return [
+            ("Matmuls", self.seen.report._repr_html_()),
+            *([("XLA's rules", f"<ul>{why}</ul>")] if why else []),
+            ("Not in FP8, or with work outside", f"<ul>{lost}</ul>" if lost else "<p>None.</p>"),
+            ("Kernels", self.seen.ledger._repr_html_()),
+            ("Between devices", self.seen.collectives._repr_html_()),
+        ]
 
 
 def why_not(row: GemmRow, made: Sequence[str]) -> str:
@@ -511,6 +560,11 @@ def why_not(row: GemmRow, made: Sequence[str]) -> str:
         f"Its operands are {row.lhs_dtype} and {row.rhs_dtype}: nothing that reaches it is FP8. "
         "Either the program does not quantize them, or XLA rounded them inside another kernel."
     )
+
+
+def _row_html(cells: Sequence[str], tag: str) -> str:
+    shown = "".join(f"<{tag}>{html.escape(readable(cell))}</{tag}>" for cell in cells)
+    return f"<tr>{shown}</tr>"
 
 
 def _reason_html(one: dict[str, Any]) -> str:
@@ -645,13 +699,19 @@ class Reader:
 
 
 def _totals(a: Program, b: Program) -> Iterator[tuple[str, str, str]]:
-    one, other = a.seen.report, b.seen.report
-    yield "matmuls", str(len(one.rows)), str(len(other.rows))
-    yield "of them in FP8", str(len(one.fp8_rows)), str(len(other.fp8_rows))
-    shares = (f"{100 * r.fp8_flops_share:.1f}%" for r in (one, other))
-    yield "FLOPs in FP8", *shares  # type: ignore[misc]
-    yield "kernels", str(one.kernels), str(other.kernels)
-    yield "bytes moved", size(one.bytes_moved), size(other.bytes_moved)
+    yield "matmuls", str(len(a.seen.report.rows)), str(len(b.seen.report.rows))
+    for name, of in _JUDGED_TOTALS.items():
+        one, other = (of(p.seen.report) if p.is_judged else "unknown" for p in (a, b))
+        yield name, one, other
+
+
+# What a comparison tells of programs that say what a GPU runs.
+_JUDGED_TOTALS: dict[str, Callable[[gemms.GemmReport], str]] = {
+    "of them in FP8": lambda report: str(len(report.fp8_rows)),
+    "FLOPs in FP8": lambda report: f"{100 * report.fp8_flops_share:.1f}%",
+    "kernels": lambda report: str(report.kernels),
+    "bytes moved": lambda report: size(report.bytes_moved),
+}
 
 
 def _diff_rows(diff: HloDiff) -> Iterator[dict[str, Any]]:

@@ -90,7 +90,7 @@ def test_a_scope_makes_no_program_a_gpus(scope, tmp_path, capsys):
     file = tmp_path / "module.txt"
     file.write_text(CPU.format(scope=scope))
     assert main([str(file), "--require-fp8"]) == 2
-    assert "compiled for a CPU" in capsys.readouterr().err
+    assert "nothing says that XLA compiled it for a GPU" in capsys.readouterr().err
 
 
 def test_a_frame_is_read_from_the_metadata():

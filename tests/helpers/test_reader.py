@@ -23,6 +23,7 @@ from tests.weekly import one_in
 
 TEXT = dump.EXAMPLE.read_text()
 SAVED = {path.name: path.read_text() for path in sorted(hlo_baits.SAVED.glob("*.*"))}
+DUMP = "module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt"
 MARKUP = "<img src=x onerror=attack()>\"'&</script><script>attack()</script>"
 # What HTML of ours may have, with its attributes.
 TAGS = {
@@ -100,6 +101,54 @@ def test_it_says_what_is_not_in_fp8_and_which_kernels_work_for_a_matmul():
     ]
     rounded = Program("x.txt", SAVED["jax_0_4_32_bf16_scaled.txt"]).summary()["lost"]
     assert "although loop_convert_fusion makes or widens FP8 for it" in rounded[0]["reasons"][0]
+
+
+# A program as it is written, and its TPU-like, CPU-like and unnamed compiled forms.
+WRITTEN = """HloModule jit_f
+
+ENTRY main {
+  x = f8e4m3fn[64,64]{1,0} parameter(0)
+  y = f8e4m3fn[64,64]{1,0} parameter(1)
+  ROOT dot = f32[64,64]{1,0} dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+SCHEDULED = WRITTEN.replace("jit_f", "jit_f, is_scheduled=true")
+NOT_A_GPUS = [
+    ("m.before_optimizations.txt", WRITTEN, "a program that XLA has not optimized yet"),
+    ("m.before_optimizations.txt.gz", SCHEDULED, "a program that XLA has not optimized yet"),
+    ("pasted.txt", WRITTEN.replace("f8e4m3fn", "bf16"), "a program that XLA has not optimized yet"),
+    (DUMP, WRITTEN, "a program that XLA has not optimized yet"),
+    ("m.cpu_after_optimizations.txt", SCHEDULED, "a program that XLA compiled for a CPU"),
+    (
+        "m.tpu_after_optimizations.txt",
+        SCHEDULED.replace("{1,0}", "{1,0:T(8,128)(4,1)}"),
+        "a program in which nothing says that XLA compiled it for a GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "what"), NOT_A_GPUS)
+def test_of_a_program_that_is_not_a_gpus_nothing_is_judged(name, text, what):
+    reader = Reader()
+    summary = json.loads(reader.read("a", name, text.encode()))
+    assert summary["answer"] == f"Unknown: this is {what}. It does not say what a GPU runs."
+    (row,) = summary["report"]["rows"]
+    told = dict(zip(summary["report"]["head"], row["cells"], strict=True))
+    assert told["multiplied in"] == told["by"] == "unknown" and told["M x N x K"] == "64 x 64 x 64"
+    assert row["isFp8"] is None and not summary["isJudged"]
+    assert row["below"] == summary["lost"] == summary["classes"] == []
+    assert summary["kernels"] == json.loads(reader.ask("a", "kernels", "{}"))["count"] == 0
+    assert summary["sent"]["totals"] == summary["answer"]
+    page = json.loads(reader.ask("a", "page", "{}"))
+    assert f"<title>{name}: {summary['answer']}</title>" in page and "in FP8" not in page
+    saved = json.loads(json.loads(reader.ask("a", "json", "{}")))
+    assert saved["answer"] == summary["answer"] and "ledger" not in saved
+    listing = json.loads(reader.ask("a", "listing", json.dumps({"name": "main"})))
+    assert {line["bytes"] for line in listing["rows"]} == {""}
+    reader.read("b", "b.txt", TEXT.encode())
+    totals = json.loads(reader.ask("a", "compare", "{}"))["totals"]
+    assert ["kernels", "unknown", "5"] in totals and ["of them in FP8", "unknown", "2"] in totals
+    assert asked(text) == ""
 
 
 # Somebody took the backend_config out of the other one.
