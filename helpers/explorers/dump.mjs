@@ -8,6 +8,7 @@ import { make as h } from "./elements.mjs";
 
 const RULES = "../../rules/"; // from the page
 const PART = 100; // rows that are shown at once
+const MOST = 64_000_000; // bytes of text: what a browser's memory holds as Python's objects
 const VIEWS = {
   matmuls: "Matmuls",
   lost: "Why not FP8",
@@ -94,14 +95,15 @@ class Page {
   lens = new Lens();
   summary = null;
   drawn = new Set(); // the views that show this dump
+  turn = 0; // how often something was read
 
   constructor(model, el) {
     this.model = model;
     this.el = el;
     this.build();
     model.on("change:view", () => this.show());
-    model.on("change:at", () => this.go());
-    model.on("change:find", () => this.search());
+    model.on("change:at", () => this.attempt(() => this.go()));
+    model.on("change:find", () => this.attempt(() => this.search()));
   }
 
   // The controls -----------------------------------------------------------------------------------------------------
@@ -113,10 +115,10 @@ class Page {
     this.cancel = h("button", { type: "button", hidden: true, onclick: () => this.stop() }, "Cancel");
     this.stored = h("div", { class: "stored" }, this.model.get("stored") ?? "");
     this.result = h("div", { class: "result" });
-    const place = this.sharedPlace();
+    this.place = h("p", { class: "quiet" }, this.sharedPlace());
     this.el.append(
       why ? h("p", { class: "lacks" }, why) : this.ways("a"),
-      why || !place ? "" : h("p", { class: "quiet" }, place),
+      why || !this.place.textContent ? "" : this.place,
       h("div", { class: "controls busy" }, this.status, this.bar, this.cancel),
       this.stored,
       this.result,
@@ -132,7 +134,11 @@ class Page {
   ways(slot) {
     const pick = (folder) => {
       const input = h("input", { type: "file", multiple: true, webkitdirectory: folder, hidden: true });
-      input.addEventListener("change", () => this.read(slot, [...input.files]));
+      input.addEventListener("change", () => {
+        const files = [...input.files];
+        input.value = ""; // else the same file, chosen again, changes nothing
+        this.read(slot, files);
+      });
       return [h("button", { type: "button", onclick: () => input.click() }, folder ? "Choose a folder" : "Choose a file"), input];
     };
     const words = slot === "a" ? "Drop a dump here, or" : "Drop the other dump here, or";
@@ -157,7 +163,7 @@ class Page {
       { class: "drop" },
       h("div", { class: "controls" }, h("span", {}, words), pick(false), pick(true), h("button", { type: "button", onclick: toggle }, "Paste its text"), example),
       slot === "a"
-        ? h("p", { class: "quiet" }, "HLO as XLA dumps it (.txt or .gz), up to 50 MB. It stays in this browser. With the first dump, Python is loaded (5 MB).")
+        ? h("p", { class: "quiet" }, `HLO as XLA dumps it (.txt or .gz), up to ${MOST / 1e6} MB of text. It stays in this browser. With the first dump, Python is loaded (5 MB).`)
         : "",
       paste,
     );
@@ -180,23 +186,80 @@ class Page {
   async read(slot, files) {
     if (files && !files.length) return;
     if (slot === "a") this.forget();
-    this.busy(true);
+    else this.comparison.replaceChildren();
     const began = performance.now();
-    try {
-      const tell = (told) => this.tell(told);
-      const summary = await (files ? this.lens.ask("read", { slot, files }, tell) : this.lens.ask("example", { slot }, tell));
+    await this.busyWith(slot, async () => {
+      const summary = await this.give(slot, files);
       const seconds = (performance.now() - began) / 1000;
       this.el.dataset.seconds = seconds.toFixed(2);
       if (slot === "b") return this.compared(summary);
+      this.given = files;
       this.summary = summary;
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
+    });
+  }
+
+  give(slot, files) {
+    const tell = (told) => this.tell(told);
+    return files ? this.lens.ask("read", { slot, files, most: MOST }, tell) : this.lens.ask("example", { slot }, tell);
+  }
+
+  // Read for a slot, and say what is wrong, for the second dump beside its controls too.
+  async busyWith(slot, action) {
+    const turn = ++this.turn;
+    const { activeElement } = document;
+    const before = activeElement === this.cancel ? this.before : activeElement;
+    this.before = before;
+    this.slot = slot;
+    this.busy(true);
+    let isLost = false;
+    try {
+      await action();
     } catch (error) {
-      if (error.message === CANCELLED) return;
-      if (error.isFatal) this.lens.stop();
-      this.tell(error.message, true);
+      if (error.message !== CANCELLED) {
+        isLost = Boolean(error.isFatal);
+        if (isLost) this.lens.stop();
+        this.tell(error.message, true);
+        if (slot === "b") this.comparison.replaceChildren(h("p", { class: "lacks" }, error.message));
+      }
     } finally {
-      this.busy(false);
+      if (turn === this.turn) {
+        this.busy(false);
+        this.refocus(before);
+      }
+    }
+    if (isLost && slot === "b") await this.again("The second dump could not be read.");
+  }
+
+  // The worker has ended with the second dump: give the first to a new one.
+  async again(said) {
+    await this.busyWith("a", async () => {
+      try {
+        await this.give("a", this.given);
+      } catch (error) {
+        if (error.message !== CANCELLED) this.forget();
+        throw error;
+      }
+      this.tell(`${said} The first dump is kept.`);
+    });
+  }
+
+  // A control that cannot be used while something is read loses the focus: it gets it back, or the answer has it.
+  refocus(before) {
+    const now = document.activeElement;
+    const isAway = now === document.body || now === this.cancel || now === before;
+    if (!isAway || !before || !this.el.contains(before)) return;
+    const answer = this.result.contains(before) ? null : this.result.querySelector(".verdict");
+    (answer ?? before).focus({ preventScroll: true });
+  }
+
+  // What a control asks of the worker; what goes wrong is said.
+  async attempt(action) {
+    try {
+      await action();
+    } catch (error) {
+      if (error.message !== CANCELLED) this.tell(error.message, true);
     }
   }
 
@@ -215,6 +278,10 @@ class Page {
 
   stop() {
     this.lens.stop();
+    if (this.slot === "b") {
+      this.comparison.replaceChildren();
+      return this.again("Cancelled.");
+    }
     this.forget();
     this.tell("Cancelled. Nothing is kept of the dump.");
   }
@@ -234,7 +301,7 @@ class Page {
 
   open() {
     const { summary } = this;
-    this.stored.hidden = true;
+    this.stored.hidden = this.place.hidden = true;
     this.tabs = new Map();
     this.panels = new Map();
     const list = h("div", { role: "tablist", "aria-label": "What to see of the dump", class: "tabs" });
@@ -247,7 +314,7 @@ class Page {
       this.panels.set(view, h("div", { role: "tabpanel", id: `panel-${view}`, "aria-labelledby": `tab-${view}`, hidden: true }));
     }
     this.result.replaceChildren(
-      h("p", { class: "verdict" }, summary.answer),
+      h("p", { class: "verdict", tabindex: "-1" }, summary.answer),
       summary.note ? h("p", { class: "lacks" }, summary.note) : "",
       h(
         "p",
@@ -257,8 +324,8 @@ class Page {
       h(
         "div",
         { class: "controls" },
-        h("button", { type: "button", onclick: () => this.export("json") }, "Save as JSON"),
-        h("button", { type: "button", onclick: () => this.export("page") }, "Save as a page"),
+        h("button", { type: "button", onclick: () => this.attempt(() => this.export("json")) }, "Save as JSON"),
+        h("button", { type: "button", onclick: () => this.attempt(() => this.export("page")) }, "Save as a page"),
       ),
       list,
       ...this.panels.values(),
@@ -292,7 +359,16 @@ class Page {
     }
     if (this.drawn.has(view)) return;
     this.drawn.add(view);
-    this[view](this.panels.get(view));
+    const panel = this.panels.get(view);
+    this.attempt(async () => {
+      try {
+        await this[view](panel);
+      } catch (error) {
+        this.drawn.delete(view); // it is drawn anew when it is next opened
+        panel.replaceChildren();
+        throw error;
+      }
+    });
   }
 
   async export(what) {
@@ -429,21 +505,22 @@ class Page {
         more.hidden = shown >= first.count;
         more.textContent = `Show more (${(first.count - shown).toLocaleString("en")} left)`;
       };
-      more.addEventListener("click", async () => {
+      const add = async () => {
         const part = await this.ask("kernels", { order: order.value, start: shown });
         body.append(...part.rows.map(row));
         shown += part.rows.length;
         label();
-      });
+      };
+      more.addEventListener("click", () => this.attempt(add));
       label();
       const head = first.head.map((name) => h("th", { scope: "col" }, name || "kind"));
       const table = h("table", {}, h("thead", {}, h("tr", {}, head)), body);
       place.replaceChildren(h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Kernels" }, table), more);
     };
-    order.addEventListener("change", draw);
+    order.addEventListener("change", () => this.attempt(draw));
     const classes = this.summary.classes.map((line) => h("li", {}, line));
     panel.append(h("ul", { class: "classes" }, classes), h("div", { class: "controls" }, h("label", {}, "Order ", order)), place);
-    draw();
+    return draw();
   }
 
   sent(panel) {
@@ -468,13 +545,13 @@ class Page {
     this.found = h("div", { class: "found" });
     this.folds = new Map();
     this.list = h("div", { class: "folds" });
-    this.further = h("button", { type: "button", hidden: true, onclick: () => this.moreFolds() }, "");
+    this.further = h("button", { type: "button", hidden: true, onclick: () => this.attempt(() => this.moreFolds()) }, "");
     this.listed = 0;
     panel.append(form, this.found, this.list, this.further);
     this.ready = this.moreFolds();
     await this.ready;
-    if (this.model.get("find")) this.search();
-    if (this.model.get("at")) this.go();
+    if (this.model.get("find")) this.attempt(() => this.search());
+    if (this.model.get("at")) this.attempt(() => this.go());
     else this.openEntry();
   }
 
@@ -498,7 +575,7 @@ class Page {
     const body = h("div", { class: "code" });
     const fold = h("details", { class: "fold" }, h("summary", {}, h("code", {}, title)), body);
     fold.addEventListener("toggle", () => {
-      if (fold.open && !body.childElementCount) this.lines(name, body, {});
+      if (fold.open && !body.childElementCount) this.attempt(() => this.lines(name, body, {}));
     });
     this.folds.set(name, fold);
     this.list.append(fold);
@@ -520,19 +597,21 @@ class Page {
       before.textContent = `Show ${Math.min(PART, start)} before (${start.toLocaleString("en")} there)`;
       after.textContent = `Show ${Math.min(PART, part.count - end)} more (${(part.count - end).toLocaleString("en")} left)`;
     };
-    before.addEventListener("click", async () => {
+    const addBefore = async () => {
       const from = Math.max(0, start - PART);
       const { rows } = await this.ask("listing", { name, start: from, count: start - from });
       lines.prepend(...rows.map((row) => this.line(row)));
       start = from;
       label();
-    });
-    after.addEventListener("click", async () => {
+    };
+    const addAfter = async () => {
       const { rows } = await this.ask("listing", { name, start: end, count: PART });
       lines.append(...rows.map((row) => this.line(row)));
       end += rows.length;
       label();
-    });
+    };
+    before.addEventListener("click", () => this.attempt(addBefore));
+    after.addEventListener("click", () => this.attempt(addAfter));
     label();
     body.replaceChildren(before, lines, after);
   }
@@ -542,7 +621,7 @@ class Page {
     line.at = at;
     const text = h("div", { class: "text" });
     for (const [part, style, to] of pieces) {
-      if (to === at) text.append(h("button", { type: "button", class: "link own", "aria-expanded": "false", onclick: (event) => this.about(line, event.currentTarget) }, part));
+      if (to === at) text.append(h("button", { type: "button", class: "link own", "aria-expanded": "false", onclick: ({ currentTarget }) => this.attempt(() => this.about(line, currentTarget)) }, part));
       else if (to) text.append(this.lead(part, to));
       else text.append(style ? h("span", { class: `hlo-${style}` }, part) : part);
     }
@@ -643,12 +722,13 @@ class Page {
       more.hidden = shown >= first.count;
       more.textContent = `Show more (${(first.count - shown).toLocaleString("en")} left)`;
     };
-    more.addEventListener("click", async () => {
+    const add = async () => {
       const part = await this.ask("compare", { start: shown, count: PART });
       body.append(...part.rows.map(row));
       shown += part.rows.length;
       label();
-    });
+    };
+    more.addEventListener("click", () => this.attempt(add));
     label();
     const totals = first.totals.map((cells) => {
       const [name, a, b] = cells;

@@ -5,7 +5,6 @@
 // are what reader.py returns: plain data.
 
 const HERE = new URL(".", import.meta.url).href;
-const MOST = 64_000_000; // bytes of text: what a browser's memory holds as Python's objects
 
 let reader;
 let current; // the id of what is being done
@@ -37,7 +36,8 @@ function choose(files) {
   return [files.find((file) => nameOf(file) === choice.name), `Read ${choice.said}`, beside];
 }
 
-async function bytesOf(file) {
+// `most`: how many bytes of text are read.
+async function bytesOf(file, most) {
   const begin = new Uint8Array(await file.slice(0, 2).arrayBuffer());
   const isGzipped = begin[0] === 0x1f && begin[1] === 0x8b;
   let read = 0;
@@ -61,9 +61,9 @@ async function bytesOf(file) {
       const { done, value } = await pieces.read();
       if (done) break;
       length += value.length;
-      if (length > MOST) {
+      if (length > most) {
         pieces.cancel();
-        throw new RangeError(`${nameOf(file)} has more than ${MOST / 1e6} MB of text: read it with the command fp8lens.`);
+        throw new RangeError(`${nameOf(file)} has more than ${most / 1e6} MB of text: read it with the command fp8lens.`);
       }
       chunks.push(value);
     }
@@ -81,10 +81,10 @@ async function bytesOf(file) {
 }
 
 const DO = {
-  async read({ slot, files }) {
+  async read({ slot, files, most }) {
     const [file, said, beside] = choose(files);
-    const bytes = await bytesOf(file);
-    for (const one of beside) reader.lay(nameOf(one), await bytesOf(one));
+    const bytes = await bytesOf(file, most);
+    for (const one of beside) reader.lay(nameOf(one), await bytesOf(one, most));
     const summary = JSON.parse(reader.read(slot, nameOf(file), bytes, tell));
     if (summary.error) throw new Error(summary.error);
     return { ...summary, said };

@@ -16,7 +16,7 @@ from helpers.explorers import compiled, fusion_lab
 from helpers.explorers.dump import EXAMPLE
 from tests.course.test_explorers import site  # noqa: F401
 from tests.course.test_site import opened, overflows, see
-from tests.helpers.test_reader import MARKUP
+from tests.helpers.test_reader import MARKUP, WRITTEN
 from tests.programs import hlo_baits
 from tools.bench.hlo import replicated
 from tools.site import pyodide
@@ -127,6 +127,7 @@ def test_a_link_leads_to_the_place_once_the_dump_is_given(site, browser):  # noq
         give(page, ("mine.txt", TEXT.encode()))
         expect(page.locator(".here")).to_contain_text("%cublas-gemm.6")
         expect(page.locator(".found p")).to_have_text("4 lines")
+        assert page.get_by_text("This link leads to a place in a dump.").is_hidden()
     with opened(browser, f"{site}{PAGE}#view={MARKUP.replace('&', '')}&at=no/thing") as page:
         give(page, ("mine.txt", TEXT.encode()))
         read(page, "mine.txt")
@@ -286,6 +287,48 @@ def test_two_dumps_stand_beside_each_other(page):
     assert moved.all_inner_texts() == ["bytes moved\t11.5 MB\t15.7 MB"]
     give(page, ("same.txt", TEXT.encode()), where="#panel-compare .drop")
     expect(page.locator("#panel-compare .verdict")).to_have_text("The HLO computes the same.")
+
+
+def test_the_second_dump_may_be_broken_or_cancelled_and_the_first_stays(page):
+    tab(page, "Compare")
+    other = "#panel-compare .drop"
+    after = TEXT.replace("bf16[512,1024]", "f32[512,1024]").encode()
+    give(page, ("after.txt", after), where=other)
+    expect(page.locator("#panel-compare .verdict")).to_have_text("6 lines of HLO differ.")
+    give(page, ("bad.txt", TEXT[:5000].encode()), where=other)
+    expect(page.locator("#panel-compare .lacks")).to_contain_text("bad.txt is not one whole HLO")
+    assert not page.locator("#panel-compare .verdict, .diff").count()
+    page.locator(f"{other} button").first.focus()
+    give(page, ("large.txt", replicated(TEXT, 600).encode()), where=other)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".told")).to_have_text("Cancelled. The first dump is kept.", timeout=60_000)
+    assert page.locator(".result > .verdict").inner_text().startswith("1 of 3 matmuls")
+    expect(page.locator(f"{other} button").first).to_be_focused()
+    tab(page, "Kernels")
+    page.locator("#panel-kernels tbody tr").first.wait_for()
+    tab(page, "Compare")
+    give(page, ("same.txt", TEXT.encode()), where=other)
+    expect(page.locator("#panel-compare .verdict")).to_have_text("The HLO computes the same.")
+
+
+def test_a_file_may_be_chosen_twice_and_the_answer_has_the_focus(page):
+    expect(page.locator(".result > .verdict")).to_be_focused()
+    give(page, ("mine.txt", TEXT.encode()))
+    read(page, "mine.txt")
+    inputs = page.locator("input[type=file]")
+    assert inputs.evaluate_all("all => all.map(one => one.files.length)") == [0] * 2
+    assert "up to 64 MB of text" in page.locator(".drop").first.inner_text()
+
+
+def test_of_a_program_before_the_optimizations_nothing_is_judged(page):
+    give(page, ("m.before_optimizations.txt", WRITTEN.encode()))
+    read(page, "m.before_optimizations.txt")
+    said = "Unknown: this is a program that XLA has not optimized yet."
+    expect(page.locator(".result > .verdict")).to_contain_text(said)
+    assert not page.locator(".result").locator("tr.lost, tr.below, .mark").count()
+    for view in ("Why not FP8", "Kernels", "Between devices"):
+        tab(page, view)
+        expect(page.get_by_role("tabpanel", name=view)).to_contain_text(said)
 
 
 def test_it_is_operated_by_the_keyboard(page):
