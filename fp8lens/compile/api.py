@@ -197,7 +197,7 @@ def _lower(
                 "autotune: recorded choices are for a mesh made here: "
                 'mesh_shape, as in {"data": 8}.'
             )
-        return call.placed(theirs).lower(theirs), None
+        return call.placed(theirs, is_theirs=True).lower(theirs), None
     ours = make_mesh(chip, axes(mesh_shape), patch)
     placed = call.placed(ours, everywhere=True)
     try:

@@ -61,11 +61,15 @@ class Call(NamedTuple):
     specs: tuple
     static: frozenset = frozenset()
 
-    def placed(self, mesh: Mesh | None = None, everywhere: bool = False) -> "Call":
+    def placed(
+        self, mesh: Mesh | None = None, everywhere: bool = False, is_theirs: bool = False
+    ) -> "Call":
         """With shapes for arrays. What has a spec is placed on `mesh`; with `everywhere` the rest
-        too, replicated.
+        too, replicated. `is_theirs`: the mesh is that of an argument, and others may have other
+        axes over the same devices.
         """
-        place = functools.partial(_placed, mesh=mesh, everywhere=everywhere)
+        agree = _same_devices if is_theirs else _agree
+        place = functools.partial(_placed, mesh=mesh, everywhere=everywhere, agree=agree)
         without_specs = all(spec is None for spec in self.specs)
         if without_specs and type(self.jitted).__module__.startswith("flax."):
             # nnx's modules may share weights, which a map over them as pytrees would part.
@@ -270,10 +274,7 @@ def _agree(own: NamedSharding, mesh: Mesh) -> bool:
     nor does an array that every device has.
     """
     theirs = own.mesh
-    is_for_compiling = (
-        isinstance(theirs, Mesh)
-        and theirs.devices.flat[0].client.runtime_type == "compile_only_runtime"
-    )
+    is_for_compiling = _is_for_compiling(theirs)
     is_divided = any(axes is not None for axes in own.spec)
     if theirs.size == 1 or not (is_divided or is_for_compiling):
         return True
@@ -282,12 +283,34 @@ def _agree(own: NamedSharding, mesh: Mesh) -> bool:
         return False
     if not is_for_compiling:
         return True
-    numbers = [[device.id for device in of.devices.flat] for of in (theirs, mesh)]
-    return numbers[0] == numbers[1]
+    return _numbers(theirs) == _numbers(mesh)
+
+
+def _same_devices(own: NamedSharding, mesh: Mesh) -> bool:
+    """Whether an argument's own mesh has the devices of `mesh`, in its order."""
+    if _is_for_compiling(own.mesh):
+        return _numbers(own.mesh) == _numbers(mesh)
+    return _agree(own, mesh)
+
+
+def _is_for_compiling(mesh: Any) -> bool:
+    """Whether a mesh is of devices that are not here."""
+    if not isinstance(mesh, Mesh):
+        return False
+    return mesh.devices.flat[0].client.runtime_type == "compile_only_runtime"
+
+
+def _numbers(mesh: Any) -> list[int]:
+    return [device.id for device in mesh.devices.flat]
 
 
 def _placed(
-    spec: PartitionSpec | None, name: int | str, leaf: Any, mesh: Mesh | None, everywhere: bool
+    spec: PartitionSpec | None,
+    name: int | str,
+    leaf: Any,
+    mesh: Mesh | None,
+    everywhere: bool,
+    agree: Callable[[NamedSharding, Mesh], bool],
 ) -> Any:
     """An array as a ShapeDtypeStruct, on `mesh` where there is a spec for it; anything else as it
     is.
@@ -296,7 +319,7 @@ def _placed(
         return leaf
     own = getattr(leaf, "sharding", None)
     if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
-        if mesh is not None and not _agree(own, mesh):
+        if mesh is not None and not agree(own, mesh):
             raise OtherMesh(name, dict(own.mesh.shape), dict(mesh.shape))
         spec = own.spec
     if spec is None and everywhere:

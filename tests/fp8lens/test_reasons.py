@@ -3010,7 +3010,7 @@ def test_what_is_outside_and_the_reasons_agree():
             )
         )
         elsewhere |= any(reason.rule in ASKED_FOR for reason in reasons(name))
-        elsewhere |= any(reason.lost in ("wire", "kernel") for reason in reasons(name))
+        elsewhere |= any(reason.lost in ("wire", "kernel", "duplicate") for reason in reasons(name))
         assert (clean and not elsewhere) == (not reasons(name)), name
 
 
