@@ -78,7 +78,7 @@ const LAST_BITS = 2 ** -50; // of a number's size: a double has 53 bits, and two
 export function became(format, value, scale, clamp) {
   const r = round(format, value, scale, clamp);
   const { decoded } = r;
-  const isThat = decoded !== 0 && Math.abs(r.target - decoded) <= LAST_BITS * Math.abs(decoded);
+  const isThat = Number.isFinite(decoded) && decoded !== 0 && Math.abs(r.target - decoded) <= LAST_BITS * Math.abs(decoded);
   if (!isThat) return r;
   const exact = { target: decoded, below: decoded, above: decoded, unclamped: decoded, isBeyond: false, isTie: false };
   return { ...r, ...exact, dequantized: value, error: 0, relative: 0 };
