@@ -30,6 +30,7 @@ COMPILER_BUGS = {
         "kernel it can choose only on a GPU: compile there, or leave the option out."
     ),
     "scale factor must be 16 or 32": ODD_SCALED_DOT,
+    "Unsupported: scaled-dot": ODD_SCALED_DOT,  # what XLA sometimes says, where else it ends
     "Unable to convert MHLO to StableHLO": (
         "XLA does not divide jax.lax.scaled_dot among devices, if the program has that: call "
         "jax.nn.scaled_matmul in jax.shard_map."
