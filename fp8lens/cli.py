@@ -814,7 +814,7 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     if "opaque" in allowed:
         return lines
     unread = [(c, name) for c in asked for name in c.unknown]
-    doubts = [f"not known to read {c.name} in a wide type: {name}" for c, name in unread]
+    doubts = [f"not known whether {name} quantizes what {c.name} sends" for c, name in unread]
     return [*map(visible, doubts), *lines]
 
 

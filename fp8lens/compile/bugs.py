@@ -30,7 +30,7 @@ COMPILER_BUGS = {
         "kernel it can choose only on a GPU: compile there, or leave the option out."
     ),
     "scale factor must be 16 or 32": ODD_SCALED_DOT,
-    "Unsupported: scaled-dot": ODD_SCALED_DOT,  # what XLA sometimes says, where else it ends
+    "Unsupported: scaled-dot": ODD_SCALED_DOT,  # XLA says so, or ends the process
     "Unable to convert MHLO to StableHLO": (
         "XLA does not divide jax.lax.scaled_dot among devices, if the program has that: call "
         "jax.nn.scaled_matmul in jax.shard_map."
@@ -70,7 +70,7 @@ def advice(error: BaseException) -> str:
     return " ".join(note for note in getattr(error, "__notes__", ()) if note in known)
 
 
-# XLA leaves ragged dots to cuDNN, from its release 9.22, and then aborts where there is no GPU.
+# With this option XLA leaves ragged dots to cuDNN 9.22 or newer, and aborts where there is no GPU.
 RAGGED_DOTS_TO_CUDNN = "xla_gpu_experimental_use_ragged_dot_fusion"
 # Options that end the process at other numbers: most tell one of XLA's names by its number, and it
 # does not look.

@@ -5,7 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import numpy as np
@@ -274,28 +274,26 @@ def _agree(own: NamedSharding, mesh: Mesh) -> bool:
     nor does an array that every device has.
     """
     theirs = own.mesh
-    is_for_compiling = _is_for_compiling(theirs)
+    is_not_here = is_for_compiling(theirs)
     is_divided = any(axes is not None for axes in own.spec)
-    if theirs.size == 1 or not (is_divided or is_for_compiling):
+    if theirs.size == 1 or not (is_divided or is_not_here):
         return True
     divided = [[axis for axis in of.shape.items() if axis[1] > 1] for of in (theirs, mesh)]
     if divided[0] != divided[1]:
         return False
-    if not is_for_compiling:
-        return True
-    return _numbers(theirs) == _numbers(mesh)
+    return not is_not_here or _numbers(theirs) == _numbers(mesh)
 
 
 def _same_devices(own: NamedSharding, mesh: Mesh) -> bool:
     """Whether an argument's own mesh has the devices of `mesh`, in its order."""
-    if _is_for_compiling(own.mesh):
+    if is_for_compiling(own.mesh):
         return _numbers(own.mesh) == _numbers(mesh)
     return _agree(own, mesh)
 
 
-def _is_for_compiling(mesh: Any) -> bool:
+def is_for_compiling(mesh: Any) -> TypeGuard[Mesh]:
     """Whether a mesh is of devices that are not here."""
-    if not isinstance(mesh, Mesh):
+    if not isinstance(mesh, Mesh) or not mesh.size:
         return False
     return mesh.devices.flat[0].client.runtime_type == "compile_only_runtime"
 

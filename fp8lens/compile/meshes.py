@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from fp8lens.compile.call import Call
+from fp8lens.compile.call import Call, is_for_compiling
 from fp8lens.compile.process import check_process, choose_platform, installed
 from fp8lens.targets import Target, resolve
 
@@ -94,13 +94,12 @@ def callers_mesh(call: Call, chip: Target) -> Mesh | None:
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
     for mesh in (*meshes, jax.sharding.get_mesh()):
-        if not isinstance(mesh, Mesh) or not mesh.size or not mesh.axis_names:
+        if not is_for_compiling(mesh) or not mesh.axis_names:
             continue
         device = mesh.devices.flat[0]
-        if device.client.runtime_type == "compile_only_runtime":
-            if device.device_kind != chip.device:
-                raise elsewhere(device.device_kind, chip, "")
-            return mesh
+        if device.device_kind != chip.device:
+            raise elsewhere(device.device_kind, chip, "")
+        return mesh
     return None
 
 

@@ -318,8 +318,8 @@ class Graph:
 
     A step goes from a value to those that are the same, moved, taken or put by index, converted, or
     computed elementwise from it and nothing else that is large; indices and masks are no values of
-    what they choose. `is_end` names the instructions that are arrived at and
-    not stepped through, as matmuls; a walk ends after `most` values.
+    what they choose. `is_end` names the instructions that are arrived at and not stepped through,
+    as matmuls; a walk ends after `most` values.
     """
 
     def __init__(self, module: HloModule, is_end: Callable[[Instruction], bool], most: int):

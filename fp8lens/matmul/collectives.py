@@ -38,7 +38,7 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
     "ragged-all-to-all": lambda size, n: size,
 }
 KINDS = tuple(_SENT)
-MOVES = tuple(kind for kind in KINDS if kind not in ("all-reduce", "reduce-scatter"))  # add nothing
+MOVES = tuple(kind for kind in KINDS if kind not in SUMS)  # which add nothing
 _WIDE = ("bf16", "f16", "f32", "f64")
 _BITS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
 

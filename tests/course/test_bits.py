@@ -5,36 +5,22 @@ import itertools
 import math
 import re
 import urllib.parse
-from collections.abc import Iterator
 
 import ml_dtypes  # noqa: F401
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from helpers.explorers import bits
 from helpers.numerics.formats import code_values, describe, rounding
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
-from tests.course.test_explorers import shown, try_site
+from tests.course.test_explorers import TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
+EXPLORER = "bits"
 NUMBERS = itertools.count()
-TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with try_site(tmp_path_factory.mktemp("try")) as site:
-        yield f"{site}notebooks/try/bits.html"
-
-
-@pytest.fixture(scope="module")
-def page(address: str, browser: Browser) -> Iterator[Page]:
-    with opened(browser, address, 1366) as page:
-        shown(page)
-        yield page
 
 
 # The number makes each address another one, so that the page follows it.

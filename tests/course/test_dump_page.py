@@ -14,7 +14,6 @@ from playwright.sync_api import Browser, Page, expect
 from fp8lens import aot_compile, report_gemms
 from helpers.explorers import compiled, fusion_lab
 from helpers.explorers.dump import EXAMPLE
-from tests.course.test_explorers import site  # noqa: F401
 from tests.course.test_site import opened, overflows, see
 from tests.helpers.test_reader import MARKUP, WRITTEN
 from tests.programs import hlo_baits
@@ -44,7 +43,7 @@ def python() -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded(python, site, browser: Browser) -> Iterator[Page]:  # noqa: F811
+def loaded(python, site, browser: Browser) -> Iterator[Page]:
     """The page, in which Python is loaded once for all tests: that takes longest."""
     with opened(browser, site + PAGE, script=ATTACK) as page:
         yield page
@@ -120,7 +119,7 @@ def test_a_name_leads_to_its_maker_and_back_returns(page):
     expect(here).to_contain_text("%bias.1")
 
 
-def test_a_link_leads_to_the_place_once_the_dump_is_given(site, browser):  # noqa: F811
+def test_a_link_leads_to_the_place_once_the_dump_is_given(site, browser):
     place = "#view=hlo&find=f8e4m3fn&at=main.2%2Fcublas-gemm.6"
     with opened(browser, site + PAGE + place) as page:
         page.get_by_text("This link leads to a place in a dump.").wait_for()
@@ -253,7 +252,7 @@ def test_markup_in_a_dump_stays_text(page, place):
     assert page.evaluate(DANGEROUS) == [] and page.evaluate("attack.ran") is None
 
 
-def test_it_is_saved_as_json_and_as_a_page_that_runs_nothing(page, site, browser, tmp_path):  # noqa: F811
+def test_it_is_saved_as_json_and_as_a_page_that_runs_nothing(page, site, browser, tmp_path):
     give(page, ("mine.txt", TEXT.replace("jit(gated)/up", MARKUP.replace('"', "")).encode()))
     read(page, "mine.txt")
     with page.expect_download() as download:
@@ -370,7 +369,7 @@ def test_everybody_can_use_each_view(page, width, scheme):
 
 
 @pytest.mark.parametrize("lacks", ["WebAssembly", "Worker"])
-def test_where_python_cannot_run_the_page_names_the_command(site, browser, lacks):  # noqa: F811
+def test_where_python_cannot_run_the_page_names_the_command(site, browser, lacks):
     script = {
         "WebAssembly": "delete window.WebAssembly",
         "Worker": "window.Worker = class { postMessage() { this.onerror(new Event('x')) } "

@@ -16,6 +16,7 @@ from tests.course.test_site import opened, overflows, see, served
 from tools.site import build, explorers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
 NAMES = list(explorers.EXPLORERS)
 # Sphinx tells the authors of its extensions what will change.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
@@ -55,12 +56,6 @@ def try_site(project: Path) -> Iterator[str]:
         element = f"<div class=explorer data-explorer={name} data-state='{state}'>stored</div>"
         (out / f"{name}.html").write_text(f"<!DOCTYPE html>{ICON}<p id=x>x</p>{element}{script}")
     with served(out) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with try_site(tmp_path_factory.mktemp("try")) as address:
         yield address
 
 

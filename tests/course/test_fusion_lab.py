@@ -1,32 +1,17 @@
 """The fusion lab, operated in a browser by mouse, keyboard and touch: what it says of a program is
 what is recorded, and that is what Python's own reading of the record says."""
 
-from collections.abc import Iterator
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from helpers.explorers import fusion_lab as lab
-from tests.course.test_explorers import shown, try_site
+from tests.course.test_explorers import TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
 from tests.weekly import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
-TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with try_site(tmp_path_factory.mktemp("try")) as site:
-        yield f"{site}notebooks/try/fusion_lab.html"
-
-
-@pytest.fixture(scope="module")
-def desktop(address: str, browser: Browser) -> Iterator[Page]:
-    with opened(browser, address, 1366) as page:
-        shown(page)
-        yield page
+EXPLORER = "fusion_lab"
 
 
 @pytest.fixture

@@ -1,30 +1,16 @@
 """The explorer of delayed scaling, operated in a browser: what it answers is what Python counts."""
 
-from collections.abc import Iterator
-
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from helpers.explorers import scaling
 from helpers.numerics.formats import describe
 from tests.course.test_bits import follow
-from tests.course.test_explorers import shown, try_site
+from tests.course.test_explorers import shown
 from tests.course.test_site import opened, overflows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with try_site(tmp_path_factory.mktemp("try")) as site:
-        yield f"{site}notebooks/try/scaling.html"
-
-
-@pytest.fixture(scope="module")
-def page(address: str, browser: Browser) -> Iterator[Page]:
-    with opened(browser, address, 1366) as page:
-        shown(page)
-        yield page
+EXPLORER = "scaling"
 
 
 @pytest.fixture

@@ -3,33 +3,19 @@ answers is what Python says."""
 
 import dataclasses
 import re
-from collections.abc import Iterator
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from helpers.explorers import speedup
 from helpers.explorers.speedup import Choice
 from tests.course.test_bits import follow
-from tests.course.test_explorers import shown, try_site
+from tests.course.test_explorers import TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
-TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with try_site(tmp_path_factory.mktemp("try")) as site:
-        yield f"{site}notebooks/try/speedup.html"
-
-
-@pytest.fixture(scope="module")
-def page(address: str, browser: Browser) -> Iterator[Page]:
-    with opened(browser, address, 1366) as page:
-        shown(page)
-        yield page
+EXPLORER = "speedup"
 
 
 def choose(page: Page, choice: Choice) -> None:

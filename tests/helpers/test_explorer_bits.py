@@ -1,19 +1,15 @@
 """What "Bits" says of a number, run by Node, against what Python says."""
 
-import json
 import re
-import subprocess
 
 import pytest
 
 from helpers.explorers import bits
-from tests.helpers.test_explorer_formats import EXPLORERS, node
+from tests.helpers.test_explorer_formats import ask_node
 
 NODE = """
-const { became, complaint, parse, sentence } = await import(process.argv[1])
-let text = ""
-for await (const piece of process.stdin) text += piece
-const { formats, asked } = JSON.parse(text)
+const { became, complaint, parse, sentence } = explorer
+const { formats, asked } = given
 console.log(JSON.stringify(asked.map(({ name, value, scale, clamp }) => {
     const wrong = complaint(value, scale)
     if (wrong) return { wrong }
@@ -27,14 +23,7 @@ def ask(*asked: tuple[str, str, str, bool]) -> list[dict]:
     """What is said of each format's name, value, scale and whether it is clamped."""
     keys = ("name", "value", "scale", "clamp")
     given = {**bits.data(), "asked": [dict(zip(keys, one, strict=True)) for one in asked]}
-    done = subprocess.run(
-        [node(), "--input-type=module", "-e", NODE, (EXPLORERS / "bits.mjs").as_uri()],
-        input=json.dumps(given),
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return json.loads(done.stdout)
+    return ask_node("bits", NODE, given)
 
 
 E4M3, E5M2, E8M0 = "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"

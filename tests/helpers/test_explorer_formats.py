@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -58,6 +59,28 @@ def node() -> str:
     """Node's program, of the wheel that is installed beside this Python, else the machine's."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return shutil.which("node", path=path) or "node"
+
+
+# Before a program of Node's that is asked: the explorer's module, and what the program is given
+ASKED = """
+const explorer = await import(process.argv[1])
+let text = ""
+for await (const piece of process.stdin) text += piece
+const given = JSON.parse(text)
+"""
+
+
+def ask_node(name: str, program: str, given: Any) -> Any:
+    """What a program prints, as JSON, that has the module of an explorer and what is given."""
+    address = (EXPLORERS / f"{name}.mjs").as_uri()
+    done = subprocess.run(
+        [node(), "--input-type=module", "-e", ASKED + program, address],
+        input=json.dumps(given),
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
 
 
 def data(name: str) -> dict:

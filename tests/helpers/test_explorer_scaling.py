@@ -1,8 +1,6 @@
 """Delayed scaling as a browser computes it, run by Node, against what the decoder trains with."""
 
 import dataclasses
-import json
-import subprocess
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,13 +9,11 @@ import pytest
 from helpers.explorers import scaling
 from helpers.models.decoder import remember, scale_of
 from helpers.numerics.formats import describe
-from tests.helpers.test_explorer_formats import EXPLORERS, node
+from tests.helpers.test_explorer_formats import ask_node
 
 NODE = """
-const { simulate, summary } = await import(process.argv[1])
-let text = ""
-for await (const piece of process.stdin) text += piece
-const { format, trace, ...chosen } = JSON.parse(text)
+const { simulate, summary } = explorer
+const { format, trace, ...chosen } = given
 const amaxes = trace.map(amax => amax === null ? Infinity : amax)
 const found = {}
 for (const scheme of ["delayed", "last", "current", "frozen"]) {
@@ -32,15 +28,7 @@ def simulated(trace: list[float], name: str, **chosen: int) -> dict:
     """By scheme. An amax that is not finite is given as null."""
     amaxes = [amax if np.isfinite(amax) else None for amax in trace]
     given = {"format": dataclasses.asdict(describe(name)), "trace": amaxes} | chosen
-    address = (EXPLORERS / "scaling.mjs").as_uri()
-    done = subprocess.run(
-        [node(), "--input-type=module", "-e", NODE, address],
-        input=json.dumps(given),
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return json.loads(done.stdout)
+    return ask_node("scaling", NODE, given)
 
 
 TRACES = {
@@ -97,12 +85,10 @@ def test_a_spike_saturates_once_and_then_small_numbers_are_lost():
 
 
 ASK = """
-const { amaxProblem, parseTrace, simulate, summary, traceProblem, MOST_STEPS } =
-    await import(process.argv[1])
-const format = JSON.parse(process.argv[2])
+const { amaxProblem, simulate, summary, traceProblem, MOST_STEPS } = explorer
 const chosen = { history: 1, margin: 0, depth: 14 }
 const many = Array.from({ length: 400000 }, (_, n) => (n % 2 ? 100 : 1))
-const { saturates, worst } = summary(simulate(format, many, "last", chosen))
+const { saturates, worst } = summary(simulate(given, many, "last", chosen))
 const told = ["1 2", "1 x", "1 -2", "1 ".repeat(MOST_STEPS), "1 ".repeat(40000)].map(traceProblem)
 const typed = ["", "x", "-1", "Infinity", "0", " 2.5 ", "1e-3"].map(amaxProblem)
 console.log(JSON.stringify({ saturates, worst, told, typed, most: MOST_STEPS }))
@@ -111,10 +97,7 @@ console.log(JSON.stringify({ saturates, worst, told, typed, most: MOST_STEPS }))
 
 @pytest.fixture(scope="module")
 def asked() -> dict:
-    address = (EXPLORERS / "scaling.mjs").as_uri()
-    given = json.dumps(dataclasses.asdict(describe("float8_e4m3fn")))
-    command = [node(), "--input-type=module", "-e", ASK, address, given]
-    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    return ask_node("scaling", ASK, dataclasses.asdict(describe("float8_e4m3fn")))
 
 
 def test_a_long_trace_is_counted_and_what_is_not_shown_is_said(asked):

@@ -2,10 +2,8 @@
 measurements beside it, against those that are recorded."""
 
 import dataclasses
-import json
 import random
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -22,35 +20,25 @@ from helpers.explorers.widgets import Speedup
 from helpers.numerics.quantize import quantize
 from helpers.numerics.recipes import scaled_dot
 from helpers.records.results import Record, load, load_published
-from tests.helpers.test_explorer_formats import EXPLORERS, node
+from tests.helpers.test_explorer_formats import EXPLORERS, ask_node
 
 RESULTS = EXPLORERS.parent.parent / "notebooks" / "results"
 NODE = """
-const { estimateOf, fasterOf, sentencesOf, timesOf } = await import(process.argv[1])
-let text = ""
-for await (const piece of process.stdin) text += piece
-const { given, choices } = JSON.parse(text)
+const { estimateOf, fasterOf, sentencesOf, timesOf } = explorer
+const { data, choices } = given
 const found = choices.map(choice => ({
-    times: timesOf(given, choice),
-    faster: fasterOf(given, choice),
-    sentences: sentencesOf(given, choice),
+    times: timesOf(data, choice),
+    faster: fasterOf(data, choice),
+    sentences: sentencesOf(data, choice),
 }))
-const estimates = given.points.map(point => estimateOf(given, point))
+const estimates = data.points.map(point => estimateOf(data, point))
 console.log(JSON.stringify({ found, estimates }))
 """
 
 
 def in_node(choices: list[Choice]) -> dict[str, Any]:
-    given = {"given": speedup.data(), "choices": [dataclasses.asdict(one) for one in choices]}
-    address = (EXPLORERS / "speedup.mjs").as_uri()
-    done = subprocess.run(
-        [node(), "--input-type=module", "-e", NODE, address],
-        input=json.dumps(given),
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return json.loads(done.stdout)
+    given = {"data": speedup.data(), "choices": [dataclasses.asdict(one) for one in choices]}
+    return ask_node("speedup", NODE, given)
 
 
 def some_choices(count: int) -> list[Choice]:

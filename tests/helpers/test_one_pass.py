@@ -133,17 +133,22 @@ for name in "norm's gradient", "gelu's gradient":
 """
 
 
-def test_the_largest_passes_keep_all_in_registers_and_convert_in_pairs():
-    """By their instructions, and by what the assembler says of them."""
+def assembled(program: str) -> str:
+    """What the assembler is given, and says, while a program compiles kernels of Mosaic GPU's."""
     asked = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
+        [sys.executable, "-c", program],
         cwd=Path(__file__).parents[2],
         env=os.environ | asked,
         capture_output=True,
         check=True,
     )
-    said = (done.stdout + done.stderr).decode(errors="replace")
+    return (done.stdout + done.stderr).decode(errors="replace")
+
+
+def test_the_largest_passes_keep_all_in_registers_and_convert_in_pairs():
+    """By their instructions, and by what the assembler says of them."""
+    said = assembled(COMPILE)
     assert re.findall(r"(\d+) stack.* (\d+) bytes lmem", said) == [("0", "0")] * 2
     # 64 values for each thread, in both layouts; and no conversion of a single one.
     assert len(re.findall(r"cvt\.rn\.satfinite\.e5m2x2\.f32", said)) == 2 * 2 * 64 / 2

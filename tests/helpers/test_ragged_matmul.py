@@ -1,11 +1,7 @@
 """The ragged matmul by hand: each row meets its own expert's matrix, whatever the group sizes are;
 the instruction, the bytes and the registers of the compiled kernel; and what is refused."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +10,7 @@ import pytest
 
 from fp8lens import inspect
 from helpers.numerics.ragged_matmul import ragged_matmul
+from tests.helpers.test_one_pass import assembled
 
 f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs JAX 0.11")
@@ -181,15 +178,7 @@ aot_compile(ragged_matmul, *given_shapes(512, 256, 512, 256, x_dtype=e5m2), targ
 
 def test_its_instructions_and_that_all_stays_in_registers():
     """By what the assembler is given, and says of it. A step of 128 along K has 4 instructions."""
-    asked = {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | asked,
-        capture_output=True,
-        check=True,
-    )
-    said = (done.stdout + done.stderr).decode(errors="replace")
+    said = assembled(COMPILE)
     assert re.findall(r"(\d+) stack.* (\d+) bytes lmem", said) == [("0", "0")] * 5
     types = re.findall(r"wgmma\.mma_async\S*\.m64n128k32\.f32\.(\S+)", said)
     assert types == ["e4m3.e4m3"] * 4 * len(SCALES) + ["e5m2.e4m3"] * 4
