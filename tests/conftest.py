@@ -28,7 +28,7 @@ FLAGS = [
 ]
 
 # milliseconds for a browser to start or a page to change: far more than a busy machine takes
-WAIT = 300_000
+WAIT = 120_000
 
 # These take longest and go first, the longest before all: each of the others takes seconds.
 _LONGEST = (

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from fp8lens import aot_compile, report_gemms
 from helpers.explorers import compiled, fusion_lab
 from helpers.explorers.dump import EXAMPLE
+from tests.course.test_bits import follow
 from tests.course.test_site import opened, overflows, see
 from tests.helpers.test_reader import MARKUP, WRITTEN
 from tests.programs import hlo_baits
@@ -52,7 +53,7 @@ def loaded(python, site, browser: Browser) -> Iterator[Page]:
 @pytest.fixture
 def page(loaded: Page) -> Page:
     """The page with the example open, as if it had just been loaded."""
-    loaded.evaluate("() => { location.hash = '' }")
+    follow(loaded, "view=matmuls")  # also what the last test chose, and is not in the address yet
     see(loaded, 1280, "light")
     loaded.get_by_role("button", name="Open the example").click()
     read(loaded, "example.txt")

@@ -32,6 +32,7 @@ import fp8lens
 from fp8lens.rules.page import every_name, explain
 from helpers.figures.plots import READABLE
 from helpers.pages import LOSSES, index
+from tests.conftest import WAIT
 from tests.weekly import NIGHTLY, one_in
 from tools.records import rules as record
 from tools.site import build, changes, explorers, repository, sanitize
@@ -58,7 +59,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSph
 HLO = "__cublas$lt$matmul$f8"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 SITE_URL = "https://example.org/fp8/"
-LIMIT = 900  # seconds for a build, or a page: far more than it takes where the machine is busy
+LIMIT = 900  # seconds for a build: far more than it takes where the machine is busy
 LARGEST = 600_000  # bytes of a page
 METADATA = {
     "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
@@ -574,7 +575,7 @@ def opened(
     `script` runs before the page's own.
     """
     context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-    context.set_default_timeout(LIMIT * 1000)  # playwright counts in milliseconds
+    context.set_default_timeout(WAIT)
     context.add_init_script(script)
     page, wrong = context.new_page(), []
     page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
