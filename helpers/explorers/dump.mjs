@@ -96,6 +96,7 @@ class Page {
   summary = null;
   drawn = new Set(); // the views that show this dump
   turn = 0; // how often something was read
+  way = 0; // how often a place in the HLO was asked for
 
   constructor(model, el) {
     this.model = model;
@@ -654,13 +655,16 @@ class Page {
     );
   }
 
-  // Open and mark the instruction, or the computation, that the address names.
+  // Open and mark the instruction, or the computation, that the address names: once for whoever asked last. What is under
+  // way would else put lines, and the focus, in the place of those that the reader has.
   async go() {
     const at = this.model.get("at");
     if (!this.summary || !at) return;
     this.show();
     if (!this.drawn.has("hlo")) return;
+    const way = ++this.way;
     await this.ready;
+    if (way !== this.way) return;
     const [name, instruction] = at.split("/");
     let fold = this.folds.get(name);
     try {
@@ -668,7 +672,9 @@ class Page {
       const body = fold.querySelector(".code");
       const known = [...body.querySelectorAll(".line")].some((line) => line.at === at);
       if (!known || !fold.open) await this.lines(name, body, instruction ? { around: instruction } : {});
+      if (way !== this.way) return;
     } catch {
+      if (way !== this.way) return;
       if (!fold.querySelector(".line")) {
         fold.remove();
         this.folds.delete(name);

@@ -120,6 +120,21 @@ def test_a_name_leads_to_its_maker_and_back_returns(page):
     expect(here).to_contain_text("%bias.1")
 
 
+def test_a_name_leads_to_its_line_once(page):
+    """The view and the place change together; a second way there would replace the lines, and
+    with them the focus.
+    """
+    focused = """() => {
+        window.focused = []
+        addEventListener("focusin", ({target}) => focused.push(target.className))
+    }"""
+    page.evaluate(focused)
+    page.get_by_role("button", name="512 x 512 x 1024").click()
+    expect(page.locator(".here .own")).to_be_focused()
+    page.wait_for_timeout(500)
+    assert page.evaluate("focused").count("link own") == 1
+
+
 def test_a_link_leads_to_the_place_once_the_dump_is_given(site, browser):
     place = "#view=hlo&find=f8e4m3fn&at=main.2%2Fcublas-gemm.6"
     with opened(browser, site + PAGE + place) as page:
