@@ -87,6 +87,8 @@ def test_a_librarys_kernel_in_a_fusion_is_not_looked_into():
     what = "fusion(%a, %b), kind=kCustom, calls=%wrapped"
     seen = inspect(SCHEDULED.format(more=inside, what=what))
     assert seen.report.opaque == ("r",) and [line.what for line in seen.ledger] == ["opaque"]
+    with pytest.raises(AssertionError, match="no matmul beside kernels that are not looked into"):
+        assert_fp8_gemms(seen)
 
 
 @pytest.fixture(scope="module")
