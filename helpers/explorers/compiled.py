@@ -15,7 +15,7 @@ from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.rows import GemmRow
-from helpers.explorers.fusion_lab import FILE, SIZES, Choice, check, program
+from helpers.explorers.fusion_lab import FILE, Choice, check, program
 from helpers.explorers.reader import WORK
 from helpers.figures.program import given_program, kernels_of
 
@@ -23,6 +23,7 @@ DTYPES = {
     "e4m3": jnp.float8_e4m3fn,
     "e5m2": jnp.float8_e5m2,
     "bf16": jnp.bfloat16,
+    "f16": jnp.float16,
     "f32": jnp.float32,
 }
 _CLASSES = {
@@ -40,9 +41,9 @@ _SOON = {"assemble": False, "compiler_options": {"xla_gpu_autotune_level": 0}}
 
 
 def function(
-    choice: Choice, sizes: Sequence[int] = SIZES
+    choice: Choice, sizes: Sequence[int] = ()
 ) -> tuple[Callable, list[jax.ShapeDtypeStruct]]:
-    """The program of a choice, to be compiled, and its arguments."""
+    """The program of a choice, to be compiled, and its arguments. `sizes` as `program` has them."""
     text = program(choice, sizes)
     names: dict[str, Any] = {"jax": jax, "jnp": jnp, **DTYPES}
     exec(compile(text.code, FILE, "exec"), names)
@@ -50,7 +51,7 @@ def function(
     return names["layer"], [jax.ShapeDtypeStruct(dims, DTYPES[dtype]) for dtype, dims in shapes]
 
 
-def inspected(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) -> Inspection:
+def inspected(choice: Choice, sizes: Sequence[int] = (), soon: bool = False) -> Inspection:
     """The program of a choice, compiled. Raises what XLA raises.
 
     With `soon`, and by cuBLASLt, machine code is not made: the program, and all that is said of it,
@@ -61,7 +62,7 @@ def inspected(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) 
     return inspect(layer, *arguments, target=choice["chip"], gemm=choice["library"], **options)
 
 
-def outcome(choice: Choice, sizes: Sequence[int] = SIZES, soon: bool = False) -> dict[str, Any]:
+def outcome(choice: Choice, sizes: Sequence[int] = (), soon: bool = False) -> dict[str, Any]:
     """What became of a choice, as "Fusion lab" shows it; or {"error": ...}.
 
     `steps` has for each line of the code, counted from 1, the numbers of the kernels that do it.

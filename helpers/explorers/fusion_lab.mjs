@@ -4,7 +4,7 @@
 // The model has a value for each axis (helpers/explorers/fusion_lab.py, which names them), and
 //   axes, grids, tries, fixes, first   what can be chosen, what of it is recorded, and what is worth a try
 // On the site the answers are in fusion_lab.json.gz beside this file: many programs become the same, so it has each text
-// once. In a notebook the kernel compiles what is chosen: the model has `release` then, of the kernel's JAX, and m, n and k;
+// once. In a notebook the kernel compiles what is chosen: the model has `installed` then, the kernel's JAX, and m, n and k;
 // a question is a message, {choice, sizes}, and so is its answer, {asked, found} or {asked, wrong}. XLA's texts reach the
 // page only as text nodes.
 
@@ -295,7 +295,7 @@ function hloOf(found, before) {
 
 async function render({ model, el }) {
   const [axes, grids, tries, fixes, first] = ["axes", "grids", "tries", "fixes", "first"].map(key => model.get(key));
-  const release = model.get("release") ?? "";
+  const installed = model.get("installed") ?? ""; // in a notebook
   const names = axes.map(axis => axis.name);
   const byName = new Map(axes.map(axis => [axis.name, axis]));
   el.classList.add("explorer", "explorer-fusion_lab");
@@ -324,7 +324,7 @@ async function render({ model, el }) {
     return choice;
   }
 
-  const sizes = () => (release ? SIZES.map(name => model.get(name)) : []);
+  const sizes = () => (installed ? SIZES.map(name => model.get(name)) : []);
 
   function changedToo(choice, others) {
     if (!others.length) return "";
@@ -399,7 +399,7 @@ async function render({ model, el }) {
       return;
     }
     answer(asked, { kernels: [], reasons: [], hlo: [], steps: [], ...found });
-    about.textContent = `Compiled by JAX ${release} in this notebook's kernel for ${asked.choice.chip}, ${Math.round(milliseconds)} ms after it was chosen. Nothing here was measured on a GPU.`;
+    about.textContent = `Compiled by JAX ${installed} in this notebook's kernel for ${asked.choice.chip}, ${Math.round(milliseconds)} ms after it was chosen. Nothing here was measured on a GPU.`;
   }
 
   function draw(found, choice, what) {
@@ -425,7 +425,7 @@ async function render({ model, el }) {
     shown.replaceChildren(
       make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
       found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
-      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, fixOf, savingOf, fix, label, Boolean(release))),
+      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, fixOf, savingOf, fix, label, Boolean(installed))),
       found.error ? "" : hlo,
     );
   }
@@ -436,7 +436,7 @@ async function render({ model, el }) {
     controls.set(name, select);
   }
   const fields = axes.map(axis => make("label", { class: `field ${axis.name}` }, make("span", {}, axis.label), controls.get(axis.name)));
-  for (const name of release ? SIZES : []) {
+  for (const name of installed ? SIZES : []) {
     const input = make("input", { name, inputmode: "numeric", autocomplete: "off", onchange: event => resize(name, event.target.value.trim()) });
     controls.set(name, input);
     fields.push(make("label", { class: "field" }, make("span", {}, name.toUpperCase()), input));
@@ -453,10 +453,10 @@ async function render({ model, el }) {
   if (others.length) note.textContent = changedToo(fitting, others);
   show();
   const follow = () => queueMicrotask(show);
-  const followed = [...names, ...(release ? SIZES : [])].map(name => `change:${name}`).join(" ");
+  const followed = [...names, ...(installed ? SIZES : [])].map(name => `change:${name}`).join(" ");
   model.on(followed, follow);
 
-  if (release) {
+  if (installed) {
     kernel = new Kernel(model, hear, () => {
       note.textContent = "The kernel has not answered yet: it compiles when the cell that runs has ended. A kernel that was stopped does not answer.";
     });
@@ -474,8 +474,8 @@ async function render({ model, el }) {
     return;
   }
   stored.remove();
-  const { date, packages } = answers.record;
-  about.textContent = `${answers.record.programs.length.toLocaleString("en")} programs, compiled with JAX ${packages.jax} on ${date}, of 4096 × 4096 matrices. Nothing here was measured on a GPU.`;
+  const { programs, date } = answers.record;
+  about.textContent = `${programs.length.toLocaleString("en")} programs, compiled with JAX ${Object.keys(byName.get("release").values).join(", ")} on ${date}. Nothing here was measured on a GPU.`;
   show();
 }
 

@@ -19,7 +19,14 @@ from fp8lens.targets import TARGETS
 from helpers.records.results import digest
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "results" / "fusion_lab.json.gz"
-SIZES = (4096, 4096, 4096)  # M, N, K: of all that is recorded
+RELEASES = ("0.10.2", "0.11.2", "0.12.0.1")  # of JAX: those of the rules' pages
+#: M, N and K of what is recorded, by name.
+SIZES: Mapping[str, tuple[int, int, int]] = {
+    "4096": (4096, 4096, 4096),
+    "few-rows": (16, 4096, 4096),
+    "1000-columns": (4096, 1000, 4096),
+    "1008-columns": (4096, 1008, 4096),
+}
 LARGEST = 1 << 17  # of a typed size: larger than any layer's
 FILE = "layer.py"  # by this name XLA knows a program's lines
 
@@ -29,15 +36,15 @@ Choice = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Axis:
-    """Something to choose. `values` by name, as they are labelled; `about` says what it is."""
+    """Something to choose: its values by name, as they are labelled."""
 
     name: str
     label: str
     values: Mapping[str, str]
-    about: str = ""
 
 
-AXES = (
+#: The parts of a layer, in the page and in a notebook.
+LAYER = (
     Axis(
         "operands",
         "Operands",
@@ -59,8 +66,12 @@ AXES = (
             "row-after": "of rows, after the dot",
         },
     ),
-    Axis("dequantize", "Dequantize in", {"f32": "float32", "bf16": "bfloat16"}),
-    Axis("bias", "Bias", {"none": "none", "bf16": "bfloat16", "f32": "float32"}),
+    Axis("dequantize", "Dequantize in", {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}),
+    Axis(
+        "bias",
+        "Bias",
+        {"none": "none", "bf16": "bfloat16", "f32": "float32", "f16": "float16"},
+    ),
     Axis("activation", "Activation", {"none": "none", "relu": "relu", "gelu": "gelu"}),
     Axis("amax", "Amax", {"no": "no", "yes": "yes"}),
     Axis(
@@ -72,15 +83,31 @@ AXES = (
             "e4m3": "E4M3: scale, clamp, convert",
             "e4m3-clamp-first": "E4M3: clamp, scale, convert",
             "e4m3-no-clamp": "E4M3: scale, convert",
+            "e5m2": "E5M2: scale, clamp, convert",
+            "f16": "float16",
         },
     ),
     Axis("chip", "Chip", {"H100": "H100", "B200": "B200", "L40S": "L40S", "A100": "A100"}),
-    Axis("library", "Matmul by", {"cublaslt": "cuBLASLt", "triton": "Triton"}),
+    Axis(
+        "library",
+        "Matmul by",
+        {"cublaslt": "cuBLASLt", "triton": "Triton", "auto": "XLA's default, untimed"},
+    ),
+)
+#: On the page besides. In a notebook sizes are typed, and JAX is the kernel's.
+AXES = (
+    *LAYER,
+    Axis(
+        "sizes",
+        "M × N × K",
+        {name: " × ".join(map(str, sizes)) for name, sizes in SIZES.items()},
+    ),
+    Axis("release", "JAX", {release: release for release in RELEASES}),
 )
 NAMES = tuple(axis.name for axis in AXES)
 
-#: What the explorer begins with, and keeps in the page's address: chapter 06's layer.
-STATE: Choice = {
+#: What the explorer begins with: chapter 06's layer.
+FIRST: Choice = {
     "operands": "e4m3",
     "layout": "nk",
     "scales": "scalar",
@@ -92,35 +119,47 @@ STATE: Choice = {
     "chip": "H100",
     "library": "cublaslt",
 }
+#: And on the page, which keeps it in its address.
+STATE: Choice = {**FIRST, "sizes": "4096", "release": RELEASES[-1]}
 
-_WRITTEN = ("f32", "bf16", "e4m3")
-_ALL: Mapping[str, Sequence[str]] = {axis.name: tuple(axis.values) for axis in AXES}
+# What is recorded of an axis where a grid does not say more.
+_USUAL: Mapping[str, Sequence[str]] = {
+    "operands": ("e4m3",),
+    "layout": ("nk",),
+    "scales": ("scalar",),
+    "dequantize": ("f32", "bf16"),
+    "bias": ("none", "bf16", "f32"),
+    "activation": ("none", "relu", "gelu"),
+    "amax": ("no", "yes"),
+    "result": ("f32", "bf16", "e4m3"),
+    "chip": ("H100",),
+    "library": ("cublaslt",),
+    "sizes": ("4096",),
+    "release": RELEASES[-1:],
+}
+_OF_E4M3 = ("f32", "bf16", "e4m3", "e4m3-clamp-first", "e4m3-no-clamp")
 
 
-def _grid(**only: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """All values of each axis, but `only` these of some."""
-    return {**_ALL, **only}
+def _grid(**more: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """What is usual of each axis, but of some these."""
+    return {**_USUAL, **more}
 
 
-_MAIN = {"operands": ("e4m3",), "chip": ("H100",), "library": ("cublaslt",)}
-_SIDE = {"layout": ("nk",), "scales": ("scalar",), "result": _WRITTEN}
 #: What is recorded: every combination of a grid's values. No choice is in two grids.
 GRIDS = (
-    _grid(**{**_MAIN, "layout": ("nk",)}),
-    _grid(**{**_MAIN, "layout": ("kn",), "scales": ("scalar",)}),
-    _grid(**{**_MAIN, **_SIDE, "operands": ("e5m2-e4m3", "e5m2")}),
-    _grid(
-        **{
-            **_MAIN,
-            "operands": ("bf16",),
-            "dequantize": ("bf16",),
-            "scales": ("none",),
-            "result": _WRITTEN,
-        }
-    ),
-    _grid(**{**_MAIN, **_SIDE, "layout": ("nk", "kn"), "chip": ("B200", "L40S")}),
-    _grid(**{**_MAIN, **_SIDE, "chip": ("A100",)}),
-    _grid(**{**_MAIN, **_SIDE, "library": ("triton",)}),
+    _grid(scales=("none", "scalar", "row", "row-after"), result=_OF_E4M3),
+    _grid(layout=("kn",), result=_OF_E4M3),
+    _grid(operands=("e5m2-e4m3", "e5m2")),
+    _grid(operands=("bf16",), layout=("nk", "kn"), dequantize=("bf16",), scales=("none",)),
+    _grid(layout=("nk", "kn"), chip=("B200", "L40S")),
+    _grid(chip=("A100",)),
+    _grid(library=("triton", "auto")),
+    _grid(operands=("e4m3", "e5m2-e4m3", "e5m2"), result=("e5m2",)),
+    _grid(dequantize=("f16",), bias=("none", "f16", "f32"), result=("f32", "f16", "e4m3")),
+    _grid(sizes=("few-rows", "1000-columns", "1008-columns")),
+    _grid(release=RELEASES[:-1], result=_OF_E4M3),
+    _grid(release=RELEASES[:-1], library=("triton",)),
+    _grid(release=RELEASES[:-1], layout=("kn",)),
 )
 
 #: Changes of the first choice that are worth a look, by what they are called.
@@ -133,6 +172,7 @@ TRIES: Mapping[str, Choice] = {
     "b as [K, N]": {"layout": "kn"},
     "By Triton": {"library": "triton"},
     "On an A100": {"chip": "A100"},
+    "1000 columns": {"sizes": "1000-columns"},
 }
 
 #: For a rule that a program breaks, what to choose instead, where the fix is one of the choices:
@@ -142,7 +182,7 @@ FIXES: Mapping[str, Sequence[Choice]] = {
     "prepared-bias": [{"bias": "bf16"}],
     "no-clamp": [{"result": "e4m3"}],
     "clamp-early": [{"result": "e4m3"}],
-    "another-type": [{"dequantize": "bf16"}, {"dequantize": "f32"}],
+    "another-type": [{"dequantize": "f32"}, {"dequantize": "bf16"}],
     "amax-without-fp8": [{"result": "e4m3"}],
     "array-of-scales": [{"scales": "row-after"}],
     "operand-layout": [{"layout": "nk"}],
@@ -150,6 +190,9 @@ FIXES: Mapping[str, Sequence[Choice]] = {
     "not-quantized": [{"operands": "e4m3"}],
     "triton-dequantized": [{"library": "cublaslt"}],
     "old-chip": [{"chip": "H100"}],
+    "padded-operands": [{"sizes": "1008-columns"}],
+    "cut-first": [{"sizes": "1008-columns"}],
+    "no-cublaslt-kernel": [{"operands": "e5m2-e4m3"}],
 }
 
 
@@ -184,6 +227,14 @@ def number(choice: Choice) -> int:
     raise KeyError(f"not recorded: {dict(choice)}")
 
 
+def asked_of_record(choice: Choice, sizes: tuple[int, ...], release: str) -> Choice:
+    """A notebook's choice as the record names it. KeyError for sizes that are not recorded."""
+    name = next((name for name, known in SIZES.items() if known == sizes), None)
+    if name is None:
+        raise KeyError(f"not recorded: {sizes}")
+    return {**choice, "sizes": name, "release": release}
+
+
 # The program --------------------------------------------------------------------------------------
 
 
@@ -202,15 +253,18 @@ def _dequantized(matrix: str, dtype: str, scale: str) -> str:
     return f"{matrix} = {matrix}.astype({dtype}) * {_as(scale, dtype)}"
 
 
+_LARGEST = {"e4m3": 448, "e5m2": 57344}  # the largest number of a format
+
+
 def _as(name: str, dtype: str) -> str:
     return name if dtype == "f32" else f"{name}.astype({dtype})"
 
 
-def program(choice: Choice, sizes: Sequence[int] = SIZES) -> Program:
+def program(choice: Choice, sizes: Sequence[int] = ()) -> Program:
     """What is compiled for a choice: one step a line, in the order of chapters 02 to 06. `sizes`
-    are M, N and K.
+    are M, N and K, where the choice does not name them.
     """
-    m, n, k = sizes
+    m, n, k = sizes or SIZES[choice["sizes"]]
     left, right = {
         "e4m3": ("e4m3", "e4m3"),
         "e5m2-e4m3": ("e5m2", "e4m3"),
@@ -246,12 +300,13 @@ def program(choice: Choice, sizes: Sequence[int] = SIZES) -> Program:
         lines.append(f"amax = {found if wide == 'f32' else f'{found}.astype(f32)'}")
         returned = "d, amax"
     result = choice["result"]
-    if result.startswith("e4m3"):
+    format_, _, how = result.partition("-")
+    if bound := _LARGEST.get(format_):
         arguments["d_scale"] = ("f32", ())
-        steps = {"scale": f"d = d * {_as('d_scale', wide)}", "clamp": "d = jnp.clip(d, -448, 448)"}
-        order = {"e4m3": ("scale", "clamp"), "e4m3-clamp-first": ("clamp", "scale")}
-        lines += [steps[step] for step in order.get(result, ("scale",))]
-        lines.append("d = d.astype(e4m3)")
+        scale = f"d = d * {_as('d_scale', wide)}"
+        clamp = f"d = jnp.clip(d, -{bound}, {bound})"
+        steps = {"": (scale, clamp), "clamp-first": (clamp, scale), "no-clamp": (scale,)}
+        lines += [*steps[how], f"d = d.astype({format_})"]
     elif result != wide:
         lines.append(f"d = d.astype({result})")
     lines.append(f"return {returned}")
@@ -305,9 +360,7 @@ def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
 def data() -> dict[str, Any]:
     """What the explorer needs besides the record."""
     return {
-        "axes": [
-            {"name": axis.name, "label": axis.label, "values": dict(axis.values)} for axis in AXES
-        ],
+        "axes": [_described(axis) for axis in AXES],
         "grids": [dict(grid) for grid in GRIDS],
         "tries": TRIES,
         "fixes": FIXES,
@@ -319,16 +372,34 @@ def live(release: str) -> dict[str, Any]:
     """What it needs in a notebook, whose kernel compiles with this release of JAX: there every
     combination can be chosen, every chip of fp8lens, and M, N and K.
     """
-    needed = data() | {"grids": [], "release": release}
-    for axis in needed["axes"]:
+    axes = [_described(axis) for axis in LAYER]
+    for axis in axes:
         if axis["name"] == "chip":
             axis["values"] = {name: name for name in TARGETS}
-    return needed
+    fixes = {rule: changes for rule, changes in FIXES.items() if _is_of_layer(*changes)}
+    tries = {name: change for name, change in TRIES.items() if _is_of_layer(change)}
+    return data() | {
+        "axes": axes,
+        "grids": [],
+        "tries": tries,
+        "fixes": fixes,
+        "first": dict(FIRST),
+        "installed": release,
+    }
+
+
+def _is_of_layer(*changes: Choice) -> bool:
+    """Whether a notebook can make these changes."""
+    return all(change.keys() <= FIRST.keys() for change in changes)
+
+
+def _described(axis: Axis) -> dict[str, Any]:
+    return {"name": axis.name, "label": axis.label, "values": dict(axis.values)}
 
 
 def check(choice: Choice, sizes: Sequence[int]) -> None:
     """Raise ValueError, in a sentence, for what cannot be chosen in a notebook."""
-    values = {axis.name: axis.values for axis in AXES} | {"chip": TARGETS}
+    values = {axis.name: axis.values for axis in LAYER} | {"chip": TARGETS}
     for name in {**choice, **values}:
         if name not in values:
             raise ValueError(f"{name} cannot be chosen: choose {', '.join(values)}.")
@@ -366,5 +437,5 @@ def answer(choice: Choice = STATE, plain: bool = False) -> str:
         for reason in found["reasons"]
     )
     reasons = f"<ul>{reasons}</ul>" if reasons else "<p>Nothing is left outside of the call.</p>"
-    at = " × ".join(map(str, SIZES))
+    at = " × ".join(map(str, SIZES[choice["sizes"]]))
     return f"{code}<p>Its kernels, on an {choice['chip']}, at {at}:</p><ul>{kernels}</ul>{reasons}"

@@ -123,7 +123,7 @@ class Speedup(_Explorer):
 
 class FusionLab(_Explorer):
     """What XLA makes of a layer that is chosen part by part, compiled by this kernel while the
-    reader looks on. The keys of `fusion_lab.STATE` are its traits, and `m`, `n` and `k`: the layer
+    reader looks on. The keys of `fusion_lab.FIRST` are its traits, and `m`, `n` and `k`: the layer
     multiplies [M, K] and [K, N]. ValueError for what cannot be chosen.
 
     The view asks by a message, {"choice": ..., "sizes": [M, N, K]}; the answer repeats this, and
@@ -146,7 +146,7 @@ class FusionLab(_Explorer):
     m = traitlets.Int().tag(sync=True)
     n = traitlets.Int().tag(sync=True)
     k = traitlets.Int().tag(sync=True)
-    release = traitlets.Unicode().tag(sync=True)
+    installed = traitlets.Unicode().tag(sync=True)
     axes: traitlets.List = traitlets.List().tag(sync=True)
     grids: traitlets.List = traitlets.List().tag(sync=True)
     tries: traitlets.Dict = traitlets.Dict().tag(sync=True)
@@ -154,7 +154,7 @@ class FusionLab(_Explorer):
     first: traitlets.Dict = traitlets.Dict().tag(sync=True)
 
     def __init__(self, m: int = 4096, n: int = 4096, k: int = 4096, **choice: str):
-        chosen = {**fusion_lab.STATE, **choice}
+        chosen = {**fusion_lab.FIRST, **choice}
         fusion_lab.check(chosen, (m, n, k))
         needed = fusion_lab.live(jax.__version__)
         super().__init__(m=m, n=n, k=k, **{**needed, **chosen})
@@ -174,17 +174,16 @@ class FusionLab(_Explorer):
         self.send({"asked": asked} | told)
 
     def _answer(self) -> tuple[str, str]:
-        choice = {name: getattr(self, name) for name in fusion_lab.NAMES}
+        choice = {name: getattr(self, name) for name in fusion_lab.FIRST}
         sizes = (self.m, self.n, self.k)
         parts = []
-        for axis in fusion_lab.AXES:
+        for axis in fusion_lab.LAYER:
             value = choice[axis.name]
             parts.append(f"{axis.label}: {axis.values.get(value, value)}")
         said = f"A layer at {' × '.join(map(str, sizes))}. {'; '.join(parts)}."
         try:
-            if sizes != fusion_lab.SIZES:
-                raise KeyError(sizes)
-            answer = fusion_lab.answer(choice, plain=True)
+            asked = fusion_lab.asked_of_record(choice, sizes, self.installed)
+            answer = fusion_lab.answer(asked, plain=True)
         except KeyError:
             code = escape(fusion_lab.program(choice, sizes).code)
             answer = f"<pre>{code}</pre><p>What XLA makes of it is not recorded.</p>"

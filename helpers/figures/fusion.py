@@ -11,6 +11,7 @@ import matplotlib as mpl
 from fp8lens import inspect
 from fp8lens.hlo.program import results
 from fp8lens.hlo.text import size
+from helpers.figures.palette import INK
 from helpers.figures.placing import (
     CAPTION,
     EDGE,
@@ -23,7 +24,7 @@ from helpers.figures.placing import (
     height_of,
     layout,
 )
-from helpers.figures.plots import INK, Picture, ink_on, text_width
+from helpers.figures.plots import Picture, ink_on, text_width
 from helpers.figures.program import Box, Graph, Node, program_graph
 
 _CURVE = mpl.path.Path.CURVE4

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from helpers.figures.plots import PALETTE, ink_on
+from helpers.figures.palette import PALETTE
+from helpers.figures.plots import ink_on
 
 BEST, GOOD, POOR, BROKEN = PALETTE[0], PALETTE[5], PALETTE[4], "#555555"
 """Colours of kinds of cells. A kind without a colour is None: its text stands on the page."""

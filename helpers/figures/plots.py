@@ -16,13 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 
 from fp8lens.hlo.text import size
+from helpers.figures.palette import INK, PALETTE
 from helpers.numerics.formats import code_values, describe
 
-# Black to the eye, and found again in the SVG: what is drawn in it takes the page's own ink.
-INK = "#010203"
-# Okabe and Ito's colours, distinguishable with the common colour-vision deficiencies:
-# https://jfly.uni-koeln.de/color/
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 STYLES = ("-", "--", "-.", ":")  # colour is never the only difference between two lines
 MARKERS = "os^Dv"
 # Any: matplotlib's own hint names each of its 300 settings.

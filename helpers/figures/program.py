@@ -23,7 +23,7 @@ from fp8lens.matmul.roles import clamp_bounds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import inside
 from helpers.figures.operations import grouped, is_passed, sources
-from helpers.figures.plots import PALETTE
+from helpers.figures.palette import PALETTE
 
 MOST = 40  # nodes that a picture can hold
 OPERATIONS_OF_A_NODE = 10  # at most: a function such as gelu is ten operations, and one node

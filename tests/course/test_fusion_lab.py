@@ -68,6 +68,12 @@ DOZEN = (
     {"library": "triton"},
     {"chip": "A100"},
     {"chip": "B200", "bias": "f32"},
+    {"sizes": "1000-columns"},
+    {"sizes": "few-rows", "amax": "no"},
+    {"release": lab.RELEASES[0]},
+    {"result": "e5m2"},
+    {"dequantize": "f16", "bias": "f16"},
+    {"library": "auto", "result": "bf16"},
 )
 
 

@@ -300,7 +300,7 @@ def expect_verdict(area, choice, sizes=(4096, 4096, 4096)) -> None:
 
 
 def test_the_fusion_lab_compiles_what_is_chosen(page, fusion):
-    first = dict(fusion_lab.STATE)
+    first = dict(fusion_lab.FIRST)
     expect_verdict(fusion, first)
     fusion.locator("select[name=bias]").select_option("f32")
     expect_verdict(fusion, first | {"bias": "f32"})

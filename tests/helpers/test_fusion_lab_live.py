@@ -10,7 +10,17 @@ from helpers.explorers import compiled, widgets
 from helpers.explorers import fusion_lab as lab
 from tests.weekly import one_in
 
-BY_CUBLASLT = [choice for choice in lab.choices() if choice["library"] == "cublaslt"]
+SIZES = lab.SIZES["4096"]
+BY_CUBLASLT = [
+    choice
+    for choice in lab.choices()
+    if (choice["library"], choice["release"]) == ("cublaslt", jax.__version__)
+]
+
+
+def layer(choice: lab.Choice) -> lab.Choice:
+    """What a notebook has of a choice."""
+    return {name: choice[name] for name in lab.FIRST}
 
 
 def answered(explorer: widgets.FusionLab, monkeypatch, *questions) -> list[dict]:
@@ -23,14 +33,15 @@ def answered(explorer: widgets.FusionLab, monkeypatch, *questions) -> list[dict]
     return json.loads(json.dumps(told))
 
 
-def question(sizes=lab.SIZES, **change):
-    return {"choice": {**lab.STATE, **change}, "sizes": [*sizes]}
+def question(sizes=SIZES, **change):
+    return {"choice": {**lab.FIRST, **change}, "sizes": [*sizes]}
 
 
 @pytest.mark.parametrize("choice", one_in(400, BY_CUBLASLT), ids=lambda one: "-".join(one.values()))
 def test_what_is_compiled_while_a_reader_waits_is_what_is_recorded(choice):
     """The record's tests compile to the end."""
-    made = json.loads(json.dumps(compiled.answer(choice, lab.SIZES)))
+    sizes = lab.SIZES[choice["sizes"]]
+    made = json.loads(json.dumps(compiled.answer(layer(choice), sizes)))
     assert made.pop("code") == lab.program(choice).code.splitlines()
     assert made == lab.outcome(choice)
 
@@ -40,8 +51,8 @@ def test_a_question_is_answered(monkeypatch):
     (told,) = answered(widgets.FusionLab(), monkeypatch, asked)
     assert told["asked"] == asked and "wrong" not in told
     found = told["found"]
-    assert found.pop("code") == lab.program(asked["choice"]).code.splitlines()
-    assert found == lab.outcome(asked["choice"])
+    assert found.pop("code") == lab.program(asked["choice"], SIZES).code.splitlines()
+    assert found == lab.outcome({**lab.STATE, "bias": "f32"})
 
 
 def test_sizes_and_chips_that_are_not_recorded_are_answered(monkeypatch):
@@ -110,10 +121,10 @@ def test_without_a_kernel_the_first_answer_stands():
 
 
 def test_what_cannot_be_chosen_is_said():
-    with pytest.raises(ValueError, match=r"bias is 'f16': choose one of none, bf16, f32\."):
-        widgets.FusionLab(bias="f16")
+    with pytest.raises(ValueError, match=r"bias is 'f64': choose one of none, bf16, f32, f16\."):
+        widgets.FusionLab(bias="f64")
     with pytest.raises(ValueError, match="colour cannot be chosen: choose operands, layout"):
         widgets.FusionLab(colour="red")
     with pytest.raises(ValueError, match=r"K is 0: give a whole number"):
         widgets.FusionLab(k=0)
-    assert widgets.FusionLab().release == jax.__version__
+    assert widgets.FusionLab().installed == jax.__version__

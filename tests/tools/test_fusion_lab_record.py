@@ -4,15 +4,17 @@ import copy
 import gzip
 import json
 
+import jax
 import pytest
 
 from helpers.explorers import fusion_lab as lab
 from helpers.records.results import digest
-from tests.weekly import one_in
-from tools.records import form
+from tests.weekly import NIGHTLY, one_in
+from tools.records import data, form, rules
 from tools.records import fusion_lab as record
 
 RECORDED = lab.recorded()
+OWN = [choice for choice in lab.choices() if choice["release"] == jax.__version__]
 
 
 def test_the_record_has_its_form_and_is_small_enough():
@@ -21,21 +23,30 @@ def test_the_record_has_its_form_and_is_small_enough():
     assert gzip.decompress(lab.RECORD.read_bytes()) == gzip.decompress(record.written(RECORDED))
 
 
-@pytest.mark.parametrize(
-    "choice", one_in(200, lab.choices()), ids=lambda one: "-".join(one.values())
-)
+def test_the_releases_are_those_of_the_rules_and_the_lock():
+    assert lab.RELEASES == (*rules.RELEASES, data.locked()["jax"]), "helpers/explorers/fusion_lab"
+    assert {*RECORDED["releases"]} == {*lab.RELEASES}
+    for release, packages in RECORDED["releases"].items():
+        assert {packages[name] for name in data.OF_JAX} == {release}
+
+
+@pytest.mark.parametrize("choice", one_in(200, OWN), ids=lambda one: "-".join(one.values()))
 def test_a_program_becomes_what_is_recorded(choice):
     """A sample; with NIGHTLY=1 all, in a quarter of an hour."""
-    assert record.problems(choice, RECORDED) == []
+    assert record.problems(choice, RECORDED, record.outcome(choice)) == []
 
 
-def test_another_outcome_would_be_noticed(monkeypatch):
+@pytest.mark.skipif(not NIGHTLY, reason="another release does not change: NIGHTLY=1 tries all")
+def test_a_program_of_another_release_becomes_what_is_recorded():
+    assert record.check([one for one in lab.RELEASES if one != jax.__version__]) == []
+
+
+def test_another_outcome_would_be_noticed():
     made = copy.deepcopy(lab.outcome(lab.STATE))
-    monkeypatch.setattr(record, "outcome", lambda choice: copy.deepcopy(made))
-    assert record.problems(lab.STATE, RECORDED) == []
+    assert record.problems(lab.STATE, RECORDED, made) == []
     made["bytes"] += 1
     made["kernels"][0]["title"] = "another"
-    assert len(record.problems(lab.STATE, RECORDED)) == 2
+    assert len(record.problems(lab.STATE, RECORDED, made)) == 2
 
 
 def test_an_altered_record_is_not_read(tmp_path):
@@ -57,7 +68,7 @@ def test_an_altered_record_is_not_read(tmp_path):
 def few(monkeypatch, tmp_path):
     """A record of three programs, of which two become the same, beside the true one."""
     grid = {name: (value,) for name, value in lab.STATE.items()}
-    grid |= {"bias": ("none", "bf16", "f32"), "chip": ("H100",)}
+    grid |= {"bias": ("none", "bf16", "f32"), "release": (jax.__version__,)}
     made = lab.outcome(lab.STATE)
     asked = []
 
@@ -66,6 +77,7 @@ def few(monkeypatch, tmp_path):
         return copy.deepcopy(made)
 
     monkeypatch.setattr(lab, "GRIDS", (grid,))
+    monkeypatch.setattr(lab, "RELEASES", (jax.__version__,))
     monkeypatch.setattr(record, "outcome", outcome)
     monkeypatch.setattr(record, "DATA", tmp_path / "fusion_lab.json.gz")
     monkeypatch.setattr(record, "PARTS", tmp_path / "parts")
@@ -74,15 +86,16 @@ def few(monkeypatch, tmp_path):
 
 def test_a_record_has_each_text_once_and_goes_on_where_it_was_stopped(few, tmp_path, capsys):
     made, asked = few
-    record.kept_outcome({**lab.STATE, "bias": "none"}, record.PARTS)
-    assert asked == ["none"]
-    data = json.loads(json.dumps(record.measured(record.PARTS)))
-    assert asked == ["none", "bf16", "f32"]
-    assert len(data["outcomes"]) == len(data["steps"]) == 1
-    assert len(data["codes"]) == len(data["programs"]) == 3
+    kept = record.part({**lab.STATE, "bias": "none", "release": jax.__version__}, record.PARTS)
+    kept.parent.mkdir()
+    kept.write_text(json.dumps(made))
+    found = json.loads(json.dumps(record.measured(record.PARTS)))
+    assert asked == ["bf16", "f32"]
+    assert len(found["outcomes"]) == len(found["steps"]) == 1
+    assert len(found["codes"]) == len(found["programs"]) == 3
     for choice in lab.choices():
-        assert lab.outcome(choice, data) == made
+        assert lab.outcome(choice, found) == made
     assert record.record() == 0
     assert "3 programs in" in capsys.readouterr().out
-    assert lab.recorded(record.DATA)["programs"] == data["programs"]
+    assert lab.recorded(record.DATA)["programs"] == found["programs"]
     assert not record.PARTS.exists()

@@ -49,9 +49,9 @@ TIMED = """async ([name, value]) => {
 def changes(count: int) -> Iterator[tuple[str, str]]:
     """An axis and its new value, each time to a choice that was not made before."""
     chance = random.Random(0)
-    choice = dict(fusion_lab.STATE)
+    choice = dict(fusion_lab.FIRST)
     seen = {tuple(choice.values())}
-    axes = [axis for axis in fusion_lab.AXES if axis.name not in ("chip", "library")]
+    axes = [axis for axis in fusion_lab.LAYER if axis.name not in ("chip", "library")]
     while len(seen) <= count:
         axis = chance.choice(axes)
         value = chance.choice([one for one in axis.values if one != choice[axis.name]])

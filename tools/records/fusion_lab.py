@@ -1,5 +1,6 @@
 """What XLA makes of the programs of "Fusion lab": `make fusion-lab` compiles each for its chip and
-records it, and goes on where it was stopped; `--check` compiles them again and compares.
+records it, and goes on where it was stopped; `--check` compiles them again and compares. Each JAX
+release compiles its own, in an environment of its own.
 
 The record is notebooks/results/fusion_lab.json.gz, which the explorer on the site reads too. It has
 each text once: many programs become the same. `programs` has for each choice, in the order of
@@ -11,30 +12,43 @@ import argparse
 import gzip
 import json
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.progress import track
 
 from helpers.explorers import fusion_lab
 from helpers.explorers.compiled import outcome
 from helpers.explorers.fusion_lab import Choice
 from helpers.records.results import digest
+from tools.environments import variables
 from tools.files import in_one_step
 from tools.platforms import require_platform
-from tools.records.data import ASSEMBLER, OF_JAX, ROOT, is_news, provenance, status
+from tools.records.data import (
+    ASSEMBLER,
+    OF_JAX,
+    ROOT,
+    environment,
+    is_news,
+    provenance,
+    status,
+    version_of,
+)
 
 DATA = fusion_lab.RECORD
 COMMAND = "make fusion-lab"
 # a run that was stopped goes on with what is here
-PARTS = ROOT / "_build" / f"fusion-lab-{jax.__version__}"
+PARTS = ROOT / "_build" / "fusion-lab"
 KEPT = 200  # programs after which JAX may forget what it traced
 MOST_BYTES = 2_000_000  # a reader waits for the file
 FIX = f"run `{COMMAND}`, look at what has changed, and commit {DATA.name}"
+
+Outcome = dict[str, Any]
 
 
 class Table:
@@ -53,7 +67,7 @@ class Table:
         return self._numbers[key]
 
 
-def packed(found: Iterable[tuple[Choice, dict[str, Any]]]) -> dict[str, Any]:
+def packed(found: Iterable[tuple[Choice, Outcome]]) -> dict[str, Any]:
     """What became of choices, in their order, with each text once."""
     names = ("outcomes", "codes", "steps", "words", "reasons", "lines")
     table = {name: Table() for name in names}
@@ -70,30 +84,70 @@ def packed(found: Iterable[tuple[Choice, dict[str, Any]]]) -> dict[str, Any]:
     return {"programs": programs} | {name: table[name].values for name in names}
 
 
-def kept_outcome(choice: Choice, folder: Path) -> dict[str, Any]:
-    """What became of a choice: compiled, or as an earlier run that was stopped has kept it."""
-    path = folder / f"{'_'.join(choice.values())}.json"
-    if path.exists():
-        return json.loads(path.read_text())
-    made = outcome(choice)
-    in_one_step(path, json.dumps(made))
-    return made
+# Compiling ----------------------------------------------------------------------------------------
+
+
+def part(choice: Choice, folder: Path) -> Path:
+    """The file that keeps what became of a choice."""
+    return folder / f"{'_'.join(choice.values())}.json"
+
+
+def compile_own(folder: Path) -> None:
+    """Compile the programs of the installed JAX, but for those that an earlier run has kept, and
+    keep with them which packages compiled them.
+    """
+    release = jax.__version__
+    missing = [
+        choice
+        for choice in fusion_lab.choices()
+        if choice["release"] == release and not part(choice, folder).exists()
+    ]
+    for n, choice in enumerate(missing):
+        in_one_step(part(choice, folder), json.dumps(outcome(choice)))
+        if n % KEPT == 0:
+            print(f"JAX {release}: {n} of {len(missing)} programs", flush=True)
+            jax.clear_caches()
+    packages = {name: version_of(name) for name in (*OF_JAX, *ASSEMBLER)}
+    in_one_step(folder / f"{release}.json", json.dumps(packages))
+
+
+def compile_with(release: str, folder: Path) -> None:
+    """Compile a release's programs in a process of its environment. SystemExit where it fails."""
+    if release == jax.__version__:
+        compile_own(folder)
+        return
+    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [str(environment(release)), "-m", "tools.records.fusion_lab", "--into", str(folder)]
+    run = subprocess.run(command, env=variables(**quiet), cwd=ROOT)
+    if run.returncode:
+        raise SystemExit(f"JAX {release} could not compile: exit status {run.returncode}")
+
+
+def outcomes(release: str, folder: Path) -> Iterator[tuple[Choice, Outcome]]:
+    """A release's choices, and what was kept of each."""
+    for choice in fusion_lab.choices():
+        if choice["release"] == release:
+            yield choice, json.loads(part(choice, folder).read_text())
 
 
 def measured(folder: Path) -> dict[str, Any]:
     """All programs, compiled, with their provenance."""
-    found = []
-    for n, choice in enumerate(track([*fusion_lab.choices()], "Compiling programs")):
-        found.append((choice, kept_outcome(choice, folder)))
-        if n % KEPT == 0:
-            jax.clear_caches()
-    made = provenance(COMMAND, *OF_JAX, *ASSEMBLER) | packed(found)
+    found: dict[tuple[str, ...], Outcome] = {}
+    packages = {}
+    for release in fusion_lab.RELEASES:
+        compile_with(release, folder)
+        packages[release] = json.loads((folder / f"{release}.json").read_text())
+        found |= {tuple(choice.values()): made for choice, made in outcomes(release, folder)}
+    in_order = ((choice, found[tuple(choice.values())]) for choice in fusion_lab.choices())
+    made = provenance(COMMAND)
+    del made["packages"]  # each release has its own
+    made |= {"releases": packages} | packed(in_order)
     return made | {"digest": digest(made)}
 
 
-def problems(choice: Choice, data: Mapping[str, Any]) -> list[str]:
-    """Where what a choice compiles to is not what is recorded of it."""
-    now = json.loads(json.dumps(outcome(choice)))
+def problems(choice: Choice, data: Mapping[str, Any], now: Outcome) -> list[str]:
+    """Where what a choice compiles to now is not what is recorded of it."""
+    now = json.loads(json.dumps(now))
     then = fusion_lab.outcome(choice, data)
     label = ", ".join(choice.values())
     return [
@@ -106,6 +160,21 @@ def problems(choice: Choice, data: Mapping[str, Any]) -> list[str]:
 def written(data: Mapping[str, Any]) -> bytes:
     """The file's content: the same for the same data, whenever it is written."""
     return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
+
+
+def check(releases: Iterable[str] = fusion_lab.RELEASES) -> list[str]:
+    """Problems: where what these releases make of their programs is not what is recorded."""
+    try:
+        data = fusion_lab.recorded()
+    except ValueError as error:
+        return [str(error)]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for release in releases:
+            compile_with(release, Path(folder))
+            for choice, now in outcomes(release, Path(folder)):
+                found += problems(choice, data, now)
+    return found
 
 
 def record() -> int:
@@ -136,15 +205,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Record, or compare, as the arguments say; the exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compile again, and compare")
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # in each environment
     options = parser.parse_args(arguments)
-    if not options.check:
-        return record()
-    try:
-        data = fusion_lab.recorded()
-    except ValueError as error:
-        return status([str(error)], "")
-    wrong = [one for choice in fusion_lab.choices() for one in problems(choice, data)]
-    return status(wrong, f"what JAX {jax.__version__} compiles is what is recorded")
+    if options.into:
+        compile_own(options.into)
+        return 0
+    if options.check:
+        return status(check(), "what is compiled is what is recorded")
+    return record()
 
 
 if __name__ == "__main__":
