@@ -37,12 +37,13 @@ def runnable(fn: Callable, compiled: jax.stages.Compiled, rehearse: bool) -> Cal
 
 
 def programs(divide: int = 1, every: int = 1, k: int = releases.K) -> dict[str, releases.Program]:
-    """Every program for Hopper by name, or only `every` so many, its M and N divided, its K this
-    one."""
+    """Every program for one Hopper by name, or only `every` so many, its M and N divided, its K
+    this one.
+    """
     return {
         name: program.of_size(releases.M // divide, releases.N // divide, k)
         for name, program in list(releases.programs().items())[::every]
-        if program.target == "H100"
+        if program.target == "H100" and not program.specs
     }
 
 

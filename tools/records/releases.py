@@ -17,9 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import with_sharding_constraint as shard
+from jax.sharding import PartitionSpec as P
 
-from fp8lens import report_gemms
-from helpers import TARGETS, Target
+from helpers import TARGETS, Target, inspect
 from helpers.numerics.recipes import E4M3_MAX, Amaxes, fp8_linear, scaled_dot, to_e4m3
 from helpers.records.results import load_releases
 from tools.records import data
@@ -57,13 +58,17 @@ SCALED = (A, B, S, S, S)  # with A's scale, B's scale, and D's
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function, its arguments' shapes, and for which chip and by which library it is compiled."""
+    """A function, its arguments' shapes, and for which chip and by which library it is compiled.
+    With `specs` it is for eight chips on one axis, "data", between which these divide the
+    arguments.
+    """
 
     fn: Callable
     args: tuple = SCALED
     target: str = "H100"
     gemm: str = "cublaslt"
     options: Mapping[str, Any] | None = None
+    specs: tuple[P, ...] | None = None
 
     def of_size(self, m: int, n: int, k: int) -> "Program":
         """The same with these in the place of M, N and K."""
@@ -432,6 +437,49 @@ def other_chips(add: Add) -> None:
         )
 
 
+DIVIDED, WHOLE = P("data"), P()
+barrier = jax.lax.optimization_barrier
+
+
+def codes(w, scale):
+    """E4M3 by a scale that divides."""
+    return jnp.clip(w.astype(f32) / scale, -E4M3_MAX, E4M3_MAX).astype(e4m3)
+
+
+# What becomes of a weight [N, K], of which each chip has some rows and needs all, before a matmul:
+# the forms of chapter 14.
+GATHERS: Mapping[str, Callable] = {
+    "gather, quantize": lambda w, s: codes(shard(w, WHOLE), s),
+    "gather, quantize, barrier": lambda w, s: barrier(codes(shard(w, WHOLE), s)),
+    "quantize": codes,
+    "quantize, barrier": lambda w, s: barrier(codes(w, s)),
+    "quantize, gather": lambda w, s: shard(codes(w, s), WHOLE),
+    "quantize, stay, gather": lambda w, s: shard(shard(codes(w, s), DIVIDED), WHOLE),
+    "quantize, barrier, gather": lambda w, s: shard(barrier(codes(w, s)), WHOLE),
+    "gather, quantize in bf16": lambda w, s: (
+        (shard(w, WHOLE) / s.astype(bf16)).clip(-448, 448).astype(e4m3)
+    ),
+}
+
+
+def gathers(add: Add) -> None:
+    """A weight that is divided between eight chips: which form gathers it in FP8."""
+    tokens, weight = shape(8192, 2048), shape(4096, 2048, dtype=bf16)
+    specs = (DIVIDED, DIVIDED, WHOLE, WHOLE)
+    for name, form in GATHERS.items():
+        add(
+            f"8 chips: {name}",
+            lambda x, w, x_scale, w_scale, form=form: scaled_dot(
+                x, form(w, w_scale), x_scale, w_scale, bf16
+            ),
+            tokens,
+            weight,
+            S,
+            S,
+            specs=specs,
+        )
+
+
 # A new program is one line in one of these, then `make releases`.
 SECTIONS = (
     one_call,
@@ -444,6 +492,7 @@ SECTIONS = (
     several,
     triton,
     other_chips,
+    gathers,
 )
 
 
@@ -484,13 +533,15 @@ def row(program: Program) -> dict[str, Any]:
     """What the installed JAX makes of a program, as it stands in the data."""
     made: dict[str, Any] = {"target": program.target, "gemm": program.gemm}
     try:  # the type a Triton kernel multiplies stands in its PTX
-        report = report_gemms(
+        seen = inspect(
             program.fn,
             *program.args,
             target=chip(program.target),
             gemm=program.gemm,
             compiler_options=program.options,
+            **({"mesh_shape": {"data": 8}, "in_specs": program.specs} if program.specs else {}),
         )
+        report = seen.report
     except Exception as error:  # that a program does not compile is a finding
         return made | {"error": data.first_line(error)}
     gemms = [
@@ -513,6 +564,8 @@ def row(program: Program) -> dict[str, Any]:
         }
         for gemm in report.rows
     ]
+    if program.specs:
+        made["sent"] = [{"dtype": one.dtype, "bytes": one.bytes_sent} for one in seen.collectives]
     # The order in which independent matmuls run is the scheduler's affair.
     return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
 
@@ -528,7 +581,8 @@ def describe(row: Mapping[str, Any]) -> str:
     if "error" in row:
         return f"does not compile: {row['error']}"
     kernels = "1 kernel" if row["kernels"] == 1 else f"{row['kernels']} kernels"
-    return f"{kernels}: " + "; ".join(describe_gemm(gemm) for gemm in row["gemms"])
+    sent = [f"sends {one['dtype']} ({one['bytes']:,} bytes)" for one in row.get("sent", ())]
+    return f"{kernels}: " + "; ".join([*map(describe_gemm, row["gemms"]), *sent])
 
 
 def describe_gemm(gemm: Mapping[str, Any]) -> str:
