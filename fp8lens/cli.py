@@ -54,7 +54,7 @@ from fp8lens.hlo.text import (
     wrapped,
 )
 from fp8lens.inspection import Inspection, inspect, of_dump
-from fp8lens.matmul.collectives import MOVES, of_kinds
+from fp8lens.matmul.collectives import MOVES, Doubt, of_kinds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.find import sent_wide
@@ -566,7 +566,7 @@ def _check_allowed(given: argparse.Namespace) -> None:
     """A _Mistake where --allow has nothing to allow."""
     if given.allow and not given.require_fp8:
         raise _Mistake("--allow is for --require-fp8: add it, or leave --allow out.")
-    known = ("opaque", *every_name())
+    known = ("opaque", *(doubt.allowed_by for doubt in Doubt), *every_name())
     for name in given.allow or ():
         if name not in known:
             raise _Mistake(f"--allow: there is no rule {name!r}{_nearest(name, known)}.")
@@ -805,16 +805,28 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     asked = of_kinds(seen.collectives, MOVES)
     broken = [(c, reasons) for c in asked if (reasons := sent_wide(c, allowed))]
     lines = []
+    fixes: dict[str, str] = {}  # each is said once
     for c, reasons in broken:
-        where = f" ({c.source})" if c.source else ""
-        said = "; ".join(f"{reason.rule}; fix: {reason.fix}" for reason in reasons)
-        lines.append(visible(f"not sent in FP8: {c.name}{where}: {said}"))
+        where = f" ({c.where})" if c.where else ""
+        rules = ", ".join(reason.rule for reason in reasons)
+        lines.append(visible(f"not sent in FP8: {c.name}{where}: {rules}"))
+        fixes |= {reason.rule: reason.fix for reason in reasons}
+    lines += [visible(f"fix of {rule}: {fix}") for rule, fix in fixes.items()]
     if broken:
+        page = next(iter(fixes))
+        lines.append(
+            f"fp8lens explain {page} shows a program that does this, and the same one fixed"
+        )
         lines.append(f"{len(broken)} of {counted(len(seen.collectives), 'collective')} not in FP8")
-    if "opaque" in allowed:
-        return lines
-    unread = [(c, name) for c in asked for name in c.unknown]
-    doubts = [f"not known whether {name} quantizes what {c.name} sends" for c, name in unread]
+    doubts = [
+        f"not known whether {c.name} has to send {c.dtype}: {doubt.advice}; "
+        f"else --allow {doubt.allowed_by}"
+        for c in asked
+        for doubt in c.doubts
+        if doubt.allowed_by not in allowed
+    ]
+    unread = [(c, name) for c in asked for name in c.unknown if "opaque" not in allowed]
+    doubts += [f"not known whether {name} quantizes what {c.name} sends" for c, name in unread]
     return [*map(visible, doubts), *lines]
 
 
@@ -824,7 +836,7 @@ def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
     # wider type.
     unsure = [row for row in rows if row.is_fp8 and row.library == "triton" and not seen.is_ours]
-    lost = [row for row in rows if not row.is_fp8 or row in unsure]
+    lost = [*seen.wide_rows(allowed), *unsure]
     lines = []
     if not seen.is_ours:  # else the reasons say so
         lines = [visible(_lost(row)) for row in lost]
@@ -843,6 +855,8 @@ def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:
         lines.append("not every kernel was looked into")
     elif not rows:
         lines.append("there is no matmul in it")
+    elif not seen.report.fp8_rows:
+        lines.append("no matmul is in FP8")
     return lines
 
 
@@ -1072,9 +1086,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RULE",
         action="append",
         help=(
-            "what --require-fp8 accepts, and may be repeated: a rule of a collective, such as "
-            "gathered-wide, or of a matmul whose numbers are wrong; opaque, kernels that cannot be "
-            "looked into"
+            "what --require-fp8 accepts, and may be repeated: a rule of a matmul, such as "
+            "not-quantized, which lets a matmul be wide if this is why, or of a collective, such "
+            "as gathered-wide; opaque, kernels that cannot be looked into; combined and placed, "
+            "collectives of which it is not known whether they could send FP8"
         ),
     )
     parser.add_argument(

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.gemms import GemmReport, make_report
 from fp8lens.rules.find import find_reasons
 from fp8lens.rules.reason import Reasons
+from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target, resolve
 
 _NO_PLAN = Plan()
@@ -176,6 +178,21 @@ class Inspection:
     def collectives(self) -> Collectives:
         """What a sharded program sends between devices."""
         return collectives(self.module, self._mesh_shape)
+
+    def wide_rows(self, allowed: Collection[str] = ()) -> list[GemmRow]:
+        """The matmuls that are not in FP8, but for those of which all reasons are by rules that are
+        `allowed`. Of a saved program no reason is looked for.
+        """
+        why: dict[str, set[str]] = defaultdict(set)
+        for reason in self.reasons if allowed and self.is_ours else ():
+            if reason.lost == Lost.FP8:
+                why[reason.instruction].add(reason.rule)
+
+        def is_accepted(row: GemmRow) -> bool:
+            rules = why[row.instruction.name]
+            return bool(rules) and rules <= {*allowed}
+
+        return [row for row in self.report.rows if not (row.is_fp8 or is_accepted(row))]
 
     @property
     def unknown(self) -> list[tuple[str, str]]:

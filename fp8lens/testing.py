@@ -19,6 +19,7 @@ from fp8lens.matmul.collectives import (
     MOVES,
     Collective,
     Collectives,
+    Doubt,
     collectives,
     of_kinds,
 )
@@ -71,7 +72,9 @@ def assert_fp8_gemms(
     four is named, at least one call must also do that work. cuBLASLt's names, such as "RELU" or
     "BIAS_GELU", ask that every FP8 call has that epilogue. `allow` names what a layer's user cannot
     change and what `fused` then ignores: kinds of work, ("transpose", "bias"), or rules,
-    "late-relu". With "opaque" the assertion ignores kernels that fp8lens cannot look into.
+    "late-relu". A matmul may be wide if all reasons for it are by allowed rules: a router, which is
+    meant to be, by "not-quantized". With "opaque" the assertion ignores kernels that fp8lens cannot
+    look into.
 
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
@@ -93,7 +96,7 @@ def assert_fp8_gemms(
     reasons = seen.reasons if seen.is_ours or asked.works or asked.epilogues else Reasons()
     failures = [
         *_unjudged(seen),
-        *_not_fp8(seen.report, asked),
+        *_not_fp8(seen, asked),
         *_wrong(reasons, asked),
         *_unlooked_into(seen, asked),
         *_outside(seen, reasons, asked),
@@ -199,19 +202,22 @@ def _not_optimized(seen: Inspection) -> str:
     return "what XLA makes of it is not known yet: give the function, or its compiled program"
 
 
-def _not_fp8(report: GemmReport, asked: _Asked) -> Iterator[str]:
+def _not_fp8(seen: Inspection, asked: _Asked) -> Iterator[str]:
     """Too few matmuls that are FP8, or not the number asked for."""
-    rows, fp8 = len(report.rows), len(report.fp8_rows)
+    report = seen.report
+    rows, fp8, wide = len(report.rows), len(report.fp8_rows), seen.wide_rows(asked.allowed)
     share = asked.min_flops_share
     if asked.count is not None and fp8 != asked.count:
         yield f"{fp8} matmuls are FP8, not {asked.count}"
     if asked.count is None and not rows:
-        seen = "no matmul beside kernels that are not looked into" if report.opaque else "no matmul"
-        yield f"the program has {seen}"
+        beside = " beside kernels that are not looked into" if report.opaque else ""
+        yield f"the program has no matmul{beside}"
     elif share is not None and report.fp8_flops_share < share:
         yield f"{report.fp8_flops_share:.1%} of the FLOPs are FP8, less than {share:.1%}"
-    elif asked.count is None and share is None and fp8 < rows:
-        yield f"{rows - fp8} of {rows} matmuls are not FP8"
+    elif asked.count is None and share is None and wide:
+        yield f"{len(wide)} of {rows} matmuls are not FP8"
+    elif asked.count is None and share is None and not fp8:
+        yield "no matmul is FP8"
     if not share:
         return
     for row in report.rows:
@@ -390,16 +396,22 @@ def assert_fp8_collectives(
     running sums of a ring. A collective also fails if it gives a wide array to a kernel that
     fp8lens does not look into, such as a hand-written one: whether that quantizes it is not known.
 
+    It fails too where it is not known whether it could send FP8, if FP8 matmuls alone read in the
+    end what it gives: where that is combined with other arrays first, as the two halves of a SwiGLU
+    are, and of a sum that may only move values, as where XLA takes rows by index from an array that
+    is divided.
+
     Takes what `inspect` takes; for a saved program, `mesh_shape` gives the names of the mesh's
     axes. `min_bytes`: checks only collectives in which each device sends at least so many bytes in
     one run. `allow` names rules that a collective may break, such as "gathered-wide-read-wide".
-    With "opaque" it may give a wide array to kernels that fp8lens cannot look into.
+    With "opaque" it may give a wide array to kernels that fp8lens cannot look into; with "combined"
+    and "placed" what is not known of the last two cases passes.
 
     Returns the collectives. Raises AssertionError, whose message is their table, and the reason and
-    the fix of each that fails; also for a program without any collective, for one that is not
-    compiled yet, and for one that JAX compiled for the CPU. Raises ValueError for `kinds` that are
-    none of KINDS, or empty, for a `min_bytes` that is no number, and for a name that `allow` does
-    not know; and what `inspect` raises.
+    the fix of each that fails; also for a program without any collective or FP8 matmul, for one
+    that is not compiled yet, and for one that JAX compiled for the CPU. Raises ValueError for
+    `kinds` that are none of KINDS, or empty, for a `min_bytes` that is no number, and for a name
+    that `allow` does not know; and what `inspect` raises.
 
     Example:
 
@@ -418,7 +430,8 @@ def assert_fp8_collectives(
     is_number = isinstance(min_bytes, Real) and not isinstance(min_bytes, bool)
     if not is_number or not min_bytes >= 0:
         raise ValueError(f"min_bytes must be a number of bytes, such as 1e6; got {min_bytes!r}.")
-    allowed = _allowed(allow, ("opaque",), SENT_WIDE, wire.gathered_wide_read_wide.name)
+    words = ("opaque", *(doubt.allowed_by for doubt in Doubt))
+    allowed = _allowed(allow, words, SENT_WIDE, wire.gathered_wide_read_wide.name)
     if callable(fn) and not hasattr(fn, "as_text"):
         seen = inspect(fn, *args, mesh_shape=mesh_shape, **options)
         found = seen.collectives
@@ -426,8 +439,14 @@ def assert_fp8_collectives(
         seen = inspect(fn, *args, **options)
         found = seen.collectives if mesh_shape is None else collectives(seen.module, mesh_shape)
     asked = of_kinds(found, kinds, min_bytes)
-    failures = [*_sends_nothing(seen, found), *_sent_to_unknown(asked, allowed)]
     broken = [(c, reasons) for c in asked if (reasons := sent_wide(c, allowed))]
+    failures = [
+        *_sends_nothing(seen, found),
+        *_sent_to_unknown(asked, allowed),
+        *_not_judged(asked, allowed),
+    ]
+    if not failures and not broken:
+        failures += _feeds_nothing(seen)
     if not failures and not broken:
         return found
     lines = failures
@@ -438,8 +457,7 @@ def assert_fp8_collectives(
         )
     lines.append(str(found))
     for c, reasons in broken:
-        where = f" ({c.source})" if c.source else ""
-        lines += [paragraph(f"{c.name}{where}: {r.reason}", r) for r in reasons]
+        lines += [paragraph(f"{_named(c)}: {r.reason}", r) for r in reasons]
     raise AssertionError("\n".join(lines))
 
 
@@ -466,6 +484,31 @@ def _sends_nothing(seen: Inspection, found: Collectives) -> Iterator[str]:
             "the program has no collective: to compile it for several devices, give mesh_shape and "
             "in_specs, or arguments with shardings"
         )
+
+
+def _feeds_nothing(seen: Inspection) -> Iterator[str]:
+    """That no matmul is FP8, nor may be: then nothing tells what should be sent so."""
+    if not (seen.report.fp8_rows or seen.report.opaque):
+        yield (
+            "no matmul is FP8, so nothing tells which collectives should be: assert_fp8_gemms says "
+            "why"
+        )
+
+
+def _not_judged(asked: Iterable[Collective], allowed: Collection[str]) -> Iterator[str]:
+    """What is not known of collectives."""
+    for c in asked:
+        for doubt in c.doubts:
+            if doubt.allowed_by not in allowed:
+                yield (
+                    f"not known whether {_named(c)} has to send {c.dtype}: {doubt.advice}; "
+                    f'else allow="{doubt.allowed_by}"'
+                )
+
+
+def _named(c: Collective) -> str:
+    """A collective, with where it comes from, as far as that is known."""
+    return f"{c.name} ({c.where})" if c.where else c.name
 
 
 def _sent_to_unknown(asked: Iterable[Collective], allowed: Collection[str]) -> Iterator[str]:

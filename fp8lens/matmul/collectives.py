@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import html
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from fp8lens.hlo.program import executions, fusion_body, setting
 from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
 from fp8lens.hlo.text import LOST, columns, counted, html_table, wrapped
 from fp8lens.hlo.text import size as _size
-from fp8lens.hlo.values import changes_layout, operand, reducer
+from fp8lens.hlo.values import changes_layout, is_zero, operand, reducer
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import is_opaque, launches
 from fp8lens.matmul.roles import clamp_bounds
 from fp8lens.matmul.rows import matmuls
@@ -67,6 +68,38 @@ _OF_OTHERS = {
 SENT_WIDE = (Problem.GATHERED_WIDE, Problem.READ_WIDE, Problem.DEQUANTIZED)
 
 
+class Doubt(enum.StrEnum):
+    """Why it is not known whether a collective could send FP8, where an FP8 matmul alone reads in
+    the end what it gives.
+    """
+
+    COMBINED = "combined with other arrays, and then quantized"
+    PLACED = "a sum that may only move values, which are then quantized"
+
+    @property
+    def allowed_by(self) -> str:
+        """The word that accepts it."""
+        return self.name.lower()
+
+    @property
+    def advice(self) -> str:
+        """What it says of a collective, and what to do about it."""
+        return _ADVICE[self]
+
+
+_ADVICE = {
+    Doubt.COMBINED: (
+        "what it gives is combined with other arrays before an FP8 matmul reads it quantized. If "
+        "each device can combine its part before it is sent, do that, quantize, and send the codes"
+    ),
+    Doubt.PLACED: (
+        "it adds arrays that are zero where the device's number says so, as XLA does to take rows "
+        "by index from an array that is divided. If it only moves them, quantize first, and take "
+        "the rows of the codes"
+    ),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One of the arrays that a collective sends, and that could be sent in FP8: its type, its shape
@@ -108,8 +141,8 @@ class Collective:
     `problems`: what it sends that it would not have to. `readers`: who else
     reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
     array before an FP8 matmul reads it. `unknown`: kernels that are not looked into and that read
-    it in its wide type: whether they quantize it is not known. `parts`: of arrays sent together,
-    those that could be FP8.
+    it in its wide type: whether they quantize it is not known. `doubts`: why else it is not known
+    whether it could send FP8. `parts`: of arrays sent together, those that could be FP8.
     """
 
     name: str
@@ -131,6 +164,7 @@ class Collective:
     readers: tuple[str, ...] = ()
     transposed_by: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     parts: tuple[Part, ...] = dataclasses.field(default=(), repr=False)
     instruction: Instruction | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -140,9 +174,17 @@ class Collective:
         return all(is_fp8(dtype) for dtype in self.dtype.split(", "))
 
     @property
+    def where(self) -> str:
+        """Where it comes from: the line of the source, or else what JAX calls it, as an argument
+        of the program that is gathered; "" where XLA kept neither.
+        """
+        return self.source or self.op_name
+
+    @property
     def is_summed_wide(self) -> bool:
         """Whether it is a sum that is then quantized for an FP8 matmul."""
-        return self.kind == "all-reduce" and self.feeds_fp8 and not self.is_fp8
+        is_sum = self.kind == "all-reduce" and Doubt.PLACED not in self.doubts
+        return is_sum and self.feeds_fp8 and not self.is_fp8
 
     def in_words(self, problem: Problem | None = None) -> dict[str, str]:
         """What sentences about it name: its type, its sizes, who reads it; of what it sends wide,
@@ -180,7 +222,10 @@ class _Sent:
         # Where collectives are very many, what is far from one is not looked at, for the same
         # reason.
         count = sum(1 for i in module if kind(i))
-        self.graph = Graph(module, _is_end, max(16, len(module.text) // max(1, 3 * count)))
+        most = max(16, len(module.text) // max(1, 3 * count))
+        self.graph = Graph(module, _is_end, most)
+        self._mixed = Graph(module, _is_end, most, mixes=True)
+        self._most = most
 
     def axis(self, i: Instruction) -> tuple[int, str]:
         """How many devices take part together, and along which axes of the mesh."""
@@ -248,6 +293,73 @@ class _Sent:
         # Where a wide array goes on to a device that reads it, it has to travel so: only what is
         # gathered is read by others that may need their own part alone.
         return _Wide(Problem.READ_WIDE if kind == "all-gather" else None, readers, unknown)
+
+    def is_combined(self, kind: str, result: Value) -> bool:
+        """Whether what is quantized of a value, for FP8 matmuls alone, is computed from it and
+        other large arrays. What goes on to another device and is added there is a sum, as in a
+        ring: that is known to need its digits.
+        """
+        reached = self._quantized_alone(result)
+        if kind == "all-gather" or not reached:
+            return bool(reached)
+        return not any(
+            value.instruction.opcode in ("add", "subtract")
+            and value not in self.graph.after(before)
+            for value, before in reached.items()
+            if before
+        )
+
+    def is_placed(self, kind: str, result: Value, sent: Instruction) -> bool:
+        """Whether a sum may add nothing, as where XLA takes rows by index from an array that is
+        divided: each device sends zeros for what others have. And FP8 matmuls alone read it.
+        """
+        if kind != "all-reduce":
+            return False
+        behind = self.graph.walk(
+            [Value(sent, 0)], self.graph.before, lambda i: _is_end(i) or self._may_place(i)
+        )
+        places = [value.instruction for value in behind if self._may_place(value.instruction)]
+        return any(map(self._places, places)) and bool(self._quantized_alone(result))
+
+    @staticmethod
+    def _may_place(i: Instruction) -> bool:
+        return i.opcode in ("select", "dynamic-update-slice") and i.shape.dtype in _WIDE
+
+    def _places(self, i: Instruction) -> bool:
+        """Whether an instruction has zeros where the device's number says so."""
+        if i.opcode == "select":
+            return any(map(self._is_zero, (operand(i, 1), operand(i, 2)))) and self._knows_place(
+                operand(i, 0)
+            )
+        starts = map(i.computation.__getitem__, i.operands[2:])
+        return self._is_zero(operand(i, 0)) and any(map(self._knows_place, starts))
+
+    def _is_zero(self, i: Instruction) -> bool:
+        """Whether an array is zero everywhere."""
+        reached = self.graph.walk([Value(i, 0)], self.graph.before, _is_end)
+        ends = [value.instruction for value in reached if not [*self.graph.before(value)]]
+        return all(map(is_zero, ends))
+
+    def _knows_place(self, i: Instruction) -> bool:
+        """Whether a value is computed from the device's number."""
+        return any(j.opcode == "partition-id" for j in walk([i], self._all_before, self._most))
+
+    def _all_before(self, i: Instruction) -> Iterator[Instruction]:
+        """All that an instruction is computed from, one step back."""
+        if i.opcode == "parameter" or i.called:
+            yield from (value.instruction for value in self.graph.before(Value(i, 0)))
+        yield from map(i.computation.__getitem__, i.operands)
+
+    def _quantized_alone(self, result: Value) -> Mapping[Value, Value | None]:
+        """What is computed of a value, with other arrays too, until it is quantized, with the one
+        before each; nothing if no FP8 matmul reads it then, or anything reads it in a wide type.
+        """
+        graph = self._mixed
+        wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or _is_end(i))
+        quantized = [value for value in wide if _is_fp8(value.instruction)]
+        narrow = self.graph.walk(quantized, self.graph.after, _is_end)
+        is_alone = any(map(self.is_fp8_operand, narrow)) and not any(map(_reads_wide, wide))
+        return wide if is_alone else {}
 
     def _reader(self, value: Value) -> str:
         """Who reads a value in a wide type, in words."""
@@ -458,6 +570,7 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         readers=tuple(dict.fromkeys(found.readers)),
         transposed_by=tuple(dict.fromkeys(found.transposed)),
         unknown=tuple(dict.fromkeys(found.unknown)),
+        doubts=tuple(dict.fromkeys(found.doubts)),
         parts=tuple(found.parts),
         instruction=i,
     )
@@ -471,6 +584,7 @@ class _Problems:
     parts: list[Part] = dataclasses.field(default_factory=list)
     readers: list[str] = dataclasses.field(default_factory=list)
     unknown: list[str] = dataclasses.field(default_factory=list)
+    doubts: list[Doubt] = dataclasses.field(default_factory=list)
     transposed: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -489,6 +603,10 @@ def _problems(
                 sizes = [_SENT[kind(i)](nbytes, devices) for nbytes in (s.shape.nbytes, floats)]
                 found.problems.append(wide.problem)
                 found.parts.append(Part(wide.problem, s.shape.dtype, s.shape.brief, *sizes))
+            elif not (wide.readers or wide.unknown) and around.is_combined(kind(i), result):
+                found.doubts.append(Doubt.COMBINED)
+        elif around.is_placed(kind(i), result, s):
+            found.doubts.append(Doubt.PLACED)
         elif _is_fp8(s) and kind(i) == "all-gather":
             found.transposed += around.transposed_by(result)
     if found.transposed:
@@ -541,8 +659,17 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
 def of_kinds(
     found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: float = 0
 ) -> list[Collective]:
-    """Those of these kinds, and so many bytes, that do not send FP8 alone."""
-    return [c for c in found if c.kind in kinds and c.bytes_sent >= min_bytes and not c.is_fp8]
+    """Those of these kinds, and so many bytes, that do not send FP8 alone; with kinds that move
+    values, also sums that may move them.
+    """
+    asks_for_moves = not set(MOVES).isdisjoint(kinds)
+    return [
+        c
+        for c in found
+        if c.bytes_sent >= min_bytes
+        and not c.is_fp8
+        and (c.kind in kinds or (asks_for_moves and Doubt.PLACED in c.doubts))
+    ]
 
 
 # As text ------------------------------------------------------------------------------------------
@@ -579,14 +706,19 @@ class Collectives(tuple[Collective, ...]):
                 c.axis,
                 c.asynchronous,
                 len(c.overlaps),
-                c.source,
+                c.where,
                 c.problems,
+                c.doubts,
                 c.count is None,
             )
             alike.setdefault(key, []).append(c)
         groups = sorted(alike.values(), key=lambda same: -Collectives(same).bytes_sent)
         return [
-            (same[0], _cells(same), [p.of(same[0].kind) for p in same[0].problems])
+            (
+                same[0],
+                _cells(same),
+                [*(p.of(same[0].kind) for p in same[0].problems), *_doubted(same[0])],
+            )
             for same in groups
         ]
 
@@ -639,6 +771,10 @@ class Collectives(tuple[Collective, ...]):
         return html_table(HEADER, rows) + total
 
 
+def _doubted(c: Collective) -> list[str]:
+    return [f"not judged: {doubt}" for doubt in c.doubts]
+
+
 def _cells(same: Sequence[Collective]) -> tuple[str, ...]:
     """A row of the table, for collectives that are alike."""
     c, counts = same[0], [other.count for other in same]
@@ -656,7 +792,7 @@ def _cells(same: Sequence[Collective]) -> tuple[str, ...]:
         visible(c.axis),
         beside,
         fed,
-        visible(c.source),
+        visible(c.where),
     )
 
 

@@ -1151,7 +1151,9 @@ def test_fp8_is_required_on_the_wire_too(meshes, capsys):
     required = ["--args", "on_8x4", "--require-fp8"]
     assert main([f"{meshes}:gathered", *required]) == 1
     said = capsys.readouterr().out
-    assert re.search(r"\nnot sent in FP8: all-gather\S* .*gathered-wide; fix: quantize each", said)
+    assert re.search(
+        r"\nnot sent in FP8: all-gather\S* .*gathered-wide\nfix of gathered-wide: quantize", said
+    )
     assert said.endswith("\n1 of 1 collective not in FP8\n") and "matmul not in FP8" not in said
     assert main([f"{meshes}:gathered", *required, "--allow", "gathered-wide"]) == 0
     assert main([f"{meshes}:gathered", *required, "--allow", "gathered-twice"]) == 1

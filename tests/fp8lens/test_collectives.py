@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile, assert_fp8_collectives, inspect, mesh, parse_hlo_module
 from fp8lens.hlo.replica_groups import groups
-from fp8lens.matmul.collectives import KINDS, Collectives, Problem, collectives
+from fp8lens.matmul.collectives import KINDS, Collectives, Doubt, Problem, collectives
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.wire import WIRE
 from tests.programs.corpus import PROGRAMS, corpus
@@ -1135,7 +1135,111 @@ def test_what_has_to_travel_wide_passes(fn):
     divided = (0, 1) if fn is weighted_by_scales else (0,)
     seen = seen_on_eight(fn, LEFT_ALONE[fn], divided, P("x"))
     assert seen.report.fp8_rows
-    assert not any(c.problems or c.unknown for c in assert_fp8_collectives(seen))
+    passed = assert_fp8_collectives(seen)
+    assert not any(c.problems or c.unknown or c.doubts for c in passed)
+
+
+# Where it is not known whether codes could travel -------------------------------------------------
+
+
+def two_halves(x, w, a, b):
+    """As in a SwiGLU, of which both halves are gathered."""
+    gate, up = gathered_tokens(x), gathered_tokens(x * 2)
+    return fp8_dot(quantize(jax.nn.silu(gate) * up, a), w, a, b)
+
+
+def turned_by_a_table(x, table, w, a, b):
+    """As by rotary embeddings: the table is as large as the tokens."""
+    return fp8_dot(quantize(gathered_tokens(x) * table, a), w, a, b)
+
+
+def of_the_first_device(x, w, a, b):
+    """A broadcast, written as a sum."""
+    is_first = lax.axis_index("x") == 0
+    x = lax.psum(jnp.where(is_first, x, 0), "x")
+    return fp8_dot(quantize(x, a), w, a, b)
+
+
+def put_in_place(x, w, a, b):
+    """A gather, written as a sum."""
+    whole = jnp.zeros((8 * len(x), K), bf16)
+    start = lax.axis_index("x") * len(x)
+    whole = lax.psum(lax.dynamic_update_slice(whole, x, (start, 0)), "x")
+    return fp8_dot(quantize(whole, a), w, a, b)
+
+
+DOUBTED = {
+    two_halves: (PLAIN, Doubt.COMBINED),
+    turned_by_a_table: ((TOKENS, S(8 * 64, K, dtype=bf16), WEIGHT, s, s), Doubt.COMBINED),
+    of_the_first_device: (PLAIN, Doubt.PLACED),
+    put_in_place: (PLAIN, Doubt.PLACED),
+}
+
+
+@pytest.mark.parametrize("fn", DOUBTED, ids=lambda fn: fn.__name__)
+def test_what_is_not_known_fails_until_it_is_allowed(fn):
+    args, doubt = DOUBTED[fn]
+    seen = seen_on_eight(fn, args, (0,), P("x"))
+    doubted = [c for c in seen.collectives if c.doubts]
+    assert doubted and {c.doubts for c in doubted} == {(doubt,)}
+    assert "not judged: " in str(seen.collectives)
+    with pytest.raises(AssertionError, match=rf'not known whether .*allow="{doubt.allowed_by}"'):
+        assert_fp8_collectives(seen)
+    assert_fp8_collectives(seen, allow=doubt.allowed_by)
+    assert not any(c.is_summed_wide for c in doubted)
+
+
+def test_rows_that_xla_takes_from_an_array_that_is_divided_are_doubted():
+    """It adds what each device has of them; with codes it adds codes, and only zeros to each."""
+
+    def taken(x, order, w, a, b):
+        return fp8_dot(quantize(x[order], a), w, a, b)
+
+    def codes_taken(x, order, w, a, b):
+        return fp8_dot(quantize(x, a)[order], w, a, b)
+
+    given = (TOKENS, INDEX, WEIGHT, s, s)
+    specs = (P("x"), P(), P(), P(), P())
+    wide, narrow = (
+        inspect(fn, *given, mesh_shape={"x": 8}, in_specs=specs) for fn in (taken, codes_taken)
+    )
+    assert [(c.kind, c.dtype, c.doubts) for c in wide.collectives] == [
+        ("all-reduce", "bf16", (Doubt.PLACED,))
+    ]
+    with pytest.raises(AssertionError, match="take\\s+the rows of the codes"):
+        assert_fp8_collectives(wide)
+    assert [c.dtype for c in assert_fp8_collectives(narrow)] == ["f8e4m3fn"]
+
+
+def test_a_true_sum_is_not_doubted():
+    """Of products; and of what each device masks in the same way."""
+
+    def summed(x, w, a, b):
+        x = lax.psum(jnp.where(x > 0, x, 0), "x")
+        return fp8_dot(quantize(x, a), w, a, b)
+
+    seen = seen_on_eight(summed, PLAIN, (0,), P("x"))
+    assert seen.collectives and not any(c.doubts for c in seen.collectives)
+    assert_fp8_collectives(seen)
+
+
+def test_a_combination_that_others_read_too_is_not_doubted():
+    def layer(x, w, a, b):
+        x = gathered_tokens(x) + 3 * x[:1]
+        moved = lax.ppermute(x, "x", PERMUTED) * x
+        return moved, fp8_dot(quantize(moved, a), w, a, b)
+
+    seen = seen_on_eight(layer, PLAIN, (0,), P("x"))
+    assert not any(c.doubts for c in seen.collectives if c.kind == "collective-permute")
+
+
+def test_without_an_fp8_matmul_nothing_is_judged():
+    def wide(x, w, a, b):
+        return gathered_tokens(x) @ w.astype(bf16).T
+
+    seen = seen_on_eight(wide, PLAIN, (0,), P("x"))
+    with pytest.raises(AssertionError, match="no matmul is FP8"):
+        assert_fp8_collectives(seen)
 
 
 def test_a_gather_that_others_read_may_be_allowed():
@@ -1154,7 +1258,9 @@ def test_a_gather_that_others_read_may_be_allowed():
     assert assert_fp8_collectives(seen, allow="gathered-wide-read-wide") == seen.collectives
     with pytest.raises(AssertionError):
         assert_fp8_collectives(seen, allow=("gathered-wide", "opaque"))
-    with pytest.raises(ValueError, match="allow has 'late-relu'; it takes opaque, or the name"):
+    with pytest.raises(
+        ValueError, match="allow has 'late-relu'; it takes opaque, combined, placed, or"
+    ):
         assert_fp8_collectives(seen, allow="late-relu")
 
 

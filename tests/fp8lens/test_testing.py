@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 
 import jax
 import pytest
@@ -131,6 +132,40 @@ def test_of_two_kernels_of_one_name_neither_passes_for_the_other():
 def test_a_program_without_a_matmul_is_not_fp8(asked):
     with pytest.raises(AssertionError, match="the program has no matmul"):
         assert_fp8_gemms(lambda a: a + 1, shape(8, 8), **asked)
+
+
+def test_a_matmul_that_is_meant_to_be_wide_is_allowed_by_its_rule(tmp_path, capsys):
+    """As a router is; but not if another rule made it wide."""
+    code = """
+    import jax, jax.numpy as jnp
+
+    def layer(x, w, router):
+        multiply = lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
+        return multiply(x, w), multiply(x.astype(jnp.bfloat16), router)
+
+    def wide(x, w, router):
+        return layer(x, w, router)[1]
+    """
+    names = {}
+    path = tmp_path / "routed.py"
+    path.write_text(textwrap.dedent(code))
+    exec(path.read_text(), names)
+    layer, wide, router = names["layer"], names["wide"], shape(64, 64, dtype=bf16)
+    seen = inspect(layer, FP8, FP8, router)
+    (row,) = seen.wide_rows()
+    assert row.math_dtype == "bf16" and seen.wide_rows(["late-relu"]) == [row]
+    assert seen.wide_rows(["not-quantized"]) == []
+    with pytest.raises(AssertionError, match="1 of 2 matmuls are not FP8"):
+        assert_fp8_gemms(seen, allow="operand-layout")
+    assert_fp8_gemms(seen, allow="not-quantized")
+    with pytest.raises(AssertionError, match="no matmul is FP8"):
+        assert_fp8_gemms(wide, FP8, FP8, router, allow="not-quantized")
+    asked = ["--shapes", "f8e4m3fn[64,64] f8e4m3fn[64,64] bf16[64,64]", "--require-fp8"]
+    assert main([f"{path}:layer", *asked]) == 1
+    assert main([f"{path}:layer", *asked, "--allow", "not-quantized"]) == 0
+    capsys.readouterr()
+    assert main([f"{path}:wide", *asked, "--allow", "not-quantized"]) == 1
+    assert "no matmul is in FP8" in capsys.readouterr().out
 
 
 def test_a_loop_of_unknown_length_has_no_share():
