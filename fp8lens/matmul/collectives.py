@@ -313,7 +313,7 @@ class _Sent:
         """Whether a sum may add nothing, as where XLA takes rows by index from an array that is
         divided: each device sends zeros for what others have. And FP8 matmuls alone read it.
         """
-        if kind != "all-reduce":
+        if kind not in SUMS:
             return False
         behind = self.graph.walk(
             [Value(sent, 0)], self.graph.before, lambda i: _is_end(i) or self._may_place(i)
@@ -328,21 +328,21 @@ class _Sent:
     def _places(self, i: Instruction) -> bool:
         """Whether an instruction has zeros where the device's number says so."""
         if i.opcode == "select":
-            return any(map(self._is_zero, (operand(i, 1), operand(i, 2)))) and self._knows_place(
-                operand(i, 0)
-            )
+            has_zeros = any(map(self._is_zero, (operand(i, 1), operand(i, 2))))
+            return has_zeros and self._knows_place(operand(i, 0))
         starts = map(i.computation.__getitem__, i.operands[2:])
         return self._is_zero(operand(i, 0)) and any(map(self._knows_place, starts))
 
     def _is_zero(self, i: Instruction) -> bool:
         """Whether an array is zero everywhere."""
         reached = self.graph.walk([Value(i, 0)], self.graph.before, _is_end)
-        ends = [value.instruction for value in reached if not [*self.graph.before(value)]]
-        return all(map(is_zero, ends))
+        ends = [value.instruction for value in reached if not self.graph.before(value)]
+        return bool(ends) and all(map(is_zero, ends))
 
     def _knows_place(self, i: Instruction) -> bool:
         """Whether a value is computed from the device's number."""
-        return any(j.opcode == "partition-id" for j in walk([i], self._all_before, self._most))
+        made_of = walk([i], self._all_before, self._most)
+        return any(j.opcode in ("partition-id", "replica-id") for j in made_of)
 
     def _all_before(self, i: Instruction) -> Iterator[Instruction]:
         """All that an instruction is computed from, one step back."""

@@ -1160,6 +1160,12 @@ def of_the_first_device(x, w, a, b):
     return fp8_dot(quantize(x, a), w, a, b)
 
 
+def parts_of_the_first_device(x, w, a, b):
+    is_first = lax.axis_index("x") == 0
+    x = lax.psum_scatter(jnp.where(is_first, x, 0), "x", tiled=True)
+    return fp8_dot(quantize(x, a), w, a, b)
+
+
 def put_in_place(x, w, a, b):
     """A gather, written as a sum."""
     whole = jnp.zeros((8 * len(x), K), bf16)
@@ -1172,6 +1178,7 @@ DOUBTED = {
     two_halves: (PLAIN, Doubt.COMBINED),
     turned_by_a_table: ((TOKENS, S(8 * 64, K, dtype=bf16), WEIGHT, s, s), Doubt.COMBINED),
     of_the_first_device: (PLAIN, Doubt.PLACED),
+    parts_of_the_first_device: ((S(8 * 128, K, dtype=bf16), WEIGHT, s, s), Doubt.PLACED),
     put_in_place: (PLAIN, Doubt.PLACED),
 }
 
