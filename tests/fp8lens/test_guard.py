@@ -22,6 +22,7 @@ from fp8lens.cli import main
 from fp8lens.guard import changes
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from helpers.numerics.recipes import scaled_dot, to_e4m3
+from tests.weekly import weekly
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 README = (Path(__file__).parents[2] / "fp8lens" / "README.md").read_text()
@@ -537,6 +538,7 @@ def test_sizes_of_one_name(rows):
 """
 
 
+@weekly
 def test_processes_of_pytest_write_one_record(project):
     Path("test_layer.py").write_text(TESTS)
     status, said = shell("python -m pytest -q -n 2 test_layer.py --fp8lens-update")

@@ -183,6 +183,7 @@ def test_an_attack_would_find(one_program, tmp_path, monkeypatch, capsys, fault,
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@weekly
 def test_the_smallest_text_of_a_find_is_kept(one_program, tmp_path, monkeypatch):
     met = []
 

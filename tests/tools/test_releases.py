@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from helpers.records.results import digest, load_releases
+from tests.weekly import one_in
 from tools.records import data, releases
 
 RECORDED = releases.read()
@@ -20,18 +21,21 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@needs_compiler
-def test_rows_are_what_the_installed_jax_compiles():
-    problems = releases.check(RECORDED)
-    assert not problems, "\n".join(problems)
-
-
 def some(*names: str) -> dict:
     """The data of the installed release, or the newest, with these rows alone."""
     version = jax.__version__ if jax.__version__ in RECORDED else NEWEST
     entry = copy.deepcopy(RECORDED[version])
     entry["rows"] = {name: entry["rows"][name] for name in names}
     return {version: entry}
+
+
+@needs_compiler
+def test_rows_are_what_the_installed_jax_compiles(monkeypatch):
+    """A sample: reference E and chapter 14 compare theirs, which are most, in each run."""
+    chosen = dict(one_in(8, releases.programs().items()))
+    monkeypatch.setattr(releases, "programs", lambda: chosen)
+    problems = releases.check(some(*chosen))
+    assert not problems, "\n".join(problems)
 
 
 @needs_compiler
