@@ -377,7 +377,12 @@ function measurementsOf(caption, heads, list, show, cells) {
     const how = make("div", { class: "how" }, `${point.what}; ${point.hardware}; `, sourceOf(point));
     table.append(make("tr", {}, make("td", {}, button, how), cells(point).map(text => make("td", {}, text))));
   }
-  return make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": caption }, table);
+  return scrolling(caption, table);
+}
+
+/** What may be wider than the page, as where text is large. */
+function scrolling(name, ...children) {
+  return make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": name }, ...children);
 }
 
 function measuredPart(given, show) {
@@ -498,7 +503,7 @@ function render({ model, el }) {
     ),
     wrong,
     make("h2", {}, "Where the time goes"),
-    bars, inequality, table,
+    bars, inequality, scrolling("Seconds of each part", table),
     make("h2", {}, "Times as fast as bf16, against M"),
     speedups.svg, legend, near,
     make("h2", {}, "Rooflines"),
