@@ -104,6 +104,8 @@ def test_everybody_can_use_it(site, browser, name, width, scheme):
         assert not overflows(page)
         found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]})
         assert not found.response["violations"], found.generate_report()
+        page.add_style_tag(content="html { font-size: 200% !important }")
+        assert not overflows(page), "with large text"
 
 
 # page.mjs -----------------------------------------------------------------------------------------
