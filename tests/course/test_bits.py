@@ -16,7 +16,7 @@ from helpers.explorers import bits
 from helpers.numerics.formats import code_values, describe, rounding
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
 from tests.course.test_explorers import TOUCHABLE, shown
-from tests.course.test_site import opened, overflows, see
+from tests.course.test_site import DRAWN, opened, overflows, see
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 EXPLORER = "bits"
@@ -29,8 +29,6 @@ FOLLOW = """async state => {
     location.hash = state
     await followed
 }"""
-# What was changed is shown in the next frame.
-DRAWN = """async () => { for (const _ of "ab") await new Promise(requestAnimationFrame) }"""
 
 
 def follow(page: Page, state: str) -> None:

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from helpers.explorers import esm
-from tests.course.test_site import opened, overflows, see, served
+from tests.course.test_site import DRAWN, opened, overflows, see, served
 from tools.site import build, explorers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -105,6 +105,7 @@ def test_everybody_can_use_it(site, browser, name, width, scheme):
         found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]})
         assert not found.response["violations"], found.generate_report()
         page.add_style_tag(content="html { font-size: 200% !important }")
+        page.evaluate(DRAWN)
         assert not overflows(page), "with large text"
 
 

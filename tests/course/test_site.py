@@ -871,6 +871,10 @@ END_CHANGES = """
 """
 
 
+# An explorer draws what was changed, or its new size, in one of the next frames.
+DRAWN = """async () => { for (const _ of "abc") await new Promise(requestAnimationFrame) }"""
+
+
 def see(page: Page, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
@@ -1003,6 +1007,7 @@ def test_a_phone_shows_every_text_of_a_figure_whole_and_large_enough(shown):
     for width in (390, 1366):
         see(shown, width, "light")
         shown.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+        shown.evaluate(DRAWN)
         texts = shown.evaluate(TEXTS_OF_FIGURES)
         small = {text["text"]: text["pixels"] for text in texts if text["pixels"] < READABLE}
         assert not small, width
