@@ -54,7 +54,7 @@ from fp8lens.hlo.text import (
     wrapped,
 )
 from fp8lens.inspection import Inspection, inspect, of_dump
-from fp8lens.matmul.collectives import MOVES, Doubt, of_kinds
+from fp8lens.matmul.collectives import MOVES, Doubt, not_judged, of_kinds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.find import sent_wide
@@ -807,9 +807,8 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     lines = []
     fixes: dict[str, str] = {}  # each is said once
     for c, reasons in broken:
-        where = f" ({c.where})" if c.where else ""
         rules = ", ".join(reason.rule for reason in reasons)
-        lines.append(visible(f"not sent in FP8: {c.name}{where}: {rules}"))
+        lines.append(visible(f"not sent in FP8: {c.title}: {rules}"))
         fixes |= {reason.rule: reason.fix for reason in reasons}
     lines += [visible(f"fix of {rule}: {fix}") for rule, fix in fixes.items()]
     if broken:
@@ -819,11 +818,7 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
         )
         lines.append(f"{len(broken)} of {counted(len(seen.collectives), 'collective')} not in FP8")
     doubts = [
-        f"not known whether {c.name} has to send {c.dtype}: {doubt.advice}; "
-        f"else --allow {doubt.allowed_by}"
-        for c in asked
-        for doubt in c.doubts
-        if doubt.allowed_by not in allowed
+        f"{said}; else --allow {doubt.allowed_by}" for doubt, said in not_judged(asked, allowed)
     ]
     unread = [(c, name) for c in asked for name in c.unknown if "opaque" not in allowed]
     doubts += [f"not known whether {name} quantizes what {c.name} sends" for c, name in unread]
@@ -836,7 +831,8 @@ def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:
     # Of a Triton kernel a saved program has the dot, not the PTX: it may multiply FP8 arrays in a
     # wider type.
     unsure = [row for row in rows if row.is_fp8 and row.library == "triton" and not seen.is_ours]
-    lost = [*seen.wide_rows(allowed), *unsure]
+    wide = seen.wide_rows(allowed)
+    lost = [row for row in rows if row in wide or row in unsure]
     lines = []
     if not seen.is_ours:  # else the reasons say so
         lines = [visible(_lost(row)) for row in lost]

@@ -21,6 +21,7 @@ from fp8lens.matmul.collectives import (
     Collectives,
     Doubt,
     collectives,
+    not_judged,
     of_kinds,
 )
 from fp8lens.matmul.roles import Role
@@ -443,7 +444,7 @@ def assert_fp8_collectives(
     failures = [
         *_sends_nothing(seen, found),
         *_sent_to_unknown(asked, allowed),
-        *_not_judged(asked, allowed),
+        *(f'{said}; else allow="{doubt.allowed_by}"' for doubt, said in not_judged(asked, allowed)),
     ]
     if not failures and not broken:
         failures += _feeds_nothing(seen)
@@ -457,7 +458,7 @@ def assert_fp8_collectives(
         )
     lines.append(str(found))
     for c, reasons in broken:
-        lines += [paragraph(f"{_named(c)}: {r.reason}", r) for r in reasons]
+        lines += [paragraph(f"{c.title}: {r.reason}", r) for r in reasons]
     raise AssertionError("\n".join(lines))
 
 
@@ -493,22 +494,6 @@ def _feeds_nothing(seen: Inspection) -> Iterator[str]:
             "no matmul is FP8, so nothing tells which collectives should be: assert_fp8_gemms says "
             "why"
         )
-
-
-def _not_judged(asked: Iterable[Collective], allowed: Collection[str]) -> Iterator[str]:
-    """What is not known of collectives."""
-    for c in asked:
-        for doubt in c.doubts:
-            if doubt.allowed_by not in allowed:
-                yield (
-                    f"not known whether {_named(c)} has to send {c.dtype}: {doubt.advice}; "
-                    f'else allow="{doubt.allowed_by}"'
-                )
-
-
-def _named(c: Collective) -> str:
-    """A collective, with where it comes from, as far as that is known."""
-    return f"{c.name} ({c.where})" if c.where else c.name
 
 
 def _sent_to_unknown(asked: Iterable[Collective], allowed: Collection[str]) -> Iterator[str]:

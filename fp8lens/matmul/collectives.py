@@ -181,6 +181,11 @@ class Collective:
         return self.source or self.op_name
 
     @property
+    def title(self) -> str:
+        """Its name, with where it comes from."""
+        return f"{self.name} ({self.where})" if self.where else self.name
+
+    @property
     def is_summed_wide(self) -> bool:
         """Whether it is a sum that is then quantized for an FP8 matmul."""
         is_sum = self.kind == "all-reduce" and Doubt.PLACED not in self.doubts
@@ -279,10 +284,7 @@ class _Sent:
             return _Wide(Problem.DEQUANTIZED)
         wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or _is_end(i))
         unknown = [graph.launcher(v.instruction).name for v in wide if _may_quantize(v)]
-        quantized = [value for value in wide if _is_fp8(value.instruction)]
-        # What is FP8 as the collective gives it is no wide value.
-        narrow = graph.walk(quantized, graph.after, _is_end)
-        if not any(map(self.is_fp8_operand, narrow)):
+        if not self._are_multiplied(wide):
             # A clamp alone remains of a quantization whose FP8 array nothing reads. Where the
             # conversion to FP8 is behind the collective, the clamp is that quantization's own.
             was_fp8 = any(_was_fp8(value.instruction) for value in behind)
@@ -356,10 +358,15 @@ class _Sent:
         """
         graph = self._mixed
         wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or _is_end(i))
-        quantized = [value for value in wide if _is_fp8(value.instruction)]
-        narrow = self.graph.walk(quantized, self.graph.after, _is_end)
-        is_alone = any(map(self.is_fp8_operand, narrow)) and not any(map(_reads_wide, wide))
+        is_alone = self._are_multiplied(wide) and not any(map(_reads_wide, wide))
         return wide if is_alone else {}
+
+    def _are_multiplied(self, values: Iterable[Value]) -> bool:
+        """Whether an FP8 matmul reads those of some values that are FP8."""
+        # What is FP8 as the collective gives it is no wide value.
+        quantized = [value for value in values if _is_fp8(value.instruction)]
+        narrow = self.graph.walk(quantized, self.graph.after, _is_end)
+        return any(map(self.is_fp8_operand, narrow))
 
     def _reader(self, value: Value) -> str:
         """Who reads a value in a wide type, in words."""
@@ -670,6 +677,19 @@ def of_kinds(
         and not c.is_fp8
         and (c.kind in kinds or (asks_for_moves and Doubt.PLACED in c.doubts))
     ]
+
+
+def not_judged(
+    found: Iterable[Collective], allowed: Collection[str]
+) -> Iterator[tuple[Doubt, str]]:
+    """What is not known of these, but for doubts that are allowed by their words; each with a
+    sentence, without the full stop.
+    """
+    for c in found:
+        for doubt in c.doubts:
+            if doubt.allowed_by not in allowed:
+                said = f"not known whether {c.title} has to send {c.dtype}: {doubt.advice}"
+                yield doubt, said
 
 
 # As text ------------------------------------------------------------------------------------------

@@ -655,8 +655,8 @@ class Page {
     );
   }
 
-  // Open and mark the instruction, or the computation, that the address names: once for whoever asked last. What is under
-  // way would else put lines, and the focus, in the place of those that the reader has.
+  // Open and mark the instruction, or the computation, that the address names. The last call wins: an earlier one that is
+  // still under way would replace the lines that the reader has, and take the focus.
   async go() {
     const at = this.model.get("at");
     if (!this.summary || !at) return;

@@ -109,18 +109,20 @@ def measure(version: str, python: Path, module: str, only: str, *more: str) -> d
     """What `module` measures with that release, in a process of that Python's, with `more`
     options.
     """
-    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        options = ["--measure", str(out), *more, "--only", only]
-        run = subprocess.run(
-            [str(python), "-m", module, *options], env=variables(**quiet), cwd=ROOT
-        )
-        if run.returncode:
-            raise SystemExit(
-                f"JAX {version} could not measure: exit status {run.returncode}, see above"
-            )
+        run_with(version, python, module, "--measure", str(out), *more, "--only", only)
         return json.loads(out.read_text())
+
+
+def run_with(version: str, python: Path, module: str, *options: str) -> None:
+    """Run `module` with that release, in a process of that Python's. SystemExit where it fails."""
+    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run([str(python), "-m", module, *options], env=variables(**quiet), cwd=ROOT)
+    if run.returncode:
+        raise SystemExit(
+            f"JAX {version} could not measure: exit status {run.returncode}, see above"
+        )
 
 
 def first_line(error: Exception) -> str:

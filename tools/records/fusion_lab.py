@@ -12,7 +12,6 @@ import argparse
 import gzip
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,6 @@ from helpers.explorers import fusion_lab
 from helpers.explorers.compiled import outcome
 from helpers.explorers.fusion_lab import Choice
 from helpers.records.results import digest
-from tools.environments import variables
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import (
@@ -36,8 +34,8 @@ from tools.records.data import (
     environment,
     is_news,
     provenance,
+    run_with,
     status,
-    version_of,
 )
 
 DATA = fusion_lab.RECORD
@@ -107,7 +105,7 @@ def compile_own(folder: Path) -> None:
         if n % KEPT == 0:
             print(f"JAX {release}: {n} of {len(missing)} programs", flush=True)
             jax.clear_caches()
-    packages = {name: version_of(name) for name in (*OF_JAX, *ASSEMBLER)}
+    packages = provenance(COMMAND, *OF_JAX, *ASSEMBLER)["packages"]
     in_one_step(folder / f"{release}.json", json.dumps(packages))
 
 
@@ -116,11 +114,7 @@ def compile_with(release: str, folder: Path) -> None:
     if release == jax.__version__:
         compile_own(folder)
         return
-    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [str(environment(release)), "-m", "tools.records.fusion_lab", "--into", str(folder)]
-    run = subprocess.run(command, env=variables(**quiet), cwd=ROOT)
-    if run.returncode:
-        raise SystemExit(f"JAX {release} could not compile: exit status {run.returncode}")
+    run_with(release, environment(release), "tools.records.fusion_lab", "--into", str(folder))
 
 
 def outcomes(release: str, folder: Path) -> Iterator[tuple[Choice, Outcome]]:

@@ -539,7 +539,8 @@ def row(program: Program) -> dict[str, Any]:
             target=chip(program.target),
             gemm=program.gemm,
             compiler_options=program.options,
-            **({"mesh_shape": {"data": 8}, "in_specs": program.specs} if program.specs else {}),
+            mesh_shape={"data": 8} if program.specs else None,
+            in_specs=program.specs,
         )
         report = seen.report
     except Exception as error:  # that a program does not compile is a finding
