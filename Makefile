@@ -23,12 +23,7 @@ BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),
 HOMELESS = test -w "$$HOME" || export HOME="$$PWD/.tools/home"
 FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
-# A copy that was carried to a machine without a network has this, and no .venv: `make gpu` then runs with it.
-CARRIED = $(if $(wildcard .venv),,$(wildcard _build/gpu-bundle/run))
-INSTALLED = $(if $(CARRIED),,setup)
-MEASURE = $(if $(CARRIED),bash $(CARRIED),$(PYTHON) tools/gpu)
-
-.PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks fusion-lab bench gpu train-bench gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -85,14 +80,11 @@ bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 t
 	$(PYTHON) -m tools.bench.inspection
 	$(PYTHON) -m tools.bench.lab
 
-gpu: $(INSTALLED) ## run it all on the attached Hopper GPU and record it (ARGS=--rehearse: on the CPU)
-	$(MEASURE) $(ARGS)
-
-train-bench: $(INSTALLED) ## the transformer layer of `make gpu` alone
-	$(MEASURE) train $(ARGS)
+gpu: setup      ## measure on the attached Hopper GPU, and record it (ARGS=--rehearse: on the CPU)
+	$(PYTHON) -m tools.gpu $(ARGS)
 
 gpu-bundle: setup ## write one folder with which a GPU machine without a network runs `make gpu`
-	$(PYTHON) tools/gpu/bundle.py $(ARGS)
+	$(PYTHON) -m tools.gpu.bundle $(ARGS)
 
 clean:    ## remove everything the other targets made
 	rm -rf .tools .venv .venv-* _build .pytest_cache

@@ -335,31 +335,23 @@ def _measured(record: Record) -> list[Point]:
     if record.chip is None or record.provenance["rehearsal"]:
         return []
     found = []
-    for name, case in record.cases.items():
-        forms = {
-            form: timed
-            for form, timed in case.get("forms", {}).items()
-            if "wall_seconds" in timed and form in ("bf16", *_FORMS)
-        }
-        if not name.endswith(": main") or "bf16" not in forms:
-            continue
-        by_gpu = all(timed["device_seconds"] for timed in forms.values())
-        clock = "device_seconds" if by_gpu else "wall_seconds"
-        for form in forms.keys() - {"bf16"}:
+    for name, rows in record.cases.items():
+        times = record.times(name)
+        for form in times.keys() & _FORMS.keys() if "bf16" in times else ():
             a, b, what = _FORMS[form]
-            seconds = forms[form][clock]
+            by_gpu = bool(rows[form]["device_seconds"])
             point = Point(
                 "this project",
                 "",
                 record.provenance["date"],
                 record.provenance["device"].removeprefix("NVIDIA "),
                 record.chip.name,
-                tuple(case["shape"]),
+                tuple(rows[form]["shape"]),
                 a,
                 b,
                 what if by_gpu else f"{what}; by the host's clock",
-                forms["bf16"][clock] / seconds,
-                seconds,
+                times["bf16"] / times[form],
+                times[form],
             )
             found.append(point)
     return found

@@ -501,35 +501,19 @@ def _round_numbers(low: float, high: float) -> list[float]:
 def plot_speedup(
     m: Sequence[int],
     curves: Mapping[str, Sequence[float]],
-    points: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     title: str = "",
 ) -> Picture:
-    """How many times faster than bf16, against the rows `m`: a line for each estimate, `points` (m,
-    ratio) measured.
-    """
-    points = {name: found for name, found in (points or {}).items() if found}
+    """How many times faster than bf16, against the rows `m`: a line for each estimate."""
     said = [
         f"{name}, {curve[0]:.2f} at {m[0]} rows and {curve[-1]:.2f} at {m[-1]}"
         for name, curve in curves.items()
     ]
-    said.append(f"measured: {', '.join(points)}" if points else "nothing measured")
+    said.append("nothing measured")
     figure, axes = _axes(
         FIGURE_WIDTH, 4.6, f"Time in bf16 over time in FP8 against M: {'; '.join(said)}."
     )
     for i, (name, curve) in enumerate(curves.items()):
         axes.plot(m, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
-    for i, name in enumerate(curves):  # a point has the colour of its curve
-        if name in points:
-            rows, ratios = zip(*points[name], strict=True)
-            axes.plot(
-                rows,
-                ratios,
-                marker=MARKERS[i % 5],
-                color=PALETTE[i % 7],
-                linestyle="none",
-                markersize=8,
-                label=f"{name}, measured",
-            )
     axes.axhline(1, color=INK, alpha=0.6, linewidth=1)
     axes.set_xscale("log", base=2)
     plain_numbers(axes.xaxis, m[:: -(-len(m) // 6)])

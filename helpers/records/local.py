@@ -45,21 +45,21 @@ class Timing:
         return self.wall if self.device is None else self.device
 
 
-class _NoClock(RuntimeError):
+class NoClock(RuntimeError):
     """Why the GPU's own clock cannot be read."""
 
 
-def _cupti() -> Any:
+def cupti() -> Any:
     """JAX's binding of CUPTI, NVIDIA's profiling library: what
     `jax.experimental.mosaic.gpu.profiler.measure` stands on, which times functions of JAX alone.
     """
     if not gpu_available():
-        raise _NoClock("JAX has no GPU here")
+        raise NoClock("JAX has no GPU here")
     from jax.experimental.mosaic.gpu import profiler
 
     extension = getattr(profiler.mosaic_gpu_lib, "_mosaic_gpu_ext", None)
     if not hasattr(extension, "_cupti_init"):
-        raise _NoClock("this JAX has no binding of CUPTI")
+        raise NoClock("this JAX has no binding of CUPTI")
     return extension
 
 
@@ -75,12 +75,12 @@ def wait(result: Any) -> None:
     jax.block_until_ready(result)
 
 
-def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tuple[str, float]]:
+def kernel_times(clock: Any, call: Callable[[], Any], repeats: int) -> list[tuple[str, float]]:
     """(name, seconds) of each kernel that `repeats` calls launched, in order."""
     try:
-        cupti._cupti_init()
+        clock._cupti_init()
     except RuntimeError as error:  # CUPTI is not here, or another profiler holds it
-        raise _NoClock(str(error)) from error
+        raise NoClock(str(error)) from error
     failed = None
     try:
         for _ in range(repeats):
@@ -91,9 +91,9 @@ def _kernel_times(cupti: Any, call: Callable[[], Any], repeats: int) -> list[tup
     # CUPTI is left attached (False): detached once, it may record nothing in this process ever
     # after.
     try:
-        timings = cupti._cupti_get_timings(False)
+        timings = clock._cupti_get_timings(False)
     except RuntimeError as error:
-        raise failed or _NoClock(str(error)) from error
+        raise failed or NoClock(str(error)) from error
     if failed:
         raise failed
     return [(name, milliseconds / 1e3) for name, milliseconds in timings or ()]
@@ -144,9 +144,7 @@ def device_times(
     for name, call in calls.items():
         with during(name):
             wait(call())
-            seconds = wall_seconds(call, 5 if at_least else 1)
-            enough = min(math.ceil(at_least / seconds), _MOST_CALLS)
-            times[name] = max(repeats, enough)
+            times[name] = max(repeats, calls_for(call, at_least))
     wall: dict[str, list[float]] = {name: [] for name in calls}
     device: dict[str, list[float]] = {name: [] for name in calls}
     seen: dict[str, list[tuple[str, float]]] = {name: [] for name in calls}
@@ -156,13 +154,13 @@ def device_times(
         with during(name):
             wall[name].append(wall_seconds(calls[name], times[name]))
     try:
-        cupti = _cupti()
+        clock = cupti()
         for name in in_turn:
             with during(name):
-                found = _kernel_times(cupti, calls[name], times[name])
+                found = kernel_times(clock, calls[name], times[name])
             seen[name] += found
-            device[name] += _seconds_of_calls(found, times[name])
-    except _NoClock as error:
+            device[name] += seconds_of_calls(found, times[name])
+    except NoClock as error:
         device, seen = dict.fromkeys(calls, []), dict.fromkeys(calls, [])
         no_clock = str(error)
     return {
@@ -171,7 +169,13 @@ def device_times(
     }
 
 
-def _seconds_of_calls(found: Sequence[tuple[str, float]], times: int) -> list[float]:
+def calls_for(call: Callable[[], Any], seconds: float) -> int:
+    """How many calls of a function that has run before take so many seconds."""
+    took = wall_seconds(call, 5 if seconds else 1)
+    return max(1, min(math.ceil(seconds / took), _MOST_CALLS))
+
+
+def seconds_of_calls(found: Sequence[tuple[str, float]], times: int) -> list[float]:
     """The seconds of each of so many calls, from (name, seconds) of all their kernels in order."""
     seconds = [second for _, second in found]
     each, rest = divmod(len(seconds), times)
@@ -189,6 +193,18 @@ def wall_seconds(call: Callable[[], Any], repeats: int) -> float:
     return max((time.perf_counter() - start) / repeats, 1e-9)
 
 
+def kernels_of_a_call(
+    seen: Sequence[tuple[str, float]], times: int
+) -> list[tuple[str, float, float]]:
+    """(name, seconds, launches) of one of `times` calls, the longest first, from (name, seconds) of
+    all their kernels."""
+    total: dict[str, list[float]] = {}
+    for name, seconds in seen:
+        total.setdefault(name, []).append(seconds)
+    of_a_call = [(name, sum(each) / times, len(each) / times) for name, each in total.items()]
+    return sorted(of_a_call, key=lambda kernel: -kernel[1])
+
+
 def _timing(
     wall: list[float], device: list[float], seen: list[tuple], times: int, no_clock: str
 ) -> Timing:
@@ -199,17 +215,12 @@ def _timing(
     low = high = clock[0]
     if len(clock) > 1:
         low, _, high = statistics.quantiles(clock, n=4, method="inclusive")
-    total: dict[str, list[float]] = {}
-    for name, seconds in seen:
-        total.setdefault(name, []).append(seconds)
-    of_a_call = [(name, sum(each) / times, len(each) / times) for name, each in total.items()]
-    of_a_call.sort(key=lambda kernel: -kernel[1])
     return Timing(
         device=statistics.median(device) if device else None,
         wall=statistics.median(wall),
         low=low,
         high=high,
-        kernels=tuple(of_a_call),
+        kernels=tuple(kernels_of_a_call(seen, times)),
         no_clock="" if device else no_clock,
     )
 

@@ -1,12 +1,12 @@
-"""Results recorded on real GPUs, for the chapters to read: `make gpu` and `make train-bench` write
-them.
+"""Results recorded on real GPUs, for the chapters to read: `make gpu` writes them.
 
-One file a part and GPU model, notebooks/results/<model>/<part>.json; schema.json there says what is
-in one. Beside it goals.json has what they are held against, for each chip, published.json what
-others measured, scale.json what they measured on many GPUs, releases.json what JAX's releases
-compile, rules.json what they make of the programs of fp8lens' rules, census.json what JAX's
-libraries do, ladder.json what a layer's steps in FP8 cost, tensors.json a small model's tensors,
-trained.json its runs, and stacks.json what other stacks make of one matmul. What a program recorded
+One file a GPU model, notebooks/results/<model>/measured.jsonl, to which a line is added for each
+thing that was measured; schema.json there says what is in one. Beside it goals.json has what they
+are held against, for each chip, published.json what others measured, scale.json what they measured
+on many GPUs, releases.json what JAX's releases compile, rules.json what they make of the programs
+of fp8lens' rules, census.json what JAX's libraries do, ladder.json what a layer's steps in FP8
+cost, tensors.json a small model's tensors, trained.json its runs, and stacks.json what other stacks
+make of one matmul. What a program recorded
 carries that program's digest, and is read only as it was written.
 """
 
@@ -17,8 +17,9 @@ import json
 import math
 import os
 import re
+import statistics
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,26 +29,27 @@ import numpy as np
 from fp8lens.matmul.kernels import matmul_seconds
 from fp8lens.targets import TARGETS, Target, model
 
-COMMANDS = {
-    "agreement": "make gpu",
-    "numerics": "make gpu",
-    "speed": "make gpu",
-    "notebooks": "make gpu",
-    "autotune": "make gpu",
-    "train": "make train-bench",
-}
+PARTS = ("speed", "agreement", "numerics", "kernels", "train")  # of what `make gpu` measures
+LINES = "measured.jsonl"  # in the folder of a GPU's model: what tools/gpu/lines.py wrote
+
+Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One part, measured on one model of GPU. `cases` has what was measured by the case's name,
-    each with the number of its run; `runs` where and with what: device, driver, versions of CUDA,
-    cuBLAS and JAX, date, commit, command.
+    """One part, measured on one model of GPU. `runs` says where and with what: device, driver,
+    versions of CUDA, cuBLAS and JAX, date, commit. `cases` has by the case's name its forms, and by
+    the form's name what was measured of it, with the number of its run.
+
+    A form that was timed has `wall_seconds`, by the host's clock, the median of several looks, with
+    its `quartiles`; and `device_seconds`, the sum of its kernels' times by the GPU's own clock.
+    That is None where this clock could not be read, and `no_clock` says why. One that failed has
+    `error`.
     """
 
     part: str
     runs: tuple[Mapping[str, Any], ...]
-    cases: Mapping[str, Mapping[str, Any]]
+    cases: Mapping[str, Mapping[str, Row]]
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -61,27 +63,29 @@ class Record:
         """
         p = self.provenance
         if p["rehearsal"]:
-            where = f"{p['device']}, JAX {p['jax']}"
-            return f"REHEARSAL on {where}: these are not measurements of a GPU"
-        changed = {True: " with changes", False: "", None: ", not compared"}
+            return f"REHEARSAL, JAX {p['jax']}: these are not measurements of a GPU"
         lines = dict.fromkeys(
             f"driver {run['driver']}, CUDA {run['cuda']}, cuBLAS {run['cublas']}, JAX {run['jax']},"
-            f" commit {run['commit'][:7]}{changed[run['changed']]}"
+            f" commit {run['commit'][:7]}{' with changes' if run['changed'] else ''}"
             for run in reversed(self.runs)
         )
-        return f"{p['device']}, {'; some cases with '.join(lines)}: `{p['command']}`"
+        return f"{p['device']}, {'; some cases with '.join(lines)}: `make gpu`"
 
     @property
     def chip(self) -> Target | None:
-        """The GPU's model with its peak rates, None where it is none of `TARGETS` (a rehearsal)."""
-        return model(self.provenance["device"])
+        """The GPU's model with its peak rates, None where it is none of `TARGETS`, and in a
+        rehearsal."""
+        return None if self.provenance["rehearsal"] else model(self.provenance["device"])
 
-    @property
-    def choices(self) -> str:
-        """Of a record of "autotune": all that XLA chose, for `aot_compile(..., gemm="auto",
-        autotune=...)`.
-        """
-        return "version: 3\n" + "".join(case.get("choices", "") for case in self.cases.values())
+    def times(self, case: str) -> dict[str, float]:
+        """Seconds of each form of a case that was timed, all by one clock: the GPU's where it saw
+        all of them, else the host's."""
+        rows = {
+            name: row for name, row in self.cases.get(case, {}).items() if "wall_seconds" in row
+        }
+        by_gpu = all(row["device_seconds"] for row in rows.values())
+        clock = "device_seconds" if by_gpu else "wall_seconds"
+        return {name: row[clock] for name, row in rows.items()}
 
 
 def digest(data: Mapping[str, Any]) -> str:
@@ -208,34 +212,115 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
     return f"{data['device']}, {data['instruction']}: {data['measured_by']}", found
 
 
-def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
-    """What has been recorded of a part ("agreement", "numerics", "speed", "notebooks", "autotune"
-    or "train"), a Record for each GPU model; none where nothing has. `folder` is where the models'
-    folders are; the environment variable FP8_RESULTS, where set, has precedence, so that a chapter
-    can be read with other results.
-
-    Raises ValueError for an unknown part and for a file that is not a record of it.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's file. One that a kill has cut at the end is left out. Raises ValueError,
+    with the line's number, for another that is no object of JSON.
     """
-    if part not in COMMANDS:
-        raise ValueError(f"no part {part!r}; parts are {', '.join(COMMANDS)}")
     found = []
-    for path in sorted(Path(os.environ.get("FP8_RESULTS") or folder).glob(f"*/{part}.json")):
+    lines = path.read_text().split("\n")
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last line's end is cut, or ""
         try:
-            data = json.loads(path.read_text())
-            record = Record(data["part"], tuple(data["runs"]), data["cases"])
-            assert record.part == part and record.source
-            assert data["digest"] == digest(data), "it is not as it was written"
-        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            one = json.loads(line)
+            assert "provenance" in one or {"run", "part", "case", "form"} <= one.keys()
+        except (ValueError, AssertionError, AttributeError) as error:
             raise ValueError(
-                f"{path} is no record of {part!r} ({error!r}): `{COMMANDS[part]}` writes one"
+                f"{path}, line {number}, is not as `make gpu` writes it: restore the file, or "
+                "remove the line"
             ) from error
-        found.append(record)
+        found.append(one)
+    return found
+
+
+def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Row]:
+    """What was measured of each form, by (part, case, form). What a later run measured counts, an
+    error only where nothing else is known.
+    """
+    by_run: dict[tuple[str, str, str], dict[int, list[Mapping[str, Any]]]] = {}
+    for line in lines:
+        if "provenance" not in line:
+            key = line["part"], line["case"], line["form"]
+            by_run.setdefault(key, {}).setdefault(line["run"], []).append(line)
+    found = {}
+    for key, runs in by_run.items():
+        rows = [_row(run, of_run) for run, of_run in sorted(runs.items())]
+        good = [row for row in rows if "error" not in row]
+        found[key] = (good or rows)[-1]
+    return found
+
+
+def _row(run: int, lines: Sequence[Mapping[str, Any]]) -> Row:
+    """One form's lines of one run as one row."""
+    row: Row = {"run": run}
+    walls = [line["wall"]["seconds"] for line in lines if "wall" in line]
+    chips = [line["wall"]["chip"] for line in lines if line.get("wall", {}).get("chip")]
+    for line in lines:
+        row |= line.get("made", {})
+        if "error" in line:
+            row["error"] = line["error"]
+    if walls:
+        row |= {"wall_seconds": statistics.median(walls), "quartiles": _quartiles(walls)}
+        row |= {
+            "device_seconds": None,
+            "no_clock": "the GPU's clock was not read",
+            "looks": len(walls),
+        }
+    if chips:
+        row["clock_mhz"] = statistics.median(chip["clock_mhz"] for chip in chips)
+        row["power_w"] = statistics.median(chip["power_w"] for chip in chips)
+    for line in lines:
+        if "device" in line and walls:
+            row |= _by_gpu(line["device"], row.get("kernels", 0))
+    return row
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    if len(values) == 1:
+        return [values[0], values[0]]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [low, high]
+
+
+def _by_gpu(device: Mapping[str, Any], kernels: int) -> Row:
+    """What the GPU's clock says of a form, unless that saw too few of its kernels: the time is too
+    short then. (Copies are no kernels to it, and a call of a library may be several.)
+    """
+    if "no_clock" in device:
+        return {"no_clock": device["no_clock"]}
+    if device["launches"] < 0.9 * kernels:
+        saw = f"CUPTI saw {device['launches']:g} of {kernels} kernels, {device['seconds']:.3g} s"
+        return {"no_clock": saw}
+    return {
+        "device_seconds": device["seconds"],
+        "no_clock": "",
+        "launches": device["launches"],
+        "longest": device["longest"],
+    }
+
+
+def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
+    """What has been recorded of a part ("speed", "agreement", "numerics", "kernels" or "train"), a
+    Record for each GPU model; none where nothing has. `folder` is where the models' folders are;
+    the environment variable FP8_RESULTS, where set, has precedence, so that a chapter can be read
+    with other results.
+
+    Raises ValueError for an unknown part, and for a file that is not as it was written.
+    """
+    if part not in PARTS:
+        raise ValueError(f"no part {part!r}; parts are {', '.join(PARTS)}")
+    found = []
+    for path in sorted(Path(os.environ.get("FP8_RESULTS") or folder).glob(f"*/{LINES}")):
+        lines = read_lines(path)
+        runs = tuple(line["provenance"] for line in lines if "provenance" in line)
+        cases: dict[str, dict[str, Row]] = {}
+        for (of_part, case, form), row in rows_of(lines).items():
+            if of_part == part:
+                cases.setdefault(case, {})[form] = row
+        if cases:
+            found.append(Record(part, runs, cases))
     return tuple(found)
 
 
-def not_measured(part: str) -> str:
-    """What a chapter prints in place of a table that nobody has measured yet."""
-    return f"not measured yet (`{COMMANDS[part]}`)"
+NOT_MEASURED = "not measured yet (`make gpu`)"  # in place of a table that nobody has measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,8 +346,7 @@ class Goal:
         """Of the times recorded, and the clock: this goal's, or the host's where the other saw
         nothing. None where one of the times is not recorded.
         """
-        case = record.cases.get(self.case, {})
-        rows = case.get("forms") or case.get("precisions") or {}
+        rows = record.cases.get(self.case, {})
         for clock in (self.clock, "wall_seconds"):
             of, over = (rows.get(form, {}).get(clock) for form in (self.of, self.over))
             if of and over:
@@ -301,7 +385,7 @@ class Goal:
 
     def _mixes_attention(self, record: Record) -> bool:
         """Whether the two times are of layers with different attention kernels."""
-        rows = record.cases[self.case].get("precisions", {})
+        rows = record.cases[self.case]
         kinds = {rows[form].get("attention") for form in (self.of, self.over) if form in rows}
         return len(kinds) > 1
 

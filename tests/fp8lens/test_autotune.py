@@ -6,20 +6,23 @@ looks up.
 
 import dataclasses
 import re
-from pathlib import Path
 
-import autotune
 import jax
 import jax.numpy as jnp
 import pytest
-from agreement import gemms
-from programs import programs
 
 from fp8lens.compile.autotune import recording
-from helpers import TARGETS, aot_compile
+from helpers import TARGETS, aot_compile, report_gemms
+from tests.programs import choices_by_hand as autotune
+from tests.programs.choices_by_hand import programs
 
 NAMES = ("unscaled, f32 result", "scaled in f32", "relu", "scaled in bf16")
 TILE = {"tile": "128x128x64", "library": "triton"}
+
+
+def gemms(compiled):
+    asked = "library", "math_dtype", "tile"
+    return [{name: getattr(row, name) for name in asked} for row in report_gemms(compiled).rows]
 
 
 @pytest.fixture(scope="module")
@@ -214,81 +217,3 @@ def test_nothing_is_written_where_nothing_is_timed(tmp_path):
     assert not path.exists(), (
         "XLA now writes choices without a GPU: say so in the docstring of `recording`"
     )
-
-
-def test_the_part_says_where_a_gpu_chose_otherwise(keys):
-    """Choices for another program: the compile without the GPU has none to follow, and the case
-    says so."""
-    program = programs(4)[NAMES[0]]
-    own = compiled(NAMES[0], autotune.by_hand(keys[NAMES[0]]))
-    result = autotune.travels(program, autotune.by_hand(keys["relu"]), TARGETS["H200"], own)
-    assert not result["agree"] and "recorded choices" in result["without_gpu"]["error"]
-    result = autotune.travels(
-        program, autotune.by_hand(keys[NAMES[0]], autotune.CUBLASLT), TARGETS["H200"], own
-    )
-    assert not result["agree"] and result["without_gpu"]["gemms"][0]["library"] == "cublasLt"
-
-
-@pytest.fixture
-def case(tmp_path):
-    return autotune.Case(tmp_path / "autotune.json", "autotune", "case", tmp_path / "marker", {})
-
-
-def test_the_part_keeps_what_the_gpu_wrote(keys, monkeypatch, case):
-    """All but the GPU: in its place, a compile that writes two programs' choices as a driver's chip
-    has them."""
-
-    def own_compile(fn, *args, rehearse, compiler_options, **options):
-        assert not rehearse
-        path = compiler_options["xla_gpu_dump_autotune_results_to"]
-        chosen = (
-            NAMES[:2] if fn is everything[NAMES[1]].fn else NAMES[:1]
-        )  # XLA writes all since the process started
-        text = autotune.by_hand([key for name in chosen for key in keys[name]])
-        text = text.replace(
-            "4800 GB/s, L2 cache: 50 MB, DNN version: 9.10.0",
-            "4917 GB/s, L2 cache: 60 MB, DNN version: 9.21.1",
-        )
-        assert "9.21.1" in text
-        Path(path).write_text(text)
-        return aot_compile(fn, *args, target="H200", autotune=text, **options)
-
-    everything = programs(4)
-    monkeypatch.setattr(autotune, "programs", lambda divide: everything)
-    monkeypatch.setattr(autotune, "own_compile", own_compile)
-    monkeypatch.setattr(autotune, "chip", lambda rehearse: TARGETS["H200"])
-    found = autotune.cases(rehearse=False)
-    first, second = (found[name](case=case) for name in NAMES[:2])
-    assert first["agree"] and second["agree"] and not first["hand_made"]
-    texts = [set(autotune.CHOICE.findall(case["choices"])) for case in (first, second)]
-    assert len(texts[0]) == len(keys[NAMES[0]]) and texts[1] and not texts[0] & texts[1]
-
-
-def test_choices_are_kept_where_the_program_cannot_be_read(keys, monkeypatch, case):
-    def unreadable(compiled):
-        raise ValueError("a custom call nobody has seen")
-
-    monkeypatch.setattr("agreement.gemms", unreadable)
-    result = next(iter(autotune.cases(rehearse=True).values()))(case=case)
-    assert (
-        result["choices"] and not result["agree"] and "nobody has seen" in result["on_gpu"]["error"]
-    )
-
-
-def test_the_part_rehearses(case):
-    """What `make gpu` runs, with hand-made choices in place of the GPU's."""
-    name, choose = next(iter(autotune.cases(rehearse=True).items()))
-    result = choose(case=case)
-    assert result["hand_made"] and result["agree"], result
-    assert result["without_gpu"] == result["on_gpu"]
-    assert result["without_gpu"]["gemms"] != result["untimed"]["gemms"]
-    # The choices that a record holds, under their header, are all that a compile needs.
-    program = programs(16)[name]
-    again = aot_compile(
-        program.fn,
-        *program.args,
-        target="H200",
-        gemm="auto",
-        autotune=autotune.HEADER + result["choices"],
-    )
-    assert autotune.side(again) == result["on_gpu"]

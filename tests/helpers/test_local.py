@@ -68,11 +68,11 @@ class Cupti:
 
 
 def without_clock():
-    raise local._NoClock("no clock here")
+    raise local.NoClock("no clock here")
 
 
 def test_functions_are_called_in_turn_after_two_calls_that_do_not_count(monkeypatch):
-    monkeypatch.setattr(local, "_cupti", without_clock)
+    monkeypatch.setattr(local, "cupti", without_clock)
     called = []
     times = device_times(
         {name: lambda name=name: called.append(name) for name in "ab"}, repeats=3, rounds=2
@@ -111,7 +111,7 @@ def test_the_hosts_clock_is_read_before_cupti_records(monkeypatch):
             super()._cupti_init()
             events.append("record")
 
-    monkeypatch.setattr(local, "_cupti", lambda: Recorder([("gemm", 1.0), ("gemm", 1.0)]))
+    monkeypatch.setattr(local, "cupti", lambda: Recorder([("gemm", 1.0), ("gemm", 1.0)]))
     device_times(
         {name: lambda name=name: events.append(name) for name in "ab"}, repeats=2, rounds=2
     )
@@ -132,14 +132,14 @@ def test_a_turn_lasts_as_long_as_is_asked(monkeypatch):
         now[0] += 1e-3
         called.append("call")
 
-    monkeypatch.setattr(local, "_cupti", without_clock)
+    monkeypatch.setattr(local, "cupti", without_clock)
     monkeypatch.setattr(local.time, "perf_counter", lambda: now[0])
     (timing,) = device_times({"a": call}, repeats=3, rounds=2, at_least=0.1).values()
     assert timing.wall == pytest.approx(1e-3) and len(called) == 1 + 5 + 2 * 100
 
 
 def test_what_is_timed_is_said_while_it_is(monkeypatch):
-    monkeypatch.setattr(local, "_cupti", lambda: Cupti([("gemm", 1.0)]))
+    monkeypatch.setattr(local, "cupti", lambda: Cupti([("gemm", 1.0)]))
     said = []
 
     @contextlib.contextmanager
@@ -165,7 +165,7 @@ def test_device_time_is_the_median_over_calls_of_what_their_kernels_took_togethe
         [("gemm", 3.0), ("relu", 1.0), ("gemm", 5.0), ("relu", 1.0)],
         [("gemm", 4.0), ("relu", 1.0), ("gemm", 90.0), ("relu", 1.0)],
     )
-    monkeypatch.setattr(local, "_cupti", lambda: cupti)
+    monkeypatch.setattr(local, "cupti", lambda: cupti)
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=2).values()
     assert timing.device == timing.seconds == pytest.approx(5.5e-3)  # of 4, 6, 5 and 91 ms
     assert (timing.low, timing.high) == (pytest.approx(4.75e-3), pytest.approx(27.25e-3))
@@ -177,7 +177,7 @@ def test_device_time_is_the_median_over_calls_of_what_their_kernels_took_togethe
 
 def test_a_kernel_now_and_then_leaves_the_mean(monkeypatch):
     monkeypatch.setattr(
-        local, "_cupti", lambda: Cupti([("gemm", 3.0), ("gemm", 3.0), ("now and then", 1.0)])
+        local, "cupti", lambda: Cupti([("gemm", 3.0), ("gemm", 3.0), ("now and then", 1.0)])
     )
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
     assert timing.device == pytest.approx(3.5e-3)
@@ -185,14 +185,14 @@ def test_a_kernel_now_and_then_leaves_the_mean(monkeypatch):
 
 def test_a_recording_without_a_kernel_costs_that_recording_alone(monkeypatch):
     monkeypatch.setattr(
-        local, "_cupti", lambda: Cupti([("gemm", 3.0)], None, [("gemm", 4.0)], [("gemm", 5.0)])
+        local, "cupti", lambda: Cupti([("gemm", 3.0)], None, [("gemm", 4.0)], [("gemm", 5.0)])
     )
     timings = device_times({"a": lambda: None, "b": lambda: None}, repeats=1, rounds=2)
     assert all(timing.device and not timing.no_clock for timing in timings.values())
 
 
 def test_nothing_recorded_leaves_the_wall_clock_and_says_so(monkeypatch):
-    monkeypatch.setattr(local, "_cupti", lambda: Cupti(None))
+    monkeypatch.setattr(local, "cupti", lambda: Cupti(None))
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
     assert (
         timing.device is None
@@ -203,7 +203,7 @@ def test_nothing_recorded_leaves_the_wall_clock_and_says_so(monkeypatch):
 
 def test_a_recording_ends_when_a_call_fails(monkeypatch):
     cupti = Cupti([])
-    monkeypatch.setattr(local, "_cupti", lambda: cupti)
+    monkeypatch.setattr(local, "cupti", lambda: cupti)
     calls = itertools.count()
 
     def fails():
@@ -220,7 +220,7 @@ def test_a_profiler_that_cannot_be_had_leaves_the_wall_clock_and_says_why(monkey
         def _cupti_init(self):
             raise RuntimeError("another subscriber is active")
 
-    monkeypatch.setattr(local, "_cupti", lambda: Held([]))
+    monkeypatch.setattr(local, "cupti", lambda: Held([]))
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=1).values()
     assert (
         timing.device is None

@@ -29,7 +29,6 @@ FIGURES = {
     "speedup": lambda: plots.plot_speedup(
         [16, 64, 256],
         {"FP8 already": [1.9, 2, 2], "by amax": [0.4, 1, 1.5]},
-        {"FP8 already": [(64, 1.7)], "by amax": []},
     ),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
 }

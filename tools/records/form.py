@@ -33,7 +33,7 @@ def _validator(name: str | None) -> jsonschema.Draft202012Validator:
 
 
 def problems(data: Any, name: str | None = None) -> list[str]:
-    """Where some data has not the form of the record of this name, or without one of a part of a
+    """Where some data has not the form of the record of this name, or without one of a line of a
     GPU's run.
     """
     errors = _validator(name).iter_errors(data)

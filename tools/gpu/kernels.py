@@ -1,0 +1,189 @@
+"""Does each kernel of the course compute on the GPU what it computes elsewhere? Each at a small
+size, beside XLA or NumPy on the CPU."""
+
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from helpers.models.attention import fused_attention
+from helpers.numerics import blocks
+from helpers.numerics.block_pass import block_pass
+from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
+from helpers.numerics.one_pass import Made, one_pass
+from helpers.numerics.ragged_matmul import ragged_matmul
+from tools.gpu.errors import errors, is_right
+from tools.gpu.machine import Gpu
+from tools.gpu.numerics import cpu
+from tools.gpu.stage import Case, Ready
+
+bf16, f32, e4m3 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn
+M, N, K, EXPERTS = 256, 384, 512, 4
+TRITON = Path(__file__).resolve().parent.parent.parent / "helpers/numerics/triton_kernel.py"
+
+
+def cases(gpu: Gpu) -> Iterator[Case]:
+    """Every kernel as a form."""
+    forms = {
+        "by_block": by_block,
+        "ragged_matmul": ragged,
+        "one_pass": passed,
+        "block_pass": in_blocks,
+        "fused_attention": attention,
+    }
+    if importlib.util.find_spec("triton") and not gpu.rehearsal:
+        forms["Triton kernel"] = by_triton
+    builds = {name: functools.partial(form, gpu) for name, form in forms.items()}
+    yield Case("kernels", "kernels", builds, looks=0, limit=40)
+
+
+def normal(*shape: int, dtype: Any = e4m3, seed: int = 0) -> np.ndarray:
+    """Random numbers."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
+
+
+def positive(*shape: int) -> np.ndarray:
+    """Scales, in 0.5 to 1.5."""
+    return np.random.default_rng(7).uniform(0.5, 1.5, shape).astype(np.float32)
+
+
+def beside(program: Any, reference: Callable, *args: np.ndarray) -> Ready:
+    """What a compiled kernel computes, beside what the CPU does."""
+    got = jax.tree.leaves(program.call(*args))
+    with jax.default_device(cpu()):
+        expected = jax.tree.leaves(reference(*args))
+    pairs = zip(map(np.asarray, got), map(np.asarray, expected), strict=True)
+    return judged([errors(*pair) for pair in pairs], program.compiled)
+
+
+def judged(found: list[dict[str, Any]], compiled: Any = None) -> Ready:
+    """Errors, and whether all results are right."""
+    right = all(is_right(one, K, fast=False) for one in found)
+    return Ready({"errors": found, "right": right}, compiled=compiled)
+
+
+def by_block(gpu: Gpu) -> Ready:
+    """Chapter 12's matmul of blocks."""
+    args = normal(M, K), normal(N, K, seed=1), positive(K // 128, M), positive(N // 128, K // 128)
+    program = gpu.compile(blocks.by_block, *args, rehearsed=blocks.batched)
+    return beside(program, blocks.batched, *args)
+
+
+def ragged(gpu: Gpu) -> Ready:
+    """The matmul of experts: one has no row, borders are within tiles, rows are left over."""
+    x, w = normal(M, K), normal(EXPERTS, N, K, seed=1)
+    sizes = np.array([70, 0, 101, 50], np.int32)
+    x_scale, w_scale = positive(M), positive(EXPERTS)
+
+    def expected(x, w, sizes, x_scale, w_scale):
+        rows = np.repeat(np.arange(EXPERTS), sizes)
+        wide = np.zeros((M, N), np.float32)
+        for row, expert in enumerate(rows):
+            product = w[expert].astype(np.float32) @ x[row].astype(np.float32)
+            wide[row] = product * x_scale[row] * w_scale[expert]
+        return wide.astype(bf16)
+
+    args = x, w, sizes, x_scale, w_scale
+    program = gpu.compile(ragged_matmul, *args, rehearsed=_interpreted(ragged_matmul))
+    return beside(program, expected, *args)
+
+
+def passed(gpu: Gpu) -> Ready:
+    """Codes, transposed codes, the largest magnitudes, a kept tensor and its sums, in one pass."""
+    x, rows, columns = normal(M, N, dtype=bf16), positive(M), positive(N)
+
+    def function(x, row, column):
+        value = x * row + column
+        return Made(value, (value,), (value,))
+
+    def quantized(x, rows, columns, by="mosaic"):
+        made = one_pass(
+            function,
+            [x],
+            [rows],
+            [columns],
+            scale=jnp.float32(0.01),
+            dtype=e4m3,
+            keep=[bf16],
+            by=by,
+        )
+        # How the amax is divided into parts is each way's own.
+        return made._replace(amaxes=jnp.max(made.amaxes))
+
+    by_xla = functools.partial(quantized, by="xla")
+    program = gpu.compile(quantized, x, rows, columns, rehearsed=by_xla)
+    return beside(program, by_xla, x, rows, columns)
+
+
+def in_blocks(gpu: Gpu) -> Ready:
+    """MXFP8 along both dimensions, beside NumPy's: codes to the bit, and scales."""
+    x = normal(M, N, dtype=bf16)
+
+    def expected(x):
+        wide, form = x.astype(np.float32), BLOCK_FORMATS["MXFP8, E4M3"]
+        one, other = to_blocks(wide, form), to_blocks(wide.T, form)
+        return one.codes, one.scales.T, other.codes, other.scales.T
+
+    def values(x, by="mosaic"):
+        return tuple(one.astype(f32) for one in block_pass(x, by=by))
+
+    program = gpu.compile(values, x, rehearsed=_interpreted(values))
+    return beside(program, lambda x: [one.astype(np.float32) for one in expected(x)], x)
+
+
+def attention(gpu: Gpu) -> Ready:
+    """Attention that keeps its scores on the chip, forward and backward."""
+    q, k, v, g = (normal(2, 256, 2, 64, dtype=bf16, seed=seed) for seed in range(4))
+    q = (q.astype(np.float32) / 8).astype(bf16)
+
+    def plain(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="xla")
+
+    def both_ways(attend, q, k, v, g):
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, *pull(g)
+
+    by_xla = functools.partial(both_ways, plain)
+    fused = functools.partial(both_ways, fused_attention)
+    program = gpu.compile(fused, q, k, v, g, rehearsed=by_xla)
+    got = jax.tree.leaves(program.call(q, k, v, g))
+    wide = [one.astype(np.float32) for one in (q, k, v, g)]
+    with jax.default_device(cpu()), jax.default_matmul_precision("highest"):
+        expected = [np.asarray(one).astype(bf16) for one in jax.tree.leaves(by_xla(*wide))]
+    found = [errors(np.asarray(one), two) for one, two in zip(got, expected, strict=True)]
+    # Scores and their gradients are rounded to bf16 between two products.
+    right = all(one["other_kind"] == 0 and one["relative"] < 2.0**-5 for one in found)
+    return Ready({"errors": found, "right": right}, compiled=program.compiled)
+
+
+def by_triton(gpu: Gpu) -> Ready:
+    """Chapter 16's kernel, which torch launches."""
+    import torch
+
+    spec = importlib.util.spec_from_file_location("triton_kernel", TRITON)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    a, b = (normal(rows, K, dtype=np.float32, seed=rows) for rows in (M, N))
+    a_scale, b_scale = positive(K // 128, M), positive(N // 128, K // 128)
+    on_gpu = [torch.tensor(one, device="cuda") for one in (a, b, a_scale, b_scale)]
+    codes = [one.to(torch.float8_e4m3fn) for one in on_gpu[:2]]
+    d = torch.empty((M, N), device="cuda", dtype=torch.bfloat16)
+    tile = {"TILE_M": 64, "TILE_N": 128, "TILE_K": 128, "PROMOTE": None}
+    launch = module.scaled_matmul[(M // 64, N // 128)]
+    launch(*codes, *on_gpu[2:], d, M, N, K, SCALES="block", **tile, num_warps=4, num_stages=3)
+    torch.cuda.synchronize()
+    with jax.default_device(cpu()):
+        expected = blocks.batched(a.astype(e4m3), b.astype(e4m3), a_scale, b_scale)
+    got = d.float().cpu().numpy().astype(bf16)
+    return judged([errors(got, np.asarray(expected))])
+
+
+def _interpreted(fn: Callable) -> Callable:
+    """The same kernel as a CPU runs it."""
+    return functools.partial(fn, by="interpret")

@@ -1,0 +1,452 @@
+"""How fast: one matmul in bf16, in FP8 in every form of the chapters, and by torch.
+
+Every form's result is compared once with the same function of the same operands in float32: those
+it multiplies one by one, without the FP8 tensor cores. Operands are random, of unit size, and no
+call finds its operands in the cache.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fp8lens.targets import GEMM_OPTIONS
+from helpers.numerics import blocks
+from helpers.numerics.quantize import amax_scale, quantize
+from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
+from helpers.records.local import wait, wall_seconds
+from tools.gpu.errors import errors, is_right
+from tools.gpu.machine import Gpu, Program
+from tools.gpu.stage import Case, Ready
+from tools.records.releases import dot
+from tools.records.releases import scaled as fused
+
+bf16, f32, e4m3, e5m2 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e5m2
+# Bytes of operands to walk through before the first set comes again: Hopper's L2 has 50 or 60 MB.
+BETWEEN = 200e6
+Shape = jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A way to write a matmul. `precision` is that of matmuls: "highest" asks for careful sums.
+    `reference` is compared with in place of `fn`, where `fn` makes FP8 itself; `on_cpu`, by the
+    CPU. `rehearsed` is what a CPU can run."""
+
+    fn: Callable
+    args: tuple[Shape, ...]
+    gemm: str = "cublaslt"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    precision: str | None = None
+    reference: Callable | None = None
+    on_cpu: bool = False
+    rehearsed: Callable | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int] | None:
+        """M, N and K; None where it is no matmul."""
+        if len(self.args) < 2 or self.args[1].ndim != 2:
+            return None
+        m, k = self.args[0].shape
+        return m, self.args[1].size // k, k
+
+    def compile(self, gpu: Gpu) -> Program:
+        """Compiled by its own way to multiply."""
+
+        def own(*args):  # what has been traced with another precision is not taken again
+            return self.fn(*args)
+
+        with jax.default_matmul_precision(self.precision):
+            return gpu.compile(
+                own, *self.args, gemm=self.gemm, options=self.options, rehearsed=self.rehearsed
+            )
+
+    def build(self, gpu: Gpu) -> Ready:
+        """Compile it, compare it once, and return what to time."""
+        program = self.compile(gpu)
+        sets = operands(self.args, 2 if gpu.rehearsal else sets_of(self.args))
+        made = compare(program.call(*sets[0]), self.reference or self.fn, sets[0], self.on_cpu)
+        if self.sizes:
+            made |= {"shape": list(self.sizes), "flops": 2 * math.prod(self.sizes)}
+        walk = itertools.cycle(sets)
+        return Ready(made, lambda: program.call(*next(walk)), program.compiled)
+
+
+def compare(
+    got: Any, fn: Callable, args: tuple[jax.Array, ...], on_cpu: bool = False
+) -> dict[str, Any]:
+    """How far a result is from that of `fn` with operands in float32, and whether rounding explains
+    it. No FP8 goes into the reference's matmul, so XLA finds no FP8 matmul in it."""
+
+    def wide(*args):
+        return fn(*args)
+
+    place = jax.devices("cpu")[0] if on_cpu else None
+    with jax.default_matmul_precision("highest"), jax.default_device(place):
+        given = [widened(np.asarray(arg) if on_cpu else arg) for arg in args]
+        expected = jax.jit(wide, compiler_options=dict(GEMM_OPTIONS["cublaslt"]))(*given)
+    if on_cpu:
+        got, expected = jax.tree.map(np.asarray, (got, expected))
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    found = [errors(*pair) for pair in pairs]
+    return {"errors": found, "right": all(is_right(one, args[0].shape[-1]) for one in found)}
+
+
+def widened(array: Any) -> Any:
+    """FP8 as float32, all else as it is."""
+    return array.astype(f32) if array.dtype in (e4m3, e5m2) else array
+
+
+@functools.lru_cache(maxsize=8)  # forms side by side take the same arguments
+def operands(
+    args: tuple[Shape, ...], count: int, zeros: bool = False
+) -> list[tuple[jax.Array, ...]]:
+    """Sets of random operands on the device: scalars in 0.5 to 1.5, the rest normally distributed,
+    or all zero."""
+
+    def one(key: jax.Array, arg: Shape) -> jax.Array:
+        if not arg.shape:
+            return jax.random.uniform(key, (), minval=0.5, maxval=1.5).astype(arg.dtype)
+        if zeros:
+            return jnp.zeros(arg.shape, arg.dtype)
+        return jax.random.normal(key, arg.shape, bf16).astype(arg.dtype)
+
+    @jax.jit
+    def a_set(key):
+        return tuple(map(one, jax.random.split(key, len(args)), args))
+
+    return [a_set(jax.random.key(seed)) for seed in range(count)]
+
+
+def sets_of(args: tuple[Shape, ...]) -> int:
+    """How many sets of operands a form walks through."""
+    size = sum(arg.size * arg.dtype.itemsize for arg in args)
+    return max(1, min(64, round(BETWEEN / size)))
+
+
+# The forms ----------------------------------------------------------------------------------------
+
+
+def unfused(act: Callable = lambda d: d, amax: str = "") -> Callable:
+    """The work of `fused`, the matmul's bf16 result written to memory and read again."""
+
+    def fn(a, b, a_scale, b_scale, d_scale, *bias):
+        d = jax.lax.optimization_barrier(scaled_dot(a, b, a_scale, b_scale, bf16)).astype(f32)
+        d = act(d + bias[0].astype(d.dtype) if bias else d)
+        return (to_e4m3(d, d_scale), jnp.max(jnp.abs(d))) if amax else to_e4m3(d, d_scale)
+
+    return fn
+
+
+ALL: dict[str, Any] = {"act": jax.nn.gelu, "amax": "activated"}  # and a bias
+ADDED: dict[str, dict[str, Any]] = {
+    "relu": {"act": jax.nn.relu},
+    "gelu": {"act": jax.nn.gelu},
+    "bias": {},
+    "amax": {"amax": "activated"},
+}
+OUT = "FP8 scaled, FP8 out"
+EVERYTHING = "bias + gelu + amax"
+
+
+class Forms:
+    """Every form at one size."""
+
+    def __init__(self, m: int, n: int, k: int):
+        self.sizes = m, n, k
+        self.a, self.b, self.s = Shape((m, k), e4m3), Shape((n, k), e4m3), Shape((), f32)
+        self.scaled = self.a, self.b, self.s, self.s, self.s
+        self.biased = *self.scaled, Shape((n,), bf16)
+        self.wide = Shape((m, k), bf16), Shape((n, k), bf16)
+
+    def first(self) -> dict[str, Form]:
+        """What is worth knowing first."""
+        return {
+            "bf16": Form(functools.partial(dot, dtype=bf16), self.wide),
+            f"+ {EVERYTHING}": Form(fused(**ALL), self.biased),
+            f"unfused: + {EVERYTHING}": Form(unfused(**ALL), self.biased),
+            OUT: Form(fused(), self.scaled),
+        }
+
+    def more(self) -> dict[str, Form]:
+        """What the goals are about besides. torch takes the kernel that cuBLASLt proposes first,
+        XLA times several: "untuned" is like torch."""
+        untuned = {"xla_gpu_autotune_level": 0}
+        return {
+            f"{OUT}, amax": Form(fused(amax="activated"), self.scaled),
+            f"{OUT}, untuned": Form(fused(), self.scaled, options=untuned),
+            "FP8 scaled": Form(functools.partial(scaled_dot, dtype=bf16), self.scaled[:4]),
+        }
+
+    def epilogues(self) -> dict[str, Form]:
+        """Each thing in the call and outside of it."""
+        first = self.first()
+        found = {name: first[name] for name in (OUT, "bf16")}
+        found["unfused: FP8 out"] = Form(unfused(), self.scaled)
+        for name, how in ADDED.items():
+            args = self.biased if name == "bias" else self.scaled
+            found[f"+ {name}"] = Form(fused(**how), args)
+            found[f"unfused: + {name}"] = Form(unfused(**how), args)
+        return found | {name: first[name] for name in first if EVERYTHING in name}
+
+    def from_bf16(self) -> dict[str, Form]:
+        """What making the operands FP8 costs."""
+
+        def layer(x, w, x_scale, w_scale):
+            codes = jax.lax.optimization_barrier(quantize(x, x_scale).astype(x.dtype))
+            return scaled_dot(codes, w, x_scale, w_scale, bf16)
+
+        def both(x, w, scale_of, barrier=lambda codes: codes):
+            x_scale, w_scale = scale_of(x), scale_of(w)
+            x, w = barrier(quantize(x, x_scale)), barrier(quantize(w, w_scale))
+            return scaled_dot(x, w, x_scale, w_scale, bf16)
+
+        def hidden(codes):
+            return jax.lax.optimization_barrier(codes.astype(f32))
+
+        def given(x, w, scale, **options):
+            return both(x, w, lambda _: scale, **options)
+
+        a, b = self.wide
+        one = functools.partial
+        return {
+            "bf16": self.first()["bf16"],
+            "quantize A": Form(quantize, (a, self.s), on_cpu=True),
+            "FP8, A from bf16": Form(
+                lambda x, w, x_scale, w_scale: scaled_dot(
+                    quantize(x, x_scale), w, x_scale, w_scale, bf16
+                ),
+                (a, self.b, self.s, self.s),
+                reference=layer,
+            ),
+            "FP8 from bf16": Form(given, (a, b, self.s), reference=one(given, barrier=hidden)),
+            "FP8 from bf16 by amax": Form(
+                lambda x, w: both(x, w, amax_scale),
+                (a, b),
+                reference=lambda x, w: both(x, w, amax_scale, hidden),
+            ),
+        }
+
+    def details(self) -> dict[str, Form]:
+        """What scales, sums, types and layouts cost."""
+        half = jnp.float32(0.5)
+        n, k = self.b.shape
+        return {
+            OUT: Form(fused(), self.scaled),
+            "B stored [K, N]": Form(
+                lambda a, b, *scales: fused()(a, b.T, *scales),
+                (self.a, Shape((k, n), e4m3), self.s, self.s, self.s),
+            ),
+            "no scales": Form(
+                lambda a, b: jnp.clip(dot(a, b), -E4M3_MAX, E4M3_MAX).astype(e4m3), (self.a, self.b)
+            ),
+            "scales of 0.5, constants": Form(
+                lambda a, b, s: to_e4m3(scaled_dot(a, b, half, half), s), (self.a, self.b, self.s)
+            ),
+            "accumulated in f32": Form(fused(), self.scaled, precision="highest"),
+            "bf16 out": self.more()["FP8 scaled"],
+            "f32 out": Form(scaled_dot, self.scaled[:4]),
+        }
+
+    def blocks(self) -> dict[str, Form]:
+        """Chapter 12's ladder of block-scaled matmuls, with its kernel at the top."""
+        (m, n, k), size = self.sizes, blocks.B
+        scales = Shape((k // size, m), f32), Shape((n // size, k // size), f32)
+        args = self.a, self.b, *scales
+        spelled = {fn.__name__: Form(fn, args) for fn in (blocks.dequantized, blocks.batched)}
+        kernel = Form(blocks.by_block, args, reference=blocks.batched, rehearsed=blocks.batched)
+        first = {"bf16": self.first()["bf16"], "FP8 scaled": self.more()["FP8 scaled"]}
+        return first | {"kernel": kernel} | spelled
+
+
+# torch --------------------------------------------------------------------------------------------
+
+
+def torch_forms(m: int, n: int, k: int, gpu: Gpu) -> dict[str, Callable[[], Ready]]:
+    """The same matmuls by torch, where it is installed: `torch._scaled_mm`, and bf16."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    return {
+        name: functools.partial(_torch, name, m, n, k, gpu)
+        for name in ("torch bf16", "torch._scaled_mm", "torch._scaled_mm, FP8 out")
+    }
+
+
+@functools.lru_cache(maxsize=2)
+def _torch_operands(m: int, n: int, k: int, place: str, count: int) -> list[tuple[Any, Any]]:
+    import torch
+
+    normal = functools.partial(torch.randn, device=place, dtype=torch.bfloat16)
+    return [(normal(m, k), normal(n, k)) for _ in range(count)]
+
+
+def _torch(name: str, m: int, n: int, k: int, gpu: Gpu) -> Ready:
+    import torch
+
+    place, count = ("cpu", 2) if gpu.rehearsal else ("cuda", sets_of((Shape((m + n, k), e4m3),)))
+    sets = _torch_operands(m, n, k, place, count)
+    fp8, one = torch.float8_e4m3fn, torch.tensor(0.75, device=place)
+    if name == "torch bf16":
+        scale, dtype = 1.0, torch.bfloat16
+        walk = itertools.cycle([(a, b.T) for a, b in sets])
+
+        def call():
+            return torch.matmul(*next(walk))
+
+    else:
+        scale = 0.75**2
+        dtype = fp8 if name.endswith("FP8 out") else torch.bfloat16
+        sets = [(a.to(fp8), b.to(fp8)) for a, b in sets]
+        walk = itertools.cycle([(a, b.T) for a, b in sets])
+        more = {"scale_result": torch.tensor(1.0, device=place)} if dtype is fp8 else {}
+
+        def call():
+            a, b = next(walk)
+            return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=True, **more)
+
+    got = call()
+    a, b = sets[0]
+    # In float32, as torch multiplies unless TF32 is allowed: here it is not.
+    expected = (a.float() @ b.float().T) * scale
+    as_jax = {fp8: e4m3, torch.bfloat16: bf16}[dtype]
+    error = errors(_of_torch(got, as_jax), _of_torch(expected.to(dtype), as_jax))
+    return Ready({"errors": [error], "right": is_right(error, k)}, call)
+
+
+def _of_torch(tensor: Any, dtype: Any) -> jax.Array:
+    """A tensor as an array of JAX, by the host: in float32, which holds every number of `dtype`."""
+    return jnp.asarray(tensor.float().cpu().numpy()).astype(dtype)
+
+
+# The cases ----------------------------------------------------------------------------------------
+
+
+def sized(gpu: Gpu, size: int) -> tuple[int, int, int]:
+    """M, N and K; in a rehearsal small ones, of which no two are equal."""
+    return (128, 256, 384) if gpu.rehearsal else (size, size, size)
+
+
+def case(gpu: Gpu, name: str, forms: Mapping[str, Form], looks: int = 5) -> Case:
+    """Forms as a case; what takes long is looked at for longer."""
+    flops = max(2 * math.prod(form.sizes) if form.sizes else 0 for form in forms.values())
+    builds = {form: functools.partial(one.build, gpu) for form, one in forms.items()}
+    seconds = 0.01 if gpu.rehearsal else 0.1 if flops > 5e11 else 0.03
+    return Case("speed", name, builds, 2 if gpu.rehearsal else looks, seconds)
+
+
+def first(gpu: Gpu) -> Iterator[Case]:
+    """FP8 fused, FP8 unfused, bf16 and torch, at both sizes."""
+    for size in (4096, 8192):
+        sizes = sized(gpu, size)
+        forms = Forms(*sizes)
+        one = case(gpu, f"{size}: main", forms.first() | (forms.more() if size == 8192 else {}))
+        # torch's before what is worth less: after the first four.
+        builds = [*one.forms.items()]
+        every = dict([*builds[:4], *torch_forms(*sizes, gpu).items(), *builds[4:]])
+        yield dataclasses.replace(one, forms=every)
+
+
+def epilogues(gpu: Gpu, size: int) -> Iterator[Case]:
+    """What each thing in the call costs, and outside of it."""
+    yield case(gpu, f"{size}: what is fused", Forms(*sized(gpu, size)).epilogues())
+
+
+def others(gpu: Gpu) -> Iterator[Case]:
+    """What is worth knowing last."""
+    forms = Forms(*sized(gpu, 8192))
+    yield case(gpu, "8192: from bf16", forms.from_bf16(), looks=3)
+    yield case(gpu, "8192: details", forms.details(), looks=3)
+    yield from epilogues(gpu, 4096)
+
+
+def blocked(gpu: Gpu) -> Iterator[Case]:
+    """Chapter 12's kernel beside XLA's forms."""
+    yield case(gpu, "4096: blocks", Forms(*sized(gpu, 4096)).blocks(), looks=3)
+
+
+# By default ---------------------------------------------------------------------------------------
+
+TRAINED = {  # the matmuls of a training step: hidden size 4096, 8192 tokens; M, N, K
+    "forward, up": (8192, 16384, 4096, e4m3),
+    "gradient of the input, up": (8192, 4096, 16384, e5m2),
+    "gradient of the weight, up": (16384, 4096, 8192, e5m2),
+}
+
+
+def by_default(gpu: Gpu) -> Iterator[Case]:
+    """What XLA's default options choose, which time Triton's kernels too: for the fused layer, and
+    for the matmuls of a training step. Beside it cuBLASLt alone, which is what it is compared
+    with."""
+    found = {}
+    for size in (8192, 4096):
+        found[f"fused layer, {size}"] = Form(fused(**ALL), Forms(*sized(gpu, size)).biased)
+    for name, (m, n, k, dtype) in TRAINED.items():
+        if gpu.rehearsal:
+            m, n, k = 128, 256, 384
+        args = Shape((m, k), dtype), Shape((n, k), e4m3), Shape((), f32), Shape((), f32)
+        careful = "highest" if dtype == e5m2 else None  # as Flax asks for in the backward pass
+        found[name] = Form(functools.partial(scaled_dot, dtype=bf16), args, precision=careful)
+    for name, form in found.items():
+        forms = {"cuBLASLt": form, "default": dataclasses.replace(form, gemm="auto")}
+        yield dataclasses.replace(case(gpu, f"default: {name}", forms, looks=4), limit=60)
+
+
+# Under load ---------------------------------------------------------------------------------------
+
+
+def under_load(gpu: Gpu) -> Iterator[Case]:
+    """How the rate sinks: of the first calls after a pause, and of those after a second and a half
+    without one; with random operands, and with zeros, which draw less power."""
+    forms = Forms(*sized(gpu, 8192))
+    wanted = {"bf16": forms.first()["bf16"], f"{OUT}, amax": forms.more()[f"{OUT}, amax"]}
+    builds = {
+        f"{name}, {'zeros' if zeros else 'random'}": functools.partial(held, form, gpu, zeros)
+        for name, form in wanted.items()
+        for zeros in (False, True)
+    }
+    yield Case("speed", "8192: under load", builds, looks=0, limit=30)
+    gigabyte = Shape((2**12 if gpu.rehearsal else 2**29,), bf16)
+    copy = {"a copy of 1 GiB": Form(lambda x: -x, (gigabyte,))}
+    yield case(gpu, "memory", copy, looks=3)
+
+
+def held(form: Form, gpu: Gpu, zeros: bool) -> Ready:
+    """Seconds of a call: the median of the first batches, and of those of the last half second. By
+    the host's clock, of calls sent one after the other."""
+    program = form.compile(gpu)
+    count, seconds = (2, 0.05) if gpu.rehearsal else (sets_of(form.args), 1.5)
+    walk = itertools.cycle(operands(form.args, count, zeros))
+
+    def call():
+        return program.call(*next(walk))
+
+    wait(call())
+    batch = max(1, round(0.02 / wall_seconds(call, 3)))  # 20 ms between two looks at the clock
+    time.sleep(seconds / 3)
+    burst = [wall_seconds(call, batch), wall_seconds(call, batch)]
+    stop = time.time() + seconds
+    late: list[tuple[float, float]] = []
+    while time.time() < stop or not late:
+        late.append((time.time(), wall_seconds(call, batch)))
+    for _ in range(2 * batch):
+        result = call()
+    chip = gpu.chip()
+    wait(result)
+    sustained = [took for begun, took in late if begun > stop - seconds / 3] or [late[-1][1]]
+    return Ready(
+        {
+            "burst_seconds": statistics.median(burst),
+            "sustained_seconds": statistics.median(sustained),
+            "chip": chip,
+            "flops": 2 * math.prod(form.sizes or ()),
+        }
+    )

@@ -1,0 +1,141 @@
+"""How fast: a training step of a transformer layer, in bf16 and with FP8 matmuls, and the steps of
+chapter 13's ladder.
+
+Each step has trained the layer before it is timed: what is multiplied has the scales of training,
+and that the loss falls is recorded beside the time.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from flax.linen import fp8_ops
+
+from helpers.models import ladder
+from helpers.models.gpt import GPTLayer
+from helpers.models.lean_gpt import Lean
+from tools.gpu.machine import Gpu
+from tools.gpu.stage import Case, Ready
+
+# Those of Transformer Engine's quickstart and of the readme of fp8layers.
+SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
+REHEARSAL = {"hidden": 128, "heads": 4, "sequence": 32, "batch": 2}
+STEPS = 20  # of training, whose losses are recorded
+FAST = ", fast backward"
+# By name: the layers of a training step, with who runs attention.
+LAYERS: dict[str, GPTLayer] = {
+    "bf16": GPTLayer(attention="cudnn"),
+    "bf16+fp8": GPTLayer(attention="cudnn", fp8=True),
+    "bf16, XLA's attention": GPTLayer(),
+    "bf16+fp8, XLA's attention": GPTLayer(fp8=True),
+    "bf16+fp8" + FAST: GPTLayer(attention="cudnn", fp8=True),
+    "f32": GPTLayer(dtype=jnp.float32),
+}
+
+
+def steps(gpu: Gpu) -> Iterator[Case]:
+    """A training step, by cuDNN's attention and by XLA's."""
+    yield case(gpu, "training step", LAYERS)
+
+
+def rungs(gpu: Gpu) -> Iterator[Case]:
+    """The ladder. Its first step is bf16 with the attention of the others."""
+    bases = {f"bf16, {name} attention": layer for name, layer in ladder.BASES.items()}
+    order = dict(reversed([*bases.items()]))
+    yield case(gpu, "ladder", {**order, **ladder.RUNGS})
+
+
+def case(gpu: Gpu, name: str, layers: Mapping[str, ladder.Layer]) -> Case:
+    """Layers whose steps are timed side by side."""
+    builds = {form: functools.partial(build, gpu, form, one) for form, one in layers.items()}
+    seconds, looks = (0.01, 2) if gpu.rehearsal else (0.25, 5)
+    return Case("train", name, builds, looks, seconds, limit=60)
+
+
+def small(layer: Any) -> Any:
+    """A layer that a CPU runs."""
+    fields: dict[str, Any] = {
+        "hidden": REHEARSAL["hidden"],
+        "heads": REHEARSAL["heads"],
+        "attention": "xla",
+    }
+    if isinstance(layer, GPTLayer):
+        return layer.clone(**fields)
+    return dataclasses.replace(layer, **fields)
+
+
+def build(gpu: Gpu, name: str, layer: ladder.Layer) -> Ready:
+    """A step that has trained the layer a little. Raises whatever XLA, cuDNN and Mosaic GPU
+    raise."""
+    sizes = REHEARSAL if gpu.rehearsal else SIZES
+    attention, rehearsed = layer.attention, None
+    if gpu.rehearsal:
+        layer = small(layer)
+        if isinstance(layer, Lean) and layer.by == "mosaic":
+            rehearsed = _step(ladder.step_of(dataclasses.replace(layer, by="xla")))
+    x, target = batch_of(sizes, getattr(layer, "dtype", jnp.bfloat16))
+    state = ladder.state_of(layer, x)
+    with fast_backward() if name.endswith(FAST) else contextlib.nullcontext():
+        step = _step(ladder.step_of(layer))
+        program = gpu.compile(step, state, x, target, rehearsed=rehearsed)
+    losses = []
+    for _ in range(STEPS):
+        state, loss = program.call(state, x, target)
+        losses.append(float(loss))
+
+    def call() -> jax.Array:
+        nonlocal state  # a step uses up the state it is given
+        state, loss = program.call(state, x, target)
+        return loss
+
+    memory = program.compiled.memory_analysis()
+    made = {
+        **sizes,
+        "attention": attention,
+        "losses": losses,
+        "flops": model_flops(sizes),
+        "temporary_bytes": memory.temp_size_in_bytes if memory else None,
+        "right": bool(jnp.isfinite(losses[-1])) and losses[-1] < losses[0],
+    }
+    return Ready(made, call, program.compiled)
+
+
+def _step(step: Any) -> Any:
+    """A step that JAX has not traced before, with another accumulation; it uses up its state."""
+    plain = getattr(step, "__wrapped__", step)
+    return jax.jit(lambda *args: plain(*args), donate_argnums=0)
+
+
+def batch_of(sizes: dict[str, int], dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """An input and a target, random."""
+    dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
+    keys = jax.random.split(jax.random.key(0))
+    x, target = (jax.random.normal(key, dims, jnp.bfloat16).astype(dtype) for key in keys)
+    return x, target
+
+
+def model_flops(sizes: dict[str, int]) -> int:
+    """Of the layer's matmuls as written, whoever runs them: 12 hidden^2 weights, and attention's
+    two for each head; the backward pass multiplies twice as much."""
+    hidden, sequence = sizes["hidden"], sizes["sequence"]
+    tokens = sequence * sizes["batch"]
+    return 3 * tokens * (2 * 12 * hidden**2 + 4 * sequence * hidden)
+
+
+@contextlib.contextmanager
+def fast_backward() -> Iterator[None]:
+    """What Flax does not offer: gradients accumulated as fast as the forward pass. Flax asks for
+    exact accumulation there, and cuBLASLt then adds up more slowly: this is to measure how much of
+    a step that is."""
+    exact, fast = fp8_ops.dot_general_transpose_lhs, jax.lax.Precision.DEFAULT
+    with mock.patch.object(
+        fp8_ops,
+        "dot_general_transpose_lhs",
+        lambda *args, precision, **options: exact(*args, precision=fast, **options),
+    ):
+        yield
