@@ -222,7 +222,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             one = json.loads(line)
             assert "provenance" in one or {"run", "part", "case", "form"} <= one.keys()
-        except (ValueError, AssertionError, AttributeError) as error:
+        except (ValueError, TypeError, AssertionError, AttributeError) as error:
             raise ValueError(
                 f"{path}, line {number}, is not as `make gpu` writes it: restore the file, or "
                 "remove the line"
