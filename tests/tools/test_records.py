@@ -478,8 +478,8 @@ OTHERS = "bf16", "blocks", "delayed, tensor core"
     "name", ["delayed", *(pytest.param(name, marks=nightly) for name in OTHERS)]
 )
 def test_a_run_begins_as_recorded(name):
-    """Its first steps. A CPU of another kind adds in another order: a code beside the other moves an
-    amax by a twentieth."""
+    """Its first steps. A CPU of another kind adds in another order: a code beside the other moves
+    an amax by a twentieth."""
     again = train.result(train.Task(name, 0), count=train.TOGETHER)
     recorded = RECORDS["trained"]["ways"][name][0]
     assert again["losses"] == pytest.approx(recorded["losses"][:1], rel=1e-3)
