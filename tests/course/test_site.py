@@ -40,7 +40,7 @@ from tools.site import build, changes, explorers, repository, sanitize
 ROOT = Path(__file__).resolve().parent.parent.parent
 CONTENTS = yaml.safe_load((ROOT / "myst.yml").read_text())["project"]["toc"]
 FILES = [Path(page["file"]) for part in CONTENTS for page in part.get("children", [])]
-CHAPTERS = [str(file) for file in FILES if file.suffix == ".ipynb"]
+CHAPTERS = [str(file) for file in FILES if file.match("notebooks/*.ipynb")]
 CHAPTER_PAGES = [str(Path(chapter).with_suffix(".html")) for chapter in CHAPTERS]
 PAGES = ["index.html", "search.html", *(str(file.with_suffix(".html")) for file in FILES)]
 # The build writes these itself, the index behind its chapter in the contents.
