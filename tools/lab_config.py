@@ -45,8 +45,10 @@ class Contents(AsyncLargeFileManager):
             metadata = content.get("metadata", {})
             if outputs.lookup(metadata, "jupytext.formats") == FORMATS:
                 model["content"] = outputs.normalise(nbformat.from_dict(content))
-            elif PurePosixPath(path).match("notebooks/try/*.ipynb"):
-                stored = nbformat.read(self._get_os_path(path), 4)
+                return
+            file = Path(self._get_os_path(path))
+            if PurePosixPath(path).match("try/*.ipynb") and file.is_file():
+                stored = nbformat.read(file, 4)
                 model["content"] = outputs.of_explorer(nbformat.from_dict(content), stored)
         elif model["type"] == "file" and path.endswith(".md"):
             if re.search(f"^  formats: {FORMATS}$", content, re.M):
