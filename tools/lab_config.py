@@ -4,7 +4,7 @@ would write, so that a chapter that was opened, run and saved is the one that gi
 
 import re
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import jupytext
 import nbformat
@@ -36,13 +36,20 @@ class Contents(AsyncLargeFileManager):
         return model
 
     def run_pre_save_hooks(self, model, path, **options):
-        """Write a chapter, either half of it, as `make refresh` does."""
+        """Write a chapter, either half of it, as `make refresh` does, and an explorer's notebook
+        with its picture: what a reader tries changes no file.
+        """
         super().run_pre_save_hooks(model, path, **options)
         content = model.get("content")
         if model["type"] == "notebook":
             metadata = content.get("metadata", {})
             if outputs.lookup(metadata, "jupytext.formats") == FORMATS:
                 model["content"] = outputs.normalise(nbformat.from_dict(content))
+                return
+            file = Path(self._get_os_path(path))
+            if PurePosixPath(path).match("try/*.ipynb") and file.is_file():
+                stored = nbformat.read(file, 4)
+                model["content"] = outputs.of_explorer(nbformat.from_dict(content), stored)
         elif model["type"] == "file" and path.endswith(".md"):
             if re.search(f"^  formats: {FORMATS}$", content, re.M):
                 notebook = outputs.normalise(jupytext.reads(content, fmt="md:myst"))

@@ -63,10 +63,9 @@ UNREACHABLE = [
     ),
 ]
 LAB_SETTINGS = {
-    # A double click opens either half of a chapter's pair as a notebook.
-    "@jupyterlab/docmanager-extension:plugin": {
-        "defaultViewers": {"markdown": "Jupytext Notebook"}
-    },
+    # A link to a page of text shows the page. JupyterLab would open it as a notebook without cells,
+    # ask for its kernel, and save it as one.
+    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
     # No question about news in front of the first chapter, and no request off the machine.
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
 }

@@ -32,7 +32,7 @@ ICON = '<link rel="icon" href="favicon.svg">'
 def try_site(project: Path) -> Iterator[str]:
     """The address of a site with the pages of explorers alone, which is built in seconds."""
     contents = yaml.safe_load((ROOT / "myst.yml").read_text())
-    pages = [f"{explorers.FOLDER}/{name}.md" for name in NAMES]
+    pages = [f"{explorers.FOLDER}/{name}.ipynb" for name in NAMES]
     contents["project"]["toc"] = [
         {"file": "README.md"},
         {"title": "Try it", "children": [{"file": page} for page in pages]},

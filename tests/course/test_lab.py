@@ -21,6 +21,7 @@ from helpers.explorers import compiled, fusion_lab
 from tests.weekly import NIGHTLY
 from tools import outputs
 from tools.files import of_project
+from tools.site import explorers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHAPTER = "01_fp8_formats"
@@ -39,7 +40,7 @@ def clone(tmp_path_factory) -> Path:
     least.
     """
     clone = tmp_path_factory.mktemp("clone")
-    for path in of_project("notebooks", "pyproject.toml"):
+    for path in of_project("notebooks", "img", "README.md", "pyproject.toml"):
         copy = clone / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
@@ -265,20 +266,11 @@ def test_the_explorer_of_the_first_chapter_answers(page, ran):
 
 
 @pytest.fixture
-def fusion(page, clone):
-    """The fusion lab in a notebook of one cell, which was run."""
-    code = "from helpers.explorers.widgets import FusionLab\n\nFusionLab()"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
-    path = clone / "notebooks" / "fusion.ipynb"
-    nbformat.write(notebook, path)
-    page.locator(".jp-DirListing-item", has_text=path.name).wait_for()
-    panel = open_chapter(page, path.name)
-    panel.locator(".jp-Cell .cm-content").first.click()
-    page.keyboard.press("Shift+Enter")
-    yield panel.locator(".explorer-fusion_lab").first
-    page.keyboard.press("Control+s")
-    path.unlink()
+def fusion(page):
+    """The fusion lab, from the README's first link, its notebook's cell run."""
+    open_path(page, "README.md")
+    page.locator(".jp-MarkdownViewer a", has_text="Try it").first.click()
+    yield started(page, "fusion_lab")
 
 
 def expect_verdict(area, choice, sizes=(4096, 4096, 4096)) -> None:
@@ -328,13 +320,57 @@ def test_the_fusion_lab_compiles_what_is_chosen(page, fusion):
     expect_verdict(fusion, chosen | {"result": "e4m3-no-clamp"})
 
 
-def test_the_text_half_is_not_listed_and_opens_as_a_notebook(page):
-    listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
-    assert f"{CHAPTER}.ipynb" in listed and "glossary.md" in listed
-    assert f"{CHAPTER}.md" not in listed
+def open_path(page: Page, path: str) -> None:
+    """Open a file as a link to it does."""
     page.locator('.lm-MenuBar-itemLabel:text-is("File")').click()
     page.locator('.lm-Menu-itemLabel:text-matches("^Open from Path")').click()
-    page.locator(".jp-Dialog input").fill(f"notebooks/{CHAPTER}.md")
+    page.locator(".jp-Dialog input").fill(path)
     page.keyboard.press("Enter")
-    panel = panel_of(page, f"{CHAPTER}.md")
-    assert picture_width(page, panel) > 100  # the outputs come from the .ipynb
+    expect(page.locator(".jp-Dialog")).to_have_count(0)
+
+
+def started(page: Page, name: str):
+    """An explorer, its notebook opened by a link: a picture, until its cell is run. Saved, it has
+    the picture still.
+    """
+    panel = panel_of(page, f"{name}.ipynb")
+    cell = panel.locator(".jp-CodeCell").first
+    if not cell.locator(".jp-OutputArea .explorer").count():
+        expect(cell.locator(".jp-OutputArea-output img")).to_be_visible()
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Shift+Enter")
+    # the one about dumps gives a table
+    area = cell.locator(f".explorer-{name}, .jp-RenderedHTML table").first
+    expect(area).to_be_visible()
+    save(page, name)
+    return area
+
+
+def link_to(page: Page, there: str):
+    """The first link in the first chapter that leads there."""
+    panel = open_chapter(page, f"{CHAPTER}.ipynb")
+    return scroll_to(page, panel, f'.jp-RenderedMarkdown a[href*="{there}"]')
+
+
+def test_what_texts_link_to_opens_without_a_question_and_changes_no_file(page, clone):
+    open_path(page, "notebooks")
+    page.locator('.jp-DirListing-item:has-text("glossary.md")').wait_for()
+    listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    assert f"{CHAPTER}.ipynb" in listed
+    assert f"{CHAPTER}.md" not in listed
+    shown = page.locator(".jp-MarkdownViewer:not(.lm-mod-hidden)")
+    open_path(page, "README.md")
+    expect(shown.locator("h1", has_text="FP8 matmuls in JAX")).to_be_visible()
+    assert shown.locator("img").first.evaluate("i => i.decode().then(() => i.naturalWidth)") > 100
+    link_to(page, "glossary.md").click()
+    expect(shown.locator("h1", has_text="Glossary")).to_be_visible()
+    link_to(page, "try/bits.ipynb").click()
+    answer = started(page, "bits").locator(".answer p").first
+    expect(answer).to_contain_text("465 becomes 448 in E4M3FN")
+    for name in explorers.EXPLORERS:
+        open_path(page, f"notebooks/try/{name}.ipynb")
+        started(page, name)
+    expect(page.locator(".lm-DockPanel-tabBar .jp-mod-dirty")).to_have_count(0)
+    for path in of_project("notebooks/try", "notebooks/glossary.md", "README.md"):
+        assert (clone / path.relative_to(ROOT)).read_bytes() == path.read_bytes(), path
+    assert not [*clone.glob("notebooks/try/*.md")]

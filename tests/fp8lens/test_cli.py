@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -287,6 +288,21 @@ def test_the_sample_in_the_readme(tmp_path, document, before):
     assert (
         command("layer.py:layer", "--shapes", shapes, "--reasons", folder=tmp_path).stdout == sample
     )
+
+
+def test_the_comparisons_in_the_readme(tmp_path):
+    section = (ROOT / "README.md").read_text().partition("## Ask whether FP8 pays\n")[2]
+    program, *pairs = re.findall(r"```\w+\n(.*?)```", section.partition("\n## ")[0], re.S)
+    (tmp_path / "mlp.py").write_text(program)
+    ratios = []
+    for asked, table in zip(pairs[::2], pairs[1::2], strict=True):
+        _, *words = shlex.split(asked.replace("\\\n", ""))
+        printed = iter(command(*words, folder=tmp_path).stdout.splitlines())
+        # the README leaves lines out, and changes none
+        assert all(line in printed for line in table.splitlines()), table
+        ratios.append(float(table.split()[-1]))
+    many, few = ratios
+    assert many < 1 < few
 
 
 def test_help(capsys):

@@ -185,7 +185,7 @@ def test_setup_installs_once_and_what_was_stopped_anew(checkout):
     found = [python, "-I", "-c", "import fp8lens; print(fp8lens.__file__)"]
     assert str(checkout) in subprocess.run(found, capture_output=True, text=True).stdout
     settings = checkout / ".venv/etc/jupyter/labconfig/default_setting_overrides.json"
-    assert "Jupytext Notebook" in settings.read_text()
+    assert "Markdown Preview" in settings.read_text()
     again = set_up(checkout)
     assert (again.returncode, again.stdout) == (0, "")
     (checkout / ".tools" / "installing").touch()  # as it stands where a set-up was killed

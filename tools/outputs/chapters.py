@@ -35,7 +35,8 @@ def parts() -> tuple[Part, ...]:
     found = []
     for entry in entries:
         pages = [Path(page["file"]) for page in entry.get("children", [])]
-        names = tuple(page.stem for page in pages if page.suffix == ".ipynb")
+        chapters = (page for page in pages if page.match("notebooks/*.ipynb"))
+        names = tuple(page.stem for page in chapters)
         if names:
             found.append(Part(entry["title"], names))
     return tuple(found)

@@ -151,6 +151,21 @@ def _normal_outputs(outputs: list[NotebookNode], count: int) -> list[NotebookNod
     return outputs
 
 
+def of_explorer(notebook: NotebookNode, stored: NotebookNode) -> NotebookNode:
+    """A notebook of "Try it" in its normal form, without a twin. Its cell of code shows the picture
+    that it shows in `stored`, whatever a reader saw when they ran it. The empty cell is left out
+    that JupyterLab adds when the last one is run.
+    """
+    result = normalise(notebook)
+    del result.metadata["jupytext"]
+    result.cells = [cell for cell in result.cells if cell.source]
+    pictures = [cell for cell in stored.cells if cell.cell_type == "code"]
+    cells = [cell for cell in result.cells if cell.cell_type == "code"]
+    for cell, picture in zip(cells, pictures, strict=False):
+        cell.execution_count, cell.outputs = None, copy.deepcopy(picture.outputs)
+    return result
+
+
 def twin_of(notebook: NotebookNode) -> str:
     """The .md of a normal notebook. It names no Jupytext version, so that an update changes no
     file.

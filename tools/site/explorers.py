@@ -1,8 +1,10 @@
 """A Sphinx extension: the pages on which a reader tries something out, without a kernel.
 
-A page is `notebooks/try/NAME.md` in myst.yml's contents; its explorer is NAME.mjs in
-helpers/explorers, and stands behind the page's first paragraph. What is stored in the page answers
-already, before any script runs. A page of an explorer may load and run only what the site has.
+A page is `notebooks/try/NAME.ipynb` in myst.yml's contents; its explorer is NAME.mjs in
+helpers/explorers, and stands behind the page's first paragraph. The notebook's one cell of code is
+for JupyterLab, where it starts the explorer, and for GitHub, which shows its picture: the tag
+`remove-cell` keeps it from the page. What is stored in the page answers already, before any script
+runs. A page of an explorer may load and run only what the site has.
 """
 
 import base64
@@ -127,8 +129,8 @@ def _insert(app: Sphinx, document: nodes.document, page: str) -> None:
 
 def _select(app: Sphinx, document: nodes.document, page: str) -> None:
     """Have a link's title be what is selected on the explorer's page that it leads to, as in
-    [0.3 in E5M2](try/bits.md "value=0.3&format=float8_e5m2"): every engine shows a title, and only
-    here is it a part of the address.
+    [0.3 in E5M2](try/bits.ipynb "value=0.3&format=float8_e5m2"): every engine shows a title, and
+    only here is it a part of the address.
     """
     for link in document.findall(nodes.reference):
         path, dot, _ = link.get("refuri", "").partition(".html")

@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
-from tools.site import api, cite, repository, rules, sanitize
+from tools.site import api, cite, explorers, repository, rules, sanitize
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ def _prepared(text: str, name: str, address: str) -> str:
             asked = _prepare_words(cell, where, asked)
     if asked:
         logger.warning("%s: nothing answers the last prediction", name)
-    if notebook.cells and notebook.cells[0].cell_type == "markdown":
+    is_chapter = notebook.cells and not explorers.is_explorers(name)
+    if is_chapter and notebook.cells[0].cell_type == "markdown":
         notebook.cells[0].source += repository.ways_to_run(address, f"{name}.ipynb")
     return nbformat.writes(notebook)
 
