@@ -5,6 +5,7 @@ time. Only then is CUPTI asked for the GPU's own clock: what it breaks costs no 
 """
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -180,38 +181,27 @@ class Stage:
             self.log.add(case.key(name), made={"not_described": sentence(error)})
         self.log.keep(case.key(name), compiled.as_text() or "")
 
-    def under_way(self, case: Case, name: str, limit: float) -> "_UnderWay":
-        """What is done within is a form's: an error is its line, and ends nothing else."""
-        return _UnderWay(self, case.key(name), limit)
+    @contextlib.contextmanager
+    def under_way(self, case: Case, name: str, limit: float) -> Iterator[list[Any]]:
+        """What is done within is a form's: an error is its line, and ends nothing else. The list is
+        for what was done; it is empty where that failed."""
+        key, done = case.key(name), list[Any]()
+        self.marker.set(key, limit, "wall")
+        try:
+            yield done
+        except Exception as error:
+            done.clear()
+            said = sentence(error)
+            self.log.add(key, error=said)
+            print(f"  {key.case}, {key.form}: FAILED: {said[:200]}", flush=True)
+            self.end_if_lost()
+        self.marker.clear()
 
     def end_if_lost(self) -> None:
         """End the process where the GPU is gone: what follows needs another."""
         if not self.gpu.answers():
             self.marker.clear()
             ended(LOST)
-
-
-class _UnderWay:
-    """A form under way: `with stage.under_way(...) as done`, and `done` is empty where it
-    failed."""
-
-    def __init__(self, stage: Stage, key: Key, limit: float):
-        self.stage, self.key, self.limit = stage, key, limit
-        self.done: list[Any] = []
-
-    def __enter__(self) -> list[Any]:
-        self.stage.marker.set(self.key, self.limit, "wall")
-        return self.done
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self.done.clear()
-            said = sentence(error)
-            self.stage.log.add(self.key, error=said)
-            print(f"  {self.key.case}, {self.key.form}: FAILED: {said[:200]}", flush=True)
-            self.stage.end_if_lost()
-        self.stage.marker.clear()
-        return isinstance(error, Exception)
 
 
 def enough(row: Mapping[str, Any] | None, case: Case) -> bool:
