@@ -23,9 +23,6 @@ FIGURES = {
         {"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]
     ),
     "snr": lambda: plots.plot_snr([0.5, 1, 2], {"E4M3FN": [1.0, 30.0, -np.inf]}, {"amax": 1.0}),
-    "roofline": lambda: plots.plot_roofline(
-        {"fused": (1e12, 1e9, 1e-3), "naive": (1e12, 1e10, 4e-3)}, {"FP8": 2e15}, 3e12
-    ),
     "speedup": lambda: plots.plot_speedup(
         [16, 64, 256],
         {"FP8 already": [1.9, 2, 2], "by amax": [0.4, 1, 1.5]},
@@ -148,19 +145,6 @@ def test_relative_error_is_half_a_step_where_normal_and_one_where_flushed():
         error[1.0] == pytest.approx(1 / 17) and error[2.0**-6] == error[1.0]
     )  # 1 + 1/16 lies between 1 and 1 + 1/8
     assert error[2.0**-12] == 1 and error[2.0**9] > 0.5
-
-
-def test_roofline_points_and_roofs():
-    points = {"compute": (1e13, 1e9, 5e-3), "memory": (1e9, 1e9, 1e-3)}
-    figure = plots.plot_roofline(points, {"f8": 2e15, "bf16": 1e15}, 3e12)
-    lines = figure.axes[0].lines
-    single = [line for line in lines if len(line.get_ydata()) == 1]
-    marks = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in single}
-    assert marks == {"compute": (1e4, 2000.0), "memory": (1.0, 1.0)}
-    assert [max(line.get_ydata()) for line in lines if len(line.get_ydata()) > 1] == [
-        2000.0,
-        1000.0,
-    ]
 
 
 def test_bytes_are_rows_in_launch_order_each_from_where_the_one_before_ends():
