@@ -25,7 +25,8 @@ from speed import describe, description, timed
 from helpers import report_gemms
 from helpers.models import ladder
 from helpers.models.gpt import GPTLayer, train_state, train_step
-from helpers.models.lean_gpt import Lean
+
+from lean_step import Lean
 
 # Those of Transformer Engine's quickstart and of the readme of fp8layers.
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
