@@ -81,8 +81,8 @@ def test_exported_weights_give_the_same_scores_in_another_process(tmp_path):
     np.save(tmp_path / "tokens.npy", tokens(9)[:, :-1])
     code = (
         "import sys, numpy as np\n"
-        "from fp8_decoder import Decoder\n"
         "from helpers.training import checkpoints\n"
+        "from fp8_decoder import Decoder\n"
         f"loaded = checkpoints.load_exported(sys.argv[1] + '/weights')\n"
         f"given = np.load(sys.argv[1] + '/tokens.npy')\n"
         f"out = checkpoints.exported_scores(Decoder('fp8', **{SMALL}), loaded, given)\n"
