@@ -48,7 +48,9 @@ BESIDE: dict[str, Layer] = {
 
 
 def base_of(layer: Layer) -> str:
-    """Of BASES, the one in Flax that has the layer's attention."""
+    """Of BASES, Flax's layer with the same attention, where it has the same optimizer, too."""
+    if isinstance(layer, Lean) and layer.optimizer != Descent():
+        return fair_base_of(layer)
     return layer.attention
 
 
