@@ -66,7 +66,7 @@ train: setup    ## train a small transformer in each precision and record it (20
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
 	$(PYTHON) -m tools.records.tensors
 
-ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (2 minutes)
+ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (3 minutes)
 	$(PYTHON) -m tools.records.ladder
 
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)

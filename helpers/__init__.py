@@ -45,5 +45,10 @@ if "jax" in sys.modules:
 
     # before a chapter's first array: without a GPU, JAX's start-up of CUDA would print a traceback
     choose_platform()
+# The recipes are files that a reader copies, and import one another by their bare names. So these
+# names are found here, too: last, so that none of them hides a package.
+RECIPES = Path(__file__).parent.parent / "notebooks" / "recipes"
+sys.path.append(str(RECIPES))
 # a matmul's source is the chapter's line, not the recipes'
-leave_out(Path(__file__).parent)
+for folder in (Path(__file__).parent, RECIPES):
+    leave_out(folder)

@@ -34,7 +34,7 @@ const WHAT = {
 
 /**
  * The scale of a step from the amaxes that it knows, in float32: the number to multiply by to dequantize. 1 if all are 0.
- * The same as `scale_of` of helpers/models/decoder.py, with a margin.
+ * The same as `scale_of` of notebooks/recipes/fp8_decoder.py, with a margin.
  */
 export function scaleOf(format, amaxes, margin) {
   const amax = Math.max(0, ...amaxes);

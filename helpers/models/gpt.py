@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from helpers.models.attention import fused_attention
+from fused_attention import fused_attention
 
 try:
     import flax.linen as nn

@@ -10,39 +10,69 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fp8lens import Inspection, Target
 from fp8lens.bill.rates import RATES, calibrated
 from fp8lens.matmul.ledger import Line
-from helpers.models import gpt, lean_gpt
+from helpers.models import gpt
 from helpers.models.gpt import GPTLayer
-from helpers.models.lean_gpt import Lean
 from helpers.records.results import digest
+
+import lean_step
+from lean_step import AdamW, Descent, Lean
 
 Layer = GPTLayer | Lean
 
-# Each rung has what those before it have. One is compared with bf16 that has the same attention.
-BASES: dict[str, Layer] = {"xla": GPTLayer(), "fused": GPTLayer(attention="fused")}
+# Steps in bf16: Flax's layer, with two kinds of attention, and the lean layer.
+BASES: dict[str, Layer] = {
+    "xla": GPTLayer(),
+    "fused": GPTLayer(attention="fused"),
+    "restructured": Lean(fp8=False),
+    "restructured, AdamW": Lean(fp8=False, optimizer=AdamW()),
+}
+# Each rung has what those before it have.
 RUNGS: dict[str, Layer] = {
     "Flax's FP8 layer": GPTLayer(fp8=True),
-    "codes saved": Lean(by="xla", attention="xla"),
-    "passes of Mosaic GPU": Lean(attention="xla"),
-    "attention on the chip": Lean(),
-    "gelu's input in FP8": Lean(up_in_fp8=True),
+    "codes saved": Lean(by="xla", attention="xla", careful=False),
+    "passes of Mosaic GPU": Lean(attention="xla", careful=False),
+    "attention on the chip": Lean(careful=False),
+    "gelu's input in FP8": Lean(up_in_fp8=True, careful=False),
+    "careful sums": Lean(up_in_fp8=True),
+    "AdamW": Lean(up_in_fp8=True, optimizer=AdamW()),
 }
+# The last rung with Optax's optimizer, to see what the pass saves that also quantizes.
+BESIDE: dict[str, Layer] = {
+    "AdamW by Optax": Lean(up_in_fp8=True, optimizer=optax.adamw(1e-3)),
+}
+
+
+def base_of(layer: Layer) -> str:
+    """Of BASES, Flax's layer with the same attention, where it has the same optimizer, too."""
+    if isinstance(layer, Lean) and layer.optimizer != Descent():
+        return fair_base_of(layer)
+    return layer.attention
+
+
+def fair_base_of(layer: Layer) -> str:
+    """Of BASES, the one that is restructured as the lean layers with fused attention are, and has
+    the same optimizer.
+    """
+    is_descent = isinstance(layer, Lean) and layer.optimizer == Descent()
+    return "restructured" if is_descent else "restructured, AdamW"
 
 
 def step_of(layer: Layer) -> Callable:
     """step(state, x, target) -> (state, error)."""
     if isinstance(layer, Lean):
-        return functools.partial(lean_gpt.train_step, layer)
+        return functools.partial(lean_step.train_step, layer)
     return gpt.train_step
 
 
 def state_of(layer: Layer, x: Any) -> Any:
     """A state to begin with. With shapes for `x`, give this to jax.eval_shape."""
     if isinstance(layer, Lean):
-        return lean_gpt.new_state(layer, jax.random.key(0))
+        return lean_step.new_state(layer, jax.random.key(0))
     return gpt.train_state(layer, x)
 
 
@@ -74,8 +104,8 @@ def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:
     """
     lines = [*seen.ledger]
     by_hand = [line for line in lines if line.what == "opaque"]
-    passes = [line for line in by_hand if makes_codes(line)]
-    attention = [line for line in by_hand if not makes_codes(line)]
+    passes = [line for line in by_hand if is_pass(line)]
+    attention = [line for line in by_hand if not is_pass(line)]
     batch, sequence, hidden = x.shape
     product = 2 * batch * sequence**2 * hidden
     alone = 9 * product / chip.peak_flops["bf16"] if attention else 0.0
@@ -118,6 +148,6 @@ def recorded(folder: str | Path = "results") -> Ladder:
     return Ladder(steps, data["packages"]["jax"])
 
 
-def makes_codes(line: Line) -> bool:
-    """Whether a kernel by hand writes FP8, as passes do."""
-    return "f8e" in line.kernel.result
+def is_pass(line: Line) -> bool:
+    """Whether a kernel by hand is one of `one_pass`; the others are attention's."""
+    return "one_pass" in line.layer.split("/")

@@ -2,7 +2,7 @@
 
 XLA finds the scales in one kernel and makes the codes in another, so it reads a tensor twice for
 each of the two copies that training needs. Here one kernel reads each tile once, and writes both
-copies before the tile leaves the chip. Like helpers.numerics.one_pass it is written with Pallas's
+copies before the tile leaves the chip. Like the recipe one_pass it is written with Pallas's
 Mosaic GPU backend; it compiles for a Hopper and for a Blackwell, and can be interpreted on a CPU.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
-from helpers.numerics.one_pass import TILE, check_codes, tiled
+from one_pass import TILE, check_codes, tiled
 
 f32, e8m0 = jnp.float32, jnp.float8_e8m0fnu
 BLOCK = 32

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
-from helpers.numerics.one_pass import check_codes, tiled
+from one_pass import check_codes, tiled
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 ROWS, COLUMNS = 64, 128  # of the result's tile: what one warpgroup's registers hold

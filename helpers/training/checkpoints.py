@@ -18,7 +18,7 @@ except ImportError as error:
         "pip install orbax-checkpoint"
     ) from error
 
-from helpers.models.decoder import (
+from fp8_decoder import (
     Decoder,
     State,
     decode,

@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from helpers.models.decoder import (
+from helpers.training import text
+from helpers.training.scaling import Recipe, multiplier
+
+from fp8_decoder import (
     Decoder,
     State,
     decode,
@@ -29,8 +32,6 @@ from helpers.models.decoder import (
     updated,
     weight_of,
 )
-from helpers.training import text
-from helpers.training.scaling import Recipe, multiplier
 
 STEPS, TEXTS, LENGTH = 300, 4, 64
 RATE, RISES = 4e-3, 30  # AdamW's highest rate, and the steps until it is reached

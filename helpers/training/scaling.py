@@ -1,7 +1,7 @@
 """FP8 matmuls to train with and to compare: by how a scale is chosen, by format, and by how the
 products are summed.
 
-`multiplier(recipe)` is one for `Decoder.fp8` of helpers.models.decoder. Unlike the product there,
+`multiplier(recipe)` is one for `Decoder.fp8` of the recipe fp8_decoder. Unlike the product there,
 which XLA has to recognize, these compute what the tensor core computes also on a CPU: codes are
 multiplied as they are, the sum is in f32 or as `tensor_core_dot` says, and the scales multiply the
 sum.
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from helpers.models.decoder import e4m3, e5m2, f32, remember, scale_of
 from helpers.training.sums import tensor_core_dot
+
+from fp8_decoder import e4m3, e5m2, f32, remember, scale_of
 
 BLOCK = 128
 SCALINGS = ("delayed", "current", "blocks", "frozen")

@@ -17,11 +17,11 @@ from fp8lens.bill.rates import LAUNCHES, RATES, WIRES, kind_of, wire_rate
 from fp8lens.cli import main
 from fp8lens.hlo.parse import parse_shape
 from fp8lens.targets import TARGETS
-from helpers.models.decoder import Decoder, new_state
-from helpers.models.decoder import train_step as decoder_step
 from helpers.models.gpt import GPTLayer, train_state, train_step
-from helpers.numerics import recipes
-from helpers.numerics.recipes import Amaxes, quantize, remember, scale_of, scaled_dot
+
+from fp8_decoder import Decoder, new_state
+from fp8_decoder import train_step as decoder_step
+from fp8_linear import Amaxes, backward, quantize, remember, scale_of, scaled_dot
 
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 S = jax.ShapeDtypeStruct
@@ -46,7 +46,7 @@ def forward(x, w, amaxes):
     return y, (x_q, w_q, x_scale, w_scale, new_x, new_w, amaxes.g)
 
 
-linear.defvjp(forward, recipes.backward)
+linear.defvjp(forward, backward)
 
 
 def block(weights, amaxes, x):

@@ -11,7 +11,8 @@ import pytest
 
 from fp8lens import assert_fp8_gemms, inspect, report_gemms
 from fp8lens.cli import main
-from helpers.numerics.recipes import quantize, scaled_dot
+from helpers.numerics.quantize import quantize
+from helpers.numerics.recipes import scaled_dot
 from tests.programs.corpus import bf16, by_hand, e4m3, f32, shape
 
 FP8 = shape(64, 64, dtype=e4m3)

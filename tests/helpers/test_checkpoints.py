@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from helpers.models.decoder import Decoder, new_state, scores, train_step
 from helpers.training import checkpoints
+
+from fp8_decoder import Decoder, new_state, scores, train_step
 
 SMALL = {"letters": 64, "width": 32, "heads": 2, "hidden": 48, "blocks": 2}
 ADAM = optax.adamw(1e-3)
@@ -80,8 +81,8 @@ def test_exported_weights_give_the_same_scores_in_another_process(tmp_path):
     np.save(tmp_path / "tokens.npy", tokens(9)[:, :-1])
     code = (
         "import sys, numpy as np\n"
-        "from helpers.models.decoder import Decoder\n"
         "from helpers.training import checkpoints\n"
+        "from fp8_decoder import Decoder\n"
         f"loaded = checkpoints.load_exported(sys.argv[1] + '/weights')\n"
         f"given = np.load(sys.argv[1] + '/tokens.npy')\n"
         f"out = checkpoints.exported_scores(Decoder('fp8', **{SMALL}), loaded, given)\n"

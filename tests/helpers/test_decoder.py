@@ -10,12 +10,13 @@ from flax import nnx
 
 from fp8lens import assert_fp8_gemms, inspect
 from fp8lens.rules.rule import Lost
-from helpers.models import decoder as d
-from helpers.models import nnx as fp8_nnx
-from helpers.models.decoder import Decoder, new_state, new_weights, scores, train_step
-from helpers.models.flax_decoder import NNX, OVERWRITE, Linen
-from helpers.numerics.recipes import Amaxes, fp8_linear
 from tests.weekly import weekly
+
+import fp8_decoder as d
+import fp8_nnx
+from flax_decoder import NNX, OVERWRITE, Linen
+from fp8_decoder import Decoder, new_state, new_weights, scores, train_step
+from fp8_linear import Amaxes, fp8_linear
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 SMALL = {"letters": 64, "width": 32, "heads": 2, "hidden": 48, "blocks": 2}

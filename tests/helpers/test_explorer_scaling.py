@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from helpers.explorers import scaling
-from helpers.models.decoder import remember, scale_of
 from helpers.numerics.formats import describe
 from tests.helpers.test_explorer_formats import ask_node
+
+from fp8_decoder import remember, scale_of
 
 NODE = """
 const { simulate, summary } = explorer

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 
 from fp8lens import assert_fp8_gemms, inspect, report_gemms
-from helpers.models.nnx import Fp8Dot, Overwrite, name_scopes, update, value_and_grad
 from helpers.numerics.quantize import amax_scale, dequantize, quantize
-from helpers.numerics.recipes import Amaxes, fp8_linear
+
+from fp8_linear import Amaxes, fp8_linear
+from fp8_nnx import Fp8Dot, Overwrite, name_scopes, update, value_and_grad
 
 E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 LAYERS = {
@@ -222,9 +223,7 @@ def test_amaxes_of_steps_that_are_alike_are_remembered():
 def test_a_gradient_that_is_not_its_own_is_refused():
     model, x = LAYERS["linear"](Fp8Dot()), x_for("linear", 8)
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    with pytest.raises(
-        ValueError, match="without Overwrite: take it by helpers.models.nnx.value_and_grad"
-    ):
+    with pytest.raises(ValueError, match="without Overwrite: take it by fp8_nnx.value_and_grad"):
         update(model, optimizer, nnx.grad(loss)(model, x))
     (_, more), gradient = value_and_grad(lambda model, x: (loss(model, x), x), has_aux=True)(
         model, x

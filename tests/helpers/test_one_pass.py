@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from fp8lens import inspect
-from helpers.models import lean_gpt
-from helpers.numerics.one_pass import Made, one_pass
 from helpers.numerics.quantize import quantize
+
+import lean_step
+from one_pass import Made, one_pass
 
 f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
 
@@ -55,22 +56,22 @@ def test_the_kernel_computes_what_the_function_says(dtype, shape):
 @pytest.mark.parametrize("how", ["interpret", "xla"])
 def test_what_is_beyond_the_range_is_clamped_and_seen_in_the_amax(how):
     x = some(0, 64, 128).at[3, 5].set(1e6).at[60, 127].set(-jnp.inf)
-    done = one_pass(lean_gpt.same, [x], scale=jnp.float32(1), dtype=e4m3, by=how)
+    done = one_pass(lean_step.same, [x], scale=jnp.float32(1), dtype=e4m3, by=how)
     assert done.codes[3, 5] == done.transposed[5, 3] == 448
     assert done.codes[60, 127] == done.transposed[127, 60] == -448
     assert jnp.isinf(jnp.max(done.amaxes))  # a history leaves it out
     x = some(0, 64, 128).at[3, 5].set(jnp.nan)
-    done = one_pass(lean_gpt.same, [x], scale=jnp.float32(1), dtype=e4m3, by=how)
+    done = one_pass(lean_step.same, [x], scale=jnp.float32(1), dtype=e4m3, by=how)
     assert [*np.argwhere(np.isnan(np.asarray(done.codes, np.float32)))[0]] == [3, 5]
     assert [*np.argwhere(np.isnan(np.asarray(done.transposed, np.float32)))[0]] == [5, 3]
 
 
 FUNCTIONS = {
-    "norm": (lean_gpt.normed, 1, 2, 2, []),
-    "norm's gradient": (lean_gpt.norm_gradient, 3, 4, 1, [bf16]),
-    "gelu": (lean_gpt.gelu, 1, 0, 0, []),
-    "gelu's gradient": (lean_gpt.gelu_gradient, 2, 0, 0, []),
-    "gelu of codes": (lean_gpt.gelu_of_codes, 1, 0, 1, []),
+    "norm": (lean_step.normed, 1, 2, 2, []),
+    "norm's gradient": (lean_step.norm_gradient, 3, 4, 1, [bf16]),
+    "gelu": (lean_step.gelu, 1, 0, 0, []),
+    "gelu's gradient": (lean_step.gelu_gradient, 2, 0, 0, []),
+    "gelu of codes": (lean_step.gelu_of_codes, 1, 0, 1, []),
 }
 
 
@@ -123,14 +124,26 @@ def test_it_is_one_kernel_that_moves_each_byte_once(name):
 COMPILE = """
 import jax
 from fp8lens import aot_compile
-from helpers.numerics.one_pass import one_pass
-from tests.helpers.test_one_pass import e5m2, f32, given
+import helpers
+from one_pass import one_pass
+from tests.helpers.test_one_pass import adamw, e5m2, f32, given
 for name in "norm's gradient", "gelu's gradient":
     function, keep, arrays = given(name, 1024, 2048, jax.ShapeDtypeStruct)
     def run(tensors, rows, columns, scale):
         return one_pass(function, tensors, rows, columns, scale=scale, dtype=e5m2, keep=keep)
     aot_compile(run, *arrays, jax.ShapeDtypeStruct((), f32), target="H100")
+function, tensors, scalars = adamw(1024, 2048, jax.ShapeDtypeStruct)
+def update(tensors, scalars, scale):
+    options = {"dtype": e5m2, "keep": [f32] * 3, "overwrite": True}
+    return one_pass(function, tensors, scalars=scalars, scale=scale, **options)
+aot_compile(update, tensors, scalars, jax.ShapeDtypeStruct((), f32), target="H100")
 """
+
+
+def adamw(m, n, like):
+    """The optimizer's pass: the function, what it reads and overwrites, and its scalars."""
+    function = functools.partial(lean_step._updated, lean_step.AdamW())
+    return function, [like((m, n), f32)] * 3 + [like((m, n), bf16)], [like((), f32)] * 3
 
 
 def assembled(program: str) -> str:
@@ -149,27 +162,41 @@ def assembled(program: str) -> str:
 def test_the_largest_passes_keep_all_in_registers_and_convert_in_pairs():
     """By their instructions, and by what the assembler says of them."""
     said = assembled(COMPILE)
-    assert re.findall(r"(\d+) stack.* (\d+) bytes lmem", said) == [("0", "0")] * 2
-    # 64 values for each thread, in both layouts; and no conversion of a single one.
-    assert len(re.findall(r"cvt\.rn\.satfinite\.e5m2x2\.f32", said)) == 2 * 2 * 64 / 2
+    assert re.findall(r"(\d+) stack.* (\d+) bytes lmem", said) == [("0", "0")] * 3
+    # 64 values for each thread, of AdamW's 32, in both layouts; and no conversion of a single one.
+    assert len(re.findall(r"cvt\.rn\.satfinite\.e5m2x2\.f32", said)) == 2 * (64 + 64 + 32) / 2
     assert not re.search(r"cvt\S*\.e5m2\b", said) and "ld.shared.v4.b32" in said
 
 
 def test_what_overwrites_is_written_in_place():
+    function = functools.partial(lean_step._updated, lean_step.Descent())
+    options = {"scalars": [0.5], "dtype": e4m3, "keep": [f32], "overwrite": True}
+
     def run(w, g):
-        function = functools.partial(lean_gpt._updated, lambda w, g, rate: w - 0.5 * g)
-        options = {"scale": jnp.float32(1), "dtype": e4m3, "keep": [f32], "overwrite": True}
-        return one_pass(function, [w, g], [], [jnp.zeros(w.shape[1])], **options)
+        return one_pass(function, [w, g], **options)
 
     w, g = jax.ShapeDtypeStruct((1024, 2048), f32), jax.ShapeDtypeStruct((1024, 2048), bf16)
     seen = inspect(jax.jit(run, donate_argnums=0), w, g)
     assert not [line for line in seen.ledger if line.kernel.kind == "copy"]
     assert seen.memory.aliased >= 4 * w.size
     w, g = some(0, 64, 128), some(1, 64, 128, dtype=bf16)
-    function = functools.partial(lean_gpt._updated, lambda w, g, rate: w - 0.5 * g)
-    options = {"scale": jnp.float32(1), "dtype": e4m3, "keep": [f32], "overwrite": True}
-    done = one_pass(function, [w, g], [], [jnp.zeros(128)], **options, by="interpret")
+    done = one_pass(function, [w, g], **options, by="interpret")
     assert np.array_equal(done.kept[0], w - 0.5 * g.astype(f32))
+
+
+def test_a_pass_of_an_optimizer_with_moments_is_what_xla_makes_of_it():
+    """Four tensors, in narrower tiles."""
+    function, shapes, _ = adamw(128, 256, jax.ShapeDtypeStruct)
+    tensors = [some(n, *s.shape, dtype=s.dtype) for n, s in enumerate(shapes)]
+    tensors[2] = jnp.square(tensors[2])
+    options = {"scalars": [1e-3, 0.1, 0.001], "scale": jnp.float32(0.01), "dtype": e4m3}
+    options |= {"keep": [f32] * 3, "overwrite": True}
+    one, other = (one_pass(function, tensors, **options, by=by) for by in ("interpret", "xla"))
+    for a, b in zip(one.kept, other.kept, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    assert (one.codes != other.codes).mean() < 0.01
+    assert np.array_equal(one.codes, one.transposed.T)
+    assert jnp.max(one.amaxes) == jnp.max(jnp.abs(one.kept[0]))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +215,7 @@ def test_what_overwrites_is_written_in_place():
 def test_what_does_not_fit_is_told(change, says):
     usual = {"tensors": [jnp.zeros((64, 128))], "scale": jnp.float32(1), "dtype": e4m3}
     with pytest.raises(ValueError, match=says):
-        one_pass(lean_gpt.same, **usual | change)
+        one_pass(lean_step.same, **usual | change)
 
 
 @pytest.mark.parametrize(
@@ -210,4 +237,4 @@ def test_what_returns_no_made_or_other_codes_is_refused():
     with pytest.raises(ValueError, match="returns Made"):
         one_pass(lambda a: a, [x], scale=scale, dtype=e4m3, by="xla")
     with pytest.raises(ValueError, match="codes are float8"):
-        one_pass(lean_gpt.same, [x], scale=scale, dtype=bf16, by="xla")
+        one_pass(lean_step.same, [x], scale=scale, dtype=bf16, by="xla")

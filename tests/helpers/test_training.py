@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.models.decoder import delayed, e4m3, e5m2, new_state, product, scale_of
 from helpers.numerics.blocks import hopper_dot, promoted_sums
 from helpers.training import runs, text
 from helpers.training.scaling import SCALINGS, Recipe, multiplier
 from helpers.training.sums import tensor_core_dot
+
+from fp8_decoder import delayed, e4m3, e5m2, new_state, product, scale_of
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 

@@ -209,7 +209,7 @@ def nnx_weights_ahead():
 @program("flax: nnx.Linear, trained")
 def nnx_trained():
     """With an FP8 product in the place of its dot_general."""
-    from helpers.models.nnx import Fp8Dot, value_and_grad
+    from fp8_nnx import Fp8Dot, value_and_grad
 
     def make():
         return nnx.Linear(WIDTH, HIDDEN, dtype=bf16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))

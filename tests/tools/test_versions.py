@@ -40,7 +40,7 @@ OTHER_PYTHON = Environment(f"py{OTHER.replace('.', '')}", OTHER, sync=())
 # programs.
 OF_THE_LOCK = {"corpus", "random_programs", "libraries", "toolkit", "pyodide"}
 # These take minutes, and the chapters try the same code on the oldest JAX.
-LONG = {"autotune", "fusion", "plots", "gpt", "decoder", "lean_gpt", "one_pass"}
+LONG = {"autotune", "fusion", "plots", "gpt", "decoder", "lean_step", "one_pass"}
 TESTS = {
     path.stem.removeprefix("test_"): str(path.relative_to(ROOT))
     for folder in ("fp8lens", "helpers")

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from helpers import aot_compile, diff_hlo, format_hlo_module, parse_hlo_module, report_gemms
-from helpers.models.decoder import STEPS_BACK, Decoder, loss, new_weights
+
+from fp8_decoder import STEPS_BACK, Decoder, loss, new_weights
 
 E4M3_MAX = float(jnp.finfo(jnp.float8_e4m3fn).max)
 

@@ -44,7 +44,7 @@ STAGES = (
     Stage("kernels", 25, 70, _cases("kernels", "cases")),
     Stage("blocks", 15, 45, _cases("matmuls", "blocked")),
     Stage("load", 20, 50, _cases("matmuls", "under_load")),
-    Stage("ladder", 100, 200, _cases("training", "rungs")),
-    Stage("others", 45, 90, _cases("matmuls", "others")),
+    Stage("ladder", 105, 200, _cases("training", "rungs")),
+    Stage("others", 40, 90, _cases("matmuls", "others")),
 )
 CLOCK = Stage("clock", 10, 40, _cases("stage", "probe"))

@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.models.attention import fused_attention
 from helpers.numerics import blocks
 from helpers.numerics.block_pass import block_pass
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
-from helpers.numerics.one_pass import Made, one_pass
 from helpers.numerics.ragged_matmul import ragged_matmul
 from tools.gpu.errors import errors, is_right
 from tools.gpu.machine import Gpu
 from tools.gpu.numerics import cpu
 from tools.gpu.stage import Case, Ready
+
+from fused_attention import fused_attention
+from one_pass import Made, one_pass
 
 bf16, f32, e4m3 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn
 M, N, K, EXPERTS = 256, 384, 512, 4

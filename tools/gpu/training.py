@@ -18,9 +18,10 @@ from flax.linen import fp8_ops
 
 from helpers.models import ladder
 from helpers.models.gpt import GPTLayer
-from helpers.models.lean_gpt import Lean
 from tools.gpu.machine import Gpu
 from tools.gpu.stage import Case, Ready
+
+from lean_step import Lean
 
 # Those of Transformer Engine's quickstart and of the readme of fp8layers.
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
@@ -44,10 +45,19 @@ def steps(gpu: Gpu) -> Iterator[Case]:
 
 
 def rungs(gpu: Gpu) -> Iterator[Case]:
-    """The ladder. Its first step is bf16 with the attention of the others."""
-    bases = {f"bf16, {name} attention": layer for name, layer in ladder.BASES.items()}
-    order = dict(reversed([*bases.items()]))
-    yield case(gpu, "ladder", {**order, **ladder.RUNGS})
+    """The ladder, its last steps first, beside bf16 restructured alike."""
+    bases = {f"bf16, {name}": layer for name, layer in ladder.BASES.items() if name != "xla"}
+    last = dict(reversed(ladder.RUNGS.items()))
+    first = (
+        "bf16, restructured",
+        "careful sums",
+        "gelu's input in FP8",
+        "bf16, restructured, AdamW",
+    )
+    every = bases | last
+    yield case(
+        gpu, "ladder", {name: every[name] for name in dict.fromkeys((*first, *last, *bases))}
+    )
 
 
 def case(gpu: Gpu, name: str, layers: Mapping[str, ladder.Layer]) -> Case:

@@ -39,13 +39,15 @@ from fp8lens import Inspection, inspect, mesh
 from fp8lens.bill.bill import Bill
 from fp8lens.hlo.parse import parse_shape
 from fp8lens.hlo.replica_groups import SUMS
-from helpers.models import nnx as fp8_nnx
-from helpers.numerics.recipes import Amaxes, fp8_linear, scaled_dot, to_e4m3
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records.results import load_census
 from tools.environments import Environment, variables
 from tools.files import in_one_step
 from tools.records import data
 from tools.records.data import ASSEMBLER, OF_JAX, PYTHON, ROOT, by_number, locked, version_of
+
+import fp8_nnx
+from fp8_linear import Amaxes, fp8_linear
 
 DATA = ROOT / "notebooks" / "results" / "census.json"
 COMMAND = "make census"
@@ -370,7 +372,7 @@ def linen(
 
 
 def of_nnx(model: str, train: bool) -> Written:
-    """Flax NNX with `helpers.models.nnx`: its layers, each with an Fp8Dot of its own."""
+    """Flax NNX with `fp8_nnx` of notebooks/recipes: its layers, each with an Fp8Dot of its own."""
 
     def linear(of, to):
         return nnx.Linear(of, to, dtype=bf16, dot_general=fp8_nnx.Fp8Dot(), rngs=nnx.Rngs(0))

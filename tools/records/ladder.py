@@ -19,7 +19,8 @@ from tools.records.data import provenance
 DATA = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results" / "ladder.json"
 COMMAND = "make ladder"
 CHIPS = "H200", "H100"
-STEPS = {f"bf16, {name}": layer for name, layer in ladder.BASES.items()} | ladder.RUNGS
+STEPS = {f"bf16, {name}": layer for name, layer in ladder.BASES.items()}
+STEPS |= ladder.RUNGS | ladder.BESIDE
 
 
 def costs(name: str) -> dict[str, dict[str, Any]]:

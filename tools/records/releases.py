@@ -21,10 +21,12 @@ from jax.lax import with_sharding_constraint as shard
 from jax.sharding import PartitionSpec as P
 
 from helpers import TARGETS, Target, inspect
-from helpers.numerics.recipes import E4M3_MAX, Amaxes, fp8_linear, scaled_dot, to_e4m3
+from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from helpers.records.results import load_releases
 from tools.records import data
 from tools.records.data import ASSEMBLER, OF_JAX, ROOT, by_number, environment, locked
+
+from fp8_linear import Amaxes, fp8_linear
 
 DATA = ROOT / "notebooks" / "results" / "releases.json"
 COMMAND = "make releases"

@@ -1,7 +1,7 @@
 """What a small language model's tensors look like while it is trained, as `make tensors` records
 it.
 
-The decoder of helpers.models.decoder learns Shakespeare's plays, letter by letter, in float32 on
+The decoder of the recipe fp8_decoder learns Shakespeare's plays, letter by letter, in float32 on
 the CPU. Of the last block's down-projection, whose input is a gated product, this goes into
 notebooks/results/tensors.json: the largest magnitude of input, weight and output's gradient in each
 step; and, of the last step, the three tensors.
@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from helpers.models.decoder import Decoder, decode, new_weights, weight_of
 from helpers.records.results import digest
 from helpers.training import text
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import provenance
+
+from fp8_decoder import Decoder, decode, new_weights, weight_of
 
 DATA = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results" / "tensors.json"
 COMMAND = "make tensors"

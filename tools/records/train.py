@@ -25,12 +25,13 @@ import numpy as np
 import optax
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from helpers.models.decoder import STEPS_BACK, e4m3, scale_of
 from helpers.records.results import digest
 from helpers.training import runs, text
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import provenance
+
+from fp8_decoder import STEPS_BACK, e4m3, scale_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "notebooks" / "results" / "trained.json"
@@ -38,7 +39,7 @@ PARTS = ROOT / "_build" / "train"
 COMMAND = "make train"
 # What the runs' figures depend on, beside the packages' versions.
 SOURCES = (
-    "helpers/models/decoder.py",
+    "notebooks/recipes/fp8_decoder.py",
     "helpers/training/runs.py",
     "helpers/training/scaling.py",
     "helpers/training/sums.py",

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from helpers.models.decoder import Decoder
 from tests.course.answers import Chapter
+
+from fp8_decoder import Decoder
 
 chapter = Chapter("13_transformer_training")
 LAYERS = ("qkv", "out", "gate", "up", "down")

@@ -6,8 +6,9 @@ from jax import lax
 from jax.lax import with_sharding_constraint as shard
 from jax.sharding import PartitionSpec as P
 
-from helpers.models.decoder import product, quantize
 from tests.course.answers import Chapter
+
+from fp8_decoder import product, quantize
 
 chapter = Chapter("14_many_gpus")
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32

@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 
-from helpers.models.decoder import product
 from tests.course.answers import Chapter
+
+from fp8_decoder import product
 
 chapter = Chapter("15_experts")
 bf16, f32 = jnp.bfloat16, jnp.float32

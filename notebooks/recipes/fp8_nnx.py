@@ -1,5 +1,28 @@
-"""FP8 for the layers of Flax NNX. NNX has no FP8 of its own; this is chapter 08's product, for the
-`dot_general` of a layer.
+"""FP8 for the layers of Flax NNX, which has no FP8 of its own: a product for the `dot_general` of
+a layer, and a training step that keeps its scales.
+
+Copy `fp8_linear.py` beside it. It needs JAX, Flax and Optax. Chapter 09 shows how it works, in
+section "NNX".
+
+    model = Model(...)  # whose layers are nnx.Linear(..., dot_general=Fp8Dot())
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x, target):
+        loss, gradient = value_and_grad(loss_of)(model, x, target)
+        update(model, optimizer, gradient)
+        return loss
+
+What it leaves out: attention's einsums, in which NNX takes no `dot_general`, and weights that are
+quantized once for several microbatches.
+
+Test what XLA makes of the step. Compile it with the option xla_gpu_enable_triton_gemm=False: by
+XLA's default Triton may take these matmuls, and then they are not FP8. Without nnx.jit the step
+loses its backward pass: what it writes into the model is no result of the compiled function, so
+the compiler removes it.
+
+    from fp8lens import assert_fp8_gemms
+    assert_fp8_gemms(step, model, optimizer, x, target, count=3 * LAYERS, target="H100")
 """
 
 from typing import Any
@@ -8,13 +31,12 @@ import jax
 import jax.numpy as jnp
 
 try:
+    import optax  # Flax installs it
     from flax import nnx
 except ImportError as error:
-    raise ImportError(
-        "helpers.models.nnx needs Flax, of the group lab in pyproject.toml: pip install flax"
-    ) from error
+    raise ImportError("fp8_nnx needs Flax and Optax: pip install flax") from error
 
-from helpers.numerics.recipes import Amaxes, fp8_linear
+from fp8_linear import Amaxes, fp8_linear
 
 
 class Overwrite(nnx.Variable):
@@ -167,9 +189,7 @@ def update(model: nnx.Module, optimizer: nnx.Optimizer, gradient: nnx.State) -> 
     kept = nnx.state(model, Overwrite)
     structure: Any = jax.tree.structure(kept)  # Any: JAX's own hints do not let them be compared
     if structure != jax.tree.structure(seen):
-        raise ValueError(
-            "this is a gradient without Overwrite: take it by helpers.models.nnx.value_and_grad"
-        )
+        raise ValueError("this is a gradient without Overwrite: take it by fp8_nnx.value_and_grad")
     by_parameter = nnx.state(rest, optimizer.wrt)
     optimizer.update(model, jax.tree.map(lambda g, p: g.astype(p.dtype), by_parameter, parameters))
     nnx.update(model, jax.tree.map(_pushed, kept, seen))
@@ -180,3 +200,27 @@ def _pushed(was: jax.Array, new: jax.Array) -> jax.Array:
     latest = new[..., :1]
     is_seen = (latest > 0) & jnp.isfinite(latest)
     return jnp.where(is_seen, jnp.concatenate([latest, was[..., :-1]], -1), was)
+
+
+def example(steps: int = 20) -> list[float]:
+    """The losses of some steps of a small layer, on a CPU too."""
+    model = nnx.Linear(64, 32, dtype=jnp.bfloat16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-1), wrt=nnx.Param)
+    x = jax.random.normal(jax.random.key(0), (128, 64), jnp.bfloat16)
+    target = x[:, :32].astype(jnp.float32)
+
+    def loss_of(model: nnx.Module) -> jax.Array:
+        return jnp.mean(jnp.square(model(x).astype(jnp.float32) - target))
+
+    @nnx.jit
+    def step(model: nnx.Module, optimizer: nnx.Optimizer) -> jax.Array:
+        loss, gradient = value_and_grad(loss_of)(model)
+        update(model, optimizer, gradient)
+        return loss
+
+    return [float(step(model, optimizer)) for _ in range(steps)]
+
+
+if __name__ == "__main__":
+    losses = example()
+    print(f"the loss falls from {losses[0]:.3f} to {losses[-1]:.3f}")

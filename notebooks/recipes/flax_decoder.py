@@ -1,7 +1,18 @@
-"""The decoder of helpers.models.decoder with Flax's layers: in Linen and in NNX.
+"""The decoder of `fp8_decoder.py` with Flax's layers: in Linen and in NNX.
+
+Copy `fp8_decoder.py`, `fp8_nnx.py` and `fp8_linear.py` beside it. It needs JAX, Optax and Flax.
+Chapter 13 trains the decoder, chapter 09 explains FP8 in Flax's layers.
 
 What the decoder does is written once, in `decode`. Here are its layers alone: who owns the weights,
-and who multiplies in FP8. That is this course's product (`Decoder.fp8`), or Flax's own.
+and who multiplies in FP8. That is the course's product (`Decoder.fp8`), or Flax's own.
+
+What it leaves out: a training step for Linen. Flax's collection of histories must be overwritten
+with its gradient, past the optimizer; `example` does that. For NNX, `fp8_nnx.py` has the step.
+
+Test what XLA makes of your step, with xla_gpu_enable_triton_gemm=False as in `fp8_nnx.py`:
+
+    from fp8lens import assert_fp8_gemms
+    assert_fp8_gemms(step, variables, tokens, count=3 * len(decoder.in_fp8), target="H100")
 """
 
 from typing import Any
@@ -11,16 +22,14 @@ import jax.numpy as jnp
 
 try:
     import flax.linen as nn
+    import optax  # Flax installs it
     from flax import nnx
     from flax.linen import fp8_ops
 except ImportError as error:
-    raise ImportError(
-        "helpers.models.flax_decoder needs Flax, of the group lab in pyproject.toml: "
-        "pip install flax"
-    ) from error
+    raise ImportError("flax_decoder needs Flax: pip install flax") from error
 
-from helpers.models.decoder import STEPS_BACK, Decoder, decode, delayed
-from helpers.models.nnx import Fp8Dot
+from fp8_decoder import STEPS_BACK, Decoder, decode, delayed
+from fp8_nnx import Fp8Dot
 
 # Flax keeps there what the training step overwrites with its gradient, past the optimizer.
 OVERWRITE = fp8_ops.OVERWRITE_WITH_GRADIENT
@@ -77,7 +86,7 @@ class Linen(nn.Module):
 
 class NNX(nnx.Module):
     """The decoder as an NNX module. NNX has no FP8 layer of its own: its FP8 layers multiply by
-    `Fp8Dot` of helpers.models.nnx, whose training step is `value_and_grad` and `update` there.
+    `Fp8Dot` of fp8_nnx, whose training step is `value_and_grad` and `update` there.
     """
 
     def __init__(self, decoder: Decoder, *, rngs: nnx.Rngs):
@@ -131,3 +140,36 @@ def _transposed(
 ) -> jax.Array:
     """The same as Flax stores a kernel: [inputs, outputs]."""
     return _normal(key, sizes[::-1], dtype).T
+
+
+def example(steps: int = 20) -> list[float]:
+    """The losses of some steps of the Linen decoder on one text, on a CPU too."""
+    decoder = Decoder("fp8", letters=64, width=64, hidden=128, blocks=1)
+    model, optimizer = Linen(decoder), optax.adamw(1e-2)
+    tokens = jax.random.randint(jax.random.key(1), (1, 33), 0, decoder.letters)
+    variables = model.init(jax.random.key(0), tokens[:, :-1])
+    moments = optimizer.init(variables["params"])
+
+    def loss_of(variables: Any) -> jax.Array:
+        scores = model.apply(variables, tokens[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:])
+        return losses.mean()
+
+    @jax.jit
+    def step(variables: Any, moments: Any) -> tuple[Any, Any, jax.Array]:
+        loss, gradient = jax.value_and_grad(loss_of)(variables)
+        change, moments = optimizer.update(gradient["params"], moments, variables["params"])
+        params = optax.apply_updates(variables["params"], change)
+        # The gradient of the histories is their new value.
+        return {"params": params, OVERWRITE: gradient[OVERWRITE]}, moments, loss
+
+    losses = []
+    for _ in range(steps):
+        variables, moments, loss = step(variables, moments)
+        losses.append(float(loss))
+    return losses
+
+
+if __name__ == "__main__":
+    losses = example()
+    print(f"the loss falls from {losses[0]:.2f} to {losses[-1]:.2f}")

@@ -1,12 +1,21 @@
 """Compute, measure and quantize in one pass over memory: FP8 codes in both layouts, and the amax.
 
+It needs JAX alone. Chapter 13 uses it, and `lean_step.py` trains with it.
+
 FP8 matmuls of a Hopper want the summed dimension last in both operands. So training needs the codes
 of most tensors twice, as they are and transposed. XLA takes the amax and quantizes in one
 kernel, or quantizes and transposes in one: it reads the tensor or its codes again for the third.
-Here one kernel reads each tile once: it computes, takes the
-amax, quantizes, and writes both layouts before the tile leaves the chip. It is written with
-Pallas's Mosaic GPU backend, which compiles for a Hopper on any machine and can be interpreted on a
-CPU.
+Here one kernel reads each tile once: it computes, takes the amax, quantizes, and writes both
+layouts before the tile leaves the chip. It is written with Pallas's Mosaic GPU backend, which
+compiles for a Hopper on any machine and can be interpreted on a CPU.
+
+What it leaves out: a gradient (give the layer around it one), scales for blocks, tiles of other
+sizes, chips other than a Hopper. Nobody has timed it on a GPU.
+
+Test that it is one kernel, which moves each byte once:
+
+    from fp8lens import inspect
+    print(inspect(run, x, scale, target="H100").ledger)  # where run calls one_pass
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +29,10 @@ from jax.experimental.pallas import mosaic_gpu as mosaic
 f32 = jnp.float32
 
 # A tile is what one warpgroup, 128 threads, holds in registers: 64 f32 of each of its values for
-# each thread. Its rows are what the layout of wgmma's results has at once.
+# each thread. Its rows are what the layout of wgmma's results has at once. With more than three
+# tensors, as an optimizer with moments has, the registers hold half of it.
 TILE = 64, 128
+NARROW = 64, 64
 HOW = ("mosaic", "interpret", "xla")
 
 
@@ -54,8 +65,9 @@ def one_pass(
     tensors: Sequence[jax.Array],
     rows: Sequence[jax.Array] = (),
     columns: Sequence[jax.Array] = (),
+    scalars: Sequence[jax.Array | float] = (),
     *,
-    scale: jax.Array,
+    scale: jax.Array | float = 1.0,
     dtype: Any,
     keep: Sequence[Any] = (),
     overwrite: bool = False,
@@ -64,10 +76,10 @@ def one_pass(
     """`function` of `tensors` [M, N], quantized to `dtype` by the scalar `scale` (multiply by it to
     dequantize), with all that training needs of it.
 
-    `function(*tensors, *rows, *columns)` is elementwise, in f32, and reads no other array. `rows`
-    f32[M] come as [M, 1], and `columns` f32[N] as [1, N], or the part of them that belongs to a
-    tile. `keep` are the types of what it keeps. With `overwrite` this replaces the first tensors,
-    and has their types: a donated weight is updated where it lies.
+    `function(*tensors, *rows, *columns, *scalars)` is elementwise, in f32, and reads no other
+    array. `rows` f32[M] come as [M, 1], and `columns` f32[N] as [1, N], or the part of them that
+    belongs to a tile. `keep` are the types of what it keeps. With `overwrite` this replaces the
+    first tensors, and has their types: a donated weight is updated where it lies.
 
     `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU;
     "xla" what the compiler makes of the same function, for any M and N. Raises ValueError for what
@@ -75,21 +87,21 @@ def one_pass(
     log1p: take gelu by tanh.
     """
     _check(tensors, rows, columns, dtype, keep, overwrite, by)
-    scale = jnp.asarray(scale, f32)
+    numbers = jnp.asarray(scale, f32).reshape(1), jnp.array([*scalars], f32)
     rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
-    made = _made(function, len(tensors) + len(rows) + len(columns))
+    made = _made(function, len(tensors) + len(rows) + len(columns), len(scalars))
     if len(made.kept) != len(keep):
         raise ValueError(
             f"the function keeps {len(made.kept)} arrays: `keep` has {len(keep)} types"
         )
     if by == "xla":
-        return _by_xla(function, tensors, rows, columns, scale, dtype, keep)
+        return _by_xla(function, tensors, rows, columns, numbers, dtype, keep)
     if jax.__version_info__ < (0, 11):
         overwrite = False  # kernels take no references there: the new tensors lie elsewhere
     options = {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
     sums = len(made.summed)
     return _by_mosaic(
-        function, tensors, rows, columns, scale, dtype, keep, sums, overwrite, options
+        function, tensors, rows, columns, numbers, dtype, keep, sums, overwrite, options
     )
 
 
@@ -122,9 +134,11 @@ def _check(tensors, rows, columns, dtype, keep, overwrite: bool, by: str) -> Non
         raise ValueError('by "interpret" needs JAX 0.11: install it, or give by="xla"')
 
 
-def _made(function: Callable[..., Made], count: int) -> Made:
-    """What the function makes of so many tiles, in shapes. ValueError where it is no pass."""
-    given = [jax.ShapeDtypeStruct(TILE, f32)] * count
+def _made(function: Callable[..., Made], count: int, scalars: int) -> Made:
+    """What the function makes of so many tiles and scalars, in shapes. ValueError where it is no
+    pass.
+    """
+    given = [jax.ShapeDtypeStruct(TILE, f32)] * count + [jax.ShapeDtypeStruct((), f32)] * scalars
     traced, made = jax.make_jaxpr(function, return_shape=True)(*given)
     if not isinstance(made, Made):
         raise ValueError(f"the function returns Made(...), not {type(made).__name__}")
@@ -151,10 +165,11 @@ def _primitives(jaxpr: Any) -> Iterator[str]:
 _NOT_ELEMENTWISE = ("reduce_", "cum", "arg", "dot_general", "sort", "rev", "gather", "scatter")
 
 
-def _by_xla(function, tensors, rows, columns, scale, dtype, keep) -> Passed:
+def _by_xla(function, tensors, rows, columns, numbers, dtype, keep) -> Passed:
     values = [tensor.astype(f32) for tensor in tensors]
-    made = function(*values, *(row[:, None] for row in rows), *(c[None] for c in columns))
-    codes = scaled(made.quantized, scale, dtype).astype(dtype)
+    values += [*(row[:, None] for row in rows), *(c[None] for c in columns), *numbers[1]]
+    made = function(*values)
+    codes = scaled(made.quantized, numbers[0][0], dtype).astype(dtype)
     amaxes = jnp.max(jnp.abs(made.quantized), axis=1)
     # XLA makes codes and amaxes in one kernel, or codes and their transpose. The former reads less.
     codes, amaxes = jax.lax.optimization_barrier((codes, amaxes))
@@ -176,10 +191,13 @@ class _Space(NamedTuple):
 
 
 def _by_mosaic(
-    function, tensors, rows, columns, scale, dtype, keep, sums: int, overwrite, options
+    function, tensors, rows, columns, numbers, dtype, keep, sums: int, overwrite, options
 ) -> Passed:
-    (m, n), (height, width) = tensors[0].shape, TILE
+    tile_shape = TILE if len(tensors) <= 3 else NARROW
+    (m, n), (height, width) = tensors[0].shape, tile_shape
     given = [*tensors, *rows, *columns]
+    count = numbers[1].size
+    numbers = numbers if count else numbers[:1]
     results = Passed(
         jax.ShapeDtypeStruct((m, n), dtype),
         jax.ShapeDtypeStruct((n, m), dtype),
@@ -188,18 +206,20 @@ def _by_mosaic(
         (jax.ShapeDtypeStruct((m // height, n), f32),) * sums,
     )
     space = _Space(
-        [tiled(TILE, tensor.dtype) for tensor in tensors],
+        [tiled(tile_shape, tensor.dtype) for tensor in tensors],
         [mosaic.SMEM((height,), f32) for _ in rows],
         [mosaic.SMEM((width,), f32) for _ in columns],
-        tiled(TILE, dtype),
+        tiled(tile_shape, dtype),
         tiled((width, height), dtype),
         mosaic.SMEM((height,), f32),
-        [tiled(TILE, k) for k in keep],
+        # What overwrites a tensor also overwrites its tile: each thread writes what it has read.
+        [] if overwrite else [tiled(tile_shape, k) for k in keep],
         [mosaic.SMEM((width,), f32) for _ in range(sums)],
     )
 
     def kernel(*refs: Any) -> None:
-        inputs, scale_ref, outputs = refs[: len(given)], refs[len(given)], refs[len(given) + 1 :]
+        inputs, others = refs[: len(given)], refs[len(given) :]
+        scale_ref, scalar_ref, outputs = others[0], others[1], others[len(numbers) :]
         written = jax.tree.unflatten(jax.tree.structure(results), outputs)
         if overwrite:
             written = written._replace(kept=inputs[: len(keep)])
@@ -208,7 +228,10 @@ def _by_mosaic(
 
         def tile(space: _Space, barrier: Any) -> None:
             _read(inputs, space, down, across, barrier)
-            made = function(*_in_registers(space))
+            if overwrite:
+                space = space._replace(kept=space.tensors[: len(keep)])
+            scalars = [scalar_ref[n] for n in range(count)]
+            made = function(*_in_registers(space, tile_shape), *scalars)
             _to_shared_memory(made, scale_ref[0], dtype, space)
             _write(written, space, i, j, down, across)
 
@@ -224,7 +247,7 @@ def _by_mosaic(
     )
     if overwrite:
         given[: len(keep)] = map(jax.new_ref, given[: len(keep)])
-    done = jax.tree.unflatten(jax.tree.structure(results), call(*given, scale.reshape(1)))
+    done = jax.tree.unflatten(jax.tree.structure(results), call(*given, *numbers))
     if overwrite:
         done = done._replace(kept=tuple(map(jax.freeze, given[: len(keep)])))
     return done._replace(sums=tuple(part.sum(axis=0) for part in done.sums))
@@ -250,17 +273,17 @@ def _read(inputs, space: _Space, down, across, barrier) -> None:
     mosaic.barrier_wait(barrier)
 
 
-def _in_registers(space: _Space) -> list[jax.Array]:
+def _in_registers(space: _Space, tile: tuple[int, int]) -> list[jax.Array]:
     """The tile's values, f32. All have one layout, so that what is computed of them moves nothing
     between threads.
     """
     layout = mosaic.Layout.WGMMA
     row_layout, column_layout = layout.reduce(1), layout.reduce(0)
-    tensors = [mosaic.layout_cast(tile[...], layout).astype(f32) for tile in space.tensors]
+    tensors = [mosaic.layout_cast(ref[...], layout).astype(f32) for ref in space.tensors]
     rows = [mosaic.layout_cast(row[...], row_layout) for row in space.rows]
     columns = [mosaic.layout_cast(column[...], column_layout) for column in space.columns]
-    spread = [jax.lax.broadcast_in_dim(row, TILE, (0,)) for row in rows]
-    return tensors + spread + [jax.lax.broadcast_in_dim(c, TILE, (1,)) for c in columns]
+    spread = [jax.lax.broadcast_in_dim(row, tile, (0,)) for row in rows]
+    return tensors + spread + [jax.lax.broadcast_in_dim(c, tile, (1,)) for c in columns]
 
 
 def _to_shared_memory(made: Made, scale, dtype, space: _Space) -> None:
@@ -289,3 +312,18 @@ def _write(written: Passed, space: _Space, i, j, down, across) -> None:
     for source, target in zip(space.sums, written.sums, strict=True):
         copy(source, target.at[i, across])
     mosaic.wait_smem_to_gmem(0)
+
+
+def example() -> Passed:
+    """Gelu of random numbers in one pass, on a CPU by what XLA makes of the function."""
+    x = jax.random.normal(jax.random.key(0), (128, 256), jnp.bfloat16)
+    # All scales are known before the pass: here this one, from an amax of an earlier step.
+    scale = jnp.float32(4.0 / 448)
+    return one_pass(
+        lambda x: Made(jax.nn.gelu(x)), [x], scale=scale, dtype=jnp.float8_e4m3fn, by="xla"
+    )
+
+
+if __name__ == "__main__":
+    made = example()
+    print(f"codes {made.codes.dtype}{list(made.codes.shape)}, amax {jnp.max(made.amaxes):.3f}")
