@@ -32,6 +32,8 @@ from fp8lens.targets import TARGETS, Target, model
 PARTS = ("speed", "agreement", "numerics", "kernels", "train")  # of what `make gpu` measures
 LINES = "measured.jsonl"  # in the folder of a GPU's model: what tools/gpu/lines.py wrote
 
+UNREAD = "the GPU's clock was not read"
+
 Row = dict[str, Any]
 
 
@@ -244,7 +246,10 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Ro
     for key, runs in by_run.items():
         rows = [_row(run, of_run) for run, of_run in sorted(runs.items())]
         good = [row for row in rows if "error" not in row]
-        found[key] = (good or rows)[-1]
+        timed = [row for row in good if "wall_seconds" in row]
+        # A run whose time was over before it read the GPU's clock does not hide one that has.
+        read = [row for row in timed if row["no_clock"] != UNREAD]
+        found[key] = (read or timed or good or rows)[-1]
     return found
 
 
@@ -261,7 +266,7 @@ def _row(run: int, lines: Sequence[Mapping[str, Any]]) -> Row:
         row |= {"wall_seconds": statistics.median(walls), "quartiles": _quartiles(walls)}
         row |= {
             "device_seconds": None,
-            "no_clock": "the GPU's clock was not read",
+            "no_clock": UNREAD,
             "looks": len(walls),
         }
     if chips:

@@ -313,6 +313,30 @@ def test_a_gpu_that_is_lost_ends_the_process_and_the_next_goes_on(tmp_path, monk
     assert rows["speed", "case", "other"]["looks"] == 2
 
 
+def test_a_clock_that_was_not_reached_is_read_later_without_new_looks(tmp_path):
+    def works():
+        return stage.Ready({"right": True}, lambda: None)
+
+    one = measured(tmp_path, rehearsal.Fake("works"), {"bf16": works, "other": works})
+    one.cupti = True
+    one.measure([stage.Case("speed", "case", {"bf16": works, "other": works}, 2, 0.001)])
+    for row in rows_of(read_lines(one.log.path)).values():
+        assert row["looks"] == 2 and row["device_seconds"]
+
+
+def test_a_form_that_was_only_slow_is_tried_by_the_next_run(tmp_path):
+    key = Key("speed", "case", "bf16")
+    log = lines.begin(tmp_path, {"commit": "a"})
+    log.add(key, error="the process was stopped after 45 s")
+    marker = stage.Marker(tmp_path / "marker")
+    row = rows_of(read_lines(log.path))[key]
+    gpu = rehearsal.Fake("works")
+    assert stage.Stage(gpu, log, marker, 0).has_failed(row)
+    later = lines.begin(tmp_path, {"commit": "a"})
+    assert not stage.Stage(gpu, later, marker, 0).has_failed(row)
+    assert stage.Stage(gpu, later, marker, 0).has_failed(row | {"error": "RuntimeError: no"})
+
+
 # What is measured ---------------------------------------------------------------------------------
 
 
@@ -334,6 +358,16 @@ def test_the_bound_tells_a_right_result_from_a_wrong_one():
     assert not errors.is_right(long) and errors.is_right(long, 4096)
     assert not errors.is_right(long, 4096, fast=False)
     assert not errors.is_right(long | {"relative": 0.1}, 65536)
+
+
+@pytest.mark.parametrize("k", [128, 8192])
+def test_a_lost_bias_or_activation_is_seen_at_any_length_of_sums(k):
+    m, n = 64, 96
+    args = matmuls.operands(matmuls.Forms(m, n, k).biased, 1)[0]
+    right, wrong = matmuls.fused(**matmuls.ALL), matmuls.fused(jax.nn.relu, amax="activated")
+    assert matmuls.compare(jax.jit(right)(*args), right, args)["right"]
+    assert not matmuls.compare(jax.jit(wrong)(*args), right, args)["right"]
+    assert not matmuls.compare(jax.jit(right)(*args[:5]), right, args)["right"]
 
 
 @pytest.mark.parametrize("kind", numerics.KINDS)

@@ -7,6 +7,7 @@ process down how, and has the stage go on with the next one.
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -40,18 +41,18 @@ TOOLKITS = ("/usr/local/cuda", "/opt/cuda")  # where XLA looks by itself
 
 
 def libdevice() -> dict[str, str]:
-    """XLA's flag for where CUDA's device functions are, where it would not find them: beside the
-    nvcc on PATH."""
-    nvcc, flags = shutil.which("nvcc"), os.environ.get("XLA_FLAGS", "")
+    """Where CUDA's device functions are, if XLA would not find them: beside the nvcc on PATH. JAX
+    hands it on from CUDA_ROOT."""
+    nvcc = shutil.which("nvcc")
     known = [Path(place) for place in TOOLKITS]
     known += [Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")]
     inside = "nvvm/libdevice/libdevice.10.bc"
-    if not nvcc or "cuda_data_dir" in flags or any((place / inside).exists() for place in known):
+    if not nvcc or "CUDA_ROOT" in os.environ or any((place / inside).exists() for place in known):
         return {}
     toolkit = Path(nvcc).resolve().parent.parent
     if not (toolkit / inside).exists():
         return {}
-    return {"XLA_FLAGS": f"{flags} --xla_gpu_cuda_data_dir={toolkit}".strip()}
+    return {"CUDA_ROOT": str(toolkit)}
 
 
 class CannotRun(Exception):
@@ -85,16 +86,24 @@ class Run:
         return words + (["--cupti"] if self.cupti else [])
 
 
+def die_with_parent() -> None:
+    """A stage must not go on, and hold the GPU, after the process that waits for it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 @contextlib.contextmanager
 def child(run: Run, stage: str, until: float) -> Iterator[subprocess.Popen]:
     """A stage's process, which is ended with all that it began."""
     outer = os.environ.get("PYTHONPATH", "")
     found = {"PYTHONPATH": f"{ROOT}{os.pathsep}{outer}".rstrip(os.pathsep)}
+    platforms = {} if run.rehearse else {"JAX_PLATFORMS": ""}  # references are computed on the CPU
     process = subprocess.Popen(
         run.command(stage, until),
         cwd=ROOT,
-        env=os.environ | ENVIRONMENT | libdevice() | found,
+        env=os.environ | ENVIRONMENT | libdevice() | found | platforms,
         start_new_session=True,
+        preexec_fn=die_with_parent,
         stderr=subprocess.STDOUT,
     )
     try:
@@ -106,15 +115,17 @@ def child(run: Run, stage: str, until: float) -> Iterator[subprocess.Popen]:
             process.wait(timeout=10)
 
 
-def wait(run: Run, process: subprocess.Popen, end: float) -> int | None:
-    """Wait until a stage's process ends. None where its time, or that of the form under way, is
-    over."""
+def wait(
+    run: Run, process: subprocess.Popen, end: float
+) -> tuple[int | None, dict[str, Any] | None]:
+    """Wait until a stage's process ends: its exit status, None where its time is over, or that of
+    the form under way; and that form."""
     while (status := process.poll()) is None:
         doing = under_way(run)
         if time.time() > end or doing and time.time() > doing["until"]:
-            return None
+            return None, doing
         time.sleep(0.1)
-    return status
+    return status, under_way(run)
 
 
 def under_way(run: Run) -> dict[str, Any] | None:
@@ -128,23 +139,28 @@ def under_way(run: Run) -> dict[str, Any] | None:
 def measure(run: Run, stage: Stage) -> None:
     """One stage, by as many processes as it takes."""
     assert run.log
-    until = min(time.time() + stage.limit, run.until)
+    until, others = min(time.time() + stage.limit, run.until), 0
     for _ in range(AGAIN):
         if time.time() > until - LEAST:
             return
         run.marker.unlink(missing_ok=True)
         with child(run, stage.name, until) as process:
-            status = wait(run, process, until + GRACE)
-        if status == OTHER:
+            status, doing = wait(run, process, until + GRACE)
+        others = others + 1 if status == OTHER else 0
+        if others == 2:
             raise CannotRun(f"{stage.name}: its process has not the {run.device}, see above")
+        if others:
+            time.sleep(3)  # the driver may still be taking down what was killed
+            continue
         if status == 0:
             return
-        doing = under_way(run)
         if doing is None and status != LOST:
             print(f"  {stage.name}: ended with {said_of(status)} before a form began", flush=True)
             return
         if doing and not (status is None and time.time() > until):
             note(run, doing, status)
+        if doing and doing["clock"] == "cupti":
+            return  # all that remained was to ask CUPTI
 
 
 def note(run: Run, doing: dict[str, Any], status: int | None) -> None:
@@ -214,7 +230,7 @@ def begun(run: Run, commit: tuple[str, bool]) -> Log:
     """Ask a child what GPU it has, and write the run's first line. Raises CannotRun where it has
     none: the child has printed JAX's own error."""
     with child(run, "start", run.until) as process:
-        status = wait(run, process, min(run.until, time.time() + 90))
+        status, _ = wait(run, process, min(run.until, time.time() + 90))
     if status != 0:
         raise CannotRun(f"Nothing was measured: JAX {said_of(status)}, see above.")
     about = json.loads((run.scratch / "about.json").read_text())

@@ -47,4 +47,4 @@ STAGES = (
     Stage("ladder", 105, 200, _cases("training", "rungs")),
     Stage("others", 40, 90, _cases("matmuls", "others")),
 )
-CLOCK = Stage("clock", 10, 40, _cases("stage", "probe"))
+CLOCK = Stage("clock", 10, 60, _cases("stage", "probe"))

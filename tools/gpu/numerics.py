@@ -15,6 +15,7 @@ from fp8lens import report_gemms
 from helpers.numerics import blocks
 from helpers.records.local import kernel_lines
 from tools.gpu.errors import errors, is_right
+from tools.gpu.lines import sentence
 from tools.gpu.machine import Gpu
 from tools.gpu.stage import Case, Ready
 from tools.records import releases
@@ -59,11 +60,15 @@ def agree(gpu: Gpu, name: str, program: releases.Program) -> Ready:
     made: dict[str, Any] = {}
     try:
         compiled, call = gpu.compile(program.fn, *program.args, options=program.options)
-        made |= own(compiled) | {"errors": compared(program, call)}
+        made["errors"] = compared(program, call)
     except Exception as error:
         if not gpu.answers():
             raise
-        return Ready(made | {"refused": f"{type(error).__name__}: {str(error)[:300]}"})
+        return Ready(made | {"refused": sentence(error)})
+    try:
+        made |= own(compiled)
+    except Exception as error:
+        made["not_described"] = sentence(error)
     worst = {kind: all(map(is_right, found)) for kind, found in made["errors"].items()}
     made["right"] = all(right for kind, right in worst.items() if kind != "not finite")
     made["keeps_nan"] = all(one["other_kind"] == 0 for one in made["errors"]["not finite"])

@@ -6,11 +6,9 @@ time. Only then is CUPTI asked for the GPU's own clock: what it breaks costs no 
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +20,7 @@ import jax
 from fp8lens.matmul.kernels import bytes_moved, kernels, roofline_seconds
 from helpers import report_gemms
 from helpers.records import local
-from helpers.records.results import read_lines
+from helpers.records.results import UNREAD, read_lines
 from tools.gpu.agenda import CLOCK, LOST, OTHER, STAGES
 from tools.gpu.lines import Key, Log, known, sentence
 from tools.gpu.machine import Gpu, about
@@ -97,21 +95,31 @@ class Stage:
                 for name, call in calls.items():
                     self.by_gpu(case, name, call)
 
+    def left(self, case: Case, rows: Mapping[Any, Any]) -> tuple[list[str], list[str]]:
+        """Which forms are to be timed, the first one with them; and of which only the GPU's clock
+        was not read."""
+        of_form = {name: rows.get(case.key(name)) or {} for name in case.forms}
+        tried = [name for name, row in of_form.items() if not self.has_failed(row)]
+        missing = [name for name in tried if not timed(of_form[name], case)]
+        first = next(iter(case.forms))
+        if missing and case.looks and first in tried:
+            missing = list(dict.fromkeys([first, *missing]))
+        rest = [name for name in tried if name not in missing and self.cupti]
+        return missing, [name for name in rest if of_form[name].get("no_clock") == UNREAD]
+
     def by_host(self, case: Case, rows: Mapping[Any, Any]) -> dict[str, Callable[[], Any]]:
         """Build what of a case is not known, and time it. What is to be called, by form."""
-        missing = [name for name in case.forms if not enough(rows.get(case.key(name)), case)]
-        first = next(iter(case.forms))
-        if missing and case.looks and "error" not in rows.get(case.key(first), {}):
-            missing = list(dict.fromkeys([first, *missing]))
+        missing, unclocked = self.left(case, rows)
         ready: dict[str, Ready] = {}
         calls: dict[str, Callable[[], Any]] = {}
         times: dict[str, int] = {}
-        for name in missing:
+        for name in (*missing, *unclocked):
             if one := self.build(case, name):
                 ready[name] = one
             if one and one.call:
                 calls[name] = one.call
-                self.first_look(case, name, one.call, times)
+            if name in calls and name in missing:
+                self.first_look(case, name, calls[name], times)
         for turn in local.turns(list(times), case.looks - 1):
             for name in turn:
                 if name in times:
@@ -119,7 +127,14 @@ class Stage:
         for name, one in ready.items():
             if one.compiled is not None:
                 self.describe(case, name, one.compiled)
-        return {name: calls[name] for name in times}
+        return {name: call for name, call in calls.items() if name in (*times, *unclocked)}
+
+    def has_failed(self, row: Mapping[str, Any]) -> bool:
+        """Whether a form is not tried again: it has failed, and was not only too slow in a run
+        before, on a machine that had just started."""
+        if "error" not in row:
+            return False
+        return row["run"] == self.log.run or not row["error"].startswith("the process was stopped")
 
     def build(self, case: Case, name: str) -> Ready | None:
         """A form that has run; None where it fails, or no time is left for it."""
@@ -160,9 +175,10 @@ class Stage:
         """What CUPTI sees of some calls."""
         if not self.cupti or time.time() > self.until:
             return
-        key, repeats = case.key(name), max(3, min(local.calls_for(call, case.seconds), 50))
+        key = case.key(name)
         self.marker.set(key, 15, "cupti")
         try:
+            repeats = max(3, min(local.calls_for(call, case.seconds), 50))
             seen = self.gpu.kernel_times(call, repeats)
             self.log.add(key, device=device(seen, repeats))
         except local.NoClock as error:
@@ -176,10 +192,10 @@ class Stage:
     def describe(self, case: Case, name: str, compiled: jax.stages.Compiled) -> None:
         """What the compiler made of a form, or why that cannot be read; and its text."""
         try:
+            self.log.keep(case.key(name), compiled.as_text() or "")
             self.log.add(case.key(name), made=description(compiled, self.gpu))
         except Exception as error:
             self.log.add(case.key(name), made={"not_described": sentence(error)})
-        self.log.keep(case.key(name), compiled.as_text() or "")
 
     @contextlib.contextmanager
     def under_way(self, case: Case, name: str, limit: float) -> Iterator[list[Any]]:
@@ -204,12 +220,9 @@ class Stage:
             ended(LOST)
 
 
-def enough(row: Mapping[str, Any] | None, case: Case) -> bool:
-    """Whether a form need not be measured again: it has failed, or has been timed as often as it
-    should be, or is not timed."""
-    if row is None:
-        return False
-    return "error" in row or row.get("looks", 0) >= case.looks
+def timed(row: Mapping[str, Any], case: Case) -> bool:
+    """Whether a form has been looked at as often as it should be, or is not timed."""
+    return bool(row) and row.get("looks", 0) >= case.looks
 
 
 def device(seen: list[tuple[str, float]], repeats: int) -> dict[str, Any]:
@@ -250,7 +263,7 @@ def probe(gpu: Gpu) -> Iterator[Case]:
         seen = gpu.kernel_times(lambda: add.call(x), 3)
         return Ready({"kernels_seen": len(seen)})
 
-    yield Case("start", "clock", {"CUPTI": ask}, looks=0, limit=20)
+    yield Case("start", "clock", {"CUPTI": ask}, looks=0, limit=30)
 
 
 def ended(status: int) -> None:
@@ -271,8 +284,6 @@ def main() -> None:
     parser.add_argument("--cupti", action="store_true")
     parser.add_argument("--rehearse")
     options = parser.parse_args()
-    if sys.platform == "linux":  # it must not go on, and hold the GPU, after the one that waits
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     gpu = Gpu()
     if options.rehearse:
         from tools.gpu.rehearsal import Fake

@@ -84,6 +84,14 @@ def small(layer: Any) -> Any:
     return dataclasses.replace(layer, **fields)
 
 
+def alike(layer: Any) -> Any:
+    """A layer whose state is the same: states of layers that differ in this alone are made by one
+    program."""
+    if isinstance(layer, Lean):
+        return dataclasses.replace(layer, by="xla", attention="xla", careful=True)
+    return layer
+
+
 def build(gpu: Gpu, name: str, layer: ladder.Layer, begins: dict[type, float]) -> Ready:
     """A step that has trained the layer a little. Raises whatever XLA, cuDNN and Mosaic GPU
     raise."""
@@ -94,7 +102,7 @@ def build(gpu: Gpu, name: str, layer: ladder.Layer, begins: dict[type, float]) -
         if isinstance(layer, Lean) and layer.by == "mosaic":
             rehearsed = _step(ladder.step_of(dataclasses.replace(layer, by="xla")))
     x, target = batch_of(sizes, getattr(layer, "dtype", jnp.bfloat16))
-    state = ladder.state_of(layer, x)
+    state = ladder.state_of(alike(layer), x)
     with fast_backward() if name.endswith(FAST) else contextlib.nullcontext():
         step = _step(ladder.step_of(layer))
         program = gpu.compile(step, state, x, target, rehearsed=rehearsed)
