@@ -6,10 +6,11 @@ Chapter 13 trains the decoder, chapter 09 explains FP8 in Flax's layers.
 What the decoder does is written once, in `decode`. Here are its layers alone: who owns the weights,
 and who multiplies in FP8. That is the course's product (`Decoder.fp8`), or Flax's own.
 
-What it leaves out: a training step for Linen. Flax's collection of histories must be overwritten
+What it leaves out: careful sums in the backward pass, but for Flax's own product; a training step
+for Linen. Flax's collection of histories must be overwritten
 with its gradient, past the optimizer; `example` does that. For NNX, `fp8_nnx.py` has the step.
 
-Test what XLA makes of your step, with xla_gpu_enable_triton_gemm=False as in `fp8_nnx.py`:
+Test what XLA makes of your step, with the flag that `fp8_nnx.py` names:
 
     from fp8lens import assert_fp8_gemms
     assert_fp8_gemms(step, variables, tokens, count=3 * len(decoder.in_fp8), target="H100")

@@ -13,8 +13,8 @@ What it leaves out: a margin on the scales, careful sums in the backward pass, c
 checkpoint needs all of `State`), several devices (chapter 14). `lean_step.py` has careful sums, and
 makes FP8 of its tensors in fewer passes.
 
-Test what XLA makes of the step. Compile it with the option xla_gpu_enable_triton_gemm=False: by
-XLA's default Triton may take these matmuls, and then they are not FP8.
+Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
+by XLA's default Triton may take these matmuls, and then they are not FP8.
 
     from fp8lens import assert_fp8_gemms
     step = functools.partial(train_step, decoder, optimizer)

@@ -2,8 +2,8 @@
 
 It needs JAX alone. Chapter 08 derives each function.
 
-What it leaves out: a bias, a margin on the scales, scales for blocks, weights that are quantized
-once for several microbatches (`lean_step.py` does that). A layer that is used several times in a
+What it leaves out: a bias, a margin on the scales, scales for blocks; careful sums in the backward
+pass, and weights that are quantized once for several microbatches (`lean_step.py` has both). A layer that is used several times in a
 step needs `Amaxes` of its own for each use: JAX adds up the gradients of shared ones, and a sum
 of amaxes is not an amax.
 
@@ -12,12 +12,12 @@ optimizer. The gradient of the amaxes is their new value: put it in their place.
 
     loss, (of_w, amaxes) = jax.value_and_grad(loss_of, (0, 1))(w, amaxes)
 
-Test what XLA makes of your step: three FP8 matmuls, or two if the input needs no gradient. Compile
-it with the option xla_gpu_enable_triton_gemm=False: by XLA's default Triton may take these
-matmuls, and then they are not FP8.
+Test what XLA makes of your step. A layer has three FP8 matmuls; if its input needs no gradient, as
+in the line above, it has two. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
+by XLA's default Triton may take these matmuls, and then they are not FP8.
 
     from fp8lens import assert_fp8_gemms
-    assert_fp8_gemms(step, w, amaxes, x, target, count=3, target="H100")
+    assert_fp8_gemms(step, w, amaxes, x, target, count=2, target="H100")
 """
 
 from typing import Any, NamedTuple

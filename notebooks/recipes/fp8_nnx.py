@@ -13,16 +13,18 @@ section "NNX".
         update(model, optimizer, gradient)
         return loss
 
-What it leaves out: attention's einsums, in which NNX takes no `dot_general`, and weights that are
-quantized once for several microbatches.
+What it leaves out: attention's einsums, in which NNX takes no `dot_general`; careful sums in the
+backward pass, and weights that are quantized once for several microbatches.
 
-Test what XLA makes of the step. Compile it with the option xla_gpu_enable_triton_gemm=False: by
-XLA's default Triton may take these matmuls, and then they are not FP8. Without nnx.jit the step
+Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
+by XLA's default Triton may take these matmuls, and then they are not FP8. Without nnx.jit the step
 loses its backward pass: what it writes into the model is no result of the compiled function, so
 the compiler removes it.
 
     from fp8lens import assert_fp8_gemms
-    assert_fp8_gemms(step, model, optimizer, x, target, count=3 * LAYERS, target="H100")
+    assert_fp8_gemms(step, model, optimizer, x, target, count=3 * LAYERS - 1, target="H100")
+
+The first layer's input needs no gradient, so one matmul is missing.
 """
 
 from typing import Any

@@ -23,8 +23,8 @@ tokens (it learns a target; `apply` is a function like any other, to build a mod
 attention on the chip (JAX's kernel has no causal backward pass: see Lean.causal), and a run on a
 GPU: nobody has timed it. With fp8=False it is the same step in bf16, to compare with.
 
-Test what XLA makes of the step. Compile it with the option xla_gpu_enable_triton_gemm=False: by
-XLA's default Triton may take these matmuls, and then they are not FP8.
+Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
+by XLA's default Triton may take these matmuls, and then they are not FP8.
 
     from fp8lens import inspect
     step = functools.partial(train_step, lean)

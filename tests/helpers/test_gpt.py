@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import train
 from flax.linen import fp8_ops
 from flax.traverse_util import flatten_dict
 
@@ -24,6 +23,7 @@ from helpers import aot_compile, report_gemms
 from helpers.models.gpt import GPTLayer, train_state, train_step
 from helpers.records.results import goals
 from tests.weekly import NIGHTLY, weekly
+from tools.gpu.training import fast_backward
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 PRECISIONS = {
@@ -296,8 +296,8 @@ def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
         {r.lhs_dtype, r.rhs_dtype} == {"f8e4m3fn", "f8e5m2"} for r in backward
     )
     assert all(r.lhs_dtype == r.rhs_dtype == "f8e4m3fn" for r in fp8 if r not in backward)
-    # Flax asks for exact accumulation of gradients, which costs speed on Hopper: tools/gpu/train.py
-    # measures it.
+    # Flax asks for exact accumulation of gradients, which may cost speed on a Hopper:
+    # tools/gpu/training.py measures it.
     assert {r.precision for r in backward} == {"HIGHEST"}
     assert {r.library for r in report.rows if r not in fp8} == {"cudnn"}
     assert len(report.rows) - len(fp8) == 7 and report.fp8_flops_share > 0.9
@@ -336,20 +336,6 @@ def test_f32_runs_on_the_tensor_cores(compiled):
 # What times it ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def case(tmp_path):
-    return train.Case(tmp_path / "train.json", "train", "case", tmp_path / "marker", {})
-
-
-def test_what_no_precision_can_run_is_an_error_in_each(case, monkeypatch):
-    def refuses(*args, **options):
-        raise RuntimeError("out of memory\nat /some/where")
-
-    monkeypatch.setattr(train, "own_compile", refuses)
-    rows = train.measure(False, "cublaslt", ("bf16", "f32"), rehearse=True, case=case)["precisions"]
-    assert {row["error"] for row in rows.values()} == {"RuntimeError: out of memory at <path>"}
-
-
 def test_the_fast_backward_pass_differs_in_its_accumulation_alone():
     def precisions() -> list[str]:
         layer = SMALL(fp8=True)
@@ -358,7 +344,7 @@ def test_the_fast_backward_pass_differs_in_its_accumulation_alone():
         return re.findall(r"precision=(\w+|\(.*?\))", str(step))
 
     exact = precisions()
-    with train.fast_backward():
+    with fast_backward():
         fast = precisions()
     assert sum("HIGHEST" in p for p in exact) == 8 and not any("HIGHEST" in p for p in fast)
     assert len(fast) == len(exact) and precisions() == exact

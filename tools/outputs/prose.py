@@ -137,7 +137,7 @@ NAMES = [
         r"about 14 bits",  # as that report has it
         r"\btcgen05\b",
         r"\bcuBLAS 12\.9\b",  # with scales for blocks, as NVIDIA's engineers say
-        r"issue 17887\b",
+        r"issue (?:17887|2377)\b",
         r"an MLP four times as wide",  # in Transformer Engine's quickstart
         r"1024 (?:amaxes|long) by default",  # in Transformer Engine's and Flax's documentation
         r"\bDeepSeek-V3\b",
