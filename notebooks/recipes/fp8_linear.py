@@ -3,9 +3,9 @@
 It needs JAX alone. Chapter 08 derives each function.
 
 What it leaves out: a bias, a margin on the scales, scales for blocks; careful sums in the backward
-pass, and weights that are quantized once for several microbatches (`lean_step.py` has both). A layer that is used several times in a
-step needs `Amaxes` of its own for each use: JAX adds up the gradients of shared ones, and a sum
-of amaxes is not an amax.
+pass, and weights that are quantized once for several microbatches (`lean_step.py` has both). A
+layer that is used several times in a step needs `Amaxes` of its own for each use: JAX adds up the
+gradients of shared ones, and a sum of amaxes is not an amax.
 
 In a training step, take the gradient of weights and amaxes. Give the weights' gradient to the
 optimizer. The gradient of the amaxes is their new value: put it in their place.
