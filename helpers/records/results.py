@@ -32,8 +32,6 @@ from fp8lens.targets import TARGETS, Target, model
 PARTS = ("speed", "agreement", "numerics", "kernels", "train")  # of what `make gpu` measures
 LINES = "measured.jsonl"  # in the folder of a GPU's model: what tools/gpu/lines.py wrote
 
-UNREAD = "the GPU's clock was not read"
-
 Row = dict[str, Any]
 
 
@@ -248,8 +246,8 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Ro
         good = [row for row in rows if "error" not in row]
         timed = [row for row in good if "wall_seconds" in row]
         # A run whose time was over before it read the GPU's clock does not hide one that has.
-        read = [row for row in timed if row["no_clock"] != UNREAD]
-        found[key] = (read or timed or good or rows)[-1]
+        asked = [row for row in timed if row["clock_asked"]]
+        found[key] = (asked or timed or good or rows)[-1]
     return found
 
 
@@ -260,15 +258,11 @@ def _row(run: int, lines: Sequence[Mapping[str, Any]]) -> Row:
     chips = [line["wall"]["chip"] for line in lines if line.get("wall", {}).get("chip")]
     for line in lines:
         row |= line.get("made", {})
-        if "error" in line:
-            row["error"] = line["error"]
+        row |= {name: line[name] for name in ("error", "stopped") if name in line}
     if walls:
         row |= {"wall_seconds": statistics.median(walls), "quartiles": _quartiles(walls)}
-        row |= {
-            "device_seconds": None,
-            "no_clock": UNREAD,
-            "looks": len(walls),
-        }
+        row |= {"device_seconds": None, "no_clock": "the GPU's clock was not read"}
+        row |= {"looks": len(walls), "clock_asked": any("device" in line for line in lines)}
     if chips:
         row["clock_mhz"] = statistics.median(chip["clock_mhz"] for chip in chips)
         row["power_w"] = statistics.median(chip["power_w"] for chip in chips)

@@ -327,14 +327,14 @@ def test_a_clock_that_was_not_reached_is_read_later_without_new_looks(tmp_path):
 def test_a_form_that_was_only_slow_is_tried_by_the_next_run(tmp_path):
     key = Key("speed", "case", "bf16")
     log = lines.begin(tmp_path, {"commit": "a"})
-    log.add(key, error="the process was stopped after 45 s")
+    log.add(key, error="the process was stopped after 45 s", stopped=True)
     marker = stage.Marker(tmp_path / "marker")
     row = rows_of(read_lines(log.path))[key]
     gpu = rehearsal.Fake("works")
     assert stage.Stage(gpu, log, marker, 0).has_failed(row)
     later = lines.begin(tmp_path, {"commit": "a"})
     assert not stage.Stage(gpu, later, marker, 0).has_failed(row)
-    assert stage.Stage(gpu, later, marker, 0).has_failed(row | {"error": "RuntimeError: no"})
+    assert stage.Stage(gpu, later, marker, 0).has_failed({"error": "RuntimeError: no", "run": 0})
 
 
 # What is measured ---------------------------------------------------------------------------------

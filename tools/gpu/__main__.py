@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8lens.targets import attached_gpu
-from helpers.records.results import LINES, Record, goals, load, read_lines
+from helpers.records.results import LINES, PARTS, Record, goals, load, read_lines
 from tools.gpu.agenda import CLOCK, LOST, OTHER, STAGES, Stage
 from tools.gpu.lines import Key, Log, begin, is_like, known, now, sentence
 
@@ -35,8 +35,6 @@ LEAST = 12  # seconds below which no stage is begun: its process would only star
 AGAIN = 6  # times that a stage's process is begun
 # Memory for cuBLASLt and for torch beside JAX; and no traces of the machine in messages.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-
 TOOLKITS = ("/usr/local/cuda", "/opt/cuda")  # where XLA looks by itself
 
 
@@ -44,10 +42,10 @@ def libdevice() -> dict[str, str]:
     """Where CUDA's device functions are, if XLA would not find them: beside the nvcc on PATH. JAX
     hands it on from CUDA_ROOT."""
     nvcc = shutil.which("nvcc")
-    known = [Path(place) for place in TOOLKITS]
-    known += [Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")]
+    places = [Path(place) for place in TOOLKITS]
+    places += [Path(place, "nvidia", cuda) for place in sys.path for cuda in ("cu13", "cuda_nvcc")]
     inside = "nvvm/libdevice/libdevice.10.bc"
-    if not nvcc or "CUDA_ROOT" in os.environ or any((place / inside).exists() for place in known):
+    if not nvcc or "CUDA_ROOT" in os.environ or any((place / inside).exists() for place in places):
         return {}
     toolkit = Path(nvcc).resolve().parent.parent
     if not (toolkit / inside).exists():
@@ -155,7 +153,8 @@ def measure(run: Run, stage: Stage) -> None:
         if status == 0:
             return
         if doing is None and status != LOST:
-            print(f"  {stage.name}: ended with {said_of(status)} before a form began", flush=True)
+            how = "did not begin a form in its time" if status is None else said_of(status)
+            print(f"  {stage.name}: its process {how}", flush=True)
             return
         if doing and not (status is None and time.time() > until):
             note(run, doing, status)
@@ -167,19 +166,20 @@ def note(run: Run, doing: dict[str, Any], status: int | None) -> None:
     """Write down what a form did to its process, and ask CUPTI no more if that was under way."""
     assert run.log
     key = Key(*doing["key"])
-    why = f"stopped after {doing['limit']:.0f} s" if status is None else said_of(status)
+    if status is None:
+        why = f"the process was stopped after {doing['limit']:.0f} s"
+    else:
+        why = f"the process {said_of(status)}"
     print(f"  {key.case}, {key.form}: {why} ({doing['clock']})", flush=True)
     if doing["clock"] == "cupti":
         run.cupti = False
         run.log.add(key, device={"no_clock": f"CUPTI: {why}"})
     else:
-        run.log.add(key, error=f"the process was {why}" if status is None else f"the process {why}")
+        run.log.add(key, error=why, **({"stopped": True} if status is None else {}))
 
 
-def said_of(status: int | None) -> str:
+def said_of(status: int) -> str:
     """An exit status in words."""
-    if status is None:
-        return "no end in its time"
     if status < 0:
         return f"ended with {signal.Signals(-status).name}"
     return f"ended with exit status {status}"
@@ -232,7 +232,8 @@ def begun(run: Run, commit: tuple[str, bool]) -> Log:
     with child(run, "start", run.until) as process:
         status, _ = wait(run, process, min(run.until, time.time() + 90))
     if status != 0:
-        raise CannotRun(f"Nothing was measured: JAX {said_of(status)}, see above.")
+        how = "did not start in its time" if status is None else said_of(status)
+        raise CannotRun(f"Nothing was measured: JAX {how}, see above.")
     about = json.loads((run.scratch / "about.json").read_text())
     made_from = {"commit": commit[0], "changed": commit[1], "date": now()[:10]}
     return begin(run.folder, about | made_from)
@@ -293,9 +294,7 @@ def go_on_from(earlier: Path | None, folder: Path) -> None:
     """Begin with what an earlier run has measured on such a GPU."""
     there = earlier / folder.name / LINES if earlier else None
     if there and there.exists() and not (folder / LINES).exists():
-        for path in there.parent.iterdir():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / path.name).write_bytes(path.read_bytes())
+        shutil.copytree(there.parent, folder, dirs_exist_ok=True)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -343,7 +342,7 @@ def summary(folder: Path) -> str:
     """What the file says, in a screen: times over the first form's, what is wrong, and the
     goals."""
     lines: list[str] = []
-    for part in ("speed", "train", "agreement", "numerics", "kernels"):
+    for part in PARTS:
         for record in load(part, folder.parent):
             if folder_of(record.provenance["device"]) == folder.name:
                 lines += of_record(record)

@@ -1,7 +1,7 @@
 """The file that a run writes: a line of JSON for each thing that was measured, on the disk before
 the next is begun. `helpers.records.results` reads it.
 
-A line of a run says where its figures come from (`Run`). Each line after it is of one form of one
+The first line of a run says where its figures come from. Each line after it is of one form of one
 case: that it was "made" and what was found of it, one look at the host's clock ("wall"), what the
 GPU's own clock saw ("device"), or an "error".
 """

@@ -26,6 +26,7 @@ class Gpu:
     """The first GPU that JAX has."""
 
     rehearsal = False
+    chip_name = "local"  # of TARGETS: what is compiled for
 
     def require(self, name: str) -> None:
         """End the process, in a sentence, unless JAX computes on the GPU of this name."""
@@ -41,7 +42,7 @@ class Gpu:
 
     def target(self) -> Target:
         """Its model, with its peak rates."""
-        return TARGETS["local"]
+        return TARGETS[self.chip_name]
 
     def compile(
         self,
@@ -52,8 +53,14 @@ class Gpu:
         rehearsed: Callable | None = None,
     ) -> Program:
         """The GPU's own compile of `fn(*args)`. `rehearsed` is what a CPU can run in its place."""
-        compiled: Any = aot_compile(fn, *args, target="local", gemm=gemm, compiler_options=options)
-        return Program(compiled, compiled)
+        compiled: Any = aot_compile(
+            fn, *args, target=self.chip_name, gemm=gemm, compiler_options=options
+        )
+        return Program(compiled, self.to_call(compiled, rehearsed or fn, args))
+
+    def to_call(self, compiled: Any, fn: Any, args: tuple) -> Callable[..., Any]:
+        """What runs: here the GPU's program."""
+        return compiled
 
     def kernel_times(self, call: Callable[[], Any], repeats: int) -> list[tuple[str, float]]:
         """(name, seconds) of each kernel of so many calls, by the GPU's own clock. Raises

@@ -26,6 +26,7 @@ from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from helpers.records.local import wait, wall_seconds
 from tools.gpu.errors import errors, is_right
 from tools.gpu.machine import Gpu, Program
+from tools.gpu.numerics import cpu
 from tools.gpu.stage import Case, Ready
 from tools.records.releases import dot
 from tools.records.releases import scaled as fused
@@ -92,7 +93,7 @@ def compare(
     def wide(*args):
         return fn(*args)
 
-    place = jax.devices("cpu")[0] if on_cpu else None
+    place = cpu() if on_cpu else None
     with jax.default_matmul_precision("highest"), jax.default_device(place):
         given = [widened(np.asarray(arg) if on_cpu else arg) for arg in args]
         expected = jax.jit(wide, compiler_options=ONCE)(*given)

@@ -50,28 +50,27 @@ def agreement(gpu: Gpu) -> Iterator[Case]:
     """Does the GPU's own compiler make of the programs what is recorded of a compile without it,
     does the GPU run them, and are the numbers right? Each with random operands and adversarial
     ones."""
-    forms = {name: functools.partial(agree, gpu, name, one) for name, one in programs(gpu).items()}
+    forms = {name: functools.partial(agree, gpu, one) for name, one in programs(gpu).items()}
     yield Case("agreement", "programs", forms, looks=0, limit=30)
 
 
-def agree(gpu: Gpu, name: str, program: releases.Program) -> Ready:
+def agree(gpu: Gpu, program: releases.Program) -> Ready:
     """One program: what its matmuls became, and its results beside the CPU's. A program that the
     compiler refuses, or does not run, is a result too: `refused` says why."""
-    made: dict[str, Any] = {}
     try:
         compiled, call = gpu.compile(program.fn, *program.args, options=program.options)
-        made["errors"] = compared(program, call)
+        found = compared(program, call)
     except Exception as error:
         if not gpu.answers():
             raise
-        return Ready(made | {"refused": sentence(error)})
+        return Ready({"refused": sentence(error)})
+    made: dict[str, Any] = {"errors": found}
     try:
         made |= own(compiled)
     except Exception as error:
         made["not_described"] = sentence(error)
-    worst = {kind: all(map(is_right, found)) for kind, found in made["errors"].items()}
-    made["right"] = all(right for kind, right in worst.items() if kind != "not finite")
-    made["keeps_nan"] = all(one["other_kind"] == 0 for one in made["errors"]["not finite"])
+    made["keeps_nan"] = all(one["other_kind"] == 0 for one in found["not finite"])
+    made["right"] = all(all(map(is_right, found[kind])) for kind in KINDS if kind != "not finite")
     return Ready(made, compiled=compiled)
 
 

@@ -5,14 +5,13 @@ fail."""
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from fp8lens import TARGETS, Target, aot_compile
 from helpers.records.local import NoClock, wall_seconds
-from tools.gpu.machine import Gpu, Program
+from tools.gpu.machine import Gpu
 
 NAME = "NVIDIA H200"
 # What it does: whether CUPTI answers; where a number follows, only from this use of it in a process
@@ -24,6 +23,7 @@ class Fake(Gpu):
     """Answers like an H200."""
 
     rehearsal = True
+    chip_name = "H200"
 
     def __init__(self, how: str):
         self.how, _, first = how.partition(":")
@@ -37,24 +37,11 @@ class Fake(Gpu):
             jax.config.update("jax_platforms", None)  # as where a GPU is: JAX tries CUDA first
             super().require(name)
 
-    def target(self) -> Target:
-        """An H200."""
-        return TARGETS["H200"]
-
-    def compile(
-        self,
-        fn: Callable,
-        *args: Any,
-        gemm: str = "cublaslt",
-        options: Mapping[str, Any] | None = None,
-        rehearsed: Callable | None = None,
-    ) -> Program:
-        """The program for an H200, and the CPU's to call."""
-        compiled: Any = aot_compile(fn, *args, target="H200", gemm=gemm, compiler_options=options)
-        # Compiled ahead, as the GPU's is: it takes the same arguments and nothing else.
-        on_cpu: Any = rehearsed or fn
-        lower = getattr(on_cpu, "lower", None) or jax.jit(on_cpu).lower
-        return Program(compiled, lower(*args).compile())
+    def to_call(self, compiled: Any, fn: Any, args: tuple) -> Callable[..., Any]:
+        """The CPU's program, compiled ahead as the GPU's is: it takes the same arguments and
+        nothing else."""
+        lower = getattr(fn, "lower", None) or jax.jit(fn).lower
+        return lower(*args).compile()
 
     def kernel_times(self, call: Callable[[], Any], repeats: int) -> list[tuple[str, float]]:
         """One kernel a call, or what goes wrong."""

@@ -20,7 +20,7 @@ import jax
 from fp8lens.matmul.kernels import bytes_moved, kernels, roofline_seconds
 from helpers import report_gemms
 from helpers.records import local
-from helpers.records.results import UNREAD, read_lines
+from helpers.records.results import read_lines
 from tools.gpu.agenda import CLOCK, LOST, OTHER, STAGES
 from tools.gpu.lines import Key, Log, known, sentence
 from tools.gpu.machine import Gpu, about
@@ -89,9 +89,9 @@ class Stage:
         """All cases by the host's clock, then all by the GPU's. A case of which something is known
         already begins with its first form all the same: what follows is compared with it."""
         rows = known(read_lines(self.log.path), self.log.run)
-        timed = [(case, self.by_host(case, rows)) for case in cases]
+        to_call = [(case, self.by_host(case, rows)) for case in cases]
         if self.cupti:
-            for case, calls in timed:
+            for case, calls in to_call:
                 for name, call in calls.items():
                     self.by_gpu(case, name, call)
 
@@ -105,7 +105,7 @@ class Stage:
         if missing and case.looks and first in tried:
             missing = list(dict.fromkeys([first, *missing]))
         rest = [name for name in tried if name not in missing and self.cupti]
-        return missing, [name for name in rest if of_form[name].get("no_clock") == UNREAD]
+        return missing, [name for name in rest if of_form[name].get("clock_asked") is False]
 
     def by_host(self, case: Case, rows: Mapping[Any, Any]) -> dict[str, Callable[[], Any]]:
         """Build what of a case is not known, and time it. What is to be called, by form."""
@@ -134,7 +134,7 @@ class Stage:
         before, on a machine that had just started."""
         if "error" not in row:
             return False
-        return row["run"] == self.log.run or not row["error"].startswith("the process was stopped")
+        return row["run"] == self.log.run or not row.get("stopped")
 
     def build(self, case: Case, name: str) -> Ready | None:
         """A form that has run; None where it fails, or no time is left for it."""
