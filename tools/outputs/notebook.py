@@ -153,8 +153,8 @@ def _normal_outputs(outputs: list[NotebookNode], count: int) -> list[NotebookNod
 
 def of_explorer(notebook: NotebookNode, stored: NotebookNode) -> NotebookNode:
     """A notebook of "Try it" in its normal form, without a twin. Its cell of code shows the picture
-    that it shows in `stored`, whatever a reader saw when they ran it. The empty cell is left out
-    that JupyterLab adds when the last one is run.
+    that it shows in `stored`, whatever a reader saw when they ran it. It leaves out the empty cell
+    that JupyterLab adds when a reader runs the last one.
     """
     result = normalise(notebook)
     del result.metadata["jupytext"]
