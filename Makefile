@@ -1,27 +1,14 @@
-# One command each; needs git, make and python3. Everything is installed inside this checkout.
+# One command each; needs git, make and python3 with its venv module. Everything is installed inside this checkout.
 PYTHON := .venv/bin/python
-# A pyenv python3 refuses to start where it lacks the version in .python-version: then take the system's own.
-SETUP = @for p in python3 /usr/bin/python3; do $$p -c '' 2>/dev/null && exec $$p tools/setup.py; done; \
-	echo "No python3 found: install one (any version from 3.8 on)" >&2; exit 1
-# uv uses the machine's own certificates: company networks have theirs.
+UV := .tools/bin/uv
+# uv trusts the certificates of this machine: company networks have theirs.
 export UV_SYSTEM_CERTS := 1
-export GPU
-# Python reads what .venv says of this folder in the locale's encoding: of the C locale that is ASCII, and this folder's
-# name may have other letters.
-ifneq (,$(filter C POSIX,$(LC_ALL)))
-export LC_ALL := C.UTF-8
-endif
+# CUDA's libraries are several GB, and of use only where a GPU is. GPU=1 installs them for a machine that shares these files.
+GPU ?= $(shell nvidia-smi --list-gpus 2>/dev/null | head -1)
 # Kernels and tests run in .venv, whichever environment the shell has active.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 # Container images set this. Each of the tests' hundreds of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-
-# Jupyter asks root for a flag; without a screen, a text browser must not take over the terminal.
-ROOT_FLAG = $(if $(filter 0,$(shell id -u)),--allow-root)
-BROWSER_FLAG = $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser)
-# Where the home cannot be written, JupyterLab keeps its own things in the checkout.
-HOMELESS = test -w "$$HOME" || export HOME="$$PWD/.tools/home"
-FIRST_PAGE = /lab/tree/notebooks/01_fp8_formats.ipynb
 
 .PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
 
@@ -29,13 +16,19 @@ help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
 	while read -r name what; do printf 'make %-11s %s\n' "$$name" "$$what"; done
 
-setup:    ## install everything into this checkout (the other targets do it too; GPU=1: with CUDA's libraries)
-	$(SETUP)
+setup: .tools/uv ## install everything into this checkout (the other targets do it too; GPU=1: with CUDA's libraries)
+	@$(UV) sync --locked $(if $(GPU),--extra gpu)
+
+# uv itself, in the one version and with the hashes that tools/uv.txt gives.
+.tools/uv: tools/uv.txt
+	python3 -m venv --clear .tools
+	.tools/bin/pip install --quiet --require-hashes --only-binary :all: --requirement tools/uv.txt
+	@touch $@
 
 lab: setup      ## open the chapters in JupyterLab (its options: ARGS="--port 9000")
 	@echo "Starting JupyterLab; stop it with Ctrl-C, twice"
-	@$(HOMELESS); exec $(PYTHON) -m jupyterlab --config=tools/lab_config.py $(ROOT_FLAG) $(BROWSER_FLAG) \
-		--LabApp.default_url=$(FIRST_PAGE) $(ARGS)
+	@exec $(PYTHON) -m jupyterlab --config=tools/lab_config.py --allow-root \
+		--LabApp.default_url=/lab/tree/notebooks/01_fp8_formats.ipynb $(ARGS)
 
 test: setup     ## run every test: helpers, chapters and their outputs, site, JupyterLab, oldest JAX
 	@# three files of tests at a time, by pytest-xdist: on two cores the third uses what waits leave

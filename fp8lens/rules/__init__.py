@@ -5,6 +5,6 @@ and logs by tests/fp8lens/test_reasons.py. A source without a file is a function
 xla/service/gpu/transforms/gemm_rewriter.cc.
 
 A family of rules is a module: `operands`, `scales`, `epilogue`, `bias`, `output`, `amax`, `layout`,
-`kernels`, `wire`. `facts` has what rules ask of a program, `rule` what a rule is, and `find` in
+`extra_kernels`, `wire`. `facts` has what rules ask of a program, `rule` what a rule is, and `find` in
 which order they are tried.
 """

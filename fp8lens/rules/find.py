@@ -26,7 +26,18 @@ from fp8lens.matmul.roles import (
 )
 from fp8lens.matmul.rows import GemmRow, gemm_config, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import ADDS, OwnWork, UnfusedKernel
-from fp8lens.rules import amax, bias, epilogue, kernels, layout, operands, output, scales, wire
+from fp8lens.rules import (
+    activations,
+    amax,
+    bias,
+    extra_kernels,
+    layout,
+    operand_types,
+    output,
+    scales,
+    wire,
+)
+from fp8lens.rules.extra_kernels import Opaque, Work
 from fp8lens.rules.facts import (
     Amax,
     Conversion,
@@ -35,7 +46,6 @@ from fp8lens.rules.facts import (
     cause_of,
     is_only_cut,
 )
-from fp8lens.rules.kernels import Opaque, Work
 from fp8lens.rules.reason import Reason, Reasons, of_matmul, texts_of
 from fp8lens.rules.rule import Found, Rule, first
 from fp8lens.targets import Target
@@ -49,7 +59,7 @@ IN_FRONT = (
     layout.copied_choice,
     layout.joined_operand,
     layout.repeated_operand,
-    epilogue.gradient_update,
+    activations.gradient_update,
     bias.copied_matrix,
     bias.transposed_matrix,
     bias.summed_first,
@@ -69,18 +79,18 @@ CONVERSION = (
     scales.added_several_times,
     output.no_clamp,
     output.clamp_early,
-    epilogue.activation_after_scale,
-    epilogue.relu_in_clamp,
-    epilogue.bounded_relu,
+    activations.activation_after_scale,
+    activations.relu_in_clamp,
+    activations.bounded_relu,
     output.clamp_bounds,
-    epilogue.lower_half,
-    epilogue.clamp_alone,
-    epilogue.other_activation,
+    activations.lower_half,
+    activations.clamp_alone,
+    activations.other_activation,
     output.reshaped_first,
     output.scaled_twice,
     output.matrix_in_f32,
-    epilogue.negated,
-    epilogue.negated_last,
+    activations.negated,
+    activations.negated_last,
     output.other_readers,
     output.cut_first,
     output.amax_beside_it,
@@ -89,30 +99,30 @@ CONVERSION = (
 STEP = (
     output.between,
     scales.added_several_times,
-    epilogue.selected_clamp,
-    epilogue.activation_after_scale,
+    activations.selected_clamp,
+    activations.activation_after_scale,
     bias.bias_after_scale,
     scales.vector_scale,
-    epilogue.activation_and_reader,
-    epilogue.negated,
-    epilogue.negated_last,
-    epilogue.relu_of_codes,
+    activations.activation_and_reader,
+    activations.negated,
+    activations.negated_last,
+    activations.relu_of_codes,
     layout.cut_twice,
-    epilogue.late_relu,
+    activations.late_relu,
     bias.bias_and_reader,
     bias.scalar_added,
     bias.subtracted,
-    epilogue.compared,
-    epilogue.rounded,
-    epilogue.derivative,
+    activations.compared,
+    activations.rounded,
+    activations.derivative,
     output.no_such_type,
-    epilogue.bounded_relu,
-    epilogue.lower_half,
-    epilogue.clamp_alone,
-    epilogue.selected_relu,
-    epilogue.gelu_and_transpose,
-    epilogue.with_bits,
-    epilogue.other_activation,
+    activations.bounded_relu,
+    activations.lower_half,
+    activations.clamp_alone,
+    activations.selected_relu,
+    activations.gelu_and_transpose,
+    activations.with_bits,
+    activations.other_activation,
     scales.late_factor,
     scales.scale_after_epilogue,
     scales.scales_one_by_one,
@@ -145,7 +155,11 @@ WRONG = (
 
 
 #: Of kernels that make FP8 operands, and have to run as the program is written.
-AT_OPERANDS = (kernels.requantized, kernels.quantized_in_loop, kernels.quantized_twice)
+AT_OPERANDS = (
+    extra_kernels.requantized,
+    extra_kernels.quantized_in_loop,
+    extra_kernels.quantized_twice,
+)
 
 
 def find_reasons(
@@ -186,7 +200,7 @@ def find_reasons(
     return reasons
 
 
-_GATHERED = operands.gathered.name
+_GATHERED = operand_types.gathered.name
 
 
 class _Once:
@@ -202,10 +216,10 @@ class _Once:
         same_dot = self.by_dot.setdefault((matrices, id(dot)), row.name)
         same_matrices = self.by_matrices.setdefault(matrices, row.name)
         if same_dot != row.name:
-            rule = kernels.added_to_itself if _added(row) == same_dot else kernels.twice
+            rule = extra_kernels.added_to_itself if _added(row) == same_dot else extra_kernels.twice
             return [_reason(m, rule, same_dot)]
         if same_matrices != row.name and not is_recomputed(row.op_name):
-            return [_reason(m, kernels.again, same_matrices)]
+            return [_reason(m, extra_kernels.again, same_matrices)]
         return []
 
 
@@ -258,7 +272,7 @@ def _first(m: Matmul, rules: Iterable[Rule], facts: Any) -> Reason | None:
 
 def of_row(m: Matmul) -> list[Reason]:
     """All that a matmul lost."""
-    reasons = [_first(m, (operands.ragged,), m)]
+    reasons = [_first(m, (operand_types.ragged,), m)]
     if m.row.is_fp8:
         reasons += left_outside(m)
     else:
@@ -268,14 +282,14 @@ def of_row(m: Matmul) -> list[Reason]:
 
 def not_fp8(m: Matmul) -> list[Reason]:
     """Why a matmul does not run in FP8: one reason, or one for each operand."""
-    broken = first(operands.NOT_FP8, m)
+    broken = first(operand_types.NOT_FP8, m)
     assert broken is not None  # the last of these rules always holds
     rule, found = broken
-    if rule in operands.OF_ONE_OPERAND:
-        each = [first(operands.OF_ONE_OPERAND, m.of_one(side)) for side in m.sides]
+    if rule in operand_types.OF_ONE_OPERAND:
+        each = [first(operand_types.OF_ONE_OPERAND, m.of_one(side)) for side in m.sides]
         of_each = [one for one in each if one is not None]
         # Of two operands that are not quantized, one sentence tells.
-        is_one_reason = {rule for rule, _ in of_each} == {operands.not_quantized}
+        is_one_reason = {rule for rule, _ in of_each} == {operand_types.not_quantized}
         if len(of_each) > 1 and not is_one_reason:
             return [of_matmul(m, *one) for one in of_each]
     return [of_matmul(m, rule, found)]
@@ -287,7 +301,7 @@ def left_outside(m: Matmul) -> list[Reason]:
     found = [in_front(m, o, work) for o in avoidable if not o.after for work in o.work]
     if refused := _first(m, (output.no_such_kernel,), m):
         return [*dict.fromkeys(found), refused]
-    if unused := _first(m, (kernels.chosen_result,), m):
+    if unused := _first(m, (extra_kernels.chosen_result,), m):
         # What stays outside is another matter in a branch.
         return [*dict.fromkeys(found), unused]
     for rule in WRONG + AT_OPERANDS:
@@ -307,7 +321,7 @@ def left_outside(m: Matmul) -> list[Reason]:
         layout.changed_in_part,
     )
     of_result += [_first(m, (rule,), m) for rule in alone]
-    of_result += [_first(m, (kernels.unknown_kernel,), o) for o in m.near]
+    of_result += [_first(m, (extra_kernels.unknown_kernel,), o) for o in m.near]
     known = [reason for reason in of_result if reason is not None]
     return list(dict.fromkeys(found + (known or unexplained(m))))
 
@@ -341,7 +355,7 @@ def padded(m: Matmul) -> Reason:
 
 def unknown(m: Matmul, works: Iterable[str]) -> Reason:
     """No rule says why kernels do this."""
-    return _reason(m, kernels.unknown_outside, Work(m, list(works)))
+    return _reason(m, extra_kernels.unknown_outside, Work(m, list(works)))
 
 
 def behind(m: Matmul, works: list[str]) -> list[Reason]:
@@ -353,7 +367,7 @@ def behind(m: Matmul, works: list[str]) -> list[Reason]:
     if m.dot is None:
         return [unknown(m, works)]
     if not m.is_cublaslt:  # the rules below are of cuBLASLt's calls
-        return [_reason(m, kernels.outside_of_a_kernel, Work(m, works))]
+        return [_reason(m, extra_kernels.outside_of_a_kernel, Work(m, works))]
     found: list[Reason | None] = []
     if m.main and set(works) - {"amax", "transpose", "pad"}:
         found.append(caused(m, m.main))
@@ -382,7 +396,7 @@ def caused(m: Matmul, left: list[Step]) -> Reason:
         cause = cause_of(m, left[1:])  # which would stay outside without the conversion, too
     if isinstance(cause, Conversion):
         return _first(m, (*layout.MOVED, *CONVERSION), cause) or unknown(m, ["output"])
-    rules = (epilogue.gradient_update, *layout.MOVED, *STEP)
+    rules = (activations.gradient_update, *layout.MOVED, *STEP)
     reason = _first(m, rules, cause) or unknown(m, [cause.lost])
     if not cause.rest:
         return reason
@@ -411,7 +425,7 @@ def in_other_kernels(m: Matmul) -> list[Reason]:
 
 def _done_anyway(m: Matmul, anyway: list[UnfusedKernel]) -> Reason | None:
     if works := [work for o in anyway if o.own == ADDS for work in o.work]:
-        return _reason(m, kernels.outside_of_a_kernel, Work(m, works))
+        return _reason(m, extra_kernels.outside_of_a_kernel, Work(m, works))
     if m.dot is None or not m.is_cublaslt or not anyway or m.result_is_fp8:
         return None
     if merged := _first(m, (bias.merged_then_added,), m):
@@ -476,7 +490,7 @@ def of_opaque(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     kernel = Opaque(line, ptx)
     if kernel.is_known:
         return []
-    broken = first(kernels.OPAQUE, kernel)
+    broken = first(extra_kernels.OPAQUE, kernel)
     assert broken is not None  # the last of these rules always holds
     name = f"{line.name} {line.layer}" if line.layer else line.name
     place: dict[str, Any] = {"source": line.source, "instruction": line.name, "layer": line.layer}

@@ -9,7 +9,7 @@ import pytest
 
 from fp8lens import assert_fp8_gemms
 from fp8lens.cli import main
-from fp8lens.rules import amax, find, kernels, layout, operands, wire
+from fp8lens.rules import amax, extra_kernels, find, layout, operand_types, wire
 from fp8lens.rules.page import explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
 from helpers.pages import compiled
@@ -18,7 +18,7 @@ from tests.programs.rule_pages import losing, seen
 from tools.records import rules
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
-    "operands": operands.NOT_FP8,
+    "operands": operand_types.NOT_FP8,
     "in front": find.IN_FRONT,
     "padding": layout.PADDING,
     "moved": layout.MOVED,
@@ -26,7 +26,7 @@ ORDERS: dict[str, tuple[Rule, ...]] = {
     "step": find.STEP,
     "wrong": find.WRONG,
     "amax": amax.AMAX,
-    "opaque": kernels.OPAQUE,
+    "opaque": extra_kernels.OPAQUE,
     "wire": tuple(wire.WIRE.values()),
 }
 
