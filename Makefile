@@ -80,5 +80,5 @@ gpu-bundle: setup ## write one folder with which a GPU machine without a network
 	$(PYTHON) -m tools.gpu.bundle $(ARGS)
 
 clean:    ## remove everything the other targets made
-	rm -rf .tools .venv .venv-* _build .pytest_cache
+	rm -rf .tools .venv _build .pytest_cache
 	find fp8lens helpers notebooks tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
