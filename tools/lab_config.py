@@ -2,63 +2,40 @@
 would write, so that a chapter that was opened, run and saved is the one that git has.
 """
 
-import re
 import sys
 from pathlib import Path, PurePosixPath
 
 import jupytext
 import nbformat
-from ipykernel.ipkernel import IPythonKernel
-from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tools import outputs
+from tools.outputs import notebook
 
-FORMATS = outputs.METADATA["jupytext"]["formats"]
+FORMATS = notebook.PAIRED["jupytext"]["formats"]
 
 
-class Contents(AsyncLargeFileManager):
-    """Saves a chapter's two halves as `make refresh` writes them."""
-
-    async def get(self, path, *arguments, **options):
-        """Give a chapter's kernel the description that it will give of itself, with its version.
-
-        JupyterLab would otherwise write that into a chapter that is only opened, and ask to save.
-        A folder is listed without the text halves of its chapters; their path opens them.
-        """
-        model = await super().get(path, *arguments, **options)
-        if model["type"] == "directory" and model["content"]:
-            names = (Path(file["name"]) for file in model["content"])
-            halves = {name.with_suffix(".md").name for name in names if name.suffix == ".ipynb"}
-            model["content"] = [f for f in model["content"] if f["name"] not in halves]
-        if model["type"] == "notebook" and model["content"]:
-            model["content"].metadata["language_info"] = IPythonKernel.language_info
-        return model
-
-    def run_pre_save_hooks(self, model, path, **options):
-        """Write a chapter, either half of it, as `make refresh` does, and an explorer's notebook
-        with its picture: what a reader tries changes no file.
-        """
-        super().run_pre_save_hooks(model, path, **options)
-        content = model.get("content")
-        if model["type"] == "notebook":
-            metadata = content.get("metadata", {})
-            if outputs.lookup(metadata, "jupytext.formats") == FORMATS:
-                model["content"] = outputs.normalise(nbformat.from_dict(content))
-                return
-            file = Path(self._get_os_path(path))
-            if PurePosixPath(path).match("try/*.ipynb") and file.is_file():
-                stored = nbformat.read(file, 4)
-                model["content"] = outputs.of_explorer(nbformat.from_dict(content), stored)
-        elif model["type"] == "file" and path.endswith(".md"):
-            if re.search(f"^  formats: {FORMATS}$", content, re.M):
-                notebook = outputs.normalise(jupytext.reads(content, fmt="md:myst"))
-                model["content"] = outputs.twin_of(notebook)
+def as_git_has_it(model, path, contents_manager):
+    """Write either half of a chapter as `make refresh` does, and an explorer's notebook with its
+    picture: what a reader tries changes no file.
+    """
+    content = model.get("content")
+    if model["type"] == "notebook":
+        saved = nbformat.from_dict(content)
+        file = Path(contents_manager.root_dir, path.strip("/"))
+        if saved.metadata.get("jupytext", {}).get("formats") == FORMATS:
+            model["content"] = notebook.normalise(saved)
+        elif PurePosixPath(path).match("try/*.ipynb") and file.is_file():
+            model["content"] = notebook.of_explorer(saved, nbformat.read(file, 4))
+    elif path.endswith(".md") and f"\n  formats: {FORMATS}\n" in (content or ""):
+        saved = jupytext.reads(content, fmt="md:myst")
+        model["content"] = notebook.twin_of(notebook.normalise(saved))
 
 
 # JupyterLab defines get_config for this file.
 c = get_config()  # type: ignore[name-defined] # noqa: F821
-c.ServerApp.contents_manager_class = Contents
+c.ContentsManager.pre_save_hook = as_git_has_it
+# A folder is listed without the text halves of its chapters; their path opens them.
+c.ContentsManager.hide_globs = ["__pycache__", "[0-9A-Z]*_*.md"]
 # What a kernel and the server say to each other is encrypted where the kernel can: else it warns,
 # in the terminal.
 c.KernelManager.transport_encryption = "auto"

@@ -1,10 +1,9 @@
 """The one list of chapters: myst.yml's table of contents.
 
-The site, the checks of outputs and prose, the README's table and the tests take their chapters from
-it. A new chapter is a pair of files and one line there.
+The site, the checks of outputs and prose, the README's tables and the tests take their chapters
+from it. A new chapter is a pair of files and one line there.
 """
 
-import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -13,117 +12,73 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOTEBOOKS = ROOT / "notebooks"
-CONTENTS = ROOT / "myst.yml"
 
 
 class Refused(Exception):
     """The command cannot be carried out; the message says why and what to do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of the course: its title and the names of its chapters, such as "03_scaled_matmul"."""
-
-    title: str
-    chapters: tuple[str, ...]
-
-
 @functools.cache
-def parts() -> tuple[Part, ...]:
-    """The parts that have chapters, in the order of the contents."""
-    entries = yaml.safe_load(CONTENTS.read_text(encoding="utf-8"))["project"]["toc"]
+def parts() -> list[list[str]]:
+    """The names of each part's chapters, such as "03_scaled_matmul", in the order of the
+    contents.
+    """
+    contents = yaml.safe_load((ROOT / "myst.yml").read_text(encoding="utf-8"))["project"]["toc"]
     found = []
-    for entry in entries:
-        pages = [Path(page["file"]) for page in entry.get("children", [])]
-        chapters = (page for page in pages if page.match("notebooks/*.ipynb"))
-        names = tuple(page.stem for page in chapters)
-        if names:
-            found.append(Part(entry["title"], names))
-    return tuple(found)
+    for part in contents:
+        pages = [Path(page["file"]) for page in part.get("children", [])]
+        found.append([page.stem for page in pages if page.match("notebooks/*.ipynb")])
+    return [chapters for chapters in found if chapters]
 
 
 def names() -> list[str]:
-    """The names of all chapters, in the order of the contents."""
-    return [name for part in parts() for name in part.chapters]
+    """The names of all chapters."""
+    return [name for part in parts() for name in part]
 
 
-def path_names() -> tuple[str, ...]:
+def path_names() -> list[str]:
     """The names of the chapters of the path, which is the first part."""
-    return parts()[0].chapters
+    return parts()[0]
 
 
-def find(beginnings: list[str], folder: Path = NOTEBOOKS) -> list[Path]:
-    """The chapters in a folder whose names begin with one of `beginnings`; all of them for none.
-
-    Each is given by its .ipynb, which need not be there yet. Raises Refused where no chapter begins
-    so, and where one is not in the contents.
-    """
-    halves = [*folder.glob("[0-9A-Z]*_*.ipynb"), *folder.glob("[0-9A-Z]*_*.md")]
-    chapters = sorted({half.with_suffix(".ipynb") for half in halves})
+def find(beginnings: list[str]) -> list[Path]:
+    """The .ipynb of each chapter whose name begins with one of these; of all chapters for none."""
     for beginning in beginnings:
-        if not any(path.stem.startswith(beginning) for path in chapters):
-            known = ", ".join(path.stem for path in chapters)
-            raise Refused(f"no chapter begins with {beginning!r}; there are {known}")
-    if folder == NOTEBOOKS:
-        for path in chapters:
-            if path.stem not in names():
-                line = f"- file: notebooks/{path.name}"
-                raise Refused(f"{path.stem} is not in the contents: add `{line}` to myst.yml")
-    return [path for path in chapters if not beginnings or path.stem.startswith(tuple(beginnings))]
+        if not any(name.startswith(beginning) for name in names()):
+            raise Refused(f"no chapter in myst.yml begins with {beginning!r}: {', '.join(names())}")
+    wanted = tuple(beginnings) or ("",)
+    return [NOTEBOOKS / f"{name}.ipynb" for name in names() if name.startswith(wanted)]
 
 
 # The README's tables ------------------------------------------------------------------------------
 
 HEAD = "| chapter | minutes | with the puzzles | what you'll learn |\n|---|---|---|---|\n"
+TIME = re.compile(r"^\| \*\*Time\*\* \| (\d+) minutes, (\d+) with the puzzles \|$", re.M)
 
 
-def _opening(name: str) -> tuple[str, str, str, str]:
-    """A chapter's title, its minutes ("reference" where it states none), its minutes with the
-    puzzles, and what is learnt, from its opening table.
-    """
+def _row(name: str) -> str:
+    """A chapter's row in a table, from its title and its opening table."""
     text = (NOTEBOOKS / f"{name}.md").read_text(encoding="utf-8")
-
-    def cell(row: str) -> str:
-        found = re.search(rf"^\| \*\*{row}\*\* \| (.*?) \|$", text, re.M)
-        return found[1] if found else ""
-
     title = re.search(r"^# (\S+) · (.*)$", text, re.M)
-    learn = cell("What you'll learn")
+    learn = re.search(r"^\| \*\*What you'll learn\*\* \| (.*?) \|$", text, re.M)
     if not title or not learn:
         raise Refused(
-            f"{name}.md does not open as a chapter does: it needs a title such as "
-            f"`# 13 · Train a model` and a table with the rows What you'll do, What you'll learn, "
-            f"What you'll need, and Time or Kind"
+            f"{name}.md needs a title such as `# 13 · Train a model`, and below it a table with a "
+            f"row What you'll learn"
         )
-    time = re.fullmatch(r"(\d+) minutes, (\d+) with the puzzles", cell("Time"))
-    if cell("Time") and not time:
-        raise Refused(
-            f"{name}.md states its Time as {cell('Time')!r}: "
-            f"write it as `<N> minutes, <M> with the puzzles`, as "
-            f"`python tools/outputs/minutes.py` counts them"
-        )
+    time = TIME.search(text)
     minutes, with_puzzles = time.groups() if time else ("reference", "")
-    learned = re.sub(r"\]\((?!http)", "](notebooks/", learn)
-    return f"{title[1]} {title[2]}", minutes, with_puzzles, learned
+    learned = re.sub(r"\]\((?!http)", "](notebooks/", learn[1])
+    link = f"[{title[1]} {title[2]}](notebooks/{name}.ipynb)"
+    return f"| {link} | {minutes} | {with_puzzles} | {learned} |\n"
 
 
 def with_contents(readme: str) -> str:
-    """The README's text with its two tables of chapters made anew: the path, then all other
-    chapters.
-
-    Raises Refused where the text has not two such tables.
-    """
+    """The README's text with its two tables of chapters made anew: the path, then all others."""
     pieces = re.split(rf"^{re.escape(HEAD)}(?:\|.*\n)*", readme, flags=re.M)
-    if len(pieces) != 3:
-        raise Refused(f"README.md needs two tables that begin with `{HEAD.splitlines()[0]}`")
-    later = [name for part in parts()[1:] for name in part.chapters]
-    return pieces[0] + _table(path_names()) + pieces[1] + _table(later) + pieces[2]
-
-
-def _table(chapters) -> str:
-    rows = []
-    for name in chapters:
-        title, minutes, with_puzzles, learned = _opening(name)
-        link = f"[{title}](notebooks/{name}.ipynb)"
-        rows.append(f"| {link} | {minutes} | {with_puzzles} | {learned} |\n")
-    return HEAD + "".join(rows)
+    path, *others = parts()
+    tables = [path, [name for part in others for name in part]]
+    text = pieces[0]
+    for chapters, after in zip(tables, pieces[1:], strict=True):
+        text += HEAD + "".join(map(_row, chapters)) + after
+    return text

@@ -4,169 +4,136 @@ them.
 
 import argparse
 import base64
-import dataclasses
+import difflib
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jupytext
 import nbformat
+from nbformat import NotebookNode
 
-from tools.files import fix, in_one_step
+from tools.outputs import prose
 from tools.outputs.chapters import NOTEBOOKS, ROOT, Refused, find, with_contents
 from tools.outputs.comparison import compare
-from tools.outputs.notebook import VOLATILE, cells_of, describe, normalise, tags, written
-from tools.outputs.rules import standing_problems
-from tools.outputs.run import AT_ONCE, Run, fresh_run, run, why_not_compared
+from tools.outputs.notebook import code_cells, describe, said, text_of, written
+from tools.outputs.run import AT_ONCE, failure, run, why_not_compared
 
-ENDS = {"ipynb": ".ipynb", "md": ".md"}
+SIDES = ("md", "ipynb")
 README = ROOT / "README.md"
 # One picture: drawn, for the README, and in pixels, for where somebody shares a link.
 DRAWN, PIXELS = ROOT / "img" / "one_call.svg", ROOT / "img" / "one_call.png"
+# What tells of the machine that an output was made on, or of the day.
+OF_A_MACHINE = re.compile(
+    r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+"
+    r"|\b[A-Z]:\\\w+"
+    r"|\b20\d\d-[01]\d-[0-3]\d"
+    r"|\b[0-2]\d:[0-5]\d:[0-5]\d\b"
+    r"|\b0x[0-9a-f]{8,}\b"
+)
 
 
 # Checking -----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Report:
-    """What a check found: a line a chapter, the volatile cells, why nothing was compared, problems
-    by chapter.
+def check(paths: list[Path]) -> dict[str, list[str]]:
+    """The problems of each chapter: of its files, and where a fresh run prints another output.
+
+    Under other versions the chapters are run, and nothing is compared: those may write another
+    text.
     """
-
-    lines: list[str] = dataclasses.field(default_factory=list)
-    volatile: list[str] = dataclasses.field(default_factory=list)
-    not_compared: str | None = None
-    problems: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [*self.lines]
-        lines.append(f"volatile cells, run and not compared: {', '.join(self.volatile) or 'none'}")
-        if self.not_compared:
-            lines.append(f"no outputs were compared: {self.not_compared}")
-        else:
-            lines.append("outputs compared with a fresh run, character by character")
-        for name, problems in self.problems.items():
-            lines += [f"\n{name}: {problem}" for problem in problems]
-        found = sum(map(len, self.problems.values()))
-        lines.append(f"\n{found} problems" if found else "no problems")
-        return "\n".join(lines)
-
-
-def check(paths: list[Path]) -> Report:
-    """Run the chapters and hold their committed outputs and pairs against what came out."""
-    for path in paths:
-        for half in (path, path.with_suffix(".md")):
-            if not half.exists():
-                raise Refused(
-                    f"{half.name} is missing: `make refresh` writes both halves of a pair"
-                )
-    report = Report(not_compared=why_not_compared())
     committed = {path.stem: nbformat.read(path, 4) for path in paths}
-    # XLA's CUDA compiler comes for Linux only: elsewhere the chapters that compile for Hopper
-    # cannot run.
-    runnable = [
-        path for path in paths if sys.platform == "linux" or not _compiles(committed[path.stem])
-    ]
-    results = fresh_run(runnable) if runnable else {}
+    fresh = run({path.stem: nbformat.read(path, 4) for path in paths})
+    compared = why_not_compared() is None
+    problems: dict[str, list[str]] = {}
     for path in paths:
-        report.problems[path.stem] = standing_problems(path, whole=not report.not_compared)
-        _add(report, path.stem, committed[path.stem], results.get(path.stem))
-    seconds = sum(result.seconds for result in results.values())
-    report.lines.append(f"{'together':24}{'':11}{seconds:6.1f} s, {AT_ONCE} at a time")
-    return report
+        notebook, new = committed[path.stem], fresh[path.stem]
+        found = prose.problems(notebook) + machine_problems(notebook)
+        if failed := failure(new):
+            found.append(failed)
+        elif compared:
+            found += pair_problems(path) + compare(notebook, new)
+        problems[path.stem] = found
+    return problems
 
 
-def _compiles(notebook) -> bool:
-    return any("aot_compile" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+def machine_problems(notebook: NotebookNode) -> list[str]:
+    """Outputs that tell of the machine they were made on."""
+    problems = []
+    for number, cell in code_cells(notebook):
+        for output in cell.outputs:
+            pieces = [output.get("text", ""), *output.get("data", {}).values()]
+            for found in OF_A_MACHINE.findall("\n".join(map(text_of, pieces))):
+                problems.append(f"{describe(number, cell)}: its output holds {found}")
+    return problems
 
 
-def _add(report: Report, name: str, committed, fresh: Run | None) -> None:
-    """Add to a report what the run of one chapter says; `fresh` is None where it was not run."""
-    for number, cell in enumerate(committed.cells, 1):
-        if VOLATILE in tags(cell):
-            report.volatile.append(f"{name} {describe(number, cell)}")
-    if fresh is None:
-        report.lines.append(f"{name:24} not run: it compiles for Hopper, which needs Linux")
-        return
-    report.lines.append(f"{name:24}{len(committed.cells):4} cells {fresh.seconds:6.1f} s")
-    problems = report.problems[name]
-    problems += [f"when run: {problem}" for problem in fresh.problems]
-    if fresh.failure:
-        problems.append(f"fails when run:\n{fresh.failure}")
-    elif not report.not_compared:
-        problems += compare(committed, fresh.notebook)
+def pair_problems(path: Path) -> list[str]:
+    """Where a pair's files are not, to the byte, what `make refresh` writes from the .ipynb."""
+    problems = []
+    for end, text in written(nbformat.read(path, 4)).items():
+        half = path.with_suffix(end)
+        old = half.read_text(encoding="utf-8") if half.exists() else ""
+        if old != text:
+            lines = difflib.unified_diff(
+                old.splitlines(), text.splitlines(), "committed", "wanted", n=1, lineterm=""
+            )
+            shown = "\n".join(itertools.islice(lines, 20))
+            problems.append(f"{half.name} is not what `make refresh` writes:\n{shown}")
+    return problems
 
 
 # Refreshing ---------------------------------------------------------------------------------------
 
 
 def edited_side(path: Path) -> str:
-    """Return "md" or "ipynb": the half of a pair that its author edited. Raises Refused where git
-    does not tell.
+    """Return "md" or "ipynb", the half of a pair to take: the one there is; the one that differs
+    from git's last commit; the one saved last, if both do or the pair is new.
     """
-    present = {}
-    for side, end in ENDS.items():
-        if path.with_suffix(end).exists():
-            present[side] = cells_of(jupytext.read(path.with_suffix(end)))
-    if len(present) == 1 or present["md"] == present["ipynb"]:
+    halves = {side: path.with_suffix(f".{side}") for side in SIDES}
+    present = {side: said(jupytext.read(half)) for side, half in halves.items() if half.exists()}
+    if len(present) == 1:
         return next(iter(present))
-    committed = {side: _committed_cells(path.with_suffix(end)) for side, end in ENDS.items()}
-    take = "say which to take, --from md or --from ipynb (make: FROM=md)"
-    if not any(committed.values()):
+    if present["md"] == present["ipynb"]:
+        return "md"
+    changed = [side for side in SIDES if present[side] != _committed(halves[side])]
+    if not changed:
         raise Refused(
-            f"{path.stem}: the .ipynb and the .md differ, and git shows no commit here that tells "
-            f"which was edited: {take}"
+            f"{path.stem}: the committed .ipynb and .md differ: say which to take, FROM=md or "
+            f"FROM=ipynb"
         )
-    changed = [side for side in ENDS if present[side] != committed[side]]
-    if len(changed) != 1:
-        which = "both" if changed else "neither"
-        raise Refused(
-            f"{path.stem}: the .ipynb and the .md differ, and {which} changed since the last "
-            f"commit: {take}"
-        )
-    return changed[0]
+    return max(changed, key=lambda side: halves[side].stat().st_mtime)
 
 
-def _committed_cells(path: Path) -> list[tuple] | None:
+def _committed(path: Path) -> list[tuple] | None:
+    """What the last commit has in a half; None without git, a repository, or the half in it."""
     show = ["git", "show", f"HEAD:./{path.name}"]
     try:
         shown = subprocess.run(show, cwd=path.parent, capture_output=True, text=True, check=True)
-    # no git, no repository, not in its last commit
     except (OSError, subprocess.CalledProcessError):
         return None
-    return cells_of(jupytext.reads(shown.stdout, fmt=path.suffix[1:]))
+    return said(jupytext.reads(shown.stdout, fmt=path.suffix[1:]))
 
 
-def refresh(paths: list[Path], side: str | None = None) -> list[str]:
-    """Run chapters and write both halves of their pairs. Returns what to tell of each.
+def refresh(paths: list[Path], side: str | None = None) -> None:
+    """Run chapters and write both halves of their pairs, from the half named or edited.
 
     Raises Refused where one fails: its pair stays as it was, as do those of the chapters after it.
     """
-    said = []
     sides = {path: side or edited_side(path) for path in paths}
     # A few at a time, so that what was done before an interruption is kept.
     for batch in itertools.batched(paths, AT_ONCE):
-        sources = {path.stem: jupytext.read(path.with_suffix(ENDS[sides[path]])) for path in batch}
-        results = run(sources, batch[0].parent)
+        fresh = run(
+            {path.stem: jupytext.read(path.with_suffix(f".{sides[path]}")) for path in batch}
+        )
         for path in batch:
-            if failed := results[path.stem].failure:
-                raise Refused(f"{path.stem} fails, and stays as it was:\n{failed}")
-            changed = _write(path, written(normalise(results[path.stem].notebook)))
-            said.append(f"{path.stem}: {'rewritten' if changed else 'unchanged'}")
-    return said
-
-
-def _write(path: Path, halves: dict[str, str]) -> bool:
-    """Write the halves of a pair that differ. True where one did."""
-    changed = False
-    for end, text in halves.items():
-        half = path.with_suffix(end)
-        if not half.exists() or half.read_text() != text:
-            in_one_step(half, text)
-            changed = True
-    return changed
+            if failed := failure(fresh[path.stem]):
+                raise Refused(f"{path.stem} stays as it was: {failed}")
+            print(f"{path.stem}: from the .{sides[path]}")
+            for end, text in written(fresh[path.stem]).items():
+                path.with_suffix(end).write_text(text, encoding="utf-8")
 
 
 # What the README has of the chapters --------------------------------------------------------------
@@ -177,18 +144,16 @@ def readme_wanted() -> dict[Path, bytes]:
     should be.
     """
     readme = with_contents(README.read_text(encoding="utf-8"))
-    return {README: readme.encode(), **_picture_of_chapter()}
-
-
-def _picture_of_chapter() -> dict[Path, bytes]:
-    notebook = nbformat.read(NOTEBOOKS / "06_bias_matmul.ipynb", 4)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            if "".join(data.get("text/plain", "")).startswith("Megabytes moved"):
-                drawn = f"{''.join(data['image/svg+xml'])}\n".encode()
-                return {DRAWN: drawn, PIXELS: base64.b64decode(data["image/png"])}
-    raise Refused("chapter 06 has lost the picture that the README shows: Megabytes moved")
+    chapter = nbformat.read(NOTEBOOKS / "06_bias_matmul.ipynb", 4)
+    shown = [output.get("data", {}) for _, cell in code_cells(chapter) for output in cell.outputs]
+    (picture,) = (
+        data for data in shown if text_of(data.get("text/plain", "")).startswith("Megabytes moved")
+    )
+    return {
+        README: readme.encode(),
+        DRAWN: f"{text_of(picture['image/svg+xml'])}\n".encode(),
+        PIXELS: base64.b64decode(picture["image/png"]),
+    }
 
 
 # The command line ---------------------------------------------------------------------------------
@@ -201,34 +166,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools.outputs", description=__doc__)
     parser.add_argument("command", choices=["check", "refresh"])
     parser.add_argument("chapters", nargs="*", help="beginnings of names, such as 03; all without")
-    parser.add_argument("--from", dest="side", choices=["md", "ipynb"], help="the half to take")
-    parser.add_argument("--folder", type=Path, default=NOTEBOOKS, help=argparse.SUPPRESS)
+    parser.add_argument("--from", dest="side", choices=SIDES, help="the half to take")
     options = parser.parse_intermixed_args(arguments)
     try:
-        if options.command == "refresh":
-            return _refresh_all(options)
-        report = check(find(options.chapters, options.folder))
+        paths = find(options.chapters)
+        return (
+            _check_all(paths) if options.command == "check" else _refresh_all(paths, options.side)
+        )
     except Refused as reason:
         print(reason, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("Stopped. The chapter that ran is as it was.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(fix(error), file=sys.stderr)
-        return 2
-    print(report)
-    return int(any(report.problems.values()))
 
 
-def _refresh_all(options: argparse.Namespace) -> int:
-    paths = find(options.chapters, options.folder)
+def _check_all(paths: list[Path]) -> int:
+    problems = check(paths)
+    for name, found in problems.items():
+        print(f"{name}: {'no problems' if not found else ''}")
+        print("".join(f"  {problem}\n" for problem in found), end="")
+    if reason := why_not_compared():
+        print(f"no outputs were compared: {reason}")
+    return int(any(problems.values()))
+
+
+def _refresh_all(paths: list[Path], side: str | None) -> int:
     if reason := why_not_compared():
         raise Refused(f"outputs refreshed here would differ from everybody else's: {reason}")
-    print("\n".join(refresh(paths, options.side)), flush=True)
-    if options.folder == NOTEBOOKS:
-        for path, content in readme_wanted().items():
-            if not path.exists() or path.read_bytes() != content:
-                in_one_step(path, content)
-                print(f"{path.name}: rewritten")
+    refresh(paths, side)
+    for path, content in readme_wanted().items():
+        path.write_bytes(content)
     return 0

@@ -20,7 +20,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from tools.files import ROOT, in_one_step
-from tools.outputs import of_explorer
+from tools.outputs.notebook import of_explorer
 from tools.site.explorers import EXPLORERS, FOLDER
 
 _SITE = ROOT / "_build" / "html"
