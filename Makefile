@@ -5,6 +5,8 @@ UV := .tools/bin/uv
 export UV_SYSTEM_CERTS := 1
 # CUDA's libraries are several GB, and of use only where a GPU is. GPU=1 installs them for a machine that shares these files.
 GPU ?= $(shell nvidia-smi --list-gpus 2>/dev/null | head -1)
+# JupyterLab's settings for a reader who has none: a link to a text shows its preview, and nothing asks the network for news.
+export JUPYTER_CONFIG_PATH := $(CURDIR)/tools/jupyter
 # Kernels and tests run in .venv, whichever environment the shell has active.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 # Container images set this. Each of the tests' hundreds of processes would then compile every module that it imports.
