@@ -1,7 +1,6 @@
 """The pass that makes MXFP8 along both dimensions: its bits are those of the plain quantizer, and
 it is one kernel that moves each byte once."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
