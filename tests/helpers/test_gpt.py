@@ -3,7 +3,6 @@ compiled to at its size."""
 
 import functools
 import itertools
-import re
 import sys
 
 import jax
@@ -15,8 +14,6 @@ from flax.linen import fp8_ops
 from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
 from helpers.models.gpt import GPTLayer, train_state, train_step
-from tests.weekly import weekly
-from tools.gpu.training import fast_backward
 
 f32, bf16 = jnp.float32, jnp.bfloat16
 PRECISIONS = {
@@ -126,7 +123,7 @@ linux = pytest.mark.skipif(
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """compiled(precision, training): the layer at its size for an H200, attention by cuDNN. JAX
+    """compiled(precision): the layer at its size for an H200, attention by cuDNN. JAX
     asks the machine for that before it lowers; XLA needs none.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
@@ -135,12 +132,11 @@ def compiled(monkeypatch):
     monkeypatch.setattr(attention, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(attention, "is_cuda_compute_capability_equal", lambda capability: False)
 
-    def compile_layer(name: str, training: bool):
+    def compile_layer(name: str):
         layer = GPTLayer(**PRECISIONS[name], attention="cudnn")
         x = jax.ShapeDtypeStruct((4, 2048, 4096), layer.dtype)
         state = jax.eval_shape(functools.partial(train_state, layer), x)
-        args = (train_step, state, x, x) if training else (layer.apply, state.params, x)
-        return aot_compile(*args, target="H200")
+        return aot_compile(layer.apply, state.params, x, target="H200")
 
     return compile_layer
 
@@ -158,7 +154,7 @@ SIZES = [[4096, 4096, 8192], [4096, 8192, 12288], *[[4096, 8192, 16384]] * 2]
 @linux
 @pytest.mark.parametrize("name, types", [("bf16", ("bf16",)), ("bf16+fp8", ("f8e4m3fn",))])
 def test_forward_is_four_matmuls_and_fused_attention(compiled, name, types):
-    report = report_gemms(compiled(name, False))
+    report = report_gemms(compiled(name))
     assert dense(report) == sorted((size, t) for size in SIZES for t in types)
     assert [r.library for r in report.rows].count("cudnn") == len(report.rows) - 4 == 2
     assert all("BIAS" in r.epilogue for r in report.rows if r.library == "cublasLt")
@@ -166,41 +162,3 @@ def test_forward_is_four_matmuls_and_fused_attention(compiled, name, types):
     assert (
         up.epilogue == "BIAS_GELU" and up.out_dtype == types[0]
     )  # gelu, and with FP8 the next input's conversion
-
-
-@linux
-@weekly  # chapter 11 compiles that step with another attention
-def test_training_step_is_twelve_fp8_matmuls_and_fused_attention(compiled):
-    report = report_gemms(compiled("bf16+fp8", True))
-    # Forward and both gradients of each: the result's gradient is E5M2, its other factor E4M3.
-    fp8 = report.fp8_rows
-    assert sorted(sorted((r.m, r.n, r.k)) for r in fp8) == sorted(
-        size for size in SIZES for _ in range(3)
-    )
-    backward = [r for r in fp8 if r.path.endswith("backward")]
-    assert len(backward) == 8 and all(
-        {r.lhs_dtype, r.rhs_dtype} == {"f8e4m3fn", "f8e5m2"} for r in backward
-    )
-    assert all(r.lhs_dtype == r.rhs_dtype == "f8e4m3fn" for r in fp8 if r not in backward)
-    # Flax asks for exact accumulation of gradients, which may cost speed on a Hopper:
-    # tools/gpu/training.py measures it.
-    assert {r.precision for r in backward} == {"HIGHEST"}
-    assert {r.library for r in report.rows if r not in fp8} == {"cudnn"}
-    assert len(report.rows) - len(fp8) == 7 and report.fp8_flops_share > 0.9
-
-
-# What times it ------------------------------------------------------------------------------------
-
-
-def test_the_fast_backward_pass_differs_in_its_accumulation_alone():
-    def precisions() -> list[str]:
-        layer = SMALL(fp8=True)
-        state = jax.eval_shape(functools.partial(train_state, layer), batch(bf16)[0])
-        step = jax.make_jaxpr(lambda *args: train_step.__wrapped__(*args))(state, *batch(bf16))
-        return re.findall(r"precision=(\w+|\(.*?\))", str(step))
-
-    exact = precisions()
-    with fast_backward():
-        fast = precisions()
-    assert sum("HIGHEST" in p for p in exact) == 8 and not any("HIGHEST" in p for p in fast)
-    assert len(fast) == len(exact) and precisions() == exact
