@@ -34,6 +34,8 @@ def operands(kind: str) -> Operands:
     rounding; "normal" are normally distributed. The scales are no powers of two. For "tensor" they
     are f32[1] each; for "row" f32[M] and f32[N]; for "block" f32[K/B, M] and f32[N/B, K/B].
     """
+    if kind not in KINDS:
+        raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
     random = np.random.default_rng(16)
     if kind == "whole":
         values = [random.integers(-8, 9, (rows, K)) for rows in (M, N)]

@@ -472,7 +472,7 @@ def scales_of(histories: jax.Array | None) -> dict[str, Any]:
     return dict(zip(TENSORS, jnp.where(amaxes > 0, scales, 1.0), strict=True))
 
 
-def remember(histories: jax.Array, amaxes: dict[str, jax.Array]) -> jax.Array:
+def remember(histories: Any, amaxes: dict[str, jax.Array]) -> jax.Array:
     """The histories after a step that measured parts' `amaxes`, of all tensors at once. One that is
     not finite is left out.
     """

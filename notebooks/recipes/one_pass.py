@@ -92,15 +92,15 @@ def one_pass(
     wanted = [shape] * len(tensors) + [shape[:1]] * len(rows) + [shape[1:]] * len(columns)
     if [array.shape for array in (*tensors, *rows, *columns)] != wanted:
         raise ValueError("tensors are [M, N], all of one shape, rows [M] and columns [N]")
-    scale, scalars = jnp.asarray(scale, f32).reshape(1), jnp.array([*scalars], f32)
+    one_scale, numbers = jnp.asarray(scale, f32).reshape(1), jnp.array([*scalars], f32)
     rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
     if by == "xla":
-        return _by_xla(function, tensors, rows, columns, scale[0], scalars, dtype, keep)
+        return _by_xla(function, tensors, rows, columns, one_scale[0], numbers, dtype, keep)
     check_sizes(shape)
     if jax.__version_info__ < (0, 11):
         overwrite = False  # kernels take no references there: the new tensors lie elsewhere
     return _by_mosaic(
-        function, tensors, rows, columns, scale, scalars, dtype, keep, overwrite, options_of(by)
+        function, tensors, rows, columns, one_scale, numbers, dtype, keep, overwrite, options_of(by)
     )
 
 
@@ -184,15 +184,15 @@ def _by_mosaic(
             of_columns = read[len(tensors) + len(rows) :]
             values += [_in_registers(ref, tile_shape, 1) for ref in of_columns]
             values += [of_numbers[1][number] for number in range(scalars.size)]
-            targets = written
+            targets: Any = written
             if overwrite:
                 made_of = made_of._replace(kept=tuple(read[: len(keep)]))
                 targets = written._replace(kept=inputs[: len(keep)])
             _to_shared_memory(function(*values), of_numbers[0][0], dtype, made_of)
             copy: Any = mosaic.copy_smem_to_gmem
-            leaves = zip(*map(jax.tree.leaves, (made_of, targets)), strict=True)
-            for (source, target), place in zip(leaves, to_places, strict=True):
-                copy(source, target.at[place])
+            sources, targets = jax.tree.leaves(made_of), jax.tree.leaves(targets)
+            for source, target, to_place in zip(sources, targets, to_places, strict=True):
+                copy(source, target.at[to_place])
             mosaic.wait_smem_to_gmem(0)
 
         pl.run_scoped(tile, tiles, buffers, mosaic.Barrier(num_arrivals=len(given)))

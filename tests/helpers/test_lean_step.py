@@ -134,10 +134,12 @@ def test_histories_and_codes_are_those_of_the_step(trained):
 
 
 def test_the_kernels_train_as_xla_does():
-    """By the interpreter: a code may be its neighbour where XLA computes a bit otherwise."""
+    """By the interpreter: a code may be its neighbour where XLA computes a bit otherwise. The pass
+    of AdamW has four tensors, in narrower tiles.
+    """
     states, errors = [], []
     for by in ("xla", "interpret"):
-        lean = SMALL(by=by, up_in_fp8=True)
+        lean = SMALL(by=by, up_in_fp8=True, optimizer=AdamW(1e-3))
         state = new_state(lean, jax.random.key(0))
         for seed in range(2):
             state, error = train_step(lean, state, *batch(seed))
@@ -145,7 +147,7 @@ def test_the_kernels_train_as_xla_does():
         errors.append(float(error))
     assert errors[0] == pytest.approx(errors[1], rel=3e-3)
     for a, b in zip(*(jax.tree.leaves(state.weights) for state in states), strict=True):
-        assert decibels(a, b) > 50
+        assert decibels(a, b) > 40
 
 
 def test_adamw_in_a_pass_is_optaxs():
