@@ -16,13 +16,6 @@ from jax.experimental.pallas import mosaic_gpu as mosaic
 f32, bf16 = jnp.float32, jnp.bfloat16
 TILE = 128  # rows and columns of the result that a block of threads computes
 ROW_BYTES = 128  # of each operand, in a step along K: what is swizzled in shared memory
-# By the types of elements and scales: how many elements share a scale.
-BLOCKS = {
-    ("float8_e4m3fn", "float8_e8m0fnu"): 32,
-    ("float8_e5m2", "float8_e8m0fnu"): 32,
-    ("float4_e2m1fn", "float8_e8m0fnu"): 32,
-    ("float4_e2m1fn", "float8_e4m3fn"): 16,
-}
 
 
 def in_tiles(scales: jax.Array) -> jax.Array:
@@ -39,14 +32,15 @@ def in_tiles(scales: jax.Array) -> jax.Array:
 def block_matmul(a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.Array) -> jax.Array:
     """a [M, K] times b [N, K] with a scale for each block along K: bf16[M, N].
 
-    M and N are multiples of 128, a row of K of 128 bytes. Scales are [M, K / block] and
-    [N, K / block]; NVFP4's scale for the whole tensor is left to the caller. Raises ValueError for
-    what does not fit. Compiles for B200 and B300, and cannot be interpreted.
+    FP8 or FP4 codes with an E8M0 scale for each 32, or E2M1 codes with an E4M3 scale for each 16:
+    a_scales [M, K / block], b_scales [N, K / block]. NVFP4's scale for the whole tensor is left to
+    the caller. Compiles for B200 and B300 with JAX 0.11, and cannot be interpreted. Raises
+    ValueError if M or N is not a multiple of 128, or a row of K not one of 128 bytes.
     """
-    block = _block(a, b, a_scales, b_scales)
     (m, k), n = a.shape, len(b)
+    block = k // a_scales.shape[1]
     depth = ROW_BYTES * 8 // jax.dtypes.itemsize_bits(a.dtype)
-    if 0 in (m, n, k) or m % TILE or n % TILE or k % depth:
+    if m % TILE or n % TILE or k % depth:
         raise ValueError(
             f"the kernel takes multiples of {TILE} rows, and of {depth} columns of "
             f"{a.dtype.name}, not {[m, k]} and {[n, k]}: pad with zeros"
@@ -89,8 +83,12 @@ def block_matmul(a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.
         mosaic.copy_smem_to_gmem(written, result.at[rows, columns])
         mosaic.wait_smem_to_gmem(0)
 
-    scales = [mosaic.SMEM((1, tiles, 32, 16), s.dtype) for s in (a_scales, b_scales)]
-    layout = mosaic.TMEMLayout.SCALES_LAYOUT
+    given = a, b, in_tiles(a_scales), in_tiles(b_scales)
+    in_memory = [mosaic.SMEM((1, tiles, 32, 16), scales.dtype) for scales in given[2:]]
+    in_tensor_memory = [
+        mosaic.TMEM((TILE, depth // block), scales.dtype, layout=mosaic.TMEMLayout.SCALES_LAYOUT)
+        for scales in given[2:]
+    ]
     call = mosaic.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((m, n), bf16),
@@ -98,40 +96,14 @@ def block_matmul(a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.
         grid_names=("i", "j"),
         kernel_name="block_matmul",
         scratch_types=[
-            [_rows(depth, a.dtype), _rows(depth, b.dtype), *scales, _rows(TILE, bf16)],
-            [
-                mosaic.TMEM((TILE, depth // block), s.dtype, layout=layout)
-                for s in (a_scales, b_scales)
-            ],
+            [_rows(depth, a.dtype), _rows(depth, b.dtype), *in_memory, _rows(TILE, bf16)],
+            in_tensor_memory,
             mosaic.TMEM((TILE, TILE), f32),
             mosaic.Barrier(num_arrivals=4),
             mosaic.Barrier(num_arrivals=1, orders_tensor_core=True),
         ],
     )
-    return call(a, b, in_tiles(a_scales), in_tiles(b_scales))
-
-
-def _block(a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.Array) -> int:
-    """How many elements share a scale, of operands that fit one another."""
-    if jax.__version_info__ < (0, 11):
-        raise ValueError("this kernel needs JAX 0.11: install it")
-    names = a.dtype.name, a_scales.dtype.name
-    if names not in BLOCKS or names != (b.dtype.name, b_scales.dtype.name):
-        known = "; ".join(" with scales ".join(pair) for pair in BLOCKS)
-        raise ValueError(f"both operands are one of: {known}")
-    block = BLOCKS[names]
-    if a.ndim != 2 or b.ndim != 2:
-        raise ValueError(f"the kernel takes matrices, not {list(a.shape)} and {list(b.shape)}")
-    for codes, scales in ((a, a_scales), (b, b_scales)):
-        wanted = len(codes), codes.shape[1] // block
-        if scales.shape != wanted:
-            raise ValueError(
-                f"codes {list(codes.shape)} have scales {list(wanted)}, a scale for {block} along "
-                f"K, not {list(scales.shape)}"
-            )
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(f"both operands have K last: {list(a.shape)} and {list(b.shape)} differ")
-    return block
+    return call(*given)
 
 
 def _rows(columns: int, dtype: Any) -> Any:

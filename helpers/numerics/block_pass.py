@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mosaic
 
-from one_pass import TILE, check_codes, tiled
+from one_pass import TILE, check_sizes, options_of, tiled
 
 f32, e8m0 = jnp.float32, jnp.float8_e8m0fnu
 BLOCK = 32
-HOW = ("mosaic", "interpret")
 
 
 class InBlocks(NamedTuple):
@@ -32,24 +31,14 @@ class InBlocks(NamedTuple):
 
 
 def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic") -> InBlocks:
-    """x [M, N], finite, in blocks of 32 along N and, transposed, along M. Scales are rounded up, so
-    that nothing saturates; the smallest is 2**-126, that of a block of zeros.
+    """x [M, N] in bf16, f16 or f32, finite, in blocks of 32 along N and, transposed, along M.
+    Scales are rounded up, so that nothing saturates; the smallest is 2**-126, that of a block of
+    zeros.
 
     `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU.
-    Raises ValueError for what does not fit.
+    Both need JAX 0.11. Raises ValueError for other sizes.
     """
-    if by not in HOW:
-        raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
-    if x.ndim != 2 or 0 in x.shape or x.shape[0] % TILE[0] or x.shape[1] % TILE[1]:
-        raise ValueError(
-            f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
-            f"{list(x.shape)}: pad with zeros"
-        )
-    if x.dtype.name not in ("bfloat16", "float16", "float32"):
-        raise ValueError(f"the kernel quantizes bfloat16, float16 or float32, not {x.dtype.name}")
-    check_codes(dtype)
-    if jax.__version_info__ < (0, 11):
-        raise ValueError("this kernel needs JAX 0.11: install it")
+    check_sizes(x.shape)
     (m, n), (height, width) = x.shape, TILE
     scale = jnp.uint8  # the byte of an E8M0
 
@@ -60,44 +49,37 @@ def block_pass(x: jax.Array, dtype: Any = jnp.float8_e4m3fn, by: str = "mosaic")
         blocks_across = pl.ds(j * (width // BLOCK), width // BLOCK)
         places = (down, across), (blocks_across, down), (across, down), (blocks_down, across)
 
-        def tile(values, codes, scales, transposed, transposed_scales, barrier) -> None:
+        def tile(values, results, barrier) -> None:
             mosaic.copy_gmem_to_smem(given.at[down, across], values, barrier)
             mosaic.barrier_wait(barrier)
-            _to_blocks(values, dtype, codes, scales)
-            _to_blocks(values.T, dtype, transposed, transposed_scales)
+            _to_blocks(values, dtype, *results[:2])
+            _to_blocks(values.T, dtype, *results[2:])
             mosaic.commit_smem()
             copy: Any = mosaic.copy_smem_to_gmem
-            results = codes, scales, transposed, transposed_scales
             for source, target, place in zip(results, written, places, strict=True):
                 copy(source, target.at[place])
             mosaic.wait_smem_to_gmem(0)
 
-        pl.run_scoped(
-            tile,
-            tiled(TILE, x.dtype),
+        results = [
             tiled(TILE, dtype, BLOCK),
             mosaic.SMEM((width // BLOCK, height), scale),
             tiled((width, height), dtype, BLOCK),
             mosaic.SMEM((height // BLOCK, width), scale),
-            mosaic.Barrier(num_arrivals=1),
-        )
+        ]
+        pl.run_scoped(tile, tiled(TILE, x.dtype), results, mosaic.Barrier(num_arrivals=1))
 
-    shapes = [
-        jax.ShapeDtypeStruct((m, n), dtype),
-        jax.ShapeDtypeStruct((n // BLOCK, m), scale),
-        jax.ShapeDtypeStruct((n, m), dtype),
-        jax.ShapeDtypeStruct((m // BLOCK, n), scale),
-    ]
-    options: dict[str, Any] = (
-        {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
-    )
     call = mosaic.kernel(
         kernel,
-        out_type=shapes,
+        out_type=[
+            jax.ShapeDtypeStruct((m, n), dtype),
+            jax.ShapeDtypeStruct((n // BLOCK, m), scale),
+            jax.ShapeDtypeStruct((n, m), dtype),
+            jax.ShapeDtypeStruct((m // BLOCK, n), scale),
+        ],
         grid=(m // height, n // width),
         grid_names=("i", "j"),
         kernel_name="block_pass",
-        **options,
+        **options_of(by),
     )
     codes, scales, transposed, transposed_scales = call(x)
     scales, transposed_scales = (

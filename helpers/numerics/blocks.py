@@ -1,16 +1,13 @@
 """What chapter 12 writes, for those that measure it on a GPU: products of blocks with scales of
-their own, its kernel for them, and its model of how a Hopper sums. A test compares them.
+their own, and its kernel for them. A test compares them.
 """
 
 # ruff: noqa: D103  the chapter explains each
 # Pallas's transforms are declared abstract, and are not.
 # mypy: disable-error-code="abstract"
 
-import functools
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -37,17 +34,6 @@ def batched(a, b, a_scales, b_scales):
     parts = jnp.einsum("mkc,nkc->kmn", a, b, preferred_element_type=f32)
     columns = jnp.repeat(b_scales.T, B, axis=1)
     return jnp.sum(parts * a_scales[:, :, None] * columns[:, None, :], axis=0).astype(bf16)
-
-
-def looped(a, b, a_scales, b_scales):
-    columns = jnp.repeat(b_scales.T, B, axis=1)
-
-    def step(k, total):
-        a_k, b_k = (lax.dynamic_slice_in_dim(operand, k * B, B, axis=1) for operand in (a, b))
-        part = lax.dot(a_k, b_k.T, preferred_element_type=f32)
-        return total + part * a_scales[k][:, None] * columns[k]
-
-    return lax.fori_loop(0, len(a_scales), step, jnp.zeros((len(a), len(b)), f32)).astype(bf16)
 
 
 def kernel(a, b, a_scales, b_scales, out, out_tile):
@@ -94,41 +80,3 @@ def by_block(a, b, a_scales, b_scales, **options):
         grid_names=("m", "n"),
         **options,
     )(a, b, a_scales, b_scales)
-
-
-def exponent(x, least=-126):
-    """floor(log2 |x|), not below `least`; far below for zero."""
-    return jnp.where(x == 0, -400, jnp.maximum(jnp.frexp(x)[1] - 1, least))
-
-
-def cut(x, lowest):
-    """x without its bits below 2**lowest."""
-    unit = jnp.ldexp(f32(1), jnp.maximum(lowest, -126))
-    return jnp.trunc(x / unit) * unit
-
-
-@functools.partial(jax.jit, static_argnames="bits")
-def hopper_sums(a, b, bits=13):
-    """a [M, K] times b [N, K], finite FP8: the sums after each 32 of K, f32[K/32, M, N]."""
-    least = [int(np.log2(float(jnp.finfo(operand.dtype).smallest_normal))) for operand in (a, b)]
-    a, b = (operand.astype(f32).reshape(len(operand), -1, 32) for operand in (a, b))
-
-    def step(total, group):
-        a, b = group  # 32 of K
-        highest = (exponent(a, least[0])[:, None] + exponent(b, least[1])).max(axis=2)
-        lowest = jnp.maximum(highest, exponent(total)) - bits
-        products = cut(a[:, None] * b, lowest[:, :, None])
-        total = cut(total, lowest) + products.sum(axis=2)
-        total = cut(total, exponent(total) - bits)
-        return total, total
-
-    return lax.scan(step, jnp.zeros((len(a), len(b)), f32), (a.swapaxes(0, 1), b.swapaxes(0, 1)))[1]
-
-
-def hopper_dot(a, b, bits=13):
-    return hopper_sums(a, b, bits)[-1]
-
-
-def promoted_sums(a, b, every=128):
-    a, b = (operand.reshape(len(operand), -1, every).swapaxes(0, 1) for operand in (a, b))
-    return jnp.cumsum(jax.vmap(hopper_dot)(a, b), axis=0)

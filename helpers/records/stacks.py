@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -31,8 +32,7 @@ class Operands(NamedTuple):
 def operands(kind: str) -> Operands:
     """Always the same ones. "whole" are integers so small that float32 adds their products without
     rounding; "normal" are normally distributed. The scales are no powers of two. For "tensor" they
-    are f32[1] each; for "row" f32[M] and f32[N]; for "block" f32[K/B, M] and f32[N/B, K/B]. Raises
-    ValueError for another kind.
+    are f32[1] each; for "row" f32[M] and f32[N]; for "block" f32[K/B, M] and f32[N/B, K/B].
     """
     if kind not in KINDS:
         raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
@@ -74,30 +74,16 @@ def digest_of(result: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(result, "<f4").tobytes()).hexdigest()
 
 
-class Stacks(NamedTuple):
-    """What was recorded: where and with which packages, in a line; of each result by (stack, way to
-    scale, kind of operands) a digest of all of it and its first rows, f32[rows, N]; which scales
-    and layouts PyTorch takes; what its `scale_result` does; the graphs of torch.compile; torchao's
-    settings, and the scales that it makes of an amax of 3; the signature of PyTorch's operation;
-    the instructions of Triton's PTX; and the names in cuBLASLt's header.
-    """
-
-    source: str
-    digests: Mapping[tuple[str, str, str], str]
-    rows: Mapping[tuple[str, str, str], np.ndarray]
-    layouts: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    result_scale: Mapping[str, list[float]]
-    graphs: Mapping[str, list[Mapping[str, Any]]]
-    settings: Mapping[str, Mapping[str, Any]]
-    scale_of_amax_3: Mapping[str, float]
-    signature: str
-    ptx: Mapping[str, Mapping[str, Any]]
-    cublaslt: Mapping[str, Any]
-
-
-def load_stacks(folder: str | Path = "results") -> Stacks:
+def load_stacks(folder: str | Path = "results") -> SimpleNamespace:
     """What `make stacks` found. Raises ValueError for a file that is not as it was written, and for
     one that is of other operands.
+
+    `source` says in a line with which packages. By (stack, way to scale, kind of operands) there is
+    a digest of each result, `digests`, and its first rows, `rows`, f32[rows, N]. `layouts` says
+    which scales and layouts PyTorch takes; `result_scale` what its argument of that name does;
+    `graphs` are those of torch.compile; `settings` torchao's, and `scale_of_amax_3` what it makes
+    of that; `signature` is PyTorch's; `ptx` counts the instructions of Triton's kernels, and
+    `cublaslt` has the names in its header.
     """
     path = Path(folder, "stacks.json")
     data = json.loads(path.read_text())
@@ -105,20 +91,17 @@ def load_stacks(folder: str | Path = "results") -> Stacks:
         raise ValueError(f"{path} is not as it was recorded: `make stacks` records it again")
     if data["operands"] != operands_digest():
         raise ValueError(f"{path} is of other operands: `make stacks` records it again")
-    digests, rows = {}, {}
+    found = SimpleNamespace(**data, digests={}, rows={})
     for name, kept in data["results"].items():
-        stack, way, kind = name.split(", ")
-        digests[stack, way, kind] = kept["digest"]
-        bits = base64.b64decode(kept["rows"])
-        rows[stack, way, kind] = np.frombuffer(bits, "<f4").reshape(-1, N)
+        key = tuple(name.split(", "))
+        found.digests[key] = kept["digest"]
+        found.rows[key] = np.frombuffer(base64.b64decode(kept["rows"]), "<f4").reshape(-1, N)
     versions = data["packages"]
-    named = ", ".join(
-        f"{said} {versions[name]}"
-        for name, said in (("torch", "PyTorch"), ("torchao", "torchao"), ("triton", "Triton"))
+    found.source = (
+        f"PyTorch {versions['torch']}, torchao {versions['torchao']}, Triton {versions['triton']}, "
+        f"on a CPU, by `{data['command']}`"
     )
-    source = f"{named}, on a CPU, by `{data['command']}`"
-    parts = Stacks._fields[Stacks._fields.index("layouts") :]
-    return Stacks(source, digests, rows, *(data[part] for part in parts))
+    return found
 
 
 def operands_digest() -> str:

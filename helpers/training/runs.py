@@ -13,25 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from helpers.training import text
-from helpers.training.scaling import Recipe, multiplier
+from helpers.numerics.formats import snr_db
+from helpers.training import shakespeare
+from helpers.training.multipliers import Recipe, multiplier
 
 from fp8_decoder import (
     Decoder,
     State,
     decode,
-    e4m3,
-    e5m2,
-    f32,
     loss,
     new_state,
     norm,
-    quantize,
-    scale_of,
     train_step,
     updated,
     weight_of,
 )
+from fp8_linear import e4m3, e5m2, f32, quantize, scale_of
 
 STEPS, TEXTS, LENGTH = 300, 4, 64
 RATE, RISES = 4e-3, 30  # AdamW's highest rate, and the steps until it is reached
@@ -69,15 +66,13 @@ class Way(NamedTuple):
         return Decoder(self.precision, fp8=multiplier(self.recipe), **changed)
 
 
-def _stay(*layers: str) -> tuple[tuple[str, Any], ...]:
-    return (("in_bf16", layers),)
-
-
 _PLAIN = Decoder("f32", **SIZES)
 
 
-def _block(number: int) -> tuple[str, ...]:
-    return tuple(name for name in _PLAIN.layers if name.startswith(f"{number}."))
+def _in_bf16(block: int | None = None) -> tuple[tuple[str, Any], ...]:
+    """The field of a decoder in which the scores and a block stay in bf16."""
+    names = tuple(name for name in _PLAIN.layers if name.startswith(f"{block}."))
+    return (("in_bf16", ("scores", *names)),)
 
 
 BLOCKS = Recipe("blocks", backward=e4m3)  # as DeepSeek-V3: E4M3 for gradients too
@@ -91,9 +86,9 @@ WAYS = {
     "current, tensor core": Way(recipe=Recipe("current", tensor_core=True)),
     "blocks, tensor core": Way(recipe=BLOCKS._replace(tensor_core=True)),
     # Which layers stay in bf16. By default these are the scores.
-    "scores in FP8": Way(changed=_stay()),
-    "first block in bf16": Way(changed=_stay("scores", *_block(0))),
-    "last block in bf16": Way(changed=_stay("scores", *_block(SIZES["blocks"] - 1))),
+    "scores in FP8": Way(changed=(("in_bf16", ()),)),
+    "first block in bf16": Way(changed=_in_bf16(0)),
+    "last block in bf16": Way(changed=_in_bf16(SIZES["blocks"] - 1)),
     "embedding in FP8": Way(rounded="embedding"),
     "norms of FP8": Way(rounded="norms"),
     # What else was tried.
@@ -124,7 +119,7 @@ def norm_of_rounded(x: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def unseen_loss(decoder: Decoder, weights: Any, amaxes: Any) -> jax.Array:
     """The loss on the text that no step trains on, with the decoder's own precision."""
-    return loss(decoder, weights, amaxes, jnp.asarray(text.unseen(UNSEEN_TEXTS, LENGTH)))
+    return loss(decoder, weights, amaxes, jnp.asarray(shakespeare.unseen(UNSEEN_TEXTS, LENGTH)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -138,13 +133,7 @@ def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[
     """
     exact = _gradient(_PLAIN, state.weights, {}, tokens)
     given = _gradient(decoder, state.weights, state.amaxes, tokens)
-
-    def decibels(name: str) -> float:
-        signal = np.asarray(exact[name], np.float64)
-        noise = np.sum(np.square(np.asarray(given[name], np.float64) - signal))
-        return float(10 * np.log10(np.sum(signal**2) / noise)) if noise else float("inf")
-
-    return {name: decibels(name) for name in exact}
+    return {name: snr_db(exact[name], given[name]) for name in exact}
 
 
 @jax.jit
@@ -171,7 +160,7 @@ def texts(seed: int, number: int) -> jax.Array:
     """i32[TEXTS, LENGTH + 1], what a step reads. It follows from the step's number, so a run that
     goes on from a checkpoint reads what it would have read.
     """
-    return jnp.asarray(text.batch(np.random.default_rng((seed, number)), TEXTS, LENGTH))
+    return jnp.asarray(shakespeare.batch(np.random.default_rng((seed, number)), TEXTS, LENGTH))
 
 
 class Step(NamedTuple):

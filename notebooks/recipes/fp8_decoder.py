@@ -1,7 +1,7 @@
-"""A transformer that trains in f32, in bf16, or in bf16 with its matmuls in FP8: one file to copy.
+"""A transformer that trains in f32, in bf16, or in bf16 with its matmuls in FP8.
 
-It needs JAX and Optax. Chapter 13 trains it. Each choice has its reason next to it. With tokens
-i32[batch, length + 1]:
+Copy `fp8_linear.py` beside it. It needs JAX and Optax. Chapter 13 trains it. Each choice has its
+reason next to it. With tokens i32[batch, length + 1]:
 
     decoder = Decoder("fp8", letters=128)
     optimizer = optax.adamw(1e-3)
@@ -30,7 +30,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2
+from fp8_linear import Amaxes, backward, forward
+
+f32, bf16 = jnp.float32, jnp.bfloat16
 
 # How many steps back a scale looks. A longer history is safer from overflow if large amaxes come
 # back; after a single large amax it keeps the scale coarse for longer. Transformer Engine and Flax
@@ -38,41 +40,6 @@ f32, bf16, e4m3, e5m2 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8
 STEPS_BACK = 16
 
 # FP8 ----------------------------------------------------------------------------------------------
-# As chapter 08 of the course writes it, here again so that this file can be copied alone: a test
-# holds the two to the same bits.
-
-
-def scale_of(amaxes: jax.Array, dtype: Any) -> jax.Array:
-    """The scale, multiply by it to dequantize, that maps the largest of `amaxes` to the largest
-    number of `dtype`; 1 if all are 0.
-    """
-    amax = jnp.max(amaxes)
-    scale = jnp.maximum(amax / float(jnp.finfo(dtype).max), jnp.finfo(f32).tiny)
-    return jnp.where(amax > 0, scale, 1.0)
-
-
-def quantize(tensor: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """Codes of `dtype`. Divided in f32: bf16 would round twice. Without the clamp a number beyond
-    the range would become NaN.
-    """
-    largest = float(jnp.finfo(dtype).max)
-    return jnp.clip(tensor.astype(f32) / scale, -largest, largest).astype(dtype)
-
-
-def product(a: jax.Array, b: jax.Array, a_scale: Any, b_scale: Any, dtype: Any) -> jax.Array:
-    """`dtype`[M, N] of codes a [M, K] and b [N, K]. XLA makes one FP8 matmul of these lines where
-    they are compiled for a GPU that has one; elsewhere they are what they say.
-    """
-    a = a.astype(dtype) * a_scale.astype(dtype)
-    b = b.astype(dtype) * b_scale.astype(dtype)
-    return jax.lax.dot(a, b.T)
-
-
-def remember(history: jax.Array, tensor: jax.Array) -> jax.Array:
-    """The history after this step. An amax that is not finite would spoil the scale: left out."""
-    amax = jnp.max(jnp.abs(tensor)).astype(f32)
-    kept = jnp.concatenate([amax[None], history[:-1]])
-    return jnp.where(jnp.isfinite(amax), kept, history)
 
 
 @jax.custom_vjp
@@ -80,32 +47,18 @@ def delayed(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> jax.Array:
     """x [M, K] times w [N, K] in FP8, with scales of earlier steps. `amaxes` f32[3, STEPS_BACK] are
     those of x, w and the result's gradient, the latest first. Their gradient is their new value.
 
-    Scales of earlier steps are known before the matmul runs, so each tensor is read once: to
-    quantize it, and in the same kernel to take its amax.
+    This is `fp8_linear`, with all histories of a layer in one array.
     """
-    return _forward(x, w, amaxes)[0]
+    return forward(x, w, Amaxes(*amaxes))[0]
 
 
 def _forward(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> tuple[jax.Array, Any]:
-    # E4M3 for what goes forward: 3 bits of fraction; a scale for each tensor makes up for its
-    # small range.
-    x_scale, w_scale = scale_of(amaxes[0], e4m3), scale_of(amaxes[1], e4m3)
-    x_q, w_q = quantize(x, x_scale, e4m3), quantize(w, w_scale, e4m3)
-    y = product(x_q, w_q, x_scale, w_scale, x.dtype)
-    new = remember(amaxes[0], x), remember(amaxes[1], w)
-    # The codes are saved for the backward pass, not x and w: half of bf16's bytes.
-    return y, (x_q, w_q, x_scale, w_scale, *new, amaxes[2])
+    return forward(x, w, Amaxes(*amaxes))
 
 
 def _backward(saved: Any, g: jax.Array) -> tuple[jax.Array, ...]:
-    x_q, w_q, x_scale, w_scale, new_x, new_w, g_amaxes = saved
-    # E5M2 for gradients: their magnitudes are spread further, and they are summed over many tokens.
-    g_scale = scale_of(g_amaxes, e5m2)
-    g_q = quantize(g, g_scale, e5m2)
-    x_gradient = product(g_q, w_q.T, g_scale, w_scale, g.dtype)
-    # The optimizer adds small numbers to weights in f32, so their gradient is f32.
-    w_gradient = product(g_q.T, x_q.T, g_scale, x_scale, f32)
-    return x_gradient, w_gradient, jnp.stack([new_x, new_w, remember(g_amaxes, g)])
+    of_x, of_w, amaxes = backward(saved, g)
+    return of_x, of_w, jnp.stack(amaxes)
 
 
 delayed.defvjp(_forward, _backward)
@@ -139,16 +92,9 @@ class Decoder:
     norm: Callable[[jax.Array], jax.Array] = norm
 
     def __post_init__(self) -> None:
-        if self.precision not in ("f32", "bf16", "fp8"):
-            raise ValueError(f'precision is "f32", "bf16" or "fp8", not {self.precision!r}')
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"{self.heads} heads do not divide a width of {self.width} into even parts"
-            )
-        if self.precision == "fp8" and (self.width % 16 or self.hidden % 16):
-            raise ValueError(
-                "cuBLASLt multiplies FP8 in multiples of 16: "
-                f"width is {self.width}, hidden {self.hidden}"
             )
         if unknown := set(self.in_bf16) - set(self.layers):
             raise ValueError(f"no layers {sorted(unknown)}; there are {', '.join(self.layers)}")
@@ -301,7 +247,7 @@ def example(precision: str = "fp8", steps: int = 20) -> list[float]:
     """The losses of some steps on one text, on a CPU too."""
     decoder = Decoder(precision, letters=64, width=64, hidden=128, blocks=1)
     optimizer = optax.adamw(1e-2)
-    tokens = jnp.tile(jax.random.randint(jax.random.key(1), (1, 33), 0, decoder.letters), (4, 1))
+    tokens = jax.random.randint(jax.random.key(1), (4, 33), 0, decoder.letters)
     state, losses = new_state(decoder, optimizer, jax.random.key(0)), []
     for _ in range(steps):
         state, value = train_step(decoder, optimizer, state, tokens)

@@ -7,8 +7,7 @@ lead here. What it does beside the FP8 matmuls, and why:
   tensors that they were made of.
 - `one_pass` makes codes, their transpose and the amax of what it computes itself: a norm, gelu,
   their gradients, and the optimizer's new weights.
-- So weights are quantized once for each step, where they are updated, and reused by all its
-  microbatches.
+- So weights are quantized once for each step, where they are updated.
 - All scales are made of all histories by one line, after the last amax.
 - Attention keeps its scores on the chip, and computes them again in the backward pass.
 - The backward matmuls add up carefully: cuBLASLt moves its partial sums to f32 registers at
@@ -18,10 +17,10 @@ lead here. What it does beside the FP8 matmuls, and why:
     state = warm_up(lean, new_state(lean, key), x, target)
     state, error = train_step(lean, state, x, target)
 
-What it leaves out: dropout, several devices, a margin on the scales, an embedding and a loss of
-tokens (it learns a target; `apply` is a function like any other, to build a model with), causal
-attention on the chip (JAX's kernel has no causal backward pass: see Lean.causal), and a run on a
-GPU: nobody has timed it. With fp8=False it is the same step in bf16, to compare with.
+What it leaves out: dropout, several devices, microbatches, a margin on the scales, an embedding and
+a loss of tokens (it learns a target; `apply` is a function like any other, to build a model with),
+a causal mask (JAX's attention kernel has none in its backward pass), and a run on a GPU: nobody has
+timed it. With fp8=False it is the same step in bf16, to compare with.
 
 Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
 by XLA's default Triton may take these matmuls, and then they are not FP8.
@@ -141,8 +140,6 @@ class Lean:
     up_in_fp8: bool = False
     # The backward matmuls ask for precision HIGHEST: careful sums. All stay FP8.
     careful: bool = True
-    # Each token sees those before it alone. On the chip only by cuDNN: attention="cudnn".
-    causal: bool = False
     # Descent, AdamW, another class with their three members; or any transformation of Optax. Those
     # run in kernels of XLA's, and a pass over the new weights quantizes them.
     optimizer: Any = Descent()
@@ -153,13 +150,6 @@ class Lean:
             raise ValueError(
                 f"a hidden size of {self.hidden} is not {self.heads} heads and a multiple of 16"
             )
-        if self.causal and self.attention == "fused":
-            raise ValueError(
-                "JAX's kernel has no causal backward pass: "
-                'give attention="cudnn" (on a GPU) or attention="xla" with causal=True'
-            )
-        if self.up_in_fp8 and not self.fp8:
-            raise ValueError("up_in_fp8 is for fp8=True: leave it out")
 
     def shape(self, name: str) -> tuple[int, int]:
         """A weight's (outputs, inputs)."""
@@ -207,25 +197,17 @@ def norm_gradient(g, x, residual, mean, inverse, of_g, of_both, scale) -> Made:
 _GELU = 2 * (2 / jnp.pi) ** 0.5, 0.044715  # of the tanh form: tanh(z) = 2 sigmoid(2 z) - 1
 
 
-def gelu(u: jax.Array) -> Made:
-    """As jax.nn.gelu computes it, with one exponential."""
+def gelu(u: jax.Array, scale: jax.Array | None = None) -> Made:
+    """As jax.nn.gelu computes it, with one exponential; of u or, with a scale, of its codes."""
     slope, cubic = _GELU
+    u = u if scale is None else u * scale
     return Made(u * jax.nn.sigmoid(slope * (u + cubic * u * u * u)))
 
 
-def gelu_of_codes(codes: jax.Array, scale: jax.Array) -> Made:
-    """Gelu of a result in FP8."""
-    return gelu(codes * scale)
-
-
-def gelu_gradient_of_codes(g: jax.Array, codes: jax.Array, scale: jax.Array) -> Made:
-    """Of the input of gelu, a result in FP8."""
-    return gelu_gradient(g, codes * scale)
-
-
-def gelu_gradient(g: jax.Array, u: jax.Array) -> Made:
+def gelu_gradient(g: jax.Array, u: jax.Array, scale: jax.Array | None = None) -> Made:
     """Of gelu's input."""
     slope, cubic = _GELU
+    u = u if scale is None else u * scale
     share = jax.nn.sigmoid(slope * (u + cubic * u * u * u))
     return gradient(g * (share + u * share * (1 - share) * slope * (1 + 3 * cubic * u * u)))
 
@@ -262,9 +244,7 @@ def attend(lean: Lean, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     if lean.attention == "fused":
         return fused_attention(q, k, v)
     how: Any = lean.attention
-    return jax.nn.dot_product_attention(
-        q, k, v, scale=1.0, is_causal=lean.causal, implementation=how
-    )
+    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation=how)
 
 
 class Rows(NamedTuple):
@@ -320,13 +300,15 @@ def _pass(
     scalars=(),
     keep=(),
 ) -> Passed:
+    """The pass that makes codes of one of TENSORS. That of a weight overwrites what it keeps."""
     if not lean.fp8:
         return _in_bf16(function, tensors, rows, columns, scalars, keep)
     options = {"scale": scales[name], "dtype": format_of(name), "keep": keep, "by": lean.by}
+    options["overwrite"] = bool(keep) and name in WEIGHTS
     return one_pass(function, tensors, rows, columns, scalars, **options)
 
 
-def _in_bf16(function, tensors, rows=(), columns=(), scalars=(), keep=()) -> Passed:
+def _in_bf16(function, tensors, rows, columns, scalars, keep) -> Passed:
     """What a pass computes, by XLA's kernels. A bf16 matmul reads its operands in any layout, so no
     kernel transposes; and there is no amax.
     """
@@ -356,8 +338,7 @@ class Saved(NamedTuple):
 def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
     if x.ndim != 3 or x.shape[2] != lean.hidden or x.dtype != bf16:
         raise ValueError(
-            f"the layer takes bf16[batch, sequence, {lean.hidden}], "
-            f"not {x.dtype}{list(x.shape)}: convert or reshape it"
+            f"the layer takes bf16[batch, sequence, {lean.hidden}], not {x.dtype}{list(x.shape)}"
         )
     batch, sequence, _ = shape = x.shape
     passed = functools.partial(_pass, lean, scales)
@@ -367,9 +348,12 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
         y = product(*args, factor)
         return y + (others[f"{name} bias"] * factor).astype(bf16)
 
+    def norm(name: str, x: jax.Array) -> tuple[Rows, Passed]:
+        rows, columns = _statistics(x), [others[f"{name} scale"], others[f"{name} bias"]]
+        return rows, passed(name, normed, [x], rows, columns)
+
     x = x.reshape(-1, lean.hidden)
-    rows = _statistics(x)
-    norm_1 = passed("norm 1", normed, [x], rows, [others["norm 1 scale"], others["norm 1 bias"]])
+    rows, norm_1 = norm("norm 1", x)
     heads = batch, sequence, lean.heads, -1
     factors = {"q": _of_q(lean), "k": 1.0, "v": 1.0}
     qkv = [dense(name, norm_1, factors[name]).reshape(heads) for name in factors]
@@ -377,14 +361,11 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
     heads_seen = passed("heads", same, [seen.reshape(x.shape)])
     after = x + dense("projection", heads_seen)
 
-    after_rows = _statistics(after)
-    columns = [others["norm 2 scale"], others["norm 2 bias"]]
-    norm_2 = passed("norm 2", normed, [after], after_rows, columns)
+    after_rows, norm_2 = norm("norm 2", after)
     up, amax = dense("up", norm_2), jnp.zeros(())
     if lean.up_in_fp8:
         up, amax = in_call(up, scales[RESULT])
-    function, _, scalars = _of_up(lean, scales)
-    active = passed("gelu", function, [up], [], [], scalars)
+    active = passed("gelu", gelu, [up], scalars=_of_up(lean, scales))
     y = after + dense("down", active)
 
     made = {"norm 1": norm_1, "heads": heads_seen, "norm 2": norm_2, "gelu": active}
@@ -404,11 +385,9 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
     return y.reshape(shape), saved
 
 
-def _of_up(lean: Lean, scales: dict[str, jax.Array]) -> tuple[Callable, Callable, list[jax.Array]]:
-    """Gelu of what `up` gives, its gradient, and the scalars that both read."""
-    if not lean.up_in_fp8:
-        return gelu, gelu_gradient, []
-    return gelu_of_codes, gelu_gradient_of_codes, [scales[RESULT]]
+def _of_up(lean: Lean, scales: dict[str, jax.Array]) -> list[jax.Array]:
+    """The scale of what `up` gives, if that is FP8."""
+    return [scales[RESULT]] if lean.up_in_fp8 else []
 
 
 def _of_q(lean: Lean) -> float:
@@ -435,8 +414,9 @@ def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
     batch, sequence, _ = shape = g.shape
     g = g.reshape(saved.x.shape)
     of_active = to_operand("down", passed("gradient of down", gradient, [g]))
-    _, function, scalars = _of_up(lean, scales)
-    made = passed("gradient of up", function, [of_active, saved.up], [], [], scalars)
+    made = passed(
+        "gradient of up", gelu_gradient, [of_active, saved.up], scalars=_of_up(lean, scales)
+    )
     of_norm = to_operand("up", made)
 
     scale = others["norm 2 scale"]
@@ -455,13 +435,11 @@ def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
 
     scale = others["norm 1 scale"]
     rows = *saved.rows, *_means_of_gradient(of_norm, saved.x, saved.rows, scale)
-    values = [value.astype(f32) for value in (of_norm, saved.x, g)]
-    values += [*(row[:, None] for row in rows), scale]
     # In no pass: nothing is quantized, and for the first layer the compiler leaves out what it can.
-    last = norm_gradient(*values)
-    _, new["norm 1 scale"], new["norm 1 bias"] = (jnp.sum(v, axis=0) for v in last.summed)
-    of_x = last.quantized.astype(g.dtype).reshape(shape)
-    return Slots(weights, {n: a.ravel() for n, a in amaxes.items()}), new, None, None, of_x
+    made = _in_bf16(norm_gradient, [of_norm, saved.x, g], rows, [scale], [], [bf16])
+    (of_x,), (_, new["norm 1 scale"], new["norm 1 bias"]) = made.kept, made.sums
+    amaxes = {name: parts.ravel() for name, parts in amaxes.items()}
+    return Slots(weights, amaxes), new, None, None, of_x.reshape(shape)
 
 
 apply.defvjp(_forward, _backward)
@@ -474,29 +452,12 @@ class State(NamedTuple):
 
     weights: dict[str, jax.Array]  # f32[outputs, inputs]
     codes: dict[str, tuple[jax.Array, ...]]  # of the weights; and transposed. Or (bf16,)
-    code_scales: dict[str, jax.Array]  # those of these codes
+    code_scales: dict[str, Any]  # those of these codes; None in bf16
     others: dict[str, jax.Array]  # biases and norms, f32
     # of TENSORS' amaxes, f32[TENSORS, STEPS_BACK], the latest first. None in bf16
     histories: jax.Array | None
     taken: jax.Array  # how many steps, i32
     moments: Any  # the optimizer's: of each weight, bias and norm; or Optax's state
-
-
-def _is_optax(lean: Lean) -> bool:
-    return hasattr(lean.optimizer, "init")
-
-
-def _of_weight(lean: Lean, scale, function, tensors, scalars=(), keep=(), by="xla") -> Passed:
-    """A pass over a weight, and over what an optimizer reads and keeps of it."""
-    if not lean.fp8:
-        return _in_bf16(function, tensors, scalars=scalars, keep=keep)
-    options = {"keep": keep, "overwrite": bool(keep), "by": by}
-    return one_pass(function, tensors, scalars=scalars, scale=scale, dtype=e4m3, **options)
-
-
-def _codes(made: Passed) -> tuple[jax.Array, ...]:
-    """What a state keeps of a weight's pass."""
-    return (made.codes,) if made.codes.dtype == bf16 else (made.codes, made.transposed)
 
 
 def scales_of(histories: jax.Array | None) -> dict[str, Any]:
@@ -511,7 +472,7 @@ def scales_of(histories: jax.Array | None) -> dict[str, Any]:
     return dict(zip(TENSORS, jnp.where(amaxes > 0, scales, 1.0), strict=True))
 
 
-def remember(histories: jax.Array, amaxes: dict[str, jax.Array]) -> jax.Array:
+def remember(histories: Any, amaxes: dict[str, jax.Array]) -> jax.Array:
     """The histories after a step that measured parts' `amaxes`, of all tensors at once. One that is
     not finite is left out.
     """
@@ -527,28 +488,37 @@ def new_state(lean: Lean, key: jax.Array) -> State:
     """The state before the first step. Weights have their own amax's scale; the others' is 1, with
     which small gradients vanish: `warm_up` before you train.
     """
-    weights, codes, code_scales = {}, {}, {}
-    histories = jnp.zeros((len(TENSORS), STEPS_BACK))
-    for row, name in enumerate(WEIGHTS, len(MEASURED)):
-        key, used = jax.random.split(key)
-        shape = lean.shape(name)
-        w = weights[name] = jax.random.normal(used, shape) * shape[1] ** -0.5
-        histories = histories.at[row, 0].set(jnp.max(jnp.abs(w)))
-        code_scales[name] = scales_of(histories)[name]
-        codes[name] = _codes(_of_weight(lean, code_scales[name], same, [w]))
+    weights = {}
+    for name, used in zip(WEIGHTS, jax.random.split(key, len(WEIGHTS)), strict=True):
+        outputs, inputs = lean.shape(name)
+        weights[name] = jax.random.normal(used, (outputs, inputs)) * inputs**-0.5
     others = {f"{name} bias": jnp.zeros(lean.shape(name)[0]) for name in WEIGHTS}
     for norm in ("norm 1", "norm 2"):
         others |= {f"{norm} scale": jnp.ones(lean.hidden), f"{norm} bias": jnp.zeros(lean.hidden)}
-    parameters = weights | others
-    if _is_optax(lean):
-        moments = lean.optimizer.init(parameters)
+    if hasattr(lean.optimizer, "init"):  # Optax
+        moments = lean.optimizer.init(weights | others)
     else:
-        zeros = (jnp.zeros_like,) * lean.optimizer.moments
-        moments = {name: tuple(zero(p) for zero in zeros) for name, p in parameters.items()}
-    taken = jnp.zeros((), jnp.int32)
-    if not lean.fp8:
-        return State(weights, codes, {}, others, None, taken, moments)
-    return State(weights, codes, code_scales, others, histories, taken, moments)
+        count = range(lean.optimizer.moments)
+        moments = {
+            n: tuple(jnp.zeros_like(p) for _ in count) for n, p in (weights | others).items()
+        }
+    histories = None
+    if lean.fp8:
+        unknown = dict.fromkeys(MEASURED, jnp.zeros(()))
+        histories = remember(jnp.zeros((len(TENSORS), STEPS_BACK)), unknown | _amaxes(weights))
+    scales, by_xla = scales_of(histories), dataclasses.replace(lean, by="xla")
+    codes = {name: _codes(_pass(by_xla, scales, name, same, [w])) for name, w in weights.items()}
+    code_scales = {name: scales[name] for name in WEIGHTS}
+    return State(weights, codes, code_scales, others, histories, jnp.int32(0), moments)
+
+
+def _amaxes(weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: jnp.max(jnp.abs(w)) for name, w in weights.items()}
+
+
+def _codes(made: Passed) -> tuple[jax.Array, ...]:
+    """What a state keeps of a weight's pass."""
+    return (made.codes,) if made.codes.dtype == bf16 else (made.codes, made.transposed)
 
 
 def gradients(
@@ -566,109 +536,61 @@ def gradients(
     return error, *found
 
 
-def accumulated(
-    lean: Lean, state: State, scales: dict[str, jax.Array], x: jax.Array, target: jax.Array
-) -> tuple[jax.Array, Slots, dict[str, jax.Array]]:
-    """The same of x and target [microbatches, batch, sequence, hidden], one after the other: means,
-    in f32, and the largest amaxes. All multiply the same codes of the weights.
-    """
-
-    def add(total: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        error, slots, others = gradients(lean, state, scales, *given)
-        share = 1 / len(x)
-        weights = jax.tree.map(lambda a, b: a + share * b, total[1].weights, slots.weights)
-        amaxes = jax.tree.map(jnp.maximum, total[1].amaxes, slots.amaxes)
-        others = jax.tree.map(lambda a, b: a + share * b, total[2], others)
-        return (total[0] + share * error, Slots(weights, amaxes), others), None
-
-    zeros = jnp.zeros(()), _slots(lean, x[0], f32), jax.tree.map(jnp.zeros_like, state.others)
-    return jax.lax.scan(add, zeros, (x, target))[0]
-
-
-def _gradients(lean, state, scales, x, target) -> tuple[jax.Array, Slots, dict[str, jax.Array]]:
-    if x.ndim not in (3, 4) or target.shape != x.shape:
-        raise ValueError(
-            "x and target are [batch, sequence, hidden], or microbatches of it, and of one shape: "
-            f"got {list(x.shape)} and {list(target.shape)}"
-        )
-    return (accumulated if x.ndim == 4 else gradients)(lean, state, scales, x, target)
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def train_step(
     lean: Lean, state: State, x: jax.Array, target: jax.Array
 ) -> tuple[State, jax.Array]:
     """The state after one step of the optimizer for the mean squared error, and that error before
-    the step, in f32. x and target are bf16[batch, sequence, hidden], or [microbatches, batch,
-    sequence, hidden]. The state given is used up. Raises ValueError for another x or target.
+    the step, in f32. x and target are bf16[batch, sequence, hidden]. The state given is used up.
+    Raises ValueError for another x.
     """
     scales = scales_of(state.histories)
-    error, found, of_others = _gradients(lean, state, scales, x, target)
+    error, found, of_others = gradients(lean, state, scales, x, target)
     with jax.named_scope("optimizer"):
-        by = _by_optax if _is_optax(lean) else _in_passes
-        return by(lean, state, scales, found, of_others), error
+        return _updated(lean, state, scales, found, of_others), error
 
 
-def _in_passes(lean: Lean, state: State, scales, found: Slots, of_others) -> State:
-    """The state after an elementwise optimizer, whose pass also quantizes the weights."""
-    scalars = lean.optimizer.scalars(state.taken)
-    weights, others, codes, moments, amaxes = {}, {}, {}, {}, dict(found.amaxes)
-    for name, w in state.weights.items():
-        arrays = [w, *state.moments[name]]
-        made = _of_weight(
-            lean,
-            scales[name],
-            functools.partial(_updated, lean.optimizer),
-            [*arrays, found.weights[name]],
-            scalars=scalars,
-            keep=[f32] * len(arrays),
-            by=lean.by,
-        )
-        weights[name], *moments[name] = made.kept
-        codes[name], amaxes[name] = _codes(made), made.amaxes
-    for name, g in of_others.items():
-        given = state.others[name], *state.moments[name], g
-        others[name], *moments[name] = lean.optimizer.update(*given, *scalars)
-    new = {name: tuple(arrays) for name, arrays in moments.items()}
-    return _after(state, scales, weights, others, codes, amaxes, new)
+def _updated(lean: Lean, state: State, scales, found: Slots, of_others) -> State:
+    """The state after the optimizer's step."""
+    if hasattr(lean.optimizer, "init"):
+        # A transformation of Optax may read all gradients at once.
+        parameters = state.weights | state.others
+        of_weights = {name: g.astype(f32) for name, g in found.weights.items()}
+        change, moments = lean.optimizer.update(of_weights | of_others, state.moments, parameters)
+        new = {name: p + change[name] for name, p in parameters.items()}
+        passes = {name: _pass(lean, scales, name, same, [new[name]]) for name in WEIGHTS}
+    else:
+        # Elementwise: the pass that quantizes a weight also updates it.
+        new, moments, passes = {}, {}, {}
+        scalars = lean.optimizer.scalars(state.taken)
+        function = functools.partial(_update, lean.optimizer)
+        for name, w in state.weights.items():
+            kept = w, *state.moments[name]
+            tensors, keep = [*kept, found.weights[name]], [f32] * len(kept)
+            passes[name] = _pass(lean, scales, name, function, tensors, [], [], scalars, keep)
+            new[name], *moments[name] = passes[name].kept
+        for name, g in of_others.items():
+            given = state.others[name], *state.moments[name], g
+            new[name], *moments[name] = lean.optimizer.update(*given, *scalars)
+        moments = {name: tuple(arrays) for name, arrays in moments.items()}
+    histories = state.histories
+    if lean.fp8:
+        amaxes = {name: made.amaxes for name, made in passes.items()}
+        histories = remember(histories, found.amaxes | amaxes)
+    return State(
+        {name: new[name] for name in state.weights},
+        {name: _codes(made) for name, made in passes.items()},
+        {name: scales[name] for name in WEIGHTS},
+        {name: new[name] for name in state.others},
+        histories,
+        state.taken + 1,
+        moments,
+    )
 
 
-def _updated(optimizer: Any, *args: jax.Array) -> Made:
+def _update(optimizer: Any, *args: jax.Array) -> Made:
     kept = optimizer.update(*args)
     return Made(kept[0], kept)
-
-
-def _by_optax(lean: Lean, state: State, scales, found: Slots, of_others) -> State:
-    """The state after a step of an Optax transformation, which may read all gradients at once."""
-    parameters = state.weights | state.others
-    of_weights = {name: g.astype(f32) for name, g in found.weights.items()}
-    change, moments = lean.optimizer.update(of_weights | of_others, state.moments, parameters)
-    new = {name: p + change[name] for name, p in parameters.items()}
-    codes, amaxes = {}, dict(found.amaxes)
-    for name in state.weights:
-        made = _of_weight(lean, scales[name], same, [new[name]], by=lean.by)
-        codes[name], amaxes[name] = _codes(made), made.amaxes
-    weights = {name: new[name] for name in state.weights}
-    others = {name: new[name] for name in state.others}
-    return _after(state, scales, weights, others, codes, amaxes, moments)
-
-
-def _after(state: State, scales, weights, others, codes, amaxes, moments) -> State:
-    code_scales, histories = state.code_scales, state.histories
-    if histories is not None:
-        code_scales = {name: scales[name] for name in WEIGHTS}
-        histories = remember(histories, amaxes)
-    return State(weights, codes, code_scales, others, histories, state.taken + 1, moments)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def measured(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> State:
-    """The state with the amaxes of a step that is not taken."""
-    if state.histories is None:
-        return state
-    _, found, _ = _gradients(lean, state, scales_of(state.histories), x, target)
-    of_weights = {name: jnp.max(jnp.abs(w)) for name, w in state.weights.items()}
-    return state._replace(histories=remember(state.histories, found.amaxes | of_weights))
 
 
 def warm_up(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> State:
@@ -677,21 +599,30 @@ def warm_up(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> State:
     With scales of 1 a gradient below E5M2's smallest number vanishes, and with it all gradients
     behind it. Each of three passes measures those that the one before could not see.
     """
-    for _ in range(3):
-        state = measured(lean, state, x, target)
+    for _ in range(3 if lean.fp8 else 0):
+        state = state._replace(histories=_measured(lean, state, x, target))
     return state
 
 
-def _slots(lean: Lean, x: jax.Array, dtype: Any = bf16) -> Slots:
+@functools.partial(jax.jit, static_argnums=0)
+def _measured(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> jax.Array:
+    """The histories after a step that is not taken."""
+    _, found, _ = gradients(lean, state, scales_of(state.histories), x, target)
+    return remember(state.histories, found.amaxes | _amaxes(state.weights))
+
+
+def _slots(lean: Lean, x: jax.Array) -> Slots:
     """Zeros, of the shapes of what a backward pass returns in their place."""
-    weights = {name: jnp.zeros(lean.shape(name), dtype) for name in WEIGHTS}
+    weights = {name: jnp.zeros(lean.shape(name), bf16) for name in WEIGHTS}
     if not lean.fp8:
         return Slots(weights, {})
-    tokens = x.size // lean.hidden
-    wide = {"gelu", "gradient of up"}
-    sizes = {name: (4 if name in wide else 1) * lean.hidden for name in MEASURED}
-    parts = {n: tokens if lean.by == "xla" else tokens * size // 128 for n, size in sizes.items()}
-    return Slots(weights, {n: jnp.zeros(1 if n == RESULT else size) for n, size in parts.items()})
+    amaxes = {RESULT: jnp.zeros(1)}
+    for name in (*OPERANDS, *GRADIENTS):
+        # XLA's passes give an amax for each token, the kernel's one for 128 numbers of it.
+        width = 4 * lean.hidden if name in ("gelu", "gradient of up") else lean.hidden
+        parts = 1 if lean.by == "xla" else width // 128
+        amaxes[name] = jnp.zeros(x.size // lean.hidden * parts)
+    return Slots(weights, amaxes)
 
 
 def example(steps: int = 10, **options: Any) -> list[float]:

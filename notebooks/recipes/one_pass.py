@@ -10,7 +10,8 @@ layouts before the tile leaves the chip. It is written with Pallas's Mosaic GPU 
 compiles for a Hopper on any machine and can be interpreted on a CPU.
 
 What it leaves out: a gradient (give the layer around it one), scales for blocks, tiles of other
-sizes, chips other than a Hopper. Nobody has timed it on a GPU.
+sizes, chips other than a Hopper, and a check that the function is elementwise. Nobody has timed it
+on a GPU.
 
 Test that it is one kernel, which moves each byte once:
 
@@ -18,7 +19,7 @@ Test that it is one kernel, which moves each byte once:
     print(inspect(run, x, scale, target="H100").ledger)  # where run calls one_pass
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ f32 = jnp.float32
 # tensors, as an optimizer with moments has, the registers hold half of it.
 TILE = 64, 128
 NARROW = 64, 64
-HOW = ("mosaic", "interpret", "xla")
+LAYOUT = mosaic.Layout.WGMMA
 
 
 class Made(NamedTuple):
@@ -77,99 +78,55 @@ def one_pass(
     dequantize), with all that training needs of it.
 
     `function(*tensors, *rows, *columns, *scalars)` is elementwise, in f32, and reads no other
-    array. `rows` f32[M] come as [M, 1], and `columns` f32[N] as [1, N], or the part of them that
-    belongs to a tile. `keep` are the types of what it keeps. With `overwrite` this replaces the
-    first tensors, and has their types: a donated weight is updated where it lies.
+    array: a tile is all that it sees. `rows` f32[M] come as [M, 1], and `columns` f32[N] as
+    [1, N], or the part of them that belongs to a tile. `keep` are the types of what it keeps. With
+    `overwrite` this replaces the first tensors, and has their types: a donated weight is updated
+    where it lies.
 
-    `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU;
-    "xla" what the compiler makes of the same function, for any M and N. Raises ValueError for what
-    does not fit. A pass has no gradient: give the layer around it one. Mosaic has no erf and no
-    log1p: take gelu by tanh.
+    `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU,
+    with JAX 0.11; "xla" what the compiler makes of the same function, for any M and N. Raises
+    ValueError for shapes that do not fit. A pass has no gradient: give the layer around it one.
+    Mosaic has no erf and no log1p: take gelu by tanh.
     """
-    _check(tensors, rows, columns, dtype, keep, overwrite, by)
-    numbers = jnp.asarray(scale, f32).reshape(1), jnp.array([*scalars], f32)
+    shape = tensors[0].shape
+    wanted = [shape] * len(tensors) + [shape[:1]] * len(rows) + [shape[1:]] * len(columns)
+    if [array.shape for array in (*tensors, *rows, *columns)] != wanted:
+        raise ValueError("tensors are [M, N], all of one shape, rows [M] and columns [N]")
+    one_scale, numbers = jnp.asarray(scale, f32).reshape(1), jnp.array([*scalars], f32)
     rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
-    made = _made(function, len(tensors) + len(rows) + len(columns), len(scalars))
-    if len(made.kept) != len(keep):
-        raise ValueError(
-            f"the function keeps {len(made.kept)} arrays: `keep` has {len(keep)} types"
-        )
     if by == "xla":
-        return _by_xla(function, tensors, rows, columns, numbers, dtype, keep)
+        return _by_xla(function, tensors, rows, columns, one_scale[0], numbers, dtype, keep)
+    check_sizes(shape)
     if jax.__version_info__ < (0, 11):
         overwrite = False  # kernels take no references there: the new tensors lie elsewhere
-    options = {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
-    sums = len(made.summed)
     return _by_mosaic(
-        function, tensors, rows, columns, numbers, dtype, keep, sums, overwrite, options
+        function, tensors, rows, columns, one_scale, numbers, dtype, keep, overwrite, options_of(by)
     )
 
 
-def check_codes(dtype: Any) -> None:
-    """Raise ValueError for codes that no FP8 call multiplies."""
-    if jnp.dtype(dtype) not in map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)):
-        raise ValueError(f"codes are float8_e4m3fn or float8_e5m2, not {jnp.dtype(dtype).name}")
-
-
-def _check(tensors, rows, columns, dtype, keep, overwrite: bool, by: str) -> None:
-    if by not in HOW:
-        raise ValueError(f"by is one of {', '.join(HOW)}, not {by!r}")
-    check_codes(dtype)
-    if not tensors or 0 in tensors[0].shape:
-        raise ValueError("there is nothing to quantize: give tensors [M, N]")
-    shape = tensors[0].shape
-    if len(shape) != 2 or any(tensor.shape != shape for tensor in tensors):
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
-        raise ValueError(f"tensors have one shape [M, N]: got {shapes}. Reshape them.")
-    if any(row.shape != shape[:1] for row in rows) or any(c.shape != shape[1:] for c in columns):
-        raise ValueError(f"rows have {shape[0]} numbers, and columns {shape[1]}")
-    if overwrite and [*map(jnp.dtype, keep)] != [t.dtype for t in tensors[: len(keep)]]:
-        raise ValueError("what overwrites tensors has their types: give them as `keep`")
-    if by != "xla" and (shape[0] % TILE[0] or shape[1] % TILE[1]):
+def check_sizes(shape: tuple[int, ...]) -> None:
+    """Raise ValueError for what tiles do not fill: a kernel would read beyond it."""
+    if len(shape) != 2 or shape[0] % TILE[0] or shape[1] % TILE[1]:
         raise ValueError(
             f"the kernel takes multiples of {TILE[0]} rows and {TILE[1]} columns, not "
-            f'{list(shape)}: take other sizes, or give by="xla"'
+            f"{list(shape)}: pad with zeros, or let XLA do it"
         )
-    if by == "interpret" and not hasattr(mosaic, "InterpretGPUParams"):
-        raise ValueError('by "interpret" needs JAX 0.11: install it, or give by="xla"')
 
 
-def _made(function: Callable[..., Made], count: int, scalars: int) -> Made:
-    """What the function makes of so many tiles and scalars, in shapes. ValueError where it is no
-    pass.
+def options_of(by: str) -> dict[str, Any]:
+    """With what a kernel of Mosaic GPU's is compiled, or interpreted. Raises ValueError for another
+    word.
     """
-    given = [jax.ShapeDtypeStruct(TILE, f32)] * count + [jax.ShapeDtypeStruct((), f32)] * scalars
-    traced, made = jax.make_jaxpr(function, return_shape=True)(*given)
-    if not isinstance(made, Made):
-        raise ValueError(f"the function returns Made(...), not {type(made).__name__}")
-    for name in _primitives(traced.jaxpr):
-        if name.startswith(_NOT_ELEMENTWISE) and name != "reduce_precision":
-            raise ValueError(
-                f"the function is elementwise, and has {name}: a tile is all that it sees. "
-                "Compute that before, and give it among `rows` or `columns`."
-            )
-    return made
+    if by not in ("mosaic", "interpret"):
+        raise ValueError(f'the kernel runs by "mosaic" or "interpret", not {by!r}')
+    return {"interpret": mosaic.InterpretGPUParams()} if by == "interpret" else {}
 
 
-def _primitives(jaxpr: Any) -> Iterator[str]:
-    """The names of a function's primitives, and of those of the functions that it calls."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _primitives(inner)
-
-
-# How the names of JAX's primitives begin that read other elements than the one they write.
-_NOT_ELEMENTWISE = ("reduce_", "cum", "arg", "dot_general", "sort", "rev", "gather", "scatter")
-
-
-def _by_xla(function, tensors, rows, columns, numbers, dtype, keep) -> Passed:
+def _by_xla(function, tensors, rows, columns, scale, scalars, dtype, keep) -> Passed:
     values = [tensor.astype(f32) for tensor in tensors]
-    values += [*(row[:, None] for row in rows), *(c[None] for c in columns), *numbers[1]]
+    values += [*(row[:, None] for row in rows), *(c[None] for c in columns), *scalars]
     made = function(*values)
-    codes = scaled(made.quantized, numbers[0][0], dtype).astype(dtype)
+    codes = scaled(made.quantized, scale, dtype).astype(dtype)
     amaxes = jnp.max(jnp.abs(made.quantized), axis=1)
     # XLA makes codes and amaxes in one kernel, or codes and their transpose. The former reads less.
     codes, amaxes = jax.lax.optimization_barrier((codes, amaxes))
@@ -177,65 +134,68 @@ def _by_xla(function, tensors, rows, columns, numbers, dtype, keep) -> Passed:
     return Passed(codes, codes.T, amaxes, kept, tuple(jnp.sum(v, axis=0) for v in made.summed))
 
 
-class _Space(NamedTuple):
-    """Shared memory for one tile."""
-
-    tensors: list
-    rows: list
-    columns: list
-    codes: Any
-    transposed: Any
-    amaxes: Any
-    kept: list
-    sums: list
-
-
 def _by_mosaic(
-    function, tensors, rows, columns, numbers, dtype, keep, sums: int, overwrite, options
+    function, tensors, rows, columns, scale, scalars, dtype, keep, overwrite, options
 ) -> Passed:
     tile_shape = TILE if len(tensors) <= 3 else NARROW
     (m, n), (height, width) = tensors[0].shape, tile_shape
     given = [*tensors, *rows, *columns]
-    count = numbers[1].size
-    numbers = numbers if count else numbers[:1]
+    numbers = [scale, scalars] if scalars.size else [scale]
+    of_tiles = [jax.ShapeDtypeStruct(tile_shape, f32)] * len(given)
+    sums = len(jax.eval_shape(function, *of_tiles, *scalars).summed)
+    # What overwrites a tensor also overwrites its tile: each thread writes what it has read.
+    apart = () if overwrite else keep
     results = Passed(
         jax.ShapeDtypeStruct((m, n), dtype),
         jax.ShapeDtypeStruct((n, m), dtype),
         jax.ShapeDtypeStruct((n // width, m), f32),
-        () if overwrite else tuple(jax.ShapeDtypeStruct((m, n), k) for k in keep),
+        tuple(jax.ShapeDtypeStruct((m, n), k) for k in apart),
         (jax.ShapeDtypeStruct((m // height, n), f32),) * sums,
     )
-    space = _Space(
-        [tiled(tile_shape, tensor.dtype) for tensor in tensors],
-        [mosaic.SMEM((height,), f32) for _ in rows],
-        [mosaic.SMEM((width,), f32) for _ in columns],
+    # Shared memory for a tile of each of them.
+    row, column = mosaic.SMEM((height,), f32), mosaic.SMEM((width,), f32)
+    tiles = [*(tiled(tile_shape, t.dtype) for t in tensors)]
+    tiles += [row] * len(rows) + [column] * len(columns)
+    buffers = Passed(
         tiled(tile_shape, dtype),
         tiled((width, height), dtype),
-        mosaic.SMEM((height,), f32),
-        # What overwrites a tensor also overwrites its tile: each thread writes what it has read.
-        [] if overwrite else [tiled(tile_shape, k) for k in keep],
-        [mosaic.SMEM((width,), f32) for _ in range(sums)],
+        row,
+        tuple(tiled(tile_shape, k) for k in apart),
+        (column,) * sums,
     )
 
     def kernel(*refs: Any) -> None:
         inputs, others = refs[: len(given)], refs[len(given) :]
-        scale_ref, scalar_ref, outputs = others[0], others[1], others[len(numbers) :]
+        of_numbers, outputs = others[: len(numbers)], others[len(numbers) :]
         written = jax.tree.unflatten(jax.tree.structure(results), outputs)
-        if overwrite:
-            written = written._replace(kept=inputs[: len(keep)])
         i, j = jax.lax.axis_index("i"), jax.lax.axis_index("j")
         down, across = pl.ds(i * height, height), pl.ds(j * width, width)
+        from_places = [(down, across)] * len(tensors) + [down] * len(rows) + [across] * len(columns)
+        to_places = [(down, across), (across, down), (j, down)]
+        to_places += [(down, across)] * len(keep) + [(i, across)] * sums
 
-        def tile(space: _Space, barrier: Any) -> None:
-            _read(inputs, space, down, across, barrier)
+        def tile(read: list, made_of: Passed, barrier: Any) -> None:
+            for source, place, target in zip(inputs, from_places, read, strict=True):
+                mosaic.copy_gmem_to_smem(source.at[place], target, barrier)
+            mosaic.barrier_wait(barrier)
+            values = [_in_registers(ref, tile_shape) for ref in read[: len(tensors)]]
+            of_rows = read[len(tensors) : len(tensors) + len(rows)]
+            values += [_in_registers(ref, tile_shape, 0) for ref in of_rows]
+            of_columns = read[len(tensors) + len(rows) :]
+            values += [_in_registers(ref, tile_shape, 1) for ref in of_columns]
+            values += [of_numbers[1][number] for number in range(scalars.size)]
+            targets: Any = written
             if overwrite:
-                space = space._replace(kept=space.tensors[: len(keep)])
-            scalars = [scalar_ref[n] for n in range(count)]
-            made = function(*_in_registers(space, tile_shape), *scalars)
-            _to_shared_memory(made, scale_ref[0], dtype, space)
-            _write(written, space, i, j, down, across)
+                made_of = made_of._replace(kept=tuple(read[: len(keep)]))
+                targets = written._replace(kept=inputs[: len(keep)])
+            _to_shared_memory(function(*values), of_numbers[0][0], dtype, made_of)
+            copy: Any = mosaic.copy_smem_to_gmem
+            sources, targets = jax.tree.leaves(made_of), jax.tree.leaves(targets)
+            for source, target, to_place in zip(sources, targets, to_places, strict=True):
+                copy(source, target.at[to_place])
+            mosaic.wait_smem_to_gmem(0)
 
-        pl.run_scoped(tile, space, mosaic.Barrier(num_arrivals=len(given)))
+        pl.run_scoped(tile, tiles, buffers, mosaic.Barrier(num_arrivals=len(given)))
 
     call = mosaic.kernel(
         kernel,
@@ -264,54 +224,29 @@ def tiled(shape: tuple[int, int], dtype: Any, most: int = 128) -> Any:
     return mosaic.SMEM(shape, dtype, transforms=transforms)
 
 
-def _read(inputs, space: _Space, down, across, barrier) -> None:
-    """The tile of each tensor, row and column into shared memory."""
-    tensors, rows, columns = space.tensors, space.rows, space.columns
-    places = [(down, across)] * len(tensors) + [down] * len(rows) + [across] * len(columns)
-    for source, place, target in zip(inputs, places, tensors + rows + columns, strict=True):
-        mosaic.copy_gmem_to_smem(source.at[place], target, barrier)
-    mosaic.barrier_wait(barrier)
-
-
-def _in_registers(space: _Space, tile: tuple[int, int]) -> list[jax.Array]:
-    """The tile's values, f32. All have one layout, so that what is computed of them moves nothing
-    between threads.
+def _in_registers(ref: Any, tile: tuple[int, int], dimension: int | None = None) -> jax.Array:
+    """A tile's values, f32; of a row or a column, each value where it belongs in the tile. All have
+    one layout, so that what is computed of them moves nothing between threads.
     """
-    layout = mosaic.Layout.WGMMA
-    row_layout, column_layout = layout.reduce(1), layout.reduce(0)
-    tensors = [mosaic.layout_cast(ref[...], layout).astype(f32) for ref in space.tensors]
-    rows = [mosaic.layout_cast(row[...], row_layout) for row in space.rows]
-    columns = [mosaic.layout_cast(column[...], column_layout) for column in space.columns]
-    spread = [jax.lax.broadcast_in_dim(row, tile, (0,)) for row in rows]
-    return tensors + spread + [jax.lax.broadcast_in_dim(c, tile, (1,)) for c in columns]
+    if dimension is None:
+        return mosaic.layout_cast(ref[...], LAYOUT).astype(f32)
+    values = mosaic.layout_cast(ref[...], LAYOUT.reduce(1 - dimension))
+    return jax.lax.broadcast_in_dim(values, tile, (dimension,))
 
 
-def _to_shared_memory(made: Made, scale, dtype, space: _Space) -> None:
-    for target, value in zip(space.kept, made.kept, strict=True):
-        target[...] = value.astype(target.dtype)
-    for target, value in zip(space.sums, made.summed, strict=True):
-        target[...] = jnp.sum(value, axis=0)
-    space.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
+def _to_shared_memory(made: Made, scale, dtype, target: Passed) -> None:
+    for ref, value in zip(target.kept, made.kept, strict=True):
+        ref[...] = value.astype(ref.dtype)
+    for ref, value in zip(target.sums, made.summed, strict=True):
+        ref[...] = jnp.sum(value, axis=0)
+    target.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
     values = scaled(made.quantized, scale, dtype)
-    space.codes[...] = values.astype(dtype)
+    target.codes[...] = values.astype(dtype)
     # A thread has neighbours of a row. For the transpose it needs neighbours of a column: shuffled
     # as f32, because there is no such shuffle of single bytes.
     turned = mosaic.layout_cast(values, mosaic.Layout.WGMMA_TRANSPOSED)
-    space.transposed.T[...] = turned.astype(dtype)
+    target.transposed.T[...] = turned.astype(dtype)
     mosaic.commit_smem()
-
-
-def _write(written: Passed, space: _Space, i, j, down, across) -> None:
-    """The tile's results, from shared memory to where each belongs."""
-    copy: Any = mosaic.copy_smem_to_gmem
-    copy(space.codes, written.codes.at[down, across])
-    copy(space.transposed, written.transposed.at[across, down])
-    copy(space.amaxes, written.amaxes.at[j, down])
-    for source, target in zip(space.kept, written.kept, strict=True):
-        copy(source, target.at[down, across])
-    for source, target in zip(space.sums, written.sums, strict=True):
-        copy(source, target.at[i, across])
-    mosaic.wait_smem_to_gmem(0)
 
 
 def example() -> Passed:

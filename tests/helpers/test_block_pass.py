@@ -1,12 +1,6 @@
 """The pass that makes MXFP8 along both dimensions: its bits are those of the plain quantizer, and
 it is one kernel that moves each byte once."""
 
-import functools
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,9 +32,8 @@ def is_alike(codes, scales, expected):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("shape", [(64, 128), (128, 384)])
-def test_both_copies_are_those_of_the_plain_quantizer(name, shape):
-    x = some(*shape)
+def test_both_copies_are_those_of_the_plain_quantizer(name):
+    x = some(128, 256)
     made = block_pass(x, FORMATS[name], by="interpret")
     wide = np.asarray(x, np.float32)
     is_alike(made.codes, made.scales, to_blocks(wide, BLOCK_FORMATS[name]))
@@ -61,54 +54,6 @@ def test_it_is_one_kernel_that_moves_each_byte_once(target):
     assert line.nbytes == m * n * (2 + 2 * 1) + 2 * m * n // 32
 
 
-PRODUCT = """
-import jax, jax.numpy as jnp
-from helpers.numerics.block_pass import block_pass
-
-def product(x, w):
-    a, b = block_pass(x), block_pass(w)
-    return jax.nn.scaled_matmul(
-        a.codes[None], b.codes[None], a.scales.T[None], b.scales.T[None], jnp.bfloat16
-    )
-
-x, w = (jax.ShapeDtypeStruct(dims, jnp.bfloat16) for dims in ((512, 1024), (256, 1024)))
-"""
-
-
-def test_a_blackwell_multiplies_what_it_makes(tmp_path):
-    """Two passes, one call, and small kernels that bring the scales into the call's order. In a
-    process of its own, as fp8lens.compile.bugs says.
-    """
-    given = tmp_path / "given.py"
-    given.write_text(f"{PRODUCT}\ndef arguments():\n    return x, w\n")
-    command = [sys.executable, "-m", "fp8lens", f"{given}:product", "--args", "arguments"]
-    done = subprocess.run(
-        [*command, "--target", "B200", "--ledger", "--json"],
-        capture_output=True,
-        check=True,
-        text=True,
-        cwd=Path(__file__).parent.parent.parent,
-    )
-    said = json.loads(done.stdout)
-    assert [row["math_dtype"] for row in said["rows"]] == ["f8e4m3fn"]
-    assert len(said["ledger"]) == 7
-
-
-@pytest.mark.parametrize(
-    "how, why",
-    [
-        ({"x": jnp.zeros((63, 128))}, "multiples of 64 rows and 128 columns, not .63, 128."),
-        ({"x": jnp.zeros((0, 128))}, "multiples of 64 rows"),
-        ({"dtype": bf16}, "codes are float8_e4m3fn or float8_e5m2, not bfloat16"),
-        ({"by": "xla"}, "by is one of mosaic, interpret"),
-        ({"x": jnp.zeros((64, 128), jnp.int32)}, "quantizes bfloat16, float16 or float32"),
-    ],
-)
-def test_what_does_not_fit_is_refused(how, why):
-    with pytest.raises(ValueError, match=why):
-        block_pass(**{"x": jnp.zeros((64, 128)), **how})
-
-
-def test_float32_is_taken_too():
-    seen = inspect(functools.partial(block_pass), jax.ShapeDtypeStruct((64, 128), f32))
-    assert len(seen.ledger) == 1
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"multiples of 64 rows and 128 columns, not \[63, 128\]"):
+        block_pass(jnp.zeros((63, 128)))

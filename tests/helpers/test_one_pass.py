@@ -53,33 +53,18 @@ def test_the_kernel_computes_what_the_function_says(dtype, shape):
         assert (np.abs(found - exact) <= m * 2.0**-24 * sizes).all()
 
 
-@pytest.mark.parametrize("how", ["interpret", "xla"])
-def test_what_is_beyond_the_range_is_clamped_and_seen_in_the_amax(how):
-    x = some(0, 64, 128).at[3, 5].set(1e6).at[60, 127].set(-jnp.inf)
-    done = one_pass(lean_step.same, [x], scale=jnp.float32(1), dtype=e4m3, by=how)
-    assert done.codes[3, 5] == done.transposed[5, 3] == 448
-    assert done.codes[60, 127] == done.transposed[127, 60] == -448
-    assert jnp.isinf(jnp.max(done.amaxes))  # a history leaves it out
-    x = some(0, 64, 128).at[3, 5].set(jnp.nan)
-    done = one_pass(lean_step.same, [x], scale=jnp.float32(1), dtype=e4m3, by=how)
-    assert [*np.argwhere(np.isnan(np.asarray(done.codes, np.float32)))[0]] == [3, 5]
-    assert [*np.argwhere(np.isnan(np.asarray(done.transposed, np.float32)))[0]] == [5, 3]
-
-
 FUNCTIONS = {
     "norm": (lean_step.normed, 1, 2, 2, []),
     "norm's gradient": (lean_step.norm_gradient, 3, 4, 1, [bf16]),
     "gelu": (lean_step.gelu, 1, 0, 0, []),
     "gelu's gradient": (lean_step.gelu_gradient, 2, 0, 0, []),
-    "gelu of codes": (lean_step.gelu_of_codes, 1, 0, 1, []),
 }
 
 
 def given(name, m, n, like=None):
     """The arguments of a pass, or their shapes."""
     function, tensors, rows, columns, keep = FUNCTIONS[name]
-    first = e4m3 if "codes" in name else bf16
-    shapes = [(m, n, first)] * tensors + [(m, f32)] * rows + [(n, f32)] * columns
+    shapes = [(m, n, bf16)] * tensors + [(m, f32)] * rows + [(n, f32)] * columns
     if like:
         arrays = [like(shape, dtype) for *shape, dtype in shapes]
     else:
@@ -142,7 +127,7 @@ aot_compile(update, tensors, scalars, jax.ShapeDtypeStruct((), f32), target="H10
 
 def adamw(m, n, like):
     """The optimizer's pass: the function, what it reads and overwrites, and its scalars."""
-    function = functools.partial(lean_step._updated, lean_step.AdamW())
+    function = functools.partial(lean_step._update, lean_step.AdamW())
     return function, [like((m, n), f32)] * 3 + [like((m, n), bf16)], [like((), f32)] * 3
 
 
@@ -169,7 +154,7 @@ def test_the_largest_passes_keep_all_in_registers_and_convert_in_pairs():
 
 
 def test_what_overwrites_is_written_in_place():
-    function = functools.partial(lean_step._updated, lean_step.Descent())
+    function = functools.partial(lean_step._update, lean_step.Descent())
     options = {"scalars": [0.5], "dtype": e4m3, "keep": [f32], "overwrite": True}
 
     def run(w, g):
@@ -184,57 +169,23 @@ def test_what_overwrites_is_written_in_place():
     assert np.array_equal(done.kept[0], w - 0.5 * g.astype(f32))
 
 
-def test_a_pass_of_an_optimizer_with_moments_is_what_xla_makes_of_it():
-    """Four tensors, in narrower tiles."""
-    function, shapes, _ = adamw(128, 256, jax.ShapeDtypeStruct)
-    tensors = [some(n, *s.shape, dtype=s.dtype) for n, s in enumerate(shapes)]
-    tensors[2] = jnp.square(tensors[2])
-    options = {"scalars": [1e-3, 0.1, 0.001], "scale": jnp.float32(0.01), "dtype": e4m3}
-    options |= {"keep": [f32] * 3, "overwrite": True}
-    one, other = (one_pass(function, tensors, **options, by=by) for by in ("interpret", "xla"))
-    for a, b in zip(one.kept, other.kept, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    assert (one.codes != other.codes).mean() < 0.01
-    assert np.array_equal(one.codes, one.transposed.T)
-    assert jnp.max(one.amaxes) == jnp.max(jnp.abs(one.kept[0]))
+@pytest.mark.parametrize("how", ["interpret", "xla"])
+def test_what_is_beyond_the_range_is_clamped_and_seen_in_the_amax(how):
+    x = some(0, 64, 128).at[3, 5].set(1e6).at[60, 127].set(-jnp.inf)
+    done = one_pass(lean_step.same, [x], dtype=e4m3, by=how)
+    assert done.codes[3, 5] == done.transposed[5, 3] == 448
+    assert done.codes[60, 127] == done.transposed[127, 60] == -448
+    assert jnp.isinf(jnp.max(done.amaxes))  # a history leaves it out
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"tensors": [jnp.zeros((64, 100))]}, 'take other sizes, or give by="xla"'),
-        ({"tensors": [jnp.zeros((2, 64, 128))]}, r"one shape \[M, N\]: got \[2, 64, 128\]"),
-        ({"rows": [jnp.zeros(128)]}, "rows have 64 numbers, and columns 128"),
-        ({"by": "triton"}, "by is one of mosaic, interpret, xla, not 'triton'"),
-        ({"keep": [bf16], "overwrite": True}, "has their types"),
-        ({"keep": [bf16]}, "the function keeps 0 arrays: `keep` has 1 types"),
-        ({"tensors": []}, "nothing to quantize"),
-        ({"tensors": [jnp.zeros((0, 128))]}, "nothing to quantize"),
+        ({"tensors": [jnp.zeros((64, 100))]}, "multiples of 64 rows and 128 columns"),
+        ({"rows": [jnp.zeros(128)]}, "all of one shape, rows"),
+        ({"by": "triton"}, 'by "mosaic" or "interpret", not'),
     ],
 )
 def test_what_does_not_fit_is_told(change, says):
-    usual = {"tensors": [jnp.zeros((64, 128))], "scale": jnp.float32(1), "dtype": e4m3}
     with pytest.raises(ValueError, match=says):
-        one_pass(lean_step.same, **usual | change)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda a: Made(a / jnp.max(jnp.abs(a), axis=1, keepdims=True)),
-        lambda a: Made(jax.nn.softmax(a)),
-        lambda a: Made(jnp.cumsum(a, axis=0)),
-        lambda a: Made(a[::-1]),
-    ],
-)
-def test_what_reads_other_elements_is_refused(function):
-    with pytest.raises(ValueError, match="the function is elementwise, and has"):
-        one_pass(function, [some(0, 64, 128)], scale=jnp.float32(1), dtype=e4m3, by="interpret")
-
-
-def test_what_returns_no_made_or_other_codes_is_refused():
-    x, scale = some(0, 64, 128), jnp.float32(1)
-    with pytest.raises(ValueError, match="returns Made"):
-        one_pass(lambda a: a, [x], scale=scale, dtype=e4m3, by="xla")
-    with pytest.raises(ValueError, match="codes are float8"):
-        one_pass(lean_step.same, [x], scale=scale, dtype=bf16, by="xla")
+        one_pass(lean_step.same, **{"tensors": [jnp.zeros((64, 128))], "dtype": e4m3} | change)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from fp8lens import report_gemms
-from helpers.numerics import blocks
+from helpers.numerics.tensor_core import tensor_core_dot
 from helpers.records.local import kernel_lines
 from tools.gpu.errors import errors, is_right
 from tools.gpu.lines import sentence
@@ -159,9 +159,9 @@ def sums_of(gpu: Gpu, k: int, size: int) -> Ready:
     accumulation, XLA's default, and without it; of operands of either sign, and of positive ones,
     whose sums grow. And what part of [64, 64] of them are to the bit those of the model, with sums
     kept up, and promoted each 128. The model runs on the CPU."""
-    models: dict[str, Callable] = {"": blocks.hopper_sums}
-    if k % blocks.B == 0:
-        models[", promoted"] = blocks.promoted_sums
+    models: dict[str, Callable] = {"": tensor_core_dot}
+    if k % 128 == 0:
+        models[", promoted"] = functools.partial(tensor_core_dot, every=128)
     found: dict[str, Any] = {}
     same: dict[str, Any] = {}
     for what in ("either sign", "positive"):
@@ -172,7 +172,7 @@ def sums_of(gpu: Gpu, k: int, size: int) -> Ready:
         a, b = a.astype(jnp.float8_e4m3fn), b.astype(jnp.float8_e4m3fn)
         exact = a.astype(np.float64) @ b.astype(np.float64).T
         with jax.default_device(cpu()):
-            expected = {how: np.asarray(model(a[:64], b[:64])[-1]) for how, model in models.items()}
+            expected = {how: np.asarray(model(a[:64], b[:64])) for how, model in models.items()}
         found[what], same[what] = {}, {}
         for name, precision in (("fast", None), ("careful", "highest")):
 

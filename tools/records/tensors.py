@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from helpers.records.results import digest
-from helpers.training import text
+from helpers.training import shakespeare
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import provenance
@@ -94,7 +94,7 @@ def measured(steps: int = STEPS) -> dict[str, Any]:
     state, losses = optimizer.init(weights), []
     amaxes: dict[str, list[float]] = {name: [] for name in "xwg"}
     for _ in range(steps):
-        tokens = jnp.asarray(text.batch(random, BATCH, LENGTH))
+        tokens = jnp.asarray(shakespeare.batch(random, BATCH, LENGTH))
         weights, state, error, tensors = train_step(weights, state, tokens)
         losses.append(round(float(error), 5))
         for name, tensor in tensors.items():
@@ -102,7 +102,7 @@ def measured(steps: int = STEPS) -> dict[str, Any]:
                 float(np.format_float_scientific(np.float32(jnp.max(jnp.abs(tensor))), precision=5))
             )
     made = provenance(COMMAND, "jax", "optax") | {
-        "text": text.DESCRIPTION,
+        "text": shakespeare.DESCRIPTION,
         "parameters": sum(w.size for w in weights.values()),
         "losses": losses,
         "amaxes": amaxes,

@@ -26,12 +26,13 @@ import optax
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from helpers.records.results import digest
-from helpers.training import runs, text
+from helpers.training import runs, shakespeare
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import provenance
 
-from fp8_decoder import STEPS_BACK, e4m3, scale_of
+from fp8_decoder import STEPS_BACK
+from fp8_linear import e4m3, scale_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "notebooks" / "results" / "trained.json"
@@ -41,9 +42,10 @@ COMMAND = "make train"
 SOURCES = (
     "notebooks/recipes/fp8_decoder.py",
     "helpers/training/runs.py",
-    "helpers/training/scaling.py",
-    "helpers/training/sums.py",
-    "helpers/training/text.py",
+    "notebooks/recipes/fp8_linear.py",
+    "helpers/numerics/tensor_core.py",
+    "helpers/training/multipliers.py",
+    "helpers/training/shakespeare.py",
     "helpers/training/shakespeare.txt",
     "tools/records/train.py",
 )
@@ -154,7 +156,7 @@ def _lost(seed: int, state: Any) -> float:
 
 def _noise(decoder: Any, state: Any) -> dict[str, float]:
     """Each weight's signal-to-noise ratio on a text of its own, in decibels."""
-    found = runs.signal_to_noise(decoder, state, text.unseen(runs.TEXTS, runs.LENGTH))
+    found = runs.signal_to_noise(decoder, state, shakespeare.unseen(runs.TEXTS, runs.LENGTH))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
 
 
@@ -228,7 +230,7 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
         else:
             ways.setdefault(task.way, []).append(part)
     made = provenance(COMMAND, "jax", "optax") | {
-        "text": text.DESCRIPTION,
+        "text": shakespeare.DESCRIPTION,
         "steps": runs.STEPS,
         "tokens": runs.TEXTS * runs.LENGTH,
         "sizes": runs.SIZES,

@@ -8,7 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.course.answers import Chapter
 
-from fp8_decoder import product, quantize
+from fp8_linear import quantize
+from fp8_linear import scaled_dot as product
 
 chapter = Chapter("14_many_gpus")
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from helpers.training.sums import tensor_core_dot
+from helpers.numerics.tensor_core import tensor_core_dot
 
-from fp8_decoder import e4m3, e5m2, f32, remember, scale_of
+from fp8_linear import e4m3, e5m2, f32, quantize, remember, scale_of
 
 BLOCK = 128
-SCALINGS = ("delayed", "current", "blocks", "frozen")
 
 
 class Recipe(NamedTuple):
@@ -44,79 +43,65 @@ class Codes(NamedTuple):
     codes: jax.Array
     scales: jax.Array
 
+    @property
+    def transposed(self) -> "Codes":
+        """The same codes [K, R], where the blocks are square."""
+        scales = self.scales
+        if scales.ndim:
+            scales = jnp.repeat(scales[::BLOCK].T, BLOCK, axis=0)
+        return Codes(self.codes.T, scales)
+
 
 @functools.cache
 def multiplier(recipe: Recipe) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """(x [M, K], w [N, K], amaxes f32[3, H]) -> [M, N] in x's type; the gradient of `amaxes` is
     their new value. The same function for the same recipe. By blocks M, N and K are multiples of
-    128. Raises ValueError for another scaling.
+    128.
     """
-    if recipe.scaling not in SCALINGS:
-        raise ValueError(f"scaling is one of {', '.join(SCALINGS)}, not {recipe.scaling!r}")
+    quantized = functools.partial(_quantized, recipe.scaling)
+    dot = functools.partial(_dot, tensor_core_dot if recipe.tensor_core else _exact_dot)
 
     @jax.custom_vjp
     def multiply(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> jax.Array:
         return forward(x, w, amaxes)[0]
 
     def forward(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> tuple[jax.Array, Any]:
-        x_q = _quantized(recipe, x, amaxes[0], recipe.forward)
-        w_q = _quantized(recipe, w, amaxes[1], recipe.forward, square=True)
+        x_q = quantized(x, amaxes[0], recipe.forward)
+        w_q = quantized(w, amaxes[1], recipe.forward, BLOCK)
         # Blocks lie along K. The weight's gradient sums over tokens: its blocks of x lie along
         # these, and need codes of their own.
-        x_again = _quantized(recipe, x.T, amaxes[0], recipe.forward)
-        y = _dot(recipe, x_q, w_q).astype(x.dtype)
-        return y, (x_again, w_q, remember(amaxes[0], x), remember(amaxes[1], w), amaxes)
+        x_again = quantized(x.T, amaxes[0], recipe.forward)
+        new = remember(amaxes[0], x), remember(amaxes[1], w)
+        return dot(x_q, w_q).astype(x.dtype), (x_again, w_q, *new, amaxes)
 
     def backward(saved: Any, g: jax.Array) -> tuple[jax.Array, ...]:
         x_again, w_q, new_x, new_w, amaxes = saved
-        g_q = _quantized(recipe, g, amaxes[2], recipe.backward)
-        g_again = _quantized(recipe, g.T, amaxes[2], recipe.backward)
-        x_gradient = _dot(recipe, g_q, _transposed(w_q)).astype(g.dtype)
-        w_gradient = _dot(recipe, g_again, x_again)
-        new = jnp.stack([new_x, new_w, remember(amaxes[2], g)])
-        return x_gradient, w_gradient, amaxes if recipe.scaling == "frozen" else new
+        x_gradient = dot(quantized(g, amaxes[2], recipe.backward), w_q.transposed)
+        w_gradient = dot(quantized(g.T, amaxes[2], recipe.backward), x_again)
+        if recipe.scaling != "frozen":
+            amaxes = jnp.stack([new_x, new_w, remember(amaxes[2], g)])
+        return x_gradient.astype(g.dtype), w_gradient, amaxes
 
     multiply.defvjp(forward, backward)
     return multiply
 
 
 def _quantized(
-    recipe: Recipe, tensor: jax.Array, history: jax.Array, dtype: Any, square: bool = False
+    scaling: str, tensor: jax.Array, history: jax.Array, dtype: Any, rows: int = 1
 ) -> Codes:
-    """The tensor [R, K] in FP8. By blocks each has 128 of K, and 128 rows too if it is square."""
-    tensor = tensor.astype(f32)
-    if recipe.scaling == "blocks":
-        scales = _block_scales(tensor, dtype, BLOCK if square else 1)
-        wide = jnp.repeat(scales, BLOCK, axis=1)
-    else:
-        is_current = recipe.scaling == "current"
-        wide = scales = scale_of(jnp.abs(tensor) if is_current else history, dtype)
-    largest = float(jnp.finfo(dtype).max)
-    return Codes(jnp.clip(tensor / wide, -largest, largest).astype(dtype), scales)
-
-
-def _block_scales(tensor: jax.Array, dtype: Any, rows: int) -> jax.Array:
-    """f32[R, K / 128]: each block's scale, repeated for each of its rows."""
-    if tensor.shape[0] % rows or tensor.shape[1] % BLOCK:
-        raise ValueError(
-            f"blocks of {rows} x {BLOCK} do not fill {list(tensor.shape)}: "
-            "batch times length, width and hidden must be multiples of 128"
-        )
-    blocks = jnp.abs(tensor).reshape(tensor.shape[0] // rows, rows, -1, BLOCK)
+    """The tensor [R, K] in FP8. By blocks each has 128 of K, and so many rows."""
+    if scaling != "blocks":
+        scale = scale_of(jnp.abs(tensor.astype(f32)) if scaling == "current" else history, dtype)
+        return Codes(quantize(tensor, scale, dtype), scale)
+    # [R / rows, K / 128, rows, 128]
+    blocks = tensor.astype(f32).reshape(tensor.shape[0] // rows, rows, -1, BLOCK).swapaxes(1, 2)
     of_block = functools.partial(scale_of, dtype=dtype)
-    scales = jax.vmap(jax.vmap(of_block))(blocks.swapaxes(1, 2))
-    return jnp.repeat(scales, rows, axis=0)
+    scales = jnp.repeat(jax.vmap(jax.vmap(of_block))(jnp.abs(blocks)), rows, axis=0)
+    return Codes(quantize(tensor, jnp.repeat(scales, BLOCK, axis=1), dtype), scales)
 
 
-def _transposed(q: Codes) -> Codes:
-    """The same codes [K, R], where the blocks are square."""
-    scales = jnp.repeat(q.scales[::BLOCK].T, BLOCK, axis=0) if q.scales.ndim else q.scales
-    return Codes(q.codes.T, scales)
-
-
-def _dot(recipe: Recipe, a: Codes, b: Codes) -> jax.Array:
+def _dot(dot: Callable, a: Codes, b: Codes) -> jax.Array:
     """f32[M, N] of a [M, K] and b [N, K]."""
-    dot = tensor_core_dot if recipe.tensor_core else _exact_dot
     if not a.scales.ndim:
         return dot(a.codes, b.codes) * (a.scales * b.scales)
     total = jnp.zeros((len(a.codes), len(b.codes)), f32)

@@ -1,8 +1,8 @@
 """Chapter 12's model of how a Hopper's tensor core sums FP8 products, fast enough to train with.
 
-`hopper_dot` of helpers.numerics.blocks says what happens step by step. This gives the same bits,
-about five times as fast on a CPU: it keeps the 32 products of a step in registers, and cuts them as
-integers. A test compares the two.
+The chapter's `hopper_dot` says what happens step by step. This gives the same bits, about five
+times as fast on a CPU: it keeps the 32 products of a step in registers, and cuts them as integers.
+A test compares the two.
 """
 
 import functools
@@ -22,7 +22,7 @@ _ZERO = -64  # an exponent below that of any product of FP8 numbers
 def tensor_core_dot(a: jax.Array, b: jax.Array, every: int | None = None) -> jax.Array:
     """a [M, K] times b [N, K], finite FP8 codes of any two formats: f32[M, N], summed over K as
     chapter 12's model of a Hopper does. `every`: that many of K make a sum of their own, and these
-    are added in f32. K and `every` are filled up with zeros to a multiple of 32.
+    are added in f32. K and `every` are multiples of 32.
     """
     every = every or a.shape[1]
     total = jnp.zeros((len(a), len(b)), jnp.float32)
@@ -43,7 +43,9 @@ def _sums(a: jax.Array, b: jax.Array) -> jax.Array:
         units = (total * cut).astype(jnp.int32)
         for i in range(GROUP):
             units += (a_value[i][:, None] * b_value[i] * cut).astype(jnp.int32)
-        return _without_low_bits(units.astype(jnp.float32) * unit), None
+        # Of the 23 bits of its fraction the sum keeps 13.
+        bits = lax.bitcast_convert_type(units.astype(jnp.float32) * unit, jnp.int32)
+        return lax.bitcast_convert_type(bits & -(1 << (23 - BITS)), jnp.float32), None
 
     start = jnp.zeros((len(a), len(b)), jnp.float32)
     return lax.scan(step, start, (_groups(a), _groups(b)))[0]
@@ -53,10 +55,9 @@ def _groups(codes: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The codes' values and exponents, [K / 32, 32, rows] each."""
     # Subnormal numbers count with the exponent of the least normal one.
     least = int(np.log2(float(jnp.finfo(codes.dtype).smallest_normal)))
-    value = jnp.pad(codes.astype(jnp.float32).T, ((0, -codes.shape[1] % GROUP), (0, 0)))
+    value = codes.astype(jnp.float32).T.reshape(-1, GROUP, len(codes))
     exponent = jnp.where(value == 0, _ZERO, jnp.maximum(jnp.frexp(value)[1] - 1, least))
-    sizes = (-1, GROUP, len(codes))
-    return value.reshape(sizes), exponent.astype(jnp.int32).reshape(sizes)
+    return value, exponent.astype(jnp.int32)
 
 
 def _exponent(x: jax.Array) -> jax.Array:
@@ -67,9 +68,3 @@ def _exponent(x: jax.Array) -> jax.Array:
 def _power(exponent: jax.Array) -> jax.Array:
     """2**exponent in float32, by its bits."""
     return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-
-
-def _without_low_bits(x: jax.Array) -> jax.Array:
-    """x with the 13 of its 23 fraction bits that the tensor core keeps."""
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    return lax.bitcast_convert_type(bits & -(1 << (23 - BITS)), jnp.float32)
