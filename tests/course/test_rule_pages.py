@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fp8lens.rules.page import Page, explain
-from helpers.pages import LOSSES, index
+from helpers.rule_index import LOSSES, index
 from tools.records import rules as record
 from tools.site import rules
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from fp8lens.rules.page import Page, Program, explain
-from helpers.pages import holds
+from helpers.rule_index import holds
 from helpers.records.results import digest, load_rules
 from tools.records import data, rules
 
