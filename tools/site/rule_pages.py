@@ -27,7 +27,7 @@ SHARED = "What the programs share"
 _DOTTED = r"[A-Za-z]\w*(?:\.\w+)*"
 _CALL = rf"{_DOTTED}(?:\((?:[^()]|\([^()]*\))*\)(?:\.\w+)*)+"
 _VALUE = rf"{_DOTTED}=(?:\{{[^}}]*\}}|'[^']*'|-*\w[\w.=-]*\w|\w)"
-_NAME = r"[A-Za-z]\w*(?:_\w+|\.[A-Za-z_]\w*)+"
+_NAME = r"(?>[A-Za-z]\w*(?:\.[A-Za-z_]\w*)+|[A-Za-z]+_\w+)"
 _CODE = re.compile(rf"`[^`]+`|(?<![\w./{{-])(?:{_CALL}|{_VALUE}|{_NAME})(?![\w/])")
 _TAGGED = re.compile(r"<code>([a-z0-9-]+)</code>")
 
