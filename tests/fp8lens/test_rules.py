@@ -13,8 +13,8 @@ from fp8lens.rules import amax, find, kernels, layout, operands, wire
 from fp8lens.rules.page import explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
 from helpers.rule_index import compiled
-from tests.programs.renamed import figures, under_other_names
 from tests.programs.page_programs import losing, seen
+from tests.programs.renamed import figures, under_other_names
 from tools.records import rules
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
