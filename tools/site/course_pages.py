@@ -68,6 +68,15 @@ def _write_api(source: Path) -> None:
     (source / f"{_API}.md").write_text(text, encoding="utf-8")
 
 
+def _without_factories(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """A dataclass's default that a function makes is no Python, and Sphinx could not read it."""
+    if not signature:
+        return None
+    return signature.replace("<factory>", "..."), returns
+
+
 # Pages that are written now, behind the one of myst.yml that they belong to
 _GENERATED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "notebooks/D_rules.ipynb": (rule_pages.INDEX, rule_pages.write),
@@ -259,6 +268,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("contents", {}, "env")
     app.connect("config-inited", _read_contents)
     app.connect("source-read", _read_source)
+    app.connect("autodoc-process-signature", _without_factories)
     app.connect("doctree-read", _inline_own_drawings)
     app.connect("doctree-resolved", _make_buttons)
     app.connect("html-page-context", _finish_page, priority=400)  # before the theme's buttons
