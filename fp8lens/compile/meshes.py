@@ -63,7 +63,7 @@ def make_mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_pat
 def mesh(
     target: str | Target = "H100", shape: Mapping[str, int] | Sequence[int] | None = None
 ) -> Mesh:
-    """A mesh of `target`s that this machine does not have, for functions with their own mesh or
+    """A mesh of chips that this machine does not have, for functions with their own mesh or
     shardings.
 
     `shape` is as `aot_compile`'s `mesh_shape`: {"data": 4, "model": 2}; without it, one device. The

@@ -29,8 +29,8 @@ from tests.programs.oracle_programs import (
     smaller,
     taken,
 )
+from tests.programs.page_programs import compiled, keeping, losing
 from tests.programs.random_programs import Module
-from tests.programs.rule_pages import compiled, keeping, losing
 from tests.weekly import NIGHTLY
 
 SEEDS = range(300 if NIGHTLY else 6)

@@ -12,9 +12,9 @@ from fp8lens.cli import main
 from fp8lens.rules import amax, extra_kernels, find, layout, operand_types, wire
 from fp8lens.rules.page import explain, page_of
 from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
-from helpers.pages import compiled
+from helpers.rule_index import compiled
+from tests.programs.page_programs import losing, seen
 from tests.programs.renamed import figures, under_other_names
-from tests.programs.rule_pages import losing, seen
 from tools.records import rules
 
 ORDERS: dict[str, tuple[Rule, ...]] = {

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from fp8lens.rules.page import Page, Program, explain
-from helpers.pages import holds
 from helpers.records.results import digest, load_rules
+from helpers.rule_index import holds
 from tools.records import data, rules
 
 RECORDED = rules.read()

@@ -18,8 +18,8 @@ import jax
 
 from fp8lens import Inspection
 from fp8lens.rules.page import PRELUDE, Page, Program, every_name, explain
-from helpers.pages import compiled
 from helpers.records.results import load_rules
+from helpers.rule_index import compiled
 from tools.records import data
 from tools.records.data import ASSEMBLER, OF_JAX, ROOT, by_number, environment, locked
 

@@ -4,7 +4,7 @@ import functools
 
 from fp8lens import Inspection
 from fp8lens.rules.page import Program, explain
-from helpers.pages import compiled
+from helpers.rule_index import compiled
 
 #: A page's program, compiled: once for all tests.
 seen = functools.cache(compiled)
