@@ -135,7 +135,7 @@ class Lines:
         shown = set(itertools.chain.from_iterable(self.marks))
         for n in range(len(self.names)):
             if shown.isdisjoint((str(n + 1), "?")):
-                self.names[n] += " (of no line: XLA adds it)"
+                self.names[n] += " (of no line above)"
 
     def __repr__(self) -> str:
         marks = [" ".join(some) for some in self.marks]
