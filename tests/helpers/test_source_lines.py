@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens.matmul.attribution import converts_scale
 from fp8lens.matmul.unfused import inside
 from helpers.figures import source_lines
 from helpers.figures.source_lines import Lines, show_lines
@@ -22,7 +21,7 @@ FIVE = (MATRIX, MATRIX, SCALE, SCALE, SCALE)
 
 def in_one_call(a, b, a_scale, b_scale, d_scale):
     d = scaled_dot(a, b, a_scale, b_scale)
-    # A comment is nobody's.
+    # Nobody does a comment.
     d = jax.nn.relu(d)
     amax = jnp.max(jnp.abs(d))
     return to_e4m3(d, d_scale), amax
@@ -76,17 +75,19 @@ def test_what_is_not_attributed_is_said_to_be():
 def test_a_line_is_done_by_the_kernels_that_hold_its_operations(seed):
     """What XLA's own kernels hold has its line in the compiled program too."""
     asked = program(seed)
-    source, first = getsourcelines(asked.fn)
-    within = range(first, first + len(source))
-    shown = show_lines(asked.fn, *asked.args, **asked.options)
-    assert len(shown.marks) == len(shown.code) == len(source)
-    for n, line in enumerate(shown.inspection.ledger):
+    seen = inspect(asked.fn, *asked.args, **asked.options)
+    file, within = asked.fn.__code__.co_filename, range(1, 10_000)
+    does = source_lines.kernels_of_lines(seen, file, within)
+    assert does and set().union(*does.values()) <= {source_lines.UNKNOWN, *range(len(seen.ledger))}
+    for n, line in enumerate(seen.ledger):
         if line.kernel.instruction.opcode == "custom-call":
             continue
         for i in inside(line.kernel.instruction):
-            written = source_lines._line(i, asked.fn.__code__.co_filename, within)
-            if written and i.opcode not in source_lines._NO_WORK:
-                assert {str(n + 1), "?"} & {*shown.marks[written - first]}, (i.name, line.name)
+            # XLA converts a call's amax under the name of another conversion.
+            is_work = i.opcode not in source_lines._NO_WORK and i.shape.size > 1
+            written = source_lines._line(i, file, within)
+            if written and is_work:
+                assert {n, source_lines.UNKNOWN} & does.get(written, set()), (i.name, line.name)
 
 
 def test_text_and_page_show_every_line_once():

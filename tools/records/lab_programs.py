@@ -84,7 +84,7 @@ def compile_own(release: str, path: Path) -> None:
     """Compile the programs of a release, which is the installed JAX, and write what became of them,
     in their order, with the packages that compiled them.
     """
-    made = []
+    made: list[Outcome] = []
     for choice in of_release(release):
         if len(made) % KEPT == 0:
             print(f"JAX {release}: {len(made)} programs", flush=True)
