@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from fp8lens import inspect
 from fp8lens.matmul.unfused import inside
 from helpers.figures import source_lines
 from helpers.figures.source_lines import Lines, show_lines
