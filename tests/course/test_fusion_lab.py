@@ -10,7 +10,6 @@ from helpers.explorers import fusion_lab as lab
 from helpers.figures.source_lines import verdict
 from tests.course.test_explorers import TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
-from tests.weekly import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 EXPLORER = "fusion_lab"
@@ -95,18 +94,6 @@ def test_a_fix_is_a_click_away_and_shows_the_reason_behind_it(page):
     expect_answer(page, {})
 
 
-def test_what_a_reason_costs_is_said_from_the_record(page):
-    choose(page, bias="f32")
-    before, after = lab.outcome({**lab.STATE, "bias": "f32"}), lab.outcome(lab.STATE)
-    kernels = f"one kernel instead of {len(before['kernels'])}"
-    moved = f"{size(after['bytes'])} moved instead of {size(before['bytes'])}"
-    said = f"With the fix: {kernels}, {moved}."
-    reason = before["reasons"][0]
-    expect(page.locator(".told .main-reason")).to_contain_text(reason["reason"])
-    expect(page.locator(".told .main-reason")).to_contain_text(said)
-    expect(page.locator(".reasons li").first).to_contain_text(said)
-
-
 def test_a_phone_shows_the_answer_under_what_was_pressed(address, browser):
     with opened(browser, address, 390, has_touch=True, is_mobile=True) as page:
         shown(page)
@@ -130,13 +117,6 @@ def test_a_keyboard_is_enough(page):
     page.keyboard.press("Enter")
     expect(page.locator(".hlo pre")).to_be_visible()
     page.keyboard.press("Enter")
-
-
-def test_what_is_not_recorded_together_is_changed_and_said(page):
-    choose(page, layout="kn")
-    choose(page, chip="A100")
-    expect_answer(page, {"chip": "A100"})
-    expect(page.locator(".note")).to_contain_text("b is stored as: [N, K]")
 
 
 def test_the_address_is_the_program_and_back_undoes_a_choice(address, browser):
@@ -196,14 +176,6 @@ def test_each_choice_has_one_place_in_the_record():
     lab.number(lab.STATE)
     for change in lab.TRIES.values():
         lab.number({**lab.STATE, **change})
-
-
-def test_the_code_is_that_of_the_choice():
-    data = lab.recorded()
-    for choice in one_in(10, lab.choices()):
-        _, code, _ = data["programs"][lab.number(choice)]
-        words = [data["words"][n] for n in data["codes"][code]]
-        assert words == lab.program(choice).code.splitlines()
 
 
 @pytest.mark.parametrize("rule", lab.FIXES)

@@ -103,14 +103,6 @@ def test_of_the_questions_that_wait_only_the_last_is_answered():
     assert done == ["first", "last", "again"]
 
 
-def test_what_was_compiled_is_kept(monkeypatch):
-    explorer = widgets.FusionLab()
-    (first,) = answered(explorer, monkeypatch, question(activation="relu"))
-    monkeypatch.setattr(compiled, "inspect", None)
-    (again,) = answered(explorer, monkeypatch, question(activation="relu"))
-    assert again == first
-
-
 def test_without_a_kernel_the_first_answer_stands():
     shown = widgets.FusionLab(bias="f32")._repr_mimebundle_()[0]
     assert "application/vnd.jupyter.widget-view+json" in shown
