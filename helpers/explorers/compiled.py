@@ -11,13 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from fp8lens import Inspection, inspect
-from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.text import format_hlo_module
-from fp8lens.matmul.ledger import Line
-from fp8lens.matmul.rows import GemmRow
 from helpers.explorers.fusion_lab import FILE, Choice, check, program
-from helpers.explorers.reader import WORK
-from helpers.figures.program import given_program, kernels_of
+from helpers.figures import source_lines
 
 DTYPES = {
     "e4m3": jnp.float8_e4m3fn,
@@ -26,15 +22,6 @@ DTYPES = {
     "f16": jnp.float16,
     "f32": jnp.float32,
 }
-_CLASSES = {
-    "rest": "other work",
-    "move": "moves data",
-    "scale": "makes a scale or an amax",
-    "quantize": "quantizes",
-    "dequantize": "dequantizes",
-    "after": "works on the result",
-}
-_LIBRARIES = {"cublasLt": "cuBLASLt", "triton": "Triton"}
 # To compile a third as long: to the end of XLA's optimizations. Neither may be left out for Triton,
 # whose kernels are tried, and are looked into.
 _SOON = {"assemble": False, "compiler_options": {"xla_gpu_autotune_level": 0}}
@@ -71,51 +58,24 @@ def outcome(choice: Choice, sizes: Sequence[int] = (), soon: bool = False) -> di
         seen = inspected(choice, sizes, soon)
     except Exception as error:  # that a program does not compile is a finding
         return {"error": str(error).partition("\n")[0][:300]}
-    rows = {row.instruction: row for row in seen.report.rows}
-    return {
-        "fp8": all(row.is_fp8 for row in rows.values()),
-        "math": ", ".join(sorted({row.math_dtype for row in rows.values()})),
-        "bytes": seen.report.bytes_moved,
-        "kernels": [kernel(line, rows.get(line.kernel.instruction)) for line in seen.ledger],
+    return source_lines.outcome(seen) | {
         "reasons": [
             {"lost": str(one.lost), "reason": one.reason, "fix": one.fix, "rule": one.rule}
             for one in seen.reasons
         ],
         "hlo": format_hlo_module(seen.module).splitlines(),
-        "steps": steps(seen),
+        "steps": steps(seen, len(program(choice, sizes).code.splitlines())),
     }
 
 
-def kernel(line: Line, row: GemmRow | None) -> dict[str, Any]:
-    """A kernel as it is shown; `row` is the matmul that it is."""
-    made: dict[str, Any] = {"name": line.name, "bytes": line.nbytes, "runs": line.runs}
-    if row is None:
-        work = ", ".join(WORK.get(name, name) for name in line.work)
-        detail = _CLASSES.get(line.what, line.what)
-        if line.work:
-            detail = f"{work}; the call could do it" if line.avoidable else work
-        return made | {"title": "XLA's own kernel", "detail": detail, "kind": "other"}
-    library = _LIBRARIES.get(row.library, row.library)
-    details = [f"epilogue {row.epilogue}"] if row.epilogue else []
-    if row.amax:
-        details.append("amax")
-    title = f"{library}, multiplies {'FP8' if row.is_fp8 else row.math_dtype}"
-    kind = "fp8" if row.is_fp8 else "wide"
-    return made | {"title": title, "detail": ", ".join(details), "kind": kind}
-
-
-def steps(seen: Inspection) -> list[list[int]]:
+def steps(seen: Inspection, lines: int) -> list[list[int]]:
     """For each line of the code the numbers of the kernels that do it; of the first, `def`, and of
-    a line that no kernel surely does, none.
+    a line that no kernel surely does, none. What is after the last line with a kernel is left out.
     """
-    where = kernels_of(seen, given_program(seen))
-    numbers = {line.kernel.instruction: n for n, line in enumerate(seen.ledger)}
-    found: dict[int, set[int]] = {}
-    for i, kernels in where.items():
-        file, _, line = source_line(i).rpartition(":")
-        if file.endswith(FILE):
-            found.setdefault(int(line), set()).update(numbers[one] for one in kernels)
-    return [sorted(found.get(n, ())) for n in range(1, max(found, default=0) + 1)]
+    does = source_lines.kernels_of_lines(seen, FILE, range(1, lines + 1))
+    found = {line: sorted(some - {source_lines.UNKNOWN}) for line, some in does.items()}
+    found = {line: kernels for line, kernels in found.items() if kernels}
+    return [found.get(line, []) for line in range(1, max(found, default=0) + 1)]
 
 
 # While a reader waits -----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The programs of "Fusion lab": what can be chosen, the code of a choice, and what the page shows
 of the first one before any script runs. `fusion_lab.mjs` shows the same, and answers when it is
-touched. Nothing is compiled here: `tools/records/fusion_lab.py` did it, and in JupyterLab
+touched. Nothing is compiled here: `tools/records/lab_programs.py` did it, and in JupyterLab
 `compiled.py` does it.
 """
 
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fp8lens.hlo.text import counted, size
 from fp8lens.targets import TARGETS
-from helpers.records.results import digest
+from helpers.figures.source_lines import Lines
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "results" / "fusion_lab.json.gz"
 RELEASES = ("0.10.2", "0.11.2", "0.12.0.1")  # of JAX: those of the rules' pages
@@ -196,12 +195,6 @@ FIXES: Mapping[str, Sequence[Choice]] = {
 }
 
 
-def fix(rule: str, choice: Choice) -> Choice | None:
-    """What to change in a choice that breaks a rule."""
-    changes = FIXES.get(rule, ())
-    return next((change for change in changes if not change.items() <= choice.items()), None)
-
-
 def choices() -> Iterator[Choice]:
     """Every choice that is recorded, in the record's order."""
     for grid in GRIDS:
@@ -319,17 +312,8 @@ def program(choice: Choice, sizes: Sequence[int] = ()) -> Program:
 
 @functools.cache
 def recorded(path: Path = RECORD) -> Mapping[str, Any]:
-    """What was recorded. Raises ValueError for a file that is not as it was written."""
-    try:
-        data = json.loads(gzip.decompress(path.read_bytes()))
-        is_whole = data["digest"] == digest(data)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error!r}): `make fusion-lab` writes it"
-        ) from error
-    if not is_whole:
-        raise ValueError(f"{path} is not as it was recorded: `make fusion-lab` records it again")
-    return data
+    """What was recorded."""
+    return json.loads(gzip.decompress(path.read_bytes()))
 
 
 def outcome(choice: Choice, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -345,16 +329,6 @@ def outcome(choice: Choice, data: Mapping[str, Any] | None = None) -> dict[str, 
     found["hlo"] = [data["lines"][n] for n in found["hlo"]]
     found["steps"] = data["steps"][lines_by]
     return found
-
-
-def verdict(found: Mapping[str, Any]) -> tuple[str, str]:
-    """The answer: whether it is FP8, and what it costs."""
-    if "error" in found:
-        return "It does not compile", found["error"]
-    count = len(found["kernels"])
-    kernels = "one kernel" if count == 1 else counted(count, "kernel")
-    head = "FP8" if found["fp8"] else f"Not FP8: {found['math']}"
-    return head, f"{kernels}, {size(found['bytes'])} moved"
 
 
 def data() -> dict[str, Any]:
@@ -411,31 +385,18 @@ def check(choice: Choice, sizes: Sequence[int]) -> None:
 
 
 def answer(choice: Choice = STATE, plain: bool = False) -> str:
-    """A choice's verdict, code and kernels, as HTML; `plain` as a notebook's output may have it,
-    without the attributes of the explorer's page. KeyError for a choice that is not recorded.
+    """A choice's code and kernels, and the reasons, as HTML; `plain` as a notebook's output may
+    have it, without the attributes of the explorer's page. KeyError for a choice that is not
+    recorded.
     """
     found = outcome(choice)
-    head, rest = map(html.escape, verdict(found))
-    said = f"<strong>{head}</strong> {rest}"
-    code = f"<pre>{html.escape(program(choice).code)}</pre>"
-    if plain:
-        code = f"<p>{said}</p>{code}"
-    else:
-        code = (
-            f'<p class="verdict">{said}</p>'
-            f'<div class="scrolls" tabindex="0" role="region" aria-label="The program">{code}</div>'
-        )
-    if "error" in found:
-        return code
-    kernels = "".join(
-        f"<li><b>{html.escape(kernel['title'])}</b> {html.escape(kernel['detail'])}: "
-        f"{size(kernel['bytes'])}</li>"
-        for kernel in found["kernels"]
-    )
+    code = program(choice).code.splitlines()
+    shown = Lines(code, found.get("steps", ()), found)._repr_html_()
+    if not plain:
+        region = 'class="scrolls" tabindex="0" role="region" aria-label="The program"'
+        shown = f"<div {region}>{shown}</div>"
     reasons = "".join(
-        f"<li>{html.escape(reason['reason'])} <em>Fix:</em> {html.escape(reason['fix'])}</li>"
-        for reason in found["reasons"]
+        f"<li>{html.escape(one['reason'])}. <em>Fix:</em> {html.escape(one['fix'])}.</li>"
+        for one in found.get("reasons", ())
     )
-    reasons = f"<ul>{reasons}</ul>" if reasons else "<p>Nothing is left outside of the call.</p>"
-    at = " × ".join(map(str, SIZES[choice["sizes"]]))
-    return f"{code}<p>Its kernels, on an {choice['chip']}, at {at}:</p><ul>{kernels}</ul>{reasons}"
+    return f"{shown}<ul>{reasons}</ul>" if reasons else shown

@@ -353,39 +353,6 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
     return figure
 
 
-@mpl.rc_context(STYLE)
-def plot_snr(
-    scales, curves: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None
-) -> Picture:
-    """Signal-to-noise ratio in dB against the scale, a line per curve; `marks` draws labelled
-    scales.
-    """
-    peaks = []
-    for name, curve in curves.items():
-        peak = max(ratio for ratio in curve if np.isfinite(ratio))
-        peaks.append(f"{name} peaks at {peak:.1f} dB")
-    figure, axes = _axes(
-        FIGURE_WIDTH, 4, f"Signal-to-noise ratio in dB against scale: {'; '.join(peaks)}."
-    )
-    for i, (name, curve) in enumerate(curves.items()):
-        axes.plot(scales, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
-    for name, scale in (marks or {}).items():
-        axes.axvline(scale, color=INK, alpha=0.6, linewidth=1)
-        axes.annotate(
-            name,
-            (scale, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(3, -9),
-            textcoords="offset points",
-        )
-    axes.set_xscale("log", base=2)
-    low, high = np.log2([min(scales), max(scales)])
-    plain_numbers(axes.xaxis, 2.0 ** np.linspace(low, high, 4).round())
-    axes.set(xlabel="scale (x is divided by it)", ylabel="signal-to-noise ratio (dB)")
-    axes.legend(frameon=False)
-    return figure
-
-
 def plain_numbers(axis: Any, at: Iterable[float] | None = None) -> None:
     """Ticks of a logarithmic axis at these numbers, or at the powers of ten that it shows. They are
     written without raised exponents, which would be smaller than all other text.

@@ -5,10 +5,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from fp8lens.hlo.text import size
 from helpers.explorers import fusion_lab as lab
+from helpers.figures.source_lines import verdict
 from tests.course.test_explorers import TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
-from tests.weekly import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 EXPLORER = "fusion_lab"
@@ -38,8 +39,8 @@ def expect_answer(page: Page, change: lab.Choice) -> None:
         expect(page.locator(f"select[name={name}]")).to_have_value(value)
     found = lab.outcome(choice)
     assert page.locator(".code code").all_text_contents() == (lab.program(choice).code.splitlines())
-    assert texts(page, ".verdict") == [" ".join(lab.verdict(found))]
-    moved = [lab.size(kernel["bytes"]) for kernel in found["kernels"]]
+    assert texts(page, ".verdict") == [" ".join(verdict(found))]
+    moved = [size(kernel["bytes"]) for kernel in found["kernels"]]
     assert texts(page, ".kernels li:not(.before) .moved") == moved
     titles = [kernel["title"] for kernel in found["kernels"]]
     assert texts(page, ".kernels b") == titles
@@ -53,31 +54,19 @@ def expect_answer(page: Page, change: lab.Choice) -> None:
     assert page.locator(".hlo pre").text_content() == "\n".join(found["hlo"]) + "\n"
 
 
-DOZEN = (
+SOME = (
     {"bias": "f32"},
-    {"bias": "f32", "amax": "no"},
-    {"bias": "none", "activation": "relu"},
-    {"result": "bf16"},
     {"result": "e4m3-no-clamp", "amax": "no"},
-    {"result": "e4m3-clamp-first"},
-    {"dequantize": "bf16", "activation": "none"},
     {"scales": "row"},
-    {"scales": "row-after", "result": "f32"},
     {"layout": "kn"},
-    {"operands": "e5m2"},
     {"library": "triton"},
-    {"chip": "A100"},
-    {"chip": "B200", "bias": "f32"},
     {"sizes": "1000-columns"},
-    {"sizes": "few-rows", "amax": "no"},
     {"release": lab.RELEASES[0]},
-    {"result": "e5m2"},
     {"dequantize": "f16", "bias": "f16"},
-    {"library": "auto", "result": "bf16"},
 )
 
 
-@pytest.mark.parametrize("change", DOZEN, ids=lambda change: "-".join(change.values()))
+@pytest.mark.parametrize("change", SOME, ids=lambda change: "-".join(change.values()))
 def test_a_program_that_is_chosen_is_answered_as_recorded(page, change):
     choose(page, **change)
     expect_answer(page, change)
@@ -105,29 +94,6 @@ def test_a_fix_is_a_click_away_and_shows_the_reason_behind_it(page):
     expect_answer(page, {})
 
 
-def test_what_a_reason_costs_is_said_from_the_record(page):
-    choose(page, bias="f32")
-    before, after = lab.outcome({**lab.STATE, "bias": "f32"}), lab.outcome(lab.STATE)
-    kernels = f"one kernel instead of {len(before['kernels'])}"
-    moved = f"{lab.size(after['bytes'])} moved instead of {lab.size(before['bytes'])}"
-    said = f"With the fix: {kernels}, {moved}."
-    reason = before["reasons"][0]
-    expect(page.locator(".told .main-reason")).to_contain_text(reason["reason"])
-    expect(page.locator(".told .main-reason")).to_contain_text(said)
-    expect(page.locator(".reasons li").first).to_contain_text(said)
-
-
-def test_it_can_be_sent(page):
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    choose(page, bias="f32")
-    page.get_by_role("button", name="Copy the link").click()
-    copied = page.get_by_role("status").filter(has_text="Copied.")
-    expect(copied).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()").endswith("#bias=f32")
-    choose(page, bias="none")
-    expect(copied).to_have_count(0)
-
-
 def test_a_phone_shows_the_answer_under_what_was_pressed(address, browser):
     with opened(browser, address, 390, has_touch=True, is_mobile=True) as page:
         shown(page)
@@ -151,13 +117,6 @@ def test_a_keyboard_is_enough(page):
     page.keyboard.press("Enter")
     expect(page.locator(".hlo pre")).to_be_visible()
     page.keyboard.press("Enter")
-
-
-def test_what_is_not_recorded_together_is_changed_and_said(page):
-    choose(page, layout="kn")
-    choose(page, chip="A100")
-    expect_answer(page, {"chip": "A100"})
-    expect(page.locator(".note")).to_contain_text("b is stored as: [N, K]")
 
 
 def test_the_address_is_the_program_and_back_undoes_a_choice(address, browser):
@@ -202,9 +161,8 @@ def test_without_the_record_the_stored_answer_stays(address, browser):
         page.route("**/fusion_lab.json.gz", lambda route: route.abort())
         page.goto(address)
         expect(page.locator(".note")).to_contain_text("could not be loaded")
-        expect(page.locator(".stored .verdict")).to_have_text(
-            " ".join(lab.verdict(lab.outcome(lab.STATE)))
-        )
+        said = ": ".join(verdict(lab.outcome(lab.STATE)))
+        expect(page.locator(".stored")).to_contain_text(said)
 
 
 # The record ---------------------------------------------------------------------------------------
@@ -220,14 +178,6 @@ def test_each_choice_has_one_place_in_the_record():
         lab.number({**lab.STATE, **change})
 
 
-def test_the_code_is_that_of_the_choice():
-    data = lab.recorded()
-    for choice in one_in(10, lab.choices()):
-        _, code, _ = data["programs"][lab.number(choice)]
-        words = [data["words"][n] for n in data["codes"][code]]
-        assert words == lab.program(choice).code.splitlines()
-
-
 @pytest.mark.parametrize("rule", lab.FIXES)
 def test_a_fix_that_the_page_offers_fixes(rule):
     """In every program that breaks the rule, the reason is gone after the change."""
@@ -236,7 +186,9 @@ def test_a_fix_that_the_page_offers_fixes(rule):
         found = lab.outcome(choice)
         if rule not in [reason["rule"] for reason in found.get("reasons", ())]:
             continue
-        changed = {**choice, **(lab.fix(rule, choice) or {})}
+        fixes = lab.FIXES[rule]  # the page offers the first that is a change
+        change = next((fix for fix in fixes if not fix.items() <= choice.items()), {})
+        changed = {**choice, **change}
         try:
             after = lab.outcome(changed)
         except KeyError:

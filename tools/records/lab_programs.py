@@ -1,6 +1,6 @@
 """What XLA makes of the programs of "Fusion lab": `make fusion-lab` compiles each for its chip and
-records it, and goes on where it was stopped; `--check` compiles them again and compares. Each JAX
-release compiles its own, in an environment of its own.
+records it; `--check` compiles them again and compares. Each JAX release compiles its own, in an
+environment of its own.
 
 The record is notebooks/results/fusion_lab.json.gz, which the explorer on the site reads too. It has
 each text once: many programs become the same. `programs` has for each choice, in the order of
@@ -11,11 +11,9 @@ the kernels that do each line of the code.
 import argparse
 import gzip
 import json
-import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from tools.platforms import require_platform
 from tools.records.data import (
     ASSEMBLER,
     OF_JAX,
-    ROOT,
     environment,
     is_news,
     provenance,
@@ -40,8 +37,6 @@ from tools.records.data import (
 
 DATA = fusion_lab.RECORD
 COMMAND = "make fusion-lab"
-# a run that was stopped goes on with what is here
-PARTS = ROOT / "_build" / "fusion-lab"
 KEPT = 200  # programs after which JAX may forget what it traced
 MOST_BYTES = 2_000_000  # a reader waits for the file
 FIX = f"run `{COMMAND}`, look at what has changed, and commit {DATA.name}"
@@ -85,53 +80,49 @@ def packed(found: Iterable[tuple[Choice, Outcome]]) -> dict[str, Any]:
 # Compiling ----------------------------------------------------------------------------------------
 
 
-def part(choice: Choice, folder: Path) -> Path:
-    """The file that keeps what became of a choice."""
-    return folder / f"{'_'.join(choice.values())}.json"
-
-
-def compile_own(folder: Path) -> None:
-    """Compile the programs of the installed JAX, but for those that an earlier run has kept, and
-    keep with them which packages compiled them.
+def compile_own(release: str, path: Path) -> None:
+    """Compile the programs of a release, which is the installed JAX, and write what became of them,
+    in their order, with the packages that compiled them.
     """
-    release = jax.__version__
-    missing = [
-        choice
-        for choice in fusion_lab.choices()
-        if choice["release"] == release and not part(choice, folder).exists()
-    ]
-    for n, choice in enumerate(missing):
-        in_one_step(part(choice, folder), json.dumps(outcome(choice)))
-        if n % KEPT == 0:
-            print(f"JAX {release}: {n} of {len(missing)} programs", flush=True)
+    made: list[Outcome] = []
+    for choice in of_release(release):
+        if len(made) % KEPT == 0:
+            print(f"JAX {release}: {len(made)} programs", flush=True)
             jax.clear_caches()
+        made.append(outcome(choice))
     packages = provenance(COMMAND, *OF_JAX, *ASSEMBLER)["packages"]
-    in_one_step(folder / f"{release}.json", json.dumps(packages))
+    path.write_text(json.dumps({"packages": packages, "outcomes": made}))
 
 
-def compile_with(release: str, folder: Path) -> None:
-    """Compile a release's programs in a process of its environment. SystemExit where it fails."""
-    if release == jax.__version__:
-        compile_own(folder)
-        return
-    run_with(release, environment(release), "tools.records.fusion_lab", "--into", str(folder))
+def of_release(release: str) -> list[Choice]:
+    """The choices that a release of JAX compiles."""
+    return [choice for choice in fusion_lab.choices() if choice["release"] == release]
 
 
-def outcomes(release: str, folder: Path) -> Iterator[tuple[Choice, Outcome]]:
-    """A release's choices, and what was kept of each."""
-    for choice in fusion_lab.choices():
-        if choice["release"] == release:
-            yield choice, json.loads(part(choice, folder).read_text())
+def compiled_by(release: str) -> dict[str, Any]:
+    """What a release makes of its programs, compiled in a process of its environment. SystemExit
+    where it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "made.json")
+        if release == jax.__version__:
+            compile_own(release, path)
+        else:
+            run_with(
+                release, environment(release), "tools.records.lab_programs", "--into", str(path)
+            )
+        return json.loads(path.read_text())
 
 
-def measured(folder: Path) -> dict[str, Any]:
+def measured() -> dict[str, Any]:
     """All programs, compiled, with their provenance."""
     found: dict[tuple[str, ...], Outcome] = {}
     packages = {}
     for release in fusion_lab.RELEASES:
-        compile_with(release, folder)
-        packages[release] = json.loads((folder / f"{release}.json").read_text())
-        found |= {tuple(choice.values()): made for choice, made in outcomes(release, folder)}
+        made = compiled_by(release)
+        packages[release] = made["packages"]
+        choices = (tuple(choice.values()) for choice in of_release(release))
+        found |= dict(zip(choices, made["outcomes"], strict=True))
     in_order = ((choice, found[tuple(choice.values())]) for choice in fusion_lab.choices())
     made = provenance(COMMAND)
     del made["packages"]  # each release has its own
@@ -158,40 +149,25 @@ def written(data: Mapping[str, Any]) -> bytes:
 
 def check(releases: Iterable[str] = fusion_lab.RELEASES) -> list[str]:
     """Problems: where what these releases make of their programs is not what is recorded."""
-    try:
-        data = fusion_lab.recorded()
-    except ValueError as error:
-        return [str(error)]
+    data = fusion_lab.recorded()
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for release in releases:
-            compile_with(release, Path(folder))
-            for choice, now in outcomes(release, Path(folder)):
-                found += problems(choice, data, now)
+    for release in releases:
+        now = compiled_by(release)["outcomes"]
+        for choice, one in zip(of_release(release), now, strict=True):
+            found += problems(choice, data, one)
     return found
 
 
 def record() -> int:
     """Compile all, and write what is news."""
     require_platform()
-    began = time.monotonic()
-    now = measured(PARTS)
+    now = measured()
     content = written(now)
-    programs, outcomes = len(now["programs"]), len(now["outcomes"])
-    print(
-        f"{programs} programs in {time.monotonic() - began:.0f} s, {outcomes} different, "
-        f"{len(content) / 1e6:.2f} MB"
-    )
     if len(content) > MOST_BYTES:
         print(f"a page may load {MOST_BYTES / 1e6:.0f} MB: record fewer programs", file=sys.stderr)
         return 1
-    try:
-        before: Mapping[str, Any] = fusion_lab.recorded(DATA)
-    except ValueError:  # none yet, or it was altered
-        before = {}
-    if not before or is_news(before, now):
+    if not DATA.exists() or is_news(fusion_lab.recorded(DATA), now):
         in_one_step(DATA, content)
-    shutil.rmtree(PARTS)
     return 0
 
 
@@ -202,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # in each environment
     options = parser.parse_args(arguments)
     if options.into:
-        compile_own(options.into)
+        compile_own(jax.__version__, options.into)
         return 0
     if options.check:
         return status(check(), "what is compiled is what is recorded")
