@@ -15,7 +15,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from tools.environments import BIN, EXE, ROOT, UV
+from tools.environments import ROOT, UV
 
 DUMP = ROOT / "tests" / "fp8lens" / "hlo" / "jax_0_4_32_bf16_scaled.txt"
 
@@ -47,14 +47,14 @@ def build(folder: Path, *options: str) -> Path:
 def install(folder: Path, package: str, *options: str) -> Path:
     """Make an empty environment, and install a package into it. Returns its command `fp8lens`."""
     uv("venv", "--python", sys.executable, "--no-project", folder)
-    uv("pip", "install", "--python", folder / BIN / f"python{EXE}", *options, package)
-    return folder / BIN / f"fp8lens{EXE}"
+    uv("pip", "install", "--python", folder / "bin" / "python", *options, package)
+    return folder / "bin" / "fp8lens"
 
 
 def read_a_dump(command: Path) -> None:
     """Try a command without JAX: it reads a saved program."""
     with tempfile.TemporaryDirectory() as elsewhere:  # where no checkout can be imported
-        python = command.with_name(f"python{EXE}")
+        python = command.with_name("python")
         has_jax = "import importlib.util; print(importlib.util.find_spec('jax') is not None)"
         if answer([python, "-I", "-c", has_jax], elsewhere) == "True\n":
             raise SystemExit(f"{command} has JAX beside it: give one that reads without it.")

@@ -10,7 +10,7 @@ from helpers.pages import LOSSES, index
 from tools.records import rules as record
 from tools.site import rules
 
-RECORDED = record.read()
+RECORDED = record.RECORD.read()
 
 
 def test_every_rule_stands_once_in_the_index():

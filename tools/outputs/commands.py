@@ -13,7 +13,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from tools.files import fix, in_one_step
+from tools.files import in_one_step
 from tools.outputs.chapters import NOTEBOOKS, ROOT, Refused, find, with_contents
 from tools.outputs.comparison import compare
 from tools.outputs.notebook import VOLATILE, cells_of, describe, normalise, tags, written
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("Stopped. The chapter that ran is as it was.", file=sys.stderr)
         return 130
     except OSError as error:
-        print(fix(error), file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
     print(report)
     return int(any(report.problems.values()))

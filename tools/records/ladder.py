@@ -2,22 +2,14 @@
 it in notebooks/results/ladder.json. Nothing runs, and nothing is timed.
 """
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 from rich.progress import track
 
 from fp8lens import TARGETS, inspect
 from helpers.models import ladder
-from helpers.records.results import digest
-from tools.files import in_one_step
-from tools.platforms import require_platform
-from tools.records.data import provenance
+from tools.records.data import RESULTS, provenance, signed, write
 
-DATA = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results" / "ladder.json"
-COMMAND = "make ladder"
 CHIPS = "H200", "H100"
 STEPS = {f"bf16, {name}": layer for name, layer in ladder.BASES.items()}
 STEPS |= ladder.RUNGS | ladder.BESIDE
@@ -37,25 +29,11 @@ def rounded(cost: ladder.Cost) -> dict[str, Any]:
     return kept | {name: round(kept[name], 6) for name in ("roofline", "likely")}
 
 
-def problems(recorded: dict[str, Any], name: str) -> list[str]:
-    """Where the record of a step is not what it compiles to."""
-    found = costs(name)
-    return [
-        f"{name}, {chip}, {field}: recorded {recorded['steps'][name][chip][field]}, now {value}"
-        for chip, cost in found.items()
-        for field, value in cost.items()
-        if recorded["steps"][name][chip][field] != value
-    ]
-
-
 def main() -> None:
     """Compile each step, and write the record."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    require_platform()
     steps = {name: costs(name) for name in track(STEPS, "Compiling steps")}
-    made = provenance(COMMAND, "jax", "jaxlib", "flax") | {"steps": steps}
-    made |= {"digest": digest(made)}
-    in_one_step(DATA, json.dumps(made, indent=1) + "\n")
+    made = provenance("make ladder", "jax", "jaxlib", "flax") | {"steps": steps}
+    write(RESULTS / "ladder.json", signed(made))
 
 
 if __name__ == "__main__":

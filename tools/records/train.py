@@ -8,7 +8,6 @@ The runs of one way are one process, which compiles it once; as many processes r
 has cores, with one thread each.
 """
 
-import argparse
 import concurrent.futures
 import hashlib
 import itertools
@@ -25,18 +24,14 @@ import numpy as np
 import optax
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from helpers.records.results import digest
 from helpers.training import runs, text
 from tools.files import in_one_step
-from tools.platforms import require_platform
-from tools.records.data import provenance
+from tools.records.data import RESULTS, ROOT, provenance, signed, write
 
 from fp8_decoder import STEPS_BACK, e4m3, scale_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DATA = ROOT / "notebooks" / "results" / "trained.json"
+DATA = RESULTS / "trained.json"
 PARTS = ROOT / "_build" / "train"
-COMMAND = "make train"
 # What the runs' figures depend on, beside the packages' versions.
 SOURCES = (
     "notebooks/recipes/fp8_decoder.py",
@@ -227,7 +222,7 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
             harmed[f"{task.way}, {task.harm}"] = part
         else:
             ways.setdefault(task.way, []).append(part)
-    made = provenance(COMMAND, "jax", "optax") | {
+    return provenance("make train", "jax", "optax") | {
         "text": text.DESCRIPTION,
         "steps": runs.STEPS,
         "tokens": runs.TEXTS * runs.LENGTH,
@@ -236,35 +231,14 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
         "ways": ways,
         "harmed": harmed,
     }
-    return made | {"digest": digest(made)}
-
-
-def written(made: dict[str, Any]) -> str:
-    """The record as text: a run to a line."""
-    lines = []
-    for name, value in made.items():
-        if name in ("ways", "harmed"):
-            inner = ",\n  ".join(f"{json.dumps(key)}: {_runs(kept)}" for key, kept in value.items())
-            lines.append(f"{json.dumps(name)}: {{\n  {inner}}}")
-        else:
-            lines.append(f"{json.dumps(name)}: {json.dumps(value)}")
-    return "{" + ",\n ".join(lines) + "}\n"
-
-
-def _runs(kept: Any) -> str:
-    if isinstance(kept, list):
-        return "[" + ",\n   ".join(map(json.dumps, kept)) + "]"
-    return json.dumps(kept)
 
 
 def main() -> None:
     """Run what is missing, and write the record."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    require_platform()
     everything = tasks()
     folder = folder_of_this_code()
     run_missing(folder, everything)
-    in_one_step(DATA, written(assembled(folder, everything)))
+    write(DATA, signed(assembled(folder, everything)), levels=2)
     print(f"{len(everything)} runs are in {DATA.relative_to(ROOT)}")
 
 

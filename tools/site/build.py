@@ -22,7 +22,6 @@ from pathlib import Path
 
 import yaml
 
-from tools import files
 from tools.setup import try_lock
 from tools.site import changes
 
@@ -61,7 +60,7 @@ def _copy(source: str, target: str) -> None:
     try:
         shutil.copy2(source, target)
     except OSError as error:
-        raise BuildError(files.fix(error)) from error
+        raise BuildError(str(error)) from error
 
 
 def copy_sources(project: Path, folder: Path) -> None:
@@ -185,7 +184,7 @@ def explained(error: Exception) -> str | None:
         if isinstance(cause, MemoryError):
             return "The memory is not enough. Close other programs, and run the command again."
         if isinstance(cause, OSError) and cause.errno:
-            return files.fix(cause)
+            return str(cause)
     return None
 
 
