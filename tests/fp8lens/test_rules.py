@@ -5,6 +5,7 @@ import re
 import string
 from types import ModuleType
 
+import jax
 import pytest
 
 from fp8lens import assert_fp8_gemms
