@@ -15,14 +15,12 @@ import json
 import multiprocessing
 import os
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from helpers.training import runs, text
 from tools.files import in_one_step
@@ -81,10 +79,10 @@ def tasks() -> list[Task]:
 # A run --------------------------------------------------------------------------------------------
 
 
-def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | None = None) -> dict:
-    """Train as the task says, for `count` steps or all; `seen` is called after each."""
+def result(task: Task, count: int = runs.STEPS) -> dict[str, Any]:
+    """Train as the task says, for so many steps."""
     way = runs.WAYS[task.way]
-    how: dict[str, Any] = {"count": count or runs.STEPS}
+    how: dict[str, Any] = {"count": count}
     if task.harm == "outlier":
         how["meddle"] = runs.outlier()
     if task.harm == "frozen":
@@ -95,7 +93,6 @@ def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | Non
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
-        seen()
     made = _summary(task, losses, amaxes)
     made["unseen"] = _short(runs.unseen_loss(way.decoder, step.state.weights, step.state.amaxes))
     if task.harm:
@@ -159,23 +156,12 @@ def _short(value: Any) -> float:
 
 # All runs -----------------------------------------------------------------------------------------
 
-_steps_done: Any = None
-
-
-def _begin(counter: Any) -> None:
-    global _steps_done
-    _steps_done = counter
-
-
-def _seen() -> None:
-    with _steps_done.get_lock():
-        _steps_done.value += 1
-
 
 def _work(folder: Path, todo: list[Task]) -> None:
     """Do the tasks of one way, one after the other."""
     for task in todo:
-        in_one_step(folder / task.file, json.dumps(result(task, _seen)))
+        in_one_step(folder / task.file, json.dumps(result(task)))
+        print(task.file, flush=True)
 
 
 def folder_of_this_code() -> Path:
@@ -188,28 +174,19 @@ def folder_of_this_code() -> Path:
 
 
 def run_missing(folder: Path, everything: list[Task]) -> None:
-    """Run the tasks without a result in the folder, and show how far they are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Run the tasks without a result in the folder, and print the name of each that is done."""
     missing = [task for task in everything if not (folder / task.file).exists()]
-    by_way = {way: list(group) for way, group in itertools.groupby(missing, lambda task: task.way)}
+    print(f"{len(missing)} of {len(everything)} runs are missing", flush=True)
     context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", (len(everything) - len(missing)) * runs.STEPS)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    columns = TextColumn("{task.completed} of {task.total} steps"), BarColumn()
-    with (
-        Progress(*columns, TimeRemainingColumn()) as progress,
-        concurrent.futures.ProcessPoolExecutor(
-            os.cpu_count(), context, initializer=_begin, initargs=(counter,)
-        ) as workers,
-    ):
-        shown = progress.add_task("", total=len(everything) * runs.STEPS, completed=counter.value)
-        working = {workers.submit(_work, folder, group) for group in by_way.values()}
-        while working:
-            done, working = concurrent.futures.wait(working, timeout=0.5)
-            progress.update(shown, completed=counter.value)
-            for future in done:
-                future.result()
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
+        working = [
+            workers.submit(_work, folder, list(group))
+            for _, group in itertools.groupby(missing, lambda task: task.way)
+        ]
+        for done in concurrent.futures.as_completed(working):
+            done.result()
 
 
 def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
