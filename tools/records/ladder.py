@@ -4,8 +4,6 @@ it in notebooks/results/ladder.json. Nothing runs, and nothing is timed.
 
 from typing import Any
 
-from rich.progress import track
-
 from fp8lens import TARGETS, inspect
 from helpers.models import ladder
 from tools.records.data import RESULTS, provenance, signed, write
@@ -31,7 +29,10 @@ def rounded(cost: ladder.Cost) -> dict[str, Any]:
 
 def main() -> None:
     """Compile each step, and write the record."""
-    steps = {name: costs(name) for name in track(STEPS, "Compiling steps")}
+    steps = {}
+    for name in STEPS:
+        print(name, flush=True)
+        steps[name] = costs(name)
     made = provenance("make ladder", "jax", "jaxlib", "flax") | {"steps": steps}
     write(RESULTS / "ladder.json", signed(made))
 
