@@ -7,7 +7,7 @@ import pytest
 
 from fp8lens.rules.page import Page, explain
 from helpers.pages import LOSSES, index
-from tools.records import rules as record
+from tools.recorders import rule_programs as record
 from tools.site import rules
 
 RECORDED = record.RECORD.read()

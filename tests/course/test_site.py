@@ -34,7 +34,7 @@ from helpers.figures.plots import READABLE
 from helpers.pages import LOSSES, index
 from tests.conftest import WAIT
 from tests.weekly import NIGHTLY, one_in
-from tools.records import rules as record
+from tools.recorders import rule_programs as record
 from tools.site import build, changes, explorers, repository, sanitize
 
 ROOT = Path(__file__).resolve().parent.parent.parent

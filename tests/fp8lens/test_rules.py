@@ -16,7 +16,7 @@ from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
 from helpers.pages import compiled
 from tests.programs.renamed import figures, under_other_names
 from tests.programs.rule_pages import losing, seen
-from tools.records import rules
+from tools.recorders import rule_programs as rules
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
     "operands": operands.NOT_FP8,

@@ -8,7 +8,7 @@ from scipy import stats
 
 from helpers.records.trained import load_trained, paired
 from helpers.training import runs
-from tools.records import form
+from tools.recorders import form
 
 FOLDER = form.RESULTS
 

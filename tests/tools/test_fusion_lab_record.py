@@ -10,8 +10,9 @@ import pytest
 from helpers.explorers import fusion_lab as lab
 from helpers.records.results import digest
 from tests.weekly import NIGHTLY, one_in
-from tools.records import data, form, rules
-from tools.records import fusion_lab as record
+from tools.recorders import data, form
+from tools.recorders import fusion_lab as record
+from tools.recorders import rule_programs as rules
 
 RECORDED = lab.recorded()
 OWN = [choice for choice in lab.choices() if choice["release"] == jax.__version__]

@@ -23,7 +23,10 @@ from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records import stacks as stacked
 from helpers.records.results import Goal, digest, goals, load_published, load_scale, load_tensors
 from tests.weekly import NIGHTLY, weekly
-from tools.records import form, ladder, stacks, sums, tensors, train
+from tools.recorders import form, tensors, train
+from tools.recorders import ladder_costs as ladder
+from tools.recorders import other_stacks as stacks
+from tools.recorders import tensor_core_sums as sums
 
 RECORDS = {name: json.loads((form.RESULTS / f"{name}.json").read_text()) for name in form.RECORDS}
 nightly = pytest.mark.skipif(not NIGHTLY, reason="trains for a minute: NIGHTLY=1 does")
@@ -263,7 +266,7 @@ def test_jumps_are_steps_above_all_that_the_scale_was_made_of():
 @nightly
 def test_a_killed_recording_goes_on_where_it_was(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from tools.records import train\n"
+        "import sys; from pathlib import Path; from tools.recorders import train\n"
         "if __name__ == '__main__':\n"
         "    tasks = [train.Task('bf16', seed) for seed in range(3)]\n"
         "    train.run_missing(Path(sys.argv[1]), tasks)\n"

@@ -16,7 +16,8 @@ from fp8lens.rules.page import explain
 from helpers.pages import holds
 from helpers.records.results import load_census, load_releases, load_rules
 from tests.weekly import one_in
-from tools.records import census, data, releases, rules
+from tools.recorders import census, data, releases
+from tools.recorders import rule_programs as rules
 
 RECORDS = {module.RECORD.name: module.RECORD for module in (census, releases, rules)}
 FOLDER = data.RESULTS

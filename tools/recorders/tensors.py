@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from helpers.training import text
-from tools.records.data import RESULTS, provenance, signed, write
+from tools.recorders.data import RESULTS, provenance, signed, write
 
 from fp8_decoder import Decoder, decode, new_weights, weight_of
 

@@ -15,7 +15,7 @@ from typing import Any
 from fp8lens import Inspection
 from fp8lens.rules.page import PRELUDE, Page, Program, every_name, explain
 from helpers.pages import compiled
-from tools.records.data import Record, first_line
+from tools.recorders.data import Record, first_line
 
 RELEASES = ("0.10.2", "0.11.2")  # beside the lock's: the oldest that is supported, and one between
 CHIPS = ("H100", "B200")
@@ -96,7 +96,7 @@ def rows(names: Sequence[str]) -> Row:
 
 RECORD = Record(
     name="rules",
-    module="tools.records.rules",
+    module="tools.recorders.rule_programs",
     about="What each JAX release makes of the programs on the pages of fp8lens' rules.",
     releases=RELEASES,
     names=lambda version: with_programs(),

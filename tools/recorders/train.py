@@ -1,6 +1,6 @@
 """Train the small decoder of chapter 13 in every way of helpers.training.runs, and record it.
 
-    python -m tools.records.train          make notebooks/results/trained.json, `make train`
+    python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
 
 Each run's result is a file of its own in _build/train, in a folder for the code that made it. So a
 run that was stopped, at any moment, goes on where it was: `make train` again does what is missing.
@@ -24,7 +24,7 @@ import optax
 
 from helpers.training import runs, text
 from tools.files import in_one_step
-from tools.records.data import RESULTS, ROOT, provenance, signed, write
+from tools.recorders.data import RESULTS, ROOT, provenance, signed, write
 
 from fp8_decoder import STEPS_BACK, e4m3, scale_of
 
@@ -38,7 +38,7 @@ SOURCES = (
     "helpers/training/sums.py",
     "helpers/training/text.py",
     "helpers/training/shakespeare.txt",
-    "tools/records/train.py",
+    "tools/recorders/train.py",
 )
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 TOGETHER = 10  # steps whose losses are kept as their mean

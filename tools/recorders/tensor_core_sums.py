@@ -1,6 +1,8 @@
 """What an H100's tensor core made of sums of 32 products, as others measured it.
 
-    python -m tools.records.sums    reads it from GitHub, and writes notebooks/results/sums.json
+    python -m tools.recorders.tensor_core_sums    reads it from GitHub, and writes it
+
+into notebooks/results/sums.json.
 
 F. A. Khattak and M. Mikaitis (arXiv:2512.07004) published operands and results under the BSD
 licence that goes into the file as well. By their Validate_TC_models.m, in FP8 the instruction was
@@ -15,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tools.records.data import RESULTS, signed, write
+from tools.recorders.data import RESULTS, signed, write
 
 REPOSITORY = "north-numerical-computing/MATLAB-tensor-core"
 COMMIT = "b12b5a700957655375a1b0c1d0c26e76065da015"

@@ -26,7 +26,7 @@ from helpers.explorers.compiled import outcome
 from helpers.explorers.fusion_lab import Choice
 from helpers.records.results import digest
 from tools.files import in_one_step
-from tools.records.data import (
+from tools.recorders.data import (
     ASSEMBLER,
     OF_JAX,
     ROOT,
@@ -112,7 +112,7 @@ def compile_with(release: str, folder: Path) -> None:
     if release == jax.__version__:
         compile_own(folder)
         return
-    run_with(release, environment(release), "tools.records.fusion_lab", "--into", str(folder))
+    run_with(release, environment(release), "tools.recorders.fusion_lab", "--into", str(folder))
 
 
 def outcomes(release: str, folder: Path) -> Iterator[tuple[Choice, Outcome]]:

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from helpers import TARGETS, Target, inspect
 from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
-from tools.records.data import Record, by_number, differences, first_line
+from tools.recorders.data import Record, by_number, differences, first_line
 
 from fp8_linear import Amaxes, fp8_linear
 
@@ -570,8 +570,8 @@ def rows(names: Sequence[str]) -> dict[str, Any]:
 
 RECORD = Record(
     name="releases",
-    module="tools.records.releases",
-    about="What each JAX release makes of the programs in tools/records/releases.py.",
+    module="tools.recorders.releases",
+    about="What each JAX release makes of the programs in tools/recorders/releases.py.",
     releases=("0.9.2", "0.10.2", "0.11.2"),
     names=lambda version: [*programs()],
     rows=rows,

@@ -16,7 +16,7 @@ import numpy as np
 
 from helpers.records.stacks import arrays, operands_digest
 from tools.environments import ROOT, variables, with_packages
-from tools.records.data import RESULTS, provenance, signed, write
+from tools.recorders.data import RESULTS, provenance, signed, write
 
 # In these versions; about 5 GB, because PyTorch's package on PyPI brings CUDA's libraries.
 PACKAGES = {
@@ -41,7 +41,7 @@ def found() -> dict[str, Any]:
         }
         for interpret, arguments in (("1", (given, out)), ("0", ("ptx", ptx))):
             subprocess.run(
-                [*python, "python", "-m", "tools.stacks.measure", *arguments],
+                [*python, "python", "-m", "tools.recorders.measure_stacks", *arguments],
                 env=variables(TRITON_INTERPRET=interpret, **settings),
                 cwd=ROOT,
                 check=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fp8lens import TARGETS, inspect
 from helpers.models import ladder
-from tools.records.data import RESULTS, provenance, signed, write
+from tools.recorders.data import RESULTS, provenance, signed, write
 
 CHIPS = "H200", "H100"
 STEPS = {f"bf16, {name}": layer for name, layer in ladder.BASES.items()}

@@ -37,7 +37,7 @@ from fp8lens.hlo.parse import parse_shape
 from fp8lens.hlo.replica_groups import SUMS
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from tools.environments import run
-from tools.records.data import Record, first_line, locked, measured_by, pinned
+from tools.recorders.data import Record, first_line, locked, measured_by, pinned
 
 import fp8_nnx
 from fp8_linear import Amaxes, fp8_linear
@@ -1013,8 +1013,8 @@ def about() -> dict[str, dict[str, Any]]:
 
 RECORD = Record(
     name="census",
-    module="tools.records.census",
-    about="What JAX's FP8 libraries become, of the programs in tools/records/census.py.",
+    module="tools.recorders.census",
+    about="What JAX's FP8 libraries become, of the programs in tools/recorders/census.py.",
     releases=(BEFORE,),
     names=names_of_rows,
     rows=rows,
