@@ -992,7 +992,7 @@ def rows(names: Sequence[str]) -> dict[str, Any]:
         return measured_by(jax.__version__, [sys.executable], RECORD.module, own)["rows"]
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        found = {}
+        found: dict[str, Any] = {}
         for way, made in zip(by_way, pool.map(apart, by_way.values()), strict=True):
             print(f"  {way}", flush=True)
             found |= made
