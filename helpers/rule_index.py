@@ -49,7 +49,7 @@ def compiled(program: Program, **options: Any) -> Inspection:
     return inspect(names[function.name], *shapes, **options | given)
 
 
-# What was recorded, a pair of programs for each chip: tools/records/rules.py ----------------------
+# What was recorded, a pair of programs for each chip: tools/recorders/rule_programs.py ---
 
 
 def holds(name: str, pair: Mapping[str, Any]) -> bool:

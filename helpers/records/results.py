@@ -95,15 +95,16 @@ def digest(data: Mapping[str, Any]) -> str:
 
 
 def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
-    """What each JAX release made of the programs of tools/records/releases.py, oldest first. Raises
-    ValueError for a release that is not as it was written.
+    """What each JAX release made of the programs of tools/recorders/releases.py, oldest first.
+    Raises ValueError for a release that is not as it was written.
     """
     return _recorded(Path(folder, "releases.json"), "make releases")["releases"]
 
 
 def load_rules(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
     """What each JAX release made of the programs on the pages of fp8lens' rules, oldest first:
-    tools/records/rules.py found it. Raises ValueError for a release that is not as it was written.
+    tools/recorders/rule_programs.py found it. Raises ValueError for a release that is not as it was
+    written.
     """
     return _recorded(Path(folder, "rules.json"), "make rules")["releases"]
 
@@ -137,7 +138,7 @@ class Census(NamedTuple):
 
 
 def load_census(folder: str | Path = "results") -> Census:
-    """What tools/records/census.py found. Raises ValueError for a release that is not as it was
+    """What tools/recorders/census.py found. Raises ValueError for a release that is not as it was
     written.
     """
     data = _recorded(Path(folder, "census.json"), "make census")
@@ -202,7 +203,8 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
     path = Path(folder, "sums.json")
     data = json.loads(path.read_text())
     if data.get("digest") != digest(data):
-        raise ValueError(f"{path} is not as it was written: tools/records/sums.py writes it again")
+        again = "tools/recorders/tensor_core_sums.py writes it again"
+        raise ValueError(f"{path} is not as it was written: {again}")
     found = {}
     for name, arrays in data["formats"].items():
         dtype = ml_dtypes.finfo(name).dtype

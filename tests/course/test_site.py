@@ -27,7 +27,13 @@ import fp8lens
 from fp8lens.rules.page import every_name
 from helpers.figures.plots import READABLE
 from tests.conftest import WAIT
+<<<<<<< HEAD
 from tools.site import build, sanitize
+=======
+from tests.weekly import NIGHTLY, one_in
+from tools.recorders import rule_programs as record
+from tools.site import build, changes, explorers, repository, sanitize
+>>>>>>> records
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OUT = ROOT / "_build" / "html"
@@ -224,10 +230,217 @@ def test_everybody_can_read_a_page(site, browser, name, width, scheme):
         assert not found.response["violations"], found.generate_report()
 
 
+<<<<<<< HEAD
 def test_the_api_has_a_line_a_place_and_a_source_for_every_public_name(site):
     for name in fp8lens.__all__:
         assert f'<a class="reference internal" href="#fp8lens.{name}"' in texts()["api.html"], name
     assert texts()["api.html"].count(">[source]<") > len(fp8lens.__all__)
+=======
+# Each text of a figure as it is on the screen: its size in CSS pixels, and whether it is cut off. A
+# scale that a picture has, as a whole or in part, makes its type smaller too.
+TEXTS_OF_FIGURES = """() => {
+    const isWritten = node => node.nodeType == Node.TEXT_NODE && node.data.trim()
+    const own = element => [...element.childNodes].some(isWritten)
+    const found = []
+    for (const figure of document.querySelectorAll("article svg[aria-label]")) {
+        const frame = figure.getBoundingClientRect()
+        for (const text of [...figure.querySelectorAll("text, tspan")].filter(own)) {
+            const {a, b} = text.closest("text").getScreenCTM()
+            const box = text.getBoundingClientRect()
+            found.push({
+                text: text.textContent,
+                pixels: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b),
+                isWhole: box.width > 0 && box.left > frame.left - 1 && box.right < frame.right + 1
+                    && box.top > frame.top - 1 && box.bottom < frame.bottom + 1,
+            })
+        }
+    }
+    for (const cell of document.querySelectorAll(".cell_output :is(th, td)")) {
+        const pixels = parseFloat(getComputedStyle(cell).fontSize)
+        found.push({text: cell.textContent, pixels, isWhole: true})
+    }
+    return found
+}"""
+# What has letters that are no text: nobody can say how large they are.
+DRAWN_LETTERS = "article img, article svg use[href*='DejaVu'], article svg use[href*='Sans']"
+
+
+@pytest.mark.parametrize("shown", LOOKED_AT, indirect=True)
+def test_a_phone_shows_every_text_of_a_figure_whole_and_large_enough(shown):
+    for width in (390, 1366):
+        see(shown, width, "light")
+        shown.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+        shown.evaluate(DRAWN)
+        texts = shown.evaluate(TEXTS_OF_FIGURES)
+        small = {text["text"]: text["pixels"] for text in texts if text["pixels"] < READABLE}
+        assert not small, width
+        assert not [text["text"] for text in texts if not text["isWhole"]], width
+    assert not shown.locator(DRAWN_LETTERS).count()
+
+
+def test_the_index_leads_to_every_rules_page(site, browser):
+    with opened(browser, site + INDEX) as page:
+        named = page.locator("td a.rule code").all_inner_texts()
+        assert sorted(named) == sorted(every_name())
+        page.locator("td a.rule", has_text="late-relu").click()
+        page.wait_for_url("**/rules/late-relu.html")
+        assert page.get_by_text(explain("late-relu").rule.summary).is_visible()
+        for program in ("return relu(gelu(scaled_dot(", "return gelu(scaled_dot("):
+            assert page.locator(".highlight .hll", has_text=program).count()
+        figures = page.get_by_role("table").last
+        assert figures.get_by_text("2 → 1").count() and figures.get_by_text("H100").count()
+        about = page.locator("meta[name=description]").get_attribute("content")
+        assert about.startswith("The relu comes after")
+        page.get_by_text("All rules", exact=True).click()
+        page.wait_for_url("**/rules/index.html")
+    assert all((ROOT / "_build" / "html" / "rules" / f"{name}.html").is_file() for name in named)
+
+
+def test_the_api_page_has_a_place_and_an_example_for_every_public_name(site, browser):
+    with opened(browser, site + API) as page:
+        titles = page.locator("article h2").evaluate_all(
+            "titles => titles.map(title => title.firstChild.textContent)"
+        )
+        assert titles == fp8lens.__all__
+        for name in titles:
+            assert page.locator(f'[id="{name}"]').count() == 1, f"{name}: anchor"
+            title = page.locator("h2").filter(has_text=re.compile(rf"^{name}\b"))
+            place = page.locator("article section section").filter(has=title)
+            assert place.locator(".highlight").count() == 2, f"{name}: signature and example"
+        text = page.locator("article").inner_text()
+        assert "<" not in re.sub(r"<BLANKLINE>", "", text), "no object's address"
+        assert "isolate: bool | Mapping[str, float] = False" in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(1366, 700), (390, 664)])
+def test_the_first_screen_says_what_this_is_and_where_to_start(site, browser, width, height):
+    with opened(browser, site, width) as page:
+        page.set_viewport_size({"width": width, "height": height})
+        about = page.get_by_text("It is for people who write or train models in JAX")
+        buttons = page.locator("p.buttons a")
+        named = {
+            "Try it": "try/fusion_lab",
+            "Check my model": "fp8lens/README",
+            "Learn it": "01_fp8_formats",
+        }
+        assert buttons.all_inner_texts() == [*named]
+        for seen in (about, *buttons.all()):
+            box = seen.bounding_box()
+            assert box["y"] + box["height"] <= height and box["x"] + box["width"] <= width
+        for number, there in enumerate(named.values()):
+            assert there in buttons.nth(number).get_attribute("href")
+
+
+def test_each_rules_page_leads_to_its_neighbours(site):
+    order = [name for name, *_ in index(record.RECORD.read(), *LOSSES)]
+    listed = ["index", *order]
+    for number, name in enumerate(order, 1):
+        text = (ROOT / "_build" / "html" / "rules" / f"{name}.html").read_text()
+        beside = re.findall(r'<a class="(?:left-prev|right-next)"\s+href="([\w-]+)\.html"', text)
+        assert beside == [listed[number - 1], *listed[number + 1 : number + 2]], name
+
+
+# What scrolls at the page's width, and has no shadow at its edges.
+WITHOUT_SHADOW = """() => [...document.querySelectorAll("article *")].filter(element => {
+    const {overflowX, backgroundImage} = getComputedStyle(element)
+    const scrolls = element.scrollWidth > element.clientWidth + 1 && overflowX == "auto"
+    return scrolls && !backgroundImage.includes("gradient")
+}).map(element => element.outerHTML.slice(0, 100))"""
+# Arrows that do not stand in one line with what follows.
+ALONE = """() => [...document.querySelectorAll("article td")].flatMap(cell => {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), alone = []
+    while (texts.nextNode()) {
+        const {data} = texts.currentNode, range = document.createRange()
+        for (const {index} of data.matchAll(/→(?=\\s\\S)/g)) {
+            range.setStart(texts.currentNode, index)
+            range.setEnd(texts.currentNode, index + 3)
+            if (range.getClientRects().length > 1) alone.push(data)
+        }
+    }
+    return alone
+})"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_a_phone_scrolls_has_a_shadow_and_no_arrow_is_alone(site, browser, scheme):
+    for name in ("notebooks/06_bias_matmul.html", "notebooks/D_rules.html", INDEX):
+        with opened(browser, site + name, 390, color_scheme=scheme) as page:
+            page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+            assert page.evaluate(WITHOUT_SHADOW) == []
+            assert page.evaluate(ALONE) == []
+
+
+def test_a_hundred_columns_of_code_fit_beside_both_sidebars(site, browser):
+    with opened(browser, site + CHAPTER_PAGES[2], 1366) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+        narrow = page.evaluate("""() => [...document.querySelectorAll("article pre")].filter(pre =>
+            pre.scrollWidth > pre.clientWidth + 1
+            && Math.max(...pre.textContent.split("\\n").map(line => line.length)) <= 100
+        ).map(pre => pre.textContent.slice(0, 100))""")
+        assert narrow == []
+
+
+# Which control of the page's head has a ring that the keyboard's reader sees.
+HAS_RING = """control => {
+    const {outlineStyle, outlineWidth, outlineColor} = getComputedStyle(control)
+    return outlineStyle == "solid" && parseFloat(outlineWidth) >= 2 && outlineColor
+}"""
+
+
+def test_what_the_keyboard_is_at_has_a_ring_and_every_icon_is_drawn(site, browser):
+    with opened(browser, site + CHAPTER_PAGES[0], 390) as page:
+        controls = page.locator(".bd-header-article button:visible").all()
+        assert len(controls) == 5, "menu, download, colours, search and contents"
+        page.keyboard.press("Tab")
+        for control in controls:
+            control.focus()
+            assert control.evaluate(HAS_RING), control.inner_html()
+            icon = control.locator("i:visible, span:visible").first
+            assert icon.evaluate("icon => getComputedStyle(icon).maskImage") != "none"
+            assert all(icon.bounding_box()[side] > 10 for side in ("width", "height"))
+    files = [file for file in STATIC.rglob("*") if file.is_file()]
+    # Python, which one page loads when it is asked to.
+    sizes = {file.name: file.stat().st_size for file in files if file.parent.name != "pyodide"}
+    assert max(sizes.values()) < 400_000, sizes
+
+
+STATIC = ROOT / "_build" / "html" / "_static"
+SEARCHES = [
+    ("448", "notebooks/01_fp8_formats"),
+    ("465", "notebooks/01_fp8_formats"),
+    ("assert_fp8_gemms", "api/index.html#assert-fp8-gemms"),
+    ("inspect", "api/index.html#inspect"),
+    ("amax", "notebooks/05_amax_matmul"),
+    ("scaled", "notebooks/03_scaled_matmul"),
+    ("late-relu", "rules/late-relu"),
+]
+
+
+@pytest.mark.parametrize(("query", "first"), SEARCHES)
+def test_search_finds_first_what_was_asked_for_and_shows_its_text(site, browser, query, first):
+    with opened(browser, f"{site}search.html?q={query}") as page:
+        page.get_by_text("Search finished").wait_for()
+        links = page.locator("#search-results li > a").evaluate_all(
+            "links => links.map(link => link.getAttribute('href'))"
+        )
+        assert links[0].startswith(first), links[:5]
+        places = [place for place in map(kind_of, links) if place]
+        if query.isdigit():
+            assert places == sorted(places), "the path comes before the references"
+        page.locator("#search-results li .context").first.wait_for()
+        excerpt = page.locator("#search-results li .context").first.inner_text()
+        for word in re.split(r"\W", query):
+            assert word.removesuffix("d") in excerpt.lower(), excerpt
+        assert not re.search("Color mode|Print to PDF|System Settings|Show the|Copy", excerpt)
+
+
+def kind_of(link: str) -> int:
+    """1 for a page of the path, 2 for a reference, 0 for any other page."""
+    found = re.match(r"notebooks/(0[1-6]_|[A-F]_)", link)
+    if not found:
+        return 0
+    return 1 if found[1][0] == "0" else 2
+>>>>>>> records
 
 
 def test_a_reader_on_a_phone_finds_by_search_what_a_bias_costs(site, browser):

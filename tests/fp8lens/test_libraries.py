@@ -27,7 +27,7 @@ from fp8lens.rules.reason import Reason
 from tests.fp8lens.test_corpus import written_flops
 from tests.programs.library_programs import PROGRAMS
 from tests.programs.random_programs import Line, Module, launched, size
-from tools.records import census
+from tools.recorders import census
 
 NAMES = ("bitcast", "get-tuple-element", "reshape")
 FREE = frozenset("parameter constant bitcast broadcast reshape tuple get-tuple-element".split())

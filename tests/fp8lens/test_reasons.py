@@ -45,7 +45,7 @@ from tests.fp8lens import test_collectives as sharded
 from tests.programs.corpus import by_hand, by_warpgroup
 from tests.programs.renamed import figures, under_other_names
 from tests.weekly import NIGHTLY
-from tools.records import releases
+from tools.recorders import releases
 
 e4m3, e5m2, f32, bf16, f16 = (
     jnp.float8_e4m3fn,

@@ -24,7 +24,7 @@ from helpers.records.results import (
     read_lines,
     rows_of,
 )
-from tools.records.form import problems
+from tools.recorders.form import problems
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
 RECORDED = sorted(FOLDER.glob(f"*/{LINES}"))
@@ -433,5 +433,5 @@ def test_sums_are_read_as_they_were_written(tmp_path):
         assert np.any(sums != exact)
     text = (FOLDER / "sums.json").read_text()
     (tmp_path / "sums.json").write_text(text.replace('"each": 5', '"each": 6'))
-    with pytest.raises(ValueError, match="not as it was written: tools/records/sums.py"):
+    with pytest.raises(ValueError, match="not as it was written: tools/recorders/tensor"):
         load_sums(tmp_path)

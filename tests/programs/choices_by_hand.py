@@ -13,7 +13,7 @@ from typing import Any
 
 from fp8lens.compile.autotune import recording
 from helpers import aot_compile
-from tools.records import releases
+from tools.recorders import releases
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEADER = "version: 3\n"

@@ -28,7 +28,7 @@ from tests.weekly import NIGHTLY
 from tools.files import of_project
 from tools.gpu import agenda, bundle, errors, lines, matmuls, numerics, rehearsal, stage
 from tools.gpu.lines import Key
-from tools.records.form import problems
+from tools.recorders.form import problems
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 needs_compiler = pytest.mark.skipif(

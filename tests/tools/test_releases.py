@@ -1,169 +1,142 @@
-"""The record of what each JAX release compiles: it is whole, and it is true of the release that is
-installed.
+"""The records with rows of several JAX releases, of the same programs, of the rules' pages and of
+JAX's FP8 libraries: they are whole, and true of what is installed.
+
+The rules' programs are compiled and compared in tests/fp8lens/test_rules.py.
 """
 
-import copy
 import json
-import re
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from helpers.records.results import digest, load_releases
+from fp8lens.rules.page import explain
+from helpers.pages import holds
+from helpers.records.results import load_census, load_releases, load_rules
 from tests.weekly import one_in
-from tools.records import data, releases
+from tools.recorders import census, data, releases
+from tools.recorders import rule_programs as rules
 
-RECORDED = releases.read()
-NEWEST = max(RECORDED, key=releases.by_number)
-needs_compiler = pytest.mark.skipif(
-    sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
-)
+RECORDS = {module.RECORD.name: module.RECORD for module in (census, releases, rules)}
+FOLDER = data.RESULTS
 
 
-def some(*names: str) -> dict:
-    """The data of the installed release, or the newest, with these rows alone."""
-    version = jax.__version__ if jax.__version__ in RECORDED else NEWEST
-    entry = copy.deepcopy(RECORDED[version])
-    entry["rows"] = {name: entry["rows"][name] for name in names}
-    return {version: entry}
+def newest(record: data.Record) -> dict:
+    """The rows of the installed release, or of the newest."""
+    found = record.read()
+    return found.get(jax.__version__, found[max(found, key=data.by_number)])["rows"]
 
 
-@needs_compiler
-def test_rows_are_what_the_installed_jax_compiles(monkeypatch):
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_release_has_every_row_and_its_provenance(name):
+    record = RECORDS[name]
+    found = record.read()
+    assert {*record.releases, data.locked()["jax"]} <= set(found), f"run `make {name}`"
+    assert list(found) == sorted(found, key=data.by_number)
+    for version, entry in found.items():
+        assert {entry["packages"][package] for package in data.OF_JAX} == {version}
+        assert set(entry["packages"]) == {*data.OF_JAX, *data.ASSEMBLER, *record.libraries}
+        assert entry["command"] == f"make {name}"
+        assert list(entry["rows"]) == list(record.names(version)), f"run `make {name}`"
+
+
+@pytest.mark.parametrize("load", [load_census, load_releases, load_rules])
+def test_a_row_changed_by_hand_is_not_read(load, tmp_path):
+    assert load(FOLDER)
+    name = load.__name__.removeprefix("load_")
+    text = (FOLDER / f"{name}.json").read_text()
+    (tmp_path / f"{name}.json").write_text(text.replace('"kernels": 1', '"kernels": 2', 1))
+    with pytest.raises(ValueError, match=f"not as it was recorded: `make {name}"):
+        load(tmp_path)
+
+
+def test_recording_changes_what_has_changed_alone(monkeypatch, tmp_path, capsys):
+    """A row is measured in a process; the others stay, and so does the date of what is the same."""
+    record = releases.RECORD
+    before = record.read()[jax.__version__]
+    monkeypatch.setattr(data, "RESULTS", tmp_path)
+    old = json.loads(json.dumps(before))
+    old["rows"]["no clamp"]["kernels"] += 1
+    here = data.Record(**{**vars(record), "environment": lambda version: [sys.executable]})
+    for given, date, said in ((old, None, "no clamp > kernels"), (before, before["date"], "0 cha")):
+        here.write({jax.__version__: given})
+        here.record(jax.__version__, "no clamp")
+        made = here.read()[jax.__version__]
+        assert made["rows"] == before["rows"] and made["digest"] == data.digest(made)
+        assert date in (None, made["date"]) and said in capsys.readouterr().out
+
+
+def test_differences_are_named_by_where_they_stand():
+    old = {"same": 1, "a": {"b": [1, {"c": 2}]}, "gone": 1}
+    new = {"same": 1, "a": {"b": [1, {"c": 3}]}, "new": [1]}
+    assert list(data.differences(old, new)) == [
+        "a > b > 1 > c: 2, now 3",
+        "gone: 1, now null",
+        "new: null, now [1]",
+    ]
+
+
+# JAX's releases -----------------------------------------------------------------------------------
+
+
+def test_programs_become_what_is_recorded():
     """A sample: reference E and chapter 14 compare theirs, which are most, in each run."""
-    chosen = dict(one_in(8, releases.programs().items()))
-    monkeypatch.setattr(releases, "programs", lambda: chosen)
-    problems = releases.check(some(*chosen))
-    assert not problems, "\n".join(problems)
+    names = one_in(8, releases.programs())
+    then = newest(releases.RECORD)
+    made = json.loads(json.dumps(releases.rows(names)))
+    assert made == {name: then[name] for name in names}, "run `make releases`"
 
 
-@needs_compiler
-def test_a_changed_row_is_named_with_its_fix(monkeypatch, tmp_path, capsys):
-    names = ("relu", "no clamp", "relu(unscaled) times 2")
-    chosen = {name: releases.programs()[name] for name in names}
-    monkeypatch.setattr(releases, "programs", lambda: chosen)
-    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
-    changed = some(*names)
-    assert releases.check(changed) == []
-    (entry,) = changed.values()
-    entry["rows"]["relu"]["gemms"][0]["epilogue"] = "DEFAULT"
-    entry["rows"]["no clamp"]["kernels"] = 1
-    del entry["rows"]["relu(unscaled) times 2"]
-    found = releases.check(changed)
-    assert [problem.split(":")[0] for problem in found] == list(chosen)
-    assert "make releases" in found[0] and "RELU" in found[0]
-    assert len(releases.check(changed, only="clamp")) == 1
-    releases.write(changed)
-    assert releases.main(["--check"]) == 1
-    said = capsys.readouterr().out
-    assert "is not as it was recorded: `make releases` records it again" in said
-    entry["digest"] = digest(entry)
-    releases.write(changed)
-    assert releases.main(["--check"]) == 1
-    assert "no clamp: 1 kernel: " in capsys.readouterr().out
-
-
-@needs_compiler
 def test_a_program_that_does_not_compile_is_a_row():
     made = releases.row(releases.Program(releases.dot, (releases.A, releases.shape(3, 5))))
-    assert re.match(r"\w+Error: .*\b5\b", made["error"]) and "\n" not in made["error"]
+    assert "Error: " in made["error"] and "\n" not in made["error"]
 
 
-def test_every_release_has_every_program_and_its_provenance():
-    missing = {*releases.RELEASES, releases.locked()["jax"]} - set(RECORDED)
-    assert not missing, f"JAX {', '.join(sorted(missing))} is not recorded: {releases.FIX}"
-    assert list(RECORDED) == sorted(RECORDED, key=releases.by_number)
-    for version, entry in RECORDED.items():
-        assert {entry["packages"][name] for name in releases.OF_JAX} == {version}
-        assert set(entry["packages"]) == {*releases.OF_JAX, *releases.ASSEMBLER}
-        assert entry["command"] == releases.COMMAND
-        assert list(entry["rows"]) == list(releases.programs()), f"{version}: {releases.FIX}"
-        for row in entry["rows"].values():
-            assert 0 < len(row.get("gemms", "?")) <= row.get("kernels", 1)
+# The rules' pages ---------------------------------------------------------------------------------
 
 
-def test_an_altered_release_is_recorded_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
-    altered = some("relu")
-    (entry,) = altered.values()
-    now = copy.deepcopy(entry)
-    now["digest"] = digest(now)
-    assert data.is_news({**now, "digest": "another"}, now)
-    assert data.is_news({**now, "rows": {}}, now)
-    assert not data.is_news({**now, "date": now["date"]}, now)
+def test_the_rules_programs_are_compiled_for_every_chip_and_hold():
+    for name, row in newest(rules.RECORD).items():
+        chips = rules.chips_of(explain(name))
+        assert tuple(row["chips"]) == chips and holds(name, row["chips"][chips[0]]), name
 
 
-def test_a_row_changed_by_hand_is_not_read(tmp_path):
-    assert load_releases(releases.DATA.parent) == RECORDED
-    text = releases.DATA.read_text()
-    (tmp_path / "releases.json").write_text(text.replace('"kernels": 1', '"kernels": 2', 1))
-    oldest = min(RECORDED, key=releases.by_number)
-    with pytest.raises(ValueError, match=f"JAX {oldest} is not as it was recorded: `make releases"):
-        load_releases(tmp_path)
+# JAX's libraries ----------------------------------------------------------------------------------
 
 
-def test_data_tells_nothing_of_the_machine_and_is_written_alike(monkeypatch, tmp_path):
-    text = releases.DATA.read_text()
-    assert not re.search(r'"[^"]*(?<![\w.:*])/(?:\w+/)+', text)
-    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
-    releases.write(RECORDED)
-    assert releases.DATA.read_text() == text and json.loads(text)["releases"] == RECORDED
+@pytest.mark.parametrize("way", ["JAX, chapter 08", "Flax, Fp8DotGeneralOp"])
+def test_a_layer_of_a_way_becomes_what_is_recorded(way):
+    then = newest(census.RECORD)
+    names = [name for name in then if name.startswith(f"{way} | layer | ")]
+    made = json.loads(json.dumps(census.rows(names)))
+    assert names and made == {name: then[name] for name in names}, "run `make census`"
 
 
-def test_what_changed_is_told_row_by_row(capsys):
-    relu = {
-        "target": "H100",
-        "gemm": "cublaslt",
-        "kernels": 1,
-        "gemms": [
-            {
-                "count": 1,
-                "library": "cublasLt",
-                "lhs_dtype": "f8e4m3fn",
-                "rhs_dtype": "f8e4m3fn",
-                "math_dtype": "f8e4m3fn",
-                "epilogue": "RELU",
-                "amax": False,
-                "alpha": 1,
-                "beta": 0,
-                "scales": "abd",
-                "precision": "DEFAULT",
-                "algorithm": "",
-                "tile": "",
-                "out_dtype": "f8e4m3fn",
-                "outside": 0,
-            }
-        ],
-    }
-    lost = copy.deepcopy(relu) | {"kernels": 2}
-    lost["gemms"][0] |= {"epilogue": "DEFAULT", "outside": 1}
-    rows = {"1.9": {"relu": relu, "same": relu}, "1.10": {"relu": lost, "same": relu}}
-    releases.print_changes({version: {"rows": made} for version, made in rows.items()})
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "JAX 1.9 to 1.10: 1 of 2 rows changed",
-        "  relu",
-        "    1.9       1 kernel: cublasLt f8e4m3fn RELU scales abd -> f8e4m3fn",
-        "    1.10      2 kernels: cublasLt f8e4m3fn DEFAULT scales abd -> f8e4m3fn (1 outside)",
-    ]
-    assert releases.changes(
-        {"new": relu}, {"new": {"target": "H100", "gemm": "cublaslt", "error": "E: x"}}
-    ) == [
-        ("new", "1 kernel: cublasLt f8e4m3fn RELU scales abd -> f8e4m3fn", "does not compile: E: x")
-    ]
+def test_ways_are_told_of_and_their_rows_add_up():
+    ways = census.ways()
+    assert json.loads(census.RECORD.path.read_text())["ways"] == census.about(), "make census"
+    for name, way in ways.items():
+        assert way.package in census.LIBRARIES and bool(way.says) == bool(way.url), name
+        assert bool(way.fixes) == bool(way.setting) and way.fixes in ("", *ways), name
+    for name, row in newest(census.RECORD).items():
+        if "error" not in row:
+            told = [n for n, _, _ in row["lost"]]  # a matmul may have a reason for each operand
+            lost = row["matmuls"] - row["fp8"]
+            assert max(told, default=0) <= lost, name
+            assert sum(told) >= lost or row["unknown"], name
 
 
-def test_recording_keeps_the_date_of_what_has_not_changed(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(releases, "DATA", tmp_path / "releases.json")
-    releases.write(RECORDED)
-    before = releases.DATA.read_text()
-    again = copy.deepcopy(RECORDED[NEWEST]) | {"date": "2100-01-01"}
-    again["digest"] = digest(again)
-    monkeypatch.setattr(releases, "environment", lambda version: sys.executable)
-    monkeypatch.setattr(data, "measure", lambda *_: again)
-    releases.record([NEWEST])
-    assert releases.DATA.read_text() == before
-    again["rows"]["relu"]["kernels"] += 1
-    releases.record([NEWEST])
-    assert "relu\n    was 1 kernel" in capsys.readouterr().out
-    assert releases.read()[NEWEST]["date"] == "2100-01-01"
+def test_what_is_sent_is_counted_by_its_type():
+    """A weight is gathered in FP8, and its gradient is summed in f32."""
+
+    def step(x, w):
+        codes = jax.lax.with_sharding_constraint(w.astype(jnp.float8_e4m3fn), P())
+        return x @ codes.astype(jnp.bfloat16).T, jax.lax.dot(x.T, x).astype(jnp.float32)
+
+    x, w = (jax.ShapeDtypeStruct((256, 128), jnp.bfloat16) for _ in range(2))
+    specs = {"mesh_shape": {"data": 4}, "in_specs": (P("data"), P("data"))}
+    row = census.row(lambda: (step, (x, w), specs), False, "H100", "cublaslt", costs=True)
+    assert row["gathered"] == {"f8e4m3fn": 256 * 128 * 3 // 4}
+    assert sum(row["summed"].values()) > 0 and row["again_matmuls"] == 0

@@ -33,7 +33,7 @@ from helpers.records.results import load_published, load_releases
 from tools import outputs
 from tools.outputs import pages, prose
 from tools.outputs.run import run
-from tools.records import form, published, sources
+from tools.recorders import form, published, sources
 
 KINDS: dict[str, Callable] = {}
 # Where the neighbour of a number stands near it too, or another small one.

@@ -28,8 +28,8 @@ from tools.gpu.errors import errors, is_right
 from tools.gpu.machine import Gpu, Program
 from tools.gpu.numerics import cpu
 from tools.gpu.stage import Case, Ready
-from tools.records.releases import dot
-from tools.records.releases import scaled as fused
+from tools.recorders.releases import dot
+from tools.recorders.releases import scaled as fused
 
 bf16, f32, e4m3, e5m2 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e5m2
 # Bytes of operands to walk through before the first set comes again: Hopper's L2 has 50 or 60 MB.

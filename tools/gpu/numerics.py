@@ -1,5 +1,5 @@
-"""Are the numbers right? The programs of tools/records/releases.py on the GPU, beside the CPU; and
-the sums of its tensor core, beside chapter 12's model of them.
+"""Are the numbers right? The programs of tools/recorders/releases.py on the GPU, beside the CPU;
+and the sums of its tensor core, beside chapter 12's model of them.
 """
 
 import functools
@@ -18,7 +18,7 @@ from tools.gpu.errors import errors, is_right
 from tools.gpu.lines import sentence
 from tools.gpu.machine import Gpu
 from tools.gpu.stage import Case, Ready
-from tools.records import releases
+from tools.recorders import releases
 
 FP8 = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 KINDS = ("random", "largest", "subnormal", "zero", "not finite")

@@ -1,28 +1,24 @@
-"""How much of a model each FP8 library has a Hopper multiply in FP8: `make census` measures,
-`--check` compares.
+"""How much of a model each FP8 library has a Hopper multiply in FP8: `make census` measures.
 
 A layer, an MLP and a decoder block are written in each library as its documentation says, and
 compiled for chips that are not there; in some of the ways also the MLP as one of several experts,
 and divided over GPUs. What became of their matmuls goes into notebooks/results/census.json, with
-where it comes from. Chapter 10 reads that file. A library that has FP8 in fewer matmuls than it had
-fails `--check`, and the tests.
+where it comes from. Chapter 10 reads that file. `make census` fails where a library has FP8 in a
+smaller share of its FLOPs than it had.
 
-Each way is measured in a process of its own, several at a time, the longest first. What ends such a
-process is an error in the rows that it had not finished.
+Each way is measured in a process of its own, several at a time: what one library imports or sets is
+none of another's business.
 """
 
 import collections
 import concurrent.futures
 import dataclasses
 import functools
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +31,20 @@ from flax import nnx
 from flax.linen import fp8_ops
 from jax.sharding import PartitionSpec as P
 
-from fp8lens import Inspection, inspect, mesh
+from fp8lens import inspect, mesh
 from fp8lens.bill.bill import Bill
 from fp8lens.hlo.parse import parse_shape
 from fp8lens.hlo.replica_groups import SUMS
 from helpers.numerics.recipes import scaled_dot, to_e4m3
-from helpers.records.results import load_census
-from tools.environments import Environment, variables
-from tools.files import in_one_step
-from tools.records import data
-from tools.records.data import ASSEMBLER, OF_JAX, PYTHON, ROOT, by_number, locked, version_of
+from tools.environments import run
+from tools.recorders.data import Record, first_line, locked, measured_by, pinned
 
 import fp8_nnx
 from fp8_linear import Amaxes, fp8_linear
 
-DATA = ROOT / "notebooks" / "results" / "census.json"
-COMMAND = "make census"
 LIBRARIES = ("flax", "qwix", "aqtp", "keras", "haliax", "equinox", "dm-haiku", "maxtext")
 BEFORE = "0.11.2"  # the JAX beside the lock's
-FIX = (
-    "run `make census`, look at what it says has changed, and commit notebooks/results/census.json"
-)
 AT_ONCE = 3  # processes: XLA's compiler takes up to 3 GB in each. On two cores the third uses waits
-MINUTES = 30  # for one way's process, before it counts as hung
 # They take an amax of rows or tiles, at which XLA was seen to abort, and so does the softmax of a
 # forward pass. fp8lens compiles such a program twice, first in another process. With `isolate` it
 # compiles there alone.
@@ -891,7 +878,6 @@ def experts_of_maxtext() -> dict[str, Way]:
 
 # There is no GPU to time on: it halves the time, and changes nothing.
 OPTIONS = {"xla_gpu_autotune_level": 0}
-NO_CODE = {"xla_gpu_experimental_early_exit": "EARLY_EXIT_POINT_AFTER_CONFIG_ASSIGNMENT"}
 
 
 def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
@@ -911,31 +897,21 @@ def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
 
 
 def row(
-    make: Callable[[], Made],
-    isolate: bool,
-    target: str,
-    gemm: str,
-    whole: bool = True,
-    costs: bool = False,
+    make: Callable[[], Made], isolate: bool, target: str, gemm: str, costs: bool = False
 ) -> dict[str, Any]:
     """What the installed JAX makes of a program for that chip, as it stands in the data; and what
-    it `costs`. Unless the `whole` compile is asked for, without machine code where the row does not
-    depend on it.
+    it `costs`.
     """
-    whole = whole or costs  # XLA plans the memory after it has chosen all kernels
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fn, args, options = make()
-            compiled = functools.partial(
-                inspect, fn, *args, target=target, gemm=gemm, isolate=isolate, **options
-            )
-            seen = None if whole or gemm != "cublaslt" else of_libraries(compiled)
-            seen = seen or compiled(compiler_options=OPTIONS)
+            fn, args, mesh_of = make()
+            how: dict[str, Any] = {"isolate": isolate, "compiler_options": OPTIONS, **mesh_of}
+            seen = inspect(fn, *args, target=target, gemm=gemm, **how)
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
             more = costs_of(seen.bill) if costs else {}
     except Exception as error:  # that it does not compile is a finding
-        return {"error": data.first_line(error)[:300]}
+        return {"error": first_line(error)[:300]}
     lost = collections.Counter((r.reason, r.fix) for r in reasons if r.lost == "fp8")
     outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
     return {
@@ -979,272 +955,92 @@ def costs_of(bill: Bill) -> dict[str, Any]:
     }
 
 
-def of_libraries(compiled: Callable[..., Inspection]) -> Inspection | None:
-    """The program as XLA has it before it generates code, which takes most of the time; None where
-    XLA itself multiplies, for only the PTX has those kernels' types, or does not know the option.
-    """
-    try:
-        seen = compiled(compiler_options={**OPTIONS, **NO_CODE})
-        multiply = {r.library for r in seen.report.rows}
-    except jax.errors.JaxRuntimeError:
-        return None
-    return seen if multiply <= {"cublasLt", "cublas"} else None
-
-
-def names_of_rows(way: str, version: str, only: str = "") -> list[str]:
-    """The rows of a way with that JAX, those with `only` in their names."""
-    names = [" | ".join((way, *case)) for case in cases(way, version)]
-    return [name for name in names if only in name]
-
-
-def rows_of(name: str, only: str = "", whole: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row of a way by its name. A program that several chips compile is made, traced and
-    lowered once.
+def rows_of(name: str, names: Sequence[str]) -> dict[str, Any]:
+    """These rows of a way. A program that several chips compile is made, traced and lowered
+    once.
     """
     way = ways()[name]
     made = functools.cache(lambda model, of: program(way.make, model, of == "training"))
-    for case in names_of_rows(name, jax.__version__, only):
+    found = {}
+    for case in names:
         _, model, of, target, gemm = case.split(" | ")
         isolate = way.package in ISOLATED or (model, of) == ("block", "forward")
-        costs = model in COSTLY
-        yield case, row(functools.partial(made, model, of), isolate, target, gemm, whole, costs)
-
-
-# A process for each way ---------------------------------------------------------------------------
-
-
-def write_rows(way: str, only: str, path: str, whole: bool) -> None:
-    """Measure a way, and append each row to a file as soon as it is there."""
-    with open(path, "a", encoding="utf-8") as file:
-        for name, made in rows_of(way, only, whole):
-            print(json.dumps([name, made]), file=file, flush=True)
-
-
-WRITE_ROWS = (
-    "import json, sys; from tools.records.census import write_rows; "
-    "write_rows(*json.loads(sys.argv[1]))"
-)
-
-
-def in_a_process(
-    way: str, only: str = "", whole: bool = True, code: str = WRITE_ROWS
-) -> dict[str, Any]:
-    """A way's rows, measured in a fresh process, which has imported no other library.
-
-    What ended that process early is the error in the rows that it had not finished.
-    """
-    quiet = {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows"
-        path.touch()
-        command = [sys.executable, "-c", code, json.dumps([way, only, str(path), whole])]
-        ended = _run(command, variables(PYTHONPATH=str(ROOT), **quiet))
-        rows = dict(json.loads(line) for line in path.read_text().splitlines())
-    for name in names_of_rows(way, jax.__version__, only):
-        rows.setdefault(name, {"error": ended})
-    return rows
-
-
-def _run(command: list[str], env: Mapping[str, str]) -> str:
-    """How a process ended, in words."""
-    try:
-        done = subprocess.run(
-            command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=MINUTES * 60
-        )
-    except subprocess.TimeoutExpired:
-        return f"its process was stopped after {MINUTES} minutes"
-    if done.returncode:
-        print(done.stderr[-3000:], file=sys.stderr)
-    if done.returncode < 0:
-        return f"its process was ended by signal {-done.returncode}"
-    return f"its process ended with status {done.returncode}"
-
-
-def longest_first(names: list[str], recorded: Mapping[str, Any]) -> list[str]:
-    """The ways by their kernels in the newest record, so that no long one begins last."""
-    newest = recorded[max(recorded, key=by_number)]["rows"] if recorded else {}
-    kernels: collections.Counter[str] = collections.Counter()
-    for name, row in newest.items():
-        kernels[name.split(" | ")[0]] += row.get("kernels", 0)
-    return sorted(names, key=lambda name: -kernels[name])
-
-
-def measured(only: str = "", whole: bool = True) -> dict[str, Any]:
-    """What the installed JAX and libraries make of every way, or of the rows with `only` in their
-    names, and what it is that was asked. `whole` as for `row`.
-    """
-    names = [
-        name
-        for name, way in ways().items()
-        if version_of(way.package) and names_of_rows(name, jax.__version__, only)
-    ]
-    rows: dict[str, Any] = {}
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        ordered = longest_first(names, read())
-        begun = {name: pool.submit(in_a_process, name, only, whole) for name in ordered}
-        for name in names:
-            done = begun[name].result()
-            print(f"  {name}: {summary(done)}", flush=True)
-            rows |= done
-    return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER, *LIBRARIES)
-
-
-def measured_now(only: str = "") -> dict[str, Any]:
-    """What the lock's JAX and libraries make of every way, to compare with the record: here, where
-    all of them are installed, and else in an environment that has them.
-    """
-    if all(version_of(package) for package in LIBRARIES):
-        return measured(only, whole=False)
-    version = locked()["jax"]
-    return data.measure(version, environment(version), "tools.records.census", only, "--check")
-
-
-def by_way(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows of each way."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, made in rows.items():
-        found.setdefault(name.split(" | ")[0], {})[name] = made
+        make = functools.partial(made, model, of)
+        found[case] = row(make, isolate, target, gemm, costs=model in COSTLY)
     return found
 
 
-def summary(rows: Mapping[str, Any]) -> str:
-    """A way in a line: FP8 of all matmuls, by case."""
-    return ", ".join(
-        "error" if "error" in row else f"{row['fp8']}/{row['matmuls']}" for row in rows.values()
-    )
+# The record ---------------------------------------------------------------------------------------
 
 
-# The data ---------------------------------------------------------------------------------------
+def names_of_rows(version: str) -> list[str]:
+    """The rows with that JAX."""
+    return [" | ".join((way, *case)) for way in ways() for case in cases(way, version)]
 
 
-def read() -> dict[str, Any]:
-    """The data: JAX release to what was measured, oldest first."""
-    return data.read(DATA, COMMAND)
+def rows(names: Sequence[str]) -> dict[str, Any]:
+    """These rows, with the installed JAX and libraries: those of one way in this process, those of
+    several each in one of its own.
+    """
+    by_way: dict[str, list[str]] = {}
+    for name in names:
+        by_way.setdefault(name.split(" | ")[0], []).append(name)
+    if len(by_way) == 1:
+        return rows_of(*[*by_way.items()][0])
+
+    def apart(own: list[str]) -> dict[str, Any]:
+        return measured_by(jax.__version__, [sys.executable], RECORD.module, own)["rows"]
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        found: dict[str, Any] = {}
+        for way, made in zip(by_way, pool.map(apart, by_way.values()), strict=True):
+            print(f"  {way}", flush=True)
+            found |= made
+        return found
+
+
+def environment(version: str) -> list[str]:
+    """The start of a command for a Python with all libraries and that JAX."""
+    other = [] if version == locked()["jax"] else pinned(version)
+    return [*run("--locked", "--group=libraries", *(f"--with={one}" for one in other)), "python"]
 
 
 def about() -> dict[str, dict[str, Any]]:
     """What is said of each way, for who reads the data without this file."""
-    return {
-        name: {
-            field: getattr(way, field)
-            for field in ("package", "says", "url", "forward", "fixes", "setting")
-        }
-        for name, way in ways().items()
-    }
+    fields = ("package", "says", "url", "forward", "fixes", "setting")
+    return {name: {field: getattr(way, field) for field in fields} for name, way in ways().items()}
 
 
-def write(found: Mapping[str, Any]) -> None:
-    """Write the data."""
-    said = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in about().items())
-    head = (
-        "What JAX's FP8 libraries become. Written by `make census` of the programs in "
-        "tools/records/census.py, not by hand."
-    )
-    in_one_step(
-        DATA,
-        f'{{\n "about": {json.dumps(head)},\n "ways": {{\n{said}\n }},\n '
-        f"{data.as_text(found)}\n}}\n",
-    )
+RECORD = Record(
+    name="census",
+    module="tools.recorders.census",
+    about="What JAX's FP8 libraries become, of the programs in tools/recorders/census.py.",
+    releases=(BEFORE,),
+    names=names_of_rows,
+    rows=rows,
+    libraries=LIBRARIES,
+    environment=environment,
+    beside=lambda: {"ways": about()},
+)
 
 
-def lost(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What has a smaller share of its FLOPs in FP8 than it had, or compiles no more, of what both
-    have.
-    """
-    found = []
-    for name in old.keys() & new.keys():
-        before, now = (
-            row.get("fp8_flops", 0) / row.get("flops", 1) for row in (old[name], new[name])
-        )
-        if now < before or "error" in new[name] and "error" not in old[name]:
-            found.append(
-                f"{name}: {before:.0%} of FLOPs in FP8, now {new[name].get('error', f'{now:.0%}')}"
-            )
-    return sorted(found)
+def share(row: Mapping[str, Any]) -> float:
+    """The share of a row's FLOPs that is in FP8."""
+    return row.get("fp8_flops", 0) / row.get("flops", 1)
 
 
-def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Each row of both that differs, in what differs."""
-    found = []
-    for name, now in new.items():
-        before = old.get(name, now)
-        if "error" in now and now != before:
-            found.append(f"{name}: was {before.get('error', 'compiled')}, now {now['error']}")
-        elif now != before:
-            keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-            said = (f"{key} {before.get(key)}, now {now.get(key)}" for key in keys)
-            found.append(f"{name}: {'; '.join(said)}")
-    return found
-
-
-def check(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Problems: each row measured now that is not as it was recorded.
-
-    With another version of JAX or of the library than is recorded, only what has lost FP8 is one.
-    """
-    against = recorded.get(jax.__version__) or recorded[max(recorded, key=by_number)]
-    problems = []
-    for name, rows in by_way(now).items():
-        same = all(
-            version_of(package) == against["packages"][package]
-            for package in ("jax", ways()[name].package)
-        )
-        problems += (changed if same else lost)(against["rows"], rows)
-    return [f"{problem}: {FIX}" for problem in problems]
-
-
-# Making it ----------------------------------------------------------------------------------------
-
-
-def environment(version: str) -> Path:
-    """The Python of an environment with all libraries and that JAX."""
-    if version == locked()["jax"]:
-        wanted = Environment(f"census-{version}", PYTHON, sync=("--group", "libraries"))
-    else:
-        groups = [f"--group={name}" for name in ("course", "lab", "libraries")]
-        install = ("-e", ".", *groups, *data.pinned(version))
-        wanted = Environment(f"census-{version}", PYTHON, install=install)
-    return data.made(wanted)
-
-
-def record(versions: list[str], only: str = "") -> int:
-    """Measure with these releases of JAX, or with all, and `only` some rows, write the data after
-    each, and print what changed. 1 where FP8 was lost.
-    """
+def main() -> int:
+    """Record, and name each row that has lost FP8. 1 where one has."""
+    before = RECORD.read()
+    RECORD.main()
     worse = 0
-    for version in sorted(versions or {BEFORE, locked()["jax"], *read()}, key=by_number):
-        print(f"JAX {version}:", flush=True)
-        now = data.measure(version, environment(version), "tools.records.census", only)
-        found = read()
-        before = found.get(version, {})
-        if only:
-            every = [name for way in ways() for name in names_of_rows(way, version)]
-            now = data.merged(before, now, every)
-        if not data.is_news(before, now):
-            # What is said of the ways may be new; the date stays that of the first time.
-            write(found)
-            continue
-        for line in changed(before.get("rows", {}), now["rows"]):
-            print(f"  changed: {line}")
-        for line in lost(before.get("rows", {}), now["rows"]):
-            worse = 1
-            print(f"  LOST FP8: {line}")
-        write(found | {version: now})
+    for version, entry in RECORD.read().items():
+        old = before.get(version, entry)["rows"]
+        for name, now in entry["rows"].items():
+            if share(now) < share(old.get(name, now)):
+                worse = 1
+                print(f"LOST FP8: JAX {version}, {name}")
     return worse
-
-
-def problems(only: str) -> list[str]:
-    """What differs from what the installed libraries become. ValueError for an altered file."""
-    load_census(DATA.parent)
-    return check(read(), measured_now(only)["rows"])
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, compare or record, as the arguments say; the exit status."""
-    options = data.read_arguments(str(__doc__), arguments)
-    fine = "what the installed libraries become is what is recorded"
-    measure = functools.partial(measured, whole=not options.check)
-    return data.carry_out(options, measure, problems, fine, record)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train the small decoder of chapter 13 in every way of helpers.training.runs, and record it.
 
-    python -m tools.records.train          make notebooks/results/trained.json, `make train`
+    python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
 
 Each run's result is a file of its own in _build/train, in a folder for the code that made it. So a
 run that was stopped, at any moment, goes on where it was: `make train` again does what is missing.
@@ -8,7 +8,6 @@ The runs of one way are one process, which compiles it once; as many processes r
 has cores, with one thread each.
 """
 
-import argparse
 import concurrent.futures
 import hashlib
 import itertools
@@ -16,28 +15,27 @@ import json
 import multiprocessing
 import os
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+<<<<<<< HEAD:tools/records/train.py
 from helpers.records.results import digest
 from helpers.training import runs, shakespeare
+=======
+from helpers.training import runs, text
+>>>>>>> records:tools/recorders/train.py
 from tools.files import in_one_step
-from tools.platforms import require_platform
-from tools.records.data import provenance
+from tools.recorders.data import RESULTS, ROOT, provenance, signed, write
 
 from fp8_decoder import STEPS_BACK
 from fp8_linear import e4m3, scale_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-DATA = ROOT / "notebooks" / "results" / "trained.json"
+DATA = RESULTS / "trained.json"
 PARTS = ROOT / "_build" / "train"
-COMMAND = "make train"
 # What the runs' figures depend on, beside the packages' versions.
 SOURCES = (
     "notebooks/recipes/fp8_decoder.py",
@@ -47,7 +45,7 @@ SOURCES = (
     "helpers/training/multipliers.py",
     "helpers/training/shakespeare.py",
     "helpers/training/shakespeare.txt",
-    "tools/records/train.py",
+    "tools/recorders/train.py",
 )
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 TOGETHER = 10  # steps whose losses are kept as their mean
@@ -88,10 +86,10 @@ def tasks() -> list[Task]:
 # A run --------------------------------------------------------------------------------------------
 
 
-def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | None = None) -> dict:
-    """Train as the task says, for `count` steps or all; `seen` is called after each."""
+def result(task: Task, count: int = runs.STEPS) -> dict[str, Any]:
+    """Train as the task says, for so many steps."""
     way = runs.WAYS[task.way]
-    how: dict[str, Any] = {"count": count or runs.STEPS}
+    how: dict[str, Any] = {"count": count}
     if task.harm == "outlier":
         how["meddle"] = runs.outlier()
     if task.harm == "frozen":
@@ -102,7 +100,6 @@ def result(task: Task, seen: Callable[[], None] = lambda: None, count: int | Non
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
-        seen()
     made = _summary(task, losses, amaxes)
     made["unseen"] = _short(runs.unseen_loss(way.decoder, step.state.weights, step.state.amaxes))
     if task.harm:
@@ -166,23 +163,12 @@ def _short(value: Any) -> float:
 
 # All runs -----------------------------------------------------------------------------------------
 
-_steps_done: Any = None
-
-
-def _begin(counter: Any) -> None:
-    global _steps_done
-    _steps_done = counter
-
-
-def _seen() -> None:
-    with _steps_done.get_lock():
-        _steps_done.value += 1
-
 
 def _work(folder: Path, todo: list[Task]) -> None:
     """Do the tasks of one way, one after the other."""
     for task in todo:
-        in_one_step(folder / task.file, json.dumps(result(task, _seen)))
+        in_one_step(folder / task.file, json.dumps(result(task)))
+        print(task.file, flush=True)
 
 
 def folder_of_this_code() -> Path:
@@ -195,28 +181,19 @@ def folder_of_this_code() -> Path:
 
 
 def run_missing(folder: Path, everything: list[Task]) -> None:
-    """Run the tasks without a result in the folder, and show how far they are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Run the tasks without a result in the folder, and print the name of each that is done."""
     missing = [task for task in everything if not (folder / task.file).exists()]
-    by_way = {way: list(group) for way, group in itertools.groupby(missing, lambda task: task.way)}
+    print(f"{len(missing)} of {len(everything)} runs are missing", flush=True)
     context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", (len(everything) - len(missing)) * runs.STEPS)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    columns = TextColumn("{task.completed} of {task.total} steps"), BarColumn()
-    with (
-        Progress(*columns, TimeRemainingColumn()) as progress,
-        concurrent.futures.ProcessPoolExecutor(
-            os.cpu_count(), context, initializer=_begin, initargs=(counter,)
-        ) as workers,
-    ):
-        shown = progress.add_task("", total=len(everything) * runs.STEPS, completed=counter.value)
-        working = {workers.submit(_work, folder, group) for group in by_way.values()}
-        while working:
-            done, working = concurrent.futures.wait(working, timeout=0.5)
-            progress.update(shown, completed=counter.value)
-            for future in done:
-                future.result()
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
+        working = [
+            workers.submit(_work, folder, list(group))
+            for _, group in itertools.groupby(missing, lambda task: task.way)
+        ]
+        for done in concurrent.futures.as_completed(working):
+            done.result()
 
 
 def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
@@ -229,8 +206,13 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
             harmed[f"{task.way}, {task.harm}"] = part
         else:
             ways.setdefault(task.way, []).append(part)
+<<<<<<< HEAD:tools/records/train.py
     made = provenance(COMMAND, "jax", "optax") | {
         "text": shakespeare.DESCRIPTION,
+=======
+    return provenance("make train", "jax", "optax") | {
+        "text": text.DESCRIPTION,
+>>>>>>> records:tools/recorders/train.py
         "steps": runs.STEPS,
         "tokens": runs.TEXTS * runs.LENGTH,
         "sizes": runs.SIZES,
@@ -238,35 +220,14 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
         "ways": ways,
         "harmed": harmed,
     }
-    return made | {"digest": digest(made)}
-
-
-def written(made: dict[str, Any]) -> str:
-    """The record as text: a run to a line."""
-    lines = []
-    for name, value in made.items():
-        if name in ("ways", "harmed"):
-            inner = ",\n  ".join(f"{json.dumps(key)}: {_runs(kept)}" for key, kept in value.items())
-            lines.append(f"{json.dumps(name)}: {{\n  {inner}}}")
-        else:
-            lines.append(f"{json.dumps(name)}: {json.dumps(value)}")
-    return "{" + ",\n ".join(lines) + "}\n"
-
-
-def _runs(kept: Any) -> str:
-    if isinstance(kept, list):
-        return "[" + ",\n   ".join(map(json.dumps, kept)) + "]"
-    return json.dumps(kept)
 
 
 def main() -> None:
     """Run what is missing, and write the record."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    require_platform()
     everything = tasks()
     folder = folder_of_this_code()
     run_missing(folder, everything)
-    in_one_step(DATA, written(assembled(folder, everything)))
+    write(DATA, signed(assembled(folder, everything)), levels=2)
     print(f"{len(everything)} runs are in {DATA.relative_to(ROOT)}")
 
 

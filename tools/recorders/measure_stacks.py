@@ -1,11 +1,11 @@
 """Run, trace and compile one scaled FP8 matmul in PyTorch, torchao and Triton, without a GPU.
 
-    TRITON_INTERPRET=1 python -m tools.stacks.measure operands.npz found.json
-    python -m tools.stacks.measure ptx found.json
+    TRITON_INTERPRET=1 python -m tools.recorders.measure_stacks operands.npz found.json
+    python -m tools.recorders.measure_stacks ptx found.json
 
 Triton compiles nothing where it interprets, so PTX is made in a process of its own. This runs in
-the environment of tools.records.stacks. Operands come as codes and results leave as bits: both
-sides need agree on nothing but E4M3 and float32.
+the environment of tools.recorders.other_stacks. Operands come as codes and results leave as bits:
+both sides need agree on nothing but E4M3 and float32.
 """
 
 import base64

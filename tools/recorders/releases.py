@@ -1,9 +1,9 @@
-"""What XLA makes of FP8 matmuls, by JAX release: `make releases` measures, `--check` compares.
+"""What XLA makes of FP8 matmuls, by JAX release: `make releases` measures.
 
-Each release gets an environment of its own, .venv-release-X. In each the same programs are compiled
-for chips that are not there, and what became of them goes into notebooks/results/releases.json,
-with where it comes from. Notebook E reads that file. A release that loses a fusion, or gains one,
-is a changed row.
+Each release gets an environment of its own. In each the same programs are compiled for chips that
+are not there, and what became of them goes into notebooks/results/releases.json, with where it
+comes from. Notebook E reads that file. A release that loses a fusion, or gains one, is a changed
+row.
 """
 
 import dataclasses
@@ -11,8 +11,7 @@ import functools
 import itertools
 import json
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,19 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 from helpers import TARGETS, Target, inspect
 from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
-from helpers.records.results import load_releases
-from tools.records import data
-from tools.records.data import ASSEMBLER, OF_JAX, ROOT, by_number, environment, locked
+from tools.recorders.data import Record, by_number, differences, first_line
 
 from fp8_linear import Amaxes, fp8_linear
-
-DATA = ROOT / "notebooks" / "results" / "releases.json"
-COMMAND = "make releases"
-RELEASES = ("0.9.2", "0.10.2", "0.11.2")  # beside the lock's, and those that the data already has
-FIX = (
-    "run `make releases`, look at what it says has changed, and commit "
-    "notebooks/results/releases.json"
-)
 
 # The programs -----------------------------------------------------------------------------------
 
@@ -546,7 +535,7 @@ def row(program: Program) -> dict[str, Any]:
         )
         report = seen.report
     except Exception as error:  # that a program does not compile is a finding
-        return made | {"error": data.first_line(error)}
+        return made | {"error": first_line(error)}
     gemms = [
         {
             "count": gemm.count,
@@ -573,141 +562,30 @@ def row(program: Program) -> dict[str, Any]:
     return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
 
 
-def measured(only: str = "") -> dict[str, Any]:
-    """What the installed JAX makes of every program with `only` in its name, and its provenance."""
-    rows = {name: row(program) for name, program in programs().items() if only in name}
-    return data.with_provenance(rows, COMMAND, *OF_JAX, *ASSEMBLER)
+def rows(names: Sequence[str]) -> dict[str, Any]:
+    """What the installed JAX makes of the programs of these names."""
+    every = programs()
+    return {name: row(every[name]) for name in names}
 
 
-def describe(row: Mapping[str, Any]) -> str:
-    """A row as a line of text."""
-    if "error" in row:
-        return f"does not compile: {row['error']}"
-    kernels = "1 kernel" if row["kernels"] == 1 else f"{row['kernels']} kernels"
-    sent = [f"sends {one['dtype']} ({one['bytes']:,} bytes)" for one in row.get("sent", ())]
-    return f"{kernels}: " + "; ".join([*map(describe_gemm, row["gemms"]), *sent])
-
-
-def describe_gemm(gemm: Mapping[str, Any]) -> str:
-    """A matmul's fields, without those that say what is usual or that an older record lacks."""
-    usual = {
-        "count": 1,
-        "alpha": 1,
-        "beta": 0,
-        "scales": "",
-        "precision": "DEFAULT",
-        "algorithm": "",
-        "tile": "",
-    }
-    said = [f"{key} {gemm[key]}" for key in usual if gemm.get(key, usual[key]) != usual[key]]
-    outside = f"({gemm['outside']} outside)" if gemm["outside"] else ""
-    words = [
-        gemm["library"],
-        gemm["math_dtype"],
-        gemm["epilogue"],
-        "amax" if gemm["amax"] else "",
-        *said,
-        "->",
-        gemm["out_dtype"],
-        outside,
-    ]
-    return " ".join(filter(None, words))
-
-
-# The data -----------------------------------------------------------------------------------------
-
-
-def read() -> dict[str, Any]:
-    """The data: release to what was measured, oldest first."""
-    return data.read(DATA, COMMAND)
-
-
-def write(releases: Mapping[str, Any]) -> None:
-    """Write the data."""
-    about = (
-        "What each JAX release makes of the programs in tools/records/releases.py. "
-        "Written by `make releases`, not by hand."
-    )
-    data.write(DATA, about, releases)
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(program, old, new) of each row that differs, as text. A program that one side lacks
-    differs.
-    """
-    found = []
-    for name in {**old, **new}:
-        before, after = old.get(name), new.get(name)
-        if before == after:
-            continue
-        was = describe(before) if before else "no such program"
-        now = describe(after) if after else "no such program"
-        if was == now:  # they differ in a field that the text leaves out
-            was, now = json.dumps(before), json.dumps(after)
-        found.append((name, was, now))
-    return found
-
-
-def check(recorded: Mapping[str, Any], only: str = "") -> list[str]:
-    """Problems: each row of the data that is not what the installed JAX makes of the program now.
-
-    Where the data lacks the installed release, the newest in it stands in.
-    """
-    version = jax.__version__
-    against = version if version in recorded else max(recorded, key=by_number)
-    then = {name: row for name, row in recorded[against]["rows"].items() if only in name}
-    return [
-        f"{name}: {old} (recorded, JAX {against}), but {new} (now, JAX {version}): {FIX}"
-        for name, old, new in changes(then, measured(only)["rows"])
-    ]
-
-
-# Making it ----------------------------------------------------------------------------------------
-
-
-def record(versions: list[str], only: str = "") -> int:
-    """Measure these releases, or all, or `only` some programs; write the data after each, and
-    print what changed.
-    """
-    for version in sorted(versions or {*RELEASES, locked()["jax"], *read()}, key=by_number):
-        releases = read()
-        before = releases.get(version, {})
-        now = data.measure(version, environment(version), "tools.records.releases", only)
-        if only:
-            now = data.merged(before, now, programs())
-        failed = sum("error" in row for row in now["rows"].values())
-        print(f"JAX {version}: {len(now['rows'])} programs, {failed} of which do not compile")
-        sys.stdout.flush()
-        if not data.is_news(before, now):
-            continue  # the date stays that of the first time
-        for name, old, new in changes(before["rows"], now["rows"]) if before else ():
-            print(f"  {name}\n    was {old}\n    is  {new}")
-        write(releases | {version: now})
-    print_changes(read())
-    return 0
+RECORD = Record(
+    name="releases",
+    module="tools.recorders.releases",
+    about="What each JAX release makes of the programs in tools/recorders/releases.py.",
+    releases=("0.9.2", "0.10.2", "0.11.2"),
+    names=lambda version: [*programs()],
+    rows=rows,
+)
 
 
 def print_changes(releases: Mapping[str, Any]) -> None:
     """Print what each release changed over the one before it."""
-    versions = list(releases)
-    for old, new in itertools.pairwise(versions):
-        found = changes(releases[old]["rows"], releases[new]["rows"])
-        print(f"\nJAX {old} to {new}: {len(found)} of {len(releases[new]['rows'])} rows changed")
-        for name, before, after in found:
-            print(f"  {name}\n    {old:9} {before}\n    {new:9} {after}")
-
-
-def problems(only: str) -> list[str]:
-    """What differs from what is compiled here. ValueError for an altered file."""
-    return check(load_releases(DATA.parent), only)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, compare or record, as the arguments say; the exit status."""
-    options = data.read_arguments(str(__doc__), arguments)
-    fine = f"what JAX {jax.__version__} compiles is what is recorded"
-    return data.carry_out(options, measured, problems, fine, record)
+    for old, new in itertools.pairwise(releases):
+        print(f"\nJAX {old} to {new}:")
+        for line in differences(releases[old]["rows"], releases[new]["rows"]):
+            print(f"  {line}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    RECORD.main()
+    print_changes(RECORD.read())

@@ -24,15 +24,13 @@ from helpers.explorers.compiled import outcome
 from helpers.explorers.fusion_lab import Choice
 from helpers.records.results import digest
 from tools.files import in_one_step
-from tools.platforms import require_platform
-from tools.records.data import (
+from tools.recorders.data import (
     ASSEMBLER,
     OF_JAX,
     environment,
     is_news,
     provenance,
     run_with,
-    status,
 )
 
 DATA = fusion_lab.RECORD
@@ -94,9 +92,18 @@ def compile_own(release: str, path: Path) -> None:
     path.write_text(json.dumps({"packages": packages, "outcomes": made}))
 
 
+<<<<<<<< HEAD:tools/recorders/lab_programs.py
 def of_release(release: str) -> list[Choice]:
     """The choices that a release of JAX compiles."""
     return [choice for choice in fusion_lab.choices() if choice["release"] == release]
+========
+def compile_with(release: str, folder: Path) -> None:
+    """Compile a release's programs in a process of its environment. SystemExit where it fails."""
+    if release == jax.__version__:
+        compile_own(folder)
+        return
+    run_with(release, environment(release), "tools.recorders.fusion_lab", "--into", str(folder))
+>>>>>>>> records:tools/recorders/fusion_lab.py
 
 
 def compiled_by(release: str) -> dict[str, Any]:
@@ -160,8 +167,13 @@ def check(releases: Iterable[str] = fusion_lab.RELEASES) -> list[str]:
 
 def record() -> int:
     """Compile all, and write what is news."""
+<<<<<<<< HEAD:tools/recorders/lab_programs.py
     require_platform()
     now = measured()
+========
+    began = time.monotonic()
+    now = measured(PARTS)
+>>>>>>>> records:tools/recorders/fusion_lab.py
     content = written(now)
     if len(content) > MOST_BYTES:
         print(f"a page may load {MOST_BYTES / 1e6:.0f} MB: record fewer programs", file=sys.stderr)
@@ -181,7 +193,9 @@ def main(arguments: list[str] | None = None) -> int:
         compile_own(jax.__version__, options.into)
         return 0
     if options.check:
-        return status(check(), "what is compiled is what is recorded")
+        found = check()
+        print("\n".join(found) or "what is compiled is what is recorded")
+        return int(bool(found))
     return record()
 
 

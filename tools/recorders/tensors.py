@@ -7,11 +7,8 @@ notebooks/results/tensors.json: the largest magnitude of input, weight and outpu
 step; and, of the last step, the three tensors.
 """
 
-import argparse
 import base64
-import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,16 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+<<<<<<< HEAD:tools/records/tensors.py
 from helpers.records.results import digest
 from helpers.training import shakespeare
 from tools.files import in_one_step
 from tools.platforms import require_platform
 from tools.records.data import provenance
+=======
+from helpers.training import text
+from tools.recorders.data import RESULTS, provenance, signed, write
+>>>>>>> records:tools/recorders/tensors.py
 
 from fp8_decoder import Decoder, decode, new_weights, weight_of
 
-DATA = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results" / "tensors.json"
-COMMAND = "make tensors"
 STEPS, BATCH, LENGTH = 600, 16, 128
 RATE = 3e-3  # AdamW's at its highest: it rises for 100 steps, then falls as a cosine
 KEPT = 128  # tokens of the last step, of one text
@@ -81,12 +81,6 @@ def stored(tensor: jax.Array) -> dict[str, Any]:
     }
 
 
-def tensor(kept: dict[str, Any]) -> np.ndarray:
-    """What `stored` made, in float64."""
-    bits = np.frombuffer(zlib.decompress(base64.b64decode(kept["bfloat16"])), "<u2")
-    return bits.astype(np.uint16).view(jnp.bfloat16).reshape(kept["shape"]).astype(np.float64)
-
-
 def measured(steps: int = STEPS) -> dict[str, Any]:
     """Train for so many steps, and return what the file holds."""
     random = np.random.default_rng(0)
@@ -101,48 +95,25 @@ def measured(steps: int = STEPS) -> dict[str, Any]:
             amaxes[name].append(
                 float(np.format_float_scientific(np.float32(jnp.max(jnp.abs(tensor))), precision=5))
             )
+<<<<<<< HEAD:tools/records/tensors.py
     made = provenance(COMMAND, "jax", "optax") | {
         "text": shakespeare.DESCRIPTION,
+=======
+    return provenance("make tensors", "jax", "optax") | {
+        "text": text.DESCRIPTION,
+>>>>>>> records:tools/recorders/tensors.py
         "parameters": sum(w.size for w in weights.values()),
         "losses": losses,
         "amaxes": amaxes,
         "tensors": {name: stored(tensor[:KEPT]) for name, tensor in tensors.items()},
     }
-    return made | {"digest": digest(made)}
-
-
-def problems(recorded: dict[str, Any], again: dict[str, Any]) -> list[str]:
-    """Where a record is not what the same training gives again, in as many steps as `again` has.
-
-    A CPU of another kind adds in another order, and each step goes on from that: losses may differ
-    by a thousandth, largest magnitudes by a hundredth, and what is kept of the last step by two
-    hundredths of its norm. The same kind of CPU with other work beside it gave 1e-5, 6e-6 and 2e-4.
-    """
-    found = []
-    if (said := recorded["text"]) != again["text"] or recorded["parameters"] != again["parameters"]:
-        return [f"{said}, {recorded['parameters']} parameters: not what was trained again"]
-    steps = len(again["losses"])
-    if not np.allclose(recorded["losses"][:steps], again["losses"], rtol=1e-3):
-        found.append("losses")
-    for name in "xwg":
-        before, now = (np.array(data["amaxes"][name][:steps]) for data in (recorded, again))
-        if not np.allclose(before, now, rtol=1e-2):
-            found.append(f"amaxes of {name}")
-        if steps == len(recorded["losses"]):
-            kept, made = (tensor(data["tensors"][name]) for data in (recorded, again))
-            if not np.linalg.norm(kept - made) <= 2e-2 * np.linalg.norm(made):
-                found.append(f"the last step's {name}")
-    return found
 
 
 def main() -> None:
     """Train, and write the record."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    require_platform()
     jax.config.update("jax_default_device", jax.devices("cpu")[0])
-    made = measured(STEPS)
-    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in made.items())
-    in_one_step(DATA, "{" + ",\n ".join(lines) + "}\n")
+    made = measured()
+    write(RESULTS / "tensors.json", signed(made))
     before, after = made["losses"][0], np.mean(made["losses"][-50:])
     print(f"{STEPS} steps, from {before:.2f} to {after:.2f} nats a letter")
 
