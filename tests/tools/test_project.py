@@ -445,7 +445,7 @@ def test_what_builds_the_package_is_in_uv_itself(tmp_path):
         ["pytest", "-n", "2", "tests/helpers/test_formats.py"],
         ["tools.outputs", "check", "01"],
         ["tools.records.tensors"],
-        ["tools.bench.inspection"],
+        ["tools.bench"],
     ],
     ids=lambda command: command[0],
 )
