@@ -1,9 +1,9 @@
 """Time what reads HLO, `make bench`: every figure is a ratio of two times of this run.
 
 The parser beside XLA's own in C++ (jaxlib's private `_hlo`); parsing, reporting and printing at a
-few sizes, for each MB, which stays the same where the time grows with the text alone; and
-`inspect`, and the fusion lab's live answer, beside the compile that each needs anyway. The program is a transformer's training step with
-FP8 matmuls, compiled for an H100.
+few sizes, for each MB, which stays the same where the time grows with the text alone; `inspect`,
+and the fusion lab's live answer, beside a compile. The program is a transformer's training step
+with FP8 matmuls, compiled for an H100.
 """
 
 import gc
