@@ -18,7 +18,7 @@ from tests.course.test_bits import follow
 from tests.course.test_site import opened, overflows, see
 from tests.helpers.test_reader import MARKUP, WRITTEN
 from tests.programs import hlo_baits
-from tools.bench.hlo import replicated
+from tools.bench import replicated
 from tools.site import pyodide
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")

@@ -8,7 +8,7 @@ import pytest
 
 from fp8lens.hlo import HloParseError, Shape, parse_hlo_module, parse_shape
 from helpers import aot_compile
-from tools.bench.hlo import replicated, training_step
+from tools.bench import replicated, training_step
 
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
 OLD = sorted(Path(__file__).parent.glob("hlo/*.txt"))

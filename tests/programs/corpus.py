@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import fp8lens
 from fp8lens import Inspection
 from tests.weekly import NIGHTLY
-from tools.bench.hlo import training_step
+from tools.bench import training_step
 
 e4m3, e5m2, bf16, f32, f64 = (
     jnp.float8_e4m3fn,

@@ -131,5 +131,6 @@ def under_other_names(seen: Inspection, keep_primitives: bool = True) -> tuple[I
         dataclasses.replace(stage, text=renamed(stage.text, names, keep_primitives))
         for stage in seen._stages
     )
-    ptx = renamed_ptx(seen._ptx, names)
+    # A saved program comes without PTX, which is not the same as with none.
+    ptx = None if seen._ptx is None else renamed_ptx(seen._ptx, names)
     return Inspection(module, seen.note, None, stages, ptx, seen._chip, seen._mesh_shape), names

@@ -37,32 +37,11 @@ def on_each_device(fn):
 
 
 @quieter.right
-def each_row_first(x, w, w_scale):
-    scale = scale_of(jnp.abs(x).max(axis=1).max())
-    codes = shard(quantize(x, scale, e4m3), ROWS)
-    return multiplied(shard(codes, EVERYWHERE), w, scale, w_scale)
-
-
-@quieter.right
 def with_a_barrier(x, w, w_scale):
     x = shard(x, ROWS)
     scale = scale_of(jnp.maximum(x.max(), -x.min()))
     codes = lax.optimization_barrier(shard(quantize(x, scale, e4m3), ROWS))
     return multiplied(shard(codes, EVERYWHERE), w, scale, w_scale)
-
-
-@quieter.right
-@on_each_device
-def by_hand(x, w, w_scale):
-    scale = scale_of(lax.pmax(jnp.max(jnp.abs(x)), "model"))
-    codes = lax.all_gather(quantize(x, scale, e4m3), "model", tiled=True)
-    return product(codes, w, scale, w_scale, bf16)
-
-
-@quieter.right  # here XLA's partitioner divides the product so that codes travel
-def left_to_xla(x, w, w_scale):
-    scale = scale_of(jnp.max(jnp.abs(x)))
-    return multiplied(quantize(x, scale, e4m3), w, scale, w_scale)
 
 
 @quieter.wrong("not yet: it sends bf16")
@@ -78,32 +57,6 @@ def each_its_own_amax(x, w, w_scale):
     scale = scale_of(jnp.max(jnp.abs(x)))
     codes = lax.all_gather(quantize(x, scale, e4m3), "model", tiled=True)
     return product(codes, w, scale, w_scale, bf16)
-
-
-@quieter.wrong("not yet: its numbers differ")
-@on_each_device
-def the_sum_of_amaxes(x, w, w_scale):
-    scale = scale_of(lax.psum(jnp.max(jnp.abs(x)), "model"))
-    codes = lax.all_gather(quantize(x, scale, e4m3), "model", tiled=True)
-    return product(codes, w, scale, w_scale, bf16)
-
-
-@quieter.wrong("not yet: the matmul is not FP8")
-def dequantized_first(x, w, w_scale):
-    scale = scale_of(jnp.max(jnp.abs(x)))
-    x = quantize(x, scale, e4m3).astype(bf16) * scale.astype(bf16)
-    w = w.astype(bf16) * w_scale.astype(bf16)
-    return shard(lax.dot(lax.optimization_barrier(x), w.T), COLUMNS)
-
-
-@quieter.wrong("not yet: its numbers differ")
-def nothing_but_a_part(x, w, w_scale):
-    return x
-
-
-@quieter.wrong("not yet: ")
-def an_axis_that_is_not_there(x, w, w_scale):
-    return shard(x, P("data"))
 
 
 @quieter.wrong("not yet: NameError")

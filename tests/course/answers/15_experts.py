@@ -28,22 +28,10 @@ def read(y, expert, place, factor):
 
 
 @free.right
-def when_a_row_is_read(x, expert, gate, w, x_scale, w_scales):
-    sent, place = placed(x, expert)
-    y = chapter.for_each(sent, w, (x_scale, f32(1)))
-    return read(y, expert, place, gate * w_scales[expert])
-
-
-@free.right
 def both_scales_when_a_row_is_read(x, expert, gate, w, x_scale, w_scales):
     sent, place = placed(x, expert)
     y = jnp.einsum("eck,enk->ecn", sent, w, preferred_element_type=bf16)
     return read(y, expert, place, gate * w_scales[expert] * x_scale)
-
-
-@free.right
-def by_what_is_there(x, expert, gate, w, x_scale, w_scales):
-    return chapter.by_index(x, expert, gate * w_scales[expert] * x_scale, w, (f32(1), f32(1)))
 
 
 @free.wrong("not yet: a matmul is not FP8")
@@ -60,23 +48,6 @@ def the_scale_of_another_expert(x, expert, gate, w, x_scale, w_scales):
     sent, place = placed(x, expert)
     y = chapter.for_each(sent, w, (x_scale, f32(1)))
     return read(y, expert, place, gate * w_scales[expert[:, ::-1]])
-
-
-@free.wrong("not yet: a matmul is not FP8")
-def in_float32(x, expert, gate, w, x_scale, w_scales):
-    sent, place = placed(x, expert)
-    y = jnp.einsum("eck,enk->ecn", sent.astype(f32), w.astype(f32))
-    return read(y, expert, place, gate * w_scales[expert] * x_scale).astype(bf16)
-
-
-@free.wrong("not yet: it moves")
-def after_the_product(x, expert, gate, w, x_scale, w_scales):
-    return chapter.costly(x, expert, gate, w, x_scale, w_scales)
-
-
-@free.wrong("not yet: its shape is")
-def for_each_choice(x, expert, gate, w, x_scale, w_scales):
-    return jnp.zeros((*expert.shape, w.shape[1]), bf16)
 
 
 @free.wrong("not yet: NameError")

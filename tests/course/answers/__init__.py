@@ -21,7 +21,7 @@ from jax.extend.backend import clear_backends
 
 from tools.outputs.chapters import NOTEBOOKS, names
 
-RIGHT, WRONG = 3, 5  # so many answers of each kind has a puzzle, at least
+RIGHT, WRONG = 1, 3  # so many answers of each kind has a puzzle, at least
 
 
 def code_cells(name: str) -> list[str]:
