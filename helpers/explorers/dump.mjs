@@ -141,10 +141,14 @@ export function answer(model) {
   const lead = (text) => text;
   return [
     h("noscript", {}, h("p", {}, `To read a dump of your own here, this page needs scripts. ${COMMAND}`)),
-    h("p", {}, "Of its example, a layer with a gate, the page says:"),
-    h("p", { class: "verdict" }, example.answer),
-    ...matmulsOf(example, lead),
-    lostOf(example.lost, lead),
+    h(
+      "div",
+      { class: "stored" },
+      h("p", {}, "Of its example, a layer with a gate, the page says:"),
+      h("p", { class: "verdict" }, example.answer),
+      matmulsOf(example, lead),
+      lostOf(example.lost, lead),
+    ),
   ];
 }
 
@@ -172,7 +176,7 @@ class Page {
     this.status = h("p", { role: "status", class: "told" });
     this.bar = h("progress", { "aria-label": "Reading", hidden: true });
     this.cancel = h("button", { type: "button", hidden: true, onclick: () => this.stop() }, "Cancel");
-    this.example = h("div", { class: "stored" }, answer(this.model));
+    this.example = h("div", {}, answer(this.model));
     this.result = h("div", { class: "result" });
     this.place = h("p", { class: "quiet" }, this.sharedPlace());
     this.el.append(

@@ -448,14 +448,14 @@ class Reader:
         try:
             module = parse_hlo_module(text_of(data))
             wrong = not_of_a_gpu(name, module)
+            if not wrong:
+                self.program = Program(name, module, tell, beside)
+                return _json(self.program.summary())
         except NoText as error:
             wrong = str(error)
         except HloParseError as error:
             wrong = f"not one whole HLO module ({error})"
-        if wrong:
-            return _json({"error": f"{name} is {wrong}: {_ADVICE}"})
-        self.program = Program(name, module, tell, beside)
-        return _json(self.program.summary())
+        return _json({"error": f"{name} is {wrong}: {_ADVICE}"})
 
     def ask(self, what: str, arguments: str = "{}") -> str:
         """Ask the dump something: a method of Program, and its arguments as JSON."""

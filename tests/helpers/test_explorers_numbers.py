@@ -1,5 +1,5 @@
-"""What explorers compute, run by Node: formats against ml_dtypes, rooflines against fp8lens, delayed
-scaling against the decoder's own, and the measurements against those that are recorded."""
+"""What explorers compute, run by Node: formats against ml_dtypes, rooflines against fp8lens,
+delayed scaling against the decoder's own, and the measurements against those that are recorded."""
 
 import json
 import subprocess
@@ -127,7 +127,13 @@ def test_a_blocks_scale_and_numbers_are_those_of_microscaling(label):
 
 
 SENTENCES = [
-    ("465", "1", "float8_e4m3fn", True, "448 in E4M3FN: off by 17, 3.66 %, clamped; a cast without"),
+    (
+        "465",
+        "1",
+        "float8_e4m3fn",
+        True,
+        "448 in E4M3FN: off by 17, 3.66 %, clamped; a cast without",
+    ),
     ("464", "1", "float8_e4m3fn", False, "off by 16, 3.45 %; beyond the largest number, rounds to"),
     ("44.8", "0.1", "float8_e4m3fn", True, "44.8 becomes 44.8 in E4M3FN: exact."),
     ("nan", "1", "float4_e2m1fn", True, "E2M1FN has no NaN: a cast stores 0x8, which reads as -0."),
