@@ -231,7 +231,7 @@ def test_when_is_fp8_faster_answers_to_the_keyboard(site, browser):
 
 
 TAPS = [
-    ("bits", "[data-which=format] [data-bit='1']", None, "416 becomes"),
+    ("bits", "[data-which=format] [data-bit='1']", None, "384 becomes"),
     ("bits", "section.line svg", {"x": 5, "y": 100}, " becomes "),
     ("scaling", "svg", {"x": 100, "y": 100}, "Step "),
     ("speedup", "svg.speedups", {"x": 50, "y": 60}, "memory bandwidth"),
@@ -389,7 +389,7 @@ def test_what_is_read_can_be_cancelled(dump):
 
 
 def test_markup_in_a_dump_stays_text(dump):
-    dump.evaluate("window.attack = () => { attack.ran = true }")
+    dump.evaluate("() => { window.attack = () => { attack.ran = true } }")
     give(dump, (f"{MARKUP}.txt", TEXT.replace("jit(gated)/down", MARKUP).encode()))
     read(dump, MARKUP)
     for view in ("Matmuls", "Why not FP8", "Kernels", "HLO"):
