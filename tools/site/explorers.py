@@ -4,16 +4,12 @@ A page is `notebooks/try/NAME.ipynb` in myst.yml's contents; its explorer is NAM
 helpers/explorers, and stands behind the page's first paragraph. The notebook's one cell of code is
 for JupyterLab, where it starts the explorer, and for GitHub, which shows its picture: the tag
 `remove-cell` keeps it from the page. The page answers already before any script runs: Node writes
-what the explorer's own module shows first. A page of an explorer may load and run only what the
-site has.
+what the explorer's own module shows first.
 """
 
-import base64
-import hashlib
 import html
 import json
 import posixpath
-import re
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -35,9 +31,6 @@ logger = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = "notebooks/try"
 STATIC = "explorers"  # below _static
-_INLINE = re.compile(r"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.S)
-_HANDLER = re.compile(r"\son\w+=\"([^\"]*)\"")
-_CHARSET = '<meta charset="utf-8" />'
 
 
 class Explorer(NamedTuple):
@@ -89,30 +82,6 @@ def element(name: str) -> str:
     )
 
 
-def policy(page: str) -> str:
-    """The Content-Security-Policy of a page as it was written: its own inline scripts may run, and
-    what the site has; nothing is loaded from elsewhere, and nothing is sent anywhere.
-    """
-    scripts = [*_INLINE.findall(page), *map(html.unescape, _HANDLER.findall(page))]
-    hashes = {base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts}
-    allowed = " ".join(f"'sha256-{one}'" for one in sorted(hashes))
-    return "; ".join(
-        [
-            "default-src 'self'",  # among what is not named: Firefox fetches the next page ahead
-            "object-src 'none'",
-            "frame-src 'none'",
-            f"script-src 'self' 'wasm-unsafe-eval' 'unsafe-hashes' {allowed}",
-            "style-src 'self' 'unsafe-inline'",  # the theme and MyST have style attributes
-            "img-src 'self' data:",
-            "font-src 'self'",
-            "connect-src 'self'",
-            "worker-src 'self' blob:",
-            "form-action 'self'",
-            "base-uri 'none'",
-        ]
-    )
-
-
 def _insert(app: Sphinx, document: nodes.document, page: str) -> None:
     if not is_explorers(page):
         return
@@ -151,7 +120,7 @@ def _load(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: 
 
 
 def _finish(app: Sphinx, error: Exception | None) -> None:
-    """Copy the explorers' files, and write the policy of each page into it."""
+    """Copy the explorers' files."""
     if error or not any(map(is_explorers, app.env.found_docs)):
         return
     static = Path(app.outdir, "_static", STATIC)
@@ -162,11 +131,6 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
         write_python(static)
     if f"{FOLDER}/fusion_lab" in app.env.found_docs:
         shutil.copyfile(fusion_lab.RECORD, static / fusion_lab.RECORD.name)
-    for name in filter(is_explorers, app.env.found_docs):
-        page = Path(app.outdir, f"{name}.html")
-        text = page.read_text(encoding="utf-8")
-        meta = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(text))}">'
-        page.write_text(text.replace(_CHARSET, _CHARSET + meta, 1), encoding="utf-8")
 
 
 def write_python(static: Path) -> None:
