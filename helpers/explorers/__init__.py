@@ -1,10 +1,18 @@
 """Explorers: figures that answer when they are touched. Each is one ES module in this folder, which
-JupyterLab runs as anywidget's `_esm`, and the site by `page.mjs`.
+JupyterLab runs as anywidget's `_esm`, and the site by `page.mjs`. What one shows where no script
+runs is made by the same module: `answer` has Node run it.
 """
 
 import base64
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 _IMPORT = re.compile(r"(\bfrom\s*)([\"'])\./([\w-]+\.mjs)\2")
@@ -26,3 +34,23 @@ def css(name: str) -> str:
     """An explorer's style sheet for anywidget, after the one that all explorers share."""
     files = [FOLDER / "explorer.css", FOLDER / f"{name}.css"]
     return "\n".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+
+
+def program(name: str) -> str:
+    """Node's `node` or `npm`, of the wheel that is installed beside this Python, else the
+    machine's.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return shutil.which(name, path=path) or name
+
+
+def answer(name: str, values: Mapping[str, Any], plain: bool = False) -> str:
+    """What an explorer shows first of these values of its model, as HTML: the `answer` of its
+    module. `plain`: without classes and other attributes that a notebook's output may not have.
+    Raises FileNotFoundError where there is no Node.
+    """
+    command = [program("node"), str(FOLDER / "answer.mjs"), name, "plain" if plain else ""]
+    done = subprocess.run(
+        command, input=json.dumps(dict(values)), capture_output=True, check=True, encoding="utf-8"
+    )
+    return done.stdout

@@ -10,7 +10,6 @@
 //   zoom             how much of the line is seen: 0 is the closest, each step twice as much
 //   element, rounding, others   the block: its format, how its scale is rounded, and the 31 numbers beside the value
 //   formats          the formats' data: `Format` of helpers/numerics/formats.py, a list
-// and what it says is Python's too: tests/course/test_bits.py compares.
 import {
   ROUNDINGS, atIndex, bitsOf, decode, encode, fields, hexOf, indexOf, largest, nanCode, neighbours, range, round,
   roundBlock, smallest, step,
@@ -24,56 +23,36 @@ const FIELD_NAMES = ["sign", "exponent", "mantissa"];
 
 // Words ---------------------------------------------------------------------------------------------------------------
 
-const isDigits = text => /^\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i.test(text);
-
-/** The number of digits; undefined where a double holds no such number, as of 1e400 and 1e-400. */
-function double(digits) {
-  const number = Number(digits);
-  const isLost = number === 0 && /[1-9]/.test(digits.replace(/e.*/i, ""));
-  return isLost || !Number.isFinite(number) ? undefined : number;
-}
-
-/** A number as it is typed: also a fraction as 465/448, inf and nan. Of other text: undefined. */
+/** A number as it is typed: also a fraction as 465/448, inf and nan. Of other text, and beyond a double: undefined. */
 export function parse(text) {
   const trimmed = text.trim();
   if (/^[+-]?nan$/i.test(trimmed)) return NaN;
   const infinite = /^([+-]?)inf(inity)?$/i.exec(trimmed);
   if (infinite) return infinite[1] === "-" ? -Infinity : Infinity;
   const parts = trimmed.split("/");
+  const isDigits = part => /^\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i.test(part);
   if (parts.length > 2 || !parts.every(isDigits)) return undefined;
-  const [over, under = 1] = parts.map(double);
-  if (over === undefined || under === undefined || under === 0) return undefined;
+  const [over, under = 1] = parts.map(Number);
   const quotient = over / under;
-  return Number.isFinite(quotient) && (quotient !== 0 || over === 0) ? quotient : undefined;
+  const isLost = quotient === 0 && /[1-9]/.test(parts[0].replace(/e.*/i, "")); // as of 1e-400
+  return Number.isFinite(quotient) && !isLost ? quotient : undefined;
 }
-
-const REPEATED = 40; // letters of what was typed
-
-const quoted = text => `“${text.length > REPEATED ? `${text.slice(0, REPEATED)}…` : text}”`;
 
 /** What is wrong with what was typed, in a sentence; nothing if all is right. */
 export function complaint(valueText, scaleText) {
-  const value = parse(valueText);
-  if (value === undefined && isOfDigits(valueText)) return `${quoted(valueText)} is not a number that a double holds.`;
-  if (value === undefined) return `${quoted(valueText)} is not a number. Give one such as 3.14, 1e-3, 1/3, inf or nan.`;
+  if (parse(valueText) === undefined) {
+    return `“${valueText}” is not a number that a double holds. Give one such as 3.14, 1e-3, 1/3, inf or nan.`;
+  }
   const scale = parse(scaleText);
-  if (scale === undefined && isOfDigits(scaleText)) return `The scale ${quoted(scaleText)} is not a number that a double holds.`;
-  if (scale === undefined || !Number.isFinite(scale)) return `The scale ${quoted(scaleText)} is not a finite number.`;
-  if (scale <= 0) return `The scale ${show(scale)} is not above zero. A scale is what a code is multiplied by.`;
-  return "";
-}
-
-/** Of digits, or a fraction of them, and not divided by zero. */
-function isOfDigits(text) {
-  const parts = text.trim().split("/");
-  return parts.length <= 2 && parts.every(isDigits) && !(parts.length === 2 && double(parts[1]) === 0);
+  if (scale > 0 && Number.isFinite(scale)) return "";
+  return `The scale “${scaleText}” is not a finite number above zero. A scale is what a code is multiplied by.`;
 }
 
 const LAST_BITS = 2 ** -50; // of a number's size: a double has 53 bits, and two roundings spoil the last ones
 
 /**
  * What becomes of a value, as `round` says. What differs from a number of the format in a double's last bits alone, as
- * 44.8 / 0.1 from 448, is that number: the difference is the double's, not the format's. As `_rounding` in Python.
+ * 44.8 / 0.1 from 448, is that number: the difference is the double's, not the format's.
  */
 export function became(format, value, scale, clamp) {
   const r = round(format, value, scale, clamp);
@@ -138,6 +117,15 @@ function rounded(format, target, r) {
   return `${between}: ${show(r.decoded)} is nearer`;
 }
 
+/** These steps as a table. */
+function stepsTable(format, value, scale, clamp, r) {
+  return make(
+    "table", { class: "steps" },
+    make("caption", { class: "unseen" }, `The way of the value into ${label(format)} and back`),
+    steps(format, value, scale, clamp, r).map(([what, gives]) => make("tr", {}, make("th", { scope: "row" }, what), make("td", {}, gives))),
+  );
+}
+
 /** What kind of number a code is. */
 function kindOf(format, code) {
   const value = decode(format, code);
@@ -155,7 +143,7 @@ function panel(which, formats, change) {
   const result = make("p", { class: "result" });
   const about = make("p", { class: "quiet about" });
   const formula = make("p", { class: "formula-of-code" });
-  const table = make("table", { class: "steps" });
+  const table = make("div");
   const stepper = direction => () => change({ by: direction, of: which });
   const element = make(
     "section",
@@ -217,10 +205,7 @@ function panel(which, formats, change) {
       make("span", { class: "quiet" }, `${kindOf(format, r.code)}, ${verdict(r, value)}`),
     );
     formula.replaceChildren(...formulaOf(format, r.code));
-    table.replaceChildren(make("caption", { class: "unseen" }, `The way of the value into ${label(format)} and back`));
-    for (const [what, gives] of steps(format, value, scale, clamp, r)) {
-      table.append(make("tr", {}, make("th", { scope: "row" }, what), make("td", {}, gives)));
-    }
+    table.replaceChildren(stepsTable(format, value, scale, clamp, r));
     about.textContent = aboutFormat(format);
     for (const button of element.querySelectorAll("[data-step]")) {
       button.disabled = !Number.isFinite(r.decoded) || next(format, r, Number(button.dataset.step)) === r.decoded;
@@ -493,15 +478,40 @@ function cellOf(value, r, state) {
 
 // All of it -----------------------------------------------------------------------------------------------------------
 
+/** What is asked: the typed numbers, the two formats, and what is wrong with it, if anything is. */
+function askedOf(model) {
+  const formats = model.get("formats");
+  const formatOf = key => formats.find(format => format.name === model.get(key)) ?? formats[0];
+  const [value, scale] = [model.get("value"), model.get("scale")];
+  return {
+    value: parse(value),
+    scale: parse(scale),
+    clamp: model.get("clamp"),
+    chosen: [formatOf("format"), formatOf("beside")],
+    problem: complaint(value, scale),
+  };
+}
+
+/** A paragraph for each format; none of what cannot be answered. */
+function paragraphs({ value, scale, clamp, chosen, problem }) {
+  if (problem) return [];
+  return chosen.map(format => make("p", {}, sentence(format, value, scale, clamp)));
+}
+
+/** What stands where no script runs: for each format its sentence and its steps. */
+export function answer(model) {
+  const asked = askedOf(model);
+  if (asked.problem) return [make("p", {}, asked.problem)];
+  const { value, scale, clamp, chosen } = asked;
+  const table = format => stepsTable(format, value, scale, clamp, became(format, value, scale, clamp));
+  return paragraphs(asked).flatMap((said, number) => [said, table(chosen[number])]);
+}
+
 function render({ model, el }) {
   const formats = model.get("formats");
   const byName = new Map(formats.map(format => [format.name, format]));
   el.classList.add("explorer", "explorer-bits");
   el.dataset.lmSuppressShortcuts = "true"; // keys that are pressed here are not JupyterLab's commands
-
-  function formatOf(key) {
-    return byName.get(model.get(key)) ?? formats[0];
-  }
 
   function save(changes) {
     for (const [key, value] of Object.entries(changes)) model.set(key, value);
@@ -511,11 +521,10 @@ function render({ model, el }) {
   /** A change of the model's values; or of a code: a bit to flip, or a step to the next number. */
   function change({ flip, by, of, ...changes }) {
     if (flip === undefined && by === undefined) return save(changes);
-    const value = parse(model.get("value"));
-    const scale = parse(model.get("scale"));
-    if (complaint(model.get("value"), model.get("scale"))) return;
-    const format = formatOf(of);
-    const r = became(format, value, scale, model.get("clamp"));
+    const { value, scale, clamp, chosen, problem } = askedOf(model);
+    if (problem) return;
+    const format = chosen[of === "format" ? 0 : 1];
+    const r = became(format, value, scale, clamp);
     const before = codeOf(of, format, r);
     // a code has 16 bits at most, so that ^ keeps them all
     const code = flip === undefined ? encode(format, next(format, r, by)) : before ^ flip;
@@ -526,7 +535,7 @@ function render({ model, el }) {
       value: typed(decoded * scale),
       ...(isNaNStill ? {} : { code: -1, beside_code: -1 }),
       [CODES[of]]: Number.isNaN(decoded) ? code : -1,
-      clamp: model.get("clamp") && Math.abs(decoded) !== Infinity,
+      clamp: clamp && Math.abs(decoded) !== Infinity,
     });
   }
 
@@ -541,7 +550,7 @@ function render({ model, el }) {
   const scale = input(text => change({ scale: text }));
   const clamp = make("input", { type: "checkbox", onchange: event => change({ clamp: event.target.checked }) });
   const wrong = make("p", { class: "wrong", role: "alert" });
-  const answer = make("div", { class: "answer", "aria-live": "polite" });
+  const said = make("div", { class: "answer", "aria-live": "polite" });
   const tries = make("div", { class: "controls tries", role: "group", "aria-label": "Values to try" });
   for (const text of TRIES) tries.append(make("button", { type: "button", onclick: () => change({ value: text }) }, text));
   const first = panel("format", formats, change);
@@ -551,31 +560,28 @@ function render({ model, el }) {
   el.replaceChildren(
     make("div", { class: "controls asked" }, field("Value", value, "wide"), field("Scale", scale, "wide"),
       field("Clamp first", clamp, "check")),
-    tries, wrong, answer, linkTo(model),
+    tries, wrong, said, linkTo(model),
     make("div", { class: "formats" }, first.element, second.element),
     numbers.element, blocks.section,
   );
 
   function update() {
-    const [valueText, scaleText] = [model.get("value"), model.get("scale")];
-    fill(value, valueText);
-    fill(scale, scaleText);
-    clamp.checked = model.get("clamp");
-    const problem = complaint(valueText, scaleText);
+    const asked = askedOf(model);
+    const { chosen, problem } = asked;
+    fill(value, model.get("value"));
+    fill(scale, model.get("scale"));
+    clamp.checked = asked.clamp;
     wrong.textContent = problem && `Not yet: ${problem}`;
-    value.setAttribute("aria-invalid", parse(valueText) === undefined);
-    scale.setAttribute("aria-invalid", Boolean(problem) && parse(valueText) !== undefined);
-    const [number, by] = [parse(valueText), parse(scaleText)];
-    const chosen = [formatOf("format"), formatOf("beside")];
-    const isClamped = model.get("clamp");
-    const said = problem ? [] : chosen.map(format => sentence(format, number, by, isClamped));
-    answer.replaceChildren(...said.map(text => make("p", {}, text)));
-    first.update(chosen[0], number, by, isClamped, Boolean(problem), codeOf);
-    second.update(chosen[1], number, by, isClamped, Boolean(problem), codeOf);
-    numbers.update(chosen, number, by, isClamped, model.get("zoom"), Boolean(problem));
+    value.setAttribute("aria-invalid", asked.value === undefined);
+    scale.setAttribute("aria-invalid", Boolean(problem) && asked.value !== undefined);
+    said.replaceChildren(...paragraphs(asked));
+    const given = [asked.value, asked.scale, asked.clamp];
+    first.update(chosen[0], ...given, Boolean(problem), codeOf);
+    second.update(chosen[1], ...given, Boolean(problem), codeOf);
+    numbers.update(chosen, ...given, model.get("zoom"), Boolean(problem));
     const element = byName.has(model.get("element")) ? model.get("element") : "float8_e4m3fn";
     const rounding = ROUNDINGS.includes(model.get("rounding")) ? model.get("rounding") : ROUNDINGS[0];
-    blocks.update({ element, rounding, others: model.get("others") }, byName, number);
+    blocks.update({ element, rounding, others: model.get("others") }, byName, asked.value);
   }
 
   return redrawn(model, numbers.svg, update);

@@ -15,7 +15,6 @@ const VIEWS = {
   kernels: "Kernels",
   sent: "Between devices",
   hlo: "HLO",
-  compare: "Compare",
 };
 const CANCELLED = "cancelled";
 const COMMAND = "In a terminal, fp8lens dump.txt says the same.";
@@ -83,13 +82,75 @@ async function filesOf(transfer) {
   return files;
 }
 
-function save(name, type, text) {
-  const address = URL.createObjectURL(new Blob([text], { type }));
-  h("a", { href: address, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+/** A table of which a part is shown, and the button that shows more; `row` makes the <tr>s of one row. */
+function tableOf(head, name, rows, row) {
+  const body = h("tbody");
+  const more = h("button", { type: "button" });
+  let shown = 0;
+  const add = () => {
+    body.append(...rows.slice(shown, shown + PART).flatMap(row));
+    shown = Math.min(rows.length, shown + PART);
+    more.textContent = `Show more (${(rows.length - shown).toLocaleString("en")} left)`;
+    more.toggleAttribute("hidden", shown >= rows.length);
+  };
+  more.addEventListener("click", add);
+  add();
+  const cells = head.map((text) => h("th", { scope: "col" }, text));
+  return [
+    h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": name }, h("table", {}, h("thead", {}, h("tr", {}, cells)), body)),
+    more,
+  ];
 }
 
-const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+/** Each matmul, with what else is said of it below; `lead` makes of a name what leads to its instruction. */
+function matmulsOf({ report, totals }, lead) {
+  if (!report.rows.length) return [h("p", {}, totals)];
+  const row = ({ cells, at, isFp8, below }) => {
+    const [runs, sizes, ...others] = cells;
+    return [
+      h("tr", { class: isFp8 ? "" : "lost" }, h("td", {}, runs), h("td", {}, lead(sizes, at)), others.map((cell) => h("td", {}, cell))),
+      ...below.map(({ text, isOutside }) =>
+        h("tr", { class: isOutside ? "below outside" : "below" }, h("td", { colspan: String(cells.length) }, text)),
+      ),
+    ];
+  };
+  return [
+    ...tableOf(report.head, "Matmuls", report.rows, row),
+    h("p", { class: "quiet" }, h("span", { class: "mark lost" }, "not FP8"), " ", h("span", { class: "mark outside" }, "work left outside"), " ", totals),
+  ];
+}
+
+/** Each matmul that is not FP8, or left work to other kernels, and why, as the compiled program alone tells it. */
+function lostOf(lost, lead) {
+  const item = ({ title, at, source, isFp8, runs, why, kernels }) =>
+    h(
+      "li",
+      { class: isFp8 ? "" : "lost" },
+      h("p", {}, lead(title, at), source ? ` at ${source}` : "", runs === "1" ? "" : `, runs ${runs} times`),
+      why ? h("p", {}, why) : "",
+      kernels.map(({ name, at: place, text }) => h("p", { class: "outside" }, lead(name, place), ` ${text}`)),
+    );
+  return h("ul", { class: "plain" }, lost.map(item));
+}
+
+/** What stands until a dump is read, and where no script runs: the example. */
+export function answer(model) {
+  const example = model.get("example");
+  const lead = (text) => text;
+  return [
+    h("noscript", {}, h("p", {}, `To read a dump of your own here, this page needs scripts. ${COMMAND}`)),
+    h(
+      "div",
+      { class: "stored" },
+      h("p", {}, "Of its example, a layer with a gate, the page says:"),
+      h("p", { class: "verdict" }, example.answer),
+      matmulsOf(example, lead),
+      lostOf(example.lost, lead),
+    ),
+  ];
+}
 
 class Page {
   lens = new Lens();
@@ -97,6 +158,7 @@ class Page {
   drawn = new Set(); // the views that show this dump
   turn = 0; // how often something was read
   way = 0; // how often a place in the HLO was asked for
+  lead = (text, at) => this.leadTo(text, at);
 
   constructor(model, el) {
     this.model = model;
@@ -114,14 +176,14 @@ class Page {
     this.status = h("p", { role: "status", class: "told" });
     this.bar = h("progress", { "aria-label": "Reading", hidden: true });
     this.cancel = h("button", { type: "button", hidden: true, onclick: () => this.stop() }, "Cancel");
-    this.stored = h("div", { class: "stored" }, this.model.get("stored") ?? "");
+    this.example = h("div", {}, answer(this.model));
     this.result = h("div", { class: "result" });
     this.place = h("p", { class: "quiet" }, this.sharedPlace());
     this.el.append(
-      why ? h("p", { class: "lacks" }, why) : this.ways("a"),
+      why ? h("p", { class: "lacks" }, why) : this.ways(),
       why || !this.place.textContent ? "" : this.place,
       h("div", { class: "controls busy" }, this.status, this.bar, this.cancel),
-      this.stored,
+      this.example,
       this.result,
     );
   }
@@ -132,40 +194,40 @@ class Page {
     return "This link leads to a place in a dump. Give the dump, or open the example, to see it.";
   }
 
-  ways(slot) {
+  ways() {
     const pick = (folder) => {
       const input = h("input", { type: "file", multiple: true, webkitdirectory: folder, hidden: true });
       input.addEventListener("change", () => {
         const files = [...input.files];
         input.value = ""; // else the same file, chosen again, changes nothing
-        this.read(slot, files);
+        this.read(files);
       });
       return [h("button", { type: "button", onclick: () => input.click() }, folder ? "Choose a folder" : "Choose a file"), input];
     };
-    const words = slot === "a" ? "Drop a dump here, or" : "Drop the other dump here, or";
     const text = h("textarea", { rows: "4", spellcheck: "false", "aria-label": "The text of a dump" });
     const paste = h(
       "div",
       { class: "paste", hidden: true },
       text,
-      h("button", { type: "button", onclick: () => this.read(slot, [new File([text.value], "pasted.txt")]) }, "Read this text"),
+      h("button", { type: "button", onclick: () => this.read([new File([text.value], "pasted.txt")]) }, "Read this text"),
     );
     const toggle = () => {
       paste.hidden = !paste.hidden;
       if (!paste.hidden) text.focus();
     };
-    const example = h(
-      "button",
-      { type: "button", class: slot === "a" ? "main" : "", onclick: () => this.read(slot, null) },
-      slot === "a" ? "Open the example" : "Take the example",
-    );
     const area = h(
       "div",
       { class: "drop" },
-      h("div", { class: "controls" }, h("span", {}, words), pick(false), pick(true), h("button", { type: "button", onclick: toggle }, "Paste its text"), example),
-      slot === "a"
-        ? h("p", { class: "quiet" }, `HLO as XLA dumps it (.txt or .gz), up to ${MOST / 1e6} MB of text. It stays in this browser. With the first dump, Python is loaded (5 MB).`)
-        : "",
+      h(
+        "div",
+        { class: "controls" },
+        h("span", {}, "Drop a dump here, or"),
+        pick(false),
+        pick(true),
+        h("button", { type: "button", onclick: toggle }, "Paste its text"),
+        h("button", { type: "button", class: "main", onclick: () => this.read(null) }, "Open the example"),
+      ),
+      h("p", { class: "quiet" }, `HLO as XLA dumps it (.txt or .gz), up to ${MOST / 1e6} MB of text. It stays in this browser. With the first dump, Python is loaded (5 MB).`),
       paste,
     );
     area.addEventListener("dragover", (event) => {
@@ -176,7 +238,7 @@ class Page {
     area.addEventListener("drop", async (event) => {
       event.preventDefault();
       area.classList.remove("over");
-      this.read(slot, await filesOf(event.dataTransfer));
+      this.read(await filesOf(event.dataTransfer));
     });
     return area;
   }
@@ -184,75 +246,32 @@ class Page {
   // Reading ----------------------------------------------------------------------------------------------------------
 
   // `files` is null for the example.
-  async read(slot, files) {
+  async read(files) {
     if (files && !files.length) return;
-    if (slot === "a") this.forget();
-    else this.comparison.replaceChildren();
-    const began = performance.now();
-    await this.busyWith(slot, async () => {
-      const summary = await this.give(slot, files);
-      const seconds = (performance.now() - began) / 1000;
-      this.el.dataset.seconds = seconds.toFixed(2);
-      if (slot === "b") return this.compared(summary);
-      this.given = files;
+    this.forget();
+    const turn = ++this.turn;
+    const before = document.activeElement;
+    this.busy(true);
+    try {
+      const summary = await this.lens.ask(files ? "read" : "example", { files, most: MOST }, (told) => this.tell(told));
       this.summary = summary;
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
-    });
-  }
-
-  give(slot, files) {
-    const tell = (told) => this.tell(told);
-    return files ? this.lens.ask("read", { slot, files, most: MOST }, tell) : this.lens.ask("example", { slot }, tell);
-  }
-
-  // Read for a slot, and say what is wrong, for the second dump beside its controls too.
-  async busyWith(slot, action) {
-    const turn = ++this.turn;
-    const { activeElement } = document;
-    const before = activeElement === this.cancel ? this.before : activeElement;
-    this.before = before;
-    this.slot = slot;
-    this.busy(true);
-    let isLost = false;
-    try {
-      await action();
     } catch (error) {
-      if (error.message !== CANCELLED) {
-        isLost = Boolean(error.isFatal);
-        if (isLost) this.lens.stop();
-        this.tell(error.message, true);
-        if (slot === "b") this.comparison.replaceChildren(h("p", { class: "lacks" }, error.message));
-      }
+      if (error.isFatal) this.lens.stop();
+      if (error.message !== CANCELLED) this.tell(error.message, true);
     } finally {
       if (turn === this.turn) {
         this.busy(false);
         this.refocus(before);
       }
     }
-    if (isLost && slot === "b") await this.again("The second dump could not be read.");
   }
 
-  // The worker has ended with the second dump: give the first to a new one.
-  async again(said) {
-    await this.busyWith("a", async () => {
-      try {
-        await this.give("a", this.given);
-      } catch (error) {
-        if (error.message !== CANCELLED) this.forget();
-        throw error;
-      }
-      this.tell(`${said} The first dump is kept.`);
-    });
-  }
-
-  // A control that cannot be used while something is read loses the focus: it gets it back, or the answer has it.
+  // A control that cannot be used while something is read loses the focus: it gets it back.
   refocus(before) {
     const now = document.activeElement;
-    const isAway = now === document.body || now === this.cancel || now === before;
-    if (!isAway || !before || !this.el.contains(before)) return;
-    const answer = this.result.contains(before) ? null : this.result.querySelector(".verdict");
-    (answer ?? before).focus({ preventScroll: true });
+    if ((now === document.body || now === this.cancel) && this.el.contains(before)) before.focus({ preventScroll: true });
   }
 
   // What a control asks of the worker; what goes wrong is said.
@@ -279,10 +298,6 @@ class Page {
 
   stop() {
     this.lens.stop();
-    if (this.slot === "b") {
-      this.comparison.replaceChildren();
-      return this.again("Cancelled.");
-    }
     this.forget();
     this.tell("Cancelled. Nothing is kept of the dump.");
   }
@@ -291,18 +306,18 @@ class Page {
     this.summary = null;
     this.drawn.clear();
     this.result.replaceChildren();
-    this.stored.hidden = false;
+    this.example.hidden = false;
   }
 
-  async ask(question, of = {}, slot = "a") {
-    return this.lens.ask("ask", { slot, question, of });
+  async ask(question, of = {}) {
+    return this.lens.ask("ask", { question, of });
   }
 
   // The answer -------------------------------------------------------------------------------------------------------
 
   open() {
     const { summary } = this;
-    this.stored.hidden = this.place.hidden = true;
+    this.example.hidden = this.place.hidden = true;
     this.tabs = new Map();
     this.panels = new Map();
     const list = h("div", { role: "tablist", "aria-label": "What to see of the dump", class: "tabs" });
@@ -315,19 +330,9 @@ class Page {
       this.panels.set(view, h("div", { role: "tabpanel", id: `panel-${view}`, "aria-labelledby": `tab-${view}`, hidden: true }));
     }
     this.result.replaceChildren(
-      h("p", { class: "verdict", tabindex: "-1" }, summary.answer),
-      summary.note ? h("p", { class: "lacks" }, summary.note) : "",
-      h(
-        "p",
-        { class: "quiet" },
-        `${summary.name} (module ${summary.module}, ${counted(summary.instructions, "instruction")}, ${counted(summary.computations, "computation")})`,
-      ),
-      h(
-        "div",
-        { class: "controls" },
-        h("button", { type: "button", onclick: () => this.attempt(() => this.export("json")) }, "Save as JSON"),
-        h("button", { type: "button", onclick: () => this.attempt(() => this.export("page")) }, "Save as a page"),
-      ),
+      h("p", { class: "verdict" }, summary.answer),
+      h("p", { class: "quiet" }, `${summary.name} (module ${summary.module}, ${counted(summary.instructions, "instruction")}, ${counted(summary.computations.length, "computation")})`),
+      h("div", { class: "controls" }, h("button", { type: "button", onclick: () => this.attempt(() => this.export()) }, "Save as JSON")),
       list,
       ...this.panels.values(),
     );
@@ -372,60 +377,24 @@ class Page {
     });
   }
 
-  async export(what) {
-    const text = await this.ask(what);
+  async export() {
     const name = this.summary.name.split("/").at(-1).replace(/(\.txt)?(\.gz)?$/, "");
-    if (what === "json") save(`${name}.json`, "application/json", text);
-    else save(`${name}.html`, "text/html", text);
+    const address = URL.createObjectURL(new Blob([await this.ask("json")], { type: "application/json" }));
+    h("a", { href: address, download: `${name}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(address), 10_000);
   }
 
   // A name that leads to an instruction.
-  lead(text, at, attributes = {}) {
+  leadTo(text, at) {
     const go = () => {
       this.model.set({ view: "hlo", at });
       this.model.save_changes();
     };
-    return h("button", { type: "button", class: "link", onclick: go, ...attributes }, text);
-  }
-
-  // A table of which a part is shown; `row` makes the <tr>s of one row.
-  table(head, label, rows, row) {
-    const body = h("tbody");
-    const more = h("button", { type: "button" });
-    let shown = 0;
-    const add = () => {
-      for (const one of rows.slice(shown, shown + PART)) body.append(...[row(one)].flat());
-      shown = Math.min(rows.length, shown + PART);
-      more.hidden = shown >= rows.length;
-      more.textContent = `Show more (${(rows.length - shown).toLocaleString("en")} left)`;
-    };
-    more.addEventListener("click", add);
-    add();
-    const cells = head.map((name) => h("th", { scope: "col" }, name));
-    return [
-      h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": label }, h("table", {}, h("thead", {}, h("tr", {}, cells)), body)),
-      more,
-    ];
+    return at ? h("button", { type: "button", class: "link", onclick: go }, text) : text;
   }
 
   matmuls(panel) {
-    const { report, totals, isJudged } = this.summary;
-    const row = ({ cells, at, isFp8, below }) => {
-      const [runs, sizes, ...others] = cells;
-      return [
-        h("tr", { class: isFp8 === false ? "lost" : "" }, h("td", {}, runs), h("td", {}, this.lead(sizes, at)), others.map((cell) => h("td", {}, cell))),
-        ...below.map(({ text, isOutside }) =>
-          h("tr", { class: isOutside ? "below outside" : "below" }, h("td", { colspan: String(cells.length) }, text)),
-        ),
-      ];
-    };
-    const legend = h(
-      "p",
-      { class: "quiet" },
-      isJudged ? [h("span", { class: "mark lost" }, "not FP8"), " ", h("span", { class: "mark outside" }, "work left outside"), " "] : "",
-      totals,
-    );
-    panel.append(...(report.rows.length ? this.table(report.head, "Matmuls", report.rows, row) : []), legend);
+    panel.append(...matmulsOf(this.summary, this.lead));
   }
 
   // XLA's rules, where the dump has what its rewriter was given.
@@ -443,39 +412,20 @@ class Page {
   }
 
   lost(panel) {
-    const { lost, reasons, flags, isJudged, answer } = this.summary;
-    if (!isJudged) return panel.append(h("p", {}, answer));
+    const { lost, reasons, flags } = this.summary;
     if (reasons?.length) panel.append(this.reasons(reasons));
     if (!lost.length && !reasons?.length) return panel.append(h("p", {}, "Every matmul is in FP8, and leaves no work to other kernels."));
     const without =
       "What the compiled program alone tells. For XLA's rules and the fix, dump with " +
       `XLA_FLAGS="--xla_dump_to=dumps ${flags}" and give the whole folder; or give the function to fp8lens: ` +
       "fp8lens layers.py:layer --shapes \u2026 --reasons.";
-    if (lost.length) panel.append(h("p", { class: "quiet" }, reasons ? "The same, as the compiled program alone tells it:" : without));
-    const list = h("ul", { class: "plain" });
-    const item = (one) =>
-      h(
-        "li",
-        { class: one.isFp8 ? "" : "lost" },
-        h("p", {}, this.lead(one.title, one.at), one.source ? ` at ${one.source}` : "", one.runs === "1" ? "" : `, runs ${one.runs} times`),
-        one.reasons.map((reason) => h("p", {}, reason)),
-        one.kernels.map(({ name, at, text }) => h("p", { class: "outside" }, this.lead(name, at), ` ${text}`)),
-      );
-    let shown = 0;
-    const more = h("button", { type: "button" });
-    const add = () => {
-      list.append(...lost.slice(shown, shown + PART).map(item));
-      shown += PART;
-      more.hidden = shown >= lost.length;
-      more.textContent = `Show more (${lost.length - shown} left)`;
-    };
-    more.addEventListener("click", add);
-    add();
-    panel.append(list, more);
+    if (!lost.length) return;
+    panel.append(h("p", { class: "quiet" }, reasons ? "The same, as the compiled program alone tells it:" : without), lostOf(lost, this.lead));
   }
 
   kernels(panel) {
-    if (!this.summary.isJudged) return panel.append(h("p", {}, this.summary.answer));
+    const { head, rows } = this.summary.kernels;
+    const byBytes = [...rows].sort((one, other) => other.bytes - one.bytes);
     const order = h(
       "select",
       { "aria-label": "Order of the kernels" },
@@ -483,59 +433,42 @@ class Page {
       h("option", { value: "program" }, "as they run"),
     );
     const place = h("div");
-    const row = ({ cells, at, share }) => {
-      const [kind, runs, bytes, name, ...others] = cells;
+    const row = ({ cells, at, bytes }) => {
+      const [kind, runs, moved, name, ...others] = cells;
       const bar = h("span", { class: "bar" });
-      bar.style.width = `${Math.max(1, Math.round(100 * share))}%`;
+      bar.style.width = `${Math.max(1, Math.round((100 * bytes) / (byBytes[0].bytes || 1)))}%`;
       return h(
         "tr",
         {},
         h("td", {}, kind),
         h("td", { class: "number" }, runs),
-        h("td", { class: "number" }, bytes, h("span", { class: "track" }, bar)),
+        h("td", { class: "number" }, moved, h("span", { class: "track" }, bar)),
         h("td", {}, this.lead(name, at)),
         others.map((cell) => h("td", {}, cell)),
       );
     };
-    const draw = async () => {
-      const first = await this.ask("kernels", { order: order.value });
-      const body = h("tbody", {}, first.rows.map(row));
-      const more = h("button", { type: "button" });
-      let shown = first.rows.length;
-      const label = () => {
-        more.hidden = shown >= first.count;
-        more.textContent = `Show more (${(first.count - shown).toLocaleString("en")} left)`;
-      };
-      const add = async () => {
-        const part = await this.ask("kernels", { order: order.value, start: shown });
-        body.append(...part.rows.map(row));
-        shown += part.rows.length;
-        label();
-      };
-      more.addEventListener("click", () => this.attempt(add));
-      label();
-      const head = first.head.map((name) => h("th", { scope: "col" }, name || "kind"));
-      const table = h("table", {}, h("thead", {}, h("tr", {}, head)), body);
-      place.replaceChildren(h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Kernels" }, table), more);
+    const draw = () => {
+      const shown = order.value === "bytes" ? byBytes : rows;
+      place.replaceChildren(...tableOf(head.map((name) => name || "kind"), "Kernels", shown, row));
     };
-    order.addEventListener("change", () => this.attempt(draw));
+    order.addEventListener("change", draw);
     const classes = this.summary.classes.map((line) => h("li", {}, line));
     panel.append(h("ul", { class: "classes" }, classes), h("div", { class: "controls" }, h("label", {}, "Order ", order)), place);
-    return draw();
+    draw();
   }
 
   sent(panel) {
-    const { sent } = this.summary;
+    const { head, rows, totals } = this.summary.sent;
     const row = ({ cells, below }) => [
       h("tr", { class: below.length ? "lost" : "" }, cells.map((cell) => h("td", {}, cell))),
       ...below.map((text) => h("tr", { class: "below" }, h("td", { colspan: String(cells.length) }, text))),
     ];
-    panel.append(...(sent.rows.length ? this.table(sent.head, "Collectives", sent.rows, row) : []), h("p", {}, sent.totals));
+    panel.append(...(rows.length ? tableOf(head, "Collectives", rows, row) : []), h("p", {}, totals));
   }
 
   // HLO --------------------------------------------------------------------------------------------------------------
 
-  async hlo(panel) {
+  hlo(panel) {
     const input = h("input", { type: "search", "aria-label": "Search the HLO", value: this.model.get("find"), placeholder: "a name, an opcode, a type" });
     const form = h("form", { class: "controls", role: "search" }, input, h("button", { type: "submit" }, "Search"));
     form.addEventListener("submit", (event) => {
@@ -546,11 +479,8 @@ class Page {
     this.found = h("div", { class: "found" });
     this.folds = new Map();
     this.list = h("div", { class: "folds" });
-    this.further = h("button", { type: "button", hidden: true, onclick: () => this.attempt(() => this.moreFolds()) }, "");
-    this.listed = 0;
-    panel.append(form, this.found, this.list, this.further);
-    this.ready = this.moreFolds();
-    await this.ready;
+    panel.append(form, this.found, this.list);
+    for (const { name, title, length } of this.summary.computations) this.fold(name, `${title} \u00b7 ${counted(length, "instruction")}`);
     if (this.model.get("find")) this.attempt(() => this.search());
     if (this.model.get("at")) this.attempt(() => this.go());
     else this.openEntry();
@@ -562,17 +492,8 @@ class Page {
     entry.open = true;
   }
 
-  async moreFolds() {
-    const part = await this.ask("computations", { start: this.listed });
-    for (const { name, title, length } of part.rows) this.fold(name, `${title} \u00b7 ${counted(length, "instruction")}`);
-    this.listed += part.rows.length;
-    this.further.hidden = this.listed >= part.count;
-    this.further.textContent = `Show more computations (${(part.count - this.listed).toLocaleString("en")} left)`;
-  }
-
   // A computation's fold, whose lines are asked for when it is opened.
   fold(name, title) {
-    if (this.folds.has(name)) return this.folds.get(name);
     const body = h("div", { class: "code" });
     const fold = h("details", { class: "fold" }, h("summary", {}, h("code", {}, title)), body);
     fold.addEventListener("toggle", () => {
@@ -580,13 +501,11 @@ class Page {
     });
     this.folds.set(name, fold);
     this.list.append(fold);
-    return fold;
   }
 
   // Lines of a computation, from `start` on, or around an instruction, with what stands before and after a click away.
   async lines(name, body, of) {
     const part = await this.ask("listing", { name, count: PART, ...of });
-    body.previousSibling.firstChild.textContent = `${part.title} \u00b7 ${counted(part.count, "instruction")}`;
     let { start } = part;
     let end = start + part.rows.length;
     const lines = h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": `HLO of ${name}` }, part.rows.map((row) => this.line(row)));
@@ -637,17 +556,15 @@ class Page {
     button.setAttribute("aria-expanded", String(!open));
     if (open) return open.remove();
     const about = await this.ask("about", { at: line.at });
-    const near = (title, all, count = all.length) =>
-      all.length
-        ? h("div", {}, h("b", {}, title), h("ul", {}, all.map(({ at, text }) => h("li", {}, this.lead(text, at))), count > all.length ? h("li", {}, `and ${count - all.length} more`) : ""))
-        : "";
+    const near = (title, all) =>
+      all.length ? h("div", {}, h("b", {}, title), h("ul", {}, all.map(({ at, text }) => h("li", {}, this.lead(text, at))))) : "";
     const facts = about.facts.map(([name, text]) => h("div", {}, h("b", {}, name), h("pre", { tabindex: "0" }, text)));
     line.append(
       h(
         "div",
         { class: "about" },
         near("reads", about.makers),
-        about.users.length ? near("read by", about.users, about.userCount) : h("p", {}, "Nothing in its computation reads it."),
+        about.users.length ? near("read by", about.users) : h("p", {}, "Nothing in its computation reads it."),
         near("computes", about.called),
         near("its computation is called by", about.callers),
         facts,
@@ -663,22 +580,16 @@ class Page {
     this.show();
     if (!this.drawn.has("hlo")) return;
     const way = ++this.way;
-    await this.ready;
-    if (way !== this.way) return;
     const [name, instruction] = at.split("/");
-    let fold = this.folds.get(name);
+    const fold = this.folds.get(name);
     try {
-      fold ??= this.fold(name, `%${name}`);
+      if (!fold) throw new Error(name);
       const body = fold.querySelector(".code");
       const known = [...body.querySelectorAll(".line")].some((line) => line.at === at);
       if (!known || !fold.open) await this.lines(name, body, instruction ? { around: instruction } : {});
       if (way !== this.way) return;
     } catch {
       if (way !== this.way) return;
-      if (!fold.querySelector(".line")) {
-        fold.remove();
-        this.folds.delete(name);
-      }
       this.openEntry();
       return this.tell(`This dump has no ${at}.`, true);
     }
@@ -694,61 +605,12 @@ class Page {
     const words = this.model.get("find");
     if (!this.summary) return;
     if (!this.drawn.has("hlo")) return;
-    await this.ready;
     if (!words) return this.found.replaceChildren();
     const { rows, count } = await this.ask("find", { words });
     this.found.replaceChildren(
       h("p", { role: "status" }, count > rows.length ? `${counted(count, "line")}, the first ${rows.length}:` : counted(count, "line")),
       h("ul", {}, rows.map(({ at, text }) => h("li", {}, this.lead(text, at)))),
     );
-  }
-
-  // Two dumps --------------------------------------------------------------------------------------------------------
-
-  compare(panel) {
-    this.comparison = h("div");
-    panel.append(h("p", {}, `${this.summary.name} is the one before. Give the one after:`), this.ways("b"), this.comparison);
-  }
-
-  async compared(summary) {
-    this.tell(`${summary.said || `Read ${summary.name}.`} Comparing`);
-    const first = await this.ask("compare", { count: PART });
-    const body = h("tbody");
-    const code = (pieces) => (pieces ?? []).map(([part, style]) => (style ? h("span", { class: `hlo-${style}` }, part) : part));
-    const row = ({ title, a, b, isChanged }) => {
-      if (title) return h("tr", {}, h("th", { colspan: "2", scope: "colgroup" }, title));
-      if (!a && !b) return h("tr", { class: "gap" }, h("td", { colspan: "2" }, "\u2026"));
-      const side = (pieces, mark) => h("td", { class: isChanged && pieces ? mark : "" }, h("pre", {}, code(pieces)));
-      return h("tr", { class: isChanged ? "" : "same" }, side(a, "before"), side(b, "after"));
-    };
-    body.append(...first.rows.map(row));
-    let shown = first.rows.length;
-    const more = h("button", { type: "button" });
-    const label = () => {
-      more.hidden = shown >= first.count;
-      more.textContent = `Show more (${(first.count - shown).toLocaleString("en")} left)`;
-    };
-    const add = async () => {
-      const part = await this.ask("compare", { start: shown, count: PART });
-      body.append(...part.rows.map(row));
-      shown += part.rows.length;
-      label();
-    };
-    more.addEventListener("click", () => this.attempt(add));
-    label();
-    const totals = first.totals.map((cells) => {
-      const [name, a, b] = cells;
-      return h("tr", { class: a === b ? "" : "changed" }, h("th", { scope: "row" }, name), h("td", {}, a), h("td", {}, b));
-    });
-    const head = ["what", ...first.names].map((name) => h("th", { scope: "col" }, name));
-    const said = first.changed ? `${counted(first.changed, "line")} of HLO differ.` : "The HLO computes the same.";
-    this.comparison.replaceChildren(
-      h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Totals" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, totals))),
-      h("p", { class: "verdict" }, said),
-      h("div", { class: "scrolls diff", tabindex: "0", role: "region", "aria-label": "Differences" }, h("table", {}, body)),
-      more,
-    );
-    this.tell(`Compared with ${summary.name}. ${said}`);
   }
 }
 

@@ -6,6 +6,7 @@
 
 const HERE = new URL(".", import.meta.url).href;
 
+let pyodide;
 let reader;
 let current; // the id of what is being done
 
@@ -17,7 +18,7 @@ async function load() {
   tell("Loading Python");
   const { loadPyodide } = await import("./pyodide/pyodide.mjs");
   const archive = fetch(`${HERE}fp8lens.zip`).then((response) => response.arrayBuffer());
-  const pyodide = await loadPyodide({ indexURL: `${HERE}pyodide/` });
+  pyodide = await loadPyodide({ indexURL: `${HERE}pyodide/` });
   pyodide.unpackArchive(await archive, "zip");
   tell("Loading fp8lens");
   return pyodide.runPython("import reader; reader.Reader()");
@@ -80,22 +81,28 @@ async function bytesOf(file, most) {
   return bytes;
 }
 
+// Python's own bytes: what Python would get of JavaScript's is a view.
+const toPython = (bytes) => pyodide.toPy(bytes).tobytes();
+
+function read(name, bytes, said) {
+  const summary = JSON.parse(reader.read(name, toPython(bytes), tell));
+  if (summary.error) throw new Error(summary.error);
+  return { ...summary, said };
+}
+
 const DO = {
-  async read({ slot, files, most }) {
+  async read({ files, most }) {
     const [file, said, beside] = choose(files);
     const bytes = await bytesOf(file, most);
-    for (const one of beside) reader.lay(nameOf(one), await bytesOf(one, most));
-    const summary = JSON.parse(reader.read(slot, nameOf(file), bytes, tell));
-    if (summary.error) throw new Error(summary.error);
-    return { ...summary, said };
+    for (const one of beside) reader.lay(nameOf(one), toPython(await bytesOf(one, most)));
+    return read(nameOf(file), bytes, said);
   },
-  async example({ slot }) {
+  async example() {
     const data = await (await fetch(`${HERE}example.txt`)).arrayBuffer();
-    const summary = JSON.parse(reader.read(slot, "example.txt", new Uint8Array(data), tell));
-    return { ...summary, said: "" };
+    return read("example.txt", new Uint8Array(data), "");
   },
-  async ask({ slot, question, of }) {
-    return JSON.parse(reader.ask(slot, question, JSON.stringify(of ?? {})));
+  async ask({ question, of }) {
+    return JSON.parse(reader.ask(question, JSON.stringify(of)));
   },
 };
 
@@ -114,7 +121,9 @@ async function answer({ id, what, ...given }) {
     postMessage({ id, answer: await DO[what](given) });
   } catch (error) {
     const isFatal = Boolean(error.pyodide_fatal_error) || error instanceof WebAssembly.RuntimeError;
-    postMessage({ id, error: lastLine(error), isFatal });
+    // An error of Python's has a type, and is fp8lens' own.
+    const said = error.type ? `fp8lens itself failed (${lastLine(error)}). Please report this.` : lastLine(error);
+    postMessage({ id, error: said, isFatal });
   }
 }
 

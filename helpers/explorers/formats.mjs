@@ -3,7 +3,7 @@
 // A format is data, the fields of `Format` in helpers/numerics/formats.py, which counts them from ml_dtypes' codes:
 // {name, bits, signed, exponent_bits, mantissa_bits, bias, largest_code, inf_code, nan_code, ...}. A code is a whole
 // number of `bits` bits: sign, exponent, mantissa. Its magnitude is the code without the sign bit; magnitudes up to
-// `largest_code` are finite, and grow with their value. tests/helpers/test_explorer_formats.py compares all of this with
+// `largest_code` are finite, and grow with their value. tests/helpers/test_explorers_numbers.py compares all of this with
 // ml_dtypes.
 
 /** The sign bit of a format's codes; 0 for a format without a sign. */

@@ -8,8 +8,7 @@
 // `data-state` has what the explorer begins with. Those keys are kept in the page's address, as #format=e5m2&code=60, if
 // they differ from it: the address can be sent to somebody, and the browser's back button undoes a step. Anything else that
 // the explorer sets is kept in memory, and so is what `data-data` has, which the explorer needs besides. What the element
-// holds is for readers without scripts; it is replaced, and given to the explorer as model.get("stored"). `data-lacks` is a
-// sentence, where the site was built without something that the explorer needs: model.get("lacks").
+// holds is for readers without scripts: Node made it with the same module (answer.mjs). The explorer replaces it.
 
 const STEP = 1000; // milliseconds: changes that follow each other sooner are one step back
 const REST = 150; // and the address is written when nothing has changed for so long
@@ -121,15 +120,12 @@ export class Model {
 }
 
 async function show(el) {
-  const { explorer, state, data, lacks = "" } = el.dataset;
+  const { explorer, state, data } = el.dataset;
   const answer = [...el.childNodes];
   try {
     const { default: module } = await import(`./${explorer}.mjs`);
     const model = new Model(JSON.parse(state ?? "{}"), JSON.parse(data ?? "{}"));
-    const stored = document.createDocumentFragment();
-    stored.append(...answer);
-    model.set({ stored, lacks });
-    await module.initialize?.({ model });
+    el.replaceChildren();
     await module.render({ model, el });
     el.dataset.shown = ""; // tests wait for it
   } catch (error) {

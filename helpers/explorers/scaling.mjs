@@ -10,7 +10,7 @@
 //   step             the step that is looked at, from 0
 //   traces, formats  amaxes by name; the formats' data
 import { draw, few, field, fill, input, label, linkTo, make, redrawn, select, show } from "./elements.mjs";
-import { decode, largest, smallest } from "./formats.mjs";
+import { largest, smallest } from "./formats.mjs";
 
 const TINY = 2 ** -126; // the smallest normal number of float32: no scale is smaller
 const OWN_STEPS = 60; // as many of a trace that is seen does the reader's own begin with
@@ -211,13 +211,63 @@ const LEGEND = [
 
 // All of it -----------------------------------------------------------------------------------------------------------
 
-function whole(value, least, most, otherwise) {
-  return Number.isInteger(value) ? Math.min(Math.max(value, least), most) : otherwise;
+const whole = (value, least, most, otherwise) => (Number.isInteger(value) ? Math.min(Math.max(value, least), most) : otherwise);
+
+const firstOf = traces => Object.keys(traces)[0];
+
+/** What is looked at, of what can be: the trace and its name, the format, the step, and what is chosen besides. */
+function askedOf(model) {
+  const traces = model.get("traces");
+  const formats = model.get("formats");
+  const isOwn = model.get("trace") === "own";
+  const known = Object.hasOwn(traces, model.get("trace")) ? model.get("trace") : firstOf(traces);
+  const drawn = isOwn ? parseTrace(model.get("drawn"))?.slice(0, MOST_STEPS) : undefined;
+  const amaxes = drawn ?? traces[known];
+  return {
+    name: isOwn ? "own" : known,
+    amaxes,
+    format: formats.find(format => format.name === model.get("format")) ?? formats[0],
+    at: whole(model.get("step"), 0, amaxes.length - 1, 0),
+    chosen: {
+      history: whole(model.get("history"), 1, 64, 16),
+      margin: whole(model.get("margin"), 0, 8, 0),
+      depth: whole(model.get("depth"), 0, 30, 14),
+    },
+  };
+}
+
+function schemesTable({ amaxes, format, chosen }) {
+  const row = ([scheme, title]) => {
+    const found = summary(simulate(format, amaxes, scheme, chosen));
+    return make(
+      "tr", { "data-scheme": scheme },
+      make("th", { scope: "row" }, title), make("td", {}, WHAT[scheme]),
+      make("td", { "data-answer": "saturates" }, show(found.saturates)),
+      make("td", { "data-answer": "worst" }, found.saturates ? `${few(found.worst)} times` : "none"),
+      make("td", { "data-answer": "underflows" }, show(found.underflows)),
+    );
+  };
+  const heads = ["Scheme", "Its scale", "Saturates", "At worst", "Becomes zero"];
+  return make(
+    "table", { class: "schemes" },
+    make("caption", { class: "unseen" }, `Schemes side by side in ${label(format)}`),
+    make("tr", {}, heads.map(text => make("th", { scope: "col" }, text))),
+    Object.entries(SCHEMES).map(row),
+  );
+}
+
+const scrolling = (...children) =>
+  make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Schemes side by side" }, ...children);
+
+/** What stands where no script runs: what happens in all steps, and the schemes beside each other. */
+export function answer(model) {
+  const asked = askedOf(model);
+  const steps = simulate(asked.format, asked.amaxes, "delayed", asked.chosen);
+  return [make("p", {}, answerOf(steps, asked.chosen)), scrolling(schemesTable(asked))];
 }
 
 function render({ model, el }) {
-  const formats = model.get("formats").filter(format => format.signed && Number.isFinite(decode(format, 1)));
-  const byName = new Map(formats.map(format => [format.name, format]));
+  const formats = model.get("formats");
   const traces = model.get("traces");
   el.classList.add("explorer", "explorer-scaling");
   el.dataset.lmSuppressShortcuts = "true"; // keys that are pressed here are not JupyterLab's commands
@@ -227,22 +277,16 @@ function render({ model, el }) {
     model.save_changes();
   }
 
-  function traceOf() {
-    const name = model.get("trace");
-    if (name === "own") return parseTrace(model.get("drawn"))?.slice(0, MOST_STEPS) ?? Object.values(traces)[0];
-    return Object.hasOwn(traces, name) ? traces[name] : Object.values(traces)[0];
-  }
-
   /** The reader's own trace: it begins with what is seen, in fewer steps. */
   function own() {
-    const now = traceOf();
-    if (model.get("trace") === "own" || now.length <= OWN_STEPS) return [...now];
+    const { name, amaxes: now } = askedOf(model);
+    if (name === "own" || now.length <= OWN_STEPS) return [...now];
     return Array.from({ length: OWN_STEPS }, (_, number) => now[Math.floor((number * now.length) / OWN_STEPS)]);
   }
 
   function redraw(step, amax) {
     const numbers = own();
-    const at = model.get("trace") === "own" ? step : Math.floor((step * numbers.length) / traceOf().length);
+    const at = Math.floor((step * numbers.length) / askedOf(model).amaxes.length);
     numbers[at] = Number(amax.toPrecision(3));
     save({ trace: "own", drawn: numbers.join(" "), step: at });
   }
@@ -267,7 +311,7 @@ function render({ model, el }) {
   // What is no amax is not kept when the field is left.
   function leftAmax() {
     sayOfAmax("");
-    fill(amax, few(traceOf()[Number(step.value)]));
+    fill(amax, few(askedOf(model).amaxes[Number(step.value)]));
   }
   const amax = input(text => {
     const problem = amaxProblem(text);
@@ -290,10 +334,10 @@ function render({ model, el }) {
   const numbers = make("textarea", {
     rows: 3, spellcheck: "false", oninput: event => save({ trace: "own", drawn: event.target.value }),
   });
-  const answer = make("div", { class: "answer", "aria-live": "polite" });
+  const told = make("div", { class: "answer", "aria-live": "polite" });
   const wrong = make("p", { class: "wrong", role: "alert" });
   const now = make("p", { class: "now", "aria-live": "polite" });
-  const table = make("table", { class: "schemes" });
+  const schemes = scrolling();
   const legend = make("ul", { class: "legend" });
   for (const [name, text] of LEGEND) legend.append(make("li", { class: name }, text));
   legend.append(make("li", { class: "saturates" }, "saturates"), make("li", { class: "underflows" }, "becomes zero"));
@@ -308,13 +352,13 @@ function render({ model, el }) {
   el.replaceChildren(
     make("div", { class: "controls" }, field("Trace of amaxes", trace), field("Format", format)),
     make("div", { class: "controls" }, sliding("History", history), sliding("Margin", margin), sliding("Depth", depth)),
-    wrong, answer, picture.svg, legend, linkTo(model),
+    wrong, told, picture.svg, legend, linkTo(model),
     make("div", { class: "controls" }, before, after, stepping),
     now,
     make("div", { class: "controls" }, field("Amax of this step", amax), field("Draw on the picture", drawing, "check")),
     wrongAmax,
     make("h2", {}, "Schemes side by side"),
-    make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Schemes side by side" }, table),
+    schemes,
     make("details", {}, make("summary", {}, "The trace in numbers"), field("Amaxes, from the first step on", numbers)),
   );
 
@@ -325,18 +369,11 @@ function render({ model, el }) {
   }
 
   function update() {
-    const isOwn = model.get("trace") === "own";
-    wrong.textContent = isOwn ? traceProblem(model.get("drawn")) : "";
-    const amaxes = traceOf();
-    const of = byName.get(model.get("format")) ?? formats[0];
-    const chosen = {
-      history: whole(model.get("history"), 1, 64, 16),
-      margin: whole(model.get("margin"), 0, 8, 0),
-      depth: whole(model.get("depth"), 0, 30, 14),
-    };
-    const at = whole(model.get("step"), 0, amaxes.length - 1, 0);
-    fill(trace, isOwn ? "own" : Object.hasOwn(traces, model.get("trace")) ? model.get("trace") : Object.keys(traces)[0]);
-    fill(format, of.name);
+    const asked = askedOf(model);
+    const { amaxes, at, chosen } = asked;
+    wrong.textContent = asked.name === "own" ? traceProblem(model.get("drawn")) : "";
+    fill(trace, asked.name);
+    fill(format, asked.format.name);
     step.max = amaxes.length - 1;
     name(history, chosen.history, `${chosen.history} steps`);
     name(margin, chosen.margin, `${chosen.margin} binades`);
@@ -346,25 +383,12 @@ function render({ model, el }) {
     after.disabled = at === amaxes.length - 1;
     if (document.activeElement !== amax) fill(amax, few(amaxes[at]));
     if (document.activeElement !== numbers) fill(numbers, amaxes.map(few).join(" "));
-    const steps = simulate(of, amaxes, "delayed", chosen);
+    const steps = simulate(asked.format, amaxes, "delayed", chosen);
     const said = answerOf(steps, chosen);
-    answer.replaceChildren(make("p", {}, said));
+    told.replaceChildren(make("p", {}, said));
     now.textContent = sentenceOf(steps[at], at, chosen.depth);
     picture.update(steps, at, said);
-    table.replaceChildren(
-      make("caption", { class: "unseen" }, `Schemes side by side in ${label(of)}`),
-      make("tr", {}, ...["Scheme", "Its scale", "Saturates", "At worst", "Becomes zero"].map(text => make("th", { scope: "col" }, text))),
-    );
-    for (const [scheme, title] of Object.entries(SCHEMES)) {
-      const found = summary(simulate(of, amaxes, scheme, chosen));
-      table.append(make(
-        "tr", { "data-scheme": scheme },
-        make("th", { scope: "row" }, title), make("td", {}, WHAT[scheme]),
-        make("td", { "data-answer": "saturates" }, show(found.saturates)),
-        make("td", { "data-answer": "worst" }, found.saturates ? `${few(found.worst)} times` : "none"),
-        make("td", { "data-answer": "underflows" }, show(found.underflows)),
-      ));
-    }
+    schemes.replaceChildren(schemesTable(asked));
   }
 
   return redrawn(model, picture.svg, update);

@@ -136,7 +136,7 @@ function inequalityText(saved, quantizing) {
   return `The matmul takes ${duration(saved)} less in FP8. Quantizing takes ${duration(quantizing)}, ${than}.`;
 }
 
-/** The answer, the sentence that matters first. As `sentences` in Python. */
+/** The answer, the sentence that matters first. */
 export function sentencesOf(given, choice) {
   const { [BF16]: wide, [FP8]: eight } = timesOf(given, choice);
   const [bf16, fp8] = [wide.seconds, eight.seconds];
@@ -335,8 +335,9 @@ function barOf(name, one, longest) {
   return make("div", { class: "timed" }, make("b", {}, name), bar, make("span", { class: "total" }, duration(one.seconds)));
 }
 
-function tableOf(times, caption) {
-  const { [BF16]: wide, [FP8]: eight } = times;
+function tableOf(given, choice) {
+  const { [BF16]: wide, [FP8]: eight } = timesOf(given, choice);
+  const what = `[${choice.m}, ${choice.k}] times [${choice.n}, ${choice.k}] on the ${choice.chip}`;
   const head = text => make("th", { scope: "col" }, text);
   const row = (part, name, cells) => make(
     "tr", { "data-part": part },
@@ -344,13 +345,14 @@ function tableOf(times, caption) {
     cells.map(cell => make("td", {}, cell)),
   );
   const text = seconds => (seconds ? duration(seconds) : "none");
-  return [
-    make("caption", { class: "unseen" }, caption),
+  return make(
+    "table", { class: "parts" },
+    make("caption", { class: "unseen" }, `Where the time goes: ${what}`),
     make("tr", {}, make("td"), head("bf16"), head("FP8")),
-    ...PARTS.map(([part, name, seconds]) => row(part, name, [text(seconds(wide)), text(seconds(eight))])),
+    PARTS.map(([part, name, seconds]) => row(part, name, [text(seconds(wide)), text(seconds(eight))])),
     row("together", "Together", [duration(wide.seconds), duration(eight.seconds)]),
     row("traffic", "The matmul's limit", [limitOf(wide), limitOf(eight)]),
-  ];
+  );
 }
 
 /** How far an estimate is off: "+4 %". */
@@ -411,27 +413,44 @@ function measuredPart(given, show) {
 
 // All of it -----------------------------------------------------------------------------------------------------------
 
+const DATA = ["chips", "bits", "moved", "ways", "outs", "weights", "most", "points", "first"];
+const dataOf = model => Object.fromEntries(DATA.map(key => [key, model.get(key)]));
+
+const isSize = (given, number) => Number.isInteger(number) && number >= 1 && number <= given.most;
+
+/** What is chosen; in place of what cannot be, what the explorer begins with. */
+function choiceOf(given, model) {
+  const known = { chip: given.chips, a: given.ways, b: given.ways, out: given.outs };
+  const choice = {};
+  for (const [key, first] of Object.entries(given.first)) {
+    const value = model.get(key);
+    const isKnown = key in SIZES ? isSize(given, value) : Object.hasOwn(known[key], value);
+    choice[key] = isKnown ? value : first;
+  }
+  return choice;
+}
+
+function paragraphs(given, choice) {
+  const [head, ...rest] = sentencesOf(given, choice);
+  const [verdict, how] = head.split(": ");
+  return [make("p", {}, make("strong", {}, verdict), `: ${how}`), make("p", {}, rest.join(" "))];
+}
+
+/** What stands where no script runs: the sentences, and where the time goes. */
+export function answer(model) {
+  const given = dataOf(model);
+  const choice = choiceOf(given, model);
+  return [...paragraphs(given, choice), tableOf(given, choice)];
+}
+
 function render({ model, el }) {
-  const given = {};
-  for (const key of ["chips", "bits", "moved", "ways", "outs", "weights", "most", "points", "first"]) given[key] = model.get(key);
+  const given = dataOf(model);
   el.classList.add("explorer", "explorer-speedup");
   el.dataset.lmSuppressShortcuts = "true"; // keys that are pressed here are not JupyterLab's commands
 
   function save(changes) {
     for (const [key, value] of Object.entries(changes)) model.set(key, value);
     model.save_changes();
-  }
-
-  const isSize = number => Number.isInteger(number) && number >= 1 && number <= given.most;
-
-  function choiceOf() {
-    const choice = {};
-    for (const key of Object.keys(SIZES)) choice[key] = isSize(model.get(key)) ? model.get(key) : given.first[key];
-    const known = { chip: given.chips, a: given.ways, b: given.ways, out: given.outs };
-    for (const [key, values] of Object.entries(known)) {
-      choice[key] = Object.hasOwn(values, model.get(key)) ? model.get(key) : given.first[key];
-    }
-    return choice;
   }
 
   const wrong = make("p", { class: "wrong", role: "alert" });
@@ -441,7 +460,7 @@ function render({ model, el }) {
   function typed(key, text) {
     const digits = text.replace(/[\s,_]/g, "");
     const number = /^\d{1,16}$/.test(digits) ? Number(digits) : NaN;
-    const isRight = isSize(number);
+    const isRight = isSize(given, number);
     controls[key].typed.setAttribute("aria-invalid", String(!isRight));
     wrong.textContent = isRight ? "" : `Not yet: ${key.toUpperCase()} must be a whole number from 1 to ${given.most}.`;
     if (!isRight) return;
@@ -453,7 +472,7 @@ function render({ model, el }) {
   function left(key) {
     controls[key].typed.setAttribute("aria-invalid", "false");
     wrong.textContent = "";
-    fill(controls[key].typed, String(choiceOf()[key]));
+    fill(controls[key].typed, String(choiceOf(given, model)[key]));
   }
 
   const sizes = Object.entries(SIZES).map(([key, text]) => {
@@ -478,10 +497,10 @@ function render({ model, el }) {
   const b = select(options(given.ways), value => save({ b: value }));
   const out = select(options(given.outs), value => save({ out: value }));
 
-  const answer = make("div", { class: "answer", "aria-live": "polite" });
+  const told = make("div", { class: "answer", "aria-live": "polite" });
   const bars = make("div", { class: "bars" });
   const inequality = make("p", { class: "inequality" });
-  const table = make("table", { class: "parts" });
+  const parts = scrolling("Seconds of each part");
   const speedups = speedupChart(m => save({ m }));
   const rooflines = rooflineChart();
   const legend = make("ul", { class: "legend" });
@@ -491,11 +510,11 @@ function render({ model, el }) {
   function show({ shape, chip: name, a: ofA, b: ofB }) {
     const [m, n, k] = shape;
     save({ m, n, k, chip: name, a: ofA, b: ofB, out: BF16 });
-    answer.scrollIntoView({ block: "start" });
+    told.scrollIntoView({ block: "start" });
   }
 
   el.replaceChildren(
-    answer, linkTo(model),
+    told, linkTo(model),
     make(
       "div", { class: "controls fields" },
       ...sizes, field("Weights of Llama 2", weights), field("Chip", chip),
@@ -503,7 +522,7 @@ function render({ model, el }) {
     ),
     wrong,
     make("h2", {}, "Where the time goes"),
-    bars, inequality, scrolling("Seconds of each part", table),
+    bars, inequality, parts,
     make("h2", {}, "Times as fast as bf16, against M"),
     speedups.svg, legend, near,
     make("h2", {}, "Rooflines"),
@@ -529,16 +548,10 @@ function render({ model, el }) {
   }
 
   function update() {
-    const choice = choiceOf();
+    const choice = choiceOf(given, model);
     updateControls(choice);
-    const times = timesOf(given, choice);
-    const { [BF16]: wide, [FP8]: eight } = times;
-    const [head, ...rest] = sentencesOf(given, choice);
-    const [verdict, how] = head.split(": ");
-    answer.replaceChildren(
-      make("p", {}, make("strong", {}, verdict), `: ${how}`),
-      make("p", {}, rest.join(" ")),
-    );
+    const { [BF16]: wide, [FP8]: eight } = timesOf(given, choice);
+    told.replaceChildren(...paragraphs(given, choice));
     const longest = Math.max(wide.seconds, eight.seconds);
     bars.replaceChildren(barOf("bf16", wide, longest), barOf("FP8", eight, longest));
     const [saved, spent] = [wide.matmul - eight.matmul, eight.a + eight.b];
@@ -547,10 +560,9 @@ function render({ model, el }) {
       make("span", { class: "than" }, { 1: ">", "-1": "<", 0: "=" }[paysOf(saved, spent)]),
       make("span", {}, make("b", {}, spent ? duration(spent) : "0 µs"), " spent on quantizing"),
     );
-    const what = `[${choice.m}, ${choice.k}] times [${choice.n}, ${choice.k}] on the ${choice.chip}`;
-    table.replaceChildren(...tableOf(times, `Where the time goes: ${what}`));
+    parts.replaceChildren(tableOf(given, choice));
     const found = given.points.filter(point => isNear(point, choice));
-    speedups.update(given, choice, found, verdict);
+    speedups.update(given, choice, found, sentencesOf(given, choice)[0].split(": ")[0]);
     const named = (ofA, ofB) => `A: ${given.ways[ofA]}; B: ${given.ways[ofB]}`;
     legend.replaceChildren(
       make("li", { class: "chosen" }, `as chosen: ${named(choice.a, choice.b)}`),

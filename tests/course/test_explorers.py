@@ -1,7 +1,12 @@
-"""The pages of "Try it", in a browser: each shows an answer before any script runs, keeps its state
-in the address, loads only what the site has, and everybody can use it."""
+"""The pages of "Try it", in a browser: each shows an answer before any script runs, answers to the
+keyboard and to touch, keeps its state in the address, and everybody can use it."""
 
 import contextlib
+import gzip
+import html
+import json
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +16,17 @@ import yaml
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from helpers.explorers import esm
+from fp8lens import aot_compile, inspect
+from helpers.explorers import compiled, esm, fusion_lab
+from helpers.explorers.dump import EXAMPLE
 from tests.course.test_site import DRAWN, opened, overflows, see, served
-from tools.site import build, explorers
+from tools.site import build, explorers, pyodide
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
 NAMES = list(explorers.EXPLORERS)
 # Sphinx tells the authors of its extensions what will change.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
-
-# A module as an explorer is one, to try page.mjs with: its model is what the tests look at.
-PROBE = "export default { render({ model, el }) { window.model = model; el.append('rendered') } }"
-BROKEN = "export default { render({ model, el }) { el.append('half'); throw Error('broken') } }"
-
-ICON = '<link rel="icon" href="favicon.svg">'
 
 
 @contextlib.contextmanager
@@ -40,21 +41,11 @@ def try_site(project: Path) -> Iterator[str]:
     (project / "myst.yml").write_text(yaml.safe_dump(contents))
     (project / "README.md").write_text("# Index\n\nText.\n")
     shutil.copytree(ROOT / "img", project / "img")
-    for page in pages:
-        (project / page).parent.mkdir(parents=True, exist_ok=True)
-        (project / page).write_text((ROOT / page).read_text())
+    shutil.copytree(ROOT / explorers.FOLDER, project / explorers.FOLDER)
     source, out = project / "source", project / "html"
     build.copy_sources(project, source)
     # What it warns of: links to pages that are not there. The whole site's test has none.
     build.run_sphinx(source, out, project / "doctrees")
-    shutil.copyfile(ROOT / "img" / "favicon.svg", out / "favicon.svg")
-    for name, module in (("probe", PROBE), ("broken", BROKEN)):
-        (out / "_static" / explorers.STATIC / f"{name}.mjs").write_text(module)
-    script = f'<script type="module" src="_static/{explorers.STATIC}/page.mjs"></script>'
-    for name in ("probe", "broken"):
-        state = '{"format": "e4m3fn", "code": 7, "is_on": false, "trace": [1, 2]}'
-        element = f"<div class=explorer data-explorer={name} data-state='{state}'>stored</div>"
-        (out / f"{name}.html").write_text(f"<!DOCTYPE html>{ICON}<p id=x>x</p>{element}{script}")
     with served(out) as address:
         yield address
 
@@ -63,120 +54,64 @@ def shown(page: Page) -> None:
     page.locator(".explorer[data-shown]").wait_for(state="attached")
 
 
+@contextlib.contextmanager
+def explorer(browser: Browser, site: str, name: str, state: str = "", **options) -> Iterator[Page]:
+    """An explorer's page, as somebody's link opens it."""
+    with opened(browser, f"{site}notebooks/try/{name}.html{state}", **options) as page:
+        shown(page)
+        yield page
+
+
+def accessible(page: Page) -> None:
+    """Without a fault that axe finds, and no wider than the screen."""
+    found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]})
+    assert not found.response["violations"], found.generate_report()
+    assert not overflows(page)
+
+
+def words(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+# All of them --------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_answers_before_any_script_runs(site, browser, name):
+def test_without_scripts_a_page_shows_what_its_module_says_first(site, browser, name):
+    answer = explorers.EXPLORERS[name].answer()
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
         page.goto(f"{site}notebooks/try/{name}.html")
-        assert page.locator(".explorer").inner_text().strip()
+        stored = page.locator(".explorer").text_content()
+        assert words(stored) == words(html.unescape(re.sub("<[^>]+>", "", answer)))
+    if name == "fusion_lab":
+        return
+    with explorer(browser, site, name) as page:
+        said = words(page.locator(".explorer").text_content())
+        for paragraph in re.findall("<p[^>]*>(.*?)</p>", answer):
+            assert words(html.unescape(re.sub("<[^>]+>", "", paragraph))) in said
 
 
-# What a page tries that its policy refuses, and what became of it.
-TRY = """async () => {
-    const refused = []
-    addEventListener("securitypolicyviolation", event => refused.push(event.effectiveDirective))
-    await fetch("data:text/plain,x").catch(() => 0)
-    const script = document.createElement("script")
-    script.textContent = "window.ran = true"
-    document.body.append(script)
-    await new Promise(done => setTimeout(done, 100))
-    return [refused.sort(), window.ran]
-}"""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_runs_its_own_scripts_and_no_other(site, browser, name):
-    address = f"{site}notebooks/try/{name}.html"
-    with opened(browser, address) as page:  # a refusal would be on the console
-        shown(page)
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(address)
-        assert page.evaluate(TRY) == [["connect-src", "script-src-elem"], None]
+STATES = {
+    "bits": ["", "#value=abc", "#value=nan&format=float8_e5m2"],
+    "speedup": ["", "#m=65536&n=2560&k=2560&chip=B200&a=amax&b=amax"],
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("width", "scheme"), [(1366, "light"), (390, "dark")])
 def test_everybody_can_use_it(site, browser, name, width, scheme):
-    with opened(browser, f"{site}notebooks/try/{name}.html", width) as page:
-        shown(page)
-        see(page, width, scheme)
-        assert not overflows(page)
-        found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]})
-        assert not found.response["violations"], found.generate_report()
-        page.add_style_tag(content="html { font-size: 200% !important }")
-        page.evaluate(DRAWN)
-        assert not overflows(page), "with large text"
-
-
-# page.mjs -----------------------------------------------------------------------------------------
-
-
-def value(page: Page, key: str) -> object:
-    return page.evaluate("key => model.get(key)", key)
-
-
-def test_the_address_gives_values_of_the_types_that_the_explorer_begins_with(site, browser):
-    fragment = "#format=e5m2&code=60&is_on=true&trace=[3]&other=1"
-    with opened(browser, f"{site}probe.html{fragment}") as page:
-        shown(page)
-        found = [value(page, key) for key in ("format", "code", "is_on", "trace", "other")]
-        assert found == ["e5m2", 60, True, [3], None]
-    with opened(browser, f'{site}probe.html#code="7"&is_on=1&trace={{}}&code=x') as page:
-        shown(page)
-        assert [value(page, key) for key in ("code", "is_on", "trace")] == [7, False, [1, 2]]
-    with opened(browser, f"{site}probe.html#x") as page:
-        shown(page)
-        assert value(page, "code") == 7, "a place on the page says nothing of the explorer"
-
-
-def test_what_is_saved_is_in_the_address_and_back_undoes_it(site, browser):
-    with opened(browser, f"{site}probe.html") as page:
-        shown(page)
-        page.evaluate("model.on('change:code', (_, code) => (window.heard ??= []).push(code))")
-        page.evaluate("model.set('code', 8); model.set('format', 'a&b'); model.save_changes()")
-        page.wait_for_url("**#format=a%26b&code=8")
-        page.evaluate("model.set('code', 7); model.set('memory', 1)")
-        page.wait_for_timeout(1100)
-        page.evaluate("model.save_changes()")
-        page.wait_for_url("**#format=a%26b")
-        page.go_back()
-        page.wait_for_function("model.get('code') == 8")
-        page.go_back()
-        page.wait_for_function("model.get('format') == 'e4m3fn'")
-        page.go_forward()
-        page.wait_for_function("model.get('format') == 'a&b'")
-        assert page.evaluate("heard") == [8, 7, 8, 7, 8]
-        assert value(page, "memory") == 1
-
-
-def test_a_model_forgets_who_no_longer_listens(site, browser):
-    with opened(browser, f"{site}probe.html") as page:
-        shown(page)
-        counts = page.evaluate("""() => {
-            let count = 0
-            const counts = [], listener = () => count++, each = set => (set(), counts.push(count))
-            model.on("change:code change:format", listener)
-            each(() => model.set({code: 1, format: "e5m2"}))
-            each(() => model.set("code", 1))
-            each(() => (model.off("change:code", listener), model.set("code", 2)))
-            each(() => (model.off("change:format"), model.set("format", "e3m4")))
-            return counts
-        }""")
-        assert counts == [2, 2, 2, 2]
-
-
-def test_an_explorer_that_fails_leaves_the_stored_answer(site, browser):
-    with pytest.raises(AssertionError, match="broken"):
-        # The error may come before anybody waits for it.
-        script = "addEventListener('unhandledrejection', () => { window.failed = true })"
-        with opened(browser, f"{site}broken.html", script=script) as page:
-            page.wait_for_function("window.failed")
-            expect(page.locator(".explorer")).to_have_text("stored")
+    for state in STATES.get(name, [""]):
+        with explorer(browser, site, name, state, width=width) as page:
+            see(page, width, scheme)
+            accessible(page)
+            page.add_style_tag(content="html { font-size: 200% !important }")
+            page.evaluate(DRAWN)
+            assert not overflows(page), "with large text"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_for_a_notebook_a_module_is_one_text(browser: Browser, name):
+def test_for_a_notebook_a_module_is_one_text(browser, name):
     with browser.new_context() as context:
         kind = context.new_page().evaluate(
             """async text => {
@@ -186,3 +121,289 @@ def test_for_a_notebook_a_module_is_one_text(browser: Browser, name):
             esm(name),
         )
         assert kind == "function"
+
+
+def test_an_explorer_that_fails_leaves_the_stored_answer(site, browser):
+    with browser.new_context() as context:
+        page = context.new_page()
+        broken = "export default { render({ el }) { el.append('half'); throw Error('broken') } }"
+        page.route(
+            "**/bits.mjs", lambda route: route.fulfill(body=broken, content_type="text/javascript")
+        )
+        with page.expect_event("pageerror"):
+            page.goto(f"{site}notebooks/try/bits.html")
+        expect(page.locator(".explorer")).to_contain_text("465 becomes 448")
+        expect(page.locator(".explorer")).not_to_contain_text("half")
+
+
+BITS, TRACE, CHOICE = "[data-answer=code]", ".answer", ".answer strong"
+LINKS = [
+    ("bits", "#value=1&format=float8_e5m2", BITS, "0x3C"),
+    ("bits", "#format=gone&zoom=1e9&clamp=3&value=465", BITS, "0x7E"),
+    ("scaling", "#history=4", TRACE, "With a history of 4 "),
+    ("scaling", "#trace=own&drawn=1 1 1", TRACE, "nothing saturates"),
+    ("scaling", "#trace=gone&format=gone&history=0&step=1e9", TRACE, "With a history of 1 "),
+    ("speedup", "#m=16&a=amax&b=amax", CHOICE, "bf16 is 3.00 times as fast as FP8"),
+    ("speedup", "#m=0&n=1.5&k=x&chip=A100&a=toString&out=f64", CHOICE, "FP8 is 1.21 times"),
+]
+
+
+@pytest.mark.parametrize(("name", "state", "place", "said"), LINKS)
+def test_a_link_opens_what_it_says_and_one_that_nobody_wrote_breaks_nothing(
+    site, browser, name, state, place, said
+):
+    with explorer(browser, site, name, state) as page:
+        expect(page.locator(place).first).to_contain_text(said)
+
+
+# By keyboard, and by touch ------------------------------------------------------------------------
+
+
+def test_bits_answers_to_the_keyboard_and_can_be_sent(site, browser):
+    with explorer(browser, site, "bits") as page:
+        value = page.get_by_label("Value", exact=True)
+        value.fill("1")
+        expect(page.locator(BITS).first).to_have_text("0x38")
+        page.wait_for_url("**#value=1")
+        page.wait_for_timeout(1100)  # a later change is another step
+        page.locator("[data-which=format] [data-bit='0']").press("Enter")
+        expect(page.locator(BITS).first).to_have_text("0x39")
+        expect(value).to_have_value("1.125")
+        page.get_by_role("button", name="Number above").first.press("Space")
+        expect(value).to_have_value("1.25")
+        page.wait_for_url("**#value=1.25")
+        page.go_back()
+        expect(value).to_have_value("1")
+        page.get_by_label("Element").select_option("float8_e4m3fn")
+        expect(page.locator("[data-answer=scale]")).to_contain_text("2^")
+        value.fill("x")
+        expect(page.get_by_role("alert")).to_contain_text("Not yet: “x” is not a number")
+        page.get_by_role("group", name="Values to try").get_by_role("button").first.press("Enter")
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.wait_for_url("**#element=float8_e4m3fn")
+        page.get_by_role("button", name="Copy the link").press("Enter")
+        expect(page.get_by_role("status")).to_have_text("Copied.")
+        assert page.evaluate("navigator.clipboard.readText()") == page.url
+
+
+def test_delayed_scaling_answers_to_the_keyboard(site, browser):
+    with explorer(browser, site, "scaling") as page:
+        expect(page.locator("p.now")).to_contain_text("Its amax 100 is beyond that and saturates.")
+        page.get_by_role("button", name="Next step").press("Enter")
+        expect(page.locator("p.now")).to_contain_text("Step 51 knows 16 amaxes")
+        history = page.get_by_role("slider", name="History")
+        history.focus()
+        for _ in range(12):
+            page.keyboard.press("ArrowLeft")
+        expect(page.locator(".answer")).to_contain_text("With a history of 4 ")
+        underflows = page.locator("[data-scheme=delayed] [data-answer=underflows]")
+        expect(underflows).to_have_text("5")  # four steps that remember the spike, and the first
+        page.wait_for_url("**history=4*")
+        page.get_by_label("Amax of this step").fill("1")
+        expect(page.get_by_label("Trace of amaxes")).to_have_value("own")
+        page.get_by_label("Amax of this step").fill("-1")
+        expect(page.get_by_role("alert").last).to_contain_text("Not yet: the amax")
+
+
+def test_when_is_fp8_faster_answers_to_the_keyboard(site, browser):
+    with explorer(browser, site, "speedup") as page:
+        slider = page.get_by_role("slider", name="M in powers of two")
+        slider.focus()
+        for _ in range(3):
+            page.keyboard.press("ArrowLeft")
+        expect(page.get_by_label("M, rows of A")).to_have_value("256")
+        page.get_by_label("A arrives in").select_option("FP8 already")
+        page.get_by_label("B is stored in").select_option("FP8 already")
+        expect(page.locator(".answer")).to_contain_text("nothing has to be quantized")
+        page.get_by_label("Weights of Llama 2").select_option("70B down")
+        page.wait_for_url("**#m=256&n=8192&k=28672&a=fp8&b=fp8")
+        box = page.get_by_label("K, columns of both")
+        box.fill("12,345")
+        page.wait_for_url("**k=12345*")
+        box.fill("0")
+        expect(page.get_by_role("alert")).to_contain_text("must be a whole number from 1")
+        box.blur()
+        expect(box).to_have_value("12345")
+        row = page.get_by_role("region", name="Times as fast as bf16").locator("tr:has(td)").first
+        row.get_by_role("button").press("Enter")
+        expect(box).to_have_value("8192")
+        expect(page.locator("circle.measured").first).to_be_visible()
+
+
+TAPS = [
+    ("bits", "[data-which=format] [data-bit='1']", None, "384 becomes"),
+    ("bits", "section.line svg", {"x": 5, "y": 100}, " becomes "),
+    ("scaling", "svg", {"x": 100, "y": 100}, "Step "),
+    ("speedup", "svg.speedups", {"x": 50, "y": 60}, "memory bandwidth"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "position", "said"), TAPS)
+def test_a_phone_answers_to_touch(site, browser, name, place, position, said):
+    options = {"width": 390, "has_touch": True, "is_mobile": True}
+    with explorer(browser, site, name, **options) as page:
+        before = page.url
+        page.locator(f".explorer {place}").first.tap(position=position)
+        page.wait_for_function("before => location.href != before", arg=before)
+        expect(page.locator(".explorer")).to_contain_text(said)
+        for control in page.locator(".explorer :is(button, select, input:not([type=file]))").all():
+            box = control.bounding_box()
+            assert box is None or min(box["width"], box["height"]) >= TOUCHABLE
+        for text in page.locator(".explorer svg text").all():
+            assert float(text.evaluate("one => parseFloat(getComputedStyle(one).fontSize)")) >= 11
+
+
+# Read my dump -------------------------------------------------------------------------------------
+
+TEXT = EXAMPLE.read_text()
+DUMP = "module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt"
+MARKUP = "<img src=x onerror=attack()>"
+# Of everything in the explorer: elements that could load or run something, and handlers.
+DANGEROUS = """() => [...document.querySelectorAll(".explorer *")].filter(element =>
+    element.matches("img, script, iframe, object, embed, svg, style, link, base, form[action]")
+    || [...element.attributes].some(({name, value}) => /^on|^src|^href|srcset/i.test(name))
+).map(element => element.outerHTML.slice(0, 100))"""
+
+
+@pytest.fixture(scope="module")
+def dump(site: str, browser: Browser) -> Iterator[Page]:
+    """The page, in which Python is loaded once for all tests: that takes longest."""
+    if not pyodide.FOLDER.is_dir():
+        pytest.fail("no Pyodide") if os.environ.get("CI") else pytest.skip("no Pyodide")
+    with explorer(browser, site, "dump") as page:
+        page.get_by_role("button", name="Open the example").press("Enter")
+        read(page, "example.txt")
+        yield page
+
+
+def read(page: Page, name: str) -> None:
+    page.locator(".explorer:not([data-busy])").wait_for()
+    expect(page.locator(".told")).to_contain_text(f"Read {name}")
+    page.locator(".tabs").wait_for()
+
+
+def give(page: Page, *files: tuple[str, bytes]) -> None:
+    """Choose files, by name and bytes."""
+    chosen = [{"name": name, "mimeType": "", "buffer": data} for name, data in files]
+    page.locator("input[type=file]").first.set_input_files(chosen)
+
+
+def test_the_example_opens_in_every_view_by_keyboard_and_everybody_can_use_it(dump):
+    verdict = dump.locator(".result .verdict")
+    assert verdict.inner_text() == dump.locator(".stored .verdict").text_content()
+    tabs = ("Matmuls", "Why not FP8", "Kernels", "Between devices", "HLO")
+    said = ("explorers/example.py", "nothing that reaches it is FP8", "4.2 MB", "No coll", "%cubl")
+    dump.get_by_role("tab", name="Matmuls").focus()
+    for name, text in zip(tabs, said, strict=True):
+        expect(dump.get_by_role("tab", name=name)).to_be_focused()
+        expect(dump.locator(".result > [role=tabpanel]:visible")).to_contain_text(text)
+        for width, scheme in ((1366, "light"), (390, "dark")):
+            see(dump, width, scheme)
+            accessible(dump)
+        dump.keyboard.press("ArrowRight")
+    sizes = dump.locator("#panel-kernels td:nth-child(3)").all_text_contents()
+    assert sizes == ["4.2 MB", "2.88 MB", "2.62 MB", "1.84 MB", "6.14 kB"]
+
+
+def test_a_name_leads_to_its_line_and_back_returns(dump):
+    dump.get_by_role("tab", name="Matmuls").click()
+    dump.get_by_role("button", name="512 x 512 x 1024").click()
+    here = dump.locator(".here")
+    expect(here).to_contain_text("%custom-call.3")
+    expect(here.locator(".own")).to_be_focused()
+    dump.wait_for_url("**view=hlo&at=main.2%2Fcustom-call.3")
+    dump.wait_for_timeout(1100)  # what follows sooner is one step
+    here.locator(".own").press("Enter")
+    about = dump.locator(".about")
+    expect(about).to_contain_text("jit(gated)/down/dot_general")
+    about.get_by_role("button", name="%loop_multiply_fusion").click()
+    expect(here).to_contain_text("%loop_multiply_fusion")
+    dump.wait_for_url("**loop_multiply_fusion")
+    dump.go_back()
+    expect(here).to_contain_text("%custom-call.3")
+    dump.get_by_label("Search the HLO").fill("PARAMETER(7)")
+    dump.keyboard.press("Enter")
+    dump.locator(".found li button").click()
+    expect(here).to_contain_text("%bias.1")
+
+
+def test_a_link_leads_to_the_place_once_the_dump_is_given(dump, site, browser):
+    state = "#view=hlo&find=f8e4m3fn&at=main.2%2Fcublas-gemm.6"
+    with explorer(browser, site, "dump", state, width=390, has_touch=True) as page:
+        page.get_by_text("This link leads to a place in a dump.").wait_for()
+        page.get_by_role("button", name="Open the example").tap()
+        expect(page.locator(".here")).to_contain_text("%cublas-gemm.6")
+        expect(page.locator(".found p")).to_have_text("3 lines")
+
+
+def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump, tmp_path):
+    give(dump, (f"{DUMP}.gz", gzip.compress(TEXT.encode())))
+    read(dump, f"{DUMP}.gz.")
+    beside = ("module_0001.jit_f.before_optimizations.txt", TEXT.encode() * 2)
+    give(dump, beside, (DUMP, TEXT.encode()), ("module_0001.ptx", b"x" * 99))
+    read(dump, f"{DUMP}, the one program that XLA compiled for a GPU among 3 files.")
+    dump.get_by_role("button", name="Paste its text").click()
+    dump.get_by_label("The text of a dump").fill(TEXT)
+    dump.get_by_role("button", name="Read this text").click()
+    read(dump, "pasted.txt")
+    with dump.expect_download() as download:
+        dump.get_by_role("button", name="Save as JSON").click()
+    saved = json.loads(Path(download.value.path()).read_text())
+    assert saved == json.loads(inspect(TEXT).json())
+    for name, data, said in (
+        ("bad.txt", gzip.compress(TEXT.encode())[:-40], "it is gzipped, and damaged"),
+        ("bad.txt", TEXT[:5000].encode(), "bad.txt is not one whole HLO module (line "),
+        (beside[0], TEXT.encode(), "is a program that XLA has not optimized yet: give the text"),
+    ):
+        give(dump, (name, data))
+        expect(dump.locator(".told.wrong")).to_contain_text(said)
+        assert not dump.locator(".tabs").count() and dump.locator(".stored").is_visible()
+
+
+def test_of_a_folder_with_what_xlas_rewriter_was_given_the_rules_are_said(dump, tmp_path):
+    choice = {**fusion_lab.STATE, "bias": "f32"}
+    fn, arguments = compiled.function(choice)
+    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+    options |= {"xla_dump_hlo_pass_re": "gemm-rewriter"}
+    aot_compile(fn, *arguments, compiler_options=options)
+    give(dump, *((path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())))
+    dump.get_by_role("tab", name="Why not FP8").click()
+    wanted = inspect(fn, *arguments).reasons
+    expect(dump.locator(".reasons li")).to_have_count(len(wanted))
+    for item, one in zip(dump.locator(".reasons li").all(), wanted, strict=True):
+        expect(item).to_contain_text(f"{one.reason}.")
+        expect(item).to_contain_text(f"Fix: {one.fix}.")
+        link = item.get_by_role("link", name=one.rule)
+        expect(link).to_have_attribute("href", f"../../rules/{one.rule}.html")
+
+
+def test_what_is_read_can_be_cancelled(dump):
+    entry = TEXT[TEXT.index("\nENTRY") :].partition("{\n")[2].partition("  ROOT")[0]
+    copies = [re.sub(r"%([\w.-]+)", rf"%\1.copy{n}", entry) for n in range(600)]
+    large = TEXT.replace(entry, "".join([entry, *copies])).encode()
+    give(dump, ("large.txt", large))
+    dump.get_by_role("button", name="Cancel").click()
+    expect(dump.locator(".told")).to_have_text("Cancelled. Nothing is kept of the dump.")
+    give(dump, ("small.txt", TEXT.encode()))
+    read(dump, "small.txt")
+
+
+def test_markup_in_a_dump_stays_text(dump):
+    dump.evaluate("() => { window.attack = () => { attack.ran = true } }")
+    give(dump, (f"{MARKUP}.txt", TEXT.replace("jit(gated)/down", MARKUP).encode()))
+    read(dump, MARKUP)
+    for view in ("Matmuls", "Why not FP8", "Kernels", "HLO"):
+        dump.get_by_role("tab", name=view).click()
+    dump.get_by_label("Search the HLO").fill("onerror")
+    dump.keyboard.press("Enter")
+    found = dump.locator(".found li button", has_text="onerror").first
+    found.click()
+    dump.locator(".here .own").press("Enter")
+    assert MARKUP in dump.locator(".about").inner_text()
+    assert dump.evaluate(DANGEROUS) == [] and dump.evaluate("attack.ran") is None
+
+
+def test_where_python_cannot_run_the_page_names_the_command(site, browser):
+    with explorer(browser, site, "dump", script="delete window.WebAssembly") as page:
+        page.get_by_text("In a terminal, fp8lens dump.txt says the same.").first.wait_for()
+        assert page.locator(".stored .verdict").is_visible()

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.site.pyodide import NotFetched, fetched, program, unpacked
+from helpers.explorers import program
+from tools.site.pyodide import NotFetched, fetched, unpacked
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """

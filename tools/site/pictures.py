@@ -10,89 +10,61 @@ import functools
 import http.server
 import io
 import shutil
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import nbformat
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from tools.files import ROOT, in_one_step
 from tools.outputs.notebook import of_explorer
-from tools.site.explorers import EXPLORERS, FOLDER
+from tools.site.explorers import EXPLORERS, FOLDER, ROOT
 
-_SITE = ROOT / "_build" / "html"
 _WIDTH = 1366  # CSS pixels: a laptop's
 _HEIGHT = 1000  # CSS pixels of an explorer that a picture has at most
-_EDGE = 12
 _COLOURS = 64  # enough for text, lines and a few tints, in a fourth of the bytes
 
 
-@contextmanager
-def _served() -> Iterator[str]:
-    """The address of the built site: a browser loads no module from a file."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=_SITE)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-def _taken(page: Page) -> bytes:
-    """A picture of the page's explorer, from its top, with an edge."""
-    box = page.locator(".explorer").bounding_box()
-    assert box is not None
-    return page.screenshot(
-        full_page=True,
-        clip={
-            "x": box["x"] - _EDGE,
-            "y": box["y"] - _EDGE,
-            "width": box["width"] + 2 * _EDGE,
-            "height": min(box["height"], _HEIGHT) + 2 * _EDGE,
-        },
-    )
-
-
-def _smaller(png: bytes) -> bytes:
+def _taken(page: Page) -> str:
+    """A picture of the page's explorer, from its top, as base64."""
+    page.locator(".explorer[data-shown]").wait_for(state="attached")
+    page.add_style_tag(content=f".explorer {{ max-height: {_HEIGHT}px; overflow: hidden }}")
+    shown = Image.open(io.BytesIO(page.locator(".explorer").screenshot()))
     file = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(_COLOURS).save(file, "png", optimize=True)
-    return file.getvalue()
+    shown.convert("RGB").quantize(_COLOURS).save(file, "png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode() + "\n"
 
 
-def main() -> int:
-    """Take the pictures, and write the notebooks. The exit status."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None or not _SITE.is_dir():
-        print("This needs chromium on PATH, and the site: run `make site` first.", file=sys.stderr)
-        return 2
-    with sync_playwright() as playwright, _served() as address:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+def main() -> None:
+    """Take the pictures, and write the notebooks."""
+    # Served, as a browser loads no module from a file.
+    handler = functools.partial(
+        http.server.SimpleHTTPRequestHandler, directory=ROOT / "_build" / "html"
+    )
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        sync_playwright() as playwright,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
+            args=["--no-sandbox"],
+        )
         page = browser.new_page(viewport={"width": _WIDTH, "height": 900}, color_scheme="light")
         for name in EXPLORERS:
-            page.goto(f"{address}{FOLDER}/{name}.html")
-            page.locator(".explorer[data-shown]").wait_for(state="attached")
-            picture = _smaller(_taken(page))
+            page.goto(f"http://127.0.0.1:{server.server_port}/{FOLDER}/{name}.html")
             file = ROOT / FOLDER / f"{name}.ipynb"
             notebook = nbformat.read(file, 4)
             (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code")
             title = notebook.cells[0].source.partition("\n")[0].removeprefix("# ")
             data = {
-                "image/png": base64.b64encode(picture).decode() + "\n",
+                "image/png": _taken(page),
                 "text/plain": f"A picture of the explorer: {title}",
             }
             cell.outputs = [nbformat.v4.new_output("display_data", data)]
-            in_one_step(file, nbformat.writes(of_explorer(notebook, notebook)) + "\n")
-            print(f"{file.relative_to(ROOT)}: {len(picture) // 1000} kB")
+            file.write_text(nbformat.writes(of_explorer(notebook, notebook)) + "\n")
         browser.close()
-    return 0
+        server.shutdown()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

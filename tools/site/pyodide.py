@@ -8,13 +8,12 @@ It is the package as it was published: its digest is pinned here. Nothing is add
 
 import base64
 import hashlib
-import os
-import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
+
+from helpers.explorers import program
 
 # the last with Python 3.13; the digest is what `npm view pyodide@0.29.5 dist.integrity` prints
 VERSION = "0.29.5"
@@ -34,12 +33,6 @@ class NotFetched(Exception):
     """npm could not fetch the package; the message says why."""
 
 
-def program(name: str) -> str:
-    """Node's, of the wheel that is installed beside this Python, else the machine's."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return shutil.which(name, path=path) or name
-
-
 def unpacked(archive: Path, folder: Path) -> Path:
     """Unpack the package into `folder`. Raises ValueError if it is not the one that is pinned."""
     if base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() != SHA512:
@@ -56,27 +49,18 @@ def fetched() -> Path:
     FOLDER.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER.parent, prefix="npm-") as scratch:
         command = [program("npm"), "pack", f"pyodide@{VERSION}", "--silent", "--fetch-retries=1"]
-        try:
-            done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise NotFetched(f"npm could not be run: {error.strerror}") from error
-        archive = next(Path(scratch).glob("*.tgz"), None)
-        if archive is None:
-            said = done.stderr.strip()[-300:] or "no network?"
-            raise NotFetched(f"npm could not fetch pyodide@{VERSION}: {said}")
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
+        archive = Path(scratch, f"pyodide-{VERSION}.tgz")
+        if not archive.exists():
+            raise NotFetched(f"npm could not fetch pyodide@{VERSION}: {done.stderr.strip()[-300:]}")
         package = unpacked(archive, Path(scratch))
         if not FOLDER.exists():  # another process may have been sooner
             package.rename(FOLDER)
     return FOLDER
 
 
-def main() -> None:
-    """Fetch it, or say that the site will be built without."""
+if __name__ == "__main__":
     try:
         fetched()
     except NotFetched as error:
         print(f"The site's page that reads dumps will only show its example: {error}")
-
-
-if __name__ == "__main__":
-    main()
