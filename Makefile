@@ -47,28 +47,28 @@ site: setup     ## build the chapters as a web site in _build/
 	$(PYTHON) -m tools.site.build $(ARGS)
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
-	$(PYTHON) -m tools.records.releases $(ARGS)
+	$(PYTHON) -m tools.recorders.releases $(ARGS)
 
 rules: setup    ## record what the programs on the pages of fp8lens' rules become (ARGS="--only relu" for some)
-	$(PYTHON) -m tools.records.rules $(ARGS)
+	$(PYTHON) -m tools.recorders.rule_programs $(ARGS)
 
 census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some, --check to compare)
-	$(PYTHON) -m tools.records.census $(ARGS)
+	$(PYTHON) -m tools.recorders.census $(ARGS)
 
 train: setup    ## train a small transformer in each precision and record it (20 minutes; goes on where it stopped)
-	$(PYTHON) -m tools.records.train
+	$(PYTHON) -m tools.recorders.train
 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
-	$(PYTHON) -m tools.records.tensors
+	$(PYTHON) -m tools.recorders.tensors
 
 ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (3 minutes)
-	$(PYTHON) -m tools.records.ladder
+	$(PYTHON) -m tools.recorders.ladder_costs
 
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
-	$(PYTHON) -m tools.records.stacks
+	$(PYTHON) -m tools.recorders.other_stacks
 
 fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS=--check to compare)
-	$(PYTHON) -m tools.records.fusion_lab $(ARGS)
+	$(PYTHON) -m tools.recorders.fusion_lab $(ARGS)
 
 bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, an inspection, and the fusion lab
 	$(PYTHON) -m tools.bench.hlo

@@ -1,10 +1,6 @@
 """The programs of "Fusion lab": what can be chosen, the code of a choice, and what the page shows
 of the first one before any script runs. `fusion_lab.mjs` shows the same, and answers when it is
-<<<<<<< HEAD
-touched. Nothing is compiled here: `tools/records/lab_programs.py` did it, and in JupyterLab
-=======
-touched. Nothing is compiled here: `tools/recorders/fusion_lab.py` did it, and in JupyterLab
->>>>>>> records
+touched. Nothing is compiled here: `tools/recorders/lab_programs.py` did it, and in JupyterLab
 `compiled.py` does it.
 """
 

@@ -4,17 +4,10 @@ import re
 
 import pytest
 
-<<<<<<< HEAD
 from fp8lens.rules.page import every_name, explain
 from helpers.rule_index import LOSSES, index
-from tools.records import rules as record
-from tools.site import rule_pages
-=======
-from fp8lens.rules.page import Page, explain
-from helpers.pages import LOSSES, index
 from tools.recorders import rule_programs as record
-from tools.site import rules
->>>>>>> records
+from tools.site import rule_pages
 
 RECORDED = record.RECORD.read()
 

@@ -16,12 +16,7 @@ from fp8lens.rules.rule import RULES, Found, Lost, Rule, first, rule
 from helpers.rule_index import compiled
 from tests.programs.page_programs import losing, seen
 from tests.programs.renamed import figures, under_other_names
-<<<<<<< HEAD
-from tools.records import rules
-=======
-from tests.programs.rule_pages import losing, seen
 from tools.recorders import rule_programs as rules
->>>>>>> records
 
 ORDERS: dict[str, tuple[Rule, ...]] = {
     "operands": operand_types.NOT_FP8,

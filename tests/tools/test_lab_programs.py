@@ -9,8 +9,8 @@ import pytest
 from helpers.explorers import fusion_lab as lab
 from helpers.records.results import digest
 from tests.weekly import NIGHTLY, one_in
-from tools.records import data, form, rules
-from tools.records import lab_programs as record
+from tools.recorders import data, form
+from tools.recorders import lab_programs as record
 
 RECORDED = lab.recorded()
 OWN = [choice for choice in lab.choices() if choice["release"] == jax.__version__]

@@ -12,7 +12,7 @@ import pytest
 from fp8lens.rules.page import Page, Program, explain
 from helpers.records.results import digest, load_rules
 from helpers.rule_index import holds
-from tools.records import data, rules
+from tools.recorders import data, rules
 
 RECORDED = rules.read()
 NEWEST = max(RECORDED, key=data.by_number)

@@ -92,18 +92,9 @@ def compile_own(release: str, path: Path) -> None:
     path.write_text(json.dumps({"packages": packages, "outcomes": made}))
 
 
-<<<<<<<< HEAD:tools/recorders/lab_programs.py
 def of_release(release: str) -> list[Choice]:
     """The choices that a release of JAX compiles."""
     return [choice for choice in fusion_lab.choices() if choice["release"] == release]
-========
-def compile_with(release: str, folder: Path) -> None:
-    """Compile a release's programs in a process of its environment. SystemExit where it fails."""
-    if release == jax.__version__:
-        compile_own(folder)
-        return
-    run_with(release, environment(release), "tools.recorders.fusion_lab", "--into", str(folder))
->>>>>>>> records:tools/recorders/fusion_lab.py
 
 
 def compiled_by(release: str) -> dict[str, Any]:
@@ -116,7 +107,7 @@ def compiled_by(release: str) -> dict[str, Any]:
             compile_own(release, path)
         else:
             run_with(
-                release, environment(release), "tools.records.lab_programs", "--into", str(path)
+                release, environment(release), "tools.recorders.lab_programs", "--into", str(path)
             )
         return json.loads(path.read_text())
 
@@ -167,13 +158,7 @@ def check(releases: Iterable[str] = fusion_lab.RELEASES) -> list[str]:
 
 def record() -> int:
     """Compile all, and write what is news."""
-<<<<<<<< HEAD:tools/recorders/lab_programs.py
-    require_platform()
     now = measured()
-========
-    began = time.monotonic()
-    now = measured(PARTS)
->>>>>>>> records:tools/recorders/fusion_lab.py
     content = written(now)
     if len(content) > MOST_BYTES:
         print(f"a page may load {MOST_BYTES / 1e6:.0f} MB: record fewer programs", file=sys.stderr)

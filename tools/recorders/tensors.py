@@ -16,16 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-<<<<<<< HEAD:tools/records/tensors.py
-from helpers.records.results import digest
 from helpers.training import shakespeare
-from tools.files import in_one_step
-from tools.platforms import require_platform
-from tools.records.data import provenance
-=======
-from helpers.training import text
 from tools.recorders.data import RESULTS, provenance, signed, write
->>>>>>> records:tools/recorders/tensors.py
 
 from fp8_decoder import Decoder, decode, new_weights, weight_of
 
@@ -95,13 +87,8 @@ def measured(steps: int = STEPS) -> dict[str, Any]:
             amaxes[name].append(
                 float(np.format_float_scientific(np.float32(jnp.max(jnp.abs(tensor))), precision=5))
             )
-<<<<<<< HEAD:tools/records/tensors.py
-    made = provenance(COMMAND, "jax", "optax") | {
-        "text": shakespeare.DESCRIPTION,
-=======
     return provenance("make tensors", "jax", "optax") | {
-        "text": text.DESCRIPTION,
->>>>>>> records:tools/recorders/tensors.py
+        "text": shakespeare.DESCRIPTION,
         "parameters": sum(w.size for w in weights.values()),
         "losses": losses,
         "amaxes": amaxes,

@@ -22,12 +22,7 @@ import jax
 import numpy as np
 import optax
 
-<<<<<<< HEAD:tools/records/train.py
-from helpers.records.results import digest
 from helpers.training import runs, shakespeare
-=======
-from helpers.training import runs, text
->>>>>>> records:tools/recorders/train.py
 from tools.files import in_one_step
 from tools.recorders.data import RESULTS, ROOT, provenance, signed, write
 
@@ -206,13 +201,8 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
             harmed[f"{task.way}, {task.harm}"] = part
         else:
             ways.setdefault(task.way, []).append(part)
-<<<<<<< HEAD:tools/records/train.py
-    made = provenance(COMMAND, "jax", "optax") | {
-        "text": shakespeare.DESCRIPTION,
-=======
     return provenance("make train", "jax", "optax") | {
-        "text": text.DESCRIPTION,
->>>>>>> records:tools/recorders/train.py
+        "text": shakespeare.DESCRIPTION,
         "steps": runs.STEPS,
         "tokens": runs.TEXTS * runs.LENGTH,
         "sizes": runs.SIZES,
