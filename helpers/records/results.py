@@ -335,7 +335,7 @@ class Goal:
         said = f"{self.name}: {ratio:.3f}"
         if clock != self.clock:
             said += ", by the host's clock"
-        chip = record.chip and record.chip.name
+        chip = record.chip.name if record.chip else ""
         wanted = self.least or self.most or {}
         if chip not in wanted:
             return f"{said}, on {record.provenance['device']}"

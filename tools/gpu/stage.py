@@ -176,13 +176,13 @@ def device(seen: list[tuple[str, float]], repeats: int) -> dict[str, Any]:
     """What CUPTI saw of so many calls, for one."""
     if not seen:
         raise local.NoClock("CUPTI recorded no kernel")
-    total: collections.Counter[str] = collections.Counter()
+    total: dict[str, float] = collections.defaultdict(float)
     for name, seconds in seen:
         total[name] += seconds / repeats
     return {
         "seconds": statistics.median(local.seconds_of_calls(seen, repeats)),
         "launches": len(seen) / repeats,
-        "longest": total.most_common(5),
+        "longest": sorted(total.items(), key=lambda kernel: -kernel[1])[:5],
     }
 
 
