@@ -44,7 +44,7 @@ refresh: setup  ## re-run the chapters and rewrite outputs and pairs (NB="01 03"
 
 site: setup     ## build the chapters as a web site in _build/
 	@$(PYTHON) -m tools.site.pyodide
-	$(PYTHON) -m tools.site.build $(ARGS)
+	$(PYTHON) -m tools.site.build
 
 releases: setup ## record what each JAX release makes of the same programs (ARGS="0.11.2" for one)
 	$(PYTHON) -m tools.recorders.releases $(ARGS)
@@ -52,7 +52,7 @@ releases: setup ## record what each JAX release makes of the same programs (ARGS
 rules: setup    ## record what the programs on the pages of fp8lens' rules become (ARGS="--only relu" for some)
 	$(PYTHON) -m tools.recorders.rule_programs $(ARGS)
 
-census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some, --check to compare)
+census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some)
 	$(PYTHON) -m tools.recorders.census $(ARGS)
 
 train: setup    ## train a small transformer in each precision and record it (20 minutes; goes on where it stopped)
@@ -68,12 +68,10 @@ stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled ma
 	$(PYTHON) -m tools.recorders.other_stacks
 
 fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS=--check to compare)
-	$(PYTHON) -m tools.recorders.fusion_lab $(ARGS)
+	$(PYTHON) -m tools.recorders.lab_programs $(ARGS)
 
-bench: setup    ## time the HLO parser beside XLA's own, what reads HLO at 0.1 to 50 MB, an inspection, and the fusion lab
-	$(PYTHON) -m tools.bench.hlo
-	$(PYTHON) -m tools.bench.inspection
-	$(PYTHON) -m tools.bench.lab
+bench: setup    ## time the HLO parser beside XLA's own, reading HLO at 0.1 to 10 MB, an inspection, and the fusion lab's answer
+	$(PYTHON) -m tools.bench
 
 gpu: setup      ## measure on the attached Hopper GPU, and record it (ARGS=--rehearse: on the CPU)
 	$(PYTHON) -m tools.gpu $(ARGS)

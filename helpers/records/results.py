@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import statistics
 import zlib
 from collections.abc import Mapping, Sequence
@@ -41,10 +40,9 @@ class Record:
     versions of CUDA, cuBLAS and JAX, date, commit. `cases` has by the case's name its forms, and by
     the form's name what was measured of it, with the number of its run.
 
-    A form that was timed has `wall_seconds`, by the host's clock, the median of several looks, with
-    its `quartiles`; and `device_seconds`, the sum of its kernels' times by the GPU's own clock.
-    That is None where this clock could not be read, and `no_clock` says why. One that failed has
-    `error`.
+    A form that was timed has `wall_seconds`, by the host's clock, the median of several looks; and
+    `device_seconds`, the sum of its kernels' times by the GPU's own clock. That is None where this
+    clock could not be read, and `no_clock` says why. One that failed has `error`.
     """
 
     part: str
@@ -94,11 +92,30 @@ def digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def _recorded(folder: str | Path, name: str, command: str) -> Any:
+    """The data of the file that `command` has recorded. Raises ValueError if it, or one of its
+    releases, is not as it was recorded.
+    """
+    path = Path(folder, name)
+    try:
+        data = json.loads(path.read_text())
+        parts = {f"JAX {version}": part for version, part in data.get("releases", {}).items()}
+        parts = parts if "releases" in data else {"this": data}
+        wrong = [part for part, found in parts.items() if found["digest"] != digest(found)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}): `{command}` writes it") from error
+    if wrong or not parts:
+        raise ValueError(
+            f"{path}: {', '.join(wrong)} is not as it was recorded: `{command}` records it again"
+        )
+    return data
+
+
 def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
     """What each JAX release made of the programs of tools/recorders/releases.py, oldest first.
     Raises ValueError for a release that is not as it was written.
     """
-    return _recorded(Path(folder, "releases.json"), "make releases")["releases"]
+    return _recorded(folder, "releases.json", "make releases")["releases"]
 
 
 def load_rules(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
@@ -106,26 +123,7 @@ def load_rules(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]
     tools/recorders/rule_programs.py found it. Raises ValueError for a release that is not as it was
     written.
     """
-    return _recorded(Path(folder, "rules.json"), "make rules")["releases"]
-
-
-def _recorded(path: Path, command: str) -> Any:
-    """The file's data. Raises ValueError if a release is not as it was recorded, or nothing is."""
-    try:
-        data = json.loads(path.read_text())
-        wrong = [
-            version
-            for version, entry in data["releases"].items()
-            if entry["digest"] != digest(entry)
-        ]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error!r}): `{command}` writes it") from error
-    if wrong or not data["releases"]:
-        raise ValueError(
-            f"{path}: JAX {', '.join(wrong)} is not as it was recorded: "
-            f"`{command}` records it again"
-        )
-    return data
+    return _recorded(folder, "rules.json", "make rules")["releases"]
 
 
 class Census(NamedTuple):
@@ -141,7 +139,7 @@ def load_census(folder: str | Path = "results") -> Census:
     """What tools/recorders/census.py found. Raises ValueError for a release that is not as it was
     written.
     """
-    data = _recorded(Path(folder, "census.json"), "make census")
+    data = _recorded(folder, "census.json", "make census")
     releases = {}
     for version, entry in data["releases"].items():
         rows = {tuple(name.split(" | ")): row for name, row in entry["rows"].items()}
@@ -166,10 +164,7 @@ def load_tensors(folder: str | Path = "results") -> Tensors:
     """What a small language model's tensors looked like while it was trained. Raises ValueError for
     a file that is not as it was written.
     """
-    path = Path(folder, "tensors.json")
-    data = json.loads(path.read_text())
-    if data.get("digest") != digest(data):
-        raise ValueError(f"{path} is not as it was recorded: `make tensors` records it again")
+    data = _recorded(folder, "tensors.json", "make tensors")
     tensors = {name: _bfloat16(tensor) for name, tensor in data["tensors"].items()}
     source = f"{data['parameters']:,} parameters, {len(data['losses'])} steps, on {data['text']}"
     return Tensors(
@@ -200,11 +195,7 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
     """Who measured such sums and on what, in a line; and by the name of a format what they were.
     Raises ValueError for a file that is not as it was written.
     """
-    path = Path(folder, "sums.json")
-    data = json.loads(path.read_text())
-    if data.get("digest") != digest(data):
-        again = "tools/recorders/tensor_core_sums.py writes it again"
-        raise ValueError(f"{path} is not as it was written: {again}")
+    data = _recorded(folder, "sums.json", "python -m tools.recorders.tensor_core_sums")
     found = {}
     for name, arrays in data["formats"].items():
         dtype = ml_dtypes.finfo(name).dtype
@@ -216,69 +207,56 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's file. One that a kill has cut at the end is left out. Raises ValueError,
-    with the line's number, for another that is no object of JSON.
+    with the line's number, for another that is no JSON.
     """
     found = []
-    lines = path.read_text().split("\n")
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last line's end is cut, or ""
+    *lines, _ = path.read_text().split("\n")  # what follows the last line's end is cut, or ""
+    for number, line in enumerate(lines, 1):
         try:
-            one = json.loads(line)
-            assert "provenance" in one or {"run", "part", "case", "form"} <= one.keys()
-        except (ValueError, TypeError, AssertionError, AttributeError) as error:
-            raise ValueError(
-                f"{path}, line {number}, is not as `make gpu` writes it: restore the file, or "
-                "remove the line"
-            ) from error
-        found.append(one)
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}: restore it") from error
     return found
 
 
 def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Row]:
-    """What was measured of each form, by (part, case, form). What a later run measured counts, an
-    error only where nothing else is known.
+    """What was measured of each form, by (part, case, form). Of several runs the one that did not
+    fail counts, that was timed, by the GPU's clock too; and of those the last.
     """
     by_run: dict[tuple[str, str, str], dict[int, list[Mapping[str, Any]]]] = {}
     for line in lines:
-        if "provenance" not in line:
+        if "form" in line:
             key = line["part"], line["case"], line["form"]
             by_run.setdefault(key, {}).setdefault(line["run"], []).append(line)
-    found = {}
-    for key, runs in by_run.items():
-        rows = [_row(run, of_run) for run, of_run in sorted(runs.items())]
-        good = [row for row in rows if "error" not in row]
-        timed = [row for row in good if "wall_seconds" in row]
-        # A run whose time was over before it read the GPU's clock does not hide one that has.
-        asked = [row for row in timed if row["clock_asked"]]
-        found[key] = (asked or timed or good or rows)[-1]
-    return found
+    return {
+        key: max((_row(run, of_run) for run, of_run in runs.items()), key=_worth)
+        for key, runs in by_run.items()
+    }
+
+
+def _worth(row: Row) -> tuple[Any, ...]:
+    return "error" not in row, "wall_seconds" in row, row.get("clock_asked", False), row["run"]
 
 
 def _row(run: int, lines: Sequence[Mapping[str, Any]]) -> Row:
     """One form's lines of one run as one row."""
     row: Row = {"run": run}
-    walls = [line["wall"]["seconds"] for line in lines if "wall" in line]
-    chips = [line["wall"]["chip"] for line in lines if line.get("wall", {}).get("chip")]
     for line in lines:
         row |= line.get("made", {})
-        row |= {name: line[name] for name in ("error", "stopped") if name in line}
+        if "error" in line:
+            row["error"] = line["error"]
+    walls = [line["wall"] for line in lines if "wall" in line]
     if walls:
-        row |= {"wall_seconds": statistics.median(walls), "quartiles": _quartiles(walls)}
+        row["wall_seconds"] = statistics.median(wall["seconds"] for wall in walls)
         row |= {"device_seconds": None, "no_clock": "the GPU's clock was not read"}
         row |= {"looks": len(walls), "clock_asked": any("device" in line for line in lines)}
-    if chips:
-        row["clock_mhz"] = statistics.median(chip["clock_mhz"] for chip in chips)
-        row["power_w"] = statistics.median(chip["power_w"] for chip in chips)
-    for line in lines:
-        if "device" in line and walls:
-            row |= _by_gpu(line["device"], row.get("kernels", 0))
+        chips = [wall["chip"] for wall in walls if wall["chip"]]
+        for name in ("clock_mhz", "power_w") if chips else ():
+            row[name] = statistics.median(chip[name] for chip in chips)
+        for line in lines:
+            if "device" in line:
+                row |= _by_gpu(line["device"], row.get("kernels", 0))
     return row
-
-
-def _quartiles(values: Sequence[float]) -> list[float]:
-    if len(values) == 1:
-        return [values[0], values[0]]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return [low, high]
 
 
 def _by_gpu(device: Mapping[str, Any], kernels: int) -> Row:
@@ -290,12 +268,7 @@ def _by_gpu(device: Mapping[str, Any], kernels: int) -> Row:
     if device["launches"] < 0.9 * kernels:
         saw = f"CUPTI saw {device['launches']:g} of {kernels} kernels, {device['seconds']:.3g} s"
         return {"no_clock": saw}
-    return {
-        "device_seconds": device["seconds"],
-        "no_clock": "",
-        "launches": device["launches"],
-        "longest": device["longest"],
-    }
+    return {"device_seconds": device["seconds"], "no_clock": "", "longest": device["longest"]}
 
 
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
@@ -354,41 +327,24 @@ class Goal:
                 return (over / of if self.least else of / over), clock
         return None
 
-    def verdict(self, record: Record | None) -> str:
-        """The goal for a record's chip, and what was measured; without a record that of each
-        chip.
-        """
-        wanted = self.least or self.most or {}
-        chip = record.chip if record else None
-        names = [chip.name] if chip and chip.name in wanted else list(wanted)
-        said = ", ".join(
-            f"{wanted[name]:g} on an {name} (roofline {self.roofline[name]:.3g})" for name in names
-        )
-        bound = "least" if self.least else "most"
-        line = f"{self.name}: wanted at {bound} {said}; "
-        found = self.ratio(record) if record else None
-        if record is None or found is None:
-            return line + "not measured"
+    def verdict(self, record: Record) -> str:
+        """What was measured, and the goal for the record's chip."""
+        found = self.ratio(record)
+        if found is None:
+            return f"{self.name}: not measured"
         ratio, clock = found
-        line += f"{ratio:.3f}, "
-        if self._mixes_attention(record):
-            line += "of two kinds of attention, "
-        if len(names) == 1:
-            line += "reached" if self._is_reached(ratio, wanted[names[0]]) else "MISSED"
-        else:
-            line += f"on {record.provenance['device']}"
+        said = f"{self.name}: {ratio:.3f}"
         if clock != self.clock:
-            line += ", by the host's clock"
-        return line
-
-    def _is_reached(self, ratio: float, wanted: float) -> bool:
-        return ratio >= wanted if self.least else ratio <= wanted
-
-    def _mixes_attention(self, record: Record) -> bool:
-        """Whether the two times are of layers with different attention kernels."""
-        rows = record.cases[self.case]
-        kinds = {rows[form].get("attention") for form in (self.of, self.over) if form in rows}
-        return len(kinds) > 1
+            said += ", by the host's clock"
+        chip = record.chip.name if record.chip else ""
+        wanted = self.least or self.most or {}
+        if chip not in wanted:
+            return f"{said}, on {record.provenance['device']}"
+        bound, is_least = wanted[chip], self.least is not None
+        is_reached = ratio >= bound if is_least else ratio <= bound
+        said += f"; wanted at {'least' if is_least else 'most'} {bound:g} on an {chip}"
+        said += f" (roofline {self.roofline[chip]:.3g}): "
+        return said + ("reached" if is_reached else "MISSED")
 
 
 def goals(part: str, case: str | None = None, folder: str | Path = "results") -> tuple[Goal, ...]:
@@ -399,7 +355,6 @@ def goals(part: str, case: str | None = None, folder: str | Path = "results") ->
 
 # What others measured -----------------------------------------------------------------------------
 
-SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
 # Bytes for a bf16 value made FP8: a tensor is read whole to know its scale, if that is not known.
 _MOVED = {"": 0, "row": 3, "block": 3, "tensor": 5}
 
@@ -462,17 +417,12 @@ class Figure:
         return multiply + self.bytes_moved * values / chip.memory_bandwidth
 
 
-def _numbers(text: str) -> set[float]:
-    whole = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)  # 6,667 is one number
-    return {float(number) for number in re.findall(r"\d+(?:\.\d+)?", whole)}
-
-
 @dataclasses.dataclass(frozen=True)
 class Published:
     """What one document says, in its own words (`quotes`): on which `hardware`, what exactly it
     `counts`, over which `baseline`. `chip` names the one in `TARGETS` that has its rates; some
-    quotes may be of the documents `beside` it. Raises ValueError for what cannot be so. schema.json
-    says what form an entry has.
+    quotes may be of the documents `beside` it. schema.json says what form an entry has, and a test
+    that each number is in the quotes.
     """
 
     name: str
@@ -487,33 +437,6 @@ class Published:
     remark: str = ""
     beside: tuple[str, ...] = ()
 
-    def __post_init__(self):
-        wrong: list[str] = []
-        for row in self.rows:
-            wrong += self._wrong(row)
-        if wrong:
-            raise ValueError("; ".join(wrong))
-
-    def _wrong(self, row: Figure) -> list[str]:
-        said = [_numbers(quote) for quote in self.quotes]
-        shape: set[float] = set(row.shape or ())
-        figures = {row.value} if row.over is None else {row.value, row.over}
-        found = []
-        if missing := (figures | shape) - set().union(*said):
-            found.append(f"{row.of!r}: in no quote: {', '.join(f'{n:g}' for n in sorted(missing))}")
-        # Where quotes give a shape beside its figure, as a line of a table does, this row's are in
-        # one quote too.
-        values = {other.value for other in self.rows}
-        lines = [numbers for numbers in said if shape and shape < numbers and numbers & values]
-        if lines and not missing and not any(row.value in numbers for numbers in lines):
-            found.append(f"{row.of!r}: {row.value:g} is in no quote that has its shape")
-        if (share := self.share(row)) > 1 or share > SANE and not self.remark:
-            found.append(
-                f"{row.of!r} has {share:.0%} of the {self.chip}'s peak: "
-                "say in remark why that can be"
-            )
-        return found
-
     def share(self, row: Figure) -> float:
         """The part of the chip's dense peak that a row's matmul reaches, 0 where nobody can say."""
         peak = None
@@ -523,38 +446,23 @@ class Published:
         return rate / peak if peak else 0.0
 
 
-def _figure(row: Mapping[str, Any]) -> Figure:
-    shape = tuple(row["shape"]) if "shape" in row else None
-    return Figure(**{**row, "shape": shape})
-
-
 def load_published(folder: str | Path = "results") -> tuple[Published, ...]:
-    """What others measured of FP8 on Hopper, from published.json. Raises ValueError, with the
-    entry's name, for one that is not whole, has a number that its quotes lack, or claims what its
-    chip cannot do.
-    """
+    """What others measured of FP8 on Hopper, from published.json."""
     return _published(Path(folder, "published.json"))
 
 
 def load_scale(folder: str | Path = "results") -> tuple[Published, ...]:
-    """What others published of FP8 on many GPUs, and of the wires between them, from scale.json.
-    Raises ValueError as `load_published` does.
-    """
+    """What others published of FP8 on many GPUs, and of the wires between them, from scale.json."""
     return _published(Path(folder, "scale.json"))
 
 
 def _published(path: Path) -> tuple[Published, ...]:
     found = []
     for entry in json.loads(path.read_text())["figures"]:
-        try:
-            lists = {
-                "rows": tuple(map(_figure, entry["rows"])),
-                "quotes": tuple(entry["quotes"]),
-                "beside": tuple(entry.get("beside", ())),
-            }
-            found.append(Published(**entry | lists))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise ValueError(f"{path.name}: {entry.get('name')!r}: {error}") from error
-    if len({one.name for one in found}) < len(found):
-        raise ValueError(f"{path.name}: two entries have one name")
+        rows = []
+        for row in entry["rows"]:
+            shape = tuple(row["shape"]) if "shape" in row else None
+            rows.append(Figure(**{**row, "shape": shape}))
+        lists = {name: tuple(entry.get(name, ())) for name in ("quotes", "beside")}
+        found.append(Published(**{**entry, **lists, "rows": tuple(rows)}))
     return tuple(found)

@@ -1,32 +1,25 @@
 """What `make gpu` does, rehearsed with a GPU that is not there: `tools.gpu.rehearsal` answers like
-an H200, and its clock works, crashes, hangs or is refused. NIGHTLY=1 rehearses all stages, from the
-folder that is carried to a GPU machine, with only the packages that such a machine has."""
+an H200. NIGHTLY=1 rehearses all stages."""
 
 import gzip
-import importlib.metadata
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from packaging.requirements import Requirement
 
 from fp8lens import parse_hlo_module, report_gemms
-from helpers.numerics import blocks
+from fp8lens.targets import attached_gpu
 from helpers.records.results import LINES, load, read_lines, rows_of
 from tests.weekly import NIGHTLY
-from tools.files import of_project
-from tools.gpu import agenda, bundle, errors, lines, matmuls, numerics, rehearsal, stage
+from tools.gpu import agenda, bundle, errors, lines, matmuls, numerics, rehearsal
 from tools.gpu.lines import Key
 from tools.recorders.form import problems
 
@@ -34,330 +27,165 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux", reason="XLA's CUDA compiler comes for Linux only"
 )
-SAMPLE = ("fused", "agreement", "sums", "kernels", "load")  # quick stages
 
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "tools.gpu", *map(str, words)]
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
+def run(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        command(*words),
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | environment,
+        command(*words), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-
-
-def file_of(folder: Path) -> Path:
-    return folder / "h200" / LINES
-
-
-def timed(rows: dict) -> dict:
-    return {key: row for key, row in rows.items() if "wall_seconds" in row}
-
-
-# A run that goes well -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory) -> Path:
-    """What a rehearsal wrote: of some stages; with NIGHTLY=1 of all."""
+    """What a rehearsal wrote: of forms that fail in every way, and of a stage of the agenda; with
+    NIGHTLY=1 of all stages."""
     folder = tmp_path_factory.mktemp("rehearsed")
-    done = run("--rehearse", "--minutes", "30", "--results", folder, *([] if NIGHTLY else SAMPLE))
-    assert done.returncode == 0 and "wrong: none" in done.stdout, done.stdout
-    assert "FAILED" not in done.stdout, done.stdout
-    return folder
+    stages = [one.name for one in agenda.STAGES] if NIGHTLY else ["blocks"]
+    done = run("--rehearse", "--minutes", "30", "--results", folder, "mishaps", *stages)
+    assert done.returncode == 0, done.stdout
+    return folder / "h200" / LINES
 
 
 @needs_compiler
 def test_every_line_is_as_the_schema_says(rehearsed):
-    found = read_lines(file_of(rehearsed))
+    found = read_lines(rehearsed)
     assert [problem for line in found for problem in problems(line)] == []
-    wanted = [one.name for one in agenda.STAGES if NIGHTLY or one.name in SAMPLE]
-    in_file = [line["stage"] for line in found if "stage" in line]
-    assert [*dict.fromkeys(in_file)] == ["clock", *wanted]
+    finished = {line["stage"] for line in found if "finished" in line}
+    assert finished == {line["stage"] for line in found if "stage" in line} >= {"mishaps", "blocks"}
 
 
 @needs_compiler
-def test_every_form_is_right_and_timed_by_both_clocks(rehearsed):
-    rows = rows_of(read_lines(file_of(rehearsed)))
-    for key, row in rows.items():
+def test_a_form_that_fails_crashes_or_hangs_costs_itself_alone(rehearsed):
+    rows = rows_of(read_lines(rehearsed))
+    of = {form: row for (_, case, form), row in rows.items() if case == "mishaps"}
+    assert of["fails"]["error"] == "RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED in <path>"
+    assert of["crashes"]["error"] == "the process ended with SIGSEGV"
+    assert of["hangs"]["error"] == "the process did not end in 2 s"
+    for form in ("works", "follows"):
+        assert of[form]["looks"] >= 2 and of[form]["device_seconds"]
+
+
+@needs_compiler
+def test_every_other_form_is_right_and_timed(rehearsed):
+    rows = rows_of(read_lines(rehearsed))
+    rest = {key: row for key, row in rows.items() if key[1] != "mishaps"}
+    assert len(rest) >= 5
+    for key, row in rest.items():
         assert "error" not in row and row.get("right", True), (key, row)
-        assert "right" in row or {"sums", "burst_seconds", "kernels_seen", "refused"} & row.keys()
-    for row in timed(rows).values():  # the clock that is not there sees one kernel of each call
-        assert row["device_seconds"] or row["no_clock"].startswith("CUPTI saw 1 of "), row
-    assert any(row["device_seconds"] for row in timed(rows).values())
-    assert {"one_pass", "by_block", "ragged_matmul"} <= {key[2] for key in rows}
+    assert {"bf16", "kernel", "batched"} <= {form for _, case, form in rest if "blocks" in case}
+    (record,) = load("speed", rehearsed.parent.parent)
+    times = record.times("4096: blocks")
+    assert len(times) == 5 and min(times.values()) > 0 and "REHEARSAL" in record.source
 
 
 @needs_compiler
 def test_cupti_is_asked_after_the_hosts_clock(rehearsed):
-    """In each stage, which is a process."""
-    found = [line for line in read_lines(file_of(rehearsed)) if "stage" in line]
-    for name in {line["stage"] for line in found}:
-        kinds = ["device" in line for line in found if line["stage"] == name]
-        assert kinds == sorted(kinds), name
+    """In each stage's last process."""
+    found = [line for line in read_lines(rehearsed) if line.get("stage") == "blocks"]
+    kinds = ["device" in line for line in found if "form" in line]
+    assert any(kinds) and kinds == sorted(kinds)
 
 
 @needs_compiler
 def test_programs_are_kept_as_the_compiler_wrote_them(rehearsed):
-    with gzip.open(file_of(rehearsed).with_name(lines.PROGRAMS), "rt") as kept:
-        programs = [json.loads(line) for line in kept]
-    assert len(programs) > 15 and not any(re.search(r'"/\w', one["hlo"]) for one in programs)
-    fused = [one for one in programs if one["form"] == "+ bias + gelu + amax"]
-    assert len(report_gemms(parse_hlo_module(fused[0]["hlo"])).fp8_rows) == 1
+    with gzip.open(rehearsed.with_name(lines.PROGRAMS), "rt") as kept:
+        programs = {one["form"]: one["hlo"] for one in map(json.loads, kept)}
+    assert len(report_gemms(parse_hlo_module(programs["FP8 scaled"])).fp8_rows) == 1
 
 
 @needs_compiler
-def test_chapters_read_what_was_written(rehearsed, monkeypatch):
-    monkeypatch.delenv("FP8_RESULTS", raising=False)
-    (record,) = load("speed", rehearsed)
-    times = record.times("8192: what is fused")
-    assert set(times) >= {"bf16", "+ relu", "unfused: + relu"} and min(times.values()) > 0
-    assert "REHEARSAL" in record.source and record.chip is None
-
-
-@needs_compiler
-def test_what_is_known_is_not_measured_again(rehearsed, tmp_path):
-    """A second call goes on from the results of the first, which lie elsewhere."""
-    before = read_lines(file_of(rehearsed))
-    more = ("--rehearse", "--results", tmp_path, "--earlier", rehearsed, "sums", "kernels")
-    done = run(*more)
+def test_a_second_call_goes_on_and_survives_a_clock_that_crashes(rehearsed, tmp_path):
+    """From results that lie elsewhere; by the host's clock, if the other takes its process down."""
+    before = [line for line in read_lines(rehearsed) if line.get("stage") != "mishaps"]
+    earlier = tmp_path / "earlier" / "h200" / LINES
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("".join(json.dumps(line) + "\n" for line in before))
+    words = ("--rehearse", "crashes", "--results", tmp_path, "--earlier", earlier.parent.parent)
+    done = run(*words, "blocks", "mishaps")
     assert done.returncode == 0, done.stdout
-    after = read_lines(file_of(tmp_path))
-    assert after[: len(before)] == before and set(after[len(before)]) == {"provenance"}
-    assert len(after) == len(before) + 1
-
-
-# What can go wrong --------------------------------------------------------------------------------
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    "how", ["crashes", "hangs", "refused", "crashes:2", "hangs:2", "refused:2"]
-)
-def test_a_clock_that_fails_costs_no_time_by_the_host(how, tmp_path):
-    """From the probe on, or only in a stage's process."""
-    if how.startswith("hangs") and not NIGHTLY:
-        pytest.skip("waits for its limits: NIGHTLY=1 does")
-    done = run("--rehearse", how, "--minutes", "4", "--results", tmp_path, "blocks")
-    assert done.returncode == 0, done.stdout
-    rows = timed(rows_of(read_lines(file_of(tmp_path))))
-    assert len(rows) == 5 and not any("error" in row for row in rows.values())
-    seen = [row for row in rows.values() if row["device_seconds"]]
-    assert len(seen) == (1 if how.endswith(":2") else 0)
-    if how == "crashes:2":
-        assert any("SIGSEGV" in row["no_clock"] for row in rows.values())
+    after = read_lines(tmp_path / "h200" / LINES)
+    assert after[: len(before)] == before
+    new = after[len(before) :]
+    assert not any(line.get("stage") == "blocks" and "form" in line for line in new)
+    clocks = [line["device"] for line in new if "device" in line]
+    assert len(clocks) == 1 and "SIGSEGV" in clocks[0]["no_clock"]
+    rows = rows_of(new)
+    assert rows["speed", "mishaps", "works"]["looks"] >= 2
 
 
 @needs_compiler
-def test_a_run_that_is_killed_keeps_all_that_was_measured(tmp_path):
-    """At any second: here, after some lines; and the next run measures the rest alone."""
-    path = file_of(tmp_path)
-    words = command("--rehearse", "--minutes", "5", "--results", tmp_path, "sums", "blocks")
-    for wanted in (4, 12):
-        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
-        deadline = time.time() + 120
-        while time.time() < deadline and (not path.exists() or len(read_lines(path)) < wanted):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(0.5)  # the stage's process dies with the one that waits for it
-        kept = path.read_bytes()
-        assert len(read_lines(path)) >= wanted
-        time.sleep(1)
-        assert path.read_bytes() == kept, "a stage went on without its run"
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and path.read_bytes().startswith(kept), done.stderr
-    sums = [one for one in read_lines(path) if one.get("part") == "numerics"]
-    assert len(sums) == 2  # each once
+def test_a_run_that_is_killed_keeps_what_was_measured(tmp_path):
+    path = tmp_path / "h200" / LINES
+    words = command("--rehearse", "--minutes", "5", "--results", tmp_path, "mishaps")
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while time.time() < deadline and (not path.exists() or len(read_lines(path)) < 3):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(0.5)  # the stage's process dies with the one that waits for it
+    kept = path.read_bytes()
+    time.sleep(3)
+    assert path.read_bytes() == kept, "a stage went on without its run"
+    assert len(read_lines(path)) >= 3
 
 
-@needs_compiler
+@pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
 def test_a_cpu_is_never_measured(tmp_path):
-    """The driver names a GPU, and JAX falls back to the CPU: its own error is printed."""
-    done = run("--rehearse", "falls-back", "--results", tmp_path)
-    assert done.returncode == 2 and not list(tmp_path.rglob("*.jsonl")), done.stdout
-    assert "NVIDIA H200 answers, but JAX does not run on it" in done.stdout
-    assert "Nothing was measured" in done.stdout
+    done = run("--results", tmp_path, "--commit", "0" * 40)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert "This measures a GPU" in done.stdout and "--rehearse" in done.stdout
 
 
-@pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="a GPU is attached")
-def test_without_a_gpu_a_run_ends_in_a_sentence(tmp_path):
-    done = run("--results", tmp_path)
-    assert done.returncode == 2 and "no NVIDIA GPU" in done.stdout, done.stdout
-    assert "--rehearse" in done.stdout and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (["speed"], "stages are first, default"),
-        (["--minutes", "0.5"], "above 0.5"),
-        (["--commit", "abc"], "40 hexadecimal digits"),
-    ],
-)
-def test_wrong_arguments_are_answered(wrong, said):
-    done = run(*wrong)
-    assert done.returncode == 2 and said in done.stdout
-
-
-# The order, the clock and the lines ---------------------------------------------------------------
+# The order and the lines --------------------------------------------------------------------------
 
 
 def test_the_agenda_fits_into_nine_minutes_and_its_first_call_into_four():
-    assert agenda.STARTS + sum(one.seconds for one in agenda.STAGES) <= 9 * 60
-    first = agenda.STAGES[:4]
-    assert [one.name for one in first] == ["first", "default", "fused", "agreement"]
-    assert agenda.STARTS + sum(one.seconds for one in first) <= 4 * 60
-    assert all(one.seconds < one.limit for one in agenda.STAGES)
+    seconds = [one.seconds for one in agenda.STAGES]
+    assert sum(seconds) <= 8.5 * 60 and sum(seconds[:4]) <= 3.7 * 60
     readme = (ROOT / "tools" / "gpu" / "README.md").read_text()
     for one in agenda.STAGES:
-        assert re.search(rf"^\| {one.name} \|.*\| {one.seconds:g} \|$", readme, re.M), one.name
+        assert f"| {one.name} |" in readme and f"| {one.seconds:g} |\n" in readme
 
 
-def test_a_short_run_measures_first_what_is_missing(tmp_path):
-    from tools.gpu.__main__ import in_order
-
-    old = lines.begin(tmp_path, {"commit": "a", "date": "1"})
-    for name in ("first", "sums"):
-        old.stage = name
-        old.add(Key("speed", name, "bf16"), made={})
-    new = lines.begin(tmp_path, {"commit": "b", "date": "2"})
-    new.stage = "first"
-    new.add(Key("speed", "first", "bf16"), made={})
-    order = in_order([*agenda.STAGES], read_lines(new.path), new)
-    assert [one.name for one in order][-1] == "sums" and order[0].name == "first"
-    same = lines.begin(tmp_path, {"commit": "b", "date": "3"})
-    assert lines.known(read_lines(same.path), same.run) == {("speed", "first", "bf16"): {"run": 1}}
+def test_only_runs_of_the_same_commit_and_versions_are_alike(tmp_path):
+    for run, (commit, date) in enumerate([("a", "1"), ("b", "2"), ("b", "3")]):
+        log = lines.begin(tmp_path, {"commit": commit, "date": date})
+        log.add(Key("speed", "case", "form"), made={})
+        assert log.run == run
+    alike = lines.of_runs_like(read_lines(log.path), 2)
+    assert [line["run"] for line in alike] == [1, 2]
 
 
-def test_a_torn_line_is_left_out_and_another_is_named(tmp_path):
+def test_a_torn_line_is_left_out(tmp_path):
     log = lines.begin(tmp_path, {"commit": "a"})
-    log.add(Key("speed", "case", "form"), wall={"seconds": float("nan"), "calls": 1, "chip": {}})
     with log.path.open("a") as file:
         file.write('{"run": 0, "par')
-    assert len(read_lines(log.path)) == 2
+    assert len(read_lines(log.path)) == 1
     lines.Log(tmp_path, 0, "first").add(Key("speed", "case", "form"), error="x")
-    found = read_lines(log.path)
-    assert len(found) == 3 and found[1]["wall"]["seconds"] is None
-    log.path.write_text(log.path.read_text().replace('"error": "x"', '"error": x'))
-    with pytest.raises(ValueError, match="line 3, is not as `make gpu` writes it"):
-        read_lines(log.path)
-
-
-class Fails(rehearsal.Fake):
-    """A GPU that is gone after an error."""
-
-    def answers(self) -> bool:
-        return False
-
-
-def measured(tmp_path, gpu, forms, **fields) -> stage.Stage:
-    log = lines.begin(tmp_path, {"commit": "a"})
-    log.stage = "first"
-    marker = stage.Marker(tmp_path / "under way.json")
-    one = stage.Stage(gpu, log, marker, time.time() + 60, **fields)
-    one.measure([stage.Case("speed", "case", forms, looks=2, seconds=0.001)])
-    assert not marker.path.exists()
-    return one
-
-
-def test_a_form_that_fails_costs_itself_alone(tmp_path):
-    def fails():
-        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED in /some/where/x.cc")
-
-    def works():
-        return stage.Ready({"right": True}, lambda: None)
-
-    forms = {"bf16": works, "refused": fails, "other": works}
-    one = measured(tmp_path, rehearsal.Fake("works"), forms)
-    rows = rows_of(read_lines(one.log.path))
-    assert rows["speed", "case", "refused"]["error"].endswith("NOT_SUPPORTED in <path>")
-    assert [rows["speed", "case", name]["looks"] for name in ("bf16", "other")] == [2, 2]
-
-
-def test_a_gpu_that_is_lost_ends_the_process_and_the_next_goes_on(tmp_path, monkeypatch):
-    ends, built = [], []
-
-    def ended(status):
-        ends.append(status)
-        raise SystemExit
-
-    def works():
-        built.append("works")
-        return stage.Ready({"right": True}, lambda: None)
-
-    def fails():
-        built.append("fails")
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(stage, "ended", ended)
-    forms = {"bf16": works, "bad": fails, "other": works}
-    with pytest.raises(SystemExit):
-        measured(tmp_path, Fails("works"), forms)
-    assert ends == [agenda.LOST] and built == ["works", "fails"]
-    # The same run's next process times what was not timed, beside the first form.
-    log = lines.Log(tmp_path, 0, "first")
-    again = stage.Stage(
-        rehearsal.Fake("works"), log, stage.Marker(tmp_path / "marker"), time.time() + 60
-    )
-    again.measure([stage.Case("speed", "case", forms, looks=2, seconds=0.001)])
-    rows = rows_of(read_lines(log.path))
-    assert built[2:] == ["works", "works"] and "error" in rows["speed", "case", "bad"]
-    assert rows["speed", "case", "other"]["looks"] == 2
-
-
-def test_a_clock_that_was_not_reached_is_read_later_without_new_looks(tmp_path):
-    def works():
-        return stage.Ready({"right": True}, lambda: None)
-
-    one = measured(tmp_path, rehearsal.Fake("works"), {"bf16": works, "other": works})
-    one.cupti = True
-    one.measure([stage.Case("speed", "case", {"bf16": works, "other": works}, 2, 0.001)])
-    for row in rows_of(read_lines(one.log.path)).values():
-        assert row["looks"] == 2 and row["device_seconds"]
-
-
-def test_a_form_that_was_only_slow_is_tried_by_the_next_run(tmp_path):
-    key = Key("speed", "case", "bf16")
-    log = lines.begin(tmp_path, {"commit": "a"})
-    log.add(key, error="the process was stopped after 45 s", stopped=True)
-    marker = stage.Marker(tmp_path / "marker")
-    row = rows_of(read_lines(log.path))[key]
-    gpu = rehearsal.Fake("works")
-    assert stage.Stage(gpu, log, marker, 0).has_failed(row)
-    later = lines.begin(tmp_path, {"commit": "a"})
-    assert not stage.Stage(gpu, later, marker, 0).has_failed(row)
-    assert stage.Stage(gpu, later, marker, 0).has_failed({"error": "RuntimeError: no", "run": 0})
+    assert len(read_lines(log.path)) == 2
+    with pytest.raises(ValueError, match="JSON"):
+        log.add(Key("speed", "case", "form"), made={"losses": [float("nan")]})
 
 
 # What is measured ---------------------------------------------------------------------------------
 
 
-def test_the_bound_tells_a_right_result_from_a_wrong_one():
-    operand = jax.ShapeDtypeStruct((64, 128), jnp.float8_e4m3fn)
-    args = numerics.arguments((operand, operand), "random")
-
-    def scaled(a, b, factor=1.0):
-        d = jax.lax.dot(a, b.T, preferred_element_type=jnp.float32) * factor
-        return jnp.clip(d, -448, 448).astype(jnp.float8_e4m3fn)
-
-    right = scaled(*args)
-    assert errors.is_right(errors.errors(scaled(*args, 1.001), right))
-    assert not errors.is_right(errors.errors(scaled(*args, 1.1), right))
-    assert not errors.is_right(errors.errors(right.at[0, 0].set(jnp.nan), right))
-    with pytest.raises(ValueError, match="its reference float32"):
-        errors.errors(right, right.astype(jnp.float32))
-    long = {"dtype": "float32", "relative": 2.0**-6, "other_kind": 0}
-    assert not errors.is_right(long) and errors.is_right(long, 4096)
-    assert not errors.is_right(long, 4096, fast=False)
-    assert not errors.is_right(long | {"relative": 0.1}, 65536)
+def test_an_error_is_that_of_numpy():
+    rng = np.random.default_rng(0)
+    one, other = (rng.normal(size=(64, 48)).astype(np.float32) for _ in range(2))
+    found = errors.errors(one, other)
+    norm = np.linalg.norm(one - other) / np.linalg.norm(other)
+    assert found["relative"] == pytest.approx(norm, rel=1e-5)
+    assert found["largest"] == pytest.approx(np.abs(one - other).max()) and not found["other_kind"]
+    one[0, 0], one[1, 1], other[1, 1] = np.inf, np.nan, np.nan
+    assert errors.errors(one, other)["other_kind"] == 1
+    with pytest.raises(ValueError, match="its reference float64"):
+        errors.errors(one, other.astype(np.float64))
 
 
 @pytest.mark.parametrize("k", [128, 8192])
@@ -376,7 +204,6 @@ def test_inputs_are_of_their_kind(kind):
         "random": lambda x: np.isfinite(x).all() and x.std() > 0.5,
         "largest": lambda x: (np.abs(x) == np.abs(x).max()).all() and np.abs(x).max() > 400,
         "subnormal": lambda x: (x != 0).all() and np.abs(x).max() < 2.0**-6,
-        "zero": lambda x: not x.any(),
         "not finite": lambda x: np.isnan(x).sum() == 1,
     }[kind]
     shapes = [jax.ShapeDtypeStruct((64, 96), dtype) for dtype in numerics.FP8]
@@ -387,19 +214,15 @@ def test_inputs_are_of_their_kind(kind):
 @needs_compiler
 def test_forms_are_what_their_names_say():
     forms = matmuls.Forms(256, 512, 384)
-    found = forms.first() | forms.more() | forms.details() | forms.epilogues()
-    gpu = rehearsal.Fake("works")
-    rows = {name: report_gemms(form.compile(gpu).compiled).rows for name, form in found.items()}
-    out = matmuls.OUT
-    assert rows["accumulated in f32"][0].precision == "HIGHEST" != rows[out][0].precision
-    assert rows[f"{out}, amax"][0].amax and not rows[out][0].amax
-    assert "".join(rows["no scales"][0].scales) == "" and rows["B stored [K, N]"][0].outside
-    assert {rows[name][0].out_dtype for name in ("bf16 out", "f32 out")} == {"bf16", "f32"}
-    for name in rows:
+    found = forms.first() | forms.more() | forms.epilogues()
+    gpu, out = rehearsal.Fake("works"), matmuls.OUT
+    rows = {name: report_gemms(form.compile(gpu).compiled).rows[0] for name, form in found.items()}
+    assert rows[f"{out}, careful sums"].precision == "HIGHEST" != rows[out].precision
+    assert rows[f"{out}, amax"].amax and not rows[out].amax
+    assert rows["+ relu"].epilogue == "RELU" and rows["+ bias"].epilogue == "BIAS"
+    for name, row in rows.items():
         if name.startswith("unfused"):
-            assert rows[name][0].epilogue == "DEFAULT" and rows[name][0].out_dtype == "bf16"
-    everything = rows[f"+ {matmuls.EVERYTHING}"][0]
-    assert everything.amax and everything.epilogue == "GELU_BIAS" or "GELU" in everything.epilogue
+            assert row.epilogue == "DEFAULT" and row.out_dtype == "bf16"
 
 
 def test_no_call_finds_its_operands_in_the_cache():
@@ -409,79 +232,28 @@ def test_no_call_finds_its_operands_in_the_cache():
     assert np.any(np.asarray(first != second)) and np.asarray(first, np.float32).std() > 0.5
 
 
-def test_references_of_sums_are_the_cpus(monkeypatch):
-    """Where JAX computes on a GPU by itself, the model is told to compute on the CPU."""
-    places = []
-
-    def model(a, b):
-        places.append(jax.config.jax_default_device)
-        return np.zeros((1, 64, 64), np.float32)
-
-    monkeypatch.setattr(blocks, "hopper_sums", model)
-    made = numerics.sums_of(rehearsal.Fake("works"), 32, 64).made
-    assert places == [jax.devices("cpu")[0]] * 2 and made["same_as_model"]["positive"]["fast"] == 0
-
-
 # The folder to carry ------------------------------------------------------------------------------
-
-NEEDED = ("jax", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-nvjitlink", "nvidia-nvvm")
-NEEDED += ("nvidia-cuda-runtime", "flax", "optax", "numpy")
-
-
-def with_what_they_bring() -> dict[str, importlib.metadata.Distribution]:
-    """What tools/gpu/README.md asks of a machine, and all that this requires."""
-    found: dict[str, importlib.metadata.Distribution] = {}
-    wanted = list(NEEDED)
-    while wanted:
-        name = re.sub(r"[-_.]+", "-", wanted.pop()).lower()
-        if name in found:
-            continue
-        found[name] = importlib.metadata.distribution(name)
-        for required in map(Requirement, found[name].requires or []):
-            if required.marker is None or required.marker.evaluate({"extra": ""}):
-                wanted.append(required.name)
-    return found
 
 
 @needs_compiler
-def test_the_folder_runs_where_only_its_needs_are_installed(tmp_path, monkeypatch, needs_git):
+def test_the_folder_runs_by_itself(tmp_path, monkeypatch, needs_git):
+    """A clone's folder, with this Python; its first line names the commit's results."""
     clone, place = tmp_path / "clone", tmp_path / "gpu-bundle"
-    for path in of_project():
-        copy = clone / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy)
-    git = ["git", "-C", clone, "-c", "user.name=n", "-c", "user.email=e"]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], check=True)
+    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{ROOT}", clone], check=True)
     monkeypatch.setattr(bundle, "ROOT", clone)
     bundle.main(place)
-    assert sum(path.stat().st_size for path in place.rglob("*")) < 5e6
     (clone / "new.txt").write_text("not committed")
-    with pytest.raises(SystemExit, match="commit these, or `git stash -u`"):
+    with pytest.raises(SystemExit, match="commit these"):
         bundle.main(place)
-
-    venv.create(tmp_path / "node", symlinks=True, with_pip=False)
-    (site,) = (tmp_path / "node").glob("lib/python3*/site-packages")
-    for distribution in with_what_they_bring().values():
-        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
-            if not (site / top).exists():
-                (site / top).symlink_to(Path(distribution.locate_file(top)).resolve())
     done = subprocess.run(
-        ["bash", place / "run", "--rehearse", "--results", tmp_path / "out", "kernels"]
-        + ([] if not NIGHTLY else ["first", "training"]),
-        env={"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "node/bin/python")},
+        ["bash", place / "run", "--rehearse", "refused", "--results", tmp_path / "out", "sums"],
+        env={"PATH": os.environ["PATH"], "PYTHON": sys.executable},
         cwd=tmp_path,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    assert done.returncode == 0, done.stdout
-    first, *_ = read_lines(file_of(tmp_path / "out"))
-    assert first["provenance"]["rehearsal"] and "kernels: 5 forms, 0 failed" in done.stdout
-    without = subprocess.run(
-        ["bash", place / "run"],
-        env={"PATH": os.environ["PATH"], "PYTHON": "false"},
-        capture_output=True,
-        text=True,
-    )
-    assert without.returncode == 2 and "needs JAX for CUDA 13" in without.stderr
+    assert done.returncode == 0 and "sums: 2 forms" in done.stdout, done.stdout
+    assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in done.stdout
+    first, *_ = read_lines(tmp_path / "out" / "h200" / LINES)
+    assert first["provenance"]["rehearsal"]

@@ -1,22 +1,21 @@
 """The file that a run writes: a line of JSON for each thing that was measured, on the disk before
 the next is begun. `helpers.records.results` reads it.
 
-The first line of a run says where its figures come from. Each line after it is of one form of one
+The first line of a run says where its figures come from. A line after it is of one form of one
 case: that it was "made" and what was found of it, one look at the host's clock ("wall"), what the
-GPU's own clock saw ("device"), or an "error".
+GPU's own clock saw ("device"), or an "error". Or it says that a stage has "finished".
 """
 
 import datetime
 import gzip
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers.records.results import LINES, Row, rows_of
+from helpers.records.results import LINES
 
 PROGRAMS = "programs.jsonl.gz"  # beside it: the programs as the GPU's compiler wrote them
 
@@ -38,15 +37,17 @@ class Log:
         self.run, self.stage = run, stage
         _cut_torn_line(self.path)
 
-    def add(self, key: Key, **what: Any) -> None:
-        """Add one line, and wait until it is on the disk."""
-        said = {"run": self.run, "stage": self.stage, "at": now(), **key._asdict(), **what}
-        append(self.path, json.dumps(json_numbers(said)).encode() + b"\n")
+    def add(self, key: Key | None, **what: Any) -> None:
+        """Add one line, and wait until it is on the disk. Raises ValueError for a number that JSON
+        does not have, as NaN."""
+        line = {"run": self.run, "stage": self.stage, "at": now()}
+        line |= (key._asdict() if key else {}) | what
+        append(self.path, json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def keep(self, key: Key, hlo: str) -> None:
         """Keep a program's text: what the parser makes of it can then be looked at anywhere."""
-        said = json.dumps({**key._asdict(), "hlo": without_paths(hlo)}).encode() + b"\n"
-        append(self.programs, gzip.compress(said, mtime=0))
+        line = json.dumps(key._asdict() | {"hlo": without_paths(hlo)}).encode() + b"\n"
+        append(self.programs, gzip.compress(line, mtime=0))
 
 
 def begin(folder: Path, provenance: dict[str, Any]) -> Log:
@@ -58,21 +59,11 @@ def begin(folder: Path, provenance: dict[str, Any]) -> Log:
     return log
 
 
-def is_like(lines: Sequence[Mapping[str, Any]], run: int) -> list[bool]:
-    """Of each run in the file, whether it measures the same as one of them: on the same device, of
-    the same commit, with the same versions."""
-
-    def without_date(provenance: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in provenance.items() if key != "date"}
-
-    runs = [without_date(line["provenance"]) for line in lines if "provenance" in line]
-    return [one == runs[run] for one in runs]
-
-
-def known(lines: Sequence[Mapping[str, Any]], run: int) -> dict[tuple[str, str, str], Row]:
-    """What has been measured of each form by a run, and by those like it."""
-    like = is_like(lines, run)
-    return rows_of([line for line in lines if "run" in line and like[line["run"]]])
+def of_runs_like(lines: Sequence[Mapping[str, Any]], run: int) -> list[Mapping[str, Any]]:
+    """The lines of a run, and of those that measured the same: on the same device, of the same
+    commit, with the same versions."""
+    runs = [{**line["provenance"], "date": ""} for line in lines if "provenance" in line]
+    return [line for line in lines if "run" in line and runs[line["run"]] == runs[run]]
 
 
 def append(path: Path, content: bytes) -> None:
@@ -86,12 +77,10 @@ def append(path: Path, content: bytes) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Take off the line that a kill has cut: the next one would be written behind it."""
+    """Take off a line that a kill has cut: the next one would be written behind it."""
     if path.exists():
         content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(path, whole)
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def now() -> str:
@@ -99,26 +88,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def json_numbers(value: Any) -> Any:
-    """A value with null in place of NaN and infinity, which JSON has not got."""
-    if isinstance(value, dict):
-        return {key: json_numbers(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_numbers(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def without_paths(text: str) -> str:
     """Text without the paths of the machine it was said on."""
     return re.sub(r"(?<![\w./:])/[\w.-]+/[\w./-]+", "<path>", text)
 
 
-def sentence(error: BaseException | str) -> str:
+def sentence(error: BaseException) -> str:
     """An error as one line without paths: its beginning, and its end, where cuBLAS and XLA give the
     reason."""
-    if isinstance(error, BaseException):
-        error = f"{type(error).__name__}: {str(error).strip()}"
-    text = " ".join(without_paths(error).split())
+    text = " ".join(without_paths(f"{type(error).__name__}: {error}").split())
     return text if len(text) <= 800 else f"{text[:350]} [...] {text[-440:]}"

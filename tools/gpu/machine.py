@@ -1,6 +1,7 @@
 """The attached GPU, as a child process has it: what compiles for it, its two clocks, and what it
 does meanwhile. `tools.gpu.rehearsal` has one that only answers like it."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -22,23 +23,35 @@ class Program(NamedTuple):
     call: Callable[..., Any]
 
 
+class WrongDevice(Exception):
+    """Why this process does not measure."""
+
+
 class Gpu:
     """The first GPU that JAX has."""
 
     rehearsal = False
     chip_name = "local"  # of TARGETS: what is compiled for
 
+    @property
+    def name(self) -> str:
+        """As the driver says it."""
+        return jax.devices("cuda")[0].device_kind
+
     def require(self, name: str) -> None:
-        """End the process, in a sentence, unless JAX computes on the GPU of this name."""
+        """Raises WrongDevice unless JAX computes on a Hopper GPU, the one of this name if there is
+        a name: what falls back to the CPU is never measured."""
         try:
-            found = jax.devices("cuda")[0].device_kind
+            found = jax.devices("cuda")[0]
         except RuntimeError as error:
-            raise SystemExit(f"A {name} answers, but JAX does not run on it: {error}") from None
-        if jax.default_backend() != "gpu" or found != name:
-            raise SystemExit(
-                f"This measures the {name}, but JAX computes on {jax.default_backend()}, and its "
-                f"GPU is {found}: unset JAX_PLATFORMS and CUDA_VISIBLE_DEVICES."
+            raise WrongDevice(f"This measures a GPU, and JAX runs on none here: {error}") from error
+        if name and found.device_kind != name or jax.default_backend() != "gpu":
+            raise WrongDevice(
+                f"This measures the {name or found.device_kind}, but JAX computes on "
+                f"{jax.devices()[0].device_kind}: unset JAX_PLATFORMS and CUDA_VISIBLE_DEVICES"
             )
+        if found.compute_capability != "9.0" or "MIG" in found.device_kind:
+            raise WrongDevice(f"This is for a whole H100 or H200; here is {found.device_kind}")
 
     def target(self) -> Target:
         """Its model, with its peak rates."""
@@ -75,8 +88,8 @@ class Gpu:
             return False
 
     def chip(self) -> dict[str, Any]:
-        """What it does at this moment: clock, power, temperature, and what holds the clock back.
-        Empty where NVML, NVIDIA's management library, does not tell."""
+        """What it does at this moment: clock, power and temperature. Empty where NVML, NVIDIA's
+        management library, does not tell."""
         try:
             return _nvml()
         except (OSError, AttributeError, ValueError):
@@ -95,26 +108,23 @@ class Gpu:
             "cublas": f"{major}.{rest // 100}.{rest % 100}",
         }
 
-
-def about(gpu: Gpu, name: str) -> dict[str, Any]:
-    """All that a reader needs to judge a figure, or to make it again, but for the commit: no path,
-    host or user."""
-    packages = {}
-    for package in ("jaxlib", "jax-cuda13-plugin", "flax", "torch", "triton", "nvidia-cublas"):
-        try:
-            packages[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "device": name,
-        "rehearsal": gpu.rehearsal,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": packages,
-        "xla_flags": without_paths(os.environ.get("XLA_FLAGS", "")),
-        **gpu.versions(),
-    }
+    def about(self) -> dict[str, Any]:
+        """All that a reader needs to judge a figure, or to make it again, but for the commit: no
+        path, host or user."""
+        packages = {}
+        for package in ("jaxlib", "jax-cuda13-plugin", "flax", "torch", "triton", "nvidia-cublas"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                packages[package] = importlib.metadata.version(package)
+        return {
+            "device": self.name,
+            "rehearsal": self.rehearsal,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "packages": packages,
+            "xla_flags": without_paths(os.environ.get("XLA_FLAGS", "")),
+            **self.versions(),
+        }
 
 
 def _dotted(version: int) -> str:
@@ -132,25 +142,10 @@ def _driver() -> str:
         return "unknown"
 
 
-# Bits of nvmlClocksEventReason*: what keeps a clock below its highest.
-REASONS = {
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x20: "thermal (software)",
-    0x40: "thermal (hardware)",
-    0x80: "power brake",
-}
-
-
 def _nvml() -> dict[str, Any]:
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    device, clock, power, heat = (
-        ctypes.c_void_p(),
-        ctypes.c_uint(),
-        ctypes.c_uint(),
-        ctypes.c_uint(),
-    )
-    reasons = ctypes.c_ulonglong()
+    device = ctypes.c_void_p()
+    clock, power, heat = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     first = int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or 0)
     calls = (
         nvml.nvmlInit_v2(),
@@ -158,7 +153,6 @@ def _nvml() -> dict[str, Any]:
         nvml.nvmlDeviceGetClockInfo(device, 1, ctypes.byref(clock)),  # 1: of the multiprocessors
         nvml.nvmlDeviceGetPowerUsage(device, ctypes.byref(power)),
         nvml.nvmlDeviceGetTemperature(device, 0, ctypes.byref(heat)),
-        nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device, ctypes.byref(reasons)),
     )
     if any(calls):
         return {}
@@ -166,5 +160,4 @@ def _nvml() -> dict[str, Any]:
         "clock_mhz": clock.value,
         "power_w": power.value / 1e3,
         "temperature_c": heat.value,
-        "held_back_by": [text for bit, text in REASONS.items() if reasons.value & bit],
     }

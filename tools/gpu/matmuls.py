@@ -10,23 +10,18 @@ import functools
 import importlib.util
 import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fp8lens.targets import GEMM_OPTIONS
 from helpers.numerics import blocks
 from helpers.numerics.quantize import amax_scale, quantize
-from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
-from helpers.records.local import wait, wall_seconds
-from tools.gpu.errors import errors, is_right
+from helpers.numerics.recipes import scaled_dot, to_e4m3
+from tools.gpu.errors import errors_of_all, is_right
 from tools.gpu.machine import Gpu, Program
-from tools.gpu.numerics import cpu
 from tools.gpu.stage import Case, Ready
 from tools.recorders.releases import dot
 from tools.recorders.releases import scaled as fused
@@ -42,8 +37,8 @@ ONCE = {**GEMM_OPTIONS["cublaslt"], "xla_gpu_autotune_level": 0}
 @dataclasses.dataclass(frozen=True)
 class Form:
     """A way to write a matmul. `precision` is that of matmuls: "highest" asks for careful sums.
-    `reference` is compared with in place of `fn`, where `fn` makes FP8 itself; `on_cpu`, by the
-    CPU. `rehearsed` is what a CPU can run."""
+    `reference` is compared with in place of `fn`, where `fn` makes FP8 itself. `rehearsed` is what
+    a CPU can run."""
 
     fn: Callable
     args: tuple[Shape, ...]
@@ -51,16 +46,15 @@ class Form:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     precision: str | None = None
     reference: Callable | None = None
-    on_cpu: bool = False
     rehearsed: Callable | None = None
 
     @property
-    def sizes(self) -> tuple[int, int, int] | None:
-        """M, N and K; None where it is no matmul."""
+    def sizes(self) -> tuple[int, ...]:
+        """M, N and K; empty where it is no matmul."""
         if len(self.args) < 2 or self.args[1].ndim != 2:
-            return None
-        m, k = self.args[0].shape
-        return m, self.args[1].size // k, k
+            return ()
+        (m, k), (n, _) = self.args[0].shape, self.args[1].shape
+        return m, n, k
 
     def compile(self, gpu: Gpu) -> Program:
         """Compiled by its own way to multiply."""
@@ -77,45 +71,31 @@ class Form:
         """Compile it, compare it once, and return what to time."""
         program = self.compile(gpu)
         sets = operands(self.args, 2 if gpu.rehearsal else sets_of(self.args))
-        made = compare(program.call(*sets[0]), self.reference or self.fn, sets[0], self.on_cpu)
+        made = compare(program.call(*sets[0]), self.reference or self.fn, sets[0])
         if self.sizes:
             made |= {"shape": list(self.sizes), "flops": 2 * math.prod(self.sizes)}
         walk = itertools.cycle(sets)
         return Ready(made, lambda: program.call(*next(walk)), program.compiled)
 
 
-def compare(
-    got: Any, fn: Callable, args: tuple[jax.Array, ...], on_cpu: bool = False
-) -> dict[str, Any]:
+def compare(got: Any, fn: Callable, args: tuple[jax.Array, ...]) -> dict[str, Any]:
     """How far a result is from that of `fn` with operands in float32, and whether rounding explains
     it. No FP8 goes into the reference's matmul, so XLA finds no FP8 matmul in it."""
 
     def wide(*args):
         return fn(*args)
 
-    place = cpu() if on_cpu else None
-    with jax.default_matmul_precision("highest"), jax.default_device(place):
-        given = [widened(np.asarray(arg) if on_cpu else arg) for arg in args]
-        expected = jax.jit(wide, compiler_options=ONCE)(*given)
-    if on_cpu:
-        got, expected = jax.tree.map(np.asarray, (got, expected))
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
-    found = [errors(*pair) for pair in pairs]
+    with jax.default_matmul_precision("highest"):
+        given = [arg.astype(f32) if arg.dtype in (e4m3, e5m2) else arg for arg in args]
+        found = errors_of_all(got, jax.jit(wide, compiler_options=ONCE)(*given))
     return {"errors": found, "right": all(is_right(one, args[0].shape[-1]) for one in found)}
 
 
-def widened(array: Any) -> Any:
-    """FP8 as float32, all else as it is."""
-    return array.astype(f32) if array.dtype in (e4m3, e5m2) else array
-
-
 @functools.lru_cache(maxsize=8)  # forms side by side take the same arguments
-def operands(
-    args: tuple[Shape, ...], count: int, zeros: bool = False
-) -> list[tuple[jax.Array, ...]]:
-    """Sets of random operands on the device, normally distributed, or all zero. The first two
-    scalars scale operands, so that sums over K are of unit size: a bias and an activation count
-    then. The third scales a result to FP8's range."""
+def operands(args: tuple[Shape, ...], count: int) -> list[tuple[jax.Array, ...]]:
+    """Sets of random operands on the device, normally distributed. The first two scalars scale
+    operands, so that sums over K are of unit size: a bias and an activation count then. The third
+    scales a result to FP8's range."""
     depth = args[0].shape[-1] ** -0.25
     factors = iter((depth, depth, 64.0))
     factor_of = [1.0 if arg.shape else next(factors) for arg in args]
@@ -124,8 +104,6 @@ def operands(
         if not arg.shape:
             scale = factor * jax.random.uniform(key, (), minval=0.5, maxval=1.5)
             return scale.astype(arg.dtype)
-        if zeros:
-            return jnp.zeros(arg.shape, arg.dtype)
         return jax.random.normal(key, arg.shape, bf16).astype(arg.dtype)
 
     @jax.jit
@@ -192,6 +170,7 @@ class Forms:
         return {
             f"{OUT}, amax": Form(fused(amax="activated"), self.scaled),
             f"{OUT}, untuned": Form(fused(), self.scaled, options=untuned),
+            f"{OUT}, careful sums": Form(fused(), self.scaled, precision="highest"),
             "FP8 scaled": Form(functools.partial(scaled_dot, dtype=bf16), self.scaled[:4]),
         }
 
@@ -209,60 +188,26 @@ class Forms:
     def from_bf16(self) -> dict[str, Form]:
         """What making the operands FP8 costs."""
 
-        def layer(x, w, x_scale, w_scale):
-            codes = jax.lax.optimization_barrier(quantize(x, x_scale).astype(x.dtype))
-            return scaled_dot(codes, w, x_scale, w_scale, bf16)
+        def by(scale_of, hide=lambda codes: codes):
+            def fn(x, w, *scales):
+                x_scale, w_scale = scale_of(x, w, *scales)
+                x = hide(quantize(x, x_scale))
+                w = hide(quantize(w, w_scale)) if w.dtype == bf16 else w
+                return scaled_dot(x, w, x_scale, w_scale, bf16)
 
-        def both(x, w, scale_of, barrier=lambda codes: codes):
-            x_scale, w_scale = scale_of(x), scale_of(w)
-            x, w = barrier(quantize(x, x_scale)), barrier(quantize(w, w_scale))
-            return scaled_dot(x, w, x_scale, w_scale, bf16)
+            return fn
 
-        def hidden(codes):
-            return jax.lax.optimization_barrier(codes.astype(f32))
-
-        def given(x, w, scale, **options):
-            return both(x, w, lambda _: scale, **options)
+        def form(scale_of, *args):
+            # The reference multiplies the same codes, which XLA does not see to be FP8.
+            hidden = by(scale_of, lambda codes: jax.lax.optimization_barrier(codes.astype(f32)))
+            return Form(by(scale_of), args, reference=hidden)
 
         a, b = self.wide
-        one = functools.partial
         return {
             "bf16": self.first()["bf16"],
-            "quantize A": Form(quantize, (a, self.s), on_cpu=True),
-            "FP8, A from bf16": Form(
-                lambda x, w, x_scale, w_scale: scaled_dot(
-                    quantize(x, x_scale), w, x_scale, w_scale, bf16
-                ),
-                (a, self.b, self.s, self.s),
-                reference=layer,
-            ),
-            "FP8 from bf16": Form(given, (a, b, self.s), reference=one(given, barrier=hidden)),
-            "FP8 from bf16 by amax": Form(
-                lambda x, w: both(x, w, amax_scale),
-                (a, b),
-                reference=lambda x, w: both(x, w, amax_scale, hidden),
-            ),
-        }
-
-    def details(self) -> dict[str, Form]:
-        """What scales, sums, types and layouts cost."""
-        half = jnp.float32(0.5)
-        n, k = self.b.shape
-        return {
-            OUT: Form(fused(), self.scaled),
-            "B stored [K, N]": Form(
-                lambda a, b, *scales: fused()(a, b.T, *scales),
-                (self.a, Shape((k, n), e4m3), self.s, self.s, self.s),
-            ),
-            "no scales": Form(
-                lambda a, b: jnp.clip(dot(a, b), -E4M3_MAX, E4M3_MAX).astype(e4m3), (self.a, self.b)
-            ),
-            "scales of 0.5, constants": Form(
-                lambda a, b, s: to_e4m3(scaled_dot(a, b, half, half), s), (self.a, self.b, self.s)
-            ),
-            "accumulated in f32": Form(fused(), self.scaled, precision="highest"),
-            "bf16 out": self.more()["FP8 scaled"],
-            "f32 out": Form(scaled_dot, self.scaled[:4]),
+            "FP8, A from bf16": form(lambda x, w, *scales: scales, a, self.b, self.s, self.s),
+            "FP8 from bf16": form(lambda x, w, scale: (scale, scale), a, b, self.s),
+            "FP8 from bf16 by amax": form(lambda x, w: (amax_scale(x), amax_scale(w)), a, b),
         }
 
     def blocks(self) -> dict[str, Form]:
@@ -326,8 +271,8 @@ def _torch(name: str, m: int, n: int, k: int, gpu: Gpu) -> Ready:
     # In float32, as torch multiplies unless TF32 is allowed: here it is not.
     expected = (a.float() @ b.float().T) * scale
     as_jax = {fp8: e4m3, torch.bfloat16: bf16}[dtype]
-    error = errors(_of_torch(got, as_jax), _of_torch(expected.to(dtype), as_jax))
-    return Ready({"errors": [error], "right": is_right(error, k)}, call)
+    found = errors_of_all(_of_torch(got, as_jax), _of_torch(expected.to(dtype), as_jax))
+    return Ready({"errors": found, "right": is_right(found[0], k)}, call)
 
 
 def _of_torch(tensor: Any, dtype: Any) -> jax.Array:
@@ -363,17 +308,16 @@ def first(gpu: Gpu) -> Iterator[Case]:
         yield dataclasses.replace(one, forms=every, limit=90)  # torch's first form starts torch
 
 
-def epilogues(gpu: Gpu, size: int) -> Iterator[Case]:
+def epilogues(gpu: Gpu) -> Iterator[Case]:
     """What each thing in the call costs, and outside of it."""
-    yield case(gpu, f"{size}: what is fused", Forms(*sized(gpu, size)).epilogues())
+    yield case(gpu, "8192: what is fused", Forms(*sized(gpu, 8192)).epilogues())
 
 
 def others(gpu: Gpu) -> Iterator[Case]:
-    """What is worth knowing last."""
-    forms = Forms(*sized(gpu, 8192))
-    yield case(gpu, "8192: from bf16", forms.from_bf16(), looks=3)
-    yield case(gpu, "8192: details", forms.details(), looks=3)
-    yield from epilogues(gpu, 4096)
+    """What is worth knowing last: what making FP8 costs, and the rate of memory."""
+    yield case(gpu, "8192: from bf16", Forms(*sized(gpu, 8192)).from_bf16(), looks=3)
+    gigabyte = Shape((2**12 if gpu.rehearsal else 2**29,), bf16)
+    yield case(gpu, "memory", {"a copy of 1 GiB": Form(lambda x: -x, (gigabyte,))}, looks=3)
 
 
 def blocked(gpu: Gpu) -> Iterator[Case]:
@@ -394,9 +338,7 @@ def by_default(gpu: Gpu) -> Iterator[Case]:
     """What XLA's default options choose, which time Triton's kernels too: for the fused layer, and
     for the matmuls of a training step. Beside it cuBLASLt alone, which is what it is compared
     with."""
-    found = {}
-    for size in (8192, 4096):
-        found[f"fused layer, {size}"] = Form(fused(**ALL), Forms(*sized(gpu, size)).biased)
+    found = {"fused layer, 8192": Form(fused(**ALL), Forms(*sized(gpu, 8192)).biased)}
     for name, (m, n, k, dtype) in TRAINED.items():
         if gpu.rehearsal:
             m, n, k = 128, 256, 384
@@ -405,56 +347,4 @@ def by_default(gpu: Gpu) -> Iterator[Case]:
         found[name] = Form(functools.partial(scaled_dot, dtype=bf16), args, precision=careful)
     for name, form in found.items():
         forms = {"cuBLASLt": form, "default": dataclasses.replace(form, gemm="auto")}
-        yield dataclasses.replace(case(gpu, f"default: {name}", forms, looks=4), limit=60)
-
-
-# Under load ---------------------------------------------------------------------------------------
-
-
-def under_load(gpu: Gpu) -> Iterator[Case]:
-    """How the rate sinks: of the first calls after a pause, and of those after a second and a half
-    without one; with random operands, and with zeros, which draw less power."""
-    forms = Forms(*sized(gpu, 8192))
-    wanted = {"bf16": forms.first()["bf16"], f"{OUT}, amax": forms.more()[f"{OUT}, amax"]}
-    builds = {
-        f"{name}, {'zeros' if zeros else 'random'}": functools.partial(held, form, gpu, zeros)
-        for name, form in wanted.items()
-        for zeros in (False, True)
-    }
-    yield Case("speed", "8192: under load", builds, looks=0, limit=30)
-    gigabyte = Shape((2**12 if gpu.rehearsal else 2**29,), bf16)
-    copy = {"a copy of 1 GiB": Form(lambda x: -x, (gigabyte,))}
-    yield case(gpu, "memory", copy, looks=3)
-
-
-def held(form: Form, gpu: Gpu, zeros: bool) -> Ready:
-    """Seconds of a call: the median of the first batches, and of those of the last half second. By
-    the host's clock, of calls sent one after the other."""
-    program = form.compile(gpu)
-    count, seconds = (2, 0.05) if gpu.rehearsal else (sets_of(form.args), 1.5)
-    walk = itertools.cycle(operands(form.args, count, zeros))
-
-    def call():
-        return program.call(*next(walk))
-
-    wait(call())
-    batch = max(1, round(0.02 / wall_seconds(call, 3)))  # 20 ms between two looks at the clock
-    time.sleep(seconds / 3)
-    burst = [wall_seconds(call, batch), wall_seconds(call, batch)]
-    stop = time.time() + seconds
-    late: list[tuple[float, float]] = []
-    while time.time() < stop or not late:
-        late.append((time.time(), wall_seconds(call, batch)))
-    for _ in range(2 * batch):
-        result = call()
-    chip = gpu.chip()
-    wait(result)
-    sustained = [took for begun, took in late if begun > stop - seconds / 3] or [late[-1][1]]
-    return Ready(
-        {
-            "burst_seconds": statistics.median(burst),
-            "sustained_seconds": statistics.median(sustained),
-            "chip": chip,
-            "flops": 2 * math.prod(form.sizes or ()),
-        }
-    )
+        yield case(gpu, f"default: {name}", forms)

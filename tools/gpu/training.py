@@ -37,7 +37,6 @@ LAYERS: dict[str, GPTLayer] = {
     "bf16, XLA's attention": GPTLayer(),
     "bf16+fp8, XLA's attention": GPTLayer(fp8=True),
     "bf16+fp8" + FAST: GPTLayer(attention="cudnn", fp8=True),
-    "f32": GPTLayer(dtype=jnp.float32),
 }
 
 
@@ -49,16 +48,9 @@ def steps(gpu: Gpu) -> Iterator[Case]:
 def rungs(gpu: Gpu) -> Iterator[Case]:
     """The ladder, its last steps first, beside bf16 restructured alike."""
     bases = {f"bf16, {name}": layer for name, layer in ladder.BASES.items() if name != "xla"}
-    last = dict(reversed(ladder.RUNGS.items()))
-    first = (
-        "bf16, restructured",
-        "careful sums",
-        "gelu's input in FP8",
-        "bf16, restructured, AdamW",
-    )
-    every = bases | last
+    first = "bf16, restructured"
     yield case(
-        gpu, "ladder", {name: every[name] for name in dict.fromkeys((*first, *last, *bases))}
+        gpu, "ladder", {first: bases[first], **dict(reversed(ladder.RUNGS.items())), **bases}
     )
 
 
@@ -101,7 +93,9 @@ def build(gpu: Gpu, name: str, layer: ladder.Layer, begins: dict[type, float]) -
         layer = small(layer)
         if isinstance(layer, Lean) and layer.by == "mosaic":
             rehearsed = _step(ladder.step_of(dataclasses.replace(layer, by="xla")))
-    x, target = batch_of(sizes, getattr(layer, "dtype", jnp.bfloat16))
+    dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
+    keys = jax.random.split(jax.random.key(0))
+    x, target = (jax.random.normal(key, dims, jnp.bfloat16) for key in keys)
     state = ladder.state_of(alike(layer), x)
     with fast_backward() if name.endswith(FAST) else contextlib.nullcontext():
         step = _step(ladder.step_of(layer))
@@ -117,13 +111,11 @@ def build(gpu: Gpu, name: str, layer: ladder.Layer, begins: dict[type, float]) -
         return loss
 
     begin = begins.setdefault(type(layer), losses[0])
-    memory = program.compiled.memory_analysis()
     made = {
         **sizes,
         "attention": attention,
-        "losses": losses,
+        "losses": losses,  # one that is not finite makes the line an error
         "flops": model_flops(sizes),
-        "temporary_bytes": memory.temp_size_in_bytes if memory else None,
         "right": losses[-1] < losses[0] and abs(losses[0] - begin) < BOUND * begin,
     }
     return Ready(made, call, program.compiled)
@@ -133,14 +125,6 @@ def _step(step: Any) -> Any:
     """A step that JAX has not traced before, with another accumulation; it uses up its state."""
     plain = getattr(step, "__wrapped__", step)
     return jax.jit(lambda *args: plain(*args), donate_argnums=0)
-
-
-def batch_of(sizes: dict[str, int], dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """An input and a target, random."""
-    dims = sizes["batch"], sizes["sequence"], sizes["hidden"]
-    keys = jax.random.split(jax.random.key(0))
-    x, target = (jax.random.normal(key, dims, jnp.bfloat16).astype(dtype) for key in keys)
-    return x, target
 
 
 def model_flops(sizes: dict[str, int]) -> int:

@@ -15,8 +15,8 @@ from helpers.numerics import blocks
 from helpers.numerics.block_pass import block_pass
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
 from helpers.numerics.ragged_matmul import ragged_matmul
-from tools.gpu.errors import errors, is_right
-from tools.gpu.machine import Gpu
+from tools.gpu.errors import errors_of_all, is_right
+from tools.gpu.machine import Gpu, Program
 from tools.gpu.numerics import cpu
 from tools.gpu.stage import Case, Ready
 
@@ -53,19 +53,22 @@ def positive(*shape: int) -> np.ndarray:
     return np.random.default_rng(7).uniform(0.5, 1.5, shape).astype(np.float32)
 
 
-def beside(program: Any, reference: Callable, *args: np.ndarray) -> Ready:
-    """What a compiled kernel computes, beside what the CPU does."""
-    got = jax.tree.leaves(program.call(*args))
+def on_cpu(reference: Callable, *args: np.ndarray) -> Any:
+    """What the CPU computes."""
     with jax.default_device(cpu()):
-        expected = jax.tree.leaves(reference(*args))
-    pairs = zip(map(np.asarray, got), map(np.asarray, expected), strict=True)
-    return judged([errors(*pair) for pair in pairs], program.compiled)
+        return jax.tree.map(np.asarray, reference(*args))
 
 
-def judged(found: list[dict[str, Any]], compiled: Any = None) -> Ready:
-    """Errors, and whether all results are right."""
-    right = all(is_right(one, K, fast=False) for one in found)
-    return Ready({"errors": found, "right": right}, compiled=compiled)
+def beside(program: Program, reference: Callable, *args: np.ndarray) -> Ready:
+    """What a compiled kernel computes, beside what the CPU does."""
+    return judged(program.call(*args), on_cpu(reference, *args), program)
+
+
+def judged(got: Any, expected: Any, program: Program | None = None, most: float = 0.0) -> Ready:
+    """The errors of results, and whether all are right: by rounding, or below `most`."""
+    found = errors_of_all(jax.tree.map(np.asarray, got), expected)
+    right = all(is_right(one) or one["relative"] < most for one in found)
+    return Ready({"errors": found, "right": right}, compiled=program and program.compiled)
 
 
 def by_block(gpu: Gpu) -> Ready:
@@ -152,14 +155,11 @@ def attention(gpu: Gpu) -> Ready:
     by_xla = functools.partial(both_ways, plain)
     fused = functools.partial(both_ways, fused_attention)
     program = gpu.compile(fused, q, k, v, g, rehearsed=by_xla)
-    got = jax.tree.leaves(program.call(q, k, v, g))
     wide = [one.astype(np.float32) for one in (q, k, v, g)]
-    with jax.default_device(cpu()), jax.default_matmul_precision("highest"):
-        expected = [np.asarray(one).astype(bf16) for one in jax.tree.leaves(by_xla(*wide))]
-    found = [errors(np.asarray(one), two) for one, two in zip(got, expected, strict=True)]
+    with jax.default_matmul_precision("highest"):
+        expected = [one.astype(bf16) for one in on_cpu(by_xla, *wide)]
     # Scores and their gradients are rounded to bf16 between two products.
-    right = all(one["other_kind"] == 0 and one["relative"] < 2.0**-5 for one in found)
-    return Ready({"errors": found, "right": right}, compiled=program.compiled)
+    return judged(program.call(q, k, v, g), expected, program, most=2.0**-5)
 
 
 def by_triton(gpu: Gpu) -> Ready:
@@ -179,10 +179,8 @@ def by_triton(gpu: Gpu) -> Ready:
     launch = module.scaled_matmul[(M // 64, N // 128)]
     launch(*codes, *on_gpu[2:], d, M, N, K, SCALES="block", **tile, num_warps=4, num_stages=3)
     torch.cuda.synchronize()
-    with jax.default_device(cpu()):
-        expected = blocks.batched(a.astype(e4m3), b.astype(e4m3), a_scale, b_scale)
-    got = d.float().cpu().numpy().astype(bf16)
-    return judged([errors(got, np.asarray(expected))])
+    expected = on_cpu(blocks.batched, a.astype(e4m3), b.astype(e4m3), a_scale, b_scale)
+    return judged(d.float().cpu().numpy().astype(bf16), expected)
 
 
 def _interpreted(fn: Callable) -> Callable:
