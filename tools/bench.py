@@ -6,6 +6,7 @@ and the fusion lab's live answer, beside a compile. The program is a transformer
 with FP8 matmuls, compiled for an H100.
 """
 
+import functools
 import gc
 import re
 import statistics
@@ -17,7 +18,6 @@ import jax.numpy as jnp
 
 from helpers import aot_compile, format_hlo_module, inspect, parse_hlo_module, report_gemms
 from helpers.explorers import compiled, fusion_lab
-from tools.platforms import require_platform
 
 from fp8_decoder import STEPS_BACK, Decoder, loss, new_weights
 
@@ -117,7 +117,6 @@ def for_new(ask: Callable, fn: Callable, args: tuple) -> Callable[[], object]:
 
 def main() -> None:
     """Print the ratios."""
-    require_platform()
     from jaxlib import _hlo  # type: ignore[attr-defined]
 
     fn, args = training_step(LAYERS)
@@ -137,7 +136,7 @@ def main() -> None:
         module = replicated(small, max(1, round(megabytes * 1e6 / len(small))))
         found = []
         for name, way in ways.items():
-            (taken,) = seconds(3, lambda way=way, module=module: str(way(module)))
+            (taken,) = seconds(3, functools.partial(way, module))
             each = taken / len(module)
             found.append(f"{name} {each / first.setdefault(name, each):.2f}")
         print(f"{len(module) / 1e6:.1f} MB: time for each MB, beside the first: {', '.join(found)}")

@@ -9,7 +9,7 @@
 //   beside_code      the same of the second format
 //   zoom             how much of the line is seen: 0 is the closest, each step twice as much
 //   element, rounding, others   the block: its format, how its scale is rounded, and the 31 numbers beside the value
-//   formats          the formats' data: `Format` of helpers/numerics/formats.py, a list
+//   formats          the formats' data: `Format` of helpers/numerics/number_formats.py, a list
 import {
   ROUNDINGS, atIndex, bitsOf, decode, encode, fields, hexOf, indexOf, largest, nanCode, neighbours, range, round,
   roundBlock, smallest, step,

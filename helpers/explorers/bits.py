@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.numerics.formats import FORMATS, describe
+from helpers.numerics.number_formats import FORMATS, describe
 
 NAMES = (*FORMATS, "bfloat16", "float16")
 _BLOCK = 32  # numbers with one scale, of the MX formats

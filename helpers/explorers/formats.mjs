@@ -1,6 +1,6 @@
 // The arithmetic of small floating-point formats: 8, 6 and 4 bits, bfloat16 and float16.
 //
-// A format is data, the fields of `Format` in helpers/numerics/formats.py, which counts them from ml_dtypes' codes:
+// A format is data, the fields of `Format` in helpers/numerics/number_formats.py, which counts them from ml_dtypes' codes:
 // {name, bits, signed, exponent_bits, mantissa_bits, bias, largest_code, inf_code, nan_code, ...}. A code is a whole
 // number of `bits` bits: sign, exponent, mantissa. Its magnitude is the code without the sign bit; magnitudes up to
 // `largest_code` are finite, and grow with their value. tests/helpers/test_explorers_numbers.py compares all of this with

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from helpers.explorers import bits
-from helpers.numerics.formats import describe
+from helpers.numerics.number_formats import describe
 from helpers.records.results import load_tensors
 
 _RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"

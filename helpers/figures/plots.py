@@ -17,7 +17,7 @@ from matplotlib.textpath import TextPath
 
 from fp8lens.hlo.text import size
 from helpers.figures.palette import INK, PALETTE
-from helpers.numerics.formats import code_values, describe
+from helpers.numerics.number_formats import code_values, describe
 
 STYLES = ("-", "--", "-.", ":")  # colour is never the only difference between two lines
 MARKERS = "os^Dv"

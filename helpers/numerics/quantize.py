@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fp8lens.compile.process import choose_platform
-from helpers.numerics.formats import describe
+from helpers.numerics.number_formats import describe
 
 # Before a first array. `helpers` does it where JAX is imported before it.
 choose_platform()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from helpers.numerics.formats import snr_db
+from helpers.numerics.number_formats import snr_db
 from helpers.training import shakespeare
 from helpers.training.multipliers import Recipe, multiplier
 

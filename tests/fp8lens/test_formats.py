@@ -16,7 +16,7 @@ from fp8lens.formats import (
     block_format,
     is_fp8,
 )
-from helpers.numerics.formats import code_values
+from helpers.numerics.number_formats import code_values
 
 
 @pytest.mark.parametrize("name", FORMATS)

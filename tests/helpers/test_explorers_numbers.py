@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fp8lens.matmul.kernels import matmul_seconds, quantize_seconds
 from helpers.explorers import FOLDER, answer, bits, program, scaling, speedup
 from helpers.explorers.widgets import Bits, Speedup
-from helpers.numerics.formats import code_values, describe
 from helpers.numerics.microscaling import BLOCK_FORMATS, ROUNDING, dtype_of, to_blocks
+from helpers.numerics.number_formats import code_values, describe
 from helpers.records.results import load_published
 
 from fp8_decoder import remember, scale_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import assert_fp8_gemms
-from helpers.numerics.formats import assert_matches_reference, matmul_reference, tolerance
+from helpers.numerics.number_formats import assert_matches_reference, matmul_reference, tolerance
 from helpers.numerics.quantize import quantize
 
 import fp8_linear as recipe

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.numerics.formats import code_values
 from helpers.numerics.microscaling import BLOCK_FORMATS, ROUNDING, to_blocks
+from helpers.numerics.number_formats import code_values
 
 MX = [name for name, form in BLOCK_FORMATS.items() if not form.per_tensor]
 

@@ -338,5 +338,7 @@ def test_sums_are_read_as_they_were_written(tmp_path):
         assert np.any(sums != exact)
     text = (FOLDER / "sums.json").read_text()
     (tmp_path / "sums.json").write_text(text.replace('"each": 5', '"each": 6'))
-    with pytest.raises(ValueError, match="not as it was recorded: `python -m tools.recorders.tensor"):
+    with pytest.raises(
+        ValueError, match="not as it was recorded: `python -m tools.recorders.tensor"
+    ):
         load_sums(tmp_path)

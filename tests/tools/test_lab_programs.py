@@ -9,7 +9,7 @@ import pytest
 from helpers.explorers import fusion_lab as lab
 from helpers.records.results import digest
 from tests.weekly import NIGHTLY, one_in
-from tools.recorders import data, form
+from tools.recorders import data, form, rule_programs
 from tools.recorders import lab_programs as record
 
 RECORDED = lab.recorded()
@@ -24,7 +24,9 @@ def test_the_record_has_its_form_and_is_small_enough():
 
 
 def test_the_releases_are_those_of_the_rules_and_the_lock():
-    assert lab.RELEASES == (*rules.RELEASES, data.locked()["jax"]), "helpers/explorers/fusion_lab"
+    assert lab.RELEASES == (*rule_programs.RELEASES, data.locked()["jax"]), (
+        "helpers/explorers/fusion_lab"
+    )
     assert {*RECORDED["releases"]} == {*lab.RELEASES}
     for release, packages in RECORDED["releases"].items():
         assert {packages[name] for name in data.OF_JAX} == {release}

@@ -18,7 +18,7 @@ from fp8lens import aot_compile
 from fp8lens.matmul.kernels import fp8_calls, matmul_seconds
 from fp8lens.matmul.rows import gemm_config
 from helpers.models.ladder import recorded as recorded_ladder
-from helpers.numerics.formats import assert_matches_reference, matmul_reference, tolerance
+from helpers.numerics.number_formats import assert_matches_reference, matmul_reference, tolerance
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records import stacks as stacked
 from helpers.records.results import Goal, digest, goals, load_published, load_scale, load_tensors

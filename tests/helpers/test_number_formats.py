@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.numerics.formats import (
+from helpers.numerics.number_formats import (
     FORMATS,
     HOPPER_FAST_UNIT,
     assert_matches_reference,
