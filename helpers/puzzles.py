@@ -15,8 +15,8 @@ from fp8lens.matmul.kernels import Kernel, kernels
 from fp8lens.matmul.rows import FP8_CALL, gemm_config
 
 # How many roundings of a 16-bit type may add up in one element of a right answer, of the eight
-# that `helpers.numerics.number_formats.tolerance` counts: of two scales, of the dot, and of the sum with a
-# bias. Those of the dequantized operands cancel in a sum over K; the last two are the result's own.
+# that `tolerance` counts: of two scales, of the dot, and of the sum with a bias.
+# Those of the dequantized operands cancel in a sum over K; the last two are the result's own.
 ROUNDINGS = 4
 # Of a stub.
 NOTHING = "it returns nothing yet: write its body and run this cell again"

@@ -18,7 +18,7 @@ from helpers.numerics.microscaling import BLOCK_FORMATS, ROUNDING, dtype_of, to_
 from helpers.numerics.number_formats import code_values, describe
 from helpers.records.results import load_published
 
-from fp8_decoder import remember, scale_of
+from fp8_linear import remember, scale_of
 
 FORMATS = {one["name"]: one for one in bits.data()["formats"]}
 SPEEDUP = speedup.data()

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fp8lens.rules.page import explain
-from helpers.pages import holds
 from helpers.records.results import load_census, load_releases, load_rules
+from helpers.rule_index import holds
 from tests.weekly import one_in
 from tools.recorders import census, data, releases
 from tools.recorders import rule_programs as rules

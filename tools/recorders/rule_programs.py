@@ -14,7 +14,7 @@ from typing import Any
 
 from fp8lens import Inspection
 from fp8lens.rules.page import PRELUDE, Page, Program, every_name, explain
-from helpers.pages import compiled
+from helpers.rule_index import compiled
 from tools.recorders.data import Record, first_line
 
 RELEASES = ("0.10.2", "0.11.2")  # beside the lock's: the oldest that is supported, and one between
