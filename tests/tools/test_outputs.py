@@ -154,12 +154,16 @@ def test_an_output_that_tells_of_a_machine_is_caught(text):
     assert not said("f32[64,128]/f8e4m3fn, a/b, https://github.com/openxla/xla/tmp/root, 2.0.1")
 
 
-def test_refresh_takes_the_half_that_was_edited(committed):
+def test_refresh_takes_the_half_that_was_edited(committed, monkeypatch):
+    monkeypatch.setattr(commands, "ROOT", committed.parent)
     twin = committed.with_suffix(".md")
     edit(twin, "# A chapter", "# From the text", -60)
     assert commands.edited_side(committed) == "md"
     edit(committed, "# A chapter", "# From the notebook")
     assert commands.edited_side(committed) == "ipynb"  # both were: the one saved last
+    commands.keep_the_other(committed, "ipynb")
+    kept = committed.parent / "_build" / "replaced" / twin.name
+    assert "# From the text" in kept.read_text()
     subprocess.run(["git", "-C", str(committed.parent), "checkout", "-q", twin.name], check=True)
     assert commands.edited_side(committed) == "ipynb"
 

@@ -7,6 +7,7 @@ import base64
 import difflib
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,8 +133,22 @@ def refresh(paths: list[Path], side: str | None = None) -> None:
             if failed := failure(fresh[path.stem]):
                 raise Refused(f"{path.stem} stays as it was: {failed}")
             print(f"{path.stem}: from the .{sides[path]}")
+            keep_the_other(path, sides[path])
             for end, text in written(fresh[path.stem]).items():
                 path.with_suffix(end).write_text(text, encoding="utf-8")
+
+
+def keep_the_other(path: Path, side: str) -> None:
+    """Copy the half that is not taken to _build/replaced/, where nobody else has what it says."""
+    other = path.with_suffix({"md": ".ipynb", "ipynb": ".md"}[side])
+    if not other.exists():
+        return
+    others = said(jupytext.read(other))
+    if others not in (said(jupytext.read(path.with_suffix(f".{side}"))), _committed(other)):
+        kept = ROOT / "_build" / "replaced" / other.name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(other, kept)
+        print(f"{other.name} says something else: it is kept in {kept.relative_to(ROOT)}")
 
 
 # What the README has of the chapters --------------------------------------------------------------
