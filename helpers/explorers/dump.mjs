@@ -179,7 +179,7 @@ class Page {
     this.example = h("div", {}, answer(this.model));
     this.result = h("div", { class: "result" });
     this.place = h("p", { class: "quiet" }, this.sharedPlace());
-    this.el.append(
+    this.el.replaceChildren(
       why ? h("p", { class: "lacks" }, why) : this.ways(),
       why || !this.place.textContent ? "" : this.place,
       h("div", { class: "controls busy" }, this.status, this.bar, this.cancel),

@@ -3,12 +3,13 @@
 //
 // The model has a value for each axis (helpers/explorers/fusion_lab.py, which names them), and
 //   axes, grids, tries, fixes, first   what can be chosen, what of it is recorded, and what is worth a try
+//   found                              for `answer` alone: the first program's code and what became of it
 // On the site the answers are in fusion_lab.json.gz beside this file: many programs become the same, so it has each text
 // once. In a notebook the kernel compiles what is chosen: the model has `installed` then, the kernel's JAX, and m, n and k;
 // a question is a message, {choice, sizes}, and so is its answer, {asked, found} or {asked, wrong}. XLA's texts reach the
 // page only as text nodes.
 
-import { linkTo } from "./elements.mjs";
+import { linkTo, make } from "./elements.mjs";
 
 const RECORD = "fusion_lab.json.gz";
 const RULES = "../../rules/"; // from the explorer's page
@@ -19,7 +20,7 @@ const SIZES = ["m", "n", "k"]; // in a notebook
 /** The record. A server may have unpacked it already. */
 async function load() {
   const answer = await fetch(new URL(`./${RECORD}`, import.meta.url));
-  if (!answer.ok) throw new Error(`${RECORD}: ${answer.status}`);
+  if (!answer.ok) throw new Error(`${RECORD} could not be loaded (${answer.status}).`);
   const bytes = await answer.arrayBuffer();
   const [one, two] = new Uint8Array(bytes, 0, 2);
   if (one !== 0x1f || two !== 0x8b) return JSON.parse(new TextDecoder().decode(bytes));
@@ -122,6 +123,14 @@ function verdict(found) {
   return [found.fp8 ? "FP8" : `Not FP8: ${found.math}`, work];
 }
 
+/** What stands behind a kernel's title. */
+const detailsOf = kernel => (kernel.detail ? `: ${kernel.detail}` : "");
+
+const ADDED = " (in no line of the code: XLA adds it)";
+
+/** Whether no line of the code asks for a kernel. The first line is `def`. */
+const isAdded = (found, n) => !found.steps.some((does, line) => line && does.includes(n));
+
 /** What a fix saves, in a sentence, from the answer before it and the one after it; nothing if that is not known. */
 export function saving(found, fixed) {
   if (!fixed || fixed.error || found.error) return "";
@@ -153,16 +162,6 @@ function difference(found, before) {
 
 // The page ------------------------------------------------------------------------------------------------------------
 
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else if (value !== undefined) element.setAttribute(key, value);
-  }
-  element.append(...children.filter(child => child !== "" && child !== null));
-  return element;
-}
-
 const KINDS = { fp8: "fp8", wide: "wide", other: "other" };
 
 /** The class that gives a kernel its colour: matmuls have their own, the others alternate. */
@@ -173,6 +172,11 @@ function inks(kernels) {
 
 // What scrolls can be scrolled from a keyboard.
 const region = name => ({ tabindex: "0", role: "region", "aria-label": name });
+
+function verdictOf(found) {
+  const [head, rest] = verdict(found);
+  return make("p", { class: "verdict" }, make("strong", {}, head), `: ${rest}.`);
+}
 
 const tag = (n, ink) => make("span", { class: `tag ${ink}` }, String(n + 1));
 
@@ -215,16 +219,14 @@ function kernelsOf(found, before) {
   for (const [n, kernel] of found.kernels.entries()) {
     const style = `margin-left:${(100 * from) / whole}%;width:${(100 * kernel.bytes) / whole}%`;
     from += kernel.bytes;
-    const lines = found.steps.flatMap((does, line) => (does.includes(n) && line ? [line + 1] : []));
-    const isAdded = !lines.length;
     list.append(
       make(
         "li", { class: ink[n] },
         tag(n, ink[n]),
         make(
           "span", { class: "what" },
-          make("b", {}, kernel.title), kernel.detail ? `: ${kernel.detail}` : "",
-          isAdded ? make("span", { class: "quiet" }, " (in no line of the code: XLA adds it)") : "",
+          make("b", {}, kernel.title), detailsOf(kernel),
+          isAdded(found, n) ? make("span", { class: "quiet" }, ADDED) : "",
         ),
         make("span", { class: "moved" }, size(kernel.bytes)),
         make("span", { class: "track" }, make("span", { class: "bar", style })),
@@ -293,6 +295,38 @@ function hloOf(found, before) {
   return pre;
 }
 
+/** A table for `answer`. */
+function tableOf(heads, rows) {
+  return make(
+    "table", {},
+    make("tr", {}, heads.map(text => make("th", { scope: "col" }, text))),
+    rows.map(cells => make("tr", {}, cells.map(cell => make("td", {}, cell)))),
+  );
+}
+
+/** What stands where no script runs: the code with the numbers of its kernels, the kernels, and the reasons. */
+export function answer(model) {
+  const found = model.get("found");
+  if (!found.error && !found.kernels) {
+    return [make("pre", {}, found.code.join("\n")), make("p", {}, "What XLA makes of it is not recorded.")];
+  }
+  const { code, kernels = [], steps = [], reasons = [] } = found;
+  const ink = inks(kernels);
+  const tagsOf = does => does.map(k => tag(k, ink[k])).flatMap((one, at) => (at ? [" ", one] : [one]));
+  // No-break spaces: a notebook's output has no style, and on a phone a line is to wrap.
+  const indented = line => line.replace(/^ +/, spaces => "\u00a0".repeat(spaces.length));
+  const lines = code.map((line, n) => [tagsOf(steps[n] ?? []), make("code", {}, indented(line))]);
+  const works = kernels.map((kernel, n) => [
+    tag(n, ink[n]), size(kernel.bytes), `${kernel.title}${detailsOf(kernel)}${isAdded(found, n) ? ADDED : ""}`,
+  ]);
+  return [
+    verdictOf(found),
+    make("div", { class: "scrolls", ...region("The program") }, tableOf(["kernel", "line"], lines)),
+    kernels.length ? tableOf(["kernel", "moves", "is"], works) : "",
+    reasons.length ? make("ul", {}, reasons.map(one => make("li", {}, `${one.reason}. `, make("em", {}, "Fix:"), ` ${one.fix}.`))) : "",
+  ];
+}
+
 async function render({ model, el }) {
   const [axes, grids, tries, fixes, first] = ["axes", "grids", "tries", "fixes", "first"].map(key => model.get(key));
   const installed = model.get("installed") ?? ""; // in a notebook
@@ -300,13 +334,13 @@ async function render({ model, el }) {
   const byName = new Map(axes.map(axis => [axis.name, axis]));
   el.classList.add("explorer", "explorer-fusion_lab");
 
-  const stored = make("div", { class: "stored" }, model.get("stored") ?? "");
+  // What is recorded: until it is there, and if it cannot be loaded, the page shows the stored answer.
+  const answers = installed ? null : new Answers(await load(), names, grids);
   const told = make("div", { class: "told", role: "status", tabindex: "-1" });
   const note = make("p", { class: "note" });
   const shown = make("div", { class: "shown" });
   const about = make("p", { class: "quiet about" });
   const controls = new Map();
-  let answers = null; // what is recorded
   let kernel = null; // or who compiles
   let wanted = null; // the question whose answer is shown, or is waited for
   let last = null; // the question whose answer is shown
@@ -410,12 +444,11 @@ async function render({ model, el }) {
       return answers && fixOf(rule) && answers.number(fixed) >= 0 ? saving(found, answers.of(fixed)) : "";
     }
     const [main] = found.reasons;
-    const [head, rest] = verdict(found);
     const state = found.error || !found.fp8 ? "bad" : found.kernels.length === 1 ? "good" : "fair";
     told.className = `told ${state}`;
     const sentences = before ? difference(found, before) : [];
     told.replaceChildren(
-      make("p", { class: "verdict" }, make("strong", {}, head), " ", make("span", {}, rest)),
+      verdictOf(found),
       main ? make("p", { class: "main-reason" }, make("b", {}, lossOf(main.lost)), `${main.reason}. ${savingOf(main.rule)}`) : "",
       make("p", { class: "changed" }, what.length ? make("b", {}, `${what.join("; ")}. `) : "", sentences.join(" ")),
     );
@@ -447,11 +480,10 @@ async function render({ model, el }) {
     make("div", { class: "controls tries", role: "group", "aria-label": "Programs to try" }, make("span", { class: "quiet" }, "Try"), ...buttons),
     told,
     make("div", { class: "fields", role: "group", "aria-label": "The program" }, ...fields),
-    note, linkTo(model), stored, shown, about,
+    note, linkTo(model), shown, about,
   );
   const [fitting, others] = nearest(chosen(), "", names, grids, first);
   if (others.length) note.textContent = changedToo(fitting, others);
-  show();
   const follow = () => queueMicrotask(show);
   const followed = [...names, ...(installed ? SIZES : [])].map(name => `change:${name}`).join(" ");
   model.on(followed, follow);
@@ -467,13 +499,6 @@ async function render({ model, el }) {
       model.off(followed, follow);
     };
   }
-  try {
-    answers = new Answers(await load(), names, grids);
-  } catch (error) {
-    note.textContent = `What is recorded could not be loaded (${error.message}). Below is the answer for the first program.`;
-    return;
-  }
-  stored.remove();
   const { programs, date } = answers.record;
   about.textContent = `${programs.length.toLocaleString("en")} programs, compiled with JAX ${Object.keys(byName.get("release").values).join(", ")} on ${date}. Nothing here was measured on a GPU.`;
   show();

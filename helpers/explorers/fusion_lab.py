@@ -1,12 +1,11 @@
-"""The programs of "Fusion lab": what can be chosen, the code of a choice, and what the page shows
-of the first one before any script runs. `fusion_lab.mjs` shows the same, and answers when it is
-touched. Nothing is compiled here: `tools/recorders/lab_programs.py` did it, and in JupyterLab
-`compiled.py` does it.
+"""The programs of "Fusion lab": what can be chosen, the code of a choice, and what is recorded of
+it. `fusion_lab.mjs` shows it. Nothing is compiled here: `tools/recorders/lab_programs.py` did it,
+and in JupyterLab `compiled.py` does it.
 """
 
+import contextlib
 import functools
 import gzip
-import html
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fp8lens.targets import TARGETS
-from helpers.figures.source_lines import Lines
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "results" / "fusion_lab.json.gz"
 RELEASES = ("0.10.2", "0.11.2", "0.12.0.1")  # of JAX: those of the rules' pages
@@ -220,14 +218,6 @@ def number(choice: Choice) -> int:
     raise KeyError(f"not recorded: {dict(choice)}")
 
 
-def asked_of_record(choice: Choice, sizes: tuple[int, ...], release: str) -> Choice:
-    """A notebook's choice as the record names it. KeyError for sizes that are not recorded."""
-    name = next((name for name, known in SIZES.items() if known == sizes), None)
-    if name is None:
-        raise KeyError(f"not recorded: {sizes}")
-    return {**choice, "sizes": name, "release": release}
-
-
 # The program --------------------------------------------------------------------------------------
 
 
@@ -331,6 +321,18 @@ def outcome(choice: Choice, data: Mapping[str, Any] | None = None) -> dict[str, 
     return found
 
 
+def first_answer(choice: Choice, sizes: Sequence[int], release: str) -> dict[str, Any]:
+    """What the explorer shows of a choice where no script runs: its code, and what became of it
+    where that is recorded. `sizes` are M, N and K.
+    """
+    found: dict[str, Any] = {"code": program(choice, sizes).code.splitlines()}
+    for name, known in SIZES.items():
+        if known == tuple(sizes):
+            with contextlib.suppress(KeyError):
+                found |= outcome({**choice, "sizes": name, "release": release})
+    return found
+
+
 def data() -> dict[str, Any]:
     """What the explorer needs besides the record."""
     return {
@@ -382,21 +384,3 @@ def check(choice: Choice, sizes: Sequence[int]) -> None:
     for name, length in zip("MNK", sizes, strict=True):
         if not isinstance(length, int) or not 1 <= length <= LARGEST:
             raise ValueError(f"{name} is {length!r}: give a whole number from 1 to {LARGEST}.")
-
-
-def answer(choice: Choice = STATE, plain: bool = False) -> str:
-    """A choice's code and kernels, and the reasons, as HTML; `plain` as a notebook's output may
-    have it, without the attributes of the explorer's page. KeyError for a choice that is not
-    recorded.
-    """
-    found = outcome(choice)
-    code = program(choice).code.splitlines()
-    shown = Lines(code, found.get("steps", ()), found)._repr_html_()
-    if not plain:
-        region = 'class="scrolls" tabindex="0" role="region" aria-label="The program"'
-        shown = f"<div {region}>{shown}</div>"
-    reasons = "".join(
-        f"<li>{html.escape(one['reason'])}. <em>Fix:</em> {html.escape(one['fix'])}.</li>"
-        for one in found.get("reasons", ())
-    )
-    return f"{shown}<ul>{reasons}</ul>" if reasons else shown

@@ -8,7 +8,8 @@
 // `data-state` has what the explorer begins with. Those keys are kept in the page's address, as #format=e5m2&code=60, if
 // they differ from it: the address can be sent to somebody, and the browser's back button undoes a step. Anything else that
 // the explorer sets is kept in memory, and so is what `data-data` has, which the explorer needs besides. What the element
-// holds is for readers without scripts: Node made it with the same module (answer.mjs). The explorer replaces it.
+// holds is for readers without scripts: Node made it with the same module (answer.mjs). The explorer replaces it when it has
+// what it needs; if it fails, the answer stays.
 
 const STEP = 1000; // milliseconds: changes that follow each other sooner are one step back
 const REST = 150; // and the address is written when nothing has changed for so long
@@ -125,11 +126,12 @@ async function show(el) {
   try {
     const { default: module } = await import(`./${explorer}.mjs`);
     const model = new Model(JSON.parse(state ?? "{}"), JSON.parse(data ?? "{}"));
-    el.replaceChildren();
     await module.render({ model, el });
     el.dataset.shown = ""; // tests wait for it
   } catch (error) {
-    el.replaceChildren(...answer); // the answer that the page was stored with
+    const said = document.createElement("p");
+    said.textContent = `This page only shows its first answer: ${error.message}`;
+    el.replaceChildren(...answer, said);
     throw error;
   }
 }

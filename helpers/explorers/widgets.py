@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from html import escape, unescape
+from html import unescape
 from typing import Any
 
 import anywidget
@@ -49,13 +49,16 @@ class _Explorer(anywidget.AnyWidget):
 
     def _answer(self) -> tuple[str, str]:
         """What it shows: in plain text, its sentences alone, and as HTML; nothing without Node."""
-        values = {key: getattr(self, key) for key in self._values}
         try:
-            shown = answer(self._name, values, plain=True)
+            shown = answer(self._name, self._shown(), plain=True)
         except FileNotFoundError:
             return "", ""
         sentences = re.findall("<p>(.*?)</p>", shown)
         return unescape(re.sub("<[^>]*>", "", " ".join(sentences))), shown
+
+    def _shown(self) -> dict[str, Any]:
+        """What the module's `answer` asks the model for."""
+        return {key: getattr(self, key) for key in self._values}
 
 
 class Bits(_Explorer):
@@ -118,18 +121,7 @@ class FusionLab(_Explorer):
             told = {"wrong": str(error) or repr(error)}
         self.send({"asked": asked} | told)
 
-    def _answer(self) -> tuple[str, str]:
+    def _shown(self) -> dict[str, Any]:
         choice = {name: getattr(self, name) for name in fusion_lab.FIRST}
         sizes = (self.m, self.n, self.k)
-        parts = []
-        for axis in fusion_lab.LAYER:
-            value = choice[axis.name]
-            parts.append(f"{axis.label}: {axis.values.get(value, value)}")
-        said = f"A layer at {' × '.join(map(str, sizes))}. {'; '.join(parts)}."
-        try:
-            asked = fusion_lab.asked_of_record(choice, sizes, self.installed)
-            shown = fusion_lab.answer(asked, plain=True)
-        except KeyError:
-            code = escape(fusion_lab.program(choice, sizes).code)
-            shown = f"<pre>{code}</pre><p>What XLA makes of it is not recorded.</p>"
-        return said, shown
+        return {"found": fusion_lab.first_answer(choice, sizes, self.installed)}

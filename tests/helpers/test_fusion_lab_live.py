@@ -1,13 +1,17 @@
 """The fusion lab in a notebook: what its kernel answers is what is recorded of the same program."""
 
 import json
+import re
 import threading
+from html import unescape
 
 import jax
 import pytest
 
+from fp8lens.hlo.text import size
 from helpers.explorers import compiled, widgets
 from helpers.explorers import fusion_lab as lab
+from helpers.figures import source_lines
 from tests.weekly import one_in
 
 SIZES = lab.SIZES["4096"]
@@ -103,11 +107,18 @@ def test_of_the_questions_that_wait_only_the_last_is_answered():
     assert done == ["first", "last", "again"]
 
 
-def test_without_a_kernel_the_first_answer_stands():
+def test_without_a_kernel_what_is_recorded_stands():
+    """Each kernel is in the text, with what it moves, and each reason."""
     shown = widgets.FusionLab(bias="f32")._repr_mimebundle_()[0]
     assert "application/vnd.jupyter.widget-view+json" in shown
-    assert lab.answer({**lab.STATE, "bias": "f32"}, plain=True) in shown["text/html"]
-    assert "4096 × 4096 × 4096" in shown["text/plain"] and "JupyterLab" in shown["text/plain"]
+    found = lab.outcome({**lab.STATE, "bias": "f32"})
+    said = ": ".join(source_lines.verdict(found))
+    assert said in shown["text/plain"] and "JupyterLab" in shown["text/plain"]
+    text = unescape(re.sub("<[^>]*>", "", shown["text/html"]))
+    for number, kernel in enumerate(found["kernels"], 1):
+        assert f"{number}{size(kernel['bytes'])}{kernel['title']}" in text
+    for reason in found["reasons"]:
+        assert f"{reason['reason']}. Fix: {reason['fix']}." in text
     other = widgets.FusionLab(64, 64, 64)._repr_mimebundle_()[0]["text/html"]
     assert "def layer" in other and "is not recorded" in other
 
