@@ -76,7 +76,7 @@ def of_release(release: str) -> dict[str, Choice]:
 def rows(names: Sequence[str]) -> dict[str, Outcome]:
     """What the installed JAX, which is the release of all of them, makes of these choices."""
     choices = of_release(jax.__version__)
-    found = {}
+    found: dict[str, Outcome] = {}
     for name in names:
         if len(found) % KEPT == 0:
             print(f"JAX {jax.__version__}: {len(found)} programs", flush=True)
