@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from tools.platforms import missing_gpu
-
 # Several processes of tests may share a GPU: none may take most of its memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # A shell starts so what it runs in the background.
@@ -36,12 +34,6 @@ _LONGEST = (
     "gpt compile random_programs hlo_parse collectives cli nnx code"
 )
 LONGEST = [f"test_{name}" for name in _LONGEST.split()]
-
-
-def pytest_sessionstart() -> None:
-    """Say in one sentence what hundreds of tests would fail for."""
-    if why := missing_gpu():
-        pytest.exit(why, returncode=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ from helpers.records.results import (
     read_lines,
     rows_of,
 )
-from tools.recorders.form import problems
+from tests.form import problems
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
 RECORDED = sorted(FOLDER.glob(f"*/{LINES}"))
@@ -338,7 +338,5 @@ def test_sums_are_read_as_they_were_written(tmp_path):
         assert np.any(sums != exact)
     text = (FOLDER / "sums.json").read_text()
     (tmp_path / "sums.json").write_text(text.replace('"each": 5', '"each": 6'))
-    with pytest.raises(
-        ValueError, match="not as it was recorded: `python -m tools.recorders.tensor"
-    ):
+    with pytest.raises(ValueError, match="not as it was recorded: `git restore sums.json`"):
         load_sums(tmp_path)

@@ -18,10 +18,10 @@ import pytest
 from fp8lens import parse_hlo_module, report_gemms
 from fp8lens.targets import attached_gpu
 from helpers.records.results import LINES, load, read_lines, rows_of
+from tests.form import problems
 from tests.weekly import NIGHTLY
 from tools.gpu import agenda, bundle, errors, lines, matmuls, numerics, rehearsal
 from tools.gpu.lines import Key
-from tools.recorders.form import problems
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 needs_compiler = pytest.mark.skipif(

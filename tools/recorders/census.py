@@ -3,8 +3,8 @@
 A layer, an MLP and a decoder block are written in each library as its documentation says, and
 compiled for chips that are not there; in some of the ways also the MLP as one of several experts,
 and divided over GPUs. What became of their matmuls goes into notebooks/results/census.json, with
-where it comes from. Chapter 10 reads that file. `make census` fails where a library has FP8 in a
-smaller share of its FLOPs than it had.
+where it comes from. Chapter 10 reads that file. A library that loses FP8 is a changed row, which
+`make census` prints.
 
 Each way is measured in a process of its own, several at a time: what one library imports or sets is
 none of another's business.
@@ -71,11 +71,6 @@ Written = tuple[Callable, Any]  # a function of a state and of x, and the shapes
 Made = tuple[
     Callable, tuple, dict[str, Any]
 ]  # a function, its arguments' shapes, how to compile it
-
-
-def shapes(tree: Any) -> Any:
-    """The shapes and types of its arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def program(make: Callable[[str, bool], Written], model: str, train: bool) -> Made:
@@ -163,47 +158,47 @@ def written_out(
     return x + written_out("MLP", dense, norm(x))
 
 
-def by_hand(model: str, train: bool) -> Written:
-    """Chapter 08's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
-    history: Any = jax.ShapeDtypeStruct((16,), f32)
-    amaxes = Amaxes(history, history, history)
+def of_weights(
+    model: str, dtype: Any, kept: Mapping[str, Any], product: Callable[[dict[str, Any], Any], Any]
+) -> Written:
+    """A model whose layers keep a weight [N, K] of that type, a bf16 bias and `kept`, and multiply
+    rows by `product(what a layer keeps, rows)`.
+    """
     state = {
         name: {
-            "w": jax.ShapeDtypeStruct((n, k), f32),
+            "w": jax.ShapeDtypeStruct((n, k), dtype),
             "b": jax.ShapeDtypeStruct((n,), bf16),
-            "amaxes": amaxes,
+            **kept,
         }
         for name, (k, n) in WEIGHTS[model].items()
     }
 
     def dense(state, name, x):
-        y = fp8_linear(x.reshape(-1, x.shape[-1]), state[name]["w"], state[name]["amaxes"])
-        return (y + state[name]["b"]).reshape(*x.shape[:-1], -1)
+        y = product(state[name], x.reshape(-1, x.shape[-1])) + state[name]["b"]
+        return y.reshape(*x.shape[:-1], -1)
 
     return lambda state, x: written_out(model, functools.partial(dense, state), x), state
+
+
+def by_hand(model: str, train: bool) -> Written:
+    """Chapter 08's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
+    history: Any = jax.ShapeDtypeStruct((16,), f32)
+
+    def product(its, rows):
+        return fp8_linear(rows, its["w"], its["amaxes"])
+
+    return of_weights(model, f32, {"amaxes": Amaxes(history, history, history)}, product)
 
 
 def ahead(model: str, train: bool) -> Written:
     """Chapter 03's: weights kept in E4M3, constant scales."""
     scale = jax.ShapeDtypeStruct((), f32)
-    state = {
-        name: {
-            "w": jax.ShapeDtypeStruct((n, k), e4m3),
-            "b": jax.ShapeDtypeStruct((n,), bf16),
-            "x_scale": scale,
-            "w_scale": scale,
-        }
-        for name, (k, n) in WEIGHTS[model].items()
-    }
 
-    def dense(state, name, x):
-        its = state[name]
-        q = to_e4m3(x.reshape(-1, x.shape[-1]), 1 / its["x_scale"])
-        return (scaled_dot(q, its["w"], its["x_scale"], its["w_scale"], bf16) + its["b"]).reshape(
-            *x.shape[:-1], -1
-        )
+    def product(its, rows):
+        q = to_e4m3(rows, 1 / its["x_scale"])
+        return scaled_dot(q, its["w"], its["x_scale"], its["w_scale"], bf16)
 
-    return lambda state, x: written_out(model, functools.partial(dense, state), x), state
+    return of_weights(model, e4m3, {"x_scale": scale, "w_scale": scale}, product)
 
 
 def haiku(model: str, train: bool) -> Written:
@@ -429,6 +424,18 @@ def aqt(
     return linen(model, train, general, products if einsum else None, rngs=True)
 
 
+def by_rules(module: Any, config: Any, *inputs: Any) -> Any:
+    """A module by the rules of qwix that MaxText makes of its configuration, for all layers."""
+    import qwix
+    from maxtext.layers import quantizations
+
+    rules = [
+        dataclasses.replace(rule, module_path=".*")  # ours has not its decoder's names
+        for rule in quantizations.get_quantization_rule(config)
+    ]
+    return qwix.quantize_model(module, qwix.QtProvider(rules), *inputs)
+
+
 def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False) -> Written:
     """What MaxText gives its own layers for `quantization=...`, with what its base.yml has for the
     rest: a class for Linen's `dot_general_cls`; or, for `use_qwix_quantization=true`, rules. It
@@ -454,17 +461,7 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
         **absmax,
     )
     if with_qwix:
-        import qwix
-
-        rules = [
-            dataclasses.replace(rule, module_path=".*")  # ours has not its decoder's names
-            for rule in quantizations.get_quantization_rule(config)
-        ]
-        return linen(
-            model,
-            train,
-            quantize=lambda module: qwix.quantize_model(module, qwix.QtProvider(rules)),
-        )
+        return linen(model, train, quantize=lambda module: by_rules(module, config))
     made = quantizations.configure_quantization(config)
     return linen(model, train, made.dot_general_cls(), rngs=True)
 
@@ -518,13 +515,7 @@ def maxtext_experts(model: str, train: bool, rule: bool = False, **settings: Any
         )
         if not rule:
             return layer
-        import qwix
-
-        rules = [
-            dataclasses.replace(rule, module_path=".*")  # ours has not its decoder's names
-            for rule in quantizations.get_quantization_rule(config)
-        ]
-        return qwix.quantize_model(layer, qwix.QtProvider(rules), jnp.zeros(X.shape, X.dtype))
+        return by_rules(layer, config, jnp.zeros(X.shape, X.dtype))
 
     with one:
         parts: Any = nnx.split(nnx.eval_shape(make), nnx.RngState, ...)
@@ -572,7 +563,7 @@ def keras(model: str, train: bool) -> Written:
         made = keras.Model(inputs, x)
         made.quantize("float8")
     trainable, rest = (
-        shapes([v.value for v in variables])
+        [jax.ShapeDtypeStruct(one.value.shape, one.value.dtype) for one in variables]
         for variables in (made.trainable_variables, made.non_trainable_variables)
     )
     fixed = [leaf for leaf in rest if not jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -1024,24 +1015,5 @@ RECORD = Record(
 )
 
 
-def share(row: Mapping[str, Any]) -> float:
-    """The share of a row's FLOPs that is in FP8."""
-    return row.get("fp8_flops", 0) / row.get("flops", 1)
-
-
-def main() -> int:
-    """Record, and name each row that has lost FP8. 1 where one has."""
-    before = RECORD.read()
-    RECORD.main()
-    worse = 0
-    for version, entry in RECORD.read().items():
-        old = before.get(version, entry)["rows"]
-        for name, now in entry["rows"].items():
-            if share(now) < share(old.get(name, now)):
-                worse = 1
-                print(f"LOST FP8: JAX {version}, {name}")
-    return worse
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    RECORD.main()

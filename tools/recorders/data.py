@@ -12,14 +12,13 @@ import re
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from helpers.records.results import digest
 from tools.environments import ROOT as ROOT
 from tools.environments import variables, with_packages
-from tools.files import in_one_step
 
 RESULTS = ROOT / "notebooks" / "results"
 # A release is these four, in one version.
@@ -50,7 +49,7 @@ def signed(made: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(path: Path, made: Mapping[str, Any], levels: int = 9) -> None:
     """Write a record as JSON: in so many outer levels a line for each entry of an object."""
-    in_one_step(path, as_text(made, levels) + "\n")
+    path.write_text(as_text(made, levels) + "\n")
 
 
 def as_text(value: Any, levels: int, indent: int = 1) -> str:
@@ -90,22 +89,20 @@ def environment(version: str) -> list[str]:
     return [*with_packages(*pinned(version)), "python"]
 
 
-def run_with(version: str, python: Sequence[str], module: str, *options: str) -> None:
-    """Run `module` with that release, by a command of that Python's. SystemExit where it fails."""
-    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    run = subprocess.run([*python, "-m", module, *options], env=variables(**quiet), cwd=ROOT)
-    if run.returncode:
-        raise SystemExit(f"JAX {version}: {module} ended with status {run.returncode}, see above")
-
-
 def measured_by(
     version: str, python: Sequence[str], module: str, names: Sequence[str]
 ) -> dict[str, Any]:
-    """What `module` measures of the rows of these names, in a process of that Python's."""
+    """What `module` measures of the rows of these names, in a process of that Python's, which has
+    that JAX. SystemExit where it fails.
+    """
+    quiet = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "names-then-rows.json")
         file.write_text(json.dumps(names))
-        run_with(version, python, module, "--measure", str(file))
+        command = [*python, "-m", module, "--measure", str(file)]
+        run = subprocess.run(command, env=variables(**quiet), cwd=ROOT)
+        if run.returncode:
+            raise SystemExit(f"JAX {version}: {module} ended with status {run.returncode}")
         return json.loads(file.read_text())
 
 
@@ -124,17 +121,13 @@ def is_news(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return as_dated != now
 
 
-def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """Each value of nested objects and lists that differs, as text, with where it stands."""
-    match old, new:
-        case dict(), dict():
-            for key in {**old, **new}:
-                yield from differences(old.get(key), new.get(key), f"{where} > {key}")
-        case list(), list() if len(old) == len(new):
-            for number, (before, now) in enumerate(zip(old, new, strict=True)):
-                yield from differences(before, now, f"{where} > {number}")
-        case _ if old != new:
-            yield f"{where.removeprefix(' > ')}: {json.dumps(old)}, now {json.dumps(new)}"
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Each row that differs, as it was and as it is."""
+    return [
+        f"{name}: {json.dumps(old.get(name))}, now {json.dumps(new.get(name))}"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +182,7 @@ class Record:
             raise SystemExit("the other rows are of other packages: measure all, without --only")
         rows = before["rows"] | now["rows"]
         now = signed(now | {"rows": {name: rows[name] for name in names if name in rows}})
-        found = [*differences(before["rows"], now["rows"])]
+        found = changes(before["rows"], now["rows"])
         print(f"JAX {version}: {len(chosen)} rows measured, {len(found)} changes", flush=True)
         for line in found:
             print(f"  {line}")

@@ -1,6 +1,5 @@
 """What XLA makes of the programs of "Fusion lab": `make fusion-lab` compiles each for its chip and
-records it; `--check` compiles them again and compares. Each JAX release compiles its own, in an
-environment of its own.
+records it. Each JAX release compiles its own, in an environment of its own.
 
 The record is notebooks/results/fusion_lab.json.gz, which the explorer on the site reads too. It has
 each text once: many programs become the same. `programs` has for each choice, in the order of
@@ -8,12 +7,9 @@ helpers.explorers.fusion_lab.choices, the numbers of its outcome, its code and i
 the kernels that do each line of the code.
 """
 
-import argparse
 import gzip
 import json
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +18,10 @@ import jax
 from helpers.explorers import fusion_lab
 from helpers.explorers.compiled import outcome
 from helpers.explorers.fusion_lab import Choice
-from helpers.records.results import digest
-from tools.files import in_one_step
-from tools.recorders.data import (
-    ASSEMBLER,
-    OF_JAX,
-    environment,
-    is_news,
-    provenance,
-    run_with,
-)
+from tools.recorders.data import Record, is_news, provenance, signed
 
-DATA = fusion_lab.RECORD
-COMMAND = "make fusion-lab"
 KEPT = 200  # programs after which JAX may forget what it traced
 MOST_BYTES = 2_000_000  # a reader waits for the file
-FIX = f"run `{COMMAND}`, look at what has changed, and commit {DATA.name}"
 
 Outcome = dict[str, Any]
 
@@ -66,6 +50,7 @@ def packed(found: Iterable[tuple[Choice, Outcome]]) -> dict[str, Any]:
     for choice, made in found:
         code = fusion_lab.program(choice).code.splitlines()
         words = [table["words"].number(line) for line in code]
+        made = dict(made)
         steps = made.pop("steps", [])
         if "error" not in made:
             made["reasons"] = [table["reasons"].number(reason) for reason in made["reasons"]]
@@ -75,69 +60,29 @@ def packed(found: Iterable[tuple[Choice, Outcome]]) -> dict[str, Any]:
     return {"programs": programs} | {name: table[name].values for name in names}
 
 
-# Compiling ----------------------------------------------------------------------------------------
+# The record -------------------------------------------------------------------------------------
 
 
-def compile_own(release: str, path: Path) -> None:
-    """Compile the programs of a release, which is the installed JAX, and write what became of them,
-    in their order, with the packages that compiled them.
-    """
-    made: list[Outcome] = []
-    for choice in of_release(release):
-        if len(made) % KEPT == 0:
-            print(f"JAX {release}: {len(made)} programs", flush=True)
+def named(choices: Iterable[Choice]) -> dict[str, Choice]:
+    """Choices by the names of their rows."""
+    return {" | ".join(choice.values()): choice for choice in choices}
+
+
+def of_release(release: str) -> dict[str, Choice]:
+    """The choices that a release of JAX compiles, by name."""
+    return named(choice for choice in fusion_lab.choices() if choice["release"] == release)
+
+
+def rows(names: Sequence[str]) -> dict[str, Outcome]:
+    """What the installed JAX, which is the release of all of them, makes of these choices."""
+    choices = of_release(jax.__version__)
+    found: dict[str, Outcome] = {}
+    for name in names:
+        if len(found) % KEPT == 0:
+            print(f"JAX {jax.__version__}: {len(found)} programs", flush=True)
             jax.clear_caches()
-        made.append(outcome(choice))
-    packages = provenance(COMMAND, *OF_JAX, *ASSEMBLER)["packages"]
-    path.write_text(json.dumps({"packages": packages, "outcomes": made}))
-
-
-def of_release(release: str) -> list[Choice]:
-    """The choices that a release of JAX compiles."""
-    return [choice for choice in fusion_lab.choices() if choice["release"] == release]
-
-
-def compiled_by(release: str) -> dict[str, Any]:
-    """What a release makes of its programs, compiled in a process of its environment. SystemExit
-    where it fails.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "made.json")
-        if release == jax.__version__:
-            compile_own(release, path)
-        else:
-            run_with(
-                release, environment(release), "tools.recorders.lab_programs", "--into", str(path)
-            )
-        return json.loads(path.read_text())
-
-
-def measured() -> dict[str, Any]:
-    """All programs, compiled, with their provenance."""
-    found: dict[tuple[str, ...], Outcome] = {}
-    packages = {}
-    for release in fusion_lab.RELEASES:
-        made = compiled_by(release)
-        packages[release] = made["packages"]
-        choices = (tuple(choice.values()) for choice in of_release(release))
-        found |= dict(zip(choices, made["outcomes"], strict=True))
-    in_order = ((choice, found[tuple(choice.values())]) for choice in fusion_lab.choices())
-    made = provenance(COMMAND)
-    del made["packages"]  # each release has its own
-    made |= {"releases": packages} | packed(in_order)
-    return made | {"digest": digest(made)}
-
-
-def problems(choice: Choice, data: Mapping[str, Any], now: Outcome) -> list[str]:
-    """Where what a choice compiles to now is not what is recorded of it."""
-    now = json.loads(json.dumps(now))
-    then = fusion_lab.outcome(choice, data)
-    label = ", ".join(choice.values())
-    return [
-        f"{label}: {field} was {then.get(field)}, is {now.get(field)}: {FIX}"
-        for field in {**then, **now}
-        if then.get(field) != now.get(field)
-    ]
+        found[name] = outcome(choices[name])
+    return found
 
 
 def written(data: Mapping[str, Any]) -> bytes:
@@ -145,44 +90,50 @@ def written(data: Mapping[str, Any]) -> bytes:
     return gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
 
 
-def check(releases: Iterable[str] = fusion_lab.RELEASES) -> list[str]:
-    """Problems: where what these releases make of their programs is not what is recorded."""
-    data = fusion_lab.recorded()
-    found = []
-    for release in releases:
-        now = compiled_by(release)["outcomes"]
-        for choice, one in zip(of_release(release), now, strict=True):
-            found += problems(choice, data, one)
-    return found
+class LabRecord(Record):
+    """A record of releases in the form that the explorer reads."""
+
+    @property
+    def path(self) -> Path:  # noqa: D102 - as that of every record
+        return fusion_lab.RECORD
+
+    def read(self) -> dict[str, Any]:  # noqa: D102
+        data = fusion_lab.recorded(self.path)
+        return {
+            release: {
+                "packages": packages,
+                "rows": {
+                    name: fusion_lab.outcome(choice, data)
+                    for name, choice in of_release(release).items()
+                },
+            }
+            for release, packages in data["releases"].items()
+        }
+
+    def write(self, releases: Mapping[str, Any]) -> None:
+        """Write the file, if it is news. SystemExit for one that is too large for a page."""
+        made = provenance("make fusion-lab")
+        del made["packages"]  # each release has its own
+        made["releases"] = {release: entry["packages"] for release, entry in releases.items()}
+        outcomes = {name: row for entry in releases.values() for name, row in entry["rows"].items()}
+        choices = named(fusion_lab.choices())
+        made = signed(made | packed((choices[name], outcomes[name]) for name in choices))
+        content = written(made)
+        if len(content) > MOST_BYTES:
+            raise SystemExit(f"a page may load {MOST_BYTES / 1e6:.0f} MB: record fewer programs")
+        if is_news(fusion_lab.recorded(self.path), made):
+            self.path.write_bytes(content)
+            fusion_lab.recorded.cache_clear()  # the next release reads what was written
 
 
-def record() -> int:
-    """Compile all, and write what is news."""
-    now = measured()
-    content = written(now)
-    if len(content) > MOST_BYTES:
-        print(f"a page may load {MOST_BYTES / 1e6:.0f} MB: record fewer programs", file=sys.stderr)
-        return 1
-    if not DATA.exists() or is_news(fusion_lab.recorded(DATA), now):
-        in_one_step(DATA, content)
-    return 0
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Record, or compare, as the arguments say; the exit status."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compile again, and compare")
-    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # in each environment
-    options = parser.parse_args(arguments)
-    if options.into:
-        compile_own(jax.__version__, options.into)
-        return 0
-    if options.check:
-        found = check()
-        print("\n".join(found) or "what is compiled is what is recorded")
-        return int(bool(found))
-    return record()
-
+RECORD = LabRecord(
+    name="fusion-lab",
+    module="tools.recorders.lab_programs",
+    about="What XLA makes of the programs of the fusion lab.",
+    releases=fusion_lab.RELEASES,
+    names=lambda release: [*of_release(release)],
+    rows=rows,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    RECORD.main()

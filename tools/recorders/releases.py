@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from helpers import TARGETS, Target, inspect
 from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
-from tools.recorders.data import Record, by_number, differences, first_line
+from tools.recorders.data import Record, by_number, changes, first_line
 
 from fp8_linear import Amaxes, fp8_linear
 
@@ -44,7 +44,8 @@ def shape(*dims: int, dtype=e4m3) -> jax.ShapeDtypeStruct:
 
 # B is stored [N, K]: the layout that needs no transpose.
 A, B, S = shape(M, K), shape(N, K), shape(dtype=f32)
-SCALED = (A, B, S, S, S)  # with A's scale, B's scale, and D's
+WIDE = (A, B, S, S)  # with A's scale and B's
+SCALED = (*WIDE, S)  # and with D's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +74,24 @@ class Program:
         )
 
 
-def dot(a, b, dtype=f32):
+def plain(a, b, dtype=f32, **how):
+    """a [M, K] times b [K, N], unscaled."""
+    return jax.lax.dot(a, b, preferred_element_type=dtype, **how)
+
+
+def dot(a, b, dtype=f32, **how):
     """a [M, K] times b [N, K], unscaled."""
-    return jax.lax.dot(a, b.T, preferred_element_type=dtype)
+    return plain(a, b.T, dtype, **how)
+
+
+def scaled_after(a, b, a_scale, b_scale):
+    """The scales after the matmul."""
+    return dot(a, b) * (a_scale * b_scale)
+
+
+def clamped(d):
+    """Clamped to E4M3's range, and converted."""
+    return jnp.clip(d, -E4M3_MAX, E4M3_MAX).astype(e4m3)
 
 
 def scaled(act=lambda d: d, dtype=f32, out=e4m3, clamp=None, amax=""):
@@ -161,12 +177,12 @@ Add = Callable[..., None]  # takes a name, a function, its arguments, and fields
 def one_call(add: Add) -> None:
     """One call, or as near as it gets: the pattern itself."""
     for out in (e4m3, f32, bf16):
-        add(f"unscaled, {NAMES[out]} result", lambda a, b, out=out: dot(a, b, out), A, B)
+        add(f"unscaled, {NAMES[out]} result", functools.partial(dot, dtype=out), A, B)
     add("unscaled E5M2 times E5M2", dot, shape(M, K, dtype=e5m2), shape(N, K, dtype=e5m2))
     for dtype in (f32, bf16, f16):
         add(f"scaled in {NAMES[dtype]}", scaled(dtype=dtype))
     for dtype, out in ((f32, f32), (bf16, bf16), (f16, f16), (f32, bf16), (bf16, f32)):
-        add(f"scaled in {NAMES[dtype]}, {NAMES[out]} result", wide(dtype, out), *SCALED[:4])
+        add(f"scaled in {NAMES[dtype]}, {NAMES[out]} result", wide(dtype, out), *WIDE)
     add(
         "scaled in bf16, excess precision off",
         scaled(dtype=bf16),
@@ -178,9 +194,7 @@ def one_call(add: Add) -> None:
             scaled(out=e5m2),
             shape(M, K, dtype=left),
             shape(N, K, dtype=right),
-            S,
-            S,
-            S,
+            *SCALED[2:],
         )
     one = shape(1, dtype=f32)
     add("scales of shape (1,)", scaled(), A, B, one, one, one)
@@ -192,13 +206,13 @@ def one_call(add: Add) -> None:
     )
     add(
         "batch, bmk,bnk->bmn",
-        lambda a, b: jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=f32),
+        functools.partial(jnp.einsum, "bmk,bnk->bmn", preferred_element_type=f32),
         shape(4, M, K),
         shape(4, N, K),
     )
     add(
         "sequence, bsk,nk->bsn",
-        lambda a, b: jnp.einsum("bsk,nk->bsn", a, b, preferred_element_type=f32),
+        functools.partial(jnp.einsum, "bsk,nk->bsn", preferred_element_type=f32),
         shape(4, M, K),
         B,
     )
@@ -207,9 +221,7 @@ def one_call(add: Add) -> None:
         jax.vmap(scaled(), (0, 0, None, None, None)),
         shape(4, M, K),
         shape(4, N, K),
-        S,
-        S,
-        S,
+        *SCALED[2:],
     )
 
 
@@ -227,15 +239,17 @@ def activations(add: Add) -> None:
         add(f"gelu tanh in {NAMES[dtype]}", scaled(gelu, dtype))
     add(
         "relu after the output scale",
-        lambda a, b, x, y, z: jnp.clip(
-            relu(scaled_dot(a, b, x, y) * z), -E4M3_MAX, E4M3_MAX
-        ).astype(e4m3),
+        lambda a, b, x, y, z: clamped(relu(scaled_dot(a, b, x, y) * z)),
     )
-    add("relu, f32 result", lambda a, b, x, y: relu(scaled_dot(a, b, x, y)), *SCALED[:4])
+    add("relu, f32 result", lambda a, b, x, y: relu(scaled_dot(a, b, x, y)), *WIDE)
     add("relu(unscaled) times an argument", lambda a, b, s: relu(dot(a, b)) * s, A, B, S)
     add("relu(unscaled) times 2", lambda a, b: relu(dot(a, b)) * 2, A, B)
-    add("relu(scaled) times 2", lambda a, b, x, y: relu(scaled_dot(a, b, x, y)) * 2, *SCALED[:4])
-    add("gelu(scaled) times 2", lambda a, b, x, y: gelu(scaled_dot(a, b, x, y)) * 2, *SCALED[:4])
+    for name, act in (("relu", relu), ("gelu", gelu)):
+        add(
+            f"{name}(scaled) times 2",
+            lambda a, b, x, y, act=act: act(scaled_dot(a, b, x, y)) * 2,
+            *WIDE,
+        )
 
 
 def biases(add: Add) -> None:
@@ -251,7 +265,7 @@ def biases(add: Add) -> None:
     add(
         "matrix bias, bf16 result",
         lambda a, b, x, y, c: scaled_dot(a, b, x, y, bf16) + c,
-        *SCALED[:4],
+        *WIDE,
         shape(M, N, dtype=bf16),
     )
 
@@ -264,7 +278,7 @@ def biases(add: Add) -> None:
     add(
         "bias + matrix bias, bf16 result",
         lambda a, b, x, y, v, c: scaled_dot(a, b, x, y, bf16) + v + c,
-        *SCALED[:4],
+        *WIDE,
         shape(N, dtype=bf16),
         shape(M, N, dtype=bf16),
     )
@@ -290,7 +304,7 @@ def errors(add: Add) -> None:
         lambda a, b, x, y: (lambda d: to_e4m3(d, E4M3_MAX / jnp.max(jnp.abs(d))))(
             scaled_dot(a, b, x, y)
         ),
-        *SCALED[:4],
+        *WIDE,
     )
     add(
         "gelu tanh, its input as well",
@@ -310,15 +324,13 @@ def left_outside(add: Add) -> None:
     )
     add(
         "divide by the scales",
-        lambda a, b, x, y, z: jnp.clip(
-            dot(a.astype(f32) / x, b.astype(f32) / y) / z, -E4M3_MAX, E4M3_MAX
-        ).astype(e4m3),
+        lambda a, b, x, y, z: clamped(dot(a.astype(f32) / x, b.astype(f32) / y) / z),
     )
-    add("scales after the dot", lambda a, b, x, y: dot(a, b) * (x * y), *SCALED[:4])
+    add("scales after the dot", scaled_after, *WIDE)
     add("scale for each row of A", scaled(), A, B, shape(M, 1, dtype=f32), S, S)
     add(
         "scale for each row of A, after the dot",
-        lambda a, b, x, y: dot(a, b) * (x * y),
+        scaled_after,
         A,
         B,
         shape(M, 1, dtype=f32),
@@ -339,13 +351,13 @@ def left_outside(add: Add) -> None:
     )
     add(
         "B stored [K, N]",
-        lambda a, b: jax.lax.dot(a, b, preferred_element_type=f32),
+        plain,
         A,
         shape(K, N),
     )
     add(
         "A stored [K, M], B [K, N]",
-        lambda a, b: jax.lax.dot(a.T, b, preferred_element_type=f32),
+        lambda a, b: plain(a.T, b),
         shape(K, M),
         shape(K, N),
     )
@@ -355,23 +367,11 @@ def left_outside(add: Add) -> None:
 
 def precisions(add: Add) -> None:
     """Precision and algorithm."""
-    add(
-        "precision HIGHEST",
-        lambda a, b: jax.lax.dot(
-            a, b.T, precision=jax.lax.Precision.HIGHEST, preferred_element_type=f32
-        ),
-        A,
-        B,
-    )
+    highest = functools.partial(dot, precision=jax.lax.Precision.HIGHEST)
+    add("precision HIGHEST", highest, A, B)
     for preset in ("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM"):
-        add(
-            f"algorithm {preset}",
-            lambda a, b, preset=preset: jax.lax.dot(
-                a, b.T, precision=jax.lax.DotAlgorithmPreset[preset], preferred_element_type=f32
-            ),
-            A,
-            B,
-        )
+        algorithm = jax.lax.DotAlgorithmPreset[preset]
+        add(f"algorithm {preset}", functools.partial(dot, precision=algorithm), A, B)
 
 
 def several(add: Add) -> None:
@@ -393,12 +393,12 @@ def triton(add: Add) -> None:
     """The other way to run a matmul: the first tile that compiles, as there is no chip to time
     on.
     """
-    add("Triton: scaled in f32", wide(f32, f32), *SCALED[:4], gemm="triton")
-    add("Triton: scaled in bf16", wide(bf16, bf16), *SCALED[:4], gemm="triton")
+    add("Triton: scaled in f32", wide(f32, f32), *WIDE, gemm="triton")
+    add("Triton: scaled in bf16", wide(bf16, bf16), *WIDE, gemm="triton")
     add(
         "Triton: scales after the dot",
-        lambda a, b, x, y: dot(a, b) * (x * y),
-        *SCALED[:4],
+        scaled_after,
+        *WIDE,
         gemm="triton",
     )
     add("default options: scaled in f32", scaled(), gemm="auto")
@@ -410,7 +410,7 @@ def other_chips(add: Add) -> None:
         add(f"{chip}: scaled in f32", scaled(), target=chip)
         add(
             f"{chip}: B stored [K, N]",
-            lambda a, b: jax.lax.dot(a, b, preferred_element_type=f32),
+            plain,
             A,
             shape(K, N),
             target=chip,
@@ -434,7 +434,7 @@ barrier = jax.lax.optimization_barrier
 
 def codes(w, scale):
     """E4M3 by a scale that divides."""
-    return jnp.clip(w.astype(f32) / scale, -E4M3_MAX, E4M3_MAX).astype(e4m3)
+    return clamped(w.astype(f32) / scale)
 
 
 # What becomes of a weight [N, K], of which each chip has some rows and needs all, before a matmul:
@@ -520,6 +520,26 @@ def chip(name: str) -> Target:
     )
 
 
+# What a row has of each matmul, in this order.
+FIELDS = (
+    "count",
+    "library",
+    "lhs_dtype",
+    "rhs_dtype",
+    "math_dtype",
+    "epilogue",
+    "amax",
+    "alpha",
+    "beta",
+    "scales",
+    "precision",
+    "algorithm",
+    "tile",
+    "out_dtype",
+    "outside",
+)
+
+
 def row(program: Program) -> dict[str, Any]:
     """What the installed JAX makes of a program, as it stands in the data."""
     made: dict[str, Any] = {"target": program.target, "gemm": program.gemm}
@@ -536,26 +556,10 @@ def row(program: Program) -> dict[str, Any]:
         report = seen.report
     except Exception as error:  # that a program does not compile is a finding
         return made | {"error": first_line(error)}
-    gemms = [
-        {
-            "count": gemm.count,
-            "library": gemm.library,
-            "lhs_dtype": gemm.lhs_dtype,
-            "rhs_dtype": gemm.rhs_dtype,
-            "math_dtype": gemm.math_dtype,
-            "epilogue": gemm.epilogue,
-            "amax": gemm.amax,
-            "alpha": gemm.alpha,
-            "beta": gemm.beta,
-            "scales": "".join(gemm.scales),
-            "precision": gemm.precision,
-            "algorithm": gemm.algorithm,
-            "tile": gemm.tile,
-            "out_dtype": gemm.out_dtype,
-            "outside": len(gemm.outside),
-        }
-        for gemm in report.rows
-    ]
+    gemms = []
+    for gemm in report.rows:
+        found = {field: getattr(gemm, field) for field in FIELDS}
+        gemms.append(found | {"scales": "".join(gemm.scales), "outside": len(gemm.outside)})
     if program.specs:
         made["sent"] = [{"dtype": one.dtype, "bytes": one.bytes_sent} for one in seen.collectives]
     # The order in which independent matmuls run is the scheduler's affair.
@@ -582,7 +586,7 @@ def print_changes(releases: Mapping[str, Any]) -> None:
     """Print what each release changed over the one before it."""
     for old, new in itertools.pairwise(releases):
         print(f"\nJAX {old} to {new}:")
-        for line in differences(releases[old]["rows"], releases[new]["rows"]):
+        for line in changes(releases[old]["rows"], releases[new]["rows"]):
             print(f"  {line}")
 
 

@@ -2,46 +2,25 @@
 
     python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
 
-Each run's result is a file of its own in _build/train, in a folder for the code that made it. So a
-run that was stopped, at any moment, goes on where it was: `make train` again does what is missing.
 The runs of one way are one process, which compiles it once; as many processes run as the machine
 has cores, with one thread each.
 """
 
 import concurrent.futures
-import hashlib
 import itertools
-import json
 import multiprocessing
 import os
-import platform
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-import optax
 
 from helpers.training import runs, shakespeare
-from tools.files import in_one_step
-from tools.recorders.data import RESULTS, ROOT, provenance, signed, write
+from tools.recorders.data import RESULTS, provenance, signed, write
 
 from fp8_decoder import STEPS_BACK
 from fp8_linear import e4m3, scale_of
 
 DATA = RESULTS / "trained.json"
-PARTS = ROOT / "_build" / "train"
-# What the runs' figures depend on, beside the packages' versions.
-SOURCES = (
-    "notebooks/recipes/fp8_decoder.py",
-    "helpers/training/runs.py",
-    "notebooks/recipes/fp8_linear.py",
-    "helpers/numerics/tensor_core.py",
-    "helpers/training/multipliers.py",
-    "helpers/training/shakespeare.py",
-    "helpers/training/shakespeare.txt",
-    "tools/recorders/train.py",
-)
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 TOGETHER = 10  # steps whose losses are kept as their mean
 WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
@@ -56,26 +35,16 @@ class Task(NamedTuple):
     seed: int
     harm: str | None = None
 
-    @property
-    def file(self) -> str:
-        """The name of its result's file."""
-        words = f"{self.way} {self.harm or ''} {self.seed}".replace(",", "").split()
-        return "_".join(words) + ".json"
-
 
 HARM = ("outlier", "frozen")
 
 
 def tasks() -> list[Task]:
-    """All runs, those that take longest first."""
-    harmed = [Task("bf16", 0, "outlier")] + [Task("delayed", 0, harm) for harm in HARM]
-    each = [
-        Task(way, seed) for way in runs.WAYS for seed in range(SEEDS.get(way, OTHERWISE))
-    ] + harmed
-    order = list(runs.WAYS)
-    return sorted(
-        each, key=lambda task: (not runs.WAYS[task.way].recipe.tensor_core, order.index(task.way))
-    )
+    """All runs, in the order of the record."""
+    found = []
+    for way in runs.WAYS:
+        found += [Task(way, seed) for seed in range(SEEDS.get(way, OTHERWISE))]
+    return [*found, Task("bf16", 0, "outlier"), *(Task("delayed", 0, harm) for harm in HARM)]
 
 
 # A run --------------------------------------------------------------------------------------------
@@ -159,48 +128,41 @@ def _short(value: Any) -> float:
 # All runs -----------------------------------------------------------------------------------------
 
 
-def _work(folder: Path, todo: list[Task]) -> None:
+def _work(todo: list[Task]) -> list[dict[str, Any]]:
     """Do the tasks of one way, one after the other."""
+    found = []
     for task in todo:
-        in_one_step(folder / task.file, json.dumps(result(task)))
-        print(task.file, flush=True)
+        found.append(result(task))
+        print(*task, flush=True)
+    return found
 
 
-def folder_of_this_code() -> Path:
-    """Where the parts of the runs of this code and these packages are."""
-    said = [jax.__version__, optax.__version__, platform.machine()]
-    hashed = hashlib.sha256(" ".join(said).encode())
-    for source in SOURCES:
-        hashed.update((ROOT / source).read_bytes())
-    return PARTS / hashed.hexdigest()[:16]
-
-
-def run_missing(folder: Path, everything: list[Task]) -> None:
-    """Run the tasks without a result in the folder, and print the name of each that is done."""
-    missing = [task for task in everything if not (folder / task.file).exists()]
-    print(f"{len(missing)} of {len(everything)} runs are missing", flush=True)
+def all_results(everything: list[Task]) -> dict[Task, dict[str, Any]]:
+    """What became of each task, in processes of their own."""
+    by_way: dict[str, list[Task]] = {}
+    # Those that take longest begin first.
+    for task in sorted(everything, key=lambda task: not runs.WAYS[task.way].recipe.tensor_core):
+        by_way.setdefault(task.way, []).append(task)
     context = multiprocessing.get_context("spawn")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
+    found: dict[Task, dict[str, Any]] = {}
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
-        working = [
-            workers.submit(_work, folder, list(group))
-            for _, group in itertools.groupby(missing, lambda task: task.way)
-        ]
-        for done in concurrent.futures.as_completed(working):
-            done.result()
+        for todo, made in zip(by_way.values(), workers.map(_work, by_way.values()), strict=True):
+            found |= dict(zip(todo, made, strict=True))
+    return found
 
 
-def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
-    """The record, of all parts."""
+def assembled(everything: list[Task]) -> dict[str, Any]:
+    """The record, of all runs."""
+    found = all_results(everything)
     ways: dict[str, list[Any]] = {}
     harmed: dict[str, Any] = {}
-    for task in sorted(everything, key=lambda task: (list(runs.WAYS).index(task.way), task.seed)):
-        part = json.loads((folder / task.file).read_text())
+    for task in everything:
         if task.harm:
-            harmed[f"{task.way}, {task.harm}"] = part
+            harmed[f"{task.way}, {task.harm}"] = found[task]
         else:
-            ways.setdefault(task.way, []).append(part)
+            ways.setdefault(task.way, []).append(found[task])
     return provenance("make train", "jax", "optax") | {
         "text": shakespeare.DESCRIPTION,
         "steps": runs.STEPS,
@@ -213,12 +175,8 @@ def assembled(folder: Path, everything: list[Task]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is missing, and write the record."""
-    everything = tasks()
-    folder = folder_of_this_code()
-    run_missing(folder, everything)
-    write(DATA, signed(assembled(folder, everything)), levels=2)
-    print(f"{len(everything)} runs are in {DATA.relative_to(ROOT)}")
+    """Run all, and write the record."""
+    write(DATA, signed(assembled(tasks())), levels=2)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,13 @@
 
 import functools
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 
-RESULTS = Path(__file__).resolve().parent.parent.parent / "notebooks" / "results"
-RECORDS = (
-    "goals",
-    "published",
-    "scale",
-    "tensors",
-    "trained",
-    "ladder",
-    "sums",
-    "releases",
-    "rules",
-    "census",
-    "stacks",
-)
+from tools.recorders.data import RESULTS
+
+RECORDS = sorted({path.stem for path in RESULTS.glob("*.json")} - {"schema"})
 
 
 @functools.cache
