@@ -55,7 +55,7 @@ rules: setup    ## record what the programs on the pages of fp8lens' rules becom
 census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some)
 	$(PYTHON) -m tools.recorders.census $(ARGS)
 
-train: setup    ## train a small transformer in each precision and record it (20 minutes; goes on where it stopped)
+train: setup    ## train a small transformer in each precision and record it (20 minutes)
 	$(PYTHON) -m tools.recorders.train
 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
@@ -67,7 +67,7 @@ ladder: setup   ## record what the rungs to a lean FP8 step cost by their progra
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
 	$(PYTHON) -m tools.recorders.other_stacks
 
-fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS=--check to compare)
+fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS="--only few-rows" for some)
 	$(PYTHON) -m tools.recorders.lab_programs $(ARGS)
 
 bench: setup    ## time the HLO parser beside XLA's own, reading HLO at 0.1 to 10 MB, an inspection, and the fusion lab's answer
