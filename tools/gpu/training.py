@@ -54,7 +54,8 @@ def case(gpu: Gpu, name: str, layers: Mapping[str, ladder.Layer]) -> Case:
     begins: dict[type, float] = {}
     builds = {form: functools.partial(build, gpu, one, begins) for form, one in layers.items()}
     seconds, looks = (0.01, 2) if gpu.rehearsal else (0.25, 5)
-    return Case("train", name, builds, looks, seconds, limit=60)
+    # A step with AdamW compiles for a minute on two busy cores.
+    return Case("train", name, builds, looks, seconds, limit=90)
 
 
 def small(layer: Any) -> Any:
