@@ -3,7 +3,6 @@ each costs.
 """
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from fp8lens.bill.rates import RATES, calibrated
 from fp8lens.matmul.ledger import Line
 from helpers.models import gpt
 from helpers.models.gpt import GPTLayer
-from helpers.records.results import digest
+from helpers.records import results
 
 import lean_step
 from lean_step import AdamW, Descent, Lean
@@ -137,10 +136,7 @@ class Ladder(NamedTuple):
 
 def recorded(folder: str | Path = "results") -> Ladder:
     """The record. Raises ValueError for a file that is not as it was written."""
-    path = Path(folder, "ladder.json")
-    data = json.loads(path.read_text())
-    if data.get("digest") != digest(data):
-        raise ValueError(f"{path} is not as it was recorded: `make ladder` records it again")
+    data = results.recorded(folder, "ladder.json", "make ladder")
     steps = {
         name: {chip: Cost(**cost) for chip, cost in chips.items()}
         for name, chips in data["steps"].items()

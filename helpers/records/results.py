@@ -92,22 +92,15 @@ def digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def _recorded(folder: str | Path, name: str, command: str) -> Any:
-    """The data of the file that `command` has recorded. Raises ValueError if it, or one of its
-    releases, is not as it was recorded.
+def recorded(folder: str | Path, name: str, command: str) -> dict[str, Any]:
+    """The data of the file that `command` has recorded: one record, or one for each release of JAX.
+    Raises ValueError if a record is not as it was written.
     """
     path = Path(folder, name)
-    try:
-        data = json.loads(path.read_text())
-        parts = {f"JAX {version}": part for version, part in data.get("releases", {}).items()}
-        parts = parts if "releases" in data else {"this": data}
-        wrong = [part for part, found in parts.items() if found["digest"] != digest(found)]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error!r}): `{command}` writes it") from error
-    if wrong or not parts:
-        raise ValueError(
-            f"{path}: {', '.join(wrong)} is not as it was recorded: `{command}` records it again"
-        )
+    data = json.loads(path.read_text())
+    for record in data["releases"].values() if "releases" in data else [data]:
+        if record.get("digest") != digest(record):
+            raise ValueError(f"{path} is not as it was recorded: `{command}` records it again")
     return data
 
 
@@ -115,7 +108,7 @@ def load_releases(folder: str | Path = "results") -> Mapping[str, Mapping[str, A
     """What each JAX release made of the programs of tools/recorders/releases.py, oldest first.
     Raises ValueError for a release that is not as it was written.
     """
-    return _recorded(folder, "releases.json", "make releases")["releases"]
+    return recorded(folder, "releases.json", "make releases")["releases"]
 
 
 def load_rules(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]]:
@@ -123,7 +116,7 @@ def load_rules(folder: str | Path = "results") -> Mapping[str, Mapping[str, Any]
     tools/recorders/rule_programs.py found it. Raises ValueError for a release that is not as it was
     written.
     """
-    return _recorded(folder, "rules.json", "make rules")["releases"]
+    return recorded(folder, "rules.json", "make rules")["releases"]
 
 
 class Census(NamedTuple):
@@ -139,7 +132,7 @@ def load_census(folder: str | Path = "results") -> Census:
     """What tools/recorders/census.py found. Raises ValueError for a release that is not as it was
     written.
     """
-    data = _recorded(folder, "census.json", "make census")
+    data = recorded(folder, "census.json", "make census")
     releases = {}
     for version, entry in data["releases"].items():
         rows = {tuple(name.split(" | ")): row for name, row in entry["rows"].items()}
@@ -164,7 +157,7 @@ def load_tensors(folder: str | Path = "results") -> Tensors:
     """What a small language model's tensors looked like while it was trained. Raises ValueError for
     a file that is not as it was written.
     """
-    data = _recorded(folder, "tensors.json", "make tensors")
+    data = recorded(folder, "tensors.json", "make tensors")
     tensors = {name: _bfloat16(tensor) for name, tensor in data["tensors"].items()}
     source = f"{data['parameters']:,} parameters, {len(data['losses'])} steps, on {data['text']}"
     return Tensors(
@@ -196,7 +189,7 @@ def load_sums(folder: str | Path = "results") -> tuple[str, Mapping[str, Sums]]:
     each fifth of those in the repository and commit that the file names, as codes in base 64.
     Raises ValueError for a file that is not as it was written.
     """
-    data = _recorded(folder, "sums.json", "git restore sums.json")
+    data = recorded(folder, "sums.json", "git restore sums.json")
     found = {}
     for name, arrays in data["formats"].items():
         dtype = ml_dtypes.finfo(name).dtype

@@ -4,7 +4,6 @@ those that have no place in this project's environment.
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from helpers.records.results import digest
+from helpers.records.results import recorded
 
 KERNEL = Path(__file__).resolve().parent.parent / "numerics" / "triton_kernel.py"
 M, N, K, B = 64, 128, 256, 128  # a block is 1 x B of a, and B x B of b
@@ -85,12 +84,9 @@ def load_stacks(folder: str | Path = "results") -> SimpleNamespace:
     of that; `signature` is PyTorch's; `ptx` counts the instructions of Triton's kernels, and
     `cublaslt` has the names in its header.
     """
-    path = Path(folder, "stacks.json")
-    data = json.loads(path.read_text())
-    if data.get("digest") != digest(data):
-        raise ValueError(f"{path} is not as it was recorded: `make stacks` records it again")
+    data = recorded(folder, "stacks.json", "make stacks")
     if data["operands"] != operands_digest():
-        raise ValueError(f"{path} is of other operands: `make stacks` records it again")
+        raise ValueError("stacks.json is of other operands: `make stacks` records it again")
     found = SimpleNamespace(**data, digests={}, rows={})
     for name, kept in data["results"].items():
         key = tuple(name.split(", "))

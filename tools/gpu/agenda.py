@@ -52,7 +52,7 @@ STAGES = (
     Stage("kernels", 25, "course_kernels", "cases"),
     Stage("blocks", 15, "matmuls", "blocked"),
     Stage("ladder", 105, "training", "rungs"),
-    Stage("others", 25, "matmuls", "others"),
+    Stage("others", 20, "matmuls", "others"),
 )
 # Forms that crash and hang: a rehearsal has this stage too.
 MISHAPS = Stage("mishaps", 90, "rehearsal", "mishaps")

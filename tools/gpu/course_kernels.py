@@ -2,9 +2,7 @@
 size, beside XLA or NumPy on the CPU."""
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +23,6 @@ from one_pass import Made, one_pass
 
 bf16, f32, e4m3 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn
 M, N, K, EXPERTS = 256, 384, 512, 4
-TRITON = Path(__file__).resolve().parent.parent.parent / "helpers/numerics/triton_kernel.py"
 
 
 def cases(gpu: Gpu) -> Iterator[Case]:
@@ -37,8 +34,6 @@ def cases(gpu: Gpu) -> Iterator[Case]:
         "block_pass": in_blocks,
         "fused_attention": attention,
     }
-    if importlib.util.find_spec("triton") and not gpu.rehearsal:
-        forms["Triton kernel"] = by_triton
     builds = {name: functools.partial(form, gpu) for name, form in forms.items()}
     yield Case("kernels", "kernels", builds, looks=0, limit=40)
 
@@ -160,27 +155,6 @@ def attention(gpu: Gpu) -> Ready:
         expected = [one.astype(bf16) for one in on_cpu(by_xla, *wide)]
     # Scores and their gradients are rounded to bf16 between two products.
     return judged(program.call(q, k, v, g), expected, program, most=2.0**-5)
-
-
-def by_triton(gpu: Gpu) -> Ready:
-    """Chapter 16's kernel, which torch launches."""
-    import torch
-
-    spec = importlib.util.spec_from_file_location("triton_kernel", TRITON)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    a, b = (normal(rows, K, dtype=np.float32, seed=rows) for rows in (M, N))
-    a_scale, b_scale = positive(K // 128, M), positive(N // 128, K // 128)
-    on_gpu = [torch.tensor(one, device="cuda") for one in (a, b, a_scale, b_scale)]
-    codes = [one.to(torch.float8_e4m3fn) for one in on_gpu[:2]]
-    d = torch.empty((M, N), device="cuda", dtype=torch.bfloat16)
-    tile = {"TILE_M": 64, "TILE_N": 128, "TILE_K": 128, "PROMOTE": None}
-    launch = module.scaled_matmul[(M // 64, N // 128)]
-    launch(*codes, *on_gpu[2:], d, M, N, K, SCALES="block", **tile, num_warps=4, num_stages=3)
-    torch.cuda.synchronize()
-    expected = on_cpu(blocks.batched, a.astype(e4m3), b.astype(e4m3), a_scale, b_scale)
-    return judged(d.float().cpu().numpy().astype(bf16), expected)
 
 
 def _interpreted(fn: Callable) -> Callable:
