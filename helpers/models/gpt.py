@@ -85,16 +85,14 @@ class GPTLayer(nn.Module):
 _SGD = optax.sgd(0.1)
 
 
-@functools.partial(jax.jit, static_argnames=("layer", "optimizer"))
-def train_state(layer: GPTLayer, x: jax.Array, optimizer: Any = _SGD, seed: int = 0) -> TrainState:
+@functools.partial(jax.jit, static_argnames="layer")
+def train_state(layer: GPTLayer, x: jax.Array) -> TrainState:
     """New parameters, and the optimizer's state. With FP8, `state.params` also holds the scale and
     the history of largest magnitudes of each dense layer's input, kernel and output's gradient:
     "_overwrite_with_gradient".
     """
     init = layer.clone(attention="xla").init  # cuDNN's attention has no parameters, but wants a GPU
-    return TrainState.create(
-        apply_fn=layer.apply, params=init(jax.random.key(seed), x), tx=optimizer
-    )
+    return TrainState.create(apply_fn=layer.apply, params=init(jax.random.key(0), x), tx=_SGD)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

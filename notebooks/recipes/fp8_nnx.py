@@ -100,36 +100,6 @@ class Fp8Dot(nnx.Module):
         return y.reshape(*x.shape[: x.ndim - n], *kernel.shape[n:])
 
 
-def name_scopes(model: nnx.Module) -> nnx.Module:
-    """The same model, whose layers are called in a jax.named_scope of their path in it, as in
-    "blocks.0/up". NNX names no scopes by itself: without this `fp8lens` cannot tell which layer a
-    matmul belongs to, and `path` of its row is empty.
-
-    Each layer gets a class of its own, derived from the one it had. So call this before nnx.split
-    or nnx.jit, and once. A layer that is in the model twice has the path that NNX finds first.
-    """
-    layers = {
-        path: module
-        for path, module in nnx.iter_modules(model)
-        if path and callable(module) and not isinstance(module, Fp8Dot)
-    }
-    for path, module in layers.items():
-        # Relative to the layer around it, in whose scope it is called.
-        outer = max((n for n in range(len(path)) if path[:n] in layers), default=0)
-        module.__class__ = _in_scope(type(module), ".".join(map(str, path[outer:])))
-    return model
-
-
-def _in_scope(layer: type, name: str) -> type:
-    """A class of layers that are called in a scope of this name."""
-
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        with jax.named_scope(name):
-            return layer.__call__(self, *args, **options)
-
-    return type(layer.__name__, (layer,), {"__call__": call, "__module__": layer.__module__})
-
-
 def value_and_grad(loss: Any, wrt: Any = nnx.Param, **options: Any) -> Any:
     """nnx.value_and_grad of `loss(model, ...)`, with respect to the model's `wrt` and Overwrite."""
     return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.Any(wrt, Overwrite)), **options)

@@ -3,7 +3,7 @@ sentence that says why: `answers` has them.
 
 The first chapter in each run; with NIGHTLY=1 in the environment, all of them. One chapter:
 
-    NIGHTLY=1 .venv/bin/python -m pytest tests/course/test_puzzles.py -k 04
+    NIGHTLY=1 .venv/bin/python -m pytest tests/course/test_answers.py -k 04
 """
 
 import pytest

@@ -9,10 +9,10 @@ import optax
 import pytest
 from flax import nnx
 
-from fp8lens import assert_fp8_gemms, report_gemms
+from fp8lens import assert_fp8_gemms
 
 from fp8_linear import Amaxes, fp8_linear
-from fp8_nnx import Fp8Dot, Overwrite, name_scopes, update, value_and_grad
+from fp8_nnx import Fp8Dot, Overwrite, update, value_and_grad
 
 E4M3, BF16, F32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 LAYERS = {
@@ -72,25 +72,6 @@ def test_every_matmul_of_a_step_is_fp8():
     assert_fp8_gemms(step, state, x, count=3)
 
 
-class Block(nnx.Module):
-    def __init__(self):
-        self.up = nnx.Linear(64, 128, dtype=BF16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
-        self.down = nnx.Linear(128, 64, dtype=BF16, dot_general=Fp8Dot(), rngs=nnx.Rngs(0))
-
-    def __call__(self, x):
-        return x + self.down(nnx.relu(self.up(x)))
-
-
-class Blocks(nnx.Module):
-    def __init__(self):
-        self.blocks = nnx.List([Block(), Block()])
-
-    def __call__(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 class Heads(nnx.Module):
     """Two layers. A step may use one of them, or one of them twice."""
 
@@ -124,21 +105,6 @@ def test_histories_keep_what_a_step_leaves_out_and_what_is_not_finite():
     after, _ = histories(lambda model, x, step: model.a(x * factors[step]), 4, x)
     assert before[0, 0] == 4 * before[0, 1] > 0
     assert np.array_equal(before[0], after[0])
-
-
-def test_layers_in_scopes_are_named_in_the_report_and_compute_the_same():
-    def paths(model):
-        graph, state = nnx.split(model)
-        step = value_and_grad(loss)
-        report = report_gemms(lambda state, x: step(nnx.merge(graph, state), x), state, x)
-        return {row.path for row in report.rows}
-
-    x = x_for("linear", 64)
-    plain, named = Blocks(), name_scopes(Blocks())
-    layers = {f"blocks.{n}/{layer}" for n in range(2) for layer in ("up", "down")}
-    assert paths(plain) == {""}
-    assert paths(named) == layers | {f"{layer} backward" for layer in layers}
-    assert np.array_equal(plain(x), named(x))
 
 
 def test_what_does_not_fit_is_refused():

@@ -22,9 +22,7 @@ def said(capsys, *args, **kwargs):
 
 
 def test_a_right_answer_is_solved(capsys):
-    solved, text = said(
-        capsys, right, a, b, like=right, epilogue="RELU", amax=False, beta=0, alpha=1
-    )
+    solved, text = said(capsys, right, a, b, like=right, epilogue="RELU", amax=False, alpha=1)
     assert solved and text.startswith("right: solved") and "✗" not in text
 
 
