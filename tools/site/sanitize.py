@@ -18,8 +18,8 @@ _PAINT = (
 )
 _ELEMENTS = {
     **dict.fromkeys(
-        "b blockquote br caption code div em hr i kbd li ol p pre s samp small span strong sub summary "
-        "sup table tbody td tfoot th thead tr u ul wbr".split(),
+        "b blockquote br caption code div em hr i kbd li ol p pre s samp small span strong sub "
+        "summary sup table tbody td tfoot th thead tr u ul wbr".split(),
         "style",
     ),
     "a": "style href title",
