@@ -42,7 +42,7 @@ def test_a_program_becomes_what_is_recorded(choice):
 
 
 @weekly
-@pytest.mark.parametrize("release", {*lab.RELEASES} - {jax.__version__})
+@pytest.mark.parametrize("release", rule_programs.RELEASES)
 def test_programs_of_another_release_become_what_is_recorded(release):
     names = record.RECORD.names(release)
     python = record.RECORD.environment(release)
