@@ -31,10 +31,10 @@ def alarm(answer):
 
 
 @alarm.right
-def above_the_median(amaxes):
-    for step in range(60, len(amaxes)):
-        if amaxes[step] > 8 * np.median(amaxes[step - 60 : step - 20]):
-            return step
+def by_its_logarithm(amaxes):
+    bits = np.log2(amaxes)
+    grown = bits[60:] - np.maximum.accumulate(bits)[30:-30]
+    return int(np.argmax(grown > 2)) + 60 if np.any(grown > 2) else None
 
 
 @alarm.wrong("healthy series")
@@ -42,7 +42,7 @@ def twice_the_last(amaxes):
     return next((n for n in range(31, len(amaxes)) if amaxes[n] > 1.2 * amaxes[n - 1]), None)
 
 
-@alarm.wrong("not yet: it rang at step 399")
+@alarm.wrong("not yet: it rang at step 299")
 def at_the_end(amaxes):
     return len(amaxes) - 1 if max(amaxes) > 1000 else None
 
