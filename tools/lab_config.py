@@ -3,6 +3,7 @@ would write, so that a chapter that was opened, run and saved is the one that gi
 """
 
 import sys
+import warnings
 from pathlib import Path, PurePosixPath
 
 import jupytext
@@ -34,6 +35,8 @@ def as_git_has_it(model, path, contents_manager):
 # JupyterLab defines get_config for this file.
 c = get_config()  # type: ignore[name-defined] # noqa: F821
 c.ContentsManager.pre_save_hook = as_git_has_it
+# Jupyter takes its configuration in two steps, and warns in the second that it sets the hook again.
+warnings.filterwarnings("ignore", message="Overriding existing pre_save_hook")
 # A folder is listed without the text halves of its chapters; their path opens them.
 c.ContentsManager.hide_globs = ["__pycache__", "[0-9A-Z]*_*.md"]
 # What a kernel and the server say to each other is encrypted where the kernel can: else it warns,

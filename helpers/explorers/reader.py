@@ -46,7 +46,7 @@ WORK = {
     "bias": "the bias",
     "epilogue": "the activation",
     "amax": "the amax",
-    "output": "the clamp and the conversion of the result",
+    "output": "the conversion of the result",  # and its clamp, if there is one
 }
 Piece = tuple[str, str, str]  # a text, its style in STYLES or "", and where it leads or ""
 

@@ -20,7 +20,6 @@ from helpers.figures.palette import INK, PALETTE
 from helpers.numerics.number_formats import code_values, describe
 
 STYLES = ("-", "--", "-.", ":")  # colour is never the only difference between two lines
-MARKERS = "os^Dv"
 # Any: matplotlib's own hint names each of its 300 settings.
 STYLE: Any = {
     "font.size": 11,

@@ -34,8 +34,6 @@ _CLASSES = {
     "dequantize": "dequantizes",
     "after": "works on the result",
 }
-# "output" is what writes the result: it may have a clamp, or none.
-_WORK = {**WORK, "output": "the conversion of the result"}
 _LIBRARIES = {"cublasLt": "cuBLASLt", "triton": "Triton"}
 
 # Of matmuls in FP8 and in a wider type, and of XLA's own kernels, which take turns.
@@ -85,7 +83,7 @@ def _kernel(line: Line, row: GemmRow | None) -> dict[str, Any]:
     """A kernel as it is shown; `row` is the matmul that it is."""
     made: dict[str, Any] = {"name": line.name, "bytes": line.nbytes, "runs": line.runs}
     if row is None:
-        work = ", ".join(_WORK.get(name, name) for name in line.work)
+        work = ", ".join(WORK.get(name, name) for name in line.work)
         detail = _CLASSES.get(line.what, line.what)
         if line.work:
             detail = f"{work}; the call could do it" if line.avoidable else work

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.records.results import digest
-from tools.environments import ROOT as ROOT
-from tools.environments import variables, with_packages
+from tools.environments import ROOT, variables, with_packages
 
 RESULTS = ROOT / "notebooks" / "results"
 # A release is these four, in one version.

@@ -44,7 +44,7 @@ def _write(app: Sphinx, error: Exception | None) -> None:
     for file in Path(app.outdir).rglob("*.html"):
         page = file.read_text(encoding="utf-8")
         head = _HEAD.search(page)
-        if head and 'http-equiv="Content-Security-Policy"' not in page:
+        if head:
             content = html.escape(policy(page))
             meta = f'<meta http-equiv="Content-Security-Policy" content="{content}">'
             page = page[: head.end()] + meta + page[head.end() :]
