@@ -58,7 +58,7 @@ from fp8lens.matmul.collectives import MOVES, Doubt, not_judged, of_kinds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.rules.find import sent_wide
-from fp8lens.rules.page import every_name, explain
+from fp8lens.rules.rule import every_name, explain
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
 
 if TYPE_CHECKING:

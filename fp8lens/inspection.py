@@ -23,7 +23,9 @@ from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.gemms import GemmReport, make_report
-from fp8lens.rules.find import find_reasons
+from fp8lens.rules.chain import chain_of
+from fp8lens.rules.facts import Matmul
+from fp8lens.rules.find import find_reasons, matmuls_of
 from fp8lens.rules.reason import Reasons
 from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target, resolve
@@ -136,15 +138,27 @@ class Inspection:
                 "a saved or compiled program says no more what XLA's rewriter was given: "
                 "inspect the function and its arguments."
             )
-        return find_reasons(
-            self.unfused,
-            self._stages,
-            self.module,
-            self._chip,
-            self.collectives,
-            self.ledger.of("opaque"),
-            self._ptx or {},
-        )
+        opaque = self.ledger.of("opaque")
+        return find_reasons(self._matmuls, self.collectives, opaque, self._ptx or {})
+
+    @cached_property
+    def _matmuls(self) -> list[Matmul]:
+        """The matmuls, each with what XLA's rewriter was given of it."""
+        assert self._chip is not None
+        return matmuls_of(self.unfused, self._stages, self.module, self._chip, self.collectives)
+
+    def chain(self) -> str:
+        """All that stands around each matmul: what is between the FP8 arrays and the dot, what is
+        behind the dot and which of it is in the call, and the kernels beside it, each with its
+        lines. TypeError for a saved program that does not show what XLA's rewriter was given.
+        """
+        assert self.reasons is not None  # which says what is missing
+        parts = []
+        for m in self._matmuls:
+            place = f" ({m.given.source})" if m.given.source else ""
+            parts.append(f"{m.row.title} {m.row.path}".rstrip() + place)
+            parts += [f"  {line}" for line in chain_of(m, whole=True)]
+        return "\n".join(parts)
 
     @cached_property
     def bill(self) -> Bill:

@@ -11,8 +11,8 @@ import jax
 from fp8lens import Inspection, inspect
 from fp8lens.cli import parse_shapes
 from fp8lens.hlo.text import size
-from fp8lens.rules.page import PRELUDE, Program, every_name
-from fp8lens.rules.rule import RULES
+from fp8lens.rules.page import PRELUDE, Program
+from fp8lens.rules.rule import RULES, every_name
 
 #: What each rule loses, and what that means; None: the program decides.
 LOSSES = {

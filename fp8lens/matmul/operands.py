@@ -5,11 +5,10 @@ import re
 
 from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import callers
-from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, CUTS, ELEMENTWISE, SCALING
+from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import (
     broadcast_of,
-    is_choice_by_flag,
     is_mask,
     is_zero,
     look_through,
@@ -39,11 +38,6 @@ class Problem(enum.Enum):
     """What keeps XLA from taking the FP8 array behind an operand: of each, a rule tells."""
 
     ARRAY_OF_SCALES = enum.auto()
-    STACK_CONVERTED = enum.auto()
-    SCALED_LATE = enum.auto()
-    MASKED = enum.auto()
-    CHOSEN = enum.auto()  # one of two arrays, by a flag
-    CHOSEN_EACH = enum.auto()  # each element, by a mask
     GATHERED = enum.auto()
     CONVERTED_TWICE = enum.auto()
     CHANGED_BETWEEN = enum.auto()
@@ -51,7 +45,8 @@ class Problem(enum.Enum):
 
 class Operand:
     """An operand of a dot. `fp8` is the FP8 array that XLA finds behind it and `scale` what
-    dequantizes it; `problem` is what keeps XLA from taking that array, with `fields` for its rule.
+    dequantizes it; `problem` is what keeps XLA from taking that array, with `fields` for its rule,
+    and `at` the operation. `path` leads from that array to the dot.
     Where XLA finds no FP8 array and there is one further back, `blocked` is the operation at which
     XLA stopped looking. `padded`: with a number that XLA will not pad the FP8 array with.
 
@@ -64,10 +59,12 @@ class Operand:
         self.scale: Instruction | None = None
         self.problem: Problem | None = None
         self.fields: dict[str, str] = {}
+        self.at: Instruction | None = None
         self.padded = False
-        if path := _path(i):
-            self.fp8 = path[0]
-            self._match(path)
+        self.path = _path(i) or []
+        if self.path:
+            self.fp8 = self.path[0]
+            self._match(self.path)
 
     @property
     def blocked(self) -> Instruction | None:
@@ -76,8 +73,8 @@ class Operand:
         """
         return _search(self.operand) if self.fp8 is None else None
 
-    def _breaks(self, problem: Problem, **fields: str) -> None:
-        self.problem, self.fields = problem, fields
+    def _breaks(self, problem: Problem, at: Instruction, **fields: str) -> None:
+        self.problem, self.at, self.fields = problem, at, fields
 
     def _match(self, path: list[Instruction]) -> None:
         """Read the way from the FP8 array to the dot, up to the first problem."""
@@ -85,55 +82,30 @@ class Operand:
         self.scale = _scale(path)
         if self.scale is not None:
             if self.scale.shape.dims:
-                self._breaks(Problem.ARRAY_OF_SCALES, scales=self.scale.shape.brief)
+                self._breaks(Problem.ARRAY_OF_SCALES, path[2], scales=self.scale.shape.brief)
                 return
             start = 3
         elif scales := _array_of_scales(path):
-            self._breaks(Problem.ARRAY_OF_SCALES, scales=scales.shape.brief)
+            self._breaks(Problem.ARRAY_OF_SCALES, path[2], scales=scales.shape.brief)
             return
-        for at in range(start, len(path)):
-            self._step(path, start, at)
+        for step, before in zip(path[start:], path[start - 1 :], strict=False):
+            self._step(step, before)
             if self.problem:
                 return
 
-    def _step(self, path: list[Instruction], start: int, at: int) -> None:
+    def _step(self, step: Instruction, before: Instruction) -> None:
         """One operation between dequantization and dot."""
-        step, before = path[at], path[at - 1]
         changes_bits = step.opcode == "bitcast" and step.shape.dtype != before.shape.dtype
-        if step.opcode not in COMMUTES or changes_bits:
-            if step.opcode in SCALING:
-                self._scaled_late(path, start, at)
-            if self.problem:
-                return
-            gathers = step.opcode.startswith(COLLECTIVES)
-            problem = Problem.GATHERED if gathers else Problem.CHANGED_BETWEEN
-            if step.opcode == "convert":
-                problem = Problem.CONVERTED_TWICE
-            dtype = step.shape.dtype
-            self._breaks(problem, opcode=step.opcode, to=dtype, dtype=dtype)
+        if step.opcode.startswith(COLLECTIVES):
+            self._breaks(Problem.GATHERED, step, opcode=step.opcode, dtype=step.shape.dtype)
+        elif step.opcode == "convert":
+            self._breaks(Problem.CONVERTED_TWICE, step, to=step.shape.dtype)
+        elif step.opcode not in COMMUTES or changes_bits:
+            self._breaks(Problem.CHANGED_BETWEEN, step, opcode=step.opcode)
         elif step.opcode == "pad":
             self.padded |= not self._pads_alike(step)
         elif step.opcode == "select" and not is_mask(step, before):
-            others = [step.computation[name] for name in step.operands[1:] if name != before.name]
-            is_a_matrix = any(broadcast_of(other) is None for other in others)
-            chosen = Problem.CHOSEN if is_choice_by_flag(step) else Problem.CHOSEN_EACH
-            self._breaks(chosen if is_a_matrix else Problem.MASKED)
-
-    def _scaled_late(self, path: list[Instruction], start: int, at: int) -> None:
-        """A multiplication by one number where XLA no longer looks for a scale."""
-        step, before, ahead = path[at], path[at - 1], path[start:at]
-        cuts = any(earlier.opcode in CUTS for earlier in (path[0], *ahead))
-        if cuts and before.opcode in ("bitcast", "reshape", *CUTS):
-            self._breaks(Problem.STACK_CONVERTED)
-            return
-        others = [step.computation[name] for name in step.operands if name != before.name]
-        number = broadcast_of(others[0]) if others else None
-        if number is None or number.shape.size != 1:
-            return
-        if self.scale is not None:
-            self._breaks(Problem.SCALED_LATE, between="another multiplication")
-        elif ahead:
-            self._breaks(Problem.SCALED_LATE, between=f"a {ahead[-1].opcode}")
+            self._breaks(Problem.CHANGED_BETWEEN, step, opcode="select")
 
     def _pads_alike(self, pad: Instruction) -> bool:
         """Whether XLA can pad the FP8 array in place of what is dequantized: it converts the number

@@ -4,16 +4,14 @@ rewriter was given, for the kernels that it became, and for pictures of both.
 
 import dataclasses
 import enum
-import itertools
 import math
-import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from fp8lens.formats import CUBLASLT, E5M2
 from fp8lens.hlo.ops import ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import NAMES, broadcast_of, depends, is_zero, look_through, operand
+from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand
 from fp8lens.hlo.walk import walk
 
 
@@ -67,15 +65,13 @@ _NOUNS = {
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One thing that is done with a dot's result: `at` does it to `value`; `other` is its second
-    operand, behind broadcasts and conversions. `how` says of a move that is no single operation
-    what it does.
+    operand, behind broadcasts and conversions.
     """
 
     kind: Role
     at: Instruction
     value: Instruction
     other: Instruction | None = None
-    how: str = ""
 
 
 # An activation has fewer operations.
@@ -103,6 +99,8 @@ def classify(
         return Step(Role.RELU if is_relu else Role.CLAMP, at, value, first)
     if len(others) == 1 and at.opcode in SCALING:
         return _scaling(at, value, others[0], first)
+    if len(others) == 1 and at.opcode == "subtract" and not is_number:
+        return Step(Role.OTHER, at, value, others[0])
     if len(others) == 1 and at.opcode in ("add", "subtract"):
         if first is None:
             return Step(Role.MATRIX_BIAS, at, value, others[0])
@@ -144,67 +142,13 @@ def masks(at: Instruction, value: Instruction) -> bool:
 
 def could_be_fused(step: Step) -> bool:
     """Whether some call could have done a step: no conversion between wide types, no activation but
-    relu, also one that is written as a choice, and gelu.
+    relu and gelu.
     """
     if step.kind is Role.OUTPUT:
         return step.at.shape.dtype in CUBLASLT
     if step.kind is Role.ACTIVATION:
-        return is_tanh_gelu(step) or is_selected_relu(step)
+        return is_tanh_gelu(step)
     return step.kind in (Role.SCALE, Role.BIAS, Role.MATRIX_BIAS, Role.RELU)
-
-
-def is_selected_relu(step: Step) -> bool:
-    """Whether an activation is a relu written as a choice between the result and 0."""
-    return selected_bounds(step) == (0, math.inf)
-
-
-def selected_bounds(step: Step) -> tuple[float, float] | None:
-    """The bounds between which a step keeps a number by comparisons with constants and choices,
-    infinite where it has none; None for a step that is made, or does, otherwise.
-    """
-    made = sorted(_made_of(step), key=lambda i: i.index)
-    if step.at.opcode != "select" or not {i.opcode for i in made} <= _CHOICES:
-        return None
-    constants = [number_of(i) for i in made if i.opcode == "constant"]
-    if not all(map(math.isfinite, constants)):
-        return None
-    # Between two neighbouring constants it is the number, or it is one of the constants.
-    ends = sorted({-math.inf, *constants, math.inf})
-    between = [(a + b) / 2 for a, b in itertools.pairwise(ends[1:-1])]
-    low, high = _chosen(made, step, -math.inf), _chosen(made, step, math.inf)
-    beyond = [ends[1] - 1, ends[-2] + 1]
-    is_kept = all(
-        _chosen(made, step, number) == min(max(number, low), high)
-        for number in (*constants, *between, *beyond)
-    )
-    return (low, high) if is_kept else None
-
-
-def _chosen(made: Iterable[Instruction], step: Step, number: float) -> float:
-    """What a step that compares and chooses makes of a number; `made` in the order of the text."""
-    values: dict[str, float] = {step.value.name: number}
-    for i in made:
-        given = [values[name] for name in i.operands]
-        if i.opcode == "constant":
-            values[i.name] = number_of(i)
-        elif i.opcode == "compare":
-            values[i.name] = _DIRECTIONS[i.attributes["direction"]](*given)
-        elif i.opcode == "select":
-            values[i.name] = given[1] if given[0] else given[2]
-        else:
-            values[i.name] = given[0]
-    return values[step.at.name]
-
-
-_DIRECTIONS = {
-    "EQ": operator.eq,
-    "NE": operator.ne,
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-}
-_CHOICES = frozenset("select compare constant broadcast convert".split()) | {*NAMES}
 
 
 def number_of(constant: Instruction) -> float:
@@ -220,32 +164,6 @@ def _literal(constant: Instruction) -> str:
     return (constant.literal or "").replace("5.734e+04", E5M2.limit)
 
 
-def is_added_up(step: Step) -> bool:
-    """Whether a step only adds a value to itself, several times."""
-    return {i.opcode for i in _made_of(step)} == {"add"}
-
-
-def times_added(step: Step) -> int:
-    """How often the value stands in a sum of nothing else, as 3 times in d + d + d."""
-    times = {step.value.name: 1}
-    for i in sorted(_made_of(step), key=lambda i: i.index):
-        times[i.name] = sum(times[name] for name in i.operands)
-    return times[step.at.name]
-
-
-def computes_with_bits(step: Step) -> bool:
-    """Whether a step is a function that takes the bits of the result apart, as jnp.ldexp does."""
-    if step.kind is not Role.ACTIVATION:
-        return False
-    made = [i for i in _made_of(step) if i.opcode in _OF_BITS and i.shape.dtype != "pred"]
-    return any(depends(i, step.value) for i in made)
-
-
-_OF_BITS = frozenset(
-    "and or xor not shift-left shift-right-logical shift-right-arithmetic popcnt clz".split()
-)
-
-
 def is_tanh_gelu(step: Step) -> bool:
     """Whether an activation is gelu in its tanh form: what is computed elementwise from there on
     has a tanh in it, and the factor of the third power.
@@ -255,32 +173,6 @@ def is_tanh_gelu(step: Step) -> bool:
     constants = [look_through(get(name), (*NAMES, "convert", "broadcast")) for name in read]
     has_tanh = any(i.opcode == "tanh" for i in following)
     return has_tanh and any(re.match(r"0\.044[67]", i.literal or "") for i in constants)
-
-
-def _made_of(step: Step) -> list[Instruction]:
-    """The operations by which a step's result is made of what it reads, of anything else that goes
-    in too, and without what it reads.
-    """
-
-    def made_of(i: Instruction) -> list[Instruction]:
-        return [] if i is step.value else [i.computation[name] for name in i.operands]
-
-    made = walk([step.at], made_of, _LONGEST)
-    return [i for i in made if i is not step.value]
-
-
-def is_transcendental(step: Step) -> bool:
-    """Whether an activation that no call has is made of an exponential or a logarithm."""
-    opcodes = {i.opcode for i in _made_of(step)}
-    return not could_be_fused(step) and not opcodes.isdisjoint(_TRANSCENDENTAL)
-
-
-_TRANSCENDENTAL = frozenset("exponential exponential-minus-one log log-plus-one logistic".split())
-
-
-def is_transposed_inside(step: Step) -> bool:
-    """Whether XLA has moved a transpose between the operations of an activation."""
-    return any(i.opcode == "transpose" for i in _following(step))
 
 
 def _following(step: Step) -> list[Instruction]:

@@ -4,8 +4,7 @@ operands and its result.
 
 import dataclasses
 import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,17 +20,18 @@ from fp8lens.formats import (
     is_narrow,
 )
 from fp8lens.hlo.dataflow import Graph, Value
-from fp8lens.hlo.ops import COLLECTIVES, CUTS, DOTS, ELEMENTWISE, MOVES, SOURCES, padded
-from fp8lens.hlo.origin import is_recomputed, op_name, primitive, source_line
+from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES, SCALING, padded
+from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
-from fp8lens.hlo.program import executions, fused, results
+from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import (
-    depends,
+    changes_layout,
     dimensions,
     is_transpose,
     is_zero,
     look_through,
+    minor_to_major,
     operand,
 )
 from fp8lens.hlo.walk import walk
@@ -39,7 +39,7 @@ from fp8lens.matmul.epilogue import Result
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.match import work
 from fp8lens.matmul.operands import FAR, Operand
-from fp8lens.matmul.roles import Role, Step, clamp_bounds, is_tanh_gelu
+from fp8lens.matmul.roles import Role, Step, clamp_bounds
 from fp8lens.matmul.rows import BLOCK_SCALED_DOT, GemmRow, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel, inside
 from fp8lens.rules.rule import Lost
@@ -146,18 +146,16 @@ class Matmul:
         """Those of M, N and K that are 1."""
         return [name for name in names if getattr(self.row, name.lower()) == 1]
 
+    @property
+    def is_thin(self) -> bool:
+        """Whether M or N is 1, and an operand is a vector for it."""
+        return bool(self.thin("MN")) and any(len(s.operand.shape.dims) == 1 for s in self.sides)
+
     def odd(self, names: str) -> list[str]:
         """The sizes that an FP8 call does not take as they are, as "N = 100"."""
         row = self.row_as_written
         sizes = [(name, getattr(row, name.lower())) for name in names]
         return [f"{name} = {size}" for name, size in sizes if padded(size) != size]
-
-    @property
-    def cut_for(self) -> list[str]:
-        """The sizes for whose sake XLA puts a slice behind the call: M and N that the call pads,
-        and a K that an earlier pass pads to a multiple of 8, which cuts nothing off the result.
-        """
-        return self.odd("MNK" if self.row_as_written.k % 8 else "MN")
 
     @cached_property
     def block_scaled(self) -> Instruction | None:
@@ -315,52 +313,57 @@ class InFront:
         """What the kernel computes with."""
         return {i.opcode for i in inside(self.kernel)}
 
+    @property
+    def at(self) -> Instruction:
+        """What of it does the work: its last operation that is no name of another."""
+        does = {"scale": SCALING, "transpose": {"transpose", "copy"}, "pad": {"pad"}}
+        named = does.get(self.work, ELEMENTWISE)
+        found = [i for i in inside(self.kernel) if i.opcode in named]
+        return found[-1] if found else self.kernel
+
     @cached_property
     def side(self) -> str:
-        """The operand that it makes, "left" or "right"; of a kernel that quantizes what another has
-        transposed, the other's.
-        """
-        left = operand(self.matmul.row.instruction, 0)
-        graph = Graph(left.computation.module, launches, FAR)
-        made = graph.walk([Value(left, 0)], graph.before, launches)
-        makers = {value.instruction for value in made if launches(value.instruction)}
-        read = [operand(maker, n) for maker in makers for n in range(len(maker.operands))]
-        makers.update(look_through(i, _NAMED) for i in read)
-        return "left" if self.kernel in makers else "right"
+        """The operand that it makes, "left" or "right"; "" where it makes neither, or both."""
+        row = self.matmul.row.instruction
+        graph = Graph(row.computation.module, _is_matmul, 4 * FAR, mixes=True)
+        sides = []
+        for index, side in enumerate(("left", "right")):
+            made = graph.walk([Value(operand(row, index), 0)], graph.before, _is_matmul)
+            if any(graph.launcher(value.instruction) is self.kernel for value in made):
+                sides.append(side)
+        return sides[0] if len(sides) == 1 else ""
 
     @property
-    def argument(self) -> str:
-        """The name of the argument that it reads, as " (name)"; empty where it reads none."""
+    def operand(self) -> str:
+        """The operand that it makes, in words, with the name of the argument that it reads."""
+        side = f"the {self.side} operand" if self.side else "an operand"
         if not self.kernel.operands:
-            return ""
+            return side
         origin = look_through(operand(self.kernel, 0), _NAMED)
         name = origin.metadata.op_name if origin.opcode == "parameter" and origin.metadata else None
-        return f" ({name})" if name else ""
+        return f"{side} ({name})" if name else side
 
     @property
-    def keeps_the_last(self) -> bool:
-        """Whether it transposes, and what was the last dimension stays the last."""
-        for i in inside(self.kernel):
-            if i.opcode == "transpose":
-                dims = re.findall(r"\d+", i.attributes.get("dimensions", ""))
-                return bool(dims) and dims[-1] == str(len(dims) - 1)
-        return False
-
-    @property
-    def permutes_k(self) -> bool:
-        """Whether the array that it transposes has its rows first, and K's several dimensions
-        behind them, in another order than the call needs them.
+    def moves_k_to_the_end(self) -> bool:
+        """Whether what was the last dimension in memory becomes one of the rows: then K was not the
+        last.
         """
-        row = self.matmul.row
-        if row.batch != 1 or len(self.kernel.operands) != 1:
+        move = next((i for i in inside(self.kernel) if changes_layout(i)), None)
+        if move is None or move.shape.is_tuple:
             return False
-        first, *behind = operand(self.kernel, 0).shape.dims or (0,)
-        # Where the last dimension is as long, it may be the rows.
-        has_rows_first = first in (row.m, row.n) and first not in behind[-1:]
-        return has_rows_first and len(behind) > 1 and math.prod(behind) == row.k
+        was = dimensions(move) if move.opcode == "transpose" else [*range(len(move.shape.dims))]
+        last = minor_to_major(operand(move, 0).shape)[0]
+        order = [*reversed(minor_to_major(move.shape))]
+        place = next(n for n, d in enumerate(order) if was[d] == last)
+        behind = math.prod(move.shape.dims[d] for d in order[place + 1 :])
+        return behind >= self.matmul.row.k
 
 
 _NAMED = ("bitcast", "reshape", "copy", "get-tuple-element")
+
+
+def _is_matmul(i: Instruction) -> bool:
+    return bool(launches(i) and matmuls(i))
 
 
 # What stayed outside behind a matmul --------------------------------------------------------------
@@ -369,32 +372,19 @@ _CONVERTING = {Role.SCALE, Role.ALPHA, Role.NEGATE, Role.CLAMP, Role.OUTPUT}
 
 
 class Cause:
-    """The steps that stayed outside, the first of which is to blame: the others stay outside
-    because of it. `ahead` are the steps in front of it.
+    """The steps that stayed outside, `left`, the first of which is to blame: the others stay
+    outside because of it.
     """
 
     def __init__(self, matmul: Matmul, left: list[Step]):
-        self.matmul, self.left, self.result = matmul, left, matmul.result
-        self.row = matmul.row
-        to_fp8 = [
-            n
-            for n, step in enumerate(left)
-            if step.kind is Role.OUTPUT and step.at.shape.dtype in CUBLASLT
-        ]
-        self.group: list[Step] = left[: to_fp8[0] + 1] if to_fp8 else []
-        before = {step.kind for step in self.group[:-1]}
-        #: Whether all there is in front of the conversion to FP8 belongs to it: scale and clamp.
-        self.converts = bool(to_fp8) and before <= _CONVERTING
-        if self.converts and self.group[:-1] and self.group[0].kind is Role.OUTPUT:
-            self.converts = False
+        self.matmul, self.left, self.row = matmul, left, matmul.row
         self.first = left[0]
-        self.noun = self.first.kind.noun
-        self.lost = _lost(self.first.kind)
-        blamed = self.first
-        if self.converts:
-            self.noun, self.lost, blamed = "conversion", Lost.OUTPUT, self.group[-1]
-        self.in_front = self.result.steps[: self.result.steps.index(blamed)]
-        self.ahead = self.result.steps[: self.result.steps.index(self.first)]
+        self.in_front = matmul.steps[: matmul.steps.index(self.first)]
+
+    @property
+    def at(self) -> Instruction:
+        """The operation to blame."""
+        return self.first.at
 
     @property
     def kind(self) -> Role:
@@ -402,50 +392,24 @@ class Cause:
         return self.first.kind
 
     @property
-    def following(self) -> str:
-        """The kind of the step behind the first one that stayed outside, or ""."""
-        return self.left[1].kind if len(self.left) > 1 else ""
+    def noun(self) -> str:
+        """What a sentence calls the first step."""
+        return self.kind.noun
 
     @property
-    def is_factor(self) -> bool:
-        """Whether the first is a factor: a scale, or a constant."""
-        return self.kind in (Role.SCALE, Role.ALPHA)
-
-    @property
-    def kinds_ahead(self) -> list[str]:
-        """The kinds of the steps in front of the first."""
-        return [step.kind for step in self.ahead]
-
-    @property
-    def is_another_scale(self) -> bool:
-        """Whether the first is a scale behind a scale."""
-        return self.kind is Role.SCALE and Role.SCALE in self.kinds_ahead
-
-    @property
-    def activates_otherwise(self) -> bool:
-        """Whether what follows the first is an activation that no call has."""
-        return self.following == Role.ACTIVATION and not is_tanh_gelu(self.left[1])
+    def lost(self) -> Lost:
+        """What is lost with the first step."""
+        if self.kind in (Role.ALPHA, Role.NEGATE, Role.SCALE, Role.VECTOR_SCALE):
+            return Lost.SCALE
+        return Lost(self.kind.work)
 
     @property
     def is_read_twice(self) -> bool:
         """Whether something else reads what the first step reads."""
         value = self.first.value
-        if any(read is value for read, _ in self.result.readers):
+        if any(read is value for read, _ in self.matmul.result.readers):
             return True
-        return any(s.kind is Role.AMAX and s.value is value for s in self.result.steps)
-
-    @property
-    def is_widened_and_back(self) -> bool:
-        """Whether the first converts to f32, and a later step back to the 16 bits from before."""
-        types = [step.at.shape.dtype for step in self.left[1:] if step.kind is Role.OUTPUT]
-        is_widened = self.kind is Role.OUTPUT and self.writes == "f32"
-        return is_widened and len(self.left) > 2 and types[:1] == [self.reads]
-
-    @property
-    def users(self) -> list[Instruction]:
-        """Who reads what the first step reads."""
-        value = self.first.value
-        return value.computation.users[value.name]
+        return any(s.kind is Role.AMAX and s.value is value for s in self.matmul.steps)
 
     @property
     def reads(self) -> str:
@@ -457,103 +421,25 @@ class Cause:
         """The type that the first step writes."""
         return self.first.at.shape.dtype
 
-    @cached_property
+    @property
+    def is_first_of_all(self) -> bool:
+        """Whether the first step reads the dot's own result: nothing but names stands between."""
+        return not [step for step in self.in_front if step.kind is not Role.AMAX]
+
+    @property
     def transposed(self) -> Instruction | None:
-        """What transposes the result in front of the step, where no call would take it as it is."""
+        """What transposes the result in front of the step."""
         moves = (step.at for step in self.in_front if step.kind is Role.MOVE)
-        found = next((move for move in moves if is_transpose(move)), None)
-        return None if self.lost is Lost.SCALE and "a" in self.row.scales else found
-
-    @property
-    def is_xlas_transpose(self) -> bool:
-        """Whether XLA transposed for a collective: the program has no such step."""
-        move = self.transposed
-        if move is None or primitive(op_name(move)).endswith(("transpose", "reshape")):
-            return False
-        return any(i.opcode.startswith(COLLECTIVES) and depends(i, move) for i in move.computation)
-
-    @cached_property
-    def apart(self) -> str:
-        """What a move does to the result in front of the step beside laying it out anew: how the
-        reason says it; "" where nothing.
-        """
-        cut = "cut" if self.converts and not self.matmul.cut_for else ""
-        moves = self.in_front
-        if self.is_read_twice:  # in another computation too: there it must be written as it is
-            moves = [step for step in moves if not step.how]
-        return next(filter(None, (_apart(step, cut) for step in moves)), "")
-
-    @property
-    def is_update(self) -> bool:
-        """Whether the first is no conversion, and stands behind a gradient."""
-        return self.kind is not Role.OUTPUT and is_behind_gradient(self.matmul, self.first)
+        return next((move for move in moves if is_transpose(move)), None)
 
     @property
     def rest(self) -> str:
         """What stays outside with the first step, as "bias and conversion"; or ""."""
-        if self.is_update:
-            return ""
-        following = self.left[1:]
-        if self.activates_otherwise:  # the sign behind -softplus(-d) is a part of the activation
-            following = [step for step in following if step.kind is not Role.NEGATE]
-        # The conversion to such a type is what is to blame for the clamp in front of it.
-        following = [step for step in following if not _is_to_no_such_type(step)]
-        behind = [is_behind_gradient(self.matmul, step) for step in following]
-        nouns = [
-            "update" if is_update else step.kind.noun
-            for is_update, step in zip(behind, following, strict=True)
-        ]
-        nouns = list(dict.fromkeys(nouns))
-        is_blamed = self.first.kind is Role.ACTIVATION or self.activates_otherwise
-        if is_blamed and "activation" in nouns:
-            nouns.remove("activation")  # more operations of the same one
+        nouns = list(dict.fromkeys(step.kind.noun for step in self.left[1:]))
+        nouns = [noun for noun in nouns if noun != self.noun]
         if len(nouns) > 1:
             nouns = [", ".join(nouns[:-1]), nouns[-1]]
         return " and ".join(nouns)
-
-
-def _is_to_no_such_type(step: Step) -> bool:
-    """Whether a step converts to an FP8 type that no call writes."""
-    dtype = step.at.shape.dtype
-    return step.kind is Role.OUTPUT and is_fp8(dtype) and dtype not in CUBLASLT
-
-
-def _lost(role: Role) -> Lost:
-    """What is lost with a step that stays outside."""
-    scales = (Role.ALPHA, Role.NEGATE, Role.SCALE, Role.VECTOR_SCALE)
-    if role in scales:
-        return Lost.SCALE
-    return Lost(role.work)
-
-
-def _apart(step: Step, cut: str) -> str:
-    if step.kind is not Role.MOVE:
-        return ""
-    if step.how:
-        return step.how
-    if step.at.opcode in CUTS:
-        parts = step.value.computation.users.get(step.value.name, ())
-        if len(parts) > 1:
-            return "cut into parts"
-        return "cut" if step.at.opcode == "dynamic-slice" else cut
-    how = {
-        "gather": "gathered",
-        "broadcast": "repeated",
-        "pad": "padded",
-        "concatenate": "joined with others",
-        "reverse": "reversed",
-        "dynamic-update-slice": "stored in a larger array",
-        "scatter": "scattered",
-        "select": "masked",
-        "opt-barrier": "barrier",
-    }
-    return how.get(step.at.opcode, "")
-
-
-def cause_of(matmul: Matmul, left: list[Step]) -> "Cause":
-    """What the first of the steps that stayed outside belongs to."""
-    cause = Cause(matmul, left)
-    return Conversion(matmul, left) if cause.converts else cause
 
 
 class Conversion(Cause):
@@ -561,24 +447,43 @@ class Conversion(Cause):
 
     def __init__(self, matmul: Matmul, left: list[Step]):
         super().__init__(matmul, left)
-        self.left = self.group
-        self.to = self.group[-1].at.shape.dtype
-        self.kinds = [step.kind for step in self.group]
-        self.base = self.group[0].value
+        self.to = left[-1].at.shape.dtype
+        self.kinds = [step.kind for step in left]
         self.best = CUBLASLT[self.to].limit
 
     @property
-    def fields(self) -> dict[str, str]:
-        """What the texts of these rules name."""
-        clip = (
-            f"jnp.clip(d * d_scale, -{self.best}, {self.best}).astype(jnp.{FORMATS[self.to].jax})"
-        )
-        return {"to": self.to, "best": self.best, "clip": clip}
+    def at(self) -> Instruction:
+        """The conversion."""
+        return self.left[-1].at
+
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it."""
+        return Role.OUTPUT.noun
+
+    @property
+    def lost(self) -> Lost:
+        """What is lost."""
+        return Lost.OUTPUT
+
+    @property
+    def rest(self) -> str:
+        """Nothing: `left` is the conversion."""
+        return ""
 
     @property
     def bounds(self) -> list[str]:
         """The bounds of the clamp in front of the conversion, where they are constants."""
-        return clamp_bounds(self.group[-2].at) if self.kinds[-2:-1] == [Role.CLAMP] else []
+        return clamp_bounds(self.left[-2].at) if self.kinds[-2:-1] == [Role.CLAMP] else []
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the texts of these rules name. A clamp from 0 on is a relu, too."""
+        is_relu = bool(self.bounds) and not float(self.bounds[0])
+        d = "jax.nn.relu(d)" if is_relu else "d"
+        jax_to = f"jnp.{FORMATS[self.to].jax}"
+        clip = f"jnp.clip({d} * d_scale, -{self.best}, {self.best}).astype({jax_to})"
+        return {"to": self.to, "clip": clip}
 
     @property
     def is_whole_range(self) -> bool:
@@ -586,82 +491,52 @@ class Conversion(Cause):
         return self.bounds == [f"-{self.best}", self.best]
 
     @property
-    def is_relu_too(self) -> bool:
-        """Whether the clamp is from 0 on, where the call could still take a relu."""
-        from_zero = bool(self.bounds) and not float(self.bounds[0])
-        return from_zero and self.row.epilogue in ("DEFAULT", "BIAS")
-
-    @property
     def wide(self) -> str:
         """The wide type to which the result is converted on the way, or ""."""
-        types = [step.at.shape.dtype for step in self.group[:-1] if step.kind is Role.OUTPUT]
+        types = [step.at.shape.dtype for step in self.left[:-1] if step.kind is Role.OUTPUT]
         return types[0] if types else ""
 
     @property
     def readers(self) -> list[Instruction]:
         """Who else reads a value on the way."""
-        way = [step.value for step in self.group]
-        return [i for value, i in self.result.readers if value in way]
+        way = [step.value for step in self.left]
+        return [i for value, i in self.matmul.result.readers if value in way]
 
     @property
     def amaxes(self) -> list[Step]:
         """The maxima that are taken of the result."""
-        return [step for step in self.result.steps if step.kind is Role.AMAX]
+        return [step for step in self.matmul.steps if step.kind is Role.AMAX]
 
 
+def cause_of(matmul: Matmul, left: list[Step]) -> Cause:
+    """What the first of the steps that stayed outside belongs to: a conversion to FP8, or itself
+    alone.
+    """
+    for n, step in enumerate(left):
+        if step.kind is Role.OUTPUT and step.at.shape.dtype in CUBLASLT:
+            return Conversion(matmul, left[: n + 1])
+        if step.kind not in _CONVERTING:
+            break
+    return Cause(matmul, left)
+
+
+@dataclasses.dataclass(frozen=True)
 class Amax:
-    """A maximum that the call did not take, and what else stayed outside."""
+    """A maximum that the call did not take."""
 
-    def __init__(self, matmul: Matmul, step: Step):
-        self.matmul, self.step, self.steps = matmul, step, matmul.steps
-        self.main = matmul.main
-        at = self.steps.index(step)
-        self.ahead, self.later = self.steps[:at], self.steps[at:]
-        self.way = [operand(step.at, 0)]
-        while self.way[-1].opcode in (
-            "abs",
-            "convert",
-            "bitcast",
-            "reshape",
-            "opt-barrier",
-        ):
-            self.way.append(operand(self.way[-1], 0))
+    matmul: Matmul
+    step: Step
 
     @property
-    def behind(self) -> str:
-        """The step behind it that the call does in front of its amax, or ""."""
-        kinds = [s.kind for s in self.later if s.kind in _BEFORE_AMAX]
-        return kinds[0].noun if kinds else ""
+    def at(self) -> Instruction:
+        """The reduction."""
+        return self.step.at
 
     @property
-    def is_scaled(self) -> bool:
-        """Whether it is of the result after a scale, clamp or conversion that the call does not do
-        in front of its amax.
-        """
-        # A factor that became an operand's scale stands before all that the call computes.
-        outside = self.steps if is_fp8(self.matmul.row.out_dtype) else self.main
-        return any(
-            s.kind in (Role.SCALE, Role.ALPHA, Role.CLAMP, Role.OUTPUT) and s in outside
-            for s in self.ahead
-        )
-
-    @property
-    def converted(self) -> str:
-        """The type to which the result is converted in front of it, or ""."""
-        convert = next((i for i in self.way if i.opcode == "convert"), None)
-        if convert is None or convert.shape.dtype == self.step.value.shape.dtype:
-            return ""
-        return convert.shape.dtype
-
-    @property
-    def is_positive(self) -> bool:
-        """Whether it is of numbers that are not negative."""
-        return any(i.opcode == "abs" for i in self.way) or any(
-            s.kind is Role.RELU for s in self.ahead
-        )
-
-
-_BEFORE_AMAX = (Role.RELU, Role.ACTIVATION, Role.BIAS, Role.MATRIX_BIAS)
+    def converted(self) -> bool:
+        """Whether the result becomes FP8."""
+        outputs = (step.at for step in self.matmul.steps if step.kind is Role.OUTPUT)
+        return any(i.shape.dtype in CUBLASLT for i in outputs)
 
 
 # Predicates ---------------------------------------------------------------------------------------
@@ -694,46 +569,22 @@ def is_negative(i: Instruction, depth: int = 6) -> bool:
     return sum(signs) % 2 == 1 if i.opcode != "negate" else not signs[0]
 
 
-def is_of_a_gradient(name: str) -> bool:
-    """Whether JAX made an operation for a gradient, and not to compute once more what the gradient
-    needs.
-    """
-    _, transposed, rest = name.rpartition("transpose(jvp(")
-    return bool(transposed) and not is_recomputed(rest)
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What kernels do outside of a matmul's call: `works` as UnfusedKernel has it."""
 
+    works: list[str]
 
-def is_behind_gradient(matmul: Matmul, step: Step) -> bool:
-    """Whether a result is a gradient, and a step is computed outside of what is differentiated, as
-    an optimizer's are.
-    """
-    if matmul.dot is None or not is_of_a_gradient(op_name(matmul.dot)):
-        return False
-    name = op_name(step.at)
-    return bool(name) and "jvp(" not in name
+    @property
+    def listed(self) -> str:
+        """All that they do, in words."""
+        return ", ".join(dict.fromkeys(self.works))
 
-
-def main_work(works: Collection[str]) -> str:
-    """What of several kinds of work a reason says was lost."""
-    order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "copy", "fp8")
-    return min(works, key=order.index)
-
-
-def is_only_cut(matmul: Matmul, to: str) -> bool:
-    """Whether the result is converted to 16 bits by the kernels that cut it into parts, and that is
-    all they do.
-    """
-    assert matmul.dot is not None
-    if to not in ("bf16", "f16") or matmul.dot.shape.dtype != "f32":
-        return False
-    if any((i.opcode, i.shape.dtype) != ("convert", to) for _, i in matmul.result.readers):
-        return False
-    allowed = MOVES | SOURCES | {"convert"}
-    for o in matmul.near:
-        if o.after and not {j.opcode for j in inside(o.instruction)} <= allowed:
-            return False
-        if o.after and {s.dtype for s in results(o.instruction)} != {to}:
-            return False
-    return True
+    @property
+    def lost(self) -> str:
+        """What of it a reason says was lost."""
+        order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "copy", "fp8")
+        return min(self.works, key=order.index)
 
 
 class ScaledDot(NamedTuple):

@@ -1,9 +1,10 @@
 """A rule's page: what it means, why XLA does so, a program that breaks it, and the same one fixed.
 
-It is the docstring of the rule's function. It begins with a summary of one sentence and paragraphs
-of prose. "Loses it:" stands before a program, and "Keeps it:" before the fixed one, if there is
-one. Each program is a function, indented, with what it needs around it. "Compiled with:" before
-either of them gives options of `fp8lens.inspect`.
+It is Markdown beside the code. Its title is the rule's name, its first paragraph a summary of one
+sentence. The sections "Reason" and "Fix" are the sentences that a report prints, with {names} that
+the rule fills in; "Source" says whose rule it is, and after "Logs:" what XLA logs of it under
+TF_CPP_VMODULE=gemm_rewriter=1. "Loses it" and, if there is one, "Keeps it" have a program: its last
+function is compiled, with the options in a line "Compiled with `...`." before it.
 
 A program's arguments have the shapes in ARGUMENTS by their names, or others by annotation, as in
 `def layer(a: "f8e4m3fn[64,256]")`. The names in PRELUDE are there.
@@ -11,13 +12,13 @@ A program's arguments have the shapes in ARGUMENTS by their names, or others by 
 
 import ast
 import dataclasses
-import difflib
 import re
 import textwrap
+from pathlib import Path
 
 from fp8lens.hlo.text import Ink, Style, page_width, uncoloured
-from fp8lens.rules.rule import RULES, Rule
 
+FOLDER = Path(__file__).parent
 #: Shapes as HLO writes them: M is 64, N 128 and K 256.
 ARGUMENTS = {
     "a": "f8e4m3fn[64,256]",
@@ -52,7 +53,6 @@ def quantize(x, scale):
     """Codes for x * scale, which saturate at E4M3's largest numbers."""
     return jnp.clip(x * scale.astype(x.dtype), -448, 448).astype(e4m3)
 '''
-_SECTION = re.compile(r"^(Loses it|Keeps it|Compiled with):(.*)$", re.M)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,73 +82,67 @@ class Program:
 class Page:
     """A rule in words. `why` is in paragraphs; the programs are None where there are none."""
 
-    rule: Rule
+    name: str
+    summary: str
     why: str
+    reason: str
+    fix: str
+    source: str
+    logs: str
     loses: Program | None
     keeps: Program | None
-
-    @property
-    def fix(self) -> str:
-        """The rule's fix; what a report fills in stands in braces, and so do braces of its own."""
-        return self.rule.fix.replace("{{", "{").replace("}}", "}")
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, its headings in this style."""
-        rule = self.rule
-        lost = f", lost {rule.lost}" if rule.lost else ""
-        lines = [style(f"{rule.name}{lost}", Ink.HEADING), "", rule.summary, ""]
+        lines = [style(self.name, Ink.HEADING), "", self.summary, ""]
         if self.why:
             lines += [self.why, ""]
-        texts = (("reason", rule.reason), ("fix", self.fix), ("rule", rule.authority))
-        for name, text in texts:
+        source = f'{self.source}: "{self.logs}"' if self.logs else self.source
+        for name, text in (("reason", self.reason), ("fix", self.fix), ("source", source)):
             lines += textwrap.wrap(f"{name}: {text}", page_width(), subsequent_indent="    ")
-        if "{" in rule.reason + rule.fix:
+        if "{" in self.reason + self.fix:
             lines.append("A report fills in what stands in braces.")
         for title, program in (("Loses it:", self.loses), ("Keeps it:", self.keeps)):
             if program:
                 options = f" (compiled with {program.options})" if program.options else ""
-                lines += [
-                    "",
-                    style(title + options, Ink.HEADING),
-                    "",
-                    textwrap.indent(program.code, "    "),
-                ]
+                code = textwrap.indent(program.code, "    ")
+                lines += ["", style(title + options, Ink.HEADING), "", code]
         return "\n".join(lines)
 
 
-def page_of(rule: Rule) -> Page:
-    """The page of a rule."""
-    text = textwrap.dedent("    " + rule.text).strip()
-    start = _SECTION.search(text)
-    prose = text[: start.start()] if start else text
-    why = prose.partition("\n\n")[2].strip()
-    found: dict[str, Program] = {}
-    options = ""
-    sections = [*_SECTION.finditer(text)]
-    ends = [section.start() for section in sections[1:]] + [len(text)]
-    for section, end in zip(sections, ends, strict=False):  # of none there is the end alone
-        body = text[section.end() : end]
-        if section[1] == "Compiled with":
-            options = section[2].strip()
-            continue
-        found[section[1]] = Program(textwrap.dedent(body).strip("\n"), options)
-        options = ""
-    return Page(rule, why, found.get("Loses it"), found.get("Keeps it"))
+def read_page(name: str) -> Page:
+    """The page of a rule. FileNotFoundError where there is none; ValueError where a section is
+    missing.
+    """
+    path = FOLDER / f"{name}.md"
+    text = path.read_text(encoding="utf-8")
+    head, *rest = re.split(r"^## (.+)\n", text, flags=re.M)
+    sections = {title: body.strip() for title, body in zip(rest[::2], rest[1::2], strict=True)}
+    if missing := [title for title in ("Reason", "Fix", "Source") if title not in sections]:
+        raise ValueError(f"{path.name} has no section {missing[0]!r}")
+    _, summary, *why = head.strip().split("\n\n")
+    source, _, logs = sections["Source"].partition("Logs:")
+    return Page(
+        name,
+        _one_line(summary),
+        "\n\n".join(why),
+        _one_line(sections["Reason"]),
+        _one_line(sections["Fix"]),
+        _one_line(source),
+        _one_line(logs).strip('"'),
+        _program(sections.get("Loses it", "")),
+        _program(sections.get("Keeps it", "")),
+    )
 
 
-def every_name() -> list[str]:
-    """The names of all rules, by what is lost and then by name."""
-    import fp8lens.rules.find  # noqa: F401  where all rules are
-
-    return sorted(RULES, key=lambda name: (RULES[name].lost or "", name))
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
-def explain(name: str) -> Page:
-    """The page of the rule with this name. KeyError, which tells names like it, for no rule's."""
-    if name not in every_name():
-        close = difflib.get_close_matches(name, RULES, 3) or sorted(RULES)[:3]
-        raise KeyError(f"no rule {name!r}: did you mean {', '.join(close)}?")
-    return page_of(RULES[name])
+def _program(section: str) -> Program | None:
+    code = re.search(r"^```python\n(.*?)\n```$", section, re.M | re.S)
+    options = re.search(r"^Compiled with `(.+)`\.$", section, re.M)
+    return Program(code[1], options[1] if options else "") if code else None

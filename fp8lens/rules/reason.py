@@ -1,11 +1,13 @@
 """What one matmul lost, why, and how that prints."""
 
 import dataclasses
+import re
 import textwrap
 from typing import Any
 
 from fp8lens.formats import FORMATS
-from fp8lens.hlo.parse import visible
+from fp8lens.hlo.origin import source_line
+from fp8lens.hlo.parse import Instruction, visible
 from fp8lens.hlo.text import Ink, Style, page_width, uncoloured
 from fp8lens.rules.facts import Matmul
 from fp8lens.rules.libraries import fix_there
@@ -17,9 +19,12 @@ class Reason:
     """What one matmul lost, and why. `lost` is one of `fp8lens.rules.rule.Lost`: "fp8" (it does not
     run in FP8 at all), or what stayed outside of the FP8 call: "epilogue" (an activation), "bias",
     "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "copy" (a kernel
-    copies or repeats an operand in memory), "sum" (products are written one by one, then added),
-    "duplicate" (it, or a quantization for it, runs more often than it has to), "wire" (it is sent
-    between devices in a wide type), or "kernel" (it is not known what a kernel does there).
+    repeats or chooses an operand in memory), "duplicate" (it, or a quantization for it, runs more
+    often than it has to), "wire" (it is sent between devices in a wide type), or "kernel" (it is
+    not known what a kernel does there).
+
+    `at` is the operation that breaks the rule, with its line: "tanh (model.py:12)"; `chain` has
+    what stands around the matmul, where no rule explains the loss.
 
     `rule` is the rule's name; `fp8lens explain` prints its page. `authority` says whose rule it is:
     a function of XLA, and in quotes what XLA logs. `matmul` is its instruction's name in the
@@ -36,6 +41,8 @@ class Reason:
     source: str
     instruction: str = ""
     layer: str = ""
+    at: str = ""
+    chain: tuple[str, ...] = ()
 
     @property
     def gives_wrong_numbers(self) -> bool:
@@ -48,8 +55,13 @@ class Reason:
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
         where = f" ({self.source})" if self.source else ""
-        headline = f"{self.matmul}{where} lost {self.lost}: {self.reason}"
-        return paragraph(headline, self, style=style)
+        headline = f"{self.matmul}{where} lost {self.lost}{self.blamed}: {self.reason}"
+        return paragraph(headline, self, *self.chain, style=style)
+
+    @property
+    def blamed(self) -> str:
+        """The operation that breaks the rule, as " at tanh (model.py:12)"; "" where none does."""
+        return f" at {self.at}" if self.at else ""
 
 
 def paragraph(headline: str, reason: Reason, *further: str, style: Style = uncoloured) -> str:
@@ -81,18 +93,30 @@ def texts_of(rule: Rule, found: Found) -> dict[str, Any]:
         if isinstance(value, str) and value in FORMATS
     }
     fields = jax_names | found
+
+    def filled(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda name: str(fields[name[1]]), text)
+
     return {
         "lost": rule.lost or Lost(found["lost"]),
-        "reason": rule.reason.format(**fields),
-        "fix": rule.fix.format(**fields),
+        "reason": filled(rule.page.reason),
+        "fix": filled(rule.page.fix),
         "rule": rule.name,
         "authority": rule.authority,
     }
 
 
-def of_matmul(m: Matmul, rule: Rule, found: Found) -> Reason:
+def named(i: Instruction | None) -> str:
+    """An operation and its line, as "tanh (model.py:12)"; "" for None."""
+    if i is None:
+        return ""
+    line = source_line(i)
+    return f"{i.opcode} ({line})" if line else i.opcode
+
+
+def of_matmul(m: Matmul, rule: Rule, found: Found, at: Instruction | None = None) -> Reason:
     """What a rule found at a matmul, in the terms of the library that wrote it where they are
-    known.
+    known; `at` is the operation that breaks it.
     """
     row = m.row
     known = Found(
@@ -106,12 +130,12 @@ def of_matmul(m: Matmul, rule: Rule, found: Found) -> Reason:
     )
     texts = texts_of(rule, Found(known | found))
     texts["fix"] += fix_there(rule.name, m.given.instruction)
-    title = f"{row.title} {row.path}" if row.path else row.title
     return Reason(
-        matmul=title,
+        matmul=f"{row.title} {row.path}" if row.path else row.title,
         source=m.given.source or row.source,
         instruction=row.name,
         layer=row.path,
+        at=named(found.get("at", at)),
         **texts,
     )
 
@@ -132,7 +156,8 @@ class Reasons(list[Reason]):
         """What `str` gives, each line in this style."""
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
-            groups.setdefault((reason.lost, reason.reason, reason.fix), []).append(reason)
+            key = (reason.lost, reason.at, reason.reason, reason.fix, reason.chain)
+            groups.setdefault(key, []).append(reason)
         paragraphs = [_together(alike, style) for alike in groups.values()]
         if any(reason.lost is Lost.FP8 for reason in self):
             lines = textwrap.wrap(self.ask_again, page_width())
@@ -156,5 +181,5 @@ def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
     further = places[:most]
     if len(places) > most:
         further.append(f"    and {len(places) - most} more")
-    headline = f"{len(alike)} matmuls lost {one.lost}: {one.reason}"
-    return paragraph(headline, one, *further, style=style)
+    headline = f"{len(alike)} matmuls lost {one.lost}{one.blamed}: {one.reason}"
+    return paragraph(headline, one, *further, *one.chain, style=style)

@@ -1,10 +1,18 @@
-"""What a rule is: one function with its texts, registered by its name."""
+"""What a rule is: one function, registered by its name, and one page, `fp8lens/rules/NAME.md`.
+
+The function takes the facts that its module names and returns what it found. The rules of a module
+are tried in the order in which they stand there; the first that holds is the reason.
+"""
 
 import dataclasses
+import difflib
 import enum
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
+
+from fp8lens.rules.page import Page, read_page
 
 
 class Lost(enum.StrEnum):
@@ -18,8 +26,7 @@ class Lost(enum.StrEnum):
     SCALE = "scale"
     TRANSPOSE = "transpose"
     PAD = "pad"
-    COPY = "copy"  # an operand or a result is copied, or an operand repeated, in memory
-    SUM = "sum"  # products are written one by one, and added up by a kernel
+    COPY = "copy"  # an operand is repeated, or chosen, in memory
     DUPLICATE = "duplicate"  # it, or a quantization for it, runs more often than it has to
     WIRE = "wire"  # it is sent between devices in a wide type
     KERNEL = "kernel"  # nobody knows what a kernel does there
@@ -27,7 +34,7 @@ class Lost(enum.StrEnum):
 
 class Found(dict[str, Any]):
     """What the {names} in a rule's texts are in one program. `lost` is among them where the rule
-    leaves that to the program.
+    leaves that to the program, and `at` where another operation is to blame than the facts' own.
     """
 
 
@@ -36,22 +43,19 @@ def found_if(condition: Any, **fields: Any) -> Found | None:
     return Found(fields) if condition else None
 
 
+#: What a rule's function returns: several where several things in one matmul may break it.
+Check = Callable[[Any], Found | list[Found] | None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One way to lose something. `reason` and `fix` are its texts, with {names} that the check
-    fills in. `source` tells whose rule it is: a function of XLA's gemm_rewriter.cc, or another file
-    or document; `logs` what XLA logs of it under TF_CPP_VMODULE=gemm_rewriter=1. `check` takes the
-    facts of its family, such as a `fp8lens.rules.facts.Matmul`. `wrong`: whether the compiled
-    program returns other numbers than were asked for, whatever its data.
+    """One way to lose something. `lost` is None where the check tells. `wrong`: whether the
+    compiled program returns other numbers than were asked for, whatever its data.
     """
 
     name: str
-    lost: Lost | None  # None: the check tells
-    reason: str
-    fix: str
-    source: str
-    logs: str
-    check: "Check"
+    lost: Lost | None
+    check: Check
     wrong: bool = False
 
     def found(self, facts: Any) -> list[Found]:
@@ -63,59 +67,65 @@ class Rule:
 
     @property
     def family(self) -> str:
-        """The module that it stands in, such as "epilogue"."""
+        """The module that it stands in, such as "after_the_dot"."""
         return self.check.__module__.rpartition(".")[2]
 
-    @property
-    def text(self) -> str:
-        """Its page: the docstring of its function."""
-        return self.check.__doc__ or ""
-
-    @property
-    def summary(self) -> str:
-        """The first sentence of its page."""
-        return " ".join(self.text.partition("\n\n")[0].split())
+    @cached_property
+    def page(self) -> Page:
+        """Its page. FileNotFoundError where there is none."""
+        return read_page(self.name)
 
     @property
     def authority(self) -> str:
         """Whose rule it is, and what is logged of it, in one line."""
-        source = self.source
+        source = self.page.source
         if re.match(r"[A-Z]\w+[a-z]", source) and ".cc" not in source:
             source += " (XLA's gemm_rewriter.cc)"
-        return f'{source}: "{self.logs}"' if self.logs else source
+        return f'{source}: "{self.page.logs}"' if self.page.logs else source
 
     def __repr__(self) -> str:
         return self.name
 
 
-#: A rule that several things in one matmul may break returns all it found.
-Check = Callable[[Any], Found | list[Found] | None]
 RULES: dict[str, Rule] = {}
 
 
-def rule(
-    name: str,
-    *,
-    reason: str,
-    fix: str,
-    source: str,
-    lost: Lost | None = None,
-    logs: str = "",
-    wrong: bool = False,
-) -> Callable[[Check], Rule]:
+def rule(name: str, *, lost: Lost | None = None, wrong: bool = False) -> Callable[[Check], Rule]:
     """Make a rule of the function below it, which becomes the rule."""
 
     def made(check: Check) -> Rule:
         assert name not in RULES, name
-        RULES[name] = Rule(name, lost, reason, fix, source, logs, check, wrong)
+        RULES[name] = Rule(name, lost, check, wrong)
         return RULES[name]
 
     return made
 
 
-def first(rules: Iterable[Rule], facts: Any) -> tuple[Rule, Found] | None:
-    """The first of some rules that the facts break, and what it found."""
-    for one in rules:
-        if found := one.found(facts):
+def first(family: str, facts: Any) -> tuple[Rule, Found] | None:
+    """The first rule of a family that the facts break, and what it found."""
+    for one in RULES.values():
+        if one.family == family and (found := one.found(facts)):
             return one, found[0]
     return None
+
+
+def every(family: str, facts: Any) -> list[tuple[Rule, Found]]:
+    """All rules of a family that the facts break, and what each found."""
+    return [
+        (one, found) for one in RULES.values() if one.family == family for found in one.found(facts)
+    ]
+
+
+def every_name() -> list[str]:
+    """The names of all rules, by what is lost and then by name."""
+    import fp8lens.rules.find  # noqa: F401  where all rules are
+
+    return sorted(RULES, key=lambda name: (RULES[name].lost or "", name))
+
+
+def explain(name: str) -> Page:
+    """The page of the rule with this name. KeyError, which tells names like it, for no rule's."""
+    if name not in every_name():
+        close = difflib.get_close_matches(name, RULES, 3) or sorted(RULES)[:3]
+        raise KeyError(f"no rule {name!r}: did you mean {', '.join(close)}?")
+    return RULES[name].page

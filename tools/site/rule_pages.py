@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from fp8lens.rules.page import ARGUMENTS, PRELUDE, Page, Program, every_name, explain
-from fp8lens.rules.rule import RULES
+from fp8lens.rules.rule import RULES, every_name
 from helpers import rule_index
 from helpers.records.results import load_rules
 

@@ -1,0 +1,36 @@
+"""Kernels in front of an FP8 call that do what the call could do.
+
+Each rule takes an `InFront`: a kernel, and one piece of its work.
+"""
+
+from fp8lens.rules.facts import InFront
+from fp8lens.rules.rule import Found, Lost, found_if, rule
+
+
+@rule("operand-layout", lost=Lost.TRANSPOSE)
+def operand_layout(kernel: InFront) -> Found | None:
+    """K is not an operand's last dimension in memory."""
+    if kernel.work != "transpose" or not kernel.moves_k_to_the_end:
+        return None
+    stored = {"left": "as [M, K]", "right": "as [N, K]"}.get(kernel.side, "with K last")
+    return Found(operand=kernel.operand, shape=kernel.kernel.shape.brief, stored=stored)
+
+
+@rule("padded-operands", lost=Lost.PAD)
+def padded_operands(kernel: InFront) -> Found | None:
+    """A size is not a multiple of 16, and kernels pad."""
+    odd = kernel.matmul.odd("MNK") if kernel.work == "pad" else []
+    return found_if(odd, sizes=" and ".join(odd))
+
+
+@rule("divided-by-scale", lost=Lost.SCALE)
+def divided_by_scale(kernel: InFront) -> Found | None:
+    """The program divides by a scale, but the call multiplies."""
+    return found_if(kernel.work == "scale" and "divide" in kernel.opcodes)
+
+
+@rule("prepared-bias", lost=Lost.BIAS)
+def prepared_bias(kernel: InFront) -> Found | None:
+    """A kernel converts or scales what is added."""
+    prepares = kernel.opcodes & {"convert", "multiply", "divide", "negate", "add"}
+    return found_if(kernel.work == "bias" and prepares)
