@@ -24,8 +24,7 @@ LOSSES = {
     "scale": "a scale is applied or computed in a kernel of its own",
     "transpose": "a kernel transposes an operand or the result",
     "pad": "a kernel pads an operand or cuts the result",
-    "copy": "a kernel copies an operand or the result, or repeats an operand, in memory",
-    "sum": "a kernel adds up products that the call wrote one by one",
+    "copy": "a kernel repeats or chooses an operand in memory",
     "duplicate": "a matmul, or a quantization, runs more often than it has to",
     "wire": "devices send each other a wide type instead of FP8",
     "kernel": "it is not known what a kernel does",
@@ -126,5 +125,5 @@ def index(recorded: Mapping[str, Mapping[str, Any]], *lost: str | None) -> Index
             row = newest["rows"].get(name)
             pair = next(iter(row["chips"].values())) if row else None
             figures = (_kernels_and_types(pair), change(pair, nbytes)) if pair else ("", "")
-            rows.append((name, RULES[name].summary, *figures))
+            rows.append((name, RULES[name].page.summary, *figures))
     return rows

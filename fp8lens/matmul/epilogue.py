@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.ops import CUTS, ELEMENTWISE, LAYOUT
-from fp8lens.hlo.origin import is_recomputed, op_name
+from fp8lens.hlo.origin import is_recomputed, layer, op_name
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import (
     depends,
@@ -87,7 +87,7 @@ class Result:
             if not in_name_alone:
                 self.steps.append(Step(Role.MOVE, at, value))
             return at
-        if at.opcode not in ELEMENTWISE or leaves_the_gradient(self._dot, at):
+        if at.opcode not in ELEMENTWISE or leaves_the_layer(op_name(self._dot), at):
             return None
         step = step_of(at, value)
         # What is FP8 already, and dequantized, is the next one's operand.
@@ -112,6 +112,9 @@ class Result:
             self.readers += [(value, user) for user in follow]
             return None
         trials = [self._tried(value, at, follow) for at in follow if self._could_go_on(at, value)]
+        trials = [
+            trial for trial in trials if any(map(could_be_fused, trial.steps[len(self.steps) :]))
+        ]
         if not trials:
             self.readers += [(value, user) for user in follow]
             return None
@@ -162,14 +165,20 @@ class Result:
         return i if i.shape.size == 1 or is_positive or is_reduced else None
 
 
-def leaves_the_gradient(dot: Instruction, at: Instruction) -> bool:
-    """Whether a dot makes a gradient, and `at` is outside of what is differentiated, by JAX's
-    names: an optimizer's arithmetic, which is no part of the layer.
+def leaves_the_layer(dot: str, at: Instruction) -> bool:
+    """Whether an operation is no part of the layer of a matmul with the op_name `dot`, by JAX's
+    names: it is outside of what is differentiated, as an optimizer's arithmetic is behind a
+    gradient; or in a module of its own, as a norm beside the layer.
     """
-    _, transposed, rest = op_name(dot).rpartition("transpose(jvp(")
     name = op_name(at)
+    if not name:
+        return False
+    _, transposed, rest = dot.rpartition("transpose(jvp(")
     is_gradient = bool(transposed) and not is_recomputed(rest)
-    return is_gradient and bool(name) and "jvp(" not in name
+    if is_gradient and "jvp(" not in name:
+        return True
+    own, other = f"{layer(dot)}/", f"{layer(name)}/"
+    return len(own) > 1 and len(other) > 1 and not (own.startswith(other) or other.startswith(own))
 
 
 def _users(i: Instruction) -> list[Instruction]:
@@ -185,7 +194,7 @@ def _joined(value: Instruction) -> Instruction | None:
     open_edges = len(_users(value))
     for i in _readers_in_order(value, inside):
         read = [name for name in dict.fromkeys(i.operands) if name in inside]
-        if i.opcode not in ELEMENTWISE or any(
+        if i.opcode not in ELEMENTWISE | LAYOUT or any(
             i.computation[name].shape.size == value.shape.size
             and i.computation[name].opcode not in ("broadcast", "constant")
             for name in i.operands

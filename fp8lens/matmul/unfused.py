@@ -33,6 +33,7 @@ from fp8lens.hlo.values import (
     returned,
 )
 from fp8lens.hlo.walk import walk
+from fp8lens.matmul.epilogue import leaves_the_layer
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
 from fp8lens.matmul.roles import Role, Step, classify, could_be_fused, masks
@@ -119,6 +120,16 @@ def inside(i: Instruction) -> tuple[Instruction, ...]:
     """
     computation = fused(i)
     return computation.instructions if computation else (i,)
+
+
+def operations(i: Instruction) -> list[Instruction]:
+    """What a kernel computes with, and what the kernels inside it do: an asynchronous one wraps
+    another.
+    """
+    found = []
+    for j in inside(i):
+        found += operations(j) if j is not i and fused(j) else [j]
+    return found
 
 
 def moving(moves: Iterable[Instruction]) -> str | None:
@@ -440,7 +451,7 @@ class _Reading:
 
     `marks`: what each operand of the kernel is of the result; `derived`: operands that were made of
     the result otherwise; `size`: the result's; `parts`: in how many parts it sums K; `to_scalar`:
-    whether other kernels reduce to one element what this one leaves.
+    whether other kernels reduce to one element what this one leaves; `op_name`: the matmul's.
     """
 
     def __init__(
@@ -451,6 +462,7 @@ class _Reading:
         size: int,
         parts: int,
         to_scalar: Callable[[], bool],
+        op_name: str,
     ):
         self.steps: list[Step] = []
         self.own = OwnWork.NOTHING
@@ -458,6 +470,7 @@ class _Reading:
         self._moves: list[Instruction] = []
         self._is_relu = False
         self._size, self._parts, self._to_scalar = size, parts, to_scalar
+        self._op_name = op_name
         self._inside = inside(i)
         computation = fused(i)
         given = [p.name for p in computation.parameters] if computation else i.operands
@@ -533,6 +546,8 @@ class _Reading:
         elif j.opcode in MOVES:
             self._live[j.name] = state
             self._moves.append(j)
+        elif leaves_the_layer(self._op_name, j):
+            self._consume(OwnWork.ANOTHER_OPERATION)
         elif j.opcode == "convert":
             self._convert(j, state)
         elif state is _Is.AMAX:
@@ -653,7 +668,7 @@ class _Reading:
                 return OwnWork.COMBINES_WITH_ITSELF
             origin, _ = _origin(other)
             known = origin.opcode == "constant" or self._is_small(other, origin)
-            if not known and j.opcode not in ("add", "subtract"):
+            if not known and j.opcode != "add":
                 return OwnWork.COMBINES_WITH_ANOTHER
         return OwnWork.MASKS if is_choice else OwnWork.NOTHING
 
@@ -914,7 +929,7 @@ class Neighborhood:
             for kernel in dict.fromkeys(kernel for kernel, _ in self.users(*at)):
                 if kernel in found and (found[kernel].after or found[kernel].work):
                     continue
-                does, made = self._reader(kernel, marks, made_of_it, size, parts)
+                does, made = self._reader(kernel, row.op_name, marks, made_of_it, size, parts)
                 if does is None:
                     continue
                 found[kernel] = does
@@ -926,6 +941,7 @@ class Neighborhood:
     def _reader(
         self,
         kernel: Instruction,
+        op_name: str,
         marks: Mapping[tuple[Instruction, int], _Is],
         made_of_it: set[Instruction],
         size: int,
@@ -941,7 +957,7 @@ class Neighborhood:
             return (does if is_own_code else None), ()
         if not is_plain(kernel):
             return UnfusedKernel(kernel, own=OwnWork.READS, after=True), ()
-        reading = self._read(kernel, marks, made_of_it, size, parts)
+        reading = self._read(kernel, op_name, marks, made_of_it, size, parts)
         # What another call's operand must be laid out like, is charged to that one.
         feeds_fp8 = any(reader in self._fp8 for reader, _ in self.users(kernel))
         if reading.work == ("transpose",) and feeds_fp8:
@@ -955,6 +971,7 @@ class Neighborhood:
     def _read(
         self,
         kernel: Instruction,
+        op_name: str,
         marks: Mapping[tuple[Instruction, int], _Is],
         made_of_it: set[Instruction],
         size: int,
@@ -969,9 +986,11 @@ class Neighborhood:
                 live[name] = known[0]
             elif any(i in made_of_it and _made_before(i, kernel) for i, _ in producers):
                 derived.add(name)
-        return _Reading(
-            kernel, live, derived, size, parts, lambda: self._is_reduced_to_scalar(kernel)
-        )
+
+        def to_scalar() -> bool:
+            return self._is_reduced_to_scalar(kernel)
+
+        return _Reading(kernel, live, derived, size, parts, to_scalar, op_name)
 
     def _is_reduced_to_scalar(self, kernel: Instruction) -> bool:
         """Whether other kernels reduce to one element what this one leaves."""

@@ -6,6 +6,7 @@ from an operation that reads the call itself.
 """
 
 from fp8lens.formats import FORMATS
+from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import look_through
 from fp8lens.matmul.epilogue import along_columns
 from fp8lens.matmul.roles import Role, could_be_fused, is_tanh_gelu
@@ -80,7 +81,7 @@ def bias_per_row(cause: Cause) -> Found | None:
     """The vector has one element for each row of the result, and the call's bias has one for each
     column.
     """
-    if cause.kind is not Role.BIAS:
+    if _vector(cause) is None:
         return None
     step = cause.first
     added = next(name for name in step.at.operands if name != step.value.name)
@@ -105,8 +106,14 @@ def late_bias(cause: Cause) -> Found | None:
 
 def _bias_type(cause: Cause) -> str:
     """The type of an added vector, behind a conversion to float32; "" where none is added."""
-    added = cause.first.other if cause.kind is Role.BIAS else None
+    added = _vector(cause)
     return look_through(added).shape.dtype if added is not None else ""
+
+
+def _vector(cause: Cause) -> Instruction | None:
+    """The vector that is added; None where another array is, or nothing."""
+    added = cause.first.other if cause.kind is Role.BIAS else None
+    return added if added is not None and len(added.shape.dims) == 1 else None
 
 
 def _dot_type(cause: Cause) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from fp8lens.hlo.ops import COLLECTIVES, CONTROL, DOTS, MOVES
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.text import size
+from fp8lens.hlo.text import counted, size
 from fp8lens.hlo.values import NAMES, broadcast_of, look_through
 from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role
-from fp8lens.matmul.unfused import UnfusedKernel, inside
+from fp8lens.matmul.unfused import UnfusedKernel, operations
 from fp8lens.rules.facts import Matmul
 
 # Where a value comes from, for whoever reads a chain.
@@ -36,8 +36,8 @@ def chain_of(m: Matmul, whole: bool = False) -> tuple[str, ...]:
     near.sort(key=lambda o: -moved(o.instruction))
     shown = near if whole else near[:_MOST]
     lines += [_kernel(o, whole) for o in shown]
-    if len(near) > len(shown):
-        lines.append(f"and {len(near) - len(shown)} kernels more")
+    if further := len(near) - len(shown):
+        lines.append(f"and {counted(further, 'more kernel')}")
     return tuple(lines)
 
 
@@ -117,8 +117,10 @@ def _after(m: Matmul) -> str:
 
 def _kernel(o: UnfusedKernel, whole: bool) -> str:
     i = o.instruction
-    opcodes = [j.opcode for j in inside(i) if j.opcode not in _SILENT] or [i.opcode]
-    lines = filter(None, (source_line(j) for j in inside(i)))
+    opcodes = [j.opcode for j in operations(i) if j.opcode not in _SILENT] or [
+        operations(i)[-1].opcode
+    ]
+    lines = filter(None, (source_line(j) for j in operations(i)))
     place = "after" if o.after else "before"
     where = _listed(lines, None if whole else _MOST)
     does = _listed(opcodes, None if whole else 2 * _MOST)

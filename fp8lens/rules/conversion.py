@@ -61,10 +61,13 @@ def other_readers(conversion: Conversion) -> Found | None:
     readers = conversion.readers
     names = ["the function's result" if i.opcode == "tuple" else i.opcode for i in readers]
     others = [step for step in conversion.amaxes if step.value is not base]
-    if len(conversion.amaxes) > 1:
+    along = [step for step in conversion.amaxes if step.at.shape.size > 1]
+    if along:
+        names.append("a maximum along some dimensions")
+    elif len(conversion.amaxes) > 1:
         names.append("several maxima")
     elif others:
         names.append("an amax of another value")
     listed = ", ".join(dict.fromkeys(names))
-    at = (readers or [step.at for step in others])[:1]
+    at = (readers or [step.at for step in along + others])[:1]
     return found_if(names, readers=listed, dtype=base.shape.dtype, at=at[0] if at else None)

@@ -41,7 +41,7 @@ from fp8lens.matmul.match import work
 from fp8lens.matmul.operands import FAR, Operand
 from fp8lens.matmul.roles import Role, Step, clamp_bounds
 from fp8lens.matmul.rows import BLOCK_SCALED_DOT, GemmRow, matmuls
-from fp8lens.matmul.unfused import UnfusedKernel, inside
+from fp8lens.matmul.unfused import UnfusedKernel, operations
 from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target
 
@@ -311,14 +311,14 @@ class InFront:
     @cached_property
     def opcodes(self) -> set[str]:
         """What the kernel computes with."""
-        return {i.opcode for i in inside(self.kernel)}
+        return {i.opcode for i in operations(self.kernel)}
 
     @property
     def at(self) -> Instruction:
         """What of it does the work: its last operation that is no name of another."""
         does = {"scale": SCALING, "transpose": {"transpose", "copy"}, "pad": {"pad"}}
         named = does.get(self.work, ELEMENTWISE)
-        found = [i for i in inside(self.kernel) if i.opcode in named]
+        found = [i for i in operations(self.kernel) if i.opcode in named]
         return found[-1] if found else self.kernel
 
     @cached_property
@@ -348,7 +348,7 @@ class InFront:
         """Whether what was the last dimension in memory becomes one of the rows: then K was not the
         last.
         """
-        move = next((i for i in inside(self.kernel) if changes_layout(i)), None)
+        move = next((i for i in operations(self.kernel) if changes_layout(i)), None)
         if move is None or move.shape.is_tuple:
             return False
         was = dimensions(move) if move.opcode == "transpose" else [*range(len(move.shape.dims))]

@@ -13,6 +13,7 @@ from fp8lens.hlo.values import operand
 from fp8lens.matmul import collectives
 from fp8lens.matmul.attribution import given_to_rewriter
 from fp8lens.matmul.collectives import Collective
+from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
@@ -104,7 +105,21 @@ def _types(row: GemmRow) -> tuple[str, ...]:
 def _first(m: Matmul, family: str, facts: Any) -> Reason | None:
     """The reason of the first rule of a family that the facts break."""
     broken = first(family, facts)
-    return of_matmul(m, *broken, getattr(facts, "at", None)) if broken else None
+    if broken is None:
+        return None
+    return of_matmul(m, *broken, getattr(facts, "at", None), _bytes_of(m, facts))
+
+
+def _bytes_of(m: Matmul, facts: Any) -> int:
+    """What the kernels that facts tell of read and write, in all runs: one in front of the call, or
+    those behind it that would not have to run.
+    """
+    kernels = [o.instruction for o in m.near if o.avoidable and o.after]
+    if isinstance(facts, InFront):
+        kernels = [facts.kernel]
+    elif isinstance(facts, Matmul):
+        kernels = []
+    return sum(map(moved, kernels)) * (m.row.count or 1)
 
 
 def _by_name(m: Matmul, rule: Rule, facts: Any) -> list[Reason]:

@@ -32,5 +32,5 @@ def divided_by_scale(kernel: InFront) -> Found | None:
 @rule("prepared-bias", lost=Lost.BIAS)
 def prepared_bias(kernel: InFront) -> Found | None:
     """A kernel converts or scales what is added."""
-    prepares = kernel.opcodes & {"convert", "multiply", "divide", "negate", "add"}
+    prepares = kernel.opcodes & {"convert", "multiply", "divide", "negate", "add", "broadcast"}
     return found_if(kernel.work == "bias" and prepares)

@@ -1,5 +1,6 @@
 """What one matmul lost, why, and how that prints."""
 
+import collections
 import dataclasses
 import re
 import textwrap
@@ -8,7 +9,7 @@ from typing import Any
 from fp8lens.formats import FORMATS
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import Instruction, visible
-from fp8lens.hlo.text import Ink, Style, page_width, uncoloured
+from fp8lens.hlo.text import Ink, Style, page_width, size, uncoloured
 from fp8lens.rules.facts import Matmul
 from fp8lens.rules.libraries import fix_there
 from fp8lens.rules.rule import RULES, Found, Lost, Rule
@@ -23,8 +24,9 @@ class Reason:
     often than it has to), "wire" (it is sent between devices in a wide type), or "kernel" (it is
     not known what a kernel does there).
 
-    `at` is the operation that breaks the rule, with its line: "tanh (model.py:12)"; `chain` has
-    what stands around the matmul, where no rule explains the loss.
+    `at` is the operation that breaks the rule, with its line: "tanh (model.py:12)"; `nbytes` what
+    the kernels read and write that it costs, 0 where none is known; `chain` has what stands around
+    the matmul, where no rule explains the loss.
 
     `rule` is the rule's name; `fp8lens explain` prints its page. `authority` says whose rule it is:
     a function of XLA, and in quotes what XLA logs. `matmul` is its instruction's name in the
@@ -42,6 +44,7 @@ class Reason:
     instruction: str = ""
     layer: str = ""
     at: str = ""
+    nbytes: int = 0
     chain: tuple[str, ...] = ()
 
     @property
@@ -114,9 +117,11 @@ def named(i: Instruction | None) -> str:
     return f"{i.opcode} ({line})" if line else i.opcode
 
 
-def of_matmul(m: Matmul, rule: Rule, found: Found, at: Instruction | None = None) -> Reason:
+def of_matmul(
+    m: Matmul, rule: Rule, found: Found, at: Instruction | None = None, nbytes: int = 0
+) -> Reason:
     """What a rule found at a matmul, in the terms of the library that wrote it where they are
-    known; `at` is the operation that breaks it.
+    known; `at` is the operation that breaks it, `nbytes` what that costs.
     """
     row = m.row
     known = Found(
@@ -136,6 +141,7 @@ def of_matmul(m: Matmul, rule: Rule, found: Found, at: Instruction | None = None
         instruction=row.name,
         layer=row.path,
         at=named(found.get("at", at)),
+        nbytes=nbytes,
         **texts,
     )
 
@@ -156,9 +162,11 @@ class Reasons(list[Reason]):
         """What `str` gives, each line in this style."""
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
-            key = (reason.lost, reason.at, reason.reason, reason.fix, reason.chain)
+            key = (reason.lost, reason.rule, reason.chain)
             groups.setdefault(key, []).append(reason)
-        paragraphs = [_together(alike, style) for alike in groups.values()]
+        # What costs most stands first: a matmul that is not FP8, then bytes.
+        order = sorted(groups.values(), key=_costs, reverse=True)
+        paragraphs = [_together(alike, style) for alike in order]
         if any(reason.lost is Lost.FP8 for reason in self):
             lines = textwrap.wrap(self.ask_again, page_width())
             paragraphs += [style(line, None) for line in lines]
@@ -170,16 +178,39 @@ class Reasons(list[Reason]):
         printer.text(str(self))
 
 
+def _costs(alike: list[Reason]) -> tuple[bool, bool, int]:
+    one = alike[0]
+    return one.gives_wrong_numbers, one.lost is Lost.FP8, sum(reason.nbytes for reason in alike)
+
+
 def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
-    """A paragraph for reasons that differ in their matmuls alone."""
+    """A paragraph for reasons by one rule: what they have in common once, and a line for each."""
     one = alike[0]
     if len(alike) == 1:
         return one.text(style)
-    if len(alike) > most:  # a layer's name tells more than a place among attention's matmuls
-        alike = sorted(alike, key=lambda reason: not reason.layer)
-    places = [f"    {r.matmul} ({r.source})" if r.source else f"    {r.matmul}" for r in alike]
-    further = places[:most]
-    if len(places) > most:
-        further.append(f"    and {len(places) - most} more")
-    headline = f"{len(alike)} matmuls lost {one.lost}{one.blamed}: {one.reason}"
-    return paragraph(headline, one, *further, *one.chain, style=style)
+    is_one_sentence = len({reason.reason for reason in alike}) == 1
+    said = one.reason if is_one_sentence else RULES[one.rule].page.summary
+    headline = f"{len(alike)} times lost {one.lost}: {said}"
+    if is_one_sentence and len({reason.at for reason in alike}) == 1:
+        headline = f"{len(alike)} times lost {one.lost}{one.blamed}: {said}"
+    # A layer's name tells more than a place among attention's matmuls.
+    alike = sorted(alike, key=lambda reason: (-reason.nbytes, not reason.layer))
+    lines = [_line(reason, is_one_sentence) for reason in alike[:most]]
+    if further := len(alike) - most:
+        lines += [f"    and {further} more"] if further > 0 else []
+    fixed = dataclasses.replace(one, fix=_fix_of_all(alike))
+    return paragraph(headline, fixed, *lines, *one.chain, style=style)
+
+
+def _fix_of_all(alike: list[Reason]) -> str:
+    """The fixes of some reasons by one rule: the commonest one, which the others resemble."""
+    counted_fixes = collections.Counter(reason.fix for reason in alike)
+    return counted_fixes.most_common(1)[0][0]
+
+
+def _line(reason: Reason, is_said: bool) -> str:
+    """One of several reasons: its matmul, what it costs, and what is its own of the sentence."""
+    place = f" ({reason.source})" if reason.source else ""
+    cost = f", {size(reason.nbytes)}" if reason.nbytes else ""
+    own = "" if is_said else f"{reason.blamed}: {reason.reason}"
+    return f"    {reason.matmul}{place}{cost}{own}"

@@ -1,6 +1,6 @@
 """A Sphinx extension: a page for each rule of fp8lens, an index of them, and links to them.
 
-They are written while the site is built, from the rules' docstrings and from what was recorded of
+They are written while the site is built, from the rules' own pages and from what was recorded of
 their programs. Wherever a page has a rule's name as code, that is a link.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from fp8lens.rules.page import ARGUMENTS, PRELUDE, Page, Program, every_name, explain
-from fp8lens.rules.rule import RULES, every_name
+from fp8lens.rules.page import ARGUMENTS, PRELUDE, Page, Program
+from fp8lens.rules.rule import RULES, Rule, every_name
 from helpers import rule_index
 from helpers.records.results import load_rules
 
@@ -120,7 +120,7 @@ def _programs(page: Page, pairs: Mapping[str, Mapping[str, Any]]) -> Iterator[st
             "how many bytes they read and write. The rule holds if the first program breaks it, "
             "and the fixed one does not."
         )
-        yield _figures(page.rule.name, pairs)
+        yield _figures(page.name, pairs)
 
 
 def _sentences(page: Page, pairs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str, str]:
@@ -132,14 +132,14 @@ def _sentences(page: Page, pairs: Mapping[str, Mapping[str, Any]]) -> tuple[str,
         if page.loses and (says := newest["loses"].get("says")):
             note = "Reason and fix are those of the first program below."
             return says[0]["reason"], says[0]["fix"], note
-    has_names = "{" in page.rule.reason + page.rule.fix
+    has_names = "{" in page.reason + page.fix
     note = "A report fills in what stands in braces." if has_names else ""
-    return page.rule.reason, page.fix, note
+    return page.reason, page.fix, note
 
 
-def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
+def rule_page(rule: Rule, recorded: Mapping[str, Any]) -> str:
     """A rule's page as Markdown."""
-    rule = page.rule
+    page = rule.page
     pairs = _recorded_of(rule.name, recorded)
     reason, fix, note = _sentences(page, pairs)
     facts = [
@@ -150,7 +150,7 @@ def rule_page(page: Page, recorded: Mapping[str, Any]) -> str:
     ]
     parts = [
         f"# {rule.name}",
-        words(rule.summary),
+        words(page.summary),
         words(page.why),
         _table(("", ""), facts),
         note,
@@ -194,7 +194,7 @@ def write(source: Path) -> None:
     recorded = load_rules(source / "notebooks" / "results")
     (source / FOLDER).mkdir()
     for name in every_name():
-        text = rule_page(explain(name), recorded)
+        text = rule_page(RULES[name], recorded)
         (source / FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
     (source / f"{INDEX}.md").write_text(index_page(recorded), encoding="utf-8")
 
@@ -211,7 +211,7 @@ def _link(app: Sphinx, document: nodes.document, name: str) -> None:
         rule = literal.astext()
         if rule in RULES and not isinstance(literal.parent, nodes.reference | nodes.title):
             link = nodes.reference("", "", internal=True, refuri=to[rule], classes=["rule"])
-            link["reftitle"] = RULES[rule].summary
+            link["reftitle"] = RULES[rule].page.summary
             literal.parent.replace(literal, link)
             link += literal
 
