@@ -548,18 +548,23 @@ class _Reading:
             self._moves.append(j)
         elif leaves_the_layer(self._op_name, j):
             self._consume(OwnWork.ANOTHER_OPERATION)
-        elif j.opcode == "convert":
-            self._convert(j, state)
-        elif state is _Is.AMAX:
-            self._compute_with_amax(j)
-        elif j.opcode in POINTWISE:
-            self._compute(j, state)
+        elif j.opcode in ELEMENTWISE:
+            self._follow_elements(j, state)
         elif j.opcode == "dynamic-update-slice":
             self._consume(OwnWork.STORES)
         elif j.opcode == "fusion" or j.opcode in ALWAYS_A_KERNEL:
             self._consume(OwnWork.ANOTHER_OPERATION)
         else:
             self.unknown = j.opcode
+
+    def _follow_elements(self, j: Instruction, state: _Is) -> None:
+        """One elementwise instruction that reads the result."""
+        if j.opcode == "convert":
+            self._convert(j, state)
+        elif state is _Is.AMAX:
+            self._compute_with_amax(j)
+        else:
+            self._compute(j, state)
 
     def _set_apart(self, j: Instruction, state: _Is) -> None:
         """Follow what no call could have moved or masked, for what is done with it after that."""

@@ -6,10 +6,11 @@ from an operation that reads the call itself.
 """
 
 from fp8lens.formats import FORMATS
+from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import look_through
+from fp8lens.hlo.values import look_through, since
 from fp8lens.matmul.epilogue import along_columns
-from fp8lens.matmul.roles import Role, could_be_fused, is_tanh_gelu
+from fp8lens.matmul.roles import Role, Step, could_be_fused, is_tanh_gelu
 from fp8lens.rules.facts import Cause
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -17,8 +18,10 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
 @rule("moved-first")
 def moved_first(cause: Cause) -> Found | None:
     """The result is transposed before a step that the call could have done."""
-    is_moved = cause.transposed is not None and could_be_fused(cause.first)
-    return found_if(is_moved, step=cause.noun, lost=cause.lost, at=cause.transposed)
+    move = cause.transposed
+    # What XLA itself transposes has no line of the program.
+    is_moved = move is not None and bool(source_line(move)) and could_be_fused(cause.first)
+    return found_if(is_moved, step=cause.noun, lost=cause.lost, at=move)
 
 
 @rule("activation-and-reader", lost=Lost.EPILOGUE)
@@ -39,8 +42,19 @@ def late_relu(cause: Cause) -> Found | None:
 @rule("other-activation", lost=Lost.EPILOGUE)
 def other_activation(cause: Cause) -> Found | None:
     """The activation is one that cuBLASLt does not have: it has relu, and gelu by tanh."""
+    if cause.kind is Role.CLAMP:
+        return Found()
     is_other = cause.kind is Role.ACTIVATION and not is_tanh_gelu(cause.first)
-    return found_if(is_other or cause.kind is Role.CLAMP)
+    return found_if(is_other, at=_telling(cause.first))
+
+
+def _telling(step: Step) -> Instruction:
+    """Of the operations of an activation the one that a reader knows it by."""
+    made = [*since(step.value, step.at), step.at]
+    return next((i for i in made if i.opcode in _KNOWN_BY), step.at)
+
+
+_KNOWN_BY = frozenset("tanh erf logistic exponential log log-plus-one sqrt rsqrt power".split())
 
 
 @rule("vector-scale", lost=Lost.SCALE)

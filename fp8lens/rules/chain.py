@@ -122,10 +122,10 @@ def _kernel(o: UnfusedKernel, whole: bool) -> str:
     ]
     lines = filter(None, (source_line(j) for j in operations(i)))
     place = "after" if o.after else "before"
-    where = _listed(lines, None if whole else _MOST)
-    does = _listed(opcodes, None if whole else 2 * _MOST)
+    where = _listed(lines, None if whole else 1)
+    does = _listed(opcodes, None if whole else _MOST)
     at = f" ({where})" if where else ""
-    return f"kernel {i.name} {place} it: {does}{at}, {size(moved(i))}"
+    return f"kernel {i.name} {place} it, {size(moved(i))}: {does}{at}"
 
 
 def _listed(names: Iterable[str], most: int | None = _MOST) -> str:

@@ -21,7 +21,7 @@ from fp8lens.formats import (
 )
 from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES, SCALING, padded
-from fp8lens.hlo.origin import op_name, source_line
+from fp8lens.hlo.origin import is_recomputed, op_name, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.remember import remembered
@@ -39,7 +39,7 @@ from fp8lens.matmul.epilogue import Result
 from fp8lens.matmul.kernels import launches
 from fp8lens.matmul.match import work
 from fp8lens.matmul.operands import FAR, Operand
-from fp8lens.matmul.roles import Role, Step, clamp_bounds
+from fp8lens.matmul.roles import Role, Step, clamp_bounds, could_be_fused
 from fp8lens.matmul.rows import BLOCK_SCALED_DOT, GemmRow, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel, operations
 from fp8lens.rules.rule import Lost
@@ -104,6 +104,14 @@ class Matmul:
     def is_cublaslt(self) -> bool:
         """Whether cuBLASLt runs it: the rules of XLA's rewriter are about its calls."""
         return self.row.library == "cublasLt"
+
+    @property
+    def is_of_a_gradient(self) -> bool:
+        """Whether JAX made it for a gradient, by its names, and not to compute once more what the
+        gradient needs.
+        """
+        _, transposed, rest = self.given.op_name.rpartition("transpose(jvp(")
+        return bool(transposed) and not is_recomputed(rest)
 
     @property
     def result_is_fp8(self) -> bool:
@@ -515,6 +523,8 @@ def cause_of(matmul: Matmul, left: list[Step]) -> Cause:
     for n, step in enumerate(left):
         if step.kind is Role.OUTPUT and step.at.shape.dtype in CUBLASLT:
             return Conversion(matmul, left[: n + 1])
+        if step.kind is Role.ACTIVATION and not could_be_fused(step):
+            return Cause(matmul, left[n:])  # whose kernel does what stands in front of it, too
         if step.kind not in _CONVERTING:
             break
     return Cause(matmul, left)

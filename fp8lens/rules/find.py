@@ -17,7 +17,7 @@ from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
-from fp8lens.matmul.roles import Role, Step, could_be_fused
+from fp8lens.matmul.roles import Role, could_be_fused
 from fp8lens.matmul.rows import GemmRow, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.rules import (  # noqa: F401  each module has its rules registered
@@ -34,7 +34,7 @@ from fp8lens.rules import (  # noqa: F401  each module has its rules registered
     wire,
 )
 from fp8lens.rules.chain import chain_of
-from fp8lens.rules.facts import Amax, Conversion, InFront, Matmul, Work, cause_of
+from fp8lens.rules.facts import Amax, Cause, Conversion, InFront, Matmul, Work, cause_of
 from fp8lens.rules.opaque import Opaque
 from fp8lens.rules.reason import Reason, Reasons, of_matmul, texts_of
 from fp8lens.rules.rule import Rule, every, first
@@ -156,7 +156,9 @@ def left_outside(m: Matmul) -> list[Reason]:
             reason = _first(m, "in_front", InFront(m, kernel.instruction, work))
             reasons += [reason] if reason else []
             unknown += [] if reason else [work]
-    reasons += [of_matmul(m, rule, found) for rule, found in every("whole_call", m)]
+    for rule, found in every("whole_call", m):
+        cost = moved(found["kernel"]) * (m.row.count or 1) if "kernel" in found else 0
+        reasons.append(of_matmul(m, rule, found, nbytes=cost))
     works = [work for kernel in avoidable if kernel.after for work in kernel.work]
     behind, told = _behind(m, works)
     unknown += [work for work in works if not told]
@@ -175,43 +177,36 @@ def _behind(m: Matmul, works: list[str]) -> tuple[list[Reason], bool]:
         return ([reason], True) if reason else ([], False)
     if m.dot is None or not m.is_cublaslt or m.result_is_fp8:
         return [], False
-    reasons = []
     main = [step for step in m.main if step.kind is not Role.OTHER]
-    # Without a kernel that could be saved, what stayed outside is done by one that runs anyway.
-    is_lost = bool(set(works) - {"amax"}) or _is_done_anyway(m, main)
-    if main and is_lost and (reason := _caused(m, main, bool(works))):
-        reasons.append(reason)
-    is_known = bool(reasons) or not main
-    if "amax" in works and not any(isinstance(c, Conversion) for c in _causes(m, main)):
-        amaxes = [step for step in m.left if step.kind is Role.AMAX]
-        found = [_first(m, "amax", Amax(m, step)) for step in amaxes]
-        reasons += [reason for reason in found if reason]
-        is_known = is_known and bool(amaxes) and None not in found
-    return reasons, is_known
+    cause = cause_of(m, main) if main else None
+    is_conversion = isinstance(cause, Conversion)
+    if cause is not None and (works or (_is_worth_a_reason(cause) and _has_readers(m))):
+        reason = _first(m, "conversion" if is_conversion else "after_the_dot", cause)
+        return ([_with_the_rest(reason, cause, bool(works))], True) if reason else ([], False)
+    found = [_first(m, "amax", Amax(m, step)) for step in m.left if step.kind is Role.AMAX]
+    reasons = [reason for reason in found if reason] if "amax" in works else []
+    return reasons, bool(found) and None not in found
 
 
-def _causes(m: Matmul, main: list[Step]) -> list[Any]:
-    return [cause_of(m, main)] if main else []
+def _is_worth_a_reason(cause: Cause) -> bool:
+    """Whether it matters that a step stayed outside, where no kernel could be saved: it does for a
+    conversion to FP8, and for an activation that a call has.
+    """
+    is_activation = cause.kind in (Role.RELU, Role.ACTIVATION) and could_be_fused(cause.first)
+    return isinstance(cause, Conversion) or is_activation
 
 
-def _is_done_anyway(m: Matmul, main: list[Step]) -> bool:
-    """Whether a kernel that must run does what the call could have done."""
-    anyway = any(kernel.after and kernel.own for kernel in m.near)
-    return anyway and bool(main) and any(map(could_be_fused, main))
+def _has_readers(m: Matmul) -> bool:
+    """Whether kernels that must run in any case read the result."""
+    return any(kernel.after and kernel.own for kernel in m.near)
 
 
-def _caused(m: Matmul, main: list[Step], is_saved: bool) -> Reason | None:
-    """Why the first of the steps that stayed outside did: the rest stays outside because of it."""
-    cause = cause_of(m, main)
-    family = "conversion" if isinstance(cause, Conversion) else "after_the_dot"
-    reason = _first(m, family, cause)
-    if reason is None:
-        return None
+def _with_the_rest(reason: Reason, cause: Cause, is_saved: bool) -> Reason:
+    """A reason with what stays outside because of it."""
     further = []
     if cause.rest:
-        further.append(
-            f"the {cause.rest} after it stay{'' if ' and ' in cause.rest else 's'} outside too"
-        )
+        verb = "stay" if " and " in cause.rest else "stays"
+        further.append(f"the {cause.rest} after it {verb} outside too")
     if not is_saved:
         further.append("it is done in a kernel that runs anyway")
     return dataclasses.replace(reason, reason="; ".join([reason.reason, *further]))

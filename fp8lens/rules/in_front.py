@@ -29,6 +29,12 @@ def divided_by_scale(kernel: InFront) -> Found | None:
     return found_if(kernel.work == "scale" and "divide" in kernel.opcodes)
 
 
+@rule("product-of-scales", lost=Lost.SCALE)
+def product_of_scales(kernel: InFront) -> Found | None:
+    """A kernel multiplies scalars to make one scale of them."""
+    return found_if(kernel.work == "scale" and "multiply" in kernel.opcodes)
+
+
 @rule("prepared-bias", lost=Lost.BIAS)
 def prepared_bias(kernel: InFront) -> Found | None:
     """A kernel converts or scales what is added."""

@@ -109,6 +109,13 @@ def texts_of(rule: Rule, found: Found) -> dict[str, Any]:
     }
 
 
+#: What a fix adds for a gradient's matmul.
+_OF_A_GRADIENT = (
+    "; this matmul is of a gradient: a jax.custom_vjp of the layer decides what it multiplies "
+    "(chapter 08)"
+)
+
+
 def named(i: Instruction | None) -> str:
     """An operation and its line, as "tanh (model.py:12)"; "" for None."""
     if i is None:
@@ -132,6 +139,7 @@ def of_matmul(
         beta=f"{row.beta:g}",
         out=row.out_dtype,
         scales=" and ".join(row.scales) or "none",
+        gradient=_OF_A_GRADIENT if m.is_of_a_gradient else "",
     )
     texts = texts_of(rule, Found(known | found))
     texts["fix"] += fix_there(rule.name, m.given.instruction)
@@ -212,5 +220,6 @@ def _line(reason: Reason, is_said: bool) -> str:
     """One of several reasons: its matmul, what it costs, and what is its own of the sentence."""
     place = f" ({reason.source})" if reason.source else ""
     cost = f", {size(reason.nbytes)}" if reason.nbytes else ""
-    own = "" if is_said else f"{reason.blamed}: {reason.reason}"
+    # The condition behind the colon is the same for all.
+    own = "" if is_said else f"{reason.blamed}: {reason.reason.partition(': ')[0]}"
     return f"    {reason.matmul}{place}{cost}{own}"

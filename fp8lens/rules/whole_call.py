@@ -10,7 +10,7 @@ from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import Instruction
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, number_of
-from fp8lens.matmul.unfused import OwnWork
+from fp8lens.matmul.unfused import OwnWork, operations
 from fp8lens.rules.facts import InFront, Matmul, is_negative, scaled_dot_of
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -163,4 +163,9 @@ def quantized_twice(m: Matmul) -> list[Found]:
     """jax.checkpoint saves wide arrays, and quantizes them again for the gradients."""
     made = [o.instruction for o in m.near if o.own is OwnWork.QUANTIZES]
     again = [i for i in made if is_recomputed(op_name(i))]
-    return [Found(operand=InFront(m, i, "").operand, dtype=i.shape.dtype, at=i) for i in again]
+    return [
+        Found(
+            operand=InFront(m, i, "").operand, dtype=i.shape.dtype, at=operations(i)[-1], kernel=i
+        )
+        for i in again
+    ]
