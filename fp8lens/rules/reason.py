@@ -170,7 +170,7 @@ class Reasons(list[Reason]):
         """What `str` gives, each line in this style."""
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
-            key = (reason.lost, reason.rule, reason.chain)
+            key = (reason.rule, None if reason.chain else reason.lost)
             groups.setdefault(key, []).append(reason)
         # What costs most stands first: a matmul that is not FP8, then bytes.
         order = sorted(groups.values(), key=_costs, reverse=True)
@@ -198,16 +198,20 @@ def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
         return one.text(style)
     is_one_sentence = len({reason.reason for reason in alike}) == 1
     said = one.reason if is_one_sentence else RULES[one.rule].page.summary
-    headline = f"{len(alike)} times lost {one.lost}: {said}"
+    lost = ", ".join(dict.fromkeys(reason.lost for reason in alike))
+    headline = f"{len(alike)} times lost {lost}: {said}"
     if is_one_sentence and len({reason.at for reason in alike}) == 1:
-        headline = f"{len(alike)} times lost {one.lost}{one.blamed}: {said}"
+        headline = f"{len(alike)} times lost {lost}{one.blamed}: {said}"
     # A layer's name tells more than a place among attention's matmuls.
     alike = sorted(alike, key=lambda reason: (-reason.nbytes, not reason.layer))
-    lines = [_line(reason, is_one_sentence) for reason in alike[:most]]
-    if further := len(alike) - most:
-        lines += [f"    and {further} more"] if further > 0 else []
+    lines = []
+    for reason in alike[:most]:
+        lines.append(_line(reason, is_one_sentence))
+        lines += [f"      {line}" for line in reason.chain]
+    if len(alike) > most:
+        lines.append(f"    and {len(alike) - most} more")
     fixed = dataclasses.replace(one, fix=_fix_of_all(alike))
-    return paragraph(headline, fixed, *lines, *one.chain, style=style)
+    return paragraph(headline, fixed, *lines, style=style)
 
 
 def _fix_of_all(alike: list[Reason]) -> str:
@@ -221,5 +225,5 @@ def _line(reason: Reason, is_said: bool) -> str:
     place = f" ({reason.source})" if reason.source else ""
     cost = f", {size(reason.nbytes)}" if reason.nbytes else ""
     # The condition behind the colon is the same for all.
-    own = "" if is_said else f"{reason.blamed}: {reason.reason.partition(': ')[0]}"
+    own = "" if is_said or reason.chain else f"{reason.blamed}: {reason.reason.partition(': ')[0]}"
     return f"    {reason.matmul}{place}{cost}{own}"
