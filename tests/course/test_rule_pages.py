@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fp8lens.rules.page import every_name, explain
+from fp8lens.rules.rule import RULES, every_name
 from helpers.rule_index import LOSSES, index
 from tools.recorders import rule_programs as record
 from tools.site import rule_pages
@@ -18,10 +18,9 @@ def test_every_rule_stands_once_in_the_index():
 
 @pytest.mark.parametrize("name", every_name())
 def test_a_page_has_the_sentences_of_its_first_program(name):
-    page = explain(name)
-    text = rule_pages.rule_page(page, RECORDED)
+    text = rule_pages.rule_page(RULES[name], RECORDED)
     is_shown = "Reason and fix are those of the first program below." in text
-    assert is_shown == bool(page.loses) == ("## Kernels and bytes" in text)
+    assert is_shown == bool(RULES[name].page.loses) == ("## Kernels and bytes" in text)
     # Braces of its own are in code, as those of compiler options are.
     facts = re.sub(r"`[^`]*`", "", text[: text.index("**Source**")])
     assert not is_shown or not re.search(r"\{[a-z_]+\}", facts)
@@ -42,7 +41,7 @@ def test_a_page_has_a_row_for_what_differs_and_marks_the_lines_that_do():
         f"{number}.0": {"rows": {"late-relu": {"chips": {"H100": pair}}}}
         for number, pair in enumerate(pairs, 1)
     }
-    text = rule_pages.rule_page(explain("late-relu"), recorded).replace("\N{NO-BREAK SPACE}", " ")
+    text = rule_pages.rule_page(RULES["late-relu"], recorded).replace("\N{NO-BREAK SPACE}", " ")
     for row in (
         "| H100, JAX 1.0 to 2.0 | f32 → FP8 | 3 → 1 | 3 kB → 1 kB | yes |",
         "| H100, JAX 3.0 | FP8 | 2 → 1 | 2 kB → 1 kB | no |",
