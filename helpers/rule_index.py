@@ -24,7 +24,6 @@ LOSSES = {
     "scale": "a scale is applied or computed in a kernel of its own",
     "transpose": "a kernel transposes an operand or the result",
     "pad": "a kernel pads an operand or cuts the result",
-    "copy": "a kernel repeats or chooses an operand in memory",
     "duplicate": "a matmul, or a quantization, runs more often than it has to",
     "wire": "devices send each other a wide type instead of FP8",
     "kernel": "it is not known what a kernel does",

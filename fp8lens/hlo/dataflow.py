@@ -15,7 +15,7 @@ from fp8lens.hlo.ops import COLLECTIVES, CONTROL, ELEMENTWISE, MOVES
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fusion_body
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import NAMES, look_through, operand
+from fp8lens.hlo.values import operand
 from fp8lens.hlo.walk import walk
 
 _CALLERS = CONTROL | {"fusion"}
@@ -244,30 +244,6 @@ def callers(module: HloModule) -> dict[str, list[Instruction]]:
             for name in i.called:
                 found[name].append(i)
     return dict(found)
-
-
-def is_same_in_each_iteration(i: Instruction) -> bool:
-    """Whether an instruction of a loop's body gives the same in each iteration: what it is made of
-    goes through the loop unchanged.
-    """
-    body = i.computation
-    loops = [j for j in callers(body.module).get(body.name, ()) if j.opcode == "while"]
-    if not any(loop.callee("body") == body.name for loop in loops):
-        return False
-    carried = body.root.operands if body.root.opcode == "tuple" else ()
-
-    def made_of(j: Instruction) -> Iterable[Instruction]:
-        return () if _is_of_the_carry(j) else map(body.__getitem__, j.operands)
-
-    def is_same(j: Instruction) -> bool:
-        if not _is_of_the_carry(j):
-            return j.opcode in _REPEATABLE
-        if j.element is None or j.element >= len(carried):
-            return False
-        following = look_through(body[carried[j.element]], NAMES)
-        return _is_of_the_carry(following) and following.element == j.element
-
-    return all(map(is_same, walk([i], made_of)))
 
 
 def _is_of_the_carry(i: Instruction) -> bool:

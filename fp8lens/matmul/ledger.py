@@ -172,7 +172,7 @@ def _is_for_fp8(line: Line) -> bool:
     """
     if line.what in _FOR_FP8:
         return True
-    if not line.avoidable or line.moves_result or line.work == ("copy",):
+    if not line.avoidable or line.moves_result:
         return False
     undoes = "epilogue" not in line.work and not _UNDOES.isdisjoint(line.work)
     return undoes or "f8e" in line.kernel.result

@@ -10,27 +10,21 @@ called unknown.
 import collections
 import dataclasses
 import enum
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from fp8lens.formats import E8M0, is_narrow
-from fp8lens.hlo.dataflow import NOBODY, Flow, Producers, callers
+from fp8lens.hlo.dataflow import NOBODY, Flow, Producers
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.values import (
-    NAMES,
     changes_layout,
-    dimensions,
-    is_choice_by_flag,
     is_one_number,
-    is_transpose,
     look_through,
     operand,
     reducer,
-    returned,
 )
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.epilogue import leaves_the_layer
@@ -44,11 +38,6 @@ _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
 _WIDENING = MOVES | frozenset("convert negate abs reduce-precision".split())
-_REPEATING = SOURCES | frozenset("broadcast bitcast reshape copy transpose".split())
-_PADDING = SOURCES | frozenset("pad bitcast reshape copy".split())
-_NEGATING = MOVES | SOURCES | {"negate", "convert"}
-_JOINING = SOURCES | frozenset("concatenate bitcast reshape copy".split())
-_CHOOSING = SOURCES | frozenset("select broadcast bitcast reshape copy slice dynamic-slice".split())
 _TO_AMAX = SOURCES | {"convert", "bitcast", "abs", "reduce"}
 _KNOWN = _SUPPLY | ELEMENTWISE | ALWAYS_A_KERNEL | frozenset("reduce fusion".split())
 
@@ -94,8 +83,8 @@ DEQUANTIZES, ADDS = OwnWork.DEQUANTIZES, OwnWork.ADDS_PARTS
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnfusedKernel:
     """A kernel on a matmul's way. `work`: what the call could have done in its place, of "fp8"
-    (dequantizes an operand), "transpose", "pad", "copy" (repeats an operand, or chooses one),
-    "scale", "bias", "epilogue" (an activation), "amax", "output" (clamps or converts the result).
+    (dequantizes an operand), "transpose", "pad", "scale", "bias", "epilogue" (an activation),
+    "amax", "output" (clamps or converts the result).
     `own`: what it does besides, for which it must run; `unknown`: the opcode that nobody here
     knows. `after`: it reads the result, and else it makes an operand; then `fusable` are the steps
     of `work` that some call could do.
@@ -198,10 +187,9 @@ def _before(
     i: Instruction,
     element: int,
     role: _Role,
-    is_cut: bool,
-    widened: Callable[[Instruction], "Widened | None"],
+    widens: Callable[[Instruction], bool | None],
 ) -> UnfusedKernel:
-    """What a kernel does that makes an operand; `is_cut`: whether the result is then sliced."""
+    """What a kernel does that makes an operand."""
     part = part_for(i, element)
     if unknown := sorted({j.opcode for j in part} - _KNOWN):
         return UnfusedKernel(i, unknown=unknown[0])
@@ -221,53 +209,27 @@ def _before(
     is_of_scales = result.dtype == E8M0.name and "broadcast" not in opcodes
     if only_moves and ("gather" in opcodes or is_of_scales):
         return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
-    if only_moves and (moved := moving(part) or _copying(part, is_cut)):
+    if only_moves and (moved := moving(part)):
         return UnfusedKernel(i, (moved,), besides)
-    if quantizes and (works := _of_codes_alone(i, part)):
-        return UnfusedKernel(i, works, besides)
-    if opcodes <= _FROM_FP8 and not quantizes and (read := widened(i)):
-        besides = besides or (OwnWork.NOTHING if read.alone else OwnWork.COMPUTES_OPERAND)
+    if not quantizes and (is_alone := widens(i)) is not None:
+        besides = besides or (OwnWork.NOTHING if is_alone else OwnWork.COMPUTES_OPERAND)
         return UnfusedKernel(i, ("fp8",), besides)
     if only_moves:
         return UnfusedKernel(i, own=OwnWork.MOVES_OPERAND)
     return UnfusedKernel(i, own=OwnWork.QUANTIZES if quantizes else OwnWork.COMPUTES_OPERAND)
 
 
-@dataclasses.dataclass(frozen=True)
-class Widened:
-    """What a kernel reads of FP8: arrays, or else the scales of blocks; and whether it widens them
-    `alone`, with their scales: a rotation of a key cache, as an example, is the program's own work.
+def _widens_alone(i: Instruction) -> bool:
+    """Whether a kernel only converts, moves, scales, and shifts or bounds by a number: a rotation
+    of a key cache, as an example, is the program's own work.
     """
-
-    is_scales: bool
-    alone: bool
-
-
-def _widens_alone(
-    part: Iterable[Instruction], codes: set[str], is_scale: Callable[[Instruction], bool]
-) -> bool:
-    """Whether the FP8 arrays among some instructions, `codes` by their names, are converted, moved,
-    multiplied by scales, and shifted or bounded by a number, and nothing else is done with them:
-    they are not combined with each other, or with another matrix.
-    """
-    made = {*codes}
-    for j in part:
-        read = [n for n, name in enumerate(j.operands) if name in made]
-        if j.opcode == "parameter" or not read:
+    for j in inside(i):
+        if j.opcode in _WIDENING | SCALING | SOURCES:
             continue
-        others = [j.computation[name] for name in j.operands if name not in made]
-        if j.opcode in SCALING:
-            # The codes divided by a scale, and not a number divided by the codes.
-            keeps = len(read) == 1 and all(map(is_scale, others))
-            keeps = keeps and (j.opcode == "multiply" or read == [0])
-        elif j.opcode in ("add", "subtract", "maximum", "minimum"):
-            # A relu too: without FP8 before it, the call's epilogue would have it.
-            keeps = len(read) == 1 and all(map(is_one_number, others))
-        else:
-            keeps = j.opcode in _WIDENING
-        if not keeps:
+        # A relu too: without FP8 before it, the call's epilogue would have it.
+        is_by_a_number = any(is_one_number(operand(j, n)) for n in range(len(j.operands)))
+        if j.opcode not in ("add", "subtract", "maximum", "minimum") or not is_by_a_number:
             return False
-        made.add(j.name)
     return True
 
 
@@ -296,8 +258,6 @@ def _makes_scale(
 
 
 def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> UnfusedKernel:
-    if _reshapes_argument(i) or numbers_columns(i, part):
-        return UnfusedKernel(i, ("bias",))
     opcodes = {j.opcode for j in part}
     made_of = [look_through(operand(i, n), ("bitcast", "copy")) for n in range(len(i.operands))]
     is_argument = [j.opcode for j in made_of] == ["parameter"]
@@ -307,131 +267,7 @@ def _makes_bias(i: Instruction, part: list[Instruction], besides: OwnWork) -> Un
     of_an_array = opcodes <= _SUPPLY | prepares and "parameter" in opcodes
     if (of_an_array or not fused(i)) and opcodes & prepares:
         return UnfusedKernel(i, ("bias",), besides)
-    if opcodes <= _SUPPLY | {"add"} and adds_a_vector(part):
-        return UnfusedKernel(i, ("bias",), besides)
     return UnfusedKernel(i, own=OwnWork.COMPUTES_BIAS)
-
-
-def numbers_columns(i: Instruction, part: Sequence[Instruction]) -> bool:
-    """Whether a kernel makes a matrix from the numbers of its columns and scalars alone: each row
-    is the same.
-    """
-    numbers = [dimensions(j, "iota_dimension")[0] for j in part if j.opcode == "iota"]
-    arrays = [j for j in part if j.opcode in ("parameter", "constant") and j.shape.size > 1]
-    read = next((j for j in _named(i) if len(j.shape.dims) == 2), i)
-    # The call may read several dimensions as the rows, and several as the columns.
-    columns = [math.prod(i.shape.dims[number:]) <= read.shape.dims[-1] for number in numbers]
-    return bool(numbers) and all(columns) and read.shape.dims[-1] < i.shape.size and not arrays
-
-
-def _named(i: Instruction) -> list[Instruction]:
-    """An array, and the other forms in which its users read it."""
-    users = i.computation.users.get(i.name, ())
-    return [i, *(user for user in users if user.opcode in ("bitcast", "reshape"))]
-
-
-def adds_a_vector(part: Iterable[Instruction]) -> bool:
-    """Whether a kernel adds a number or a vector to a matrix."""
-    for j in part:
-        if j.opcode == "add":
-            spread = [_origin(operand(j, n))[0].shape.size * 2 <= j.shape.size for n in range(2)]
-            if any(spread) and not all(spread):
-                return True
-    return False
-
-
-def _of_codes_alone(i: Instruction, part: Sequence[Instruction]) -> tuple[str, ...]:
-    """What a call could have done with FP8 arrays in a kernel's place, which only chooses one or
-    only negates.
-    """
-    if _chooses_alone(part) or is_copied_for_a_choice(i):
-        return ("copy",)
-    if not _negates_alone(part):
-        return ()
-    return ("scale", "transpose") if moving(part) == "transpose" else ("scale",)
-
-
-def _negates_alone(part: Sequence[Instruction]) -> bool:
-    """Whether an FP8 array is negated, and nothing else is computed; XLA does so in a wide type."""
-    opcodes = {j.opcode for j in part}
-    given = [j.shape for j in part if j.opcode == "parameter" and j.shape.size > 1]
-    is_of_codes = all(is_narrow(shape.dtype) for shape in given)
-    return "negate" in opcodes and opcodes <= _NEGATING and is_of_codes
-
-
-def _chooses_alone(part: Sequence[Instruction]) -> bool:
-    """Whether one of several arrays is copied, by a flag, and nothing is computed but the flag."""
-    opcodes = {j.opcode for j in part if not is_one_number(j)}
-    return opcodes <= _CHOOSING and any(map(is_choice_by_flag, part))
-
-
-def is_copied_for_a_choice(i: Instruction) -> bool:
-    """Whether an array is copied, and nothing else, for a conditional that only chooses: in one of
-    its branches, or before it.
-    """
-    if i.opcode != "copy" or changes_layout(i):
-        return False
-    users = i.computation.users
-    tuples = [user for user in users.get(i.name, ()) if user.opcode == "tuple"]
-    readers = [reader for made in (i, *tuples) for reader in users.get(made.name, ())]
-    around = callers(i.computation.module).get(i.computation.name, [])
-    return any(map(_only_chooses, (*around, *readers)))
-
-
-def _only_chooses(i: Instruction) -> bool:
-    """Whether each branch of a conditional returns what it is given, as it is or copied."""
-    if i.opcode != "conditional":
-        return False
-    branches = [i.computation.module.computations[name] for name in i.called]
-    made = [value for branch in branches for value in returned(branch)]
-    given = [look_through(value, (*NAMES, "get-tuple-element")) for value in made]
-    return all(value.opcode == "parameter" for value in given)
-
-
-def _copying(part: Sequence[Instruction], is_cut: bool) -> str | None:
-    """What the program could have done without, of moves that write an operand anew: "copy" for a
-    broadcast, and for arrays that are joined whole; "pad" for what is added to K, which is the last
-    dimension, or to rows, where these are cut off the result again; None for other moves.
-    """
-    opcodes = {j.opcode for j in part}
-    if any(map(_repeats, part)) and opcodes <= _REPEATING:
-        return "copy"
-    if "concatenate" in opcodes and opcodes <= _JOINING:
-        return "copy"
-    is_padded = opcodes <= _PADDING and any(_pads_behind(j, is_cut) for j in part)
-    return "pad" if is_padded else None
-
-
-def _repeats(i: Instruction) -> bool:
-    """Whether an array is broadcast, and no number."""
-    return i.opcode == "broadcast" and operand(i, 0).shape.size > 1
-
-
-def _pads_behind(i: Instruction, any_dimension: bool) -> bool:
-    """Whether dimensions are made longer at their ends: the last one, or any."""
-    if i.opcode != "pad":
-        return False
-    # As in 0_0x0_16: of each dimension what is put in front, behind and, if any, in between.
-    edges = [dimension.split("_") for dimension in i.attributes.get("padding", "").split("x")]
-    if any(len(edge) < 2 for edge in edges):
-        return False
-    for front, behind, *between in edges:
-        if front != "0" or behind.startswith("-") or between not in ([], ["0"]):
-            return False
-    return any_dimension or edges[-1][1] != "0"
-
-
-def _reshapes_argument(i: Instruction) -> bool:
-    """Whether a kernel copies an argument that the program reshapes to one matrix."""
-    if i.opcode != "copy" or changes_layout(i):
-        return False
-    given = look_through(i, ("bitcast", "copy"))
-    if given.opcode != "parameter" or i.shape.size <= max(given.shape.dims, default=0):
-        return False
-    forms = (i, *i.computation.users.get(i.name, ()))
-    if len(given.shape.dims) == 2:
-        return any(is_transpose(j) for j in forms)
-    return any(len(j.shape.dims) == 2 for j in forms)
 
 
 # Kernels that read a result -----------------------------------------------------------------------
@@ -735,7 +571,6 @@ class Neighborhood:
         each = len(module.text) // max(1, len(rows))
         self._far, self._most = max(100, 4 * each), max(40, each // 8)
         self._found: dict[Instruction, tuple[UnfusedKernel, ...]] = {}
-        self._of_fp8: dict[tuple[Instruction, int], Widened | None] = {}
         self._same: dict[UnfusedKernel, UnfusedKernel] = {}
         self._users: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
         for kernel, inputs in self._flow.inputs.items():
@@ -824,8 +659,6 @@ class Neighborhood:
 
     def _look_before(self, call: Instruction, found: dict[Instruction, UnfusedKernel]) -> None:
         todo: list[tuple[tuple[Instruction, int], _Role]] = []
-        readers = [reader for reader, _ in self.users(call)]
-        is_cut = _is_cublas(call) and any(j.opcode == "slice" for i in readers for j in inside(i))
         for index in range(len(call.operands)):
             role = _role(call, index)
             todo += [(producer, role) for producer in self.producers(call, index)]
@@ -833,18 +666,18 @@ class Neighborhood:
             (i, element), role = todo.pop(0)
             if i in found or i in self._multiply:
                 continue
-            found[i] = self._maker(i, element, role, is_cut)
+            found[i] = self._maker(i, element, role)
             if found[i].own in (OwnWork.QUANTIZES, OwnWork.MOVES_OPERAND):
                 for producer in self._transposing_for(i):
                     found[producer] = UnfusedKernel(producer, ("transpose",))
             if found[i].work:
                 todo += [(producer, role) for producer in self.all_producers(i)]
 
-    def _maker(self, i: Instruction, element: int, role: _Role, is_cut: bool) -> UnfusedKernel:
+    def _maker(self, i: Instruction, element: int, role: _Role) -> UnfusedKernel:
         """What a kernel does that makes an operand."""
         if not is_plain(i):
             return UnfusedKernel(i, own=OwnWork.MAKES_OPERAND)
-        does = _before(i, element, role, is_cut, self._widened)
+        does = _before(i, element, role, self._widens)
         if does.work == ("scale",) and len(i.operands) == 1 and self.producers(i, 0):
             # Of one number that the program computes, as an amax.
             return UnfusedKernel(i, own=OwnWork.COMPUTES_SCALE)
@@ -868,56 +701,32 @@ class Neighborhood:
             return False
         return {kernel for kernel, _ in self.users(i)} == {reader}
 
-    def _widened(self, i: Instruction, steps: int = 4) -> Widened | None:
-        """What a kernel reads of FP8 arrays, or of what so many kernels at most made of them that
-        only widened them; None where it reads nothing of FP8.
+    def _widens(self, i: Instruction, steps: int = 3) -> bool | None:
+        """Whether a kernel only widens FP8 arrays, or what so many kernels at most made of them
+        that only widened them; None where it reads nothing of FP8.
         """
-        if (i, steps) not in self._of_fp8:
-            self._of_fp8[i, steps] = self._reads_fp8(i, steps)
-        return self._of_fp8[i, steps]
-
-    def _reads_fp8(self, i: Instruction, steps: int) -> Widened | None:
         if any(j.opcode not in _FROM_FP8 for j in inside(i)):
             return None
-        kinds = [self._is_of_scales(i, index, steps) for index in range(len(i.operands))]
-        if all(kind is None for kind in kinds):
-            return None
-        is_scales = False not in kinds
-        computation = fused(i)
-        given = [p.name for p in computation.parameters] if computation else i.operands
-        codes = {name for name, kind in zip(given, kinds, strict=False) if kind is is_scales}
-        scales = {name for name, kind in zip(given, kinds, strict=False) if kind and not is_scales}
-        for index, name in enumerate(given):
-            makers = self.producers(i, index) if index < len(i.operands) else []
-            if name not in codes and makers and all(repeats(maker) for maker, _ in makers):
-                scales.add(name)
         size = max(shape.size for shape in results(i))
+        reads, others = [], []
+        for index in range(len(i.operands)):
+            reads.append(self._is_of_fp8(i, index, steps))
+            # Scales are smaller, or repeated for each element.
+            large = 2 * operand(i, index).shape.size > size
+            makers = self.producers(i, index)
+            others.append(large and not (makers and all(repeats(maker) for maker, _ in makers)))
+        if not any(reads):
+            return None
+        is_alone = not any(large and not read for read, large in zip(reads, others, strict=True))
+        return is_alone and _widens_alone(i)
 
-        def is_scale(j: Instruction) -> bool:
-            made_of = walk([j], lambda k: map(k.computation.__getitem__, k.operands))
-            leaves = [k for k in made_of if not k.operands and k.opcode != "constant"]
-            if not computation:
-                leaves = [j]
-            return all(k.name in scales or 2 * k.shape.size <= size for k in leaves)
-
-        return Widened(is_scales, _widens_alone(inside(i), codes, is_scale))
-
-    def _is_of_scales(self, i: Instruction, index: int, steps: int) -> bool | None:
-        """Whether an operand of a kernel is the scales of blocks, or else FP8; None where it is
-        neither, and was not made of one by kernels that only widened it.
-        """
+    def _is_of_fp8(self, i: Instruction, index: int, steps: int) -> bool:
+        """Whether an operand of a kernel is FP8, or scales of blocks, or was widened from it."""
         shape = operand(i, index).shape
-        if shape.size > 1 and is_narrow(shape.dtype):
-            return False
-        if shape.size > 1 and shape.dtype == E8M0.name:
+        if shape.size > 1 and (is_narrow(shape.dtype) or shape.dtype == E8M0.name):
             return True
-        made_of = [self._widened(maker, steps - 1) for maker in self._widening(i, index, steps)]
-        kinds = [made.is_scales for made in made_of if made is not None and made.alone]
-        return all(kinds) if kinds else None
-
-    def _widening(self, i: Instruction, index: int, steps: int) -> list[Instruction]:
-        """The kernels that may have widened an operand."""
-        return [maker for maker, _ in self.producers(i, index) if steps > 0 and is_plain(maker)]
+        makers = [maker for maker, _ in self.producers(i, index) if steps and is_plain(maker)]
+        return any(self._widens(maker, steps - 1) for maker in makers)
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction

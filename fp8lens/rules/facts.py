@@ -430,11 +430,6 @@ class Cause:
         return self.first.at.shape.dtype
 
     @property
-    def is_first_of_all(self) -> bool:
-        """Whether the first step reads the dot's own result: nothing but names stands between."""
-        return not [step for step in self.in_front if step.kind is not Role.AMAX]
-
-    @property
     def transposed(self) -> Instruction | None:
         """What transposes the result in front of the step."""
         moves = (step.at for step in self.in_front if step.kind is Role.MOVE)
@@ -593,7 +588,7 @@ class Work:
     @property
     def lost(self) -> str:
         """What of it a reason says was lost."""
-        order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "copy", "fp8")
+        order = ("output", "epilogue", "bias", "scale", "amax", "transpose", "pad", "fp8")
         return min(self.works, key=order.index)
 
 

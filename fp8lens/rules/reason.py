@@ -19,8 +19,8 @@ from fp8lens.rules.rule import RULES, Found, Lost, Rule
 class Reason:
     """What one matmul lost, and why. `lost` is one of `fp8lens.rules.rule.Lost`: "fp8" (it does not
     run in FP8 at all), or what stayed outside of the FP8 call: "epilogue" (an activation), "bias",
-    "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "copy" (a kernel
-    repeats or chooses an operand in memory), "duplicate" (it, or a quantization for it, runs more
+    "amax", "output" (a conversion of the result), "scale", "transpose", "pad",
+    "duplicate" (it, or a quantization for it, runs more
     often than it has to), "wire" (it is sent between devices in a wide type), or "kernel" (it is
     not known what a kernel does there).
 

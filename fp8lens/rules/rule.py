@@ -26,7 +26,6 @@ class Lost(enum.StrEnum):
     SCALE = "scale"
     TRANSPOSE = "transpose"
     PAD = "pad"
-    COPY = "copy"  # an operand is repeated, or chosen, in memory
     DUPLICATE = "duplicate"  # it, or a quantization for it, runs more often than it has to
     WIRE = "wire"  # it is sent between devices in a wide type
     KERNEL = "kernel"  # nobody knows what a kernel does there
