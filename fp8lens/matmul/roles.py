@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from fp8lens.formats import CUBLASLT, E5M2
 from fp8lens.hlo.ops import ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand
+from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand, since
 from fp8lens.hlo.walk import walk
 
 
@@ -173,6 +173,15 @@ def is_tanh_gelu(step: Step) -> bool:
     constants = [look_through(get(name), (*NAMES, "convert", "broadcast")) for name in read]
     has_tanh = any(i.opcode == "tanh" for i in following)
     return has_tanh and any(re.match(r"0\.044[67]", i.literal or "") for i in constants)
+
+
+def telling(step: Step) -> Instruction:
+    """Of the operations of an activation the one that a reader knows it by."""
+    made = [*since(step.value, step.at), step.at]
+    return next((i for i in made if i.opcode in _KNOWN_BY), step.at)
+
+
+_KNOWN_BY = frozenset("tanh erf logistic exponential log log-plus-one sqrt rsqrt power".split())
 
 
 def _following(step: Step) -> list[Instruction]:

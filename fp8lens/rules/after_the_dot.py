@@ -8,9 +8,9 @@ from an operation that reads the call itself.
 from fp8lens.formats import FORMATS
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import look_through, since
+from fp8lens.hlo.values import look_through
 from fp8lens.matmul.epilogue import along_columns
-from fp8lens.matmul.roles import Role, Step, could_be_fused, is_tanh_gelu
+from fp8lens.matmul.roles import Role, could_be_fused, is_tanh_gelu, telling
 from fp8lens.rules.facts import Cause
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -45,16 +45,7 @@ def other_activation(cause: Cause) -> Found | None:
     if cause.kind is Role.CLAMP:
         return Found()
     is_other = cause.kind is Role.ACTIVATION and not is_tanh_gelu(cause.first)
-    return found_if(is_other, at=_telling(cause.first))
-
-
-def _telling(step: Step) -> Instruction:
-    """Of the operations of an activation the one that a reader knows it by."""
-    made = [*since(step.value, step.at), step.at]
-    return next((i for i in made if i.opcode in _KNOWN_BY), step.at)
-
-
-_KNOWN_BY = frozenset("tanh erf logistic exponential log log-plus-one sqrt rsqrt power".split())
+    return found_if(is_other, at=telling(cause.first))
 
 
 @rule("vector-scale", lost=Lost.SCALE)

@@ -12,7 +12,7 @@ from fp8lens.hlo.text import counted, size
 from fp8lens.hlo.values import NAMES, broadcast_of, look_through
 from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.operands import Operand
-from fp8lens.matmul.roles import Role
+from fp8lens.matmul.roles import Role, Step, is_tanh_gelu, telling
 from fp8lens.matmul.unfused import UnfusedKernel, operations
 from fp8lens.rules.facts import Matmul
 
@@ -74,6 +74,13 @@ def _way_back(i: Instruction) -> list[Instruction]:
     return path
 
 
+def _step(step: Step) -> str:
+    """What is done with a result, in words."""
+    if step.kind is not Role.ACTIVATION:
+        return _told(step.at, step.value)
+    return "gelu" if is_tanh_gelu(step) else telling(step).opcode
+
+
 def _told(at: Instruction, before: Instruction) -> str:
     """One operation in words: what it does to `before`, and with what."""
     if at.opcode == "convert":
@@ -99,7 +106,7 @@ def _after(m: Matmul) -> str:
     told = [
         (
             "outside" if step.at in left else "in the call",
-            _named(_told(step.at, step.value), step.at),
+            _named(_step(step), step.at),
         )
         for step in m.steps
         if step.kind is not Role.MOVE or step.at.opcode not in NAMES

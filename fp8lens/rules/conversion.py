@@ -47,6 +47,25 @@ def clamp_bounds(conversion: Conversion) -> Found | None:
     return found_if(not conversion.is_whole_range, bounds=bounds, **fields)
 
 
+@rule("cut-first", lost=Lost.OUTPUT)
+def cut_first(conversion: Conversion) -> Found | None:
+    """XLA pads, and puts a slice between the call and the conversion."""
+    m = conversion.matmul
+    # A K that an earlier pass pads to a multiple of 8 has a slice too, which cuts nothing off.
+    odd = m.odd("MNK" if m.row_as_written.k % 8 else "MN")
+    return found_if(odd, sizes=" and ".join(odd))
+
+
+@rule("reshaped-first", lost=Lost.OUTPUT)
+def reshaped_first(conversion: Conversion) -> Found | None:
+    """The result changes its shape before the conversion."""
+    dot = conversion.matmul.dot
+    assert dot is not None
+    given, read = dot.shape.dims, conversion.first.value.shape.dims
+    before, after = ",".join(map(str, given)), ",".join(map(str, read))
+    return found_if(given != read, before=before, after=after)
+
+
 @rule("matrix-in-f32", lost=Lost.OUTPUT)
 def matrix_in_f32(conversion: Conversion) -> Found | None:
     """The added matrix is float32, and no call that adds such a matrix writes FP8."""
