@@ -36,10 +36,9 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
         "qwix",
         'nn.Einsum((N, K), "...k,nk->...n") as the layer: its kernel is [N, K]',
     ),
-    (_QWIX_PTQ, "amax-along", "qwix", "act_static_scale=True in the rule"),
     (
         _QWIX_QT,
-        "not-quantized|both-e5m2-bare",
+        "not-quantized|both-e5m2",
         "qwix",
         (
             "act_qtype=jnp.float8_e4m3fn and bwd_qtype=jnp.float8_e5m2 in the rule, and with a"
@@ -47,12 +46,12 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
             ' "drhs_residual_qtype": jnp.float8_e4m3fn}'
         ),
     ),
-    (_QWIX_QT, "vector-scale|amax-along", "qwix", "disable_channelwise_axes=True in the rule"),
-    (_QWIX_QT, "scales-one-by-one|amax-scaled", "qwix", _FIXED),
+    (_QWIX_QT, "vector-scale", "qwix", "disable_channelwise_axes=True in the rule"),
+    (_QWIX_QT, "scale-of-own-amax", "qwix", _FIXED),
     ("qwix/_src/core/dot.py", "vector-scale", "qwix", "qwix.quantize without channelwise_axes"),
     (
         _AQT,
-        "not-quantized|both-e5m2-bare",
+        "not-quantized|both-e5m2",
         "AQT",
         'config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")',
     ),
@@ -62,10 +61,10 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
         "AQT",
         "config.set_accumulator_dtype(cfg, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)",
     ),
-    (_AQT, "vector-scale|amax-along", "AQT", _TENSOR),
+    (_AQT, "vector-scale", "AQT", _TENSOR),
     (
         _AQT,
-        "scales-one-by-one|amax-scaled",
+        "scale-of-own-amax",
         "AQT",
         "config.set_constant_calibration(cfg, bound), a bound that fits",
     ),
