@@ -25,7 +25,7 @@ from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.gemms import GemmReport, make_report
 from fp8lens.rules.chain import chain_of
 from fp8lens.rules.facts import Matmul
-from fp8lens.rules.find import find_reasons, matmuls_of
+from fp8lens.rules.find import find_reasons, given_to_rewriter, matmuls_of
 from fp8lens.rules.reason import Reasons
 from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target, resolve
@@ -87,6 +87,12 @@ class Inspection:
         return bool(self._stages) and self._chip is not None
 
     @property
+    def given(self) -> HloModule:
+        """The program that XLA's gemm rewriter was given. TypeError as of `reasons`."""
+        assert self.matmuls is not None
+        return given_to_rewriter(self._stages)
+
+    @property
     def devices(self) -> int:
         """For how many devices it was compiled."""
         return math.prod(device_counts(self.module))
@@ -133,18 +139,19 @@ class Inspection:
         """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program
         that does not show what XLA's rewriter was given.
         """
+        made = self.matmuls
+        opaque = self.ledger.of("opaque")
+        return find_reasons(made, self.collectives, opaque, self._ptx or {})
+
+    @cached_property
+    @uncollected()
+    def matmuls(self) -> list[Matmul]:
+        """The matmuls, each with what XLA's rewriter was given of it. TypeError as of `reasons`."""
         if not self.has_reasons or self._chip is None or (self.is_ours and self._ptx is None):
             raise TypeError(
                 "a saved or compiled program says no more what XLA's rewriter was given: "
                 "inspect the function and its arguments."
             )
-        opaque = self.ledger.of("opaque")
-        return find_reasons(self._matmuls, self.collectives, opaque, self._ptx or {})
-
-    @cached_property
-    def _matmuls(self) -> list[Matmul]:
-        """The matmuls, each with what XLA's rewriter was given of it."""
-        assert self._chip is not None
         return matmuls_of(self.unfused, self._stages, self.module, self._chip, self.collectives)
 
     def chain(self) -> str:
@@ -152,9 +159,8 @@ class Inspection:
         behind the dot and which of it is in the call, and the kernels beside it, each with its
         lines. TypeError for a saved program that does not show what XLA's rewriter was given.
         """
-        assert self.reasons is not None  # which says what is missing
         parts = []
-        for m in self._matmuls:
+        for m in self.matmuls:
             place = f" ({m.given.source})" if m.given.source else ""
             parts.append(f"{m.row.title} {m.row.path}".rstrip() + place)
             parts += [f"  {line}" for line in chain_of(m, whole=True)]

@@ -11,7 +11,6 @@ from fp8lens.hlo.parse import HloModule, parse_hlo_module
 from fp8lens.hlo.program import executions
 from fp8lens.hlo.values import operand
 from fp8lens.matmul import collectives
-from fp8lens.matmul.attribution import given_to_rewriter
 from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.ledger import Line
@@ -40,6 +39,17 @@ from fp8lens.rules.reason import Reason, Reasons, of_matmul, texts_of
 from fp8lens.rules.rule import Rule, every, first
 from fp8lens.targets import Target
 
+# The passes of XLA's before which a program is as the rewriter is given it.
+_REWRITERS = ("triton-gemm-rewriter", "cublas-gemm-rewriter")
+
+
+def given_to_rewriter(stages: Sequence[Any]) -> HloModule:
+    """Of a compile's stages the program that XLA's gemm rewriter was given; the first stage where
+    it was given none.
+    """
+    given = next((stage for stage in stages if stage.before in _REWRITERS), stages[0])
+    return parse_hlo_module(given.text)
+
 
 def matmuls_of(
     found: Sequence[tuple[GemmRow, Sequence[UnfusedKernel]]],
@@ -51,7 +61,7 @@ def matmuls_of(
     """The matmuls of a compiled module, from its rows, each with the kernels around it, and from
     the stages of its compile.
     """
-    before = parse_hlo_module(given_to_rewriter(stages).text)
+    before = given_to_rewriter(stages)
     written = parse_hlo_module(stages[0].text)
     dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
     # What has no dot must not be taken for another's.

@@ -1,7 +1,7 @@
 """Which kernel does which line of a program: for chapters, and for the fusion lab.
 
-What is attributed is the program that XLA's gemm rewriter was given, whose operations still have
-the lines that they were written on. `fp8lens.matmul.attribution` says which kernels do them.
+XLA keeps the lines of the operations that it puts into kernels of its own. Of a library's call it
+is known which operations around the dot are in it: see `fp8lens.rules.chain`.
 """
 
 import itertools
@@ -15,17 +15,20 @@ from typing import Any
 import matplotlib as mpl
 
 from fp8lens import Inspection, inspect
-from fp8lens.hlo.parse import Instruction, parse_hlo_module
+from fp8lens.hlo.ops import SCALING, VIEWS
+from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.text import counted, size
-from fp8lens.matmul.attribution import VIEWS, attribute, converts_scale, given_to_rewriter
+from fp8lens.hlo.values import since
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.rows import GemmRow
+from fp8lens.matmul.unfused import operations
+from fp8lens.rules.facts import Matmul
 from helpers.explorers.reader import WORK
 from helpers.figures.palette import PALETTE
 from helpers.figures.plots import ink_on
 
 UNKNOWN = -1
-_NO_WORK = VIEWS | {"parameter", "constant", "tuple", "iota"}
+_NO_WORK = VIEWS | frozenset("parameter constant tuple iota broadcast copy".split())
 _CLASSES = {
     "rest": "other work",
     "move": "moves data",
@@ -49,18 +52,40 @@ def kernels_of_lines(seen: Inspection, file: str, within: range) -> dict[int, se
     """For each of a file's lines `within` a range that has work to do, the numbers of the kernels
     that do it, from 0, in the order of the ledger; and UNKNOWN, where that is not known of a part.
     """
-    given = parse_hlo_module(given_to_rewriter(seen._stages).text)
-    made = parse_hlo_module(seen._stages[-1].text)
-    where = attribute(given, made, seen.module, seen.report.rows)
-    numbers = {line.kernel.instruction: n for n, line in enumerate(seen.ledger)}
+    calls = {m.row.instruction: m for m in seen.matmuls}
     found: dict[int, set[int]] = defaultdict(set)
-    for i in given.entry:
+    done: set[tuple[int, str]] = set()
+    for number, kernel in enumerate(seen.ledger):
+        i = kernel.kernel.instruction
+        does = _in_call(calls[i]) if i.opcode == "custom-call" and i in calls else operations(i)
+        for at in filter(_is_work, does):
+            line = _line(at, file, within)
+            found[line].add(number)
+            done.add((line, at.opcode))
+    for i in filter(_is_work, seen.given.entry):
         line = _line(i, file, within)
-        if line and i in where:
-            found[line].update(numbers[kernel] for kernel in where[i])
-        elif line and i.opcode not in _NO_WORK and not converts_scale(i):
+        if (line, i.opcode) not in done:
             found[line].add(UNKNOWN)
+    found.pop(0, None)
     return dict(found)
+
+
+def _in_call(m: Matmul) -> list[Instruction]:
+    """The operations of the given program that a library's call does: the dot, what dequantizes its
+    operands, and what it does with the result.
+    """
+    if m.dot is None:
+        return [m.row.instruction]
+    steps = [step for step in m.steps if step not in m.left]
+    behind = [i for step in steps for i in (*since(step.value, step.at), step.at)]
+    paths = [side.path[1:] for side in m.sides] if m.row.is_fp8 else []
+    in_front = [i for path in paths for i in path if i.opcode in SCALING | {"convert"}]
+    return [m.dot, *in_front, *behind]
+
+
+def _is_work(i: Instruction) -> bool:
+    """Whether an operation is more than a name, or a conversion of a scale."""
+    return i.opcode not in _NO_WORK and not (i.opcode == "convert" and i.shape.size == 1)
 
 
 def _line(i: Instruction, file: str, within: range) -> int:
