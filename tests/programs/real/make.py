@@ -1,14 +1,14 @@
 """Record real programs: training and serving steps, compiled for an H100 without a GPU.
 
-    .tools/bin/uv run --isolated --locked --group libraries --with keras-hub \\
-        python -m tests.programs.real.make [NAME ...]
+    .tools/bin/uv run --isolated --locked --group libraries \\
+        --with keras-hub,jinja2,tiktoken,sympy python -m tests.programs.real.make [NAME ...]
 
-For each it keeps what XLA dumps, as an archive: the program as written, the one that XLA's rewriter
-was given, and the compiled one. `tar xf NAME.tar.xz` gives a folder that `fp8lens NAME` reads. Names
-of files on this machine are cut: a library's begin with site-packages.
+For each it keeps what XLA dumps, as an archive: the program as written, the one that XLA's
+rewriter was given, and the compiled one. `tar xf NAME.tar.xz` gives a folder that `fp8lens NAME`
+reads. Names of files on this machine are cut: a library's begin with site-packages.
 
-te_delayed_step is a dump from elsewhere: a layer of Transformer Engine, compiled for an H100. It has the
-compiled program alone.
+te_delayed_step is a dump from elsewhere: a layer of Transformer Engine, compiled for an H100. It
+has the compiled program alone.
 """
 
 import functools
@@ -220,42 +220,48 @@ def flax_accumulation_step() -> Made:
     return linen_step(Decoder(), microbatches=4)
 
 
+def fp8_nnx_linear(of: int, to: int, rngs: nnx.Rngs) -> nnx.Linear:
+    """A layer of NNX with the recipe's product."""
+    return nnx.Linear(of, to, dtype=bf16, dot_general=fp8_nnx.Fp8Dot(), rngs=rngs)
+
+
+class NnxLayer(nnx.Module):
+    """Of a decoder in NNX."""
+
+    def __init__(self, rngs):
+        self.norm, self.norm2 = (nnx.RMSNorm(WIDTH, dtype=bf16, rngs=rngs) for _ in range(2))
+        self.attention = nnx.MultiHeadAttention(HEADS, WIDTH, dtype=bf16, decode=False, rngs=rngs)
+        for name in ("query", "key", "value", "out"):
+            getattr(self.attention, name).dot_general = nnx.data(fp8_nnx.Fp8Dot())
+        self.up = fp8_nnx_linear(WIDTH, HIDDEN, rngs)
+        self.down = fp8_nnx_linear(HIDDEN, WIDTH, rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm(x), mask=nnx.make_causal_mask(x[..., 0]))
+        return x + self.down(nnx.gelu(self.up(self.norm2(x))))
+
+
+class NnxDecoder(nnx.Module):
+    """Such layers, one after the other."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(LETTERS, WIDTH, dtype=bf16, rngs=rngs)
+        self.layers = nnx.List([NnxLayer(rngs) for _ in range(LAYERS)])
+        self.head = nnx.Linear(WIDTH, LETTERS, dtype=bf16, use_bias=False, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 @program
 def nnx_decoder_step() -> Made:
     """NNX with the recipe's product, and its step."""
 
-    class Layer(nnx.Module):
-        def __init__(self, rngs):
-            def linear(of, to):
-                return nnx.Linear(of, to, dtype=bf16, dot_general=fp8_nnx.Fp8Dot(), rngs=rngs)
-
-            self.norm = nnx.RMSNorm(WIDTH, dtype=bf16, rngs=rngs)
-            self.norm2 = nnx.RMSNorm(WIDTH, dtype=bf16, rngs=rngs)
-            self.attention = nnx.MultiHeadAttention(
-                HEADS, WIDTH, dtype=bf16, decode=False, rngs=rngs
-            )
-            for name in ("query", "key", "value", "out"):
-                getattr(self.attention, name).dot_general = nnx.data(fp8_nnx.Fp8Dot())
-            self.up, self.down = linear(WIDTH, HIDDEN), linear(HIDDEN, WIDTH)
-
-        def __call__(self, x):
-            x = x + self.attention(self.norm(x), mask=nnx.make_causal_mask(x[..., 0]))
-            return x + self.down(nnx.gelu(self.up(self.norm2(x))))
-
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            self.embed = nnx.Embed(LETTERS, WIDTH, dtype=bf16, rngs=rngs)
-            self.layers = nnx.List([Layer(rngs) for _ in range(LAYERS)])
-            self.head = nnx.Linear(WIDTH, LETTERS, dtype=bf16, use_bias=False, rngs=rngs)
-
-        def __call__(self, tokens):
-            x = self.embed(tokens)
-            for layer in self.layers:
-                x = layer(x)
-            return self.head(x)
-
     def make():
-        model = Model(nnx.Rngs(0))
+        model = NnxDecoder(nnx.Rngs(0))
         return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
 
     def loss(model, tokens):
@@ -288,8 +294,8 @@ def recipe_decoder_step() -> Made:
 def maxtext_decoder_step() -> Made:
     """MaxText's own decoder and train_step: Llama's layers, by scan, with remat, `fp8`."""
     import maxtext as package
-    from maxtext.configs import pyconfig
     from maxtext.common import train_state_nnx
+    from maxtext.configs import pyconfig
     from maxtext.trainers.pre_train import train
     from maxtext.utils import model_creation_utils
 
@@ -574,8 +580,8 @@ def kept(name: str, texts: dict[str, str]) -> None:
 
 
 def record(name: str) -> None:
-    """Compiles a program, and keeps what XLA dumps. Of the kernels that XLA made, only Triton's tell
-    by their PTX what their HLO does not.
+    """Compiles a program, and keeps what XLA dumps. PTX of Triton's kernels alone: of others HLO
+    tells all.
     """
     fn, args, options = PROGRAMS[name]()
     with tempfile.TemporaryDirectory() as dump:
