@@ -1,9 +1,7 @@
-"""Large programs as people write them, none of them made for the parser or the report, compiled for
-a chip each.
+"""Programs of odd shapes, types and operations, beside the real ones of tests/programs/real.
 
 `corpus()` gives the text of each optimized module by name, compiled once a process. `PROGRAMS` has
-the functions themselves, for tests that count their matmuls in another way. cuDNN's attention is
-not here: JAX asks for the library itself before it lowers it.
+the functions themselves, for tests that count their matmuls in another way.
 """
 
 import functools
@@ -12,16 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen import fp8_ops
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import fp8lens
 from fp8lens import Inspection
-from tests.weekly import NIGHTLY
 from tools.bench import training_step
 
 e4m3, e5m2, bf16, f32, f64 = (
@@ -37,135 +32,7 @@ def shape(*dims: int, dtype: Any = f32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
-# Transformers -------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """A layer of a decoder as Flax's users write it, with its attention, norms and biases: another
-    one than helpers.models has. All its dense layers are in FP8 where `dot_general` says so.
-    """
-
-    width: int
-    heads: int
-    dot_general: Any
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x):
-        dense = functools.partial(nn.Dense, dot_general_cls=self.dot_general, dtype=self.dtype)
-        mask = nn.make_causal_mask(jnp.ones(x.shape[:2]))
-        x = x + nn.MultiHeadDotProductAttention(
-            self.heads,
-            dtype=self.dtype,
-            qkv_dot_general_cls=self.dot_general,
-            out_dot_general_cls=self.dot_general,
-        )(nn.LayerNorm(dtype=self.dtype)(x), mask=mask)
-        h = nn.LayerNorm(dtype=self.dtype)(x)
-        return x + dense(self.width)(nn.silu(dense(4 * self.width)(h)) * dense(4 * self.width)(h))
-
-
-class Decoder(nn.Module):
-    layers: int = 2
-    width: int = 256
-    dot_general: Any = fp8_ops.Fp8DirectDotGeneralOp
-    dtype: Any = bf16
-
-    @nn.compact
-    def __call__(self, tokens):
-        embed = nn.Embed(512, self.width, dtype=self.dtype)
-        x = embed(tokens)
-        for _ in range(self.layers):
-            x = Block(self.width, 4, self.dot_general, self.dtype)(x)
-        return embed.attend(nn.LayerNorm(dtype=self.dtype)(x)).astype(f32)
-
-
-def flax_step(variables, tokens, *, model=Decoder()):
-    """Loss, and the parameters and FP8 scales that follow from its gradient."""
-
-    def loss(variables):
-        logits = nn.log_softmax(model.apply(variables, tokens[:, :-1]))
-        return -jnp.take_along_axis(logits, tokens[:, 1:, None], -1).mean()
-
-    value, gradient = jax.value_and_grad(loss, allow_int=True)(variables)
-    params = jax.tree.map(lambda p, g: p - 1e-3 * g, variables["params"], gradient["params"])
-    return value, gradient | {"params": params}
-
-
-def flax_arguments(model=Decoder(), batch: int = 4, length: int = 129):
-    tokens = shape(batch, length, dtype=jnp.int32)
-    return jax.eval_shape(
-        model.init, jax.random.key(0), shape(batch, length - 1, dtype=jnp.int32)
-    ), tokens
-
-
-def attention(q, k, v):
-    """Grouped-query, causal, with a local window; and its gradient."""
-
-    def loss(q, k, v):
-        return jnp.sum(
-            jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(64, 0)).astype(
-                f32
-            )
-            ** 2
-        )
-
-    return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
-
-
-def paged_decode(q, pages, table, length):
-    """One token's attention to a cache that lies in pages of 16 tokens."""
-    k, v = jnp.moveaxis(pages[table].reshape(table.shape[0], -1, 2, *pages.shape[3:]), 2, 0)
-    scores = jnp.einsum("bhd,bthd->bht", q, k, preferred_element_type=f32)
-    mask = jnp.arange(k.shape[1])[None, None] < length[:, None, None]
-    return jnp.einsum(
-        "bht,bthd->bhd", jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(v.dtype), v
-    )
-
-
-def experts(x, router, up, down):
-    """Top-2 mixture of experts: tokens sorted by expert, then ragged matmuls; and the gradient."""
-
-    def layer(x, router, up, down):
-        weights, chosen = lax.top_k(jax.nn.softmax(x @ router), 2)
-        order = jnp.argsort(chosen.reshape(-1))
-        sizes = jnp.bincount(chosen.reshape(-1), length=router.shape[1])
-        h = jax.nn.gelu(lax.ragged_dot(x[order // 2], up, sizes))
-        out = (
-            jnp.zeros_like(x)
-            .at[order // 2]
-            .add(lax.ragged_dot(h, down, sizes) * weights.reshape(-1)[order, None])
-        )
-        return jnp.sum(out**2)
-
-    return jax.grad(layer, (0, 1, 2, 3))(x, router, up, down)
-
-
-def dispatched_experts(x, router, up, down):
-    """The same with one-hot dispatch, as on TPUs: einsums with two contracting dimensions."""
-    gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x, router))
-    position = (
-        jnp.cumsum(jax.nn.one_hot(jnp.argmax(gates, -1), router.shape[1], dtype=jnp.int32), 1) - 1
-    )
-    combine = gates[..., None] * jax.nn.one_hot(position, 32)
-    dispatched = jnp.einsum("gsec,gsm->egcm", (combine > 0).astype(x.dtype), x)
-    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", dispatched, up))
-    return jnp.einsum("gsec,egcm->gsm", combine, jnp.einsum("egch,ehm->egcm", h, down))
-
-
 # Loops and branches -------------------------------------------------------------------------------
-
-
-def deep_mlp(x, weights):
-    """Layers by scan, recomputed in the backward pass."""
-
-    @jax.checkpoint
-    def layer(x, w):
-        return jnp.tanh(x @ w[0]) @ w[1], None
-
-    def loss(weights):
-        return jnp.sum(lax.scan(layer, x, weights)[0] ** 2)
-
-    return jax.value_and_grad(loss)(weights)
 
 
 def fp8_scan(x, weights, scales):
@@ -179,26 +46,6 @@ def fp8_scan(x, weights, scales):
         return jnp.clip(d, -448, 448).astype(e4m3), jnp.max(d)
 
     return lax.scan(layer, x, (weights, scales))
-
-
-def lstm(xs, w, u):
-    """Backpropagation through time, over a scan of a scan."""
-
-    def loss(w, u):
-        def cell(carry, x):
-            h, c = carry
-            i, f, g, o = jnp.split(x @ w + h @ u, 4, -1)
-            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
-
-        start = jnp.zeros((xs.shape[2], u.shape[0])), jnp.zeros((xs.shape[2], u.shape[0]))
-
-        def outer(carry, chunk):
-            return (lax.scan(cell, carry, chunk)[0], None)
-
-        return jnp.sum(lax.scan(outer, start, xs)[0][0] ** 2)
-
-    return jax.grad(loss, (0, 1))(w, u)
 
 
 def until_converged(a, x):
@@ -229,76 +76,6 @@ def branches(x, weights, which):
     )
 
 
-# Other work of a GPU ------------------------------------------------------------------------------
-
-
-class ResNet(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for features in (32, 64):
-            x = nn.relu(nn.BatchNorm(False)(nn.Conv(features, (3, 3), 2, use_bias=False)(x)))
-            x = x + nn.Conv(features, (3, 3))(
-                nn.relu(nn.GroupNorm(8)(nn.Conv(features, (1, 1))(x)))
-            )
-        return nn.Dense(128)(x.mean((1, 2)))
-
-
-def resnet_step(variables, images):
-    def loss(variables):
-        return jnp.sum(ResNet().apply(variables, images, mutable=["batch_stats"])[0] ** 2)
-
-    return jax.value_and_grad(loss)(variables)
-
-
-def resnet_arguments():
-    images = shape(8, 32, 32, 16)
-    return jax.eval_shape(ResNet().init, jax.random.key(0), images), images
-
-
-def state_space(x, a, b, c):
-    """A linear recurrence by associative scan."""
-
-    def combine(left, right):
-        return left[0] * right[0], right[0] * left[1] + right[1]
-
-    states = lax.associative_scan(combine, (jnp.broadcast_to(a, (x.shape[0], a.shape[0])), x @ b))[
-        1
-    ]
-    return jnp.fft.irfft(jnp.fft.rfft(states @ c, axis=0), axis=0)
-
-
-def linear_algebra(a, b):
-    """Most of what cuSOLVER and cuBLAS do beside matmuls."""
-    spd = a @ a.T + jnp.eye(a.shape[0])
-    q, r = jnp.linalg.qr(a)
-    x = lax.linalg.triangular_solve(jnp.linalg.cholesky(spd), b, left_side=True, lower=True)
-    return (
-        x,
-        jnp.linalg.solve(a, b),
-        jnp.linalg.eigh(spd),
-        jnp.linalg.svd(a),
-        q @ r,
-        jnp.linalg.slogdet(a),
-        jax.scipy.linalg.expm(a[:8, :8]),
-    )
-
-
-def data_movement(x, i):
-    """Sorts, scatters, gathers, windows, random numbers."""
-    x = x.at[i].add(jnp.sort(x, -1)[i]).at[i, 3].max(2.0)
-    windows = lax.reduce_window(x, -jnp.inf, lax.max, (2, 4), (1, 2), "SAME")
-    noise = jax.random.normal(jax.random.key(0), windows.shape)
-    top, where = lax.top_k(windows + noise, 5)
-    return (
-        top,
-        jnp.take_along_axis(windows, where, -1),
-        jax.ops.segment_sum(x[:16], i, 8),
-        jnp.cumsum(x, 1),
-        jnp.unique(i, size=8),
-        jnp.searchsorted(jnp.sort(x[0]), x[1]),
-    )
-
-
 # Matmuls of odd shapes and types ------------------------------------------------------------------
 
 
@@ -309,14 +86,11 @@ def odd_dots(a, b, v, w, tall):
         jnp.einsum("ibjk,kjlb->bkl", a, b),
         jnp.einsum("ibjk,kjlb->", a, b),
         v @ w,
-        jnp.outer(v, v),
-        tall @ tall.T,
         tall.T @ tall,
         w @ v,
         jnp.einsum("i,ij,j->", v, jnp.sin(w), v),
         jnp.einsum("ij,ij->j", w, w),
         lax.dot_general(a, b, (((3, 2), (0, 1)), ((), ()))),
-        jnp.einsum("ab,cd->abcd", w[:4, :4], w[:8, :8]),
         jnp.zeros((0, 16)) @ w[:16],
         w[:, :0] @ w[:0],
     )
@@ -327,7 +101,6 @@ def odd_types(i8, c64, half, e5, e4, i4, i32, flag):
     dot = functools.partial(lax.dot_general, dimension_numbers=(((1,), (1,)), ((), ())))
     return (
         dot(i8, i8, preferred_element_type=jnp.int32),
-        dot(c64, c64.conj()),
         dot(half, half, preferred_element_type=f32),
         dot(e5, e4, preferred_element_type=bf16),
         dot(e5, e5, preferred_element_type=f32),
@@ -355,11 +128,7 @@ def algorithms(a, b):
 
 
 def double(a, b):
-    return a @ b, (a + 1j * b) @ b, jnp.fft.fft2(a)
-
-
-def block_scaled(a, b, a_scales, b_scales):
-    return jax.nn.scaled_matmul(a, b, a_scales, b_scales)
+    return a @ b, jnp.fft.fft2(a)
 
 
 def mxfp8_layer(x, w):
@@ -487,26 +256,22 @@ def ring_matmul(x, w):
 @dataclass(frozen=True)
 class Program:
     """A function, its arguments' shapes (or what makes them), and how to compile it. `flops`:
-    2*M*N*K of its matmuls, where they are not the dot_generals of its jaxpr; None where XLA does
-    other work than was written.
+    2*M*N*K of its matmuls, where they are not the dot_generals of its jaxpr.
     """
 
     fn: Callable
-    args: tuple | Callable[[], tuple]
+    args: tuple
     options: dict[str, Any] = field(default_factory=dict)
-    flops: int | str | None = "jaxpr"
+    flops: int | str = "jaxpr"
     x64: bool = False
 
     @property
     def mesh_shape(self) -> dict[str, int]:
         return self.options.get("mesh_shape", {"x": 1})
 
-    def arguments(self) -> tuple:
-        return self.args() if callable(self.args) else self.args
-
     def inspect(self) -> Inspection:
         with jax.enable_x64(self.x64):
-            return fp8lens.inspect(self.fn, *self.arguments(), **self.options)
+            return fp8lens.inspect(self.fn, *self.args, **self.options)
 
     def jaxpr(self):
         names = tuple(self.mesh_shape)
@@ -516,75 +281,33 @@ class Program:
             axis_types=(jax.sharding.AxisType.Auto,) * len(names),
         )
         with jax.enable_x64(self.x64), jax.sharding.use_abstract_mesh(mesh):
-            return jax.make_jaxpr(self.fn)(*self.arguments()).jaxpr
+            return jax.make_jaxpr(self.fn)(*self.args).jaxpr
 
 
 SQUARE = shape(128, 128), shape(128, 128)
-QKV = (
-    shape(2, 256, 8, 64, dtype=bf16),
-    shape(2, 256, 2, 64, dtype=bf16),
-    shape(2, 256, 2, 64, dtype=bf16),
-)
-BLOCKS = (*[shape(1, 256, 256, dtype=e4m3)] * 2, *[shape(1, 256, 8, dtype=jnp.float8_e8m0fnu)] * 2)
 ODD = shape(8, 3, 16, 32), shape(32, 16, 24, 3), shape(64), shape(64, 64), shape(512, 1)
 TYPES = tuple(
     shape(64, 64, dtype=d)
     for d in (jnp.int8, jnp.complex64, jnp.float16, e5m2, e4m3, jnp.int4, jnp.int32, jnp.bool_)
 )
-MOE = shape(256, 128), shape(128, 8), shape(8, 128, 512), shape(8, 512, 128)
-FLAX_LAYER = (
-    functools.partial(flax_step, model=Decoder(1)),
-    functools.partial(flax_arguments, Decoder(1)),
-)
 LAYER = shape(1, 128, 256), shape(1, 256, 256)
-LAYERS = shape(64, 128), shape(12, 2, 128, 128)
 
-ALL: dict[str, Program] = {
-    "training step": Program(*training_step(layers=2)),
+PROGRAMS: dict[str, Program] = {
     "training step, 8 chips": Program(
         *training_step(layers=1),
         {"mesh_shape": {"x": 8}, "in_specs": (None, None, P("x"))},
     ),
-    "flax decoder": Program(flax_step, flax_arguments),
-    "flax decoder, B200": Program(*FLAX_LAYER, {"target": "B200"}),
-    "flax decoder, triton": Program(*FLAX_LAYER, {"gemm": "triton"}),
-    "attention": Program(attention, QKV),
-    "attention, triton": Program(attention, QKV, {"gemm": "triton"}),
-    "paged decode": Program(
-        paged_decode,
-        (
-            shape(4, 8, 64, dtype=bf16),
-            shape(64, 16, 2, 8, 64, dtype=bf16),
-            shape(4, 8, dtype=jnp.int32),
-            shape(4, dtype=jnp.int32),
-        ),
-    ),
-    "experts, ragged": Program(experts, MOE, flops=None),  # on a GPU each token meets every expert
-    "experts, dispatched": Program(dispatched_experts, (shape(4, 64, 128), *MOE[1:])),
-    "scan with remat": Program(deep_mlp, LAYERS),
-    "scan with remat, A100": Program(deep_mlp, LAYERS, {"target": "A100"}),
-    "scan with remat, auto": Program(deep_mlp, LAYERS, {"gemm": "auto"}),
     "FP8 scan": Program(
         fp8_scan, (shape(64, 128, dtype=e4m3), shape(6, 128, 128, dtype=e4m3), shape(6))
     ),
-    "LSTM": Program(lstm, (shape(4, 8, 16, 64), shape(64, 256), shape(64, 256))),
     "until converged": Program(until_converged, (shape(256, 256), shape(256, 16))),
     "branches": Program(branches, (shape(32, 64), shape(4, 64, 64), shape(dtype=jnp.int32))),
-    "resnet": Program(resnet_step, resnet_arguments),
-    "state space": Program(state_space, (shape(256, 32), shape(64), shape(32, 64), shape(64, 32))),
-    "linear algebra": Program(
-        linear_algebra, (shape(48, 48), shape(48, 16)), flops=None
-    ),  # the solvers multiply too
-    "data movement": Program(data_movement, (shape(64, 128), shape(16, dtype=jnp.int32))),
     "odd dots": Program(odd_dots, ODD),
     "odd dots, triton": Program(odd_dots, ODD, {"gemm": "triton"}),
     "odd types": Program(odd_types, TYPES),
     "odd types, triton": Program(odd_types, TYPES, {"gemm": "triton"}),
-    "algorithms": Program(algorithms, SQUARE, {"gemm": "auto"}),
+    "algorithms, auto": Program(algorithms, SQUARE, {"gemm": "auto"}),
     "float64": Program(double, (shape(64, 64, dtype=f64), shape(64, 64, dtype=f64)), x64=True),
-    "block scaled": Program(block_scaled, BLOCKS, flops=2 * 256**3),
-    "block scaled, B200": Program(block_scaled, BLOCKS, {"target": "B200"}, flops=2 * 256**3),
-    "mxfp8 layer": Program(mxfp8_layer, LAYER, flops=3 * 2 * 128 * 256**2),
     "mxfp8 layer, B200": Program(
         mxfp8_layer, LAYER, {"target": "B200"}, flops=3 * 2 * 128 * 256**2
     ),
@@ -602,11 +325,6 @@ ALL: dict[str, Program] = {
     ),
 }
 
-# Which take a compiler a quarter of a minute, for what others try too.
-# The training step for 8 chips has all instructions of the one for a single chip.
-WEEKLY = ("flax decoder", "flax decoder, B200", "flax decoder, triton", "training step")
-PROGRAMS = {name: program for name, program in ALL.items() if NIGHTLY or name not in WEEKLY}
-
 
 @functools.cache
 def inspection(name: str) -> Inspection:
@@ -614,12 +332,6 @@ def inspection(name: str) -> Inspection:
     return PROGRAMS[name].inspect()
 
 
-def _text(name: str) -> str:
-    return inspection(name).module.text
-
-
 def corpus() -> dict[str, Callable[[], str]]:
-    """Name to what gives the text of the optimized module, compiled when first asked for, once a
-    process.
-    """
-    return {name: functools.partial(_text, name) for name in PROGRAMS}
+    """Name to what gives the text of the optimized module."""
+    return {name: lambda name=name: inspection(name).module.text for name in PROGRAMS}

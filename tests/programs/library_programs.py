@@ -1,4 +1,4 @@
-"""Programs with FP8 matmuls as the users of qwix, AQT, Keras, Flax, Equinox and Haiku write them.
+"""Programs with FP8 matmuls as the users of qwix, AQT, Keras, Flax and Haiku write them.
 
 `PROGRAMS[name]()` is a function and its arguments, as shapes. Each library is imported where it is
 used.
@@ -147,7 +147,6 @@ relu.defjvps(lambda tangent, result, x: jnp.where(result != 0, tangent, 0))
 )
 @program("flax: Dense, gelu, a batch", MLP(DIRECT, activation=nn.gelu), S(4, ROWS, WIDTH))
 @program("flax: Dense, gelu, flat", MLP(DIRECT, activation=nn.gelu), S(4 * ROWS, WIDTH))
-@program("flax: Dense, no bias", MLP(DIRECT, bias=False), S(ROWS, WIDTH))
 @program("flax: Dense, trained", MLP(DIRECT), S(ROWS, WIDTH), train=True)
 @program(
     "flax: Dense, another relu, trained", MLP(DIRECT, activation=relu), S(ROWS, WIDTH), train=True
@@ -163,47 +162,15 @@ relu.defjvps(lambda tangent, result, x: jnp.where(result != 0, tangent, 0))
     S(ROWS, WIDTH),
 )
 @program(
-    "flax: Dense, a batch, trained", MLP(DIRECT, activation=nn.silu), S(4, ROWS, WIDTH), train=True
-)
-@program("flax: Fp8Einsum", Attention(einsum=fp8_ops.Fp8Einsum), S(2, ROWS, WIDTH))
-@program(
     "flax: Fp8Einsum, trained", Attention(einsum=fp8_ops.Fp8Einsum), S(2, ROWS, WIDTH), train=True
 )
 def flax_linen(model, x, train=False):
     return linen(model, x, train)
 
 
-@program("flax: quantize, dequantize", MLP(QDQ), S(ROWS, WIDTH))
 @program("flax: quantize, dequantize, trained", MLP(QDQ), S(ROWS, WIDTH), train=True)
 def flax_qdq(model, x, train=False):
     return linen(model, x, train)
-
-
-@program("flax: nnx.Linear, weights ahead")
-def nnx_weights_ahead():
-    """FP8 weights and scales as variables of the module, and a dot_general by hand."""
-
-    class Quantized(nnx.Module):
-        def __init__(self, of: nnx.Linear):
-            kernel = of.kernel[...]
-            self.scale = nnx.Param(jnp.max(jnp.abs(kernel)) / 448)
-            self.kernel = nnx.Param((kernel / self.scale[...]).astype(e4m3))
-            self.bias = nnx.Param(of.bias[...])
-            self.x_scale = nnx.Param(jnp.float32(0.1))
-
-        def __call__(self, x):
-            q = jnp.clip(x / self.x_scale[...].astype(x.dtype), -448, 448).astype(e4m3)
-            y = lax.dot(
-                q.astype(bf16) * self.x_scale[...].astype(bf16),
-                self.kernel[...].astype(bf16) * self.scale[...].astype(bf16),
-            )
-            return y + self.bias[...].astype(bf16)
-
-    def make():
-        return Quantized(nnx.Linear(WIDTH, HIDDEN, param_dtype=f32, rngs=nnx.Rngs(0)))
-
-    graph, state = nnx.split(nnx.eval_shape(make))
-    return lambda state, x: nnx.merge(graph, state)(x), (state, S(ROWS, WIDTH))
 
 
 @program("flax: nnx.Linear, trained")
@@ -220,18 +187,6 @@ def nnx_trained():
     graph, state = nnx.split(nnx.eval_shape(make))
     step = value_and_grad(loss)
     return lambda state, x: step(nnx.merge(graph, state), x), (state, S(ROWS, WIDTH))
-
-
-@program("flax: nnx of a linen Dense")
-def nnx_bridged():
-    x = jnp.zeros((ROWS, WIDTH), bf16)
-
-    def make():
-        dense = nn.Dense(HIDDEN, dot_general_cls=DIRECT, dtype=bf16)
-        return nnx.bridge.ToNNX(dense, rngs=nnx.Rngs(0)).lazy_init(x)
-
-    graph, state = nnx.split(nnx.eval_shape(make))
-    return lambda state, x: nnx.merge(graph, state)(x), (state, shapes(x))
 
 
 # qwix -------------------------------------------------------------------------------------------
@@ -273,7 +228,6 @@ ONE = {"disable_channelwise_axes": True}
 E5M2 = {"bwd_qtype": e5m2}
 
 program("qwix: PTQ", MLP(), S(ROWS, WIDTH))(ptq)
-program("qwix: PTQ, no bias", MLP(bias=False), S(ROWS, WIDTH))(ptq)
 program(
     "qwix: PTQ, by rows",
     nn.Einsum((HIDDEN, WIDTH), "...k,nk->...n", dtype=bf16, use_bias=False),
@@ -282,36 +236,14 @@ program(
 program("qwix: PTQ, weights alone", MLP(), S(ROWS, WIDTH), act_qtype=None)(ptq)
 program("qwix: PTQ, static", MLP(), S(ROWS, WIDTH), **STATIC)(ptq)
 program("qwix: PTQ, fixed", MLP(), S(ROWS, WIDTH), **FIXED)(ptq)
-program("qwix: PTQ, fixed, no bias", MLP(bias=False), S(ROWS, WIDTH), **FIXED)(ptq)
-program(
-    "qwix: PTQ, fixed weights, static",
-    MLP(),
-    S(ROWS, WIDTH),
-    **STATIC,
-    weight_calibration_method="fixed,-1,1",
-)(ptq)
 program("qwix: PTQ, tiles", MLP(), S(ROWS, WIDTH), tile_size=128)(ptq)
 program("qwix: PTQ, small tiles", MLP(), S(ROWS, WIDTH), tile_size=32)(ptq)
-program("qwix: PTQ, einsum", Attention(), S(2, ROWS, WIDTH))(ptq)
 program("qwix: QT", MLP(), S(ROWS, WIDTH))(qt)
 program("qwix: QT, one scale", MLP(), S(ROWS, WIDTH), **ONE)(qt)
-program("qwix: QT, one scale, static", MLP(), S(ROWS, WIDTH), **ONE, **STATIC)(qt)
-program("qwix: QT, one scale, no bias", MLP(bias=False), S(ROWS, WIDTH), **ONE)(qt)
-program("qwix: QT, f32, one scale", MLP(dtype=f32), S(ROWS, WIDTH, dtype=f32), **ONE)(qt)
 program("qwix: QT, fixed", MLP(), S(ROWS, WIDTH), **ONE, **FIXED)(qt)
 program("qwix: QT, trained", MLP(), S(ROWS, WIDTH), train=True)(qt)
 program("qwix: QT, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2)(qt)
 program("qwix: QT, E5M2 gradients, one scale", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **ONE)(qt)
-program(
-    "qwix: QT, E5M2 gradients, fixed",
-    MLP(),
-    S(ROWS, WIDTH),
-    train=True,
-    **E5M2,
-    **ONE,
-    **FIXED,
-    bwd_calibration_method="fixed,-1,1",
-)(qt)
 program(
     "qwix: QT, all E5M2",
     MLP(),
@@ -332,31 +264,6 @@ program(
     **TILED,
     additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3},
 )(qt)
-program(
-    "qwix: QT, einsum, E5M2 gradients", Attention(), S(2, ROWS, WIDTH), train=True, **E5M2, **ONE
-)(qt)
-
-
-@program("qwix: nnx, PTQ")
-@program("qwix: nnx, PTQ, fixed", **FIXED)
-def nnx_ptq(**rule):
-    import qwix
-
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            self.up = nnx.Linear(WIDTH, HIDDEN, dtype=bf16, rngs=rngs)
-            self.down = nnx.Linear(HIDDEN, WIDTH, dtype=bf16, rngs=rngs)
-
-        def __call__(self, x):
-            return self.down(nnx.relu(self.up(x)))
-
-    x = jnp.zeros((ROWS, WIDTH), bf16)
-    provider = qwix.PtqProvider(
-        [qwix.QuantizationRule(**{"weight_qtype": e4m3, "act_qtype": e4m3} | rule)]
-    )
-    quantized = nnx.eval_shape(lambda: qwix.quantize_model(Model(nnx.Rngs(0)), provider, x))
-    graph, state = nnx.split(quantized)
-    return lambda state, x: nnx.merge(graph, state)(x), (state, shapes(x))
 
 
 @program("qwix: QArrays")
@@ -413,8 +320,6 @@ def aqt(
 
 
 program("aqt: forward", MLP(), S(ROWS, WIDTH), forward="e4m3")(aqt)
-program("aqt: forward, one scale", MLP(), S(ROWS, WIDTH), forward="e4m3", tensor=True)(aqt)
-program("aqt: forward, constant", MLP(), S(ROWS, WIDTH), forward="e4m3", bound=8.0)(aqt)
 program("aqt: forward, bf16 dots", MLP(), S(ROWS, WIDTH), forward="e4m3", dots=bf16)(aqt)
 program(
     "aqt: forward, bf16 dots, one scale",
@@ -437,30 +342,6 @@ program(
     backward="e5m2",
 )(aqt)
 program("aqt: E5M2", MLP(), S(ROWS, WIDTH), forward="e5m2")(aqt)
-
-
-@program("aqt: served")
-@program("aqt: served, one scale", tensor=True)
-def aqt_served(**config):
-    from aqt.jax.v2.flax import aqt_flax
-
-    def general(mode):
-        return functools.partial(
-            aqt_flax.AqtDotGeneral,
-            aqt_config("e4m3", **config),
-            rhs_quant_mode=mode,
-            use_legacy_freezer=False,
-            rhs_freeze_mode=aqt_flax.FreezerMode.CALIBRATION_AND_VALUE,
-        )
-
-    x, rngs = S(ROWS, WIDTH), {"params": jax.random.key(0)}
-    convert = MLP(general(aqt_flax.QuantMode.CONVERT))
-    params = jax.eval_shape(convert.init, rngs, x)["params"]
-    frozen = jax.eval_shape(
-        lambda p, x: convert.apply({"params": p}, x, rngs=rngs, mutable=True)[1], params, x
-    )
-    serve = MLP(general(aqt_flax.QuantMode.SERVE))
-    return functools.partial(serve.apply, rngs=rngs), (frozen, x)
 
 
 # Keras ------------------------------------------------------------------------------------------
@@ -512,33 +393,21 @@ def keras_rows(layers):
     )
 
 
-def keras_f32(layers):
-    return layers.Dense(HIDDEN, activation="relu"), layers.Dense(WIDTH)
-
-
 program("keras: Dense", keras_dense, S(ROWS, WIDTH))(keras_model)
-program("keras: Dense, f32", keras_f32, S(ROWS, WIDTH, dtype=f32))(keras_model)
 program("keras: Dense, trained", keras_dense, S(ROWS, WIDTH), train=True)(keras_model)
 program("keras: Dense, bf16", functools.partial(keras_dense, dtype="bfloat16"), S(ROWS, WIDTH))(
     keras_model
 )
 program("keras: EinsumDense, by rows", keras_rows, S(4, ROWS, WIDTH))(keras_model)
 program("keras: EinsumDense", keras_einsum, S(4, ROWS, WIDTH))(keras_model)
-program("keras: EinsumDense, trained", keras_einsum, S(4, ROWS, WIDTH), train=True)(keras_model)
 
 
-# Equinox and Haiku, with FP8 dots by hand -------------------------------------------------------
+# Haiku, with FP8 dots by hand -------------------------------------------------------------------
 
 
 def quantize(x, scale, to=e4m3):
     bound = float(jnp.finfo(to).max)
     return jnp.clip(x / scale.astype(x.dtype), -bound, bound).astype(to)
-
-
-@jax.custom_vjp
-def fp8_linear(x, w, x_scale, w_scale, g_scale):
-    """x [M, K] and w [N, K]."""
-    return fp8_forward(x, w, x_scale, w_scale, g_scale)[0]
 
 
 def fp8_dot(a, b, a_scale, b_scale, contract):
@@ -547,106 +416,6 @@ def fp8_dot(a, b, a_scale, b_scale, contract):
         b.astype(bf16) * b_scale.astype(bf16),
         (contract, ((), ())),
     )
-
-
-def fp8_forward(x, w, x_scale, w_scale, g_scale):
-    x, w = quantize(x, x_scale), quantize(w, w_scale)
-    return fp8_dot(x, w, x_scale, w_scale, ((1,), (1,))), (x, w, x_scale, w_scale, g_scale)
-
-
-def fp8_backward(saved, g):
-    x, w, x_scale, w_scale, g_scale = saved
-    g = quantize(g, g_scale, e5m2)
-    zero = jnp.zeros((), f32)
-    return (
-        fp8_dot(g, w, g_scale, w_scale, ((1,), (0,))),
-        fp8_dot(g, x, g_scale, x_scale, ((0,), (0,))),
-        zero,
-        zero,
-        zero,
-    )
-
-
-fp8_linear.defvjp(fp8_forward, fp8_backward)
-
-
-@program("equinox: Linear")
-@program("equinox: Linear, trained", train=True)
-def equinox_linear(train=False):
-    import equinox as eqx
-
-    class Linear(eqx.Module):
-        weight: jax.Array
-        bias: jax.Array
-        scales: jax.Array
-
-        def __init__(self, of, to, key):
-            self.weight = jax.random.normal(key, (to, of), bf16)
-            self.bias = jnp.zeros(to, bf16)
-            self.scales = jnp.ones(3, f32)
-
-        def __call__(self, x):
-            return fp8_linear(x, self.weight, *lax.stop_gradient(self.scales)) + self.bias
-
-    class Model(eqx.Module):
-        up: Linear
-        down: Linear
-
-        def __init__(self, key):
-            self.up, self.down = Linear(WIDTH, HIDDEN, key), Linear(HIDDEN, WIDTH, key)
-
-        def __call__(self, x):
-            return self.down(jax.nn.relu(self.up(x)))
-
-    model = eqx.filter_eval_shape(Model, jax.random.key(0))
-    call, x = lambda model, x: model(x), S(ROWS, WIDTH)
-    return trained(call, model, x) if train else (call, (model, x))
-
-
-@program("equinox: Linear, vmapped, weights ahead")
-def equinox_vmapped():
-    """Of one example, as Equinox's layers are, and mapped over the batch."""
-    import equinox as eqx
-
-    class Linear(eqx.Module):
-        weight: jax.Array
-        scale: jax.Array
-        x_scale: jax.Array
-
-        def __call__(self, x):
-            y = lax.dot(self.weight, quantize(x, self.x_scale), preferred_element_type=f32)
-            return (y * (self.scale * self.x_scale)).astype(bf16)
-
-    layer = Linear(S(HIDDEN, WIDTH, dtype=e4m3), S(dtype=f32), S(dtype=f32))
-    return lambda layer, x: jax.vmap(layer)(x), (layer, S(ROWS, WIDTH))
-
-
-@program("haiku: Linear")
-@program("haiku: Linear, trained", train=True)
-def haiku_linear(train=False):
-    import haiku as hk
-
-    class Linear(hk.Module):
-        def __init__(self, to, name=None):
-            super().__init__(name)
-            self.to = to
-
-        def __call__(self, x):
-            k = x.shape[-1]
-            w = hk.get_parameter("w", (k, self.to), f32, hk.initializers.VarianceScaling())
-            b = hk.get_parameter("b", (self.to,), f32, jnp.zeros)
-            scales = [
-                hk.get_parameter(name, (), f32, jnp.ones)
-                for name in ("x_scale", "w_scale", "g_scale")
-            ]
-            return fp8_linear(x, w.astype(bf16).T, *map(lax.stop_gradient, scales)) + b.astype(bf16)
-
-    model = hk.without_apply_rng(
-        hk.transform(lambda x: Linear(WIDTH, "down")(jax.nn.relu(Linear(HIDDEN, "up")(x))))
-    )
-    x = S(ROWS, WIDTH)
-    variables = jax.eval_shape(model.init, jax.random.key(0), x)
-    return trained(model.apply, variables, x) if train else (model.apply, (variables, x))
 
 
 @program("haiku: delayed scales")
