@@ -100,9 +100,21 @@ _THUNK_NAME = re.compile(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)')
 _TRIPS = re.compile(r'^ *(?:ROOT )?%(\S+) = .* while\(.*"known_trip_count":\{"n":"(\d+)"', re.M)
 _TYPE = re.compile(r"^ *(?:ROOT )?%(\S+) = \(?(\w+)\[", re.M)
 _CALL = re.compile(r'custom-call\(%([^,]+), %([^,)]+).*target="__cublas.*$', re.M)
+_INSTRUCTION = re.compile(r"^  (?:ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\((.*?)\)(?:,|$)", re.M)
+_ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
+# Who reads or changes parts of an array, or runs something else.
+_IN_PART = re.compile(r" (?:dynamic-.*|slice|gather|scatter|while|conditional|\S+-start)\(")
+_NO_KERNEL = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
 _ENTRY = re.compile(r"\.entry (\w+)\(")
 _MULTIPLY = re.compile(r"\b(?:wgmma|mma|tcgen05)\.mma?[.\w:]*|\bmma\.sync[.\w:]*")
-_PTX_TYPES = {"e4m3": "f8e4m3fn", "e5m2": "f8e5m2", "bf16": "bf16", "f16": "f16", "tf32": "tf32"}
+_PTX_TYPES = {
+    "e4m3": "f8e4m3fn",
+    "e5m2": "f8e5m2",
+    "bf16": "bf16",
+    "f16": "f16",
+    "tf32": "tf32",
+    "s8": "s8",
+}
 
 
 class Seen:
@@ -167,6 +179,24 @@ class Seen:
                 launched += runs
         return launched
 
+    def moved(self) -> int | None:
+        """Bytes that the kernels read and write: each operand, and each result but a library's
+        workspace; None for a program that takes arrays apart, or loops.
+        """
+        if _IN_PART.search(self.hlo):
+            return None
+        sizes: dict[str, list[int]] = {}
+        total = 0
+        _, _, entry = self.hlo.partition("\nENTRY ")
+        for name, shape, opcode, operands in _INSTRUCTION.findall(entry):
+            sizes[name] = [_nbytes(*array) for array in _ARRAY.findall(shape)]
+            if opcode == "custom-call" or "gemm_fusion" in name:
+                sizes[name] = sizes[name][: -1 if shape.startswith("(") else None]
+            if opcode not in _NO_KERNEL:
+                total += sum(sizes[name])
+                total += sum(sum(sizes[operand]) for operand in re.findall(r"%([^,\s]+)", operands))
+        return total
+
     def cublas_types(self) -> Counter[tuple[str, str]]:
         """The types of the two operands of each call of cuBLAS, as often as the text has it."""
         types = dict(_TYPE.findall(self.hlo))
@@ -184,3 +214,9 @@ class Seen:
             if said:
                 found |= {name: types for name in _ENTRY.findall(text)}
         return found
+
+
+def _nbytes(kind: str, bits: str, dims: str) -> int:
+    """Of an array of HLO's."""
+    width = 8 if kind == "pred" else int(bits)
+    return math.prod(int(d) for d in dims.split(",") if d) * width // 8
