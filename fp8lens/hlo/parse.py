@@ -27,18 +27,12 @@ from fp8lens.hlo.ops import FEWEST_OPERANDS
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
-# ROOT, name, shape, opcode, parameter's or constant's argument, operands
+# ROOT, name, shape, opcode, parameter's or constant's argument, operands, attributes
 _INSTRUCTIONS = re.compile(
     rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
     rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
-    r"(?:,.*+|[ \t]*+)$",
+    r"(,.*+|[ \t]*+)$",
     re.M,
-)
-# An instruction up to what closes its operands, where no string or comment could hold a bracket.
-_PLAIN = r'[^()"/\n]*+'
-_UP_TO_OPERANDS = re.compile(
-    rf"(?:ROOT )?+%?+{_NAME} = (?:(?!\()[^\s\"/]++|\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*+\))"
-    rf" [a-z0-9\-]++\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*+\)"
 )
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
@@ -90,7 +84,7 @@ CALLS = (
     "scatter",
 )
 _MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
-_Row = tuple[str, str, str, str, str, str]  # the groups of _INSTRUCTIONS
+_Row = tuple[str, str, str, str, str, str, str]  # the groups of _INSTRUCTIONS
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -146,15 +140,13 @@ class Shape:
     """An array's dtype (as HLO names it) and dims, or "tuple" and its `elements`.
 
     `layout` is the text between the braces after the dims ("1,0" is row-major), None where none is
-    printed. The dim of a dynamic dimension is its bound, -1 if it has none; `dynamic` holds the
-    indices of those dimensions.
+    printed. The dim of a dynamic dimension is its bound, -1 if it has none.
     """
 
     dtype: str
     dims: tuple[int, ...] = ()
     layout: str | None = None
     elements: tuple["Shape", ...] = ()
-    dynamic: tuple[int, ...] = ()
 
     @cached_property
     def is_tuple(self) -> bool:
@@ -193,16 +185,7 @@ class Shape:
     def __str__(self) -> str:
         if self.is_tuple:
             return f"({', '.join(map(str, self.elements))})"
-        dims = ",".join(map(self._dim, range(len(self.dims))))
-        layout = "" if self.layout is None else f"{{{self.layout}}}"
-        return f"{self.dtype}[{dims}]{layout}"
-
-    def _dim(self, index: int) -> str:
-        """One dimension as XLA prints it: "8", "<=8" where 8 is a bound, "?" without a bound."""
-        dim = self.dims[index]
-        if dim < 0:
-            return "?"
-        return f"<={dim}" if index in self.dynamic else str(dim)
+        return self.brief if self.layout is None else f"{self.brief}{{{self.layout}}}"
 
 
 def _uncommented(text: str) -> str:
@@ -303,16 +286,7 @@ def parse_shape(text: str) -> Shape:
     sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
     if prod(abs(d) or 1 for d in sizes) >> 63:
         raise HloParseError(text, 0, "expected as many elements as XLA can count, in 63 bits")
-    return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
-
-
-def read_attributes(line: str) -> Mapping[str, str]:
-    """The attributes of an instruction's line, name to raw text; HloParseError where what follows
-    the operands is not a list of key=value.
-    """
-    plain = _UP_TO_OPERANDS.match(line)
-    end = plain.end() if plain else _read_instruction(line, 0)[-1]
-    return _key_values(line, end + 1)
+    return Shape(m[1], sizes, m[3])
 
 
 class Instruction(NamedTuple):
@@ -327,6 +301,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     shape_text: str
     argument: str  # of a parameter or a constant
+    rest: str  # from the comma before the attributes on; blank where there are none
     computation: "Computation"
     index: int  # type: ignore[assignment]  # tuple.index, which is never called here
 
@@ -370,7 +345,7 @@ class Instruction(NamedTuple):
         read = self.computation._attributes
         if self.index not in read:
             try:
-                read[self.index] = read_attributes(self.cmd)
+                read[self.index] = _key_values(self.rest, 1) if self.rest.strip() else {}
             except HloParseError as e:
                 raise self.error(e.message) from None
         return read[self.index]
@@ -665,7 +640,8 @@ def _scan(text: str, pos: int) -> tuple[list[str], list[_Row], int]:
     while not text.startswith("}", pos := _blank_end(text, pos)):
         root, name, shape, opcode, inside, close = _read_instruction(text, pos)
         end = _line_end(text, close)
-        if text[close:end].lstrip()[:1] not in ("", ","):
+        rest = text[close:end].lstrip()
+        if rest[:1] not in ("", ","):
             raise HloParseError(text, close, f'expected ", key=value" or the end of %{name}')
         argument, operands = "", inside
         if opcode == "parameter":
@@ -675,7 +651,7 @@ def _scan(text: str, pos: int) -> tuple[list[str], list[_Row], int]:
         elif opcode == "constant":
             argument, operands = inside, ""
         lines.append(text[pos:end])
-        rows.append((root, name, shape, opcode, argument, operands))
+        rows.append((root, name, shape, opcode, argument, operands, rest))
         pos = end
     return lines, rows, pos
 
@@ -693,7 +669,7 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     text, start = computation.module.text, computation._start
     if not rows:
         raise HloParseError(text, start, "this computation has no instructions")
-    roots, names, shapes, opcodes, arguments, texts = zip(*rows, strict=True)
+    roots, names, shapes, opcodes, arguments, texts, rests = zip(*rows, strict=True)
     joined = _uncommented("\n".join(texts)).replace("%", "")
     operands = [tuple(t.split(", ")) if t else () for t in joined.split("\n")]
     known = frozenset(names)
@@ -702,10 +678,10 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
         # Shapes stand before the names, or spaces where XLA prints none, or names are not there.
         operands = [_operands(t) for t in texts]
     # The last two columns have no end.
-    columns = (names, opcodes, operands, shapes, arguments, repeat(computation), count())
+    columns = (names, opcodes, operands, shapes, arguments, rests, repeat(computation), count())
     values = zip(*columns, strict=False)
     computation.instructions = tuple(map(tuple.__new__, repeat(Instruction), values))
-    _check_operands(computation, names)
+    _check_operands(computation)
     if len(known) < len(names) or roots.count("") < len(names) - 1:
         message = "this computation has two instructions of one name, or two ROOTs"
         raise HloParseError(text, start, message)
@@ -713,21 +689,20 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     computation.root = computation.instructions[at]
 
 
-def _check_operands(computation: Computation, names: Sequence[str]) -> None:
+def _check_operands(computation: Computation) -> None:
     """Raise HloParseError where an instruction has too few operands, or one that does not stand
-    before it. `names` are the instructions', in order.
+    before it.
     """
-    places = dict(zip(names, count(), strict=False))
+    before: set[str] = set()
     for i in computation.instructions:
         if len(i.operands) < FEWEST_OPERANDS.get(i.opcode, 0):
             raise i.error(f"{i.opcode} takes {FEWEST_OPERANDS[i.opcode]} operands or more")
-        for name in i.operands:
-            if name not in places:
-                raise i.error(
-                    f"operand {name} is not an instruction of computation {computation.name}"
-                )
-            if places[name] >= i.index:
-                raise i.error(f"operand {name} does not stand before it")
+        if not before.issuperset(i.operands):
+            name = next(name for name in i.operands if name not in before)
+            raise i.error(
+                f"operand {name} is not an instruction of {computation.name} that stands before it"
+            )
+        before.add(i.name)
 
 
 def _read_header(module: HloModule, text: str) -> int:
@@ -749,11 +724,7 @@ def _read_header(module: HloModule, text: str) -> int:
     while m := _TABLE.match(text, pos := _blank_end(text, end)):
         table = m[1]
         for number, string, row in _TABLE_ROW.findall(m[2]):
-            if bool(string) != (table in names):
-                raise HloParseError(
-                    text, pos, f"{table} has a row {number} of another table's kind"
-                )
-            if string:
+            if table in names:
                 names[table][int(number)] = _unescape(string)
             else:
                 pairs = _TABLE_FIELD.findall(row)
@@ -768,8 +739,7 @@ def _spell_out(text: str) -> str:
     """
     if "#" not in text or not _ELEMENT.search(text):
         return text
-    bodies = re.split(r"(?<=\n\})", text)
-    return "".join(_spell_out_body(text, body) for body in bodies)
+    return "".join(_spell_out_body(text, body) for body in re.split(r"(?<=\n\})", text))
 
 
 def _spell_out_body(text: str, body: str) -> str:
@@ -778,36 +748,19 @@ def _spell_out_body(text: str, body: str) -> str:
     for name, numbers in _ELEMENT.findall(body):
         path = tuple(map(int, numbers[1:].split("#")))
         used[name].update(path[: n + 1] for n in range(len(path)))
-    if not used:
-        return body
-    defined, lines = set(), []
+    lines = []
     for line in body.split("\n"):
         lines.append(line)
         head = _HEAD.match(line.lstrip())
-        if head and head[2] in used:
-            defined.add(head[2])
-            lines += _element_lines(text, line, head[2], used[head[2]])
-
-    def named(m: re.Match) -> str:
-        return f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0]
-
-    return _ELEMENT.sub(named, "\n".join(lines))
-
-
-def _element_lines(text: str, line: str, name: str, paths: set[tuple[int, ...]]) -> Iterator[str]:
-    """Lines that take these elements, and elements of elements, of the tuple `name`, which `line`
-    defines.
-    """
-    shape = parse_shape(_read_instruction(line.lstrip(), 0)[2])
-    shapes: dict[tuple[int, ...], Shape] = {(): shape}
-    for *outer, n in sorted(paths):  # a tuple comes before its elements
-        whole = shapes[tuple(outer)]
-        if n >= len(whole.elements):
-            message = f"{whole} has no element {n}, and %{name}#{n} is used"
-            raise HloParseError(text, text.find(line), message)
-        shape = shapes[*outer, n] = whole.elements[n]
-        of = name + "".join(f".element{k}" for k in outer)
-        yield f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}"
+        for *outer, n in sorted(used[head[2]]) if head else ():  # a tuple before its elements
+            shape = parse_shape(_read_instruction(line.lstrip(), 0)[2])
+            for k in (*outer, n):
+                if k >= len(shape.elements):
+                    raise HloParseError(text, text.find(line), f"this has no element {k}")
+                shape = shape.elements[k]
+            of = head[2] + "".join(f".element{k}" for k in outer) if head else ""
+            lines.append(f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}")
+    return _ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}", "\n".join(lines))
 
 
 def _second(head: re.Match | None) -> str:
