@@ -2,9 +2,9 @@
 what `print_hlo_module` printed. Pure Python; imports no JAX.
 
 XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that
-it does not cover, or whose brackets or quotes do not balance, send their computation to a scanner
-that goes bracket by bracket and can say where the text goes wrong. What few readers ask of most
-instructions (shape, attributes, metadata, backend_config) stays text until it is read.
+it does not cover send their computation to a scanner that goes bracket by bracket and can say where
+the text goes wrong. What few readers ask of most instructions (shape, attributes, metadata,
+backend_config) stays text until it is read.
 """
 
 import copyreg
@@ -12,7 +12,7 @@ import gc
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -27,18 +27,12 @@ from fp8lens.hlo.ops import FEWEST_OPERANDS
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
-# ROOT, name, shape, opcode, parameter's or constant's argument, operands
+# ROOT, name, shape, opcode, parameter's or constant's argument, operands, attributes
 _INSTRUCTIONS = re.compile(
     rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
     rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
-    r"(?:,.*+|[ \t]*+)$",
+    r"(,.*+|[ \t]*+)$",
     re.M,
-)
-# An instruction up to what closes its operands, where no string or comment could hold a bracket.
-_PLAIN = r'[^()"/\n]*+'
-_UP_TO_OPERANDS = re.compile(
-    rf"(?:ROOT )?+%?+{_NAME} = (?:(?!\()[^\s\"/]++|\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*+\))"
-    rf" [a-z0-9\-]++\({_PLAIN}(?:\({_PLAIN}\){_PLAIN})*+\)"
 )
 _HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
 _OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
@@ -56,7 +50,6 @@ _TABLE_FIELD = re.compile(r"(?<!\w)(\w++)=(\d{1,18})\b")
 _MODULE = re.compile(r"HloModule\s+([^\s,]+)")
 _NOT_HLO = re.compile(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ")
 _FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}?|[^\s,}}]+)")
-_STACK_FRAME = re.compile(r" stack_frame_id=([0-9]{1,18})\}\Z")  # where XLA prints it
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
 _END = re.compile(r"\n[ \t]*+\}")
@@ -70,8 +63,7 @@ _OPEN = rf'{_STRING.removesuffix('"')}(")?|/\*(?:[^*]|\*(?!/))*+(\*/)?'
 _COMMENT = re.compile(_OPEN, re.S)
 # The last alternative is MLIR's array<i64: 1, 2>, whose comma separates nothing here.
 _TOKEN = re.compile(rf"{_OPEN}|[][(){{}},\n]|<(?!=)[^][(){{}}<>\"\n]*>", re.S)
-_OCTAL = re.compile(rb"\\(?:([0-7]{3})|(.))")
-_HEXADECIMAL = re.compile(rb"\\(?:([0-9a-fA-F]{2})|(.))")
+_ESCAPE = re.compile(rb"\\(?:([0-7]{3})|(.))")
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
 # An attribute as nearly all are: a word, a string, or braces with braces and brackets in them at
 # most one deep, in none of which a comment could begin.
@@ -79,7 +71,6 @@ _ATOMS = rf'[^][(){{}}"/<>\n]++|{_STRING}'
 _LIST = rf"\[(?:{_ATOMS})*+\]"
 _BRACES = rf"\{{(?:{_ATOMS}|{_LIST}|\{{(?:{_ATOMS}|{_LIST})*+\}})*+\}}"
 _ATTRIBUTE = re.compile(rf'[ ]*+({_NAME})=({_BRACES}|{_STRING}|[^][(){{}}"/<>,\s]++)(?:,|\Z)')
-_INERT = bytes(set(range(256)) - set(b"()[]{}\"\\'\n"))  # every byte that cannot unbalance a line
 CALLS = (
     "calls",
     "to_apply",
@@ -93,7 +84,7 @@ CALLS = (
     "scatter",
 )
 _MAX_DEPTH = 200  # of brackets: below 20 in real text, and Python's recursion stops near 1000
-_Row = tuple[str, str, str, str, str, str]  # the groups of _INSTRUCTIONS
+_Row = tuple[str, str, str, str, str, str, str]  # the groups of _INSTRUCTIONS
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -149,15 +140,13 @@ class Shape:
     """An array's dtype (as HLO names it) and dims, or "tuple" and its `elements`.
 
     `layout` is the text between the braces after the dims ("1,0" is row-major), None where none is
-    printed. The dim of a dynamic dimension is its bound, -1 if it has none; `dynamic` holds the
-    indices of those dimensions.
+    printed. The dim of a dynamic dimension is its bound, -1 if it has none.
     """
 
     dtype: str
     dims: tuple[int, ...] = ()
     layout: str | None = None
     elements: tuple["Shape", ...] = ()
-    dynamic: tuple[int, ...] = ()
 
     @cached_property
     def is_tuple(self) -> bool:
@@ -196,16 +185,7 @@ class Shape:
     def __str__(self) -> str:
         if self.is_tuple:
             return f"({', '.join(map(str, self.elements))})"
-        dims = ",".join(map(self._dim, range(len(self.dims))))
-        layout = "" if self.layout is None else f"{{{self.layout}}}"
-        return f"{self.dtype}[{dims}]{layout}"
-
-    def _dim(self, index: int) -> str:
-        """One dimension as XLA prints it: "8", "<=8" where 8 is a bound, "?" without a bound."""
-        dim = self.dims[index]
-        if dim < 0:
-            return "?"
-        return f"<={dim}" if index in self.dynamic else str(dim)
+        return self.brief if self.layout is None else f"{self.brief}{{{self.layout}}}"
 
 
 def _uncommented(text: str) -> str:
@@ -235,14 +215,6 @@ def _skip(text: str, pos: int, stop: str) -> int:
     if opened:
         raise HloParseError(text, opened[-1], "nothing closes this bracket")
     return len(text)
-
-
-def _part(text: str, start: int, end: int, read: Callable[[str], Any]) -> Any:
-    """`read` a part of the text; where in the whole it fails."""
-    try:
-        return read(text[start:end])
-    except HloParseError as e:
-        raise HloParseError(text, start, e.message) from None
 
 
 def _line_end(text: str, pos: int) -> int:
@@ -277,20 +249,22 @@ def _key_values(text: str, pos: int) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-def _unescape(string: str, escape: re.Pattern = _OCTAL, base: int = 8) -> str:
-    r"""What a quoted string says. XLA writes a byte as three octal digits (\303), MLIR as two
-    hexadecimal (\C3).
-    """
-
+def _unescape(string: str) -> str:
+    r"""What a quoted string says. XLA writes a byte as three octal digits (\303)."""
     if "\\" not in string and string.isascii():  # as nearly all
         return string[1:-1]
 
     def byte(m: re.Match) -> bytes:
         if m[1]:
-            return bytes([int(m[1], base) & 255])
+            return bytes([int(m[1], 8) & 255])
         return {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
 
-    return escape.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
+    return _ESCAPE.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
+
+
+def _number(text: str) -> int | None:
+    """A number's text as a number; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def _said(value: str | None) -> str | None:
@@ -312,43 +286,7 @@ def parse_shape(text: str) -> Shape:
     sizes = tuple(-1 if d == "?" else int(d.removeprefix("<=")) for d in dims)
     if prod(abs(d) or 1 for d in sizes) >> 63:
         raise HloParseError(text, 0, "expected as many elements as XLA can count, in 63 bits")
-    return Shape(m[1], sizes, m[3], (), tuple(i for i, d in enumerate(dims) if not d.isdigit()))
-
-
-def _mlir_value(text: str) -> Any:
-    """An MLIR attribute as Python's own: numbers lose their type (`1 : i32`), what has no
-    counterpart stays text. ValueError for a dictionary with what is no `key = value` in it.
-    """
-    text = text.strip()
-    parts = []
-    if text[:1] + text[-1:] in ("{}", "[]"):
-        parts = [part.strip() for _, part in _split(text[1:-1])]
-    if text[:1] == "[":
-        return [_mlir_value(part) for part in parts]
-    if text[:1] == "{":
-        return dict(map(_mlir_item, parts))
-    if re.fullmatch(_STRING, text):
-        return _unescape(text, _HEXADECIMAL, 16)
-    if m := re.fullmatch(r"(-?\d+(?:\.\d*)?(?:[eE][+\-]?\d+)?)(?:\s*:\s*\w+)?", text):
-        return float(m[1]) if re.search(r"[.eE]", m[1]) else int(m[1])
-    return {"true": True, "false": False}.get(text, text)
-
-
-def _mlir_item(text: str) -> tuple[str, Any]:
-    """The name and value of a dictionary's item; a name alone is true."""
-    m = re.fullmatch(rf"({_STRING}|[\w.$\-]+)\s*(?:=(.*))?", text, re.S)
-    if not m:
-        raise ValueError(f"{text!r} is not key = value")
-    return m[1].strip('"'), True if m[2] is None else _mlir_value(m[2])
-
-
-def read_attributes(line: str) -> Mapping[str, str]:
-    """The attributes of an instruction's line, name to raw text; HloParseError where what follows
-    the operands is not a list of key=value.
-    """
-    plain = _UP_TO_OPERANDS.match(line)
-    end = plain.end() if plain else _read_instruction(line, 0)[-1]
-    return _key_values(line, end + 1)
+    return Shape(m[1], sizes, m[3])
 
 
 class Instruction(NamedTuple):
@@ -363,6 +301,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     shape_text: str
     argument: str  # of a parameter or a constant
+    rest: str  # from the comma before the attributes on; blank where there are none
     computation: "Computation"
     index: int  # type: ignore[assignment]  # tuple.index, which is never called here
 
@@ -406,55 +345,47 @@ class Instruction(NamedTuple):
         read = self.computation._attributes
         if self.index not in read:
             try:
-                read[self.index] = read_attributes(self.cmd)
+                read[self.index] = _key_values(self.rest, 1) if self.rest.strip() else {}
             except HloParseError as e:
                 raise self.error(e.message) from None
         return read[self.index]
 
     @property
     def backend_config(self) -> dict | str | None:
-        """A dict where it is JSON or an MLIR dictionary (quoted, as JAX 0.4 did, or not), else
-        text; None if absent.
+        """A dict where it is JSON (quoted, as JAX 0.4 did, or not), else text, as an MLIR
+        dictionary; None if absent.
         """
         raw = self.attributes.get("backend_config")
         if not raw:
             return raw
         text = _unescape(raw) if raw[0] == '"' else raw
-        readers = (json.loads, _mlir_value) if text.startswith("{") else ()
-        for read in readers:
+        if text[0:1] == "{":
             with suppress(ValueError, RecursionError):
-                return read(text)
-        if raw[0] == "{":
-            raise self.error("backend_config is neither JSON nor an MLIR dictionary")
+                return json.loads(text)
         return text
 
     @property
     def metadata(self) -> Metadata | None:
-        """Where it comes from, None where the text does not say; HloParseError where a number is
-        none.
-        """
-        if (text := self.attributes.get("metadata")) is None:
+        """Where it comes from, None where the text does not say."""
+        if "metadata" not in self.attributes:
             return None
-        fields = dict(_FIELD.findall(text))
+        fields = self._said_of_origin
         module = self.computation.module
-        try:
-            frame = module.stack_frames.get(int(fields.get("stack_frame_id", 0)), {})
-            location = module.location(frame)
-            line = int(fields.get("source_line", location.get("line", 0))) or None
-        except ValueError:
-            raise self.error("stack_frame_id or source_line is not a number") from None
+        location = module.location(module.stack_frames.get(self.stack_frame or 0, {}))
         file = module.file_names.get(location.get("file_name_id", 0))
         if "source_file" in fields:
             file = _said(fields["source_file"])
+        line = _number(fields.get("source_line", "")) or location.get("line")
         return Metadata(_said(fields.get("op_type")), _said(fields.get("op_name")), file, line)
+
+    @property
+    def _said_of_origin(self) -> dict[str, str]:
+        return dict(_FIELD.findall(self.attributes.get("metadata", "")))
 
     @property
     def stack_frame(self) -> int | None:
         """The number in the module's table of stack frames; None where the metadata has none."""
-        text = self.attributes.get("metadata", "")
-        last = _STACK_FRAME.search(text)
-        number = last[1] if last else dict(_FIELD.findall(text)).get("stack_frame_id", "")
-        return int(number) if re.fullmatch(r"[0-9]{1,18}", number) else None
+        return _number(self._said_of_origin.get("stack_frame_id", ""))
 
     @property
     def frames(self) -> tuple[tuple[str, int], ...]:
@@ -680,7 +611,10 @@ def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int
             message = "the text ends inside a computation: is it truncated?"
         raise HloParseError(text, pos, message)
     end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
-    _part(text, head.start(3), end, parse_shape)
+    try:
+        parse_shape(text[head.start(3) : end])
+    except HloParseError as e:
+        raise HloParseError(text, head.start(3), e.message) from None
     opcode = _OPCODE.match(text, end)
     if not opcode:
         raise HloParseError(text, end, f'expected "shape opcode(" after %{head[2]} =')
@@ -706,7 +640,8 @@ def _scan(text: str, pos: int) -> tuple[list[str], list[_Row], int]:
     while not text.startswith("}", pos := _blank_end(text, pos)):
         root, name, shape, opcode, inside, close = _read_instruction(text, pos)
         end = _line_end(text, close)
-        if text[close:end].lstrip()[:1] not in ("", ","):
+        rest = text[close:end].lstrip()
+        if rest[:1] not in ("", ","):
             raise HloParseError(text, close, f'expected ", key=value" or the end of %{name}')
         argument, operands = "", inside
         if opcode == "parameter":
@@ -716,34 +651,9 @@ def _scan(text: str, pos: int) -> tuple[list[str], list[_Row], int]:
         elif opcode == "constant":
             argument, operands = inside, ""
         lines.append(text[pos:end])
-        rows.append((root, name, shape, opcode, argument, operands))
+        rows.append((root, name, shape, opcode, argument, operands, rest))
         pos = end
     return lines, rows, pos
-
-
-def _skeleton(text: str) -> list[bytes]:
-    """The brackets and quotes of each line, without escaped quotes: few different ones, so cheap to
-    check.
-    """
-    data = text.encode(errors="replace")
-    # \' is nearly every escape that a module has: op_name="p[\'w\']"
-    kept = data.translate(None, _INERT).replace(rb"\'", b"")
-    if b"\\" in kept:
-        kept = re.sub(rb"\\.", b"", data).translate(None, _INERT)
-    return kept.split(b"\n")
-
-
-def _balanced(lines: list[bytes], known: set[bytes]) -> bool:
-    """Whether each line of a skeleton is balanced; `known` collects those that are."""
-    if known.issuperset(lines):
-        return True
-    for line in set(lines) - known:
-        try:
-            _skip(line.decode(), 0, "")
-        except HloParseError:
-            return False
-        known.add(line)
-    return True
 
 
 def _operands(text: str) -> tuple[str, ...]:
@@ -759,7 +669,7 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     text, start = computation.module.text, computation._start
     if not rows:
         raise HloParseError(text, start, "this computation has no instructions")
-    roots, names, shapes, opcodes, arguments, texts = zip(*rows, strict=True)
+    roots, names, shapes, opcodes, arguments, texts, rests = zip(*rows, strict=True)
     joined = _uncommented("\n".join(texts)).replace("%", "")
     operands = [tuple(t.split(", ")) if t else () for t in joined.split("\n")]
     known = frozenset(names)
@@ -768,10 +678,10 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
         # Shapes stand before the names, or spaces where XLA prints none, or names are not there.
         operands = [_operands(t) for t in texts]
     # The last two columns have no end.
-    columns = (names, opcodes, operands, shapes, arguments, repeat(computation), count())
+    columns = (names, opcodes, operands, shapes, arguments, rests, repeat(computation), count())
     values = zip(*columns, strict=False)
     computation.instructions = tuple(map(tuple.__new__, repeat(Instruction), values))
-    _check_operands(computation, names)
+    _check_operands(computation)
     if len(known) < len(names) or roots.count("") < len(names) - 1:
         message = "this computation has two instructions of one name, or two ROOTs"
         raise HloParseError(text, start, message)
@@ -779,21 +689,20 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     computation.root = computation.instructions[at]
 
 
-def _check_operands(computation: Computation, names: Sequence[str]) -> None:
+def _check_operands(computation: Computation) -> None:
     """Raise HloParseError where an instruction has too few operands, or one that does not stand
-    before it. `names` are the instructions', in order.
+    before it.
     """
-    places = dict(zip(names, count(), strict=False))
+    before: set[str] = set()
     for i in computation.instructions:
         if len(i.operands) < FEWEST_OPERANDS.get(i.opcode, 0):
             raise i.error(f"{i.opcode} takes {FEWEST_OPERANDS[i.opcode]} operands or more")
-        for name in i.operands:
-            if name not in places:
-                raise i.error(
-                    f"operand {name} is not an instruction of computation {computation.name}"
-                )
-            if places[name] >= i.index:
-                raise i.error(f"operand {name} does not stand before it")
+        if not before.issuperset(i.operands):
+            name = next(name for name in i.operands if name not in before)
+            raise i.error(
+                f"operand {name} is not an instruction of {computation.name} that stands before it"
+            )
+        before.add(i.name)
 
 
 def _read_header(module: HloModule, text: str) -> int:
@@ -815,11 +724,7 @@ def _read_header(module: HloModule, text: str) -> int:
     while m := _TABLE.match(text, pos := _blank_end(text, end)):
         table = m[1]
         for number, string, row in _TABLE_ROW.findall(m[2]):
-            if bool(string) != (table in names):
-                raise HloParseError(
-                    text, pos, f"{table} has a row {number} of another table's kind"
-                )
-            if string:
+            if table in names:
                 names[table][int(number)] = _unescape(string)
             else:
                 pairs = _TABLE_FIELD.findall(row)
@@ -834,8 +739,7 @@ def _spell_out(text: str) -> str:
     """
     if "#" not in text or not _ELEMENT.search(text):
         return text
-    bodies = re.split(r"(?<=\n\})", text)
-    return "".join(_spell_out_body(text, body) for body in bodies)
+    return "".join(_spell_out_body(text, body) for body in re.split(r"(?<=\n\})", text))
 
 
 def _spell_out_body(text: str, body: str) -> str:
@@ -844,36 +748,19 @@ def _spell_out_body(text: str, body: str) -> str:
     for name, numbers in _ELEMENT.findall(body):
         path = tuple(map(int, numbers[1:].split("#")))
         used[name].update(path[: n + 1] for n in range(len(path)))
-    if not used:
-        return body
-    defined, lines = set(), []
+    lines = []
     for line in body.split("\n"):
         lines.append(line)
         head = _HEAD.match(line.lstrip())
-        if head and head[2] in used:
-            defined.add(head[2])
-            lines += _element_lines(text, line, head[2], used[head[2]])
-
-    def named(m: re.Match) -> str:
-        return f"%{m[1]}{m[2].replace('#', '.element')}" if m[1] in defined else m[0]
-
-    return _ELEMENT.sub(named, "\n".join(lines))
-
-
-def _element_lines(text: str, line: str, name: str, paths: set[tuple[int, ...]]) -> Iterator[str]:
-    """Lines that take these elements, and elements of elements, of the tuple `name`, which `line`
-    defines.
-    """
-    shape = parse_shape(_read_instruction(line.lstrip(), 0)[2])
-    shapes: dict[tuple[int, ...], Shape] = {(): shape}
-    for *outer, n in sorted(paths):  # a tuple comes before its elements
-        whole = shapes[tuple(outer)]
-        if n >= len(whole.elements):
-            message = f"{whole} has no element {n}, and %{name}#{n} is used"
-            raise HloParseError(text, text.find(line), message)
-        shape = shapes[*outer, n] = whole.elements[n]
-        of = name + "".join(f".element{k}" for k in outer)
-        yield f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}"
+        for *outer, n in sorted(used[head[2]]) if head else ():  # a tuple before its elements
+            shape = parse_shape(_read_instruction(line.lstrip(), 0)[2])
+            for k in (*outer, n):
+                if k >= len(shape.elements):
+                    raise HloParseError(text, text.find(line), f"this has no element {k}")
+                shape = shape.elements[k]
+            of = head[2] + "".join(f".element{k}" for k in outer) if head else ""
+            lines.append(f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}")
+    return _ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}", "\n".join(lines))
 
 
 def _second(head: re.Match | None) -> str:
@@ -885,33 +772,18 @@ def _second(head: re.Match | None) -> str:
 
 def _parse(text: str) -> HloModule:
     text = _spell_out(text)
-    module, skeleton = HloModule(text), _skeleton(text)
-    known: set[bytes] = set()  # lines of a skeleton that are balanced
+    module = HloModule(text)
     entry: Computation | None = None
     pos = _read_header(module, text)
-    number = counted = 0  # `number` lines end before index `counted`
     while pos < len(text):
         head = _COMPUTATION.match(text, pos)
         if not head or head[2] in module.computations or (head[1] and entry):
             raise HloParseError(text, pos, _second(head))
         start = head.end()
-        found, lines, rows = _END.search(text, start), None, []
-        end = start
-        if found:
-            end = found.start()
-            rows = _INSTRUCTIONS.findall(text, start, end)
-        number += text.count("\n", counted, start)
-        closing = number + len(rows) + 1  # of as many lines as rows, none was passed over
-        opening = skeleton[number].removesuffix(b"{")
-        if (
-            rows
-            and skeleton[closing][:1] == b"}"
-            and _balanced([opening, *skeleton[number + 1 : closing]], known)
-        ):
-            number, counted = number + len(rows), end
-        else:
-            counted = start
-            _part(text, *head.span(3), lambda signature: _skip(signature, 0, ""))
+        found = _END.search(text, start)
+        end = found.start() if found else start
+        rows, lines = _INSTRUCTIONS.findall(text, start, end), None
+        if not rows or text.count("\n", start, end) != len(rows):  # a line was passed over
             lines, rows, end = _scan(text, start)
         signature = head[3].rstrip()
         computation = Computation(head[2], bool(head[1]), signature, module, pos, (start, end))

@@ -155,9 +155,11 @@ def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str
     if metadata and (where := _metadata(i)):
         parts.append(f"metadata={{{where}}}")
     line = wrap("  " + ", ".join(parts), INDENT)
-    if not backend_cfg or i.backend_config is None:
+    if not backend_cfg or "backend_config" not in i.attributes:
         return line
-    return f"{line},\n{INDENT}backend_config={_json(i.backend_config, INDENT)}"
+    config = i.backend_config
+    shown = _json(config, INDENT) if isinstance(config, dict) else i.attributes["backend_config"]
+    return f"{line},\n{INDENT}backend_config={shown}"
 
 
 def _metadata(i: Instruction) -> str:
