@@ -19,7 +19,7 @@ from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_
 from fp8lens.hlo.replica_groups import device_counts
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
-from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
+from fp8lens.matmul.ledger import Ledger, make_ledger
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.gemms import GemmReport, make_report
@@ -170,9 +170,7 @@ class Inspection:
                 "XLA writes its plan of a program's buffers only while it compiles: "
                 "inspect the function and its arguments."
             )
-        found, around = self._rows
-        kept = kept_for_fp8(self.ledger, [row for row, _ in found], around)
-        return memory_of(self.module, self._plan, kept)
+        return memory_of(self.module, self._plan, self.compiled)
 
     @cached_property
     def collectives(self) -> Collectives:

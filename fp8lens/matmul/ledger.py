@@ -3,7 +3,7 @@ matmuls.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
@@ -188,61 +188,6 @@ def _kernels(lines: Sequence[Line]) -> str:
     """How many launches, and how many bytes."""
     count = counted(sum(line.runs for line in lines), "kernel")
     return f"{count}, {size(sum(line.nbytes for line in lines))}"
-
-
-def kept_for_fp8(
-    ledger: Ledger, rows: Iterable[GemmRow], around: Neighborhood
-) -> frozenset[tuple[str, int]]:
-    """The amaxes, their histories and the scales, which FP8 alone needs: the instruction that makes
-    each, and the element of its tuple; of ENTRY's parameters too. They are float32, and small
-    beside each matrix.
-    """
-    rows = list(rows)
-    most = max(1, _most_scales(rows))
-    classes = {line.kernel.instruction: line.what for line in ledger}
-    found = {(row.instruction.name, 1) for row in rows if row.is_fp8 and row.amax}
-    for i, what in classes.items():
-        if what == "scale":
-            shapes = enumerate(results(i))
-            found |= {(i.name, n) for n, s in shapes if s.dtype == "f32" and s.size <= most}
-    calls = {row.instruction for row in rows if row.is_fp8}
-    for parameter in around.module.entry.parameters:
-        shape = parameter.shape
-        is_small = not shape.is_tuple and shape.dtype == "f32" and shape.size <= most
-        readers = around.readers_of_parameter(parameter) if is_small else []
-        reads = [_reads_as_scale(i, n, classes[i], most, calls) for i, n in readers if i in classes]
-        if reads and len(reads) == len(readers) and None not in reads and any(reads):
-            found.add((parameter.name, 0))
-    return frozenset(found)
-
-
-def _reads_as_scale(
-    i: Instruction, index: int, what: str, most: int, calls: Set[Instruction]
-) -> bool | None:
-    """Whether a kernel reads an argument as a scale or as a history of amaxes; False where it may,
-    and None where it reads something else.
-    """
-    if i in calls:
-        return True if operand(i, index).shape.size == 1 else None
-    if what == "scale":
-        return True if _stays_small(i, index, most) else None
-    if operand(i, index).shape.size == 1:
-        return False if what in ("quantize", "dequantize", "after") else None
-    return False if what == "quantize" and _stays_small(i, index, most) else None
-
-
-def _stays_small(i: Instruction, index: int, most: int) -> bool:
-    """Whether all that a kernel makes of an operand is small: it is not spread over a matrix."""
-    computation = fused(i)
-    if not computation:
-        return all(shape.size <= most for shape in results(i))
-    made = {p.name for p in computation.parameters if p.parameter_number == index}
-    for j in computation:
-        if j.opcode not in ("parameter", "tuple") and not made.isdisjoint(j.operands):
-            if j.shape.size > most and operand(i, index).shape.size > 1:
-                return False
-            made.add(j.name)
-    return True
 
 
 def make_ledger(
