@@ -14,7 +14,7 @@ from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
 from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches
+from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches, quantizes
 from fp8lens.matmul.norms import norms
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import (
@@ -211,7 +211,8 @@ def make_ledger(
     for i in counts:
         mine[i] = [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
     rows = [row for row, _ in found]
-    classes = _classes(mine, {row.instruction for row in rows}, _most_scales(rows), around)
+    multiply = {row.instruction for row in rows if row.is_seen or row.is_fp8}
+    classes = _classes(mine, multiply, _most_scales(rows), around)
 
     def line(i: Instruction) -> Line:
         serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
@@ -309,11 +310,11 @@ def _most_scales(rows: Iterable[GemmRow]) -> int:
 def _keeps_scales(
     i: Instruction, classes: Mapping[Instruction, str], most: int, around: Neighborhood
 ) -> bool:
-    """Whether a kernel computes with a scale or an amax, and otherwise with few elements: stores it
+    """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise with few elements: stores it
     in a history, or makes the next step's scale of one.
     """
     makers = around.all_producers(i)
-    return is_small(i, most) and any(classes.get(j) == "scale" for j, _ in makers)
+    return is_small(i, most) and any(classes.get(j) in ("scale", "quantize") for j, _ in makers)
 
 
 def _reducers(i: Instruction) -> set[str]:
@@ -418,6 +419,8 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     if not is_plain(i):
         if opcode in _MOVES_ALONE:
             return "move"
+        if quantizes(i):
+            return "quantize"
         return "opaque" if is_opaque(i) else "rest"
     parts = inside(i)
     # A fusion may hold a library's kernel, with the slices that it reads.

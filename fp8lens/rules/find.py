@@ -177,11 +177,18 @@ def find_reasons(
     """
     before = parse_hlo_module(given_to_rewriter(stages).text)
     written = parse_hlo_module(stages[0].text)
-    rows = [row for row, _ in found]
-    dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
+    dots = [
+        dot
+        for name in executions(before)
+        for i in before.computations[name]
+        for dot in matmuls(i)
+        if dot.is_seen
+    ]
     reasons = Reasons()
-    if not rows and not opaque:
+    if not found and not opaque:
         reasons.empty = "There is no matmul."
+    found = [(row, near) for row, near in found if row.is_seen]
+    rows = [row for row, _ in found]
     # What has no dot must not be taken for another's.
     of_dots = [row for row in rows if not is_sum_of_products(row)]
     matched = iter(match(after, of_dots, before, dots, _types))
