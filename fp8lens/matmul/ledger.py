@@ -15,7 +15,6 @@ from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, unc
 from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches, quantizes
-from fp8lens.matmul.norms import norms
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import (
     Neighborhood,
@@ -244,21 +243,37 @@ def _classes(
     """
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
     plain = [i for i in classes if is_plain(i)]
-    made = _Made(plain, around)
-    own = norms(made.magnitudes, {*plain} - multiply, most, around)
-    for i in own:
-        if classes[i] == "scale":
-            classes[i] = "rest"
+    magnitudes = {i for i in plain if _finds_magnitudes(i)}
+    of_magnitudes = _made_of(magnitudes, plain, around)
     for i in reversed(plain):
-        if classes[i] not in ("rest", "move") or i in own:
+        readers = [reader for reader, _ in around.users(i)]
+        read_as = {classes.get(reader) for reader in readers}
+        of_parts = i in magnitudes or i in of_magnitudes
+        others = [reader for reader in readers if classes.get(reader) not in _READING_SCALES]
+        if of_parts and not all(is_small(reader, most) for reader in others):
+            # The maximum of a norm, x / max|x|: what is not FP8's scales by it.
+            classes[i] = "rest" if classes[i] == "scale" else classes[i]
+        elif classes[i] not in ("rest", "move"):
             continue
-        readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if made.a_scale(i, classes[i] == "rest", readers):
+        elif i in of_magnitudes and _writes_scalars(i) and "maximum" in _reducers(i):
+            classes[i] = "scale"  # an amax
+        elif of_parts and read_as & _READING_SCALES and not others:
+            classes[i] = "scale" if i in of_magnitudes or classes[i] == "rest" else "move"
+        elif classes[i] == "rest" and _makes_a_number(i, read_as, around):
             classes[i] = "scale"
-        elif readers == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
+        elif read_as == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
             classes[i] = "dequantize"
-    _follow_scales(classes, [i for i in plain if i not in own], most, around)
+    _follow_scales(classes, plain, most, around)
     return classes
+
+
+def _makes_a_number(i: Instruction, read_as: set[str | None], around: Neighborhood) -> bool:
+    """Whether a kernel makes a scale, as of an amax's history; of a sum it is a norm's."""
+    made_by = (i, *(producer for producer, _ in around.all_producers(i)))
+    is_of_sum = any("add" in _reducers(j) for j in made_by)
+    return (
+        _writes_scalars(i) and bool(read_as) and read_as <= {"quantize", "scale"} and not is_of_sum
+    )
 
 
 def _follow_scales(
@@ -276,31 +291,6 @@ def _follow_scales(
             classes[i] = "scale"
 
 
-class _Made:
-    """Which kernels find magnitudes, and which compute with these or with sums alone. `plain`: the
-    kernels in their order.
-    """
-
-    def __init__(self, plain: Sequence[Instruction], around: Neighborhood):
-        self.magnitudes = {i for i in plain if _finds_magnitudes(i)}
-        self.of_magnitudes = _made_of(self.magnitudes, plain, around)
-        self.of_sums = _made_of_sums(plain, around)
-
-    def a_scale(self, i: Instruction, computes: bool, readers: set[str | None]) -> bool:
-        """Whether a kernel makes a scale or a part of one, by the classes of its `readers`;
-        `computes`: it does more than to move.
-        """
-        if i in self.of_magnitudes and _writes_scalars(i) and "maximum" in _reducers(i):
-            return True  # an amax, whoever reads it
-        if not readers:
-            return False
-        if computes and _writes_scalars(i) and readers <= {"quantize", "scale"}:
-            return i not in self.of_sums  # one number, as of an amax's history
-        if i in self.magnitudes:
-            return computes and bool(readers & _FOR_FP8) and readers <= _READING_SCALES
-        return i in self.of_magnitudes and readers <= _READING_SCALES
-
-
 def _most_scales(rows: Iterable[GemmRow]) -> int:
     """How many elements an array of scales or amaxes may have: far fewer than each matrix."""
     matrices = [min(row.m * row.k, row.n * row.k) for row in rows]
@@ -310,8 +300,8 @@ def _most_scales(rows: Iterable[GemmRow]) -> int:
 def _keeps_scales(
     i: Instruction, classes: Mapping[Instruction, str], most: int, around: Neighborhood
 ) -> bool:
-    """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise with few elements: stores it
-    in a history, or makes the next step's scale of one.
+    """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise with
+    few elements: stores it in a history, or makes the next step's scale of one.
     """
     makers = around.all_producers(i)
     return is_small(i, most) and any(classes.get(j) in ("scale", "quantize") for j, _ in makers)
@@ -320,19 +310,6 @@ def _keeps_scales(
 def _reducers(i: Instruction) -> set[str]:
     """The opcodes by which a kernel reduces."""
     return {reducer(j) for j in inside(i) if j.opcode == "reduce"}
-
-
-def _made_of_sums(kernels: Iterable[Instruction], around: Neighborhood) -> set[Instruction]:
-    """The kernels that make numbers from sums, as from a norm, and not from those of magnitudes.
-    `kernels` in their order.
-    """
-    found: set[Instruction] = set()
-    for i in kernels:
-        sums = "add" in _reducers(i) and all(j.opcode != "abs" for j in inside(i))
-        of_a_sum = _writes_scalars(i) and any(j in found for j, _ in around.all_producers(i))
-        if sums or of_a_sum:
-            found.add(i)
-    return found
 
 
 def _made_of(
@@ -416,16 +393,12 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     opcode = i.opcode.removesuffix("-start")
     if opcode.startswith(COLLECTIVES):
         return "collective"
-    if not is_plain(i):
-        if opcode in _MOVES_ALONE:
-            return "move"
-        if quantizes(i):
-            return "quantize"
-        return "opaque" if is_opaque(i) else "rest"
     parts = inside(i)
     # A fusion may hold a library's kernel, with the slices that it reads.
     if any(map(is_opaque, parts)):
         return "opaque"
+    if not is_plain(i):
+        return "move" if opcode in _MOVES_ALONE else "quantize" if quantizes(i) else "rest"
     avoidable = [o for o in near if o.avoidable]
     if any("fp8" in o.work for o in avoidable):
         return "dequantize"

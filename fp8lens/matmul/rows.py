@@ -127,7 +127,8 @@ def _config(i: Instruction) -> dict:
 @remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Where
-    K is 1 there is nothing to sum: that is elementwise work, and no matmul. Raises HloParseError where it says that it multiplies, but not what.
+    K is 1 there is nothing to sum: that is elementwise work, and no matmul. Raises HloParseError
+    where it says that it multiplies, but not what.
     """
     opcode = instruction.opcode.removesuffix("-start")
     if opcode not in _MULTIPLY:
