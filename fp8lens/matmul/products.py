@@ -122,12 +122,11 @@ def _varies(computation: Computation) -> dict[str, set[int]]:
         if i.opcode == "constant":
             found = set()
         elif i.opcode == "broadcast":
-            before = varies[i.operands[0]]
-            found &= {d for n, d in enumerate(dimensions(i)) if n in before}
+            found &= {d for n, d in enumerate(dimensions(i)) if n in varies[i.operands[0]]}
         elif i.opcode == "bitcast":
             given, made = _spans(operand(i, 0).shape), _spans(i.shape)
-            before = [given[d] for d in varies[i.operands[0]]]
-            found = {d for d in found if any(_meet(made[d], span) for span in before)}
+            kept = [given[d] for d in varies[i.operands[0]]]
+            found = {d for d in found if any(_meet(made[d], span) for span in kept)}
         elif i.opcode == "copy" or i.opcode in ELEMENTWISE:
             found = set().union(*(varies[name] for name in i.operands))
         varies[i.name] = found
@@ -146,7 +145,8 @@ def sums(module: HloModule) -> dict[Instruction, Sum]:
     for i in module:
         if not _adds_up(i):
             continue
-        made, spans = i, ()
+        made: Instruction = i
+        spans: tuple[Span, ...] = ()
         for _ in range(_FAR):
             before, spans = _behind(made, spans)
             if before is None:
