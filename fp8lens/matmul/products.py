@@ -35,10 +35,9 @@ class Sum(NamedTuple):
     spans: tuple[Span, ...]
 
     @property
-    def is_of_a_dot(self) -> bool:
-        """Whether XLA has made it, of a dot; it gives what it adds to split K no name."""
-        name = primitive(op_name(self.reduce))
-        return not name or name.endswith("dot_general")
+    def is_xlas(self) -> bool:
+        """Whether XLA has made it, of a dot: it has the dot's name, or none."""
+        return not primitive(op_name(self.reduce)).startswith("reduce")
 
     def length(self, shape: Shape, dims: Iterable[int]) -> int:
         """How many elements are added up along some of the array's dimensions."""
@@ -49,13 +48,14 @@ class Sum(NamedTuple):
 
 class Product(NamedTuple):
     """A matmul as a multiplication and a sum: of `lhs` and `rhs`, which are factors of `multiply`.
-    K is more than 1.
+    K is more than 1. `is_written`: the program has no dot for it.
     """
 
     multiply: Instruction
     lhs: Instruction
     rhs: Instruction
     sizes: tuple[int, int, int, int]  # M, N, K, batch
+    is_written: bool
 
 
 @remembered
@@ -73,7 +73,9 @@ def _product(multiply: Instruction, total: Sum) -> Product | None:
     """The matmul of two factors of a multiplication, the largest; None where it is none. Of a dot
     XLA multiplies two factors, and either may be a vector.
     """
-    is_of_dot = total.is_of_a_dot and primitive(op_name(multiply)).endswith("dot_general")
+    name = op_name(multiply)
+    has_its_name = primitive(name).endswith("dot_general") or name == op_name(total.reduce) != ""
+    is_of_dot = total.is_xlas and has_its_name
     factors = [operand(multiply, 0), operand(multiply, 1)]
     if not is_of_dot:
         factors = _factors(multiply)
@@ -88,7 +90,7 @@ def _product(multiply: Instruction, total: Sum) -> Product | None:
         others = [varies[i.name] for i in factors if i is not lhs and i is not rhs]
         is_matrix = any(other & rows - both and other & columns - both for other in others)
         if k > 1 and not is_matrix and (is_of_dot or min(m, n) > 1):
-            found.append(Product(multiply, lhs, rhs, (m, n, k, batch)))
+            found.append(Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot))
     return max(found, key=lambda one: math.prod(one.sizes), default=None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fp8lens.formats import is_fp8, is_narrow
 from fp8lens.hlo.ops import DOTS
-from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_line
+from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
@@ -417,7 +417,7 @@ def _whole_k(
     """
     m, n, k, parts = sizes
     total = sums(made.computation.module).get(made) if parts > 1 else None
-    if total is None or not total.is_of_a_dot:
+    if total is None or not total.is_xlas:
         return sizes
     added_up = total.length(result, range(batch))
     return m, n, k * added_up, parts // added_up
@@ -429,22 +429,20 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     """
     found = []
     written = results(i)[0].dtype
-    for multiply, left, right, sizes in products(computation):
-        lhs, rhs = _stored(computation, left.name), _stored(computation, right.name)
-        dtype = multiply.shape.dtype
-        found.append(_row(i, sizes, lhs, rhs, dtype, "kernel", written, multiply))
+    for product in products(computation):
+        lhs, rhs = (_stored(computation, side.name) for side in (product.lhs, product.rhs))
+        made = product.multiply
+        found.append(_row(i, product.sizes, lhs, rhs, made.shape.dtype, "kernel", written, made))
     return tuple(found)
 
 
 def is_sum_of_products(row: GemmRow) -> bool:
     """Whether the program has no dot for a matmul: it multiplies, and adds the products up."""
     computation = fused(row.instruction)
-    return (
-        row.library == "kernel"
-        and computation is not None
-        and not _multiplying(computation)[0]
-        and not primitive(row.op_name).endswith("dot_general")
-    )
+    if row.library != "kernel" or computation is None:
+        return False
+    sizes = (row.m, row.n, row.k, row.batch)
+    return any(product.is_written for product in products(computation) if product.sizes == sizes)
 
 
 def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
