@@ -287,7 +287,9 @@ def _follow_scales(
             classes[i] = "scale"
     for i in reversed(plain):
         readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if classes[i] == "move" and readers == {"scale"} and is_small(i, most):
+        if classes[i] not in ("rest", "move") or readers != {"scale"} or not is_small(i, most):
+            continue
+        if classes[i] == "move" or _makes_a_number(i, {"scale"}, around):
             classes[i] = "scale"
 
 
