@@ -5,7 +5,8 @@ Layers, instructions, lines and their order may change: they only help to say wh
 
 Of a conditional one branch runs. Each figure is that of the branch where it is largest, so that a
 program in which each branch is no worse is no worse. A matmul is looked for in all branches: it
-lost FP8 if any branch multiplies it in a wider type.
+lost FP8 if any branch multiplies it in a wider type. The same holds for TF32 and each other type
+that tensor cores multiply faster than the next wider one.
 
 Of some loops nobody knows how often they run. What is in them is compared twice: as a part of the
 whole, where it counts as if each loop ran once, and alone, as what one iteration costs. A program
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from fp8lens.bill.bill import shown
+from fp8lens.formats import is_fp8, is_narrow
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import counted, size
 from fp8lens.inspection import Inspection
@@ -39,16 +41,20 @@ _MOST_PLACES = 3
 _GROWING = {
     "bytes": "moved by kernels",
     "sent": "sent by each device",
-    "memory": "in memory at the peak",
+    "peak": "in memory at the peak",
+    "allocated": "memory allocated",
 }
+_MEMORY = ("peak", "allocated")
+# Types by their rates on tensor cores, the slowest first. What is in none of these is slower.
+_RATES = (("f32",), ("tf32",), ("bf16", "f16", "s8"))
+_IN_FP8 = len(_RATES) + 1
+_NAMES = {1: "f32", 2: "TF32", 3: "16 bits", _IN_FP8: "FP8", _IN_FP8 + 1: "FP4"}
 # In which loops a figure is, by how many of unknown length are around; the last holds for more.
 _IN_LOOPS = (
     "",
     " in each iteration of loops of unknown length",
     " in each iteration of nested loops of unknown length",
 )
-# What is lost whatever work the kernel beside a matmul does.
-_OF_ANY_WORK = frozenset((Lost.KERNEL, Lost.DUPLICATE))
 # From which share on growth of bytes and memory is said, where it is within the limits.
 _WORTH_SAYING = 0.001
 
@@ -72,11 +78,11 @@ class Changes:
 def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: str = "") -> Changes:
     """What has changed since an entry was recorded.
 
-    Worse is a matmul that lost FP8; a kernel more that does what a matmul's call could do, and
-    more kernels of any kind beyond 2%; and bytes moved, bytes sent or memory at the peak that grew
-    by more than `may_grow` of what they were. What grew by less is said in `about`, which begins
-    with `note`. ValueError where the program was compiled for another chip, or by other rules: the
-    two say nothing of each other.
+    Worse is a matmul that lost FP8, or any type for a slower one; a kernel more that does what a
+    matmul's call could do, and more kernels of any kind beyond 2%; and bytes moved, bytes sent or
+    memory, at the peak or allocated, that grew by more than `may_grow` of what they were. What grew
+    by less is said in `about`, which begins with `note`. ValueError where the program was compiled
+    for another chip, or by other rules: the two say nothing of each other.
     """
     if before["compiled"] != seen.note:
         raise ValueError(
@@ -85,9 +91,11 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
             "record anew."
         )
     after = entry_of(seen)
-    lost, gained = _fewer_in_fp8(before, after), _fewer_in_fp8(after, before)
-    worse = [_lost(row, lost, before, after, seen) for row in lost]
-    better = [f"{_where(row)} is in FP8 now" for row in gained]
+    lost = _slower(before, after)
+    worse = [_lost(row, rate, lost, before, after, seen) for row, rate in lost]
+    better = []
+    for row, rate in _slower(after, before):
+        better.append(f"{_where(row)} is in {_NAMES[rate]} now, and was in {row['type']}")
     within = []
     figures = [*_figures(before, after)]
     for figure in figures:
@@ -96,7 +104,7 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
         elif figure.is_worth_saying:
             where = _explained(figure, before, after, seen) if figure.what == "kernels" else ""
             within.append(figure.said + where)
-        elif figure.is_better(may_grow) and not _grows_deeper(figure, figures):
+        elif figure.is_better(may_grow) and not _grows_elsewhere(figure, figures):
             better.append(figure.said)
     about = [visible(note)] if note else []
     if within:
@@ -109,9 +117,9 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
 
 @dataclasses.dataclass(frozen=True)
 class _Figure:
-    """What a program costs of something, and what it cost. `what` is "memory" or one of
-    `records.UNITS`; `loops`: only what is in so many loops of unknown length. `needless`: how many
-    kernels more do what a matmul's call could do.
+    """What a program costs of something, and what it cost. `what` is one of `records.UNITS`, or
+    "peak" or "allocated" of memory; `loops`: only what is in so many loops of unknown length.
+    `needless`: how many kernels more do what a matmul's call could do.
     """
 
     what: str
@@ -157,8 +165,9 @@ def _figures(before: Entry, after: Entry) -> Iterator[_Figure]:
             if what == "kernels":
                 needless = _cost(after, "avoidable", loops) - _cost(before, "avoidable", loops)
             yield _Figure(what, loops, was, now, needless)
-    if before["peak"] is not None and after["peak"] is not None:
-        yield _Figure("memory", 0, before["peak"], after["peak"])
+    for what in _MEMORY:
+        if before[what] is not None and after[what] is not None:
+            yield _Figure(what, 0, before[what], after[what])
 
 
 def _cost(entry: Entry, unit: str, loops: int = 0) -> int:
@@ -173,12 +182,14 @@ def _run(entry: Entry, unit: str, loops: int = 0) -> list[Row]:
     return taken(rows, lambda row: row[unit])
 
 
-def _grows_deeper(figure: _Figure, figures: Iterable[_Figure]) -> bool:
-    """Whether there is less only because there is more in loops of unknown length."""
-    return any(
-        other.what == figure.what and other.loops > figure.loops and other.more > 0
-        for other in figures
-    )
+def _grows_elsewhere(figure: _Figure, figures: Iterable[_Figure]) -> bool:
+    """Whether there is less only because there is more in loops of unknown length; or of memory,
+    whether less is alive at the peak, and XLA allocates more for it, or the reverse.
+    """
+    grown = [other for other in figures if other.more > 0]
+    if figure.what in _MEMORY:
+        return any(other.what in _MEMORY for other in grown)
+    return any(other.what == figure.what and other.loops > figure.loops for other in grown)
 
 
 def _about(before: Entry, after: Entry) -> Iterator[str]:
@@ -211,8 +222,7 @@ def _about(before: Entry, after: Entry) -> Iterator[str]:
 
 
 def _flops(row: Row) -> int:
-    m, n, k = row["size"]
-    return 2 * m * n * k * row["batch"] * row["runs"]
+    return row["flops"] * row["runs"]
 
 
 def _in_branches(entry: Entry) -> int:
@@ -223,20 +233,39 @@ def _in_branches(entry: Entry) -> int:
 # Which matmuls ------------------------------------------------------------------------------------
 
 
-def _fewer_in_fp8(before: Entry, after: Entry) -> list[Row]:
-    """The matmuls that are not in FP8 after, of sizes of which more were before: as many as there
-    are fewer. Of those that XLA gave other sizes, as many as there are fewer in all.
+def _rate(row: Row) -> int:
+    """How fast tensor cores multiply a matmul's type, as a place in an order."""
+    if is_narrow(row["type"]):
+        return _IN_FP8 if is_fp8(row["type"]) else _IN_FP8 + 1
+    return next((n for n, types in enumerate(_RATES, 1) if row["type"] in types), 0)
+
+
+def _slower(before: Entry, after: Entry) -> list[tuple[Row, int]]:
+    """The matmuls that are multiplied in a slower type after, each with the rate that it lost, the
+    fastest.
+    """
+    found: dict[int, tuple[Row, int]] = {}
+    for rate in sorted(_NAMES, reverse=True):
+        for row in _fewer_of(rate, before, after):
+            found.setdefault(id(row), (row, rate))
+    return [*found.values()]
+
+
+def _fewer_of(rate: int, before: Entry, after: Entry) -> list[Row]:
+    """The matmuls that are slower than a rate after, of sizes of which more were not before: as
+    many as there are fewer. Of those that XLA gave other sizes, as many as there are fewer in all.
     """
     # In all branches, and in those with the fewest: a branch more may be in a wider type.
     fewer, fewer_in_all = Counter[tuple](), 0
+    fast = [[row for row in of["matmuls"] if _rate(row) >= rate] for of in (before, after)]
     for runs in (_runs, _runs_at_least):
-        was, is_now = runs(before, fp8=True), runs(after, fp8=True)
+        was, is_now = map(runs, fast)
         fewer |= was - is_now
         fewer_in_all = max(fewer_in_all, was.total() - is_now.total())
-    wide = _runs(after, fp8=False) - _runs(before, fp8=False)
-    known = {(_key(row), row["layer"]) for row in before["matmuls"] if row["fp8"]}
-    # First those that were in FP8 in the same layer.
-    rows = [row for row in after["matmuls"] if not row["fp8"]]
+    rows, slow = ([row for row in of["matmuls"] if _rate(row) < rate] for of in (after, before))
+    wide = _runs(rows) - _runs(slow)
+    # First those that were fast in the same layer.
+    known = {(_key(row), row["layer"]) for row in fast[0]}
     rows.sort(key=lambda row: (_key(row), row["layer"]) not in known)
     lost, told = [], Counter[tuple]()
     for row in rows:
@@ -253,24 +282,20 @@ def _key(row: Row) -> tuple:
     return *row["size"], row["batch"], row["loops"]
 
 
-def _runs(entry: Entry, fp8: bool) -> Counter[tuple]:
-    """How often matmuls of each size run, in FP8 or not, in all branches together."""
-    return _by_size(row for row in entry["matmuls"] if row["fp8"] == fp8)
-
-
-def _runs_at_least(entry: Entry, fp8: bool) -> Counter[tuple]:
-    """The same, whatever branches are taken."""
-    found: Counter[tuple] = Counter()
-    for key in _runs(entry, fp8):
-        rows = [row for row in entry["matmuls"] if row["fp8"] == fp8 and _key(row) == key]
-        found |= _by_size(taken(rows, lambda row: -row["runs"]))
-    return found
-
-
-def _by_size(rows: Iterable[Row]) -> Counter[tuple]:
+def _runs(rows: Iterable[Row]) -> Counter[tuple]:
+    """How often matmuls of each size run, in all branches together."""
     found: Counter[tuple] = Counter()
     for row in rows:
         found[_key(row)] += row["runs"]
+    return found
+
+
+def _runs_at_least(rows: Sequence[Row]) -> Counter[tuple]:
+    """The same, whatever branches are taken."""
+    found: Counter[tuple] = Counter()
+    for key in _runs(rows):
+        alike = [row for row in rows if _key(row) == key]
+        found |= _runs(taken(alike, lambda row: -row["runs"]))
     return found
 
 
@@ -294,8 +319,17 @@ def _where(row: Row) -> str:
     return visible(f"{name} ({row['source']}{times})" if row["source"] else f"{name}{times}")
 
 
-def _lost(row: Row, lost: Sequence[Row], before: Entry, after: Entry, seen: Inspection) -> str:
-    """That a matmul lost FP8, why, and what its layer moves more for it."""
+def _lost(
+    row: Row,
+    rate: int,
+    lost: Sequence[tuple[Row, int]],
+    before: Entry,
+    after: Entry,
+    seen: Inspection,
+) -> str:
+    """That a matmul lost FP8 or another type, why, and what its layer moves more for it."""
+    if rate < _IN_FP8:
+        return f"{_where(row)} is multiplied in {row['type']}, and no longer in {_NAMES[rate]}"
     why = next(
         (
             f"because {reason.reason} [{reason.rule}]"
@@ -306,12 +340,12 @@ def _lost(row: Row, lost: Sequence[Row], before: Entry, after: Entry, seen: Insp
     )
     place = _place(row)
     was, now = _there(before, place), _there(after, place)
-    alone = [_place(other) for other in lost].count(place) == 1
+    alone = [_place(other) for other, _ in lost].count(place) == 1
     grown = ""
     if place and alone and was is not None and now is not None and now > was:
         grown = f"{size(now - was)} more there"
     said = ", ".join(filter(None, (grown, why)))
-    return f"{_where(row)} lost FP8" + (f": {said}" if said else "")
+    return f"{_where(row)} lost {_NAMES[rate]}" + (f": {said}" if said else "")
 
 
 def _place(row: Row) -> str:
@@ -328,7 +362,7 @@ def _there(entry: Entry, place: str) -> int | None:
 def _explained(figure: _Figure, before: Entry, after: Entry, seen: Inspection) -> str:
     """Of what there is more, where most of that is, and of kernels the reason."""
     unit = figure.what
-    if unit == "memory":
+    if unit in _MEMORY:
         return ""
     added = _added(before, after, unit, figure.loops)
     said = []
@@ -363,31 +397,20 @@ def _at(there: dict[str, int], what: str, after: Entry) -> str:
 
 def _because(added: Counter[tuple[str, str]], before: Entry, seen: Inspection) -> str:
     """Why there are more kernels: the first rule that is broken more often than it was, at a
-    matmul for which one of the added kernels does what the rule says was lost. "" where none is.
-    Why a matmul lost FP8 is said of the matmul.
+    matmul for which one of the added kernels does work. "" where none is. Why a matmul lost FP8 is
+    said of the matmul.
     """
-    work: dict[str, set[str]] = {}  # what added kernels do for each matmul
-    for line in seen.ledger:
-        if added[line.what, line.layer or line.source] > 0:
-            for name in line.serves:
-                work.setdefault(name, set()).update(line.work)
-    layers = {_path(row) for row in before["matmuls"]}
-    was: Counter[tuple[str, str]] = Counter()
-    for row in before["matmuls"]:
-        was.update((rule, layer) for rule in row["rules"] for layer in {"", _path(row)})
-    now: Counter[tuple[str, str]] = Counter()
-    once = {(reason.instruction, reason.rule): reason for reason in reversed(_reasons(seen))}
-    for reason in reversed(once.values()):
-        # In a layer of another name, it is broken more often in the whole program.
-        layer = reason.layer if reason.layer in layers else ""
-        now.update((reason.rule, of) for of in {"", reason.layer})
-        done = work.get(reason.instruction)
-        if (
-            done is None
-            or reason.lost is Lost.FP8
-            or now[reason.rule, layer] <= was[reason.rule, layer]
-        ):
-            continue
-        if reason.lost in done or reason.lost in _OF_ANY_WORK:
+    beside = {
+        name
+        for line in seen.ledger
+        if line.avoidable and added[line.what, line.layer or line.source] > 0
+        for name in line.serves
+    }
+    was = Counter(rule for row in before["matmuls"] for rule in row["rules"])
+    reasons = {(reason.instruction, reason.rule): reason for reason in reversed(_reasons(seen))}
+    now = Counter(rule for _, rule in reasons)
+    for reason in reversed(reasons.values()):
+        is_new = now[reason.rule] > was[reason.rule]
+        if is_new and reason.lost is not Lost.FP8 and reason.instruction in beside:
             return f", because {reason.reason} [{reason.rule}]"
     return ""

@@ -19,7 +19,7 @@ from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_
 from fp8lens.hlo.replica_groups import device_counts
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
-from fp8lens.matmul.ledger import Ledger, kept_for_fp8, make_ledger
+from fp8lens.matmul.ledger import Ledger, make_ledger
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.gemms import GemmReport, make_report
@@ -190,9 +190,7 @@ class Inspection:
                 "XLA writes its plan of a program's buffers only while it compiles: "
                 "inspect the function and its arguments."
             )
-        found, around = self._rows
-        kept = kept_for_fp8(self.ledger, [row for row, _ in found], around)
-        return memory_of(self.module, self._plan, kept)
+        return memory_of(self.module, self._plan, self.compiled)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -212,7 +210,9 @@ class Inspection:
             rules = why[row.instruction.name]
             return bool(rules) and rules <= {*allowed}
 
-        return [row for row in self.report.rows if not (row.is_fp8 or is_accepted(row))]
+        # Kernels that are not looked into are asked for by `unknown`.
+        rows = [row for row in self.report.rows if row.is_seen and not row.is_fp8]
+        return [row for row in rows if not is_accepted(row)]
 
     @property
     def unknown(self) -> list[tuple[str, str]]:

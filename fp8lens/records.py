@@ -25,7 +25,7 @@ from fp8lens.inspection import Inspection
 from fp8lens.matmul.rows import GemmRow
 
 _ABOUT = "What programs cost, written by fp8lens; compare with --against, renew with --save"
-_VERSION = 2
+_VERSION = 3
 #: What is counted of work: kernels; those of them that do what a matmul's call could do; the bytes
 #: that they move; the bytes that each device sends.
 UNITS = ("kernels", "avoidable", "bytes", "sent")
@@ -80,17 +80,19 @@ def _joined(one: _Place | None, other: _Place) -> _Place:
 
 def entry_of(seen: Inspection) -> Entry:
     """What a record keeps of a program, as JSON has it: its matmuls, what kernels do for which
-    layer, and the memory at the peak, None where that is not known.
+    layer, and the bytes of memory at the peak and allocated, None where these are not known.
 
-    `runs`, and all numbers of work, are those in one iteration of each loop whose length is not
-    known; `loops` is the number of such loops around. `branch` has, for each conditional around,
-    its number, which branch it is, and how many there are.
+    `type` is what the hardware multiplies, as GemmRow.math_dtype has it, and `flops` are of one
+    run. `runs`, and all numbers of work, are those in one iteration of each loop whose length is
+    not known; `loops` is the number of such loops around. `branch` has, for each conditional
+    around, its number, which branch it is, and how many there are.
     """
     places = _places(seen.module)
     return {
         "compiled": seen.note,
         "jax": _jax(),
         "peak": seen.bill.totals.get("memory at the peak"),
+        "allocated": seen.bill.totals.get("memory allocated"),
         "matmuls": _matmuls(seen, places),
         "work": _work(seen.bill, places),
     }
@@ -110,7 +112,8 @@ def _matmuls(seen: Inspection, places: Mapping[str, _Place]) -> list[Entry]:
                 "runs": runs,
                 "loops": loops,
                 "branch": branch,
-                "fp8": row.is_fp8,
+                "type": row.math_dtype,
+                "flops": row.flops,
                 "layer": layer(row.op_name),
                 "backward": is_backward(row.op_name),
                 "source": row.source,
@@ -365,7 +368,8 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "runs": _is_count,
         "loops": _is_count,
         "branch": _is_branch,
-        "fp8": _is_flag,
+        "type": _is_text,
+        "flops": _is_count,
         "layer": _is_text,
         "backward": _is_flag,
         "source": _is_text,
@@ -389,9 +393,10 @@ def _wrong(entry: Any) -> str:
     for key in ("compiled", "jax"):
         if not isinstance(entry.get(key), str):
             return f"{key} is no text"
-    peak = entry.get("peak", "")
-    if peak is not None and not _is_count(peak):
-        return "peak is no number of bytes"
+    for key in ("peak", "allocated"):
+        nbytes = entry.get(key, "")
+        if nbytes is not None and not _is_count(nbytes):
+            return f"{key} is no number of bytes"
     for part, fields in _FIELDS.items():
         rows = entry.get(part)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -10,22 +10,24 @@ import enum
 import html
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, visible
 from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import changes_layout, operand
+from fp8lens.hlo.values import changes_layout
 from fp8lens.matmul.unfused import part_for
 
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$")
-_VALUE = re.compile(r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})? @\d+> \(size=(\d+),offset=(\d+)\)")
+_VALUE = re.compile(
+    r"^ value: <\d+ (\S+?)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\)"
+)
 _RANGE = re.compile(r"^ {4}(\S+)\{([\d,]*)\}:(\d+)-(\d+)$", re.M)
 _ORDER = re.compile(r"^ {4}(\d+):(\S+)$", re.M)
-# So many views, tuples and loops at most may stand between a value and the kernel that makes it.
-_FAR = 50
+# From which share of the peak on it is said that XLA's figure has more than its plan tells.
+_UNTOLD = 0.001
 # Buffers of fewer bytes are shown together.
 _SMALL = 0.01
 _HEADER = ("bytes", "what", "type", "made by", "layer", "source")
@@ -38,11 +40,11 @@ class Holds(enum.StrEnum):
     RESULT = "result"
     FP8 = "FP8 array"
     TRANSPOSED = "FP8 array, transposed"
-    SCALES = "amax histories and scales"
     SAVED = "saved for the backward pass"
     GRADIENT = "of the backward pass"
     WORKSPACE = "workspace of a library's kernel"
     PASSING = "other"
+    UNTOLD = "not told by XLA's plan"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +69,9 @@ class Memory:
     of them are both, as a donated argument that a result overwrites. `temporaries` is the one
     allocation for everything else. `total` is what XLA allocates. `peak` is what is alive at once,
     when most is, with arguments and results, which have their places from the start to the end; the
-    rest of `total` are gaps between buffers. `alive` are the buffers of that moment, the largest
-    first.
+    rest of `total` are gaps between buffers. It is `peak_memory_in_bytes` of JAX's
+    `memory_analysis()`; of a program that another process compiled, it is read from XLA's plan.
+    `alive` are the buffers of that moment by the plan, the largest first.
     """
 
     arguments: int
@@ -151,9 +154,9 @@ class Plan(NamedTuple):
     ranges: str = ""
 
 
-def memory_of(module: HloModule, plan: Plan, for_fp8: Set[tuple[str, int]] = frozenset()) -> Memory:
-    """The memory of a compiled program. `for_fp8`: the amaxes, histories and scales that FP8 alone
-    needs, each by the instruction that makes it and the element of its tuple.
+def memory_of(module: HloModule, plan: Plan, compiled: Any = None) -> Memory:
+    """The memory of a compiled program. `compiled` is JAX's, of which XLA's own figure of the peak
+    is taken; without one it is read from the plan.
     """
     sizes: Counter[str] = Counter()
     # Of each argument and result: its bytes, the values there, and what it is.
@@ -170,7 +173,7 @@ def memory_of(module: HloModule, plan: Plan, for_fp8: Set[tuple[str, int]] = fro
             kept.append((nbytes, values, Holds.RESULT))
         else:
             passing += values
-    lives = _Lives(module, plan.ranges, for_fp8)
+    lives = _Lives(module, plan.ranges)
     time, found = _peak(passing, lives)
     alive = [lives.buffer(value) for value in found]
     for nbytes, values, holds in kept:
@@ -179,12 +182,21 @@ def memory_of(module: HloModule, plan: Plan, for_fp8: Set[tuple[str, int]] = fro
             there = lives.buffer(lives.alive_at(time, whole or values))
             if holds is Holds.ARGUMENT:  # a result that is written over it is no line's either
                 there = dataclasses.replace(there, layer="", source="")
-            if there.holds is not Holds.SCALES:
-                there = dataclasses.replace(there, holds=holds)
-            alive.append(dataclasses.replace(there, nbytes=nbytes))
+            alive.append(dataclasses.replace(there, holds=holds, nbytes=nbytes))
+    told = sum(buffer.nbytes for buffer in alive)
+    peak = _xlas_peak(compiled) or told
+    if peak - told > _UNTOLD * peak:
+        alive.append(Buffer("", "", peak - told, Holds.UNTOLD, "", "", ""))
     alive.sort(key=lambda buffer: -buffer.nbytes)
-    peak = sum(buffer.nbytes for buffer in alive)
     return Memory(**{name: sizes[name] for name in _SIZES}, peak=peak, alive=tuple(alive))
+
+
+def _xlas_peak(compiled: Any) -> int | None:
+    """The bytes at the peak, as XLA says itself; None where JAX has not compiled the program
+    here, and for a release that does not say it.
+    """
+    analysis = compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
+    return getattr(analysis, "peak_memory_in_bytes", None)
 
 
 class _Value(NamedTuple):
@@ -259,8 +271,7 @@ def _peak(values: Sequence[_Value], lives: "_Lives") -> tuple[int, list[_Value]]
 class _Lives:
     """From where to where each value lives, and what it is to the program."""
 
-    def __init__(self, module: HloModule, ranges: str, for_fp8: Set[tuple[str, int]]):
-        self._for_fp8 = for_fp8
+    def __init__(self, module: HloModule, ranges: str):
         self._instructions = {i.name: i for i in module}
         order = [(int(time), name) for time, name in _ORDER.findall(ranges)]
         self._last = max((time for time, _ in order), default=0)
@@ -310,8 +321,6 @@ class _Lives:
     def _holds(self, i: Instruction, element: str, shape: Shape) -> Holds:
         if _is_workspace(i, element, shape):
             return Holds.WORKSPACE
-        if not shape.is_tuple and _made_by(i, element) in self._for_fp8:
-            return Holds.SCALES
         if is_fp8(shape.dtype):
             return Holds.TRANSPOSED if _is_transposed(i, element) else Holds.FP8
         if is_backward(op_name(i)):
@@ -326,34 +335,6 @@ def _part(i: Instruction, element: str) -> Shape:
     for n in element.split(",") if element else ():
         shape = shape.elements[int(n)]
     return shape
-
-
-def _made_by(i: Instruction, element: str) -> tuple[str, int]:
-    """Who makes a value: behind views, and of a loop's result, what its body returns."""
-    at = [int(n) for n in element.split(",")] if element else []
-    for _ in range(_FAR):
-        if i.opcode == "get-tuple-element" and i.element is not None:
-            i, at = operand(i, 0), [i.element, *at]
-        elif i.opcode == "tuple" and at and at[0] < len(i.operands):
-            i, at = operand(i, at[0]), at[1:]
-        elif i.opcode in ("bitcast", "copy", "reshape") and i.operands:
-            i = operand(i, 0)
-        elif i.opcode == "while" and at:
-            body = i.computation.module.computations[i.callee("body")].root
-            is_kept = body.opcode == "tuple" and _is_of_the_carry(body, at[0])
-            i = operand(i, 0) if is_kept else body
-        else:
-            break
-    return i.name, at[0] if at else 0
-
-
-def _is_of_the_carry(returned: Instruction, element: int) -> bool:
-    """Whether a loop's body returns this element as it was given."""
-    if element >= len(returned.operands):
-        return False
-    i = operand(returned, element)
-    is_element = i.opcode == "get-tuple-element" and i.element == element
-    return is_element and operand(i, 0).opcode == "parameter"
 
 
 def _is_transposed(i: Instruction, element: str) -> bool:

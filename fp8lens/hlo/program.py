@@ -21,8 +21,8 @@ def setting(instruction: Instruction, *keys: str) -> Any:
 
 @remembered
 def results(instruction: Instruction) -> tuple[Shape, ...]:
-    """The shapes an instruction writes, without the scratch space that cuBLAS and cuDNN take as a
-    last result.
+    """The shapes an instruction writes, without the scratch space that cuBLAS, cuDNN and
+    Transformer Engine take as a last result.
     """
     shape = instruction.shape
     if instruction.opcode.endswith("-start") and shape.is_tuple and len(shape.elements) > 1:
@@ -30,7 +30,8 @@ def results(instruction: Instruction) -> tuple[Shape, ...]:
     shapes = shape.elements if shape.is_tuple else (shape,)
     if len(shapes) < 2 or shapes[-1].dtype not in ("s8", "u8"):
         return shapes
-    is_library_call = (instruction.custom_call_target or "").startswith(("__cublas", "__cudnn"))
+    target = instruction.custom_call_target or ""
+    is_library_call = target.startswith(("__cublas", "__cudnn", "te_"))
     is_around_one = fusion_kind(instruction) == "__custom_fusion"
     return shapes[:-1] if is_library_call or is_around_one else shapes
 

@@ -11,7 +11,7 @@ import dataclasses
 import html
 from typing import Any
 
-from fp8lens.formats import FORMATS
+from fp8lens.formats import FORMATS, is_narrow
 from fp8lens.hlo.ops import CUTS, LAUNCHES_NOTHING, VIEWS
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
@@ -61,8 +61,23 @@ def is_opaque(i: Instruction) -> bool:
     """Whether a kernel is not looked into, and may multiply matrices."""
     if i.opcode.removesuffix("-start") not in _OPAQUE:
         return False
-    # CUB sorts and sums.
-    return not (i.custom_call_target or "").startswith("__cub$")
+    target = i.custom_call_target or ""
+    if target.startswith("__cub$"):  # CUB sorts and sums
+        return False
+    return not quantizes(i)
+
+
+def quantizes(i: Instruction) -> bool:
+    """Whether another library's call reads one matrix, and writes it as FP8: it has no second one
+    to multiply it by.
+    """
+    if i.opcode != "custom-call":
+        return False
+    wide = [s for n in range(len(i.operands)) if (s := operand(i, n).shape).size > 1]
+    largest = max((s.size for s in wide), default=0)
+    alike = [s for s in wide if 2 * s.size > largest]
+    written = [s for s in results(i) if is_narrow(s.dtype) and s.size > 1]
+    return len(alike) == 1 and any(s.size == largest for s in written)
 
 
 def _kind(instruction: Instruction) -> str:
@@ -78,6 +93,8 @@ def launches(instruction: Instruction) -> bool:
     of one.
     """
     ends = instruction.opcode.endswith(("-done", "-update"))
+    if instruction.custom_call_target == "AllocateBuffer":  # jnp.empty's: memory alone
+        return False
     return not ends and instruction.opcode.removesuffix("-start") not in LAUNCHES_NOTHING
 
 

@@ -3,7 +3,7 @@ matmuls.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
@@ -14,8 +14,7 @@ from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
 from fp8lens.hlo.values import look_through, operand, reducer, returned
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches
-from fp8lens.matmul.norms import norms
+from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches, quantizes
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import (
     Neighborhood,
@@ -190,61 +189,6 @@ def _kernels(lines: Sequence[Line]) -> str:
     return f"{count}, {size(sum(line.nbytes for line in lines))}"
 
 
-def kept_for_fp8(
-    ledger: Ledger, rows: Iterable[GemmRow], around: Neighborhood
-) -> frozenset[tuple[str, int]]:
-    """The amaxes, their histories and the scales, which FP8 alone needs: the instruction that makes
-    each, and the element of its tuple; of ENTRY's parameters too. They are float32, and small
-    beside each matrix.
-    """
-    rows = list(rows)
-    most = max(1, _most_scales(rows))
-    classes = {line.kernel.instruction: line.what for line in ledger}
-    found = {(row.instruction.name, 1) for row in rows if row.is_fp8 and row.amax}
-    for i, what in classes.items():
-        if what == "scale":
-            shapes = enumerate(results(i))
-            found |= {(i.name, n) for n, s in shapes if s.dtype == "f32" and s.size <= most}
-    calls = {row.instruction for row in rows if row.is_fp8}
-    for parameter in around.module.entry.parameters:
-        shape = parameter.shape
-        is_small = not shape.is_tuple and shape.dtype == "f32" and shape.size <= most
-        readers = around.readers_of_parameter(parameter) if is_small else []
-        reads = [_reads_as_scale(i, n, classes[i], most, calls) for i, n in readers if i in classes]
-        if reads and len(reads) == len(readers) and None not in reads and any(reads):
-            found.add((parameter.name, 0))
-    return frozenset(found)
-
-
-def _reads_as_scale(
-    i: Instruction, index: int, what: str, most: int, calls: Set[Instruction]
-) -> bool | None:
-    """Whether a kernel reads an argument as a scale or as a history of amaxes; False where it may,
-    and None where it reads something else.
-    """
-    if i in calls:
-        return True if operand(i, index).shape.size == 1 else None
-    if what == "scale":
-        return True if _stays_small(i, index, most) else None
-    if operand(i, index).shape.size == 1:
-        return False if what in ("quantize", "dequantize", "after") else None
-    return False if what == "quantize" and _stays_small(i, index, most) else None
-
-
-def _stays_small(i: Instruction, index: int, most: int) -> bool:
-    """Whether all that a kernel makes of an operand is small: it is not spread over a matrix."""
-    computation = fused(i)
-    if not computation:
-        return all(shape.size <= most for shape in results(i))
-    made = {p.name for p in computation.parameters if p.parameter_number == index}
-    for j in computation:
-        if j.opcode not in ("parameter", "tuple") and not made.isdisjoint(j.operands):
-            if j.shape.size > most and operand(i, index).shape.size > 1:
-                return False
-            made.add(j.name)
-    return True
-
-
 def make_ledger(
     module: HloModule,
     found: Sequence[tuple[GemmRow, Sequence[UnfusedKernel]]],
@@ -266,7 +210,8 @@ def make_ledger(
     for i in counts:
         mine[i] = [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
     rows = [row for row, _ in found]
-    classes = _classes(mine, {row.instruction for row in rows}, _most_scales(rows), around)
+    multiply = {row.instruction for row in rows if row.is_seen or row.is_fp8}
+    classes = _classes(mine, multiply, _most_scales(rows), around)
 
     def line(i: Instruction) -> Line:
         serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
@@ -298,21 +243,37 @@ def _classes(
     """
     classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
     plain = [i for i in classes if is_plain(i)]
-    made = _Made(plain, around)
-    own = norms(made.magnitudes, {*plain} - multiply, most, around)
-    for i in own:
-        if classes[i] == "scale":
-            classes[i] = "rest"
+    magnitudes = {i for i in plain if _finds_magnitudes(i)}
+    of_magnitudes = _made_of(magnitudes, plain, around)
     for i in reversed(plain):
-        if classes[i] not in ("rest", "move") or i in own:
+        readers = [reader for reader, _ in around.users(i)]
+        read_as = {classes.get(reader) for reader in readers}
+        of_parts = i in magnitudes or i in of_magnitudes
+        others = [reader for reader in readers if classes.get(reader) not in _READING_SCALES]
+        if of_parts and not all(is_small(reader, most) for reader in others):
+            # The maximum of a norm, x / max|x|: what is not FP8's scales by it.
+            classes[i] = "rest" if classes[i] == "scale" else classes[i]
+        elif classes[i] not in ("rest", "move"):
             continue
-        readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if made.a_scale(i, classes[i] == "rest", readers):
+        elif i in of_magnitudes and _writes_scalars(i) and "maximum" in _reducers(i):
+            classes[i] = "scale"  # an amax
+        elif of_parts and read_as & _READING_SCALES and not others:
+            classes[i] = "scale" if i in of_magnitudes or classes[i] == "rest" else "move"
+        elif classes[i] == "rest" and _makes_a_number(i, read_as, around):
             classes[i] = "scale"
-        elif readers == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
+        elif read_as == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
             classes[i] = "dequantize"
-    _follow_scales(classes, [i for i in plain if i not in own], most, around)
+    _follow_scales(classes, plain, most, around)
     return classes
+
+
+def _makes_a_number(i: Instruction, read_as: set[str | None], around: Neighborhood) -> bool:
+    """Whether a kernel makes a scale, as of an amax's history; of a sum it is a norm's."""
+    made_by = (i, *(producer for producer, _ in around.all_producers(i)))
+    is_of_sum = any("add" in _reducers(j) for j in made_by)
+    return (
+        _writes_scalars(i) and bool(read_as) and read_as <= {"quantize", "scale"} and not is_of_sum
+    )
 
 
 def _follow_scales(
@@ -326,33 +287,10 @@ def _follow_scales(
             classes[i] = "scale"
     for i in reversed(plain):
         readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if classes[i] == "move" and readers == {"scale"} and is_small(i, most):
+        if classes[i] not in ("rest", "move") or readers != {"scale"} or not is_small(i, most):
+            continue
+        if classes[i] == "move" or _makes_a_number(i, {"scale"}, around):
             classes[i] = "scale"
-
-
-class _Made:
-    """Which kernels find magnitudes, and which compute with these or with sums alone. `plain`: the
-    kernels in their order.
-    """
-
-    def __init__(self, plain: Sequence[Instruction], around: Neighborhood):
-        self.magnitudes = {i for i in plain if _finds_magnitudes(i)}
-        self.of_magnitudes = _made_of(self.magnitudes, plain, around)
-        self.of_sums = _made_of_sums(plain, around)
-
-    def a_scale(self, i: Instruction, computes: bool, readers: set[str | None]) -> bool:
-        """Whether a kernel makes a scale or a part of one, by the classes of its `readers`;
-        `computes`: it does more than to move.
-        """
-        if i in self.of_magnitudes and _writes_scalars(i) and "maximum" in _reducers(i):
-            return True  # an amax, whoever reads it
-        if not readers:
-            return False
-        if computes and _writes_scalars(i) and readers <= {"quantize", "scale"}:
-            return i not in self.of_sums  # one number, as of an amax's history
-        if i in self.magnitudes:
-            return computes and bool(readers & _FOR_FP8) and readers <= _READING_SCALES
-        return i in self.of_magnitudes and readers <= _READING_SCALES
 
 
 def _most_scales(rows: Iterable[GemmRow]) -> int:
@@ -364,29 +302,16 @@ def _most_scales(rows: Iterable[GemmRow]) -> int:
 def _keeps_scales(
     i: Instruction, classes: Mapping[Instruction, str], most: int, around: Neighborhood
 ) -> bool:
-    """Whether a kernel computes with a scale or an amax, and otherwise with few elements: stores it
-    in a history, or makes the next step's scale of one.
+    """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise with
+    few elements: stores it in a history, or makes the next step's scale of one.
     """
     makers = around.all_producers(i)
-    return is_small(i, most) and any(classes.get(j) == "scale" for j, _ in makers)
+    return is_small(i, most) and any(classes.get(j) in ("scale", "quantize") for j, _ in makers)
 
 
 def _reducers(i: Instruction) -> set[str]:
     """The opcodes by which a kernel reduces."""
     return {reducer(j) for j in inside(i) if j.opcode == "reduce"}
-
-
-def _made_of_sums(kernels: Iterable[Instruction], around: Neighborhood) -> set[Instruction]:
-    """The kernels that make numbers from sums, as from a norm, and not from those of magnitudes.
-    `kernels` in their order.
-    """
-    found: set[Instruction] = set()
-    for i in kernels:
-        sums = "add" in _reducers(i) and all(j.opcode != "abs" for j in inside(i))
-        of_a_sum = _writes_scalars(i) and any(j in found for j, _ in around.all_producers(i))
-        if sums or of_a_sum:
-            found.add(i)
-    return found
 
 
 def _made_of(
@@ -470,14 +395,12 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     opcode = i.opcode.removesuffix("-start")
     if opcode.startswith(COLLECTIVES):
         return "collective"
-    if not is_plain(i):
-        if opcode in _MOVES_ALONE:
-            return "move"
-        return "opaque" if is_opaque(i) else "rest"
     parts = inside(i)
     # A fusion may hold a library's kernel, with the slices that it reads.
     if any(map(is_opaque, parts)):
         return "opaque"
+    if not is_plain(i):
+        return "move" if opcode in _MOVES_ALONE else "quantize" if quantizes(i) else "rest"
     avoidable = [o for o in near if o.avoidable]
     if any("fp8" in o.work for o in avoidable):
         return "dequantize"

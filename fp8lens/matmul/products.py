@@ -1,251 +1,101 @@
-"""Matmuls that a program writes without a dot: it multiplies what is broadcast along columns by
-what is broadcast along rows, and adds up, in one kernel or over the iterations of a loop.
+"""Matmuls without a dot, as multiplications and sums: XLA makes them of dots with a vector, and
+programs write them. And the sums by which a kernel adds up what another has multiplied, as where
+XLA splits K.
+
+What a sum adds up is followed back to what is multiplied, through kernels, by where its elements
+lie in memory: views change an array's dimensions, and not this.
 """
 
 import itertools
 import math
-import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from fp8lens.hlo.dataflow import callers
 from fp8lens.hlo.ops import ELEMENTWISE
 from fp8lens.hlo.origin import op_name, primitive
 from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape
 from fp8lens.hlo.program import fusion_body
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import dimensions, look_through, minor_to_major, operand, reducer
+from fp8lens.hlo.values import dimensions, minor_to_major, operand, reducer
 
 _MOST_FACTORS = 8  # of a product: two matrices, and scales
+_FAR = 100  # instructions between a sum and what it adds up
 _SAME_PLACES = frozenset("convert copy negate".split())
 
+# A dimension in memory: how far apart its neighbours are, in elements, and that times its length.
+# A dimension that a view makes of it lies within it, or it within that.
+Span = tuple[int, int]
 
-class SumOfProducts(NamedTuple):
-    """A matmul as a multiplication and a sum: of `lhs` and `rhs`, which are factors of `product`. M
-    and N are more than 1; K is 1 where each iteration of a loop adds one outer product.
+
+class Sum(NamedTuple):
+    """What sums add up of an array, `spans`; `reduce` is the last of them."""
+
+    reduce: Instruction
+    spans: tuple[Span, ...]
+
+    @property
+    def is_xlas(self) -> bool:
+        """Whether XLA has made it, of a dot: it has the dot's name, or none."""
+        return not primitive(op_name(self.reduce)).startswith("reduce")
+
+    def length(self, shape: Shape, dims: Iterable[int]) -> int:
+        """How many elements are added up along some of the array's dimensions."""
+        spans = _spans(shape)
+        common = [_overlap(spans[d], summed) for d in dims for summed in self.spans]
+        return math.prod(high // low for low, high in common if low < high)
+
+
+class Product(NamedTuple):
+    """A matmul as a multiplication and a sum: of `lhs` and `rhs`, which are factors of `multiply`.
+    K is more than 1. `is_written`: the program has no dot for it.
     """
 
-    product: Instruction
+    multiply: Instruction
     lhs: Instruction
     rhs: Instruction
     sizes: tuple[int, int, int, int]  # M, N, K, batch
+    is_written: bool
 
 
 @remembered
-def sums_of_products(computation: Computation) -> tuple[SumOfProducts, ...]:
-    """The matmuls of a fused computation that are written as a multiplication and a sum. Those that
-    XLA has made of a dot are not among them.
-    """
+def products(computation: Computation) -> tuple[Product, ...]:
+    """The matmuls that a fused computation multiplies without a dot."""
     found = []
-    for total in computation:
-        if total.opcode != "reduce" or len(total.operands) != 2 or reducer(total) != "add":
-            continue
-        product = _product(operand(total, 0), {*dimensions(total)})
-        if product is None or _is_of_dot(product[0]):
-            continue
-        if one := _largest(*product):
-            found.append(one)
+    for i in computation:
+        total = sums(computation.module).get(i) if i.opcode == "multiply" else None
+        if total is not None and (product := _product(i, total)):
+            found.append(product)
     return tuple(found)
 
 
-def added_by_loop(fusion: Instruction) -> tuple[SumOfProducts, ...]:
-    """The outer products that a fusion adds to what its loop carries, or subtracts from it, if
-    nothing else in the loop reads that: all iterations together are one matmul. Those that XLA has
-    made of a dot, and those of which a factor is the same in each iteration, are not among them.
+def _product(multiply: Instruction, total: Sum) -> Product | None:
+    """The matmul of two factors of a multiplication, the largest; None where it is none. Of a dot
+    XLA multiplies two factors, and either may be a vector.
     """
-    if not _is_loop_body(fusion.computation):
-        return ()
-    found = []
-    for carried in fusion_body(fusion).parameters:
-        total, added = _summed(carried)
-        if not added or not _carries(fusion, carried, total):
-            continue
-        for part in added:
-            product = look_through(part, _SAME_PLACES)
-            if not _is_product(product) or _is_of_dot(product):
-                continue
-            one = _largest(product, set(), least_k=1)
-            if one and _changes(fusion, one.lhs) and _changes(fusion, one.rhs):
-                found.append(one)
-    return tuple(found)
-
-
-def _summed(carried: Instruction) -> tuple[Instruction, list[Instruction]]:
-    """What a parameter becomes by sums and differences, each of which alone reads the one before;
-    and what they add or subtract.
-    """
-    added: list[Instruction] = []
-    total, users = carried, carried.computation.users
-    while len(reading := users.get(total.name, [])) == 1:
-        (after,) = reading
-        if after.opcode in ("add", "subtract") and operand(after, 0) is total:
-            added.append(operand(after, 1))
-        elif after.opcode == "add":
-            added.append(operand(after, 0))
-        elif after.opcode not in _SAME_PLACES:
-            break
-        total = after
-    return total, added
-
-
-def _carries(fusion: Instruction, carried: Instruction, total: Instruction) -> bool:
-    """Whether a fusion's parameter is what its loop carries, the total takes its place in the next
-    iteration, and nothing else reads either.
-    """
-    number = carried.parameter_number
-    inside, body = total.computation, fusion.computation
-    if number is None:
-        return False
-    before = body[fusion.operands[number]]
-    if before.opcode != "get-tuple-element" or body.users[before.name] != [fusion]:
-        return False
-    after = _element(body.root, before.element)
-    if inside.users.get(total.name, [inside.root]) != [inside.root]:
-        return False
-    if body.users.get(after.name) != [body.root]:
-        return False
-    if inside.root is total:
-        return after is fusion
-    is_of_fusion = after.opcode == "get-tuple-element" and operand(after, 0) is fusion
-    return is_of_fusion and _element(inside.root, after.element) is total
-
-
-def _changes(fusion: Instruction, factor: Instruction) -> bool:
-    """Whether a factor may be another in each iteration of the loop."""
-    todo, seen = [factor], {factor.name}
-    while todo:
-        i = todo.pop()
-        number = i.parameter_number
-        if number is not None and not _is_kept(fusion.computation[fusion.operands[number]]):
-            return True
-        before = [operand(i, n) for n in range(len(i.operands))]
-        todo += [one for one in before if one.name not in seen]
-        seen |= {one.name for one in before}
-    return False
-
-
-def _is_kept(i: Instruction) -> bool:
-    """Whether a loop's body passes on to the next iteration what it got."""
-    if i.opcode == "constant":
-        return True
-    if i.opcode != "get-tuple-element":
-        return False
-    passed_on = _element(i.computation.root, i.element)
-    return passed_on.opcode == i.opcode and (
-        passed_on.element == i.element and passed_on.operands == i.operands
-    )
-
-
-def _element(made: Instruction, index: int) -> Instruction:
-    """What a tuple has at an index; the instruction itself where it is no such tuple."""
-    if made.opcode != "tuple" or index >= len(made.operands):
-        return made
-    return operand(made, index)
-
-
-@remembered
-def _loop_bodies(module: HloModule) -> frozenset[str]:
-    loops = (i for i in module if i.opcode == "while")
-    return frozenset(loop.callee("body") for loop in loops)
-
-
-def _is_loop_body(computation: Computation) -> bool:
-    return computation.name in _loop_bodies(computation.module)
-
-
-def _is_product(i: Instruction) -> bool:
-    return i.opcode == "multiply" and re.match(r"b?f\d", i.shape.dtype) is not None
-
-
-def _is_of_dot(product: Instruction) -> bool:
-    """Whether XLA has made a product of the program's dot."""
-    return primitive(op_name(product)).endswith("dot_general")
-
-
-def _product(i: Instruction, summed: set[int]) -> tuple[Instruction, set[int]] | None:
-    """The multiplication of floats that a sum adds up, and the dimensions along which it does; None
-    where it adds up something else.
-    """
-    along: set[int] | None = summed
-    while along is not None:
-        if i.opcode in _SAME_PLACES:
-            i = operand(i, 0)
-        elif i.opcode in ("bitcast", "reshape"):
-            before = operand(i, 0)
-            along = _before_reshape(before.shape, i.shape, along)
-            i = before
-        elif i.opcode == "select" and (kept := _masked(i, along)) is not None:
-            i = kept
-        else:
-            break
-    return (i, along) if along is not None and _is_product(i) else None
-
-
-def _masked(select: Instruction, summed: set[int]) -> Instruction | None:
-    """What a mask keeps, where it masks elements of the sum and puts one number in their place."""
-    varies = _varies(select.computation)
-    mask, *values = select.operands
-    kept = [name for name in values if varies[name]]
-    if len(kept) != 1 or varies[mask] & summed:
-        return None
-    return select.computation[kept[0]]
-
-
-def _before_reshape(before: Shape, after: Shape, summed: set[int]) -> set[int] | None:
-    """The dimensions in front of a reshape that are those after it; None where these are parts of
-    dimensions, or where it is a transpose in name.
-    """
-    if not (_is_row_major(before) and _is_row_major(after)):
-        return None
-    along: set[int] = set()
-    given, made = [*enumerate(before.dims)], [*enumerate(after.dims)]
-    while given and made:
-        old, new = [given.pop(0)], [made.pop(0)]
-        while _size(old) != _size(new):
-            rest, group = (given, old) if _size(old) < _size(new) else (made, new)
-            if not rest:
-                return None
-            group.append(rest.pop(0))
-        of_sum = {d in summed for d, size in new if size > 1}
-        if len(of_sum) > 1:
-            return None
-        if True in of_sum:
-            along |= {d for d, _ in old}
-    return along
-
-
-def _size(dims: list[tuple[int, int]]) -> int:
-    return math.prod(size for _, size in dims)
-
-
-def _is_row_major(shape: Shape) -> bool:
-    return minor_to_major(shape) == [*reversed(range(len(shape.dims)))]
-
-
-def _largest(product: Instruction, summed: set[int], least_k: int = 2) -> SumOfProducts | None:
-    """The matmul of two factors of a product, the largest; None where it is none of matrices."""
-    varies = _varies(product.computation)
-    factors = _factors(product)
+    name = op_name(multiply)
+    has_its_name = primitive(name).endswith("dot_general") or name == op_name(total.reduce) != ""
+    is_of_dot = total.is_xlas and has_its_name
+    factors = [operand(multiply, 0), operand(multiply, 1)]
+    if not is_of_dot:
+        factors = _factors(multiply)
+    shape, varies = multiply.shape, _varies(multiply.computation)
     found = []
     for lhs, rhs in itertools.combinations(factors, 2):
         rows, columns = varies[lhs.name], varies[rhs.name]
         both = rows & columns
-        parts = (rows - both - summed, columns - both - summed, both & summed, both - summed)
-        m, n, k, batch = (math.prod(product.shape.dims[d] for d in part) for part in parts)
+        k = total.length(shape, both)
+        batch = _length(shape, both) // k
+        m, n = (_length(shape, d) // total.length(shape, d) for d in (rows - both, columns - both))
         others = [varies[i.name] for i in factors if i is not lhs and i is not rhs]
-        is_matmul = not any(_mixes(other, *parts[:3]) for other in others)
-        if is_matmul and min(m, n) > 1 and k >= least_k:
-            found.append(SumOfProducts(product, lhs, rhs, (m, n, k, batch)))
+        is_matrix = any(other & rows - both and other & columns - both for other in others)
+        if k > 1 and not is_matrix and (is_of_dot or min(m, n) > 1):
+            found.append(Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot))
     return max(found, key=lambda one: math.prod(one.sizes), default=None)
 
 
-def _mixes(varies: set[int], rows: set[int], columns: set[int], summed: set[int]) -> bool:
-    """Whether a further factor is another for each element of the product: it belongs to neither
-    matrix, and not to the result. In a loop nothing tells whether it is another each time.
-    """
-    return (
-        not varies.isdisjoint(rows)
-        and not varies.isdisjoint(columns)
-        and (not summed or not varies.isdisjoint(summed))
-    )
+def _length(shape: Shape, dims: Iterable[int]) -> int:
+    return math.prod(shape.dims[d] for d in dims)
 
 
 def _factors(product: Instruction) -> list[Instruction]:
@@ -274,10 +124,126 @@ def _varies(computation: Computation) -> dict[str, set[int]]:
         if i.opcode == "constant":
             found = set()
         elif i.opcode == "broadcast":
-            to = dimensions(i)
-            before = varies[i.operands[0]]
-            found &= {d for n, d in enumerate(to) if n in before}
+            found &= {d for n, d in enumerate(dimensions(i)) if n in varies[i.operands[0]]}
+        elif i.opcode == "bitcast":
+            given, made = _spans(operand(i, 0).shape), _spans(i.shape)
+            kept = [given[d] for d in varies[i.operands[0]]]
+            found = {d for d in found if any(_meet(made[d], span) for span in kept)}
         elif i.opcode == "copy" or i.opcode in ELEMENTWISE:
             found = set().union(*(varies[name] for name in i.operands))
         varies[i.name] = found
     return varies
+
+
+# Sums ---------------------------------------------------------------------------------------------
+
+
+@remembered
+def sums(module: HloModule) -> dict[Instruction, Sum]:
+    """What is added up, by the instruction that makes it, in whichever kernel. Where several sums
+    add up one after the other, all of them together.
+    """
+    found: dict[Instruction, Sum] = {}
+    for i in module:
+        if not _adds_up(i):
+            continue
+        made: Instruction = i
+        spans: tuple[Span, ...] = ()
+        for _ in range(_FAR):
+            before, spans = _behind(made, spans)
+            if before is None:
+                break
+            made = before
+        known = found.get(made)
+        if known is None or _size(known.spans) < _size(spans):
+            found[made] = Sum(i, spans)
+    return found
+
+
+def _adds_up(i: Instruction) -> bool:
+    return i.opcode == "reduce" and len(i.operands) == 2 and reducer(i) == "add"
+
+
+def _size(spans: Iterable[Span]) -> int:
+    return math.prod(high // low for low, high in spans)
+
+
+def _behind(i: Instruction, spans: tuple[Span, ...]) -> tuple[Instruction | None, tuple[Span, ...]]:
+    """What an instruction only moves, converts or adds up, and the spans of that; None for what it
+    computes otherwise.
+    """
+    if i.opcode == "parameter":
+        return _given(i), spans
+    if i.opcode in ("fusion", "get-tuple-element"):
+        return _result(i), spans
+    if i.opcode == "bitcast":
+        return operand(i, 0), spans
+    if i.opcode in _SAME_PLACES:
+        before = operand(i, 0)
+        return before, _carried(spans, i.shape, before.shape, range(len(i.shape.dims)))
+    if i.opcode == "transpose":
+        before = operand(i, 0)
+        return before, _carried(spans, i.shape, before.shape, dimensions(i))
+    if _adds_up(i):
+        before, summed = operand(i, 0), dimensions(i)
+        kept = [d for d in range(len(before.shape.dims)) if d not in summed]
+        own = [span for d, span in enumerate(_spans(before.shape)) if d in summed]
+        return before, (*own, *_carried(spans, i.shape, before.shape, kept))
+    return None, spans
+
+
+def _given(parameter: Instruction) -> Instruction | None:
+    """What a fusion is given."""
+    computation, number = parameter.computation, parameter.parameter_number
+    around = callers(computation.module).get(computation.name, [])
+    if len(around) != 1 or around[0].opcode != "fusion" or number is None:
+        return None
+    return operand(around[0], number)
+
+
+def _result(i: Instruction) -> Instruction | None:
+    """What makes a fusion's result, or the first result of a library's call."""
+    element = 0
+    if i.opcode == "get-tuple-element":
+        element, i = i.element or 0, operand(i, 0)
+        if i.opcode == "custom-call":
+            return i if element == 0 else None
+    if i.opcode != "fusion":
+        return None
+    root = fusion_body(i).root
+    return operand(root, element) if root.opcode == "tuple" else root
+
+
+def _carried(
+    spans: Iterable[Span], after: Shape, before: Shape, was: Sequence[int]
+) -> tuple[Span, ...]:
+    """Spans of an array as those of what it is made of; `was` has, for each of its dimensions,
+    which that was before.
+    """
+    of_after, of_before = _spans(after), _spans(before)
+    found = []
+    for d, whole in enumerate(of_after):
+        stride = of_before[was[d]][0]
+        for low, high in (_overlap(whole, span) for span in spans):
+            if low < high:
+                found.append((low // whole[0] * stride, high // whole[0] * stride))
+    return tuple(found)
+
+
+def _spans(shape: Shape) -> list[Span]:
+    """Each dimension of an array as it lies in memory."""
+    found = [(1, 1)] * len(shape.dims)
+    stride = 1
+    for d in minor_to_major(shape):
+        found[d] = (stride, stride * max(1, shape.dims[d]))
+        stride = found[d][1]
+    return found
+
+
+def _overlap(one: Span, other: Span) -> Span:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _meet(one: Span, other: Span) -> bool:
+    low, high = _overlap(one, other)
+    return low < high

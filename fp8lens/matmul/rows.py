@@ -11,17 +11,22 @@ from typing import Any
 
 from fp8lens.formats import is_fp8, is_narrow
 from fp8lens.hlo.ops import DOTS
-from fp8lens.hlo.origin import is_backward, layer, op_name, primitive, source_line
+from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import dimensions, look_through, minor_to_major, reducer
-from fp8lens.matmul.products import added_by_loop, sums_of_products
+from fp8lens.hlo.values import dimensions
+from fp8lens.matmul.products import products, sums
 
 FP8_CALL = "__cublas$lt$matmul$f8"
+#: The epilogue of a call of another library's, or of somebody's own kernel.
+NOT_SEEN = "not seen"
 #: A block-scaled dot as JAX writes it, and the call that XLA makes of it where a chip has one.
 BLOCK_SCALED_DOT = "__op$block_scaled_dot"
 _CUDNN_BLOCK_SCALED = "__cudnn$blockScaledDot"
+# How the names of libraries' calls begin that multiply FP8 operands as they are: Transformer
+# Engine's, which hands them to cuBLASLt (transformer_engine/jax/csrc/extensions/gemm.cpp).
+_FP8_LIBRARIES = ("te_gemm",)
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
@@ -36,9 +41,11 @@ class GemmRow:
 
     `lhs_dtype` and `rhs_dtype` are the operands' in memory; `math_dtype` is what the hardware
     multiplies: "tf32" where f32 is rounded to it; of two FP8 types, the lhs's; FP8 only where both
-    operands are. `library` is "cublasLt", "cublas", "triton", "cudnn", or "kernel" for a plain
-    kernel of XLA's own. `epilogue` is cuBLASLt's name ("DEFAULT": none); of a kernel XLA generated,
-    the opcodes that follow the dot in it. `amax`: it also returns max(abs(result)). `beta`: factor
+    operands are; "unknown" where nothing tells. `library` is "cublasLt", "cublas", "triton",
+    "cudnn", or "kernel" for a plain kernel of XLA's own; of a call of another library or of
+    somebody's own kernel it is the call's target, such as "te_gemm_v2_ffi". `epilogue` is
+    cuBLASLt's name ("DEFAULT": none); of a kernel XLA generated, the opcodes that follow the dot in
+    it; NOT_SEEN of such another call. `amax`: it also returns max(abs(result)). `beta`: factor
     of an added matrix. `outside`: kernels on its operands' and its result's way that would not have
     to run, had the call taken their work. `count`: how often it runs, None where a loop's trip
     count is not known; a branch counts as taken. `scales`: which of "a", "b", "d" are multiplied
@@ -73,8 +80,9 @@ class GemmRow:
 
     @property
     def flops(self) -> int:
-        """2*M*N*K*batch, of one run."""
-        return 2 * self.m * self.n * self.k * self.batch
+        """2*M*N*K*batch, of one run; four times that of complex numbers."""
+        each = 8 if self.lhs_dtype in ("c64", "c128") else 2
+        return each * self.m * self.n * self.k * self.batch
 
     @property
     def title(self) -> str:
@@ -89,6 +97,11 @@ class GemmRow:
         """
         name = layer(self.op_name)
         return f"{name} backward" if name and is_backward(self.op_name) else name
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether what runs it is known here: not another library's call, or somebody's own."""
+        return self.epilogue != NOT_SEEN
 
     @property
     def is_fp8(self) -> bool:
@@ -113,30 +126,34 @@ def _config(i: Instruction) -> dict:
 
 @remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
-    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1.
-    Raises HloParseError where it says that it multiplies, but not what.
+    """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Where
+    K is 1 there is nothing to sum: that is elementwise work, and no matmul. Raises HloParseError
+    where it says that it multiplies, but not what.
     """
     opcode = instruction.opcode.removesuffix("-start")
     if opcode not in _MULTIPLY:
         return ()
     try:
-        if opcode in DOTS:
-            return (_dot(instruction, instruction, "kernel"),)
-        if opcode == "fusion":
-            return _in_fusion(instruction)
-        target = instruction.custom_call_target or ""
-        if target.startswith(("__cublas$lt$matmul", "__cublas$gemm")):
-            return (_cublas(instruction, target),)
-        if target in (BLOCK_SCALED_DOT, _CUDNN_BLOCK_SCALED):
-            library = "cudnn" if target == _CUDNN_BLOCK_SCALED else "kernel"
-            return (_block_scaled(instruction, library),)
-        return _attention(instruction) if target.startswith("__cudnn$fmha") else ()
+        return tuple(row for row in _matmuls(instruction, opcode) if row.k != 1)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, HloParseError):
             raise
         raise instruction.error(
             f"this says that it multiplies matrices, but not which ({error!r})"
         ) from error
+
+
+def _matmuls(i: Instruction, opcode: str) -> tuple[GemmRow, ...]:
+    if opcode in DOTS:
+        return (_dot(i, i, "kernel"),)
+    if opcode == "fusion":
+        return _in_fusion(i)
+    target = i.custom_call_target or ""
+    if target.startswith(("__cublas$lt$matmul", "__cublas$gemm")):
+        return (_cublas(i, target),)
+    if target in (BLOCK_SCALED_DOT, _CUDNN_BLOCK_SCALED):
+        return (_block_scaled(i, "cudnn" if target == _CUDNN_BLOCK_SCALED else "kernel"),)
+    return _attention(i) if target.startswith("__cudnn$fmha") else _another_librarys(i, target)
 
 
 def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int]:
@@ -222,10 +239,12 @@ def _cublas(i: Instruction, target: str) -> GemmRow:
     settings = config.get("precision_config", {})
     precision = max(settings.get("operand_precision") or ["DEFAULT"], key=_PRECISIONS.index)
     algorithm = settings.get("algorithm", "ALG_UNSET").replace("ALG_UNSET", "")
-    out = results(i)[0].dtype
+    result = results(i)[0]
+    out = result.dtype
+    batch = len(config["dot_dimension_numbers"].get("lhs_batch_dimensions", ()))
     return _row(
         i,
-        sizes,
+        _whole_k(sizes, i, result, batch),
         lhs.dtype,
         rhs.dtype,
         _math(_common(lhs.dtype, rhs.dtype), out, precision, algorithm),
@@ -282,9 +301,10 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     if dot is not i:
         after = _following(dot)
         stored_lhs, stored_rhs = (_stored(dot.computation, name) for name in dot.operands[:2])
+    sizes = _sizes(lhs, rhs, numbers)
     return _row(
         i,
-        _sizes(lhs, rhs, numbers),
+        _whole_k(sizes, dot, dot.shape, len(numbers["lhs_batch_dimensions"])),
         stored_lhs,
         stored_rhs,
         math_dtype,
@@ -354,7 +374,7 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
         tile = _tile(_config(i)["fusion_backend_config"], found[0])
     else:
         library = "cudnn" if "cudnn" in kind else "kernel"
-    return tuple(_split_k(_dot(i, dot, library, tile), dot) for dot in found)
+    return tuple(_dot(i, dot, library, tile) for dot in found)
 
 
 @remembered
@@ -389,139 +409,77 @@ def _tile(settings: Mapping, dot: Instruction) -> str:
     return "x".join(str(size) for size in [*block[-2:], *depth[-1:]])
 
 
-def _split_k(row: GemmRow, dot: Instruction) -> GemmRow:
-    """A kernel may sum K in parts, as a batch that the next kernel adds up, and does nothing to
-    before: then K is the whole. A sum over a batch of products is one contraction, whoever wrote
-    it.
+def _whole_k(
+    sizes: tuple[int, int, int, int], made: Instruction, result: Shape, batch: int
+) -> tuple[int, int, int, int]:
+    """XLA may split K, and have a kernel multiply its parts as a batch, which another kernel adds
+    up: then K is the whole. A result has so many dimensions of a batch first.
     """
-    name = row.name
-    batch = len(dimensions(dot, "lhs_batch_dims"))  # a dot's result has them first
-    if row.library != "triton" or row.batch == 1 or not _writes_as_it_is(dot, batch):
-        return row
-    users = row.instruction.computation.users.get(name, [])
-    inside = fused(users[0]) if len(users) == 1 else None
-    if not inside:
-        return row
-    parameter = inside.parameters[users[0].operands.index(name)]
-    sums = (i for i in inside if i.opcode == "reduce" and reducer(i) == "add")
-    for reduce in sums:
-        if reduce.operands[0] != parameter.name:
-            continue
-        summed = set(dimensions(reduce))
-        if summed <= set(range(batch)):
-            parts = math.prod(max(dot.shape.dims[d], 1) for d in summed)
-            return dataclasses.replace(row, k=row.k * parts, batch=row.batch // parts)
-    return row
-
-
-def _writes_as_it_is(dot: Instruction, batch: int) -> bool:
-    """Whether a kernel writes its dot's result, at most converted, with its batch outermost."""
-    written = dot.computation.root
-    if look_through(written, ("convert", "bitcast")) is not dot:
-        return False
-    return _outermost(written.shape, batch) == _outermost(dot.shape, batch)
-
-
-def _outermost(shape: Shape, count: int) -> list[tuple[int, int]]:
-    """The dimensions that vary slowest in memory, so many, and how long each is."""
-    order = minor_to_major(shape)
-    return [(d, shape.dims[d]) for d in order[len(order) - count :]]
+    m, n, k, parts = sizes
+    total = sums(made.computation.module).get(made) if parts > 1 else None
+    if total is None or not total.is_xlas:
+        return sizes
+    added_up = total.length(result, range(batch))
+    return m, n, k * added_up, parts // added_up
 
 
 def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
-    """A dot that XLA spelled out as multiplications and a sum: vectors, outer products, K of 1; or
-    one that the program has written so.
+    """The matmuls that a kernel multiplies and adds up without a dot, or leaves to another to add
+    up: XLA spells out dots with vectors, and a program may write one so.
     """
     found = []
-    for product in _products(computation):
-        sides = [_spread(computation, name) for name in product.operands]
-        if not all(sides) and product.shape.size > 1:
-            continue
-        (lhs, rows), (rhs, columns) = sides
-        sums = [
-            r
-            for r in computation
-            if r.opcode == "reduce" and _leads(computation, r.operands[0], product.name)
-        ]
-        summed = set(dimensions(sums[0])) if sums else set()
-        both = rows & columns
-        dims = (rows - both, columns - both, both & summed, both - summed)
-        m, n, k, batch = (_size(product.shape, part) for part in dims)
-        written = results(i)[0].dtype
-        row = _row(i, (m, n, k, batch), lhs, rhs, product.shape.dtype, "kernel", written, product)
-        found.append(row)
-    return (*found, *_written_out(i, computation))
+    written = results(i)[0].dtype
+    for product in products(computation):
+        lhs, rhs = (_stored(computation, side.name) for side in (product.lhs, product.rhs))
+        made = product.multiply
+        found.append(_row(i, product.sizes, lhs, rhs, made.shape.dtype, "kernel", written, made))
+    return tuple(found)
 
 
 def is_sum_of_products(row: GemmRow) -> bool:
     """Whether the program has no dot for a matmul: it multiplies, and adds the products up."""
     computation = fused(row.instruction)
-    return (
-        row.library == "kernel"
-        and computation is not None
-        and not _multiplying(computation)[0]
-        and not primitive(row.op_name).endswith("dot_general")
-    )
+    if row.library != "kernel" or computation is None:
+        return False
+    sizes = (row.m, row.n, row.k, row.batch)
+    return any(product.is_written for product in products(computation) if product.sizes == sizes)
 
 
-def _written_out(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
-    """The matmuls that the program itself has written as a multiplication and a sum."""
-    found = []
-    for product, left, right, sizes in (*sums_of_products(computation), *added_by_loop(i)):
-        lhs, rhs = _stored(computation, left.name), _stored(computation, right.name)
-        dtype, written = product.shape.dtype, results(i)[0].dtype
-        found.append(_row(i, sizes, lhs, rhs, dtype, "kernel", written, product))
-    return tuple(found)
-
-
-def _size(shape: Shape, dims: set[int]) -> int:
-    """How many elements an array has along some of its dimensions."""
-    return math.prod(shape.dims[d] for d in dims)
-
-
-@remembered
-def _products(computation: Computation) -> list[Instruction]:
-    """The multiplications of a fused computation that JAX wrote as a dot."""
-    if computation.module.text.find("dot_general", *computation._body) < 0:  # as in most
-        return []
-    return [
-        i
-        for i in computation
-        if i.opcode == "multiply"
-        and primitive(op_name(i)).endswith("dot_general")
-        and not _is_place(computation, i)
-    ]
-
-
-def _is_place(computation: Computation, product: Instruction) -> bool:
-    """Whether a product is where a device's part of an array begins: XLA's partitioner multiplies
-    the part's number by its size, in the name of the dot that reads the part.
+def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
+    """The row of a call whose kernel is not known here, of two FP8 matrices, if their shapes and
+    the result's tell M, N and K.
     """
-    is_number = product.shape.size == 1 and re.fullmatch(r"[su]\d+", product.shape.dtype)
-    return bool(is_number) and any(computation[o].opcode == "constant" for o in product.operands)
+    given = [i.computation[name].shape for name in i.operands]
+    matrices = [s for s in given if is_narrow(s.dtype) and len(s.dims) > 1 and s.size > 1]
+    written = results(i)
+    if len(matrices) != 2 or not written:
+        return ()
+    lhs, rhs = matrices
+    told = {
+        (m, n, k)
+        for m, n in _halves(written[0])
+        for k in {k for _, k in _both_ways(lhs)}
+        if (m, k) in _both_ways(lhs) and (n, k) in _both_ways(rhs)
+    }
+    if len(told) != 1:
+        return ()
+    multiplied = _common(lhs.dtype, rhs.dtype) if target.startswith(_FP8_LIBRARIES) else "unknown"
+    sizes = (*told.pop(), 1)
+    out = written[0].dtype
+    row = _row(i, sizes, lhs.dtype, rhs.dtype, multiplied, target, out, epilogue=NOT_SEEN)
+    return (row,)
 
 
-def _leads(computation: Computation, name: str, start: str) -> bool:
-    """Whether one instruction is another, converted or copied."""
-    while name != start:
-        i = computation[name]
-        if i.opcode not in ("convert", "copy"):
-            return False
-        name = i.operands[0]
-    return True
+def _halves(shape: Shape) -> list[tuple[int, int]]:
+    """An array as a matrix: its first dimensions are rows, and the rest columns."""
+    dims = shape.dims
+    return [(math.prod(dims[:d]), math.prod(dims[d:])) for d in range(1, len(dims))]
 
 
-def _spread(computation: Computation, name: str) -> tuple[str, set[int]]:
-    """The dtype in memory of a factor, and the dimensions along which it varies: not those it is
-    broadcast over.
-    """
-    i = computation[name]
-    varies = {d for d, size in enumerate(i.shape.dims) if size > 1}
-    while i.opcode in ("convert", "copy"):
-        i = computation[i.operands[0]]
-    if i.opcode == "broadcast":
-        varies &= set(dimensions(i))
-    return _stored(computation, i.name), varies
+def _both_ways(shape: Shape) -> set[tuple[int, int]]:
+    """The same, and transposed."""
+    halves = _halves(shape)
+    return {*halves, *((columns, rows) for rows, columns in halves)}
 
 
 def _block_scaled(i: Instruction, library: str) -> GemmRow:

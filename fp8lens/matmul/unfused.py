@@ -731,7 +731,7 @@ class Neighborhood:
     def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction
         size, parts = max(shape.size for shape in results(call)), 1
-        if row.library == "triton":
+        if row.library != "cudnn":
             parts = max(1, size // max(1, row.batch * row.m * row.n))
         marks: dict[tuple[Instruction, int], _Is] = {(call, 0): _Is.VALUE}
         if row.amax:
@@ -836,7 +836,8 @@ def find_unfused(
     around = Neighborhood(module, rows)
     found = []
     for row in rows:
-        near = around.outside(row)
+        # What a call that is not seen could have done, nobody knows.
+        near = around.outside(row) if row.is_seen else ()
         avoidable = [kernel.instruction for kernel in near if kernel.avoidable]
         avoidable.sort(key=lambda i: (-moved(i), i.index))
         math_dtype = row.math_dtype

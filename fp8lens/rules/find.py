@@ -63,7 +63,14 @@ def matmuls_of(
     """
     before = given_to_rewriter(stages)
     written = parse_hlo_module(stages[0].text)
-    dots = [d for name in executions(before) for i in before.computations[name] for d in matmuls(i)]
+    dots = [
+        dot
+        for name in executions(before)
+        for i in before.computations[name]
+        for dot in matmuls(i)
+        if dot.is_seen
+    ]
+    found = [(row, near) for row, near in found if row.is_seen]
     # What has no dot must not be taken for another's.
     of_dots = [row for row, _ in found if not is_sum_of_products(row)]
     matched = iter(match(after, of_dots, before, dots, _types))

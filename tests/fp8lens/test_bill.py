@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
@@ -15,12 +14,8 @@ from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, Plan, memory_of
 from fp8lens.bill.rates import LAUNCHES, RATES, WIRES, kind_of, wire_rate
 from fp8lens.cli import main
-from fp8lens.hlo.parse import parse_shape
 from fp8lens.targets import TARGETS
-from helpers.models.gpt import GPTLayer, train_state, train_step
 
-from fp8_decoder import Decoder, new_state
-from fp8_decoder import train_step as decoder_step
 from fp8_linear import Amaxes, backward, quantize, remember, scale_of, scaled_dot
 
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
@@ -73,11 +68,13 @@ def of_block(name):
 
 
 @functools.cache
-def of_step(fp8):
-    layer = GPTLayer(hidden=256, heads=4, fp8=fp8)
-    x = S((2, 128, 256), bf16)
-    state = jax.eval_shape(functools.partial(train_state, layer), x)
-    return inspect(train_step, state, x, x)
+def in_bf16():
+    def loss(weights, x):
+        h = jax.nn.gelu(x @ weights[0].T)
+        return jnp.sum((x + h @ weights[1].T).astype(f32) ** 2)
+
+    weights, _, x = GIVEN
+    return inspect(jax.grad(loss, argnums=(0, 1)), weights, x)
 
 
 def in_a_loop(x, w):
@@ -88,21 +85,46 @@ def of_loop():
     return inspect(in_a_loop, S((M, K), bf16), S((4, K, K), bf16))
 
 
+def saved_by_layers(unroll):
+    """A step that scans over layers, whose activations the loops carry."""
+
+    def step(weights, head, x):
+        def loss(weights, head):
+            h, _ = jax.lax.scan(lambda h, w: (jax.nn.gelu(h @ w), None), x, weights, unroll=unroll)
+            return jax.nn.logsumexp((h @ head).astype(f32), -1).mean()
+
+        return jax.grad(loss, (0, 1))(weights, head)
+
+    return inspect(step, S((16, 256, 256), bf16), S((256, 4096), bf16), S((512, 256), bf16))
+
+
+def of_donated():
+    def step(w, x):
+        return w - jax.grad(lambda w: jnp.sum(jax.nn.gelu(x @ w) ** 2))(w)
+
+    return inspect(jax.jit(step, donate_argnums=0), S((K, K), bf16), S((M, K), bf16))
+
+
+def until(x, w, n):
+    return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (jnp.tanh(c[0] @ w), c[1] + 1), (x, 0))
+
+
 ASKED = {
     **{name: functools.partial(of_block, name) for name in BLOCKS},
-    "a step in bf16": functools.partial(of_step, False),
-    "a step in FP8": functools.partial(of_step, True),
+    "in bf16": in_bf16,
     "a loop": of_loop,
+    "a loop of unknown length": lambda: inspect(until, *[S((K, K), bf16)] * 2, S((), jnp.int32)),
+    "saved by layers": functools.partial(saved_by_layers, 1),
+    "saved by layers, unrolled": functools.partial(saved_by_layers, 4),
+    "donated": of_donated,
 }
-
-OPTIMIZER = optax.adamw(1e-3)
 
 
 # Memory -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_memory_is_what_xla_says(name):
+def test_a_bill_is_what_xla_says_and_its_lines_add_up(name):
     asked = ASKED[name]()
     memory, theirs = asked.memory, asked.compiled.memory_analysis()
     assert memory.arguments == theirs.argument_size_in_bytes
@@ -110,99 +132,43 @@ def test_memory_is_what_xla_says(name):
     assert memory.aliased == theirs.alias_size_in_bytes
     assert memory.temporaries == theirs.temp_size_in_bytes
     assert memory.total == theirs.total_allocation_bytes
-    assert memory.peak == pytest.approx(theirs.peak_memory_in_bytes, rel=1e-3, abs=4096)
-    assert sum(memory.by_kind.values()) == sum(memory.by_line.values()) == memory.peak
+    assert memory.peak == theirs.peak_memory_in_bytes
+    # Without XLA's figure, as of what another process compiled, the plan tells the same.
+    read = memory_of(asked.module, asked._plan)
+    assert read.peak == pytest.approx(memory.peak, rel=1e-3, abs=4096)
+    assert sum(read.by_kind.values()) == sum(read.by_line.values()) == read.peak
+
+    bill = asked.bill
+    assert list(bill.totals) == [name for name in TOTALS if name in bill.totals]
+    moved, fp8, again, _ = map(sum, zip(*bill.by_line.values(), strict=True))
+    assert moved == bill.totals["bytes moved"]
+    assert fp8 == bill.totals["bytes moved to make FP8"]
+    assert again == bill.totals["bytes moved again"]
+    written = json.loads(bill.json())
+    assert written["totals"] == bill.totals and len(written["lines"]) == len(bill.by_line)
+    assert bill.seconds <= bill.calibrated.shortest <= bill.calibrated.likely
+    assert bill.calibrated.likely <= bill.calibrated.longest
+    for how, gap in LAUNCHES.items():
+        expected = [bill.ledger.kernels * s for s in (gap.likely, gap.least, gap.most)]
+        assert [*bill.launches[how]] == pytest.approx(expected)
 
 
 def test_what_is_alive_is_told_apart():
-    in_bf16, in_fp8 = of_step(False).memory.by_kind, of_step(True).memory.by_kind
+    wide, in_fp8 = in_bf16().memory.by_kind, of_block("plain").memory.by_kind
     # Both layouts: what the forward pass reads, and its transposes for the gradients.
     assert {Holds.FP8, Holds.TRANSPOSED} <= in_fp8.keys()
-    assert in_bf16.keys().isdisjoint({Holds.FP8, Holds.TRANSPOSED})
-    assert in_bf16[Holds.SAVED] > in_bf16[Holds.GRADIENT] > 0
+    assert wide.keys().isdisjoint({Holds.FP8, Holds.TRANSPOSED})
+    assert wide[Holds.SAVED] > 0 and wide[Holds.GRADIENT] > 0
     (workspace,) = [b for b in of_loop().memory.alive if b.holds is Holds.WORKSPACE]
     assert workspace.source.startswith("tests/fp8lens/test_bill.py:")
 
 
-def scales_of(memory):
-    return [b for b in memory.alive if b.holds is Holds.SCALES]
-
-
-def test_histories_and_scales_are_told_from_other_small_arrays():
-    """Of a block: three histories of each layer, given and returned, and what is made of them."""
-    memory = of_block("plain").memory
-    histories = [b for b in scales_of(memory) if b.nbytes == 64]
-    assert len(histories) == 12 and all(b.nbytes <= 64 for b in scales_of(memory))
-    assert sum(b.instruction.startswith("amaxes") for b in histories) == 6  # the arguments
-    # Flax's, of 1024 amaxes; the weights of norms and the biases are as small, and no scales.
-    in_fp8, in_bf16 = of_step(True).memory, of_step(False).memory
-    assert not scales_of(in_bf16) and in_fp8.by_kind[Holds.SCALES] >= 11 * 4096
-    more = in_fp8.by_kind[Holds.ARGUMENT] - in_bf16.by_kind[Holds.ARGUMENT]
-    assert 0 <= more <= 4096  # of one amax it is not known that it is one
-
-
-def test_a_scalar_that_passes_through_a_results_place_is_no_larger_than_it_is():
-    """XLA puts amaxes where a result is written later; in a step that owns none of its arguments
-    there are many such places.
-    """
-    decoder = Decoder("fp8", letters=128, width=256, heads=4, hidden=512, blocks=1)
-    state = jax.eval_shape(lambda key: new_state(decoder, OPTIMIZER, key), jax.random.key(0))
-
-    def step(state, tokens):
-        return decoder_step(decoder, OPTIMIZER, state, tokens)
-
-    memory = inspect(step, state, S((8, 65), jnp.int32)).memory
-    assert len(scales_of(memory)) > 10
-    for buffer in scales_of(memory):
-        assert buffer.nbytes == parse_shape(buffer.shape).nbytes
-
-
-@pytest.mark.parametrize(
-    "fn, args",
-    [
-        # A weight of a norm, a bias and a temperature: float32, small, read by the quantizer.
-        (
-            lambda x, w, s, v: scaled_dot(
-                quantize(x * jax.lax.rsqrt(jnp.mean(x * x, 1, keepdims=True)) * v, s), w, s, s
-            ),
-            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((K,), f32)),
-        ),
-        (
-            lambda x, w, s, v: scaled_dot(quantize(x + v, s), w, s, s),
-            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((K,), f32)),
-        ),
-        (
-            lambda x, w, s, v: scaled_dot(quantize(x * v, s), w, s, s),
-            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((), f32)),
-        ),
-        # An amax of what a vector is multiplied into: a kernel of scales reads the vector.
-        (
-            lambda x, w, s, v: scaled_dot(
-                quantize(x * v, 448 / (m := jnp.max(jnp.abs(x * v)))), w, m / 448, s
-            ),
-            (S((M, K), f32), S((N, K), e4m3), S((), f32), S((K,), f32)),
-        ),
-    ],
-)
-def test_a_small_array_that_the_program_needs_anyway_is_no_scale(fn, args):
-    kept = {b.instruction.partition(".")[0]: b.holds for b in inspect(fn, *args).memory.alive}
-    assert kept["v"] is Holds.ARGUMENT and kept["s"] is Holds.SCALES
-
-
-def test_histories_that_a_loop_carries_are_fp8_s():
-    def layers(x, weights, histories):
-        def layer(x, given):
-            w, history = given
-            scale = 448 / jnp.max(history)
-            y = scaled_dot(quantize(x, 1 / scale), w, 1 / scale, jnp.float32(1), bf16)
-            amax = jnp.max(jnp.abs(x)).astype(f32)
-            return y, jnp.roll(history, 1).at[0].set(amax)
-
-        return jax.lax.scan(layer, x, (weights, histories))
-
-    memory = inspect(layers, S((K, K), bf16), S((8, K, K), e4m3), S((8, 16), f32)).memory
-    whole = [b.holds for b in memory.alive if b.shape == "f32[8,16]"]
-    assert whole == [Holds.SCALES] * 2  # given, and returned
+def test_what_the_plan_does_not_tell_of_the_peak_is_said():
+    asked = saved_by_layers(1)
+    told = [line for line in asked._plan.allocations.splitlines() if "(phi)" not in line]
+    memory = memory_of(asked.module, Plan("\n".join(told), asked._plan.ranges), asked.compiled)
+    assert memory.peak == asked.memory.peak and memory.by_kind[Holds.UNTOLD] > memory.peak / 10
+    assert sum(memory.by_kind.values()) == memory.peak
 
 
 def test_a_saved_program_has_no_memory_but_a_bill():
@@ -211,10 +177,6 @@ def test_a_saved_program_has_no_memory_but_a_bill():
         _ = asked.memory
     assert "memory at the peak" not in asked.bill.totals
     assert asked.bill.totals["bytes moved"] == of_loop().bill.totals["bytes moved"]
-
-
-def test_a_plan_that_says_nothing_is_nothing():
-    assert memory_of(of_loop().module, Plan()).total == 0
 
 
 # What runs again ----------------------------------------------------------------------------------
@@ -237,20 +199,6 @@ def test_saved_fp8_is_not_quantized_again():
 # The bill, and two of them ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_the_lines_of_a_bill_add_up(name):
-    bill = ASKED[name]().bill
-    assert list(bill.totals) == [name for name in TOTALS if name in bill.totals]
-    moved, fp8, again, alive = map(sum, zip(*bill.by_line.values(), strict=True))
-    assert moved == bill.totals["bytes moved"]
-    assert fp8 == bill.totals["bytes moved to make FP8"]
-    assert again == bill.totals["bytes moved again"]
-    assert alive == bill.totals["memory at the peak"]
-    written = json.loads(bill.json())
-    assert written["totals"] == bill.totals and len(written["lines"]) == len(bill.by_line)
-    assert max(map(len, str(bill).splitlines())) <= 100 or "GPTLayer" in str(bill)
-
-
 def test_what_devices_send_is_in_the_bill():
     from jax.sharding import PartitionSpec as P
 
@@ -267,19 +215,15 @@ def test_what_devices_send_is_in_the_bill():
 
 
 def test_two_programs_are_compared():
-    both = compare(of_step(False), of_step(True), ("bf16", "FP8"))
-    one, two = of_step(False).bill.totals, of_step(True).bill.totals
+    both = compare(in_bf16(), of_block("plain"), ("bf16", "FP8"))
+    one, two = in_bf16().bill.totals, of_block("plain").bill.totals
     assert (
         both.ratios["memory at the peak"] == two["memory at the peak"] / one["memory at the peak"]
     )
     assert "matmuls in FP8" not in both.ratios  # there is none in bf16
-    text = str(both)
-    assert re.search(r"^total +bf16 +FP8 +ratio$", text, re.M)
-    assert re.search(r"^part +bf16 +FP8 +ratio$", text, re.M)
-    assert re.search(r"^moved by kernels: quantize +0 B +\d", text, re.M)
-    assert set(json.loads(both.json())) == {"bf16", "FP8", "ratios"}
+    assert re.search(r"^moved by kernels: quantize +0 B +\d", str(both), re.M)
     with pytest.raises(TypeError, match="give what fp8lens.inspect returns"):
-        compare(of_step(False), "layer.py")
+        compare(in_bf16(), "layer.py")
 
 
 FILE = """\
@@ -301,24 +245,8 @@ def test_the_command_shows_a_bill_and_a_comparison(tmp_path, capsys):
     assert main([f"{file}:in_fp8", *SHAPES, "--bill"]) == 0
     said = capsys.readouterr().out
     assert "memory: " in said and "making FP8: " in said and "not measured" in said
-    assert main([f"{file}:in_fp8", *SHAPES, "--against", f"{file}:in_bf16"]) == 0
-    assert re.search(r"in_bf16 +in_fp8 +ratio", capsys.readouterr().out)
     assert main([f"{file}:in_fp8", *SHAPES, "--against", f"{file}:in_bf16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ratios"]["matmuls"] == 1
-
-
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        ("in_bf16", "there is no record 'in_bf16': write it with --save, or give"),
-        ("{file}:in_bf17", "has no function 'in_bf17'; nearest: in_bf16"),
-    ],
-)
-def test_a_function_that_is_not_there_is_named(other, why, tmp_path, capsys):
-    file = tmp_path / "layers.py"
-    file.write_text(FILE)
-    assert main([f"{file}:in_fp8", *SHAPES, "--against", other.format(file=file)]) == 2
-    assert why in capsys.readouterr().err
 
 
 # Time ---------------------------------------------------------------------------------------------
@@ -340,14 +268,6 @@ def test_a_time_at_published_rates_is_a_matmuls_share_of_the_peak():
     assert [*bill.calibrated] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_times_are_in_their_order_and_never_below_the_roofline(name):
-    bill = ASKED[name]().bill
-    assert bill.seconds <= bill.calibrated.shortest <= bill.calibrated.likely
-    assert bill.calibrated.likely <= bill.calibrated.longest
-    assert "at the rates that others published" in bill.summary[-2]
-
-
 @pytest.mark.parametrize(
     "fn, kind",
     [
@@ -366,28 +286,13 @@ def test_what_has_no_rate_has_no_time():
     assert bill.calibrated is None and "time at published rates" not in bill.totals
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_launches_are_a_line_of_their_own(name):
-    bill = ASKED[name]().bill
-    count = sum(line.runs for line in bill.ledger)
-    for how, gap in LAUNCHES.items():
-        expected = [count * seconds for seconds in (gap.likely, gap.least, gap.most)]
-        assert [*bill.launches[how]] == pytest.approx(expected)
-    said = bill.summary[-1]
-    assert said.startswith(f"launches: {count} kernel") and said.endswith("not measured")
-    assert json.loads(bill.json())["launches"].keys() == LAUNCHES.keys()
-
-
-def test_each_gap_has_a_range_and_says_from_where():
+def test_each_figure_has_a_range_and_says_from_where():
     for gap in LAUNCHES.values():
         assert 0 < gap.least <= gap.likely <= gap.most < 1e-5
-        assert re.search(r"20\d\d-\d\d-\d\d", gap.source)
-
-
-def test_each_rate_has_a_range_around_it_and_says_from_where():
     for rate in RATES.values():
         assert 0 < rate.least <= rate.share <= rate.most <= 1
-        assert "assumption" in rate.source or re.search(r"20\d\d-\d\d-\d\d", rate.source)
+    for one in (*LAUNCHES.values(), *RATES.values()):
+        assert "assumption" in one.source or re.search(r"20\d\d-\d\d-\d\d", one.source)
 
 
 def test_a_wires_rate_is_that_of_the_network_cards_which_a_group_has():

@@ -7,15 +7,13 @@ import pytest
 from fp8lens.matmul import kernels as cost
 from fp8lens.matmul.kernels import (
     bytes_moved,
-    fp8_calls,
     kernels,
     matmul_seconds,
     print_kernels,
     quantize_seconds,
     roofline_seconds,
 )
-from fp8lens.matmul.rows import gemm_config
-from helpers import TARGETS, aot_compile, parse_hlo_module
+from helpers import TARGETS, aot_compile
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
@@ -57,34 +55,12 @@ def test_one_call_counts_operands_results_and_flops_but_no_workspace():
     assert kernel.flops == 2 * M * N * K and kernel.math_dtype == "f8e4m3fn"
 
 
-def test_amax_is_a_result_and_batch_counts():
-    def f(a, b):
-        d = jnp.einsum("bmk,bnk->bmn", a, b, preferred_element_type=f32)
-        return jnp.clip(d, -448, 448).astype(e4m3), jnp.max(jnp.abs(d))
-
-    program = aot_compile(f, shape(4, M, K), shape(4, N, K))
-    assert sum(k.flops for k in kernels(program)) == 4 * 2 * M * N * K
-    assert any("f8e4m3fn[4,64,128]" in k.result for k in kernels(program))
-
-
 def test_a_kernel_outside_is_counted():
     program = aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K))
     call, convert = kernels(program)
     assert convert.kind == "fusion" and convert.flops == 0 and convert.math_dtype is None
     assert convert.bytes_moved == (4 + 2) * M * N
     assert bytes_moved(program) == call.bytes_moved + convert.bytes_moved
-
-
-def test_a_triton_fusion_shows_the_type_its_dot_multiplies():
-    def scaled(a, b, s):
-        return jax.lax.dot(a.astype(f32) * s, b.astype(f32).T)
-
-    program = aot_compile(
-        scaled, shape(4096, 4096), shape(4096, 4096), shape(dtype=f32), gemm="triton"
-    )
-    (kernel,) = kernels(program)
-    assert kernel.kind == "triton" and kernel.flops == 2 * 4096**3 and kernel.math_dtype == "tf32"
-    assert not fp8_calls(program)
 
 
 def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
@@ -95,7 +71,6 @@ def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
         return jax.lax.fori_loop(0, 5, body, a)
 
     program = aot_compile(loop, shape(M, K), shape(K, K))
-    assert len(fp8_calls(program)) == 1
     (call,) = (k for k in kernels(program) if k.flops)
     assert call.count == 5 and call.flops == 2 * M * K * K
     assert (
@@ -103,12 +78,6 @@ def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
         == sum(k.bytes_moved * k.runs for k in kernels(program))
         > 5 * call.bytes_moved
     )
-    once = roofline_seconds(
-        aot_compile(
-            lambda a, b: jnp.clip(to_f32(a, b), -448, 448).astype(e4m3), shape(M, K), shape(K, K)
-        )
-    )
-    assert roofline_seconds(program) > 5 * once
     print_kernels(program)
     out = capsys.readouterr().out.splitlines()
     assert any(line.lstrip().startswith("5 x ") for line in out)
@@ -154,11 +123,6 @@ def test_what_is_changed_in_place_counts_unless_all_of_it_is_read():
     assert moved(lambda c, i, v: c.at[i].add(v), places, rows) < 16 * 4 * of_row
 
 
-def test_a_matmul_that_is_no_matmul_has_no_flops():
-    program = aot_compile(lambda x: jnp.linalg.cholesky(x), shape(16, 16, dtype=f32))
-    assert kernels(program) and all(k.flops == 0 for k in kernels(program))
-
-
 def test_roofline_takes_the_longer_of_the_two():
     big, h100 = aot_compile(to_f32, shape(4096, 4096), shape(4096, 4096)), TARGETS["H100"]
     assert roofline_seconds(big) == pytest.approx(2 * 4096**3 / h100.peak_flops["f8e4m3fn"])
@@ -167,13 +131,6 @@ def test_roofline_takes_the_longer_of_the_two():
     assert roofline_seconds(small, TARGETS["H200"]) < roofline_seconds(small, "H100")
     with pytest.raises(KeyError):
         roofline_seconds(big, "A100")  # no FP8 peak there
-
-
-def test_config_and_text_input():
-    text = aot_compile(to_f32, shape(M, K), shape(N, K)).as_text()
-    (call,) = fp8_calls(text)
-    assert gemm_config(call)["epilogue"] == "DEFAULT"
-    assert fp8_calls(parse_hlo_module(text))[0].name == call.name
 
 
 def test_print_kernels(capsys):
@@ -187,13 +144,12 @@ def test_print_kernels(capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("5.00 MB")
 
 
-def test_kernels_in_a_notebook_are_a_table_with_bars(monkeypatch, capsys):
+def test_kernels_in_a_notebook_are_a_table_with_bars(monkeypatch):
     shown = []
     monkeypatch.setattr(cost, "notebook_display", lambda: shown.append)
     print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
     (table,) = shown
     text, page = str(table), table._repr_html_()
-    assert not capsys.readouterr().out and text.splitlines()[-1].split()[2:] == ["2", "kernels"]
     widths = [float(width) for width in re.findall(r"width:([\d.]+)em;min", page)]
     moved = [int(line.split(" B")[0].replace(",", "")) for line in text.splitlines()[:-1]]
     assert max(widths) == 8 and widths[0] / widths[1] == pytest.approx(

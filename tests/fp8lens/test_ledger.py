@@ -74,32 +74,14 @@ def test_each_class_is_told_by_what_the_kernel_does(what, work, fn, args):
     assert [line["what"] for line in document["ledger"]] == [line.what for line in seen.ledger]
 
 
-def test_what_fp8_costs_is_in_the_report():
-    seen = inspect(
-        lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), S(64, 256, dtype=bf16), B, s, s
-    )
-    spent = seen.ledger.for_fp8
-    assert (spent.kernels, spent.bytes_moved) == (
-        seen.report.kernels_for_fp8,
-        seen.report.bytes_for_fp8,
-    )
-    assert spent.kernels >= 1 and "to make and undo FP8, for 1 matmul" in " ".join(
-        str(seen.report).split()
-    )
-    plain = inspect(lambda a, b: a @ b, S(64, 64, dtype=bf16), S(64, 64, dtype=bf16))
-    assert plain.report.kernels_for_fp8 == 0 and "undo" not in str(plain.report)
-
-
-@pytest.mark.parametrize("dtype", [f32, bf16])
-def test_a_result_that_is_transposed_for_its_reader_costs_fp8_nothing(dtype):
+def test_a_result_that_is_transposed_for_its_reader_costs_fp8_nothing():
     def heads(a, b, x, y):
-        return scaled_dot(a, b, x, y, dtype).reshape(64, 4, 32).transpose(1, 0, 2)
+        return scaled_dot(a, b, x, y, bf16).reshape(64, 4, 32).transpose(1, 0, 2)
 
     seen = inspect(heads, A, B, s, s)
     (moved,) = seen.ledger.of("move")
     assert moved.moves_result and moved.work == ("transpose",)
     assert not seen.ledger.for_fp8 and seen.report.bytes_for_fp8 == 0
-    assert [reason.rule for reason in seen.reasons] == ["result-layout"]
 
 
 def test_a_transpose_that_fp8_needs_is_charged_to_it():
@@ -112,18 +94,6 @@ def test_a_transpose_that_fp8_needs_is_charged_to_it():
     for fn, args in ((by_columns, (A, S(256, 128), s, s)), (twice, (A, B, S(96, 64), s))):
         (charged,) = inspect(fn, *args).ledger.for_fp8
         assert charged.work == ("transpose",) and not charged.moves_result
-
-
-def test_a_loop_s_kernels_count_as_often_as_they_run():
-    def step(x, w):
-        return (
-            to_e4m3(scaled_dot(x, w, jnp.float32(1), jnp.float32(1)), jnp.float32(1)),
-            None,
-        )
-
-    seen = inspect(lambda x, w: jax.lax.scan(step, x, w)[0], S(64, 64), S(6, 64, 64))
-    (matmul,) = seen.ledger.of("matmul")
-    assert matmul.runs == 6 and matmul.nbytes == 6 * matmul.kernel.bytes_moved
 
 
 def by_blocks(x, w, block=128):
@@ -180,8 +150,9 @@ def kernels_beside_matmuls(text):
     return len(re.findall(r"^ .*= .* (?:fusion|copy|reduce|transpose)\(", entry, re.M))
 
 
-@pytest.mark.parametrize("target", ["H100", "B200"])
-@pytest.mark.parametrize("multiply", [by_amax, by_rows, by_blocks, mxfp8])
+@pytest.mark.parametrize(
+    "multiply, target", [(by_amax, "H100"), (by_rows, "H100"), (by_blocks, "H100"), (mxfp8, "B200")]
+)
 def test_what_fp8_alone_needs_is_counted_as_its(multiply, target):
     """Against the same program without FP8, which is one matmul and, around it, a norm and a
     softmax: that the programs have in common is no more than the one without FP8 runs.
@@ -210,16 +181,7 @@ def delayed(x, w, histories, scales):
     return d, kept, [jnp.max(h) / 448 for h in kept]
 
 
-# Of large arrays XLA finds an amax by two kernels.
-@pytest.mark.parametrize("size", [256, 4096])
-def test_what_delayed_scaling_keeps_is_fp8_s(size):
-    x = S(size, size, dtype=bf16)
-    ledger = inspect(delayed, x, x, [S(16, dtype=f32)] * 2, [s] * 2).ledger
-    assert [line for line in ledger if line not in ledger.for_fp8] == [*ledger.of("matmul")]
-    assert len(ledger.of("matmul")) == 1 and len(ledger.of("scale")) > 1
-
-
-def rolled(x, w, histories):
+def rolled(x, w, histories, scales):
     """As Flax's FP8 operations do it: a history is moved on by one, then an amax is put in."""
     scales = [jnp.max(h) / 448 for h in histories]
     codes = [to_e4m3(v, 1 / scale) for v, scale in zip((x, w), scales, strict=True)]
@@ -228,23 +190,13 @@ def rolled(x, w, histories):
     return scaled_dot(*codes, *scales, bf16), kept
 
 
-def test_a_history_that_is_moved_on_is_fp8_s():
-    x = S(2048, 2048, dtype=bf16)
-    ledger = inspect(rolled, x, x, [S(1024, dtype=f32)] * 2).ledger
+# Of large arrays XLA finds an amax by two kernels.
+@pytest.mark.parametrize("recipe, size", [(delayed, 256), (delayed, 4096), (rolled, 2048)])
+def test_what_delayed_scaling_keeps_is_fp8_s(recipe, size):
+    x = S(size, size, dtype=bf16)
+    ledger = inspect(recipe, x, x, [S(1024, dtype=f32)] * 2, [s] * 2).ledger
     assert [line for line in ledger if line not in ledger.for_fp8] == [*ledger.of("matmul")]
-
-
-def test_codes_that_are_transposed_are_moved_though_an_amax_is_found_beside_them():
-    def gradients(x, g, scale):
-        """A gradient is quantized, with its amax, and read in both directions."""
-        codes, amax = to_e4m3(g * x, scale), jnp.max(jnp.abs(g * x))
-        codes = jax.lax.optimization_barrier(codes)
-        x = to_e4m3(x, scale)
-        return scaled_dot(codes, x, scale, scale), scaled_dot(codes.T, x.T, scale, scale), amax
-
-    ledger = inspect(gradients, X, X, s).ledger
-    moved = [line for line in ledger if "transpose" in line.work]
-    assert moved and {line.what for line in moved} <= {"move", "quantize"}, str(ledger)
+    assert len(ledger.of("matmul")) == 1 and len(ledger.of("scale")) > 1
 
 
 def test_a_norm_of_all_elements_is_not_fp8_s():
@@ -259,36 +211,26 @@ def test_a_norm_of_all_elements_is_not_fp8_s():
 # What is FP8's, by what is computed from what -----------------------------------------------------
 
 
-def halves_rotated(x, cos, sin):
+def rotated(x, cos, sin):
     one, two = jnp.split(x, 2, -1)
     return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
 
 
-def pairs_rotated(x, cos, sin):
-    one, two = x[..., ::2], x[..., 1::2]
-    return jnp.stack([one * cos - two * sin, two * cos + one * sin], -1).reshape(x.shape)
-
-
-def attention(rotated, dtype, cached=e4m3):
+def attention(cached):
     """Over keys and values that are kept as FP8, or in a wide type."""
 
     def fn(q, keys, values, scale, cos, sin):
-        keys, values = (v.astype(dtype) * scale.astype(dtype) for v in (keys, values))
-        keys = rotated(keys, cos.astype(dtype), sin.astype(dtype)).astype(bf16)
-        scores = jnp.einsum("bhqd,bhkd->bhqk", q, keys).astype(f32)
-        return jnp.einsum(
-            "bhqk,bhkd->bhqd", jax.nn.softmax(scores).astype(bf16), values.astype(bf16)
-        )
+        keys, values = (v.astype(bf16) * scale.astype(bf16) for v in (keys, values))
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, rotated(keys, cos, sin)).astype(f32)
+        return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores).astype(bf16), values)
 
     cache, angles = S(2, 4, 1024, 128, dtype=cached), S(1024, 64, dtype=bf16)
     return inspect(fn, S(2, 4, 16, 128, dtype=bf16), cache, cache, s, angles, angles).ledger
 
 
-@pytest.mark.parametrize("dtype", [bf16, f32])
-@pytest.mark.parametrize("rotated", [halves_rotated, pairs_rotated])
-def test_a_rotation_of_a_cache_is_not_fp8_s(rotated, dtype):
+def test_a_rotation_of_a_cache_is_not_fp8_s():
     """A kernel rotates a cache in bfloat16 too; only the values are widened alone."""
-    ledger, wide = attention(rotated, dtype), attention(rotated, dtype, bf16)
+    ledger, wide = attention(e4m3), attention(bf16)
     (values,) = ledger.for_fp8
     assert values.what == "dequantize" and values.avoidable
     assert [line.work for line in ledger.of("rest") if not line.avoidable and line.work] == [
@@ -329,34 +271,12 @@ def over_its_maximum(x, axis=None):
 NORMS = {
     "before a matmul in bf16": lambda x, w, w8, s: over_its_maximum(x) @ w.T,
     "of columns, before a matmul in bf16": lambda x, w, w8, s: over_its_maximum(x, 0) @ w.T,
-    "with an FP8 scale of its own": lambda x, w, w8, s: scaled_dot(
-        to_e4m3(over_its_maximum(x), s), w8, s, s, bf16
-    ),
-    "of columns, with an FP8 scale": lambda x, w, w8, s: scaled_dot(
-        to_e4m3(over_its_maximum(x, 0), s), w8, s, s, bf16
-    ),
-    "that others read too": lambda x, w, w8, s: (
-        scaled_dot(to_e4m3(y := over_its_maximum(x), s), w8, s, s, bf16) @ w8.astype(bf16),
-        y,
-    ),
-    "where it is not 0": lambda x, w, w8, s: scaled_dot(
-        to_e4m3(jnp.where((m := jnp.max(jnp.abs(x))) > 0, x / m, x), s), w8, s, s, bf16
-    ),
 }
 # The same maxima as scales.
 SCALES = {
     "undone by the call": lambda x, w, w8, s: by_amax(x, w),
     "undone behind the call": lambda x, w, w8, s: jax.nn.softmax(
         bare(to_e4m3(x, 448 / (m := jnp.max(jnp.abs(x)).astype(f32))), w8) * m
-    ),
-    "undone before a matmul in bf16": lambda x, w, w8, s: (
-        (
-            jax.lax.optimization_barrier(
-                to_e4m3(x, 1 / (m := jnp.max(jnp.abs(x)).astype(f32)))
-            ).astype(f32)
-            * m
-        ).astype(bf16)
-        @ w.T
     ),
     "never undone": lambda x, w, w8, s: bare((over_its_maximum(x) * 448).astype(e4m3), w8),
     "returned with the codes": lambda x, w, w8, s: (

@@ -1,9 +1,6 @@
 """report_gemms: one row for every matmul, wherever it is, and what stayed outside of it."""
 
-import dataclasses
-import io
 import re
-import textwrap
 from pathlib import Path
 
 import jax
@@ -13,11 +10,8 @@ import pytest
 
 from fp8lens import (
     assert_fp8_gemms,
-    diff_hlo,
-    format_hlo_module,
     inspect,
     passes,
-    print_hlo_module,
     why_not_fp8,
 )
 from fp8lens.hlo import origin
@@ -75,183 +69,84 @@ def test_every_field_of_a_fused_call():
     assert {name: getattr(row, name) for name in expected} == expected
     assert re.fullmatch(r"[\w/]+\.py:\d+", row.source) and row.op_name.startswith("jit(quantized)/")
     assert row.flops == 2 * M * N * K and row.is_fp8
-    names = [f.name for f in dataclasses.fields(row)][:16]
-    assert (
-        names
-        == (
-            "m n k batch lhs_dtype rhs_dtype math_dtype library epilogue amax beta out_dtype "
-            "outside source "
-            "op_name count"
-        ).split()
-    )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        row.m = 1
 
 
-@pytest.mark.parametrize(
-    "fn, args, options, expected",
-    [
-        (
-            lambda a, b: a @ b.T,
-            (S(M, K, dtype=f32), S(N, K, dtype=f32)),
-            {},
-            dict(math_dtype="tf32", lhs_dtype="f32", library="cublasLt"),
-        ),
-        (
-            lambda a, b: jnp.dot(a, b.T, precision="highest"),
-            (S(M, K, dtype=f32), S(N, K, dtype=f32)),
-            {},
-            dict(math_dtype="f32", precision="HIGHEST"),
-        ),
-        (
-            lambda a, b: jax.lax.dot(a, b.T, precision="BF16_BF16_F32"),
-            (S(M, K, dtype=f32), S(N, K, dtype=f32)),
-            {},
-            dict(math_dtype="bf16"),
-        ),
-        (
-            lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32),
-            (S(M, K, dtype=bf16), S(N, K, dtype=bf16)),
-            {},
-            dict(math_dtype="bf16", out_dtype="f32"),
-        ),
-        (
-            lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.int32),
-            (S(M, K, dtype=jnp.int8), S(N, K, dtype=jnp.int8)),
-            {},
-            dict(math_dtype="s8", out_dtype="s32", m=M, n=N, k=K),
-        ),
-        (
-            lambda a, b: a @ b.T,
-            (S(M, K, dtype=jnp.int32), S(N, K, dtype=jnp.int32)),
-            {},
-            dict(library="kernel", math_dtype="s32", m=M, n=N, k=K),
-        ),
-        (
-            scaled_dot,
-            (S(M, K, dtype=e5m2), B, s, s),
-            {},
-            dict(lhs_dtype="f8e5m2", rhs_dtype="f8e4m3fn", math_dtype="f8e5m2"),
-        ),
-        (
-            scaled_dot,
-            OPERANDS,
-            {"target": "A100"},
-            dict(lhs_dtype="f32", math_dtype="tf32", library="cublasLt"),
-        ),
-        (
-            lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c,
-            (*OPERANDS, S(M, N, dtype=f32)),
-            {},
-            dict(beta=1.0),
-        ),
-        (
-            lambda a, b: 3 * jax.lax.dot(a, b.T, preferred_element_type=f32),
-            (A, B),
-            {},
-            dict(alpha=3.0, scales=()),
-        ),
-        (
-            lambda a, b: a @ b,
-            (S(M, K, dtype=bf16), S(K, dtype=bf16)),
-            {},
-            dict(library="kernel", m=M, n=1, k=K, batch=1, lhs_dtype="bf16"),
-        ),
-        (
-            lambda a, b: jnp.einsum("bmk,bk->bm", a, b),
-            (S(3, M, K, dtype=bf16), S(3, K, dtype=bf16)),
-            {},
-            dict(library="kernel", m=M, n=1, k=K, batch=3),
-        ),
-        (lambda a, b: jnp.outer(a, b), (S(M, dtype=bf16), S(N, dtype=bf16)), {}, None),
-        (
-            lambda a, b: a @ b,
-            (S(M, 1, dtype=bf16), S(1, N, dtype=bf16)),
-            {},
-            dict(library="kernel", m=M, n=N, k=1),
-        ),
-        (
-            jax.vmap(scaled_dot, (0, 0, None, None)),
-            (S(5, M, K), S(5, N, K), s, s),
-            {},
-            dict(batch=5, m=M, n=N, k=K),
-        ),
-        (
-            lambda a, b: jnp.einsum("mbk,bnk->bmn", a, b),
-            (S(M, 5, K, dtype=bf16), S(5, N, K, dtype=bf16)),
-            {},
-            dict(batch=5),
-        ),
-        (
-            lambda a, b: jnp.einsum("mxy,nxy->mn", a, b),
-            (S(M, 4, 64, dtype=bf16), S(N, 4, 64, dtype=bf16)),
-            {},
-            dict(m=M, n=N, k=K, batch=1),
-        ),
-        (
-            scaled_dot,
-            OPERANDS,
-            {"gemm": "triton"},
-            dict(
-                library="triton",
-                lhs_dtype="f8e4m3fn",
-                rhs_dtype="f8e4m3fn",
-                math_dtype="tf32",
-                m=M,
-                n=N,
-                k=K,
-            ),
-        ),
-        (
-            lambda a, b, x, y: scaled_dot(a, b, x, y, bf16),
-            OPERANDS,
-            {"gemm": "triton"},
-            dict(library="triton", lhs_dtype="bf16", math_dtype="bf16", m=M, n=N, k=K, batch=1),
-        ),  # dequantized by a kernel
-        (
-            lambda a, b: jax.nn.relu(jax.lax.dot(a, b.T)),
-            (S(4096, 4096, dtype=bf16),) * 2,
-            {"gemm": "triton"},
-            dict(library="triton", epilogue="maximum", k=4096),
-        ),
-    ],
-)
+def dot(a, b):
+    return a @ b.T
+
+
+def product(a, b):
+    return a @ b
+
+
+def einsum(equation):
+    return lambda a, b: jnp.einsum(equation, a, b, preferred_element_type=f32)
+
+
+def given(text):
+    """Arrays, from their shapes as HLO writes them."""
+    found = re.findall(r"(\w+)\[([\d,]*)\]", text)
+    return [S(*map(int, filter(None, dims.split(","))), dtype=TYPES[name]) for name, dims in found]
+
+
+TYPES = {"f32": f32, "bf16": bf16, "f8e4m3fn": e4m3, "f8e5m2": e5m2, "c64": jnp.complex64}
+TYPES |= {"s8": jnp.int8, "s32": jnp.int32}
+TRITON, L40S, A100 = {"gemm": "triton"}, {"gemm": "auto", "target": "L40S"}, {"target": "A100"}
+WIDE, FP8 = "f32[64,256] f32[128,256]", "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]"
+MIXED = FP8.replace("f8e4m3fn", "f8e5m2", 1)
+BF16 = WIDE.replace("f32", "bf16")
+# What the row says: by whom it is run, in which type, batch, M, N, K.
+ROWS = [
+    (dot, WIDE, {}, "cublasLt tf32 1 64 128 256"),
+    (lambda a, b: jnp.dot(a, b.T, precision="highest"), WIDE, {}, "cublasLt f32 1 64 128 256"),
+    (
+        lambda a, b: jax.lax.dot(a, b.T, precision="BF16_BF16_F32"),
+        WIDE,
+        {},
+        "cublasLt bf16 1 64 128 256",
+    ),
+    (
+        lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.int32),
+        "s8[64,256] s8[128,256]",
+        {},
+        "cublasLt s8 1 64 128 256",
+    ),
+    (dot, "s32[64,256] s32[128,256]", {}, "kernel s32 1 64 128 256"),
+    (dot, "c64[64,256] c64[128,256]", {}, "cublasLt tf32 1 64 128 256"),
+    (scaled_dot, MIXED, {}, "cublasLt f8e5m2 1 64 128 256"),
+    (scaled_dot, FP8, A100, "cublasLt tf32 1 64 128 256"),
+    (scaled_dot, FP8, TRITON, "triton tf32 1 64 128 256"),
+    # K is summed in the same kernel, in parts by two, or only by the kernel after it.
+    (product, "bf16[64,256] bf16[256]", {}, "kernel bf16 1 64 1 256"),
+    (dot, "bf16[1,65536] bf16[64,65536]", {}, "kernel bf16 1 1 64 65536"),
+    (product, "bf16[1,512] bf16[512,256]", {}, "kernel bf16 1 1 256 512"),
+    (einsum("hk,khd->hd"), "bf16[8,512] bf16[512,8,64]", {}, "kernel f32 8 1 64 512"),
+    (product, "f32[256,4096] f32[4096,256]", TRITON, "triton tf32 1 256 256 4096"),
+    (product, "bf16[4096,4096] bf16[4096]", TRITON, "triton bf16 1 4096 1 4096"),
+    (einsum("mk,nk->mn"), "f8e4m3fn[128,128] " * 2, L40S, "cublasLt f8e4m3fn 1 128 128 128"),
+    # The program's own sum of a batch.
+    (
+        lambda a, b: einsum("bmk,bnk->bmn")(a, b).sum(0),
+        "f8e4m3fn[2,128,128] " * 2,
+        L40S,
+        "cublasLt f8e4m3fn 2 128 128 128",
+    ),
+    (lambda a, b: (3 * a[:, None] * b[None]).sum(-1), BF16, {}, "kernel bf16 1 64 128 256"),
+    # Elementwise work.
+    (product, "bf16[64,1] bf16[1,128]", {}, None),
+    (einsum("bk,bk->bk"), "bf16[64,256] bf16[64,256]", {}, None),
+    (lambda a, b: (a * a).sum(-1), BF16, {}, None),
+]
+
+
+@pytest.mark.parametrize("fn, args, options, expected", ROWS)
 def test_rows_of_all_kinds(fn, args, options, expected):
-    if expected is None:  # a product without a sum, and not of a dot: no matmul
-        assert not report_gemms(fn, *args, **options).rows
-        return
-    row = only(fn, *args, **options)
-    assert {name: getattr(row, name) for name in expected} == expected
-
-
-@pytest.mark.skipif(not hasattr(jax.nn, "scaled_matmul"), reason="this JAX has no block scaling")
-def test_block_scaling_is_cudnns_on_blackwell_and_plain_kernels_on_hopper():
-    def fn(a, b, x, y):
-        return jax.nn.scaled_matmul(a, b, x, y, preferred_element_type=f32)
-
-    args = (
-        S(1, 256, 512),
-        S(1, 128, 512),
-        *(S(1, n, 16, dtype=jnp.float8_e8m0fnu) for n in (256, 128)),
-    )
-    hopper, blackwell = only(fn, *args), only(fn, *args, target="B200")
-    assert (hopper.library, hopper.math_dtype) in (
-        ("kernel", "f32"),
-        ("cublasLt", "tf32"),
-    )  # 0.12; 0.10.2
-    assert len(hopper.outside) == report_gemms(fn, *args).kernels - 1
-    assert (blackwell.library, blackwell.math_dtype) == ("cudnn", "f8e4m3fn")
-    assert (
-        (hopper.m, hopper.n, hopper.k) == (blackwell.m, blackwell.n, blackwell.k) == (256, 128, 512)
-    )
-
-
-def test_triton_split_over_k_is_one_matmul():
-    fn, args = (lambda a, b: a @ b), (S(256, 4096, dtype=f32), S(4096, 256, dtype=f32))
-    report = report_gemms(fn, *args, gemm="triton")
-    (row,) = report.rows
-    assert (row.m, row.n, row.k, row.batch) == (256, 256, 4096, 1)
-    assert report.kernels == 2  # the second adds the parts up
+    rows = report_gemms(fn, *given(args), **options).rows
+    said = [f"{r.library} {r.math_dtype} {r.batch} {r.m} {r.n} {r.k}" for r in rows]
+    assert said == ([expected] if expected else [])
+    for row in rows:
+        each = 8 if row.lhs_dtype == "c64" else 2
+        assert row.flops == each * row.batch * row.m * row.n * row.k
 
 
 TILE = {
@@ -271,20 +166,6 @@ def test_the_instruction_in_ptx_decides():
     assert row.math_dtype == "f8e4m3fn" and row.tile == "128x128x64"
     assert only(scaled_dot, *OPERANDS, gemm="triton").math_dtype == "tf32"
     assert only(scaled_dot, *OPERANDS).math_dtype == "f8e4m3fn"
-
-
-def test_equal_kernels_share_their_ptx_and_blackwell_has_its_own_instruction():
-    def fn(a, b, c, d):
-        return jax.lax.dot(a, b.T, preferred_element_type=f32), jax.lax.dot(
-            c, d.T, preferred_element_type=f32
-        )
-
-    args = (S(512, 512),) * 4
-    rows = report_gemms(fn, *args, gemm="triton").rows
-    assert [row.math_dtype for row in rows] == ["f16", "f16"]  # XLA emits one kernel for both
-    options = {"gemm": "triton", "compiler_options": TILE, "target": "B200"}
-    row = only(lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=f32), *args[:2], **options)
-    assert row.math_dtype == "f8e4m3fn"
 
 
 def layer(a, b, x, y):
@@ -307,11 +188,11 @@ def step(c, w):
 
 
 def test_loops_count_as_often_as_they_run():
-    def once(x, w):
-        return jax.lax.scan(step, x, w)[0]
-
     def nested(x, w):
-        return jax.lax.scan(lambda c, _: (once(c, w), None), x, None, length=3)[0]
+        def once(x):
+            return jax.lax.scan(step, x, w)[0]
+
+        return jax.lax.scan(lambda c, _: (once(c), None), x, None, length=3)[0]
 
     def until(x, w, n):
         return jax.lax.while_loop(
@@ -319,40 +200,22 @@ def test_loops_count_as_often_as_they_run():
         )[0]
 
     x, w = S(M, K), S(7, K, K)
-    assert only(once, x, w).count == 7 and only(nested, x, w).count == 21
-    report = report_gemms(once, x, w)
-    assert report.flops == report.fp8_flops == 7 * 2 * M * K * K and "runs" in str(report)
+    report = report_gemms(nested, x, w)
+    assert report.rows[0].count == 21 and "runs" in str(report)
+    assert report.flops == report.fp8_flops == 21 * 2 * M * K * K
     unknown = report_gemms(until, x, S(K, K), S(dtype=jnp.int32))
-    assert (
-        unknown.rows[0].count is None
-        and unknown.flops == 2 * M * K * K
-        and "unknown length" in str(unknown)
-    )
+    assert unknown.rows[0].count is None and unknown.flops == 2 * M * K * K
+    assert "unknown length" in str(unknown)
 
 
-def test_branches_calls_and_devices():
+def test_branches_and_devices():
     def fn(p, a, b):
         return jax.lax.cond(p, lambda: a @ b.T, lambda: jax.nn.relu(a @ b.T))
 
-    args = S(dtype=bool), S(M, K, dtype=bf16), S(N, K, dtype=bf16)
-    assert [row.epilogue for row in report_gemms(fn, *args).rows] in (
-        ["DEFAULT", "RELU"],
-        ["RELU", "DEFAULT"],
-    )
-    sharded = aot_compile(
-        lambda a, b: a @ b.T,
-        S(M, K, dtype=bf16),
-        S(N, K, dtype=bf16),
-        mesh_shape=(4,),
-        in_specs=(jax.sharding.PartitionSpec("x"), None),
-    )
-    assert only(sharded).m == M // 4  # of one device
-
-
-def test_a_module_that_is_not_optimized_has_its_dots():
-    lowered = jax.jit(lambda a, b, x, y: scaled_dot(a, b, x, y)).lower(*OPERANDS)
-    row = only(lowered)
-    assert (row.m, row.n, row.k, row.lhs_dtype, row.library) == (M, N, K, "f32", "kernel")
+    rows = report_gemms(fn, S(dtype=bool), *given(BF16)).rows
+    assert sorted(row.epilogue for row in rows) == ["DEFAULT", "RELU"]
+    sharded = jax.sharding.PartitionSpec("x"), None
+    assert only(dot, *given(BF16), mesh_shape=(4,), in_specs=sharded).m == M // 4  # of one device
 
 
 # What stayed outside ------------------------------------------------------------------------------
@@ -361,34 +224,23 @@ def test_a_module_that_is_not_optimized_has_its_dots():
 @pytest.mark.parametrize(
     "fn, args, outside",
     [
-        (lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), OPERANDS, 1),
+        (lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), FP8, 1),
+        (scaled_dot, "f8e4m3fn[50,200] f8e4m3fn[128,200] f32[] f32[]", 3),
+        (lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), FP8, 2),
         (
             lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32)),
-            (S(K, M), S(K, N), s, s),
+            "f8e4m3fn[256,64] f8e4m3fn[256,128] f32[] f32[]",
             2,
         ),
-        (scaled_dot, (S(50, 200), S(N, 200), s, s), 3),
-        (lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), OPERANDS, 2),
-        (lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)), OPERANDS, 1),
         (
             lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T),
-            (A, B, S(M, 1, dtype=f32), s),
+            "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[64,1] f32[]",
             2,
-        ),
-        (
-            lambda a, b, x, y: scaled_dot(a, b, x, y),
-            (S(M, K, dtype=e5m2), S(N, K, dtype=e5m2), s, s),
-            2,
-        ),
-        (
-            lambda a, b, x, y, c: scaled_dot(a, b, x, y) + 0.5 * c,
-            (*OPERANDS, S(M, N, dtype=f32)),
-            1,
         ),
     ],
 )
 def test_all_that_is_outside_of_one_matmul_is_named(fn, args, outside):
-    program = aot_compile(fn, *args)
+    program = aot_compile(fn, *given(args))
     row, launched = only(program), kernels(program)
     assert len(row.outside) == outside == len(launched) - 1
     assert {k.name for k in launched} == {row.name, *row.outside}
@@ -409,17 +261,6 @@ def test_what_no_call_could_have_taken_is_not_outside(fn, args):
     assert report.kernels > 1 and report.rows[0].outside == ()
 
 
-def test_kernels_between_two_matmuls_belong_to_the_one_they_serve():
-    def mlp(x, up, down, s):
-        h = jax.nn.silu(scaled_dot(x, up, s, s))
-        return scaled_dot(to_e4m3(h, s), down, s, s)
-
-    first, second = sorted(
-        report_gemms(mlp, S(M, K), S(512, K), S(K, 512), s).rows, key=lambda row: -row.n
-    )
-    assert len(first.outside) == 1 and second.outside == ()
-
-
 # Totals and output --------------------------------------------------------------------------------
 
 
@@ -431,20 +272,12 @@ BOTH = (A, B, S(M, K, dtype=bf16), s, s)
 
 
 def test_totals():
-    program = aot_compile(both, *BOTH)
-    report = report_gemms(program)
+    report = report_gemms(both, *BOTH)
     assert report.fp8_flops == 2 * M * N * K and report.flops == 2 * M * K * (N + M)
-    assert report.fp8_flops_share == pytest.approx(N / (N + M))
-    assert report.kernels == 2 and report.bytes_moved == sum(
-        k.bytes_moved for k in kernels(program)
-    )
     assert "2 matmuls, 1 in FP8 (66.7% of 6.29 MFLOP); 2 kernels" in str(report)
     none = report_gemms(lambda a: a.astype(f32), A)
-    assert (
-        none.fp8_flops_share == 0
-        and str(none).startswith("0 matmuls")
-        and none._repr_html_().startswith("<p>0 matm")
-    )
+    assert none.fp8_flops_share == 0 and str(none).startswith("0 matmuls")
+    assert none._repr_html_().startswith("<p>0 matm")
 
 
 def test_text_and_html_show_every_column_and_what_is_outside():
@@ -488,64 +321,58 @@ def test_alike_rows_are_shown_once_and_a_name_cannot_break_the_page():
     assert "<b>" not in report_gemms(text)._repr_html_()
 
 
-def test_custom_calls_that_hide_what_they_do_are_named():
-    text = textwrap.dedent("""\
-        HloModule m
+def foreign(target, lhs="f8e5m2[512,64]", rhs="f8e4m3fn[256,64]", out="bf16[512,256]"):
+    """The report of a program that calls another library."""
+    return report_gemms(f"""\
+HloModule m, is_scheduled=true
 
-        ENTRY %main (a: f32[8,8]) -> f32[8,8] {
-          %a = f32[8,8]{1,0} parameter(0)
-          ROOT %hand.1 = f32[8,8]{1,0} custom-call(%a), custom_call_target="my_kernel"
-        }
-        """)
-    report = report_gemms(text)
-    assert report.opaque == ("hand.1",) and "not looked into: hand.1" in str(report)
+ENTRY %main (a: {lhs}, b: {rhs}, s: f32[1]) -> {out} {{
+  %a = {lhs}{{1,0}} parameter(0)
+  %b = {rhs}{{1,0}} parameter(1)
+  %s = f32[1]{{0}} parameter(2)
+  ROOT %call.1 = {out}{{1,0}} custom-call(%a, %s, %b, %s), custom_call_target="{target}"
+}}
+""")
 
 
-def test_fused_attention_is_two_matmuls_forward_and_five_backward():
-    """q [256, 64], k and v [128, 64], 2 x 8 heads, as JAX lowers cuDNN's attention and its
-    gradient.
+def test_a_call_of_another_library_is_a_row_and_its_inside_is_not_seen():
+    """Transformer Engine's multiplies FP8; of a kernel of one's own nobody knows what it does."""
+    for target, multiplied, opaque in (
+        ("te_gemm_v2_ffi", "f8e5m2", ()),
+        ("my_kernel", "unknown", ("call.1",)),
+    ):
+        report = foreign(target)
+        (row,) = report.rows
+        assert (row.m, row.n, row.k, row.batch) == (512, 256, 64, 1)
+        assert (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e5m2", "f8e4m3fn", "bf16")
+        assert (row.library, row.epilogue, row.outside) == (target, "not seen", ())
+        assert (row.math_dtype, report.opaque) == (multiplied, opaque)
+        assert f"{target}  not seen" in str(report)
+    # Square matrices tell M, N and K too; other shapes, and wide arrays, tell of no matmul.
+    square = ["f8e4m3fn[64,64]", "f8e4m3fn[64,64]", "bf16[64,64]"]
+    assert foreign("te_gemm_v2_ffi", *square).rows[0].flops == 2 * 64**3
+    for shapes in ({"out": "bf16[512,512]"}, {"rhs": "bf16[256,64]"}):
+        report = foreign("te_gemm_v2_ffi", **shapes)
+        assert not report.rows and report.opaque == ("call.1",)
+        assert "not looked into: call.1" in str(report)
+
+
+@pytest.mark.parametrize("dtype, keys", [("bf16", 8), ("bf16", 2), ("f8e4m3fn", 8)])
+def test_fused_attention_is_two_matmuls_forward_and_five_backward(dtype, keys):
+    """q [256, 64], k and v [128, 64], 2 x 8 heads, which may share keys and values, as JAX lowers
+    cuDNN's attention and its gradient.
     """
-    rows = report_gemms((Path(__file__).parent / "hlo" / "cudnn_attention.hlo").read_text()).rows
-    scores, values, gradients = (256, 128, 64), (256, 64, 128), (128, 64, 256)
-    assert [(r.m, r.n, r.k) for r in rows] == [
-        scores,
-        values,
-        scores,
-        gradients,
-        scores,
-        values,
-        gradients,
-    ]
-    assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", "bf16")}
-
-
-def test_attention_whose_heads_share_keys_and_values():
     text = (Path(__file__).parent / "hlo" / "cudnn_attention.hlo").read_text()
-    text = text.replace("bf16[2,128,8,64]", "bf16[2,128,2,64]").replace(
-        "bf16[2,8,128,64]", "bf16[2,2,128,64]"
-    )
+    text = text.replace("bf16[2,128,8,64]", f"bf16[2,128,{keys},64]")
+    text = text.replace("bf16[2,8,128,64]", f"bf16[2,{keys},128,64]").replace("bf16[", f"{dtype}[")
     rows = report_gemms(text).rows
     scores, values, gradients = (256, 128, 64), (256, 64, 128), (128, 64, 256)
-    assert [(r.m, r.n, r.k) for r in rows] == [
-        scores,
-        values,
-        scores,
-        gradients,
-        scores,
-        values,
-        gradients,
-    ]
-    assert {r.batch for r in rows} == {16}  # each of the 8 heads multiplies
+    five = [scores, gradients, scores, values, gradients]
+    assert [(r.m, r.n, r.k) for r in rows] == [scores, values, *five]
+    assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", dtype)}
 
 
 # Input --------------------------------------------------------------------------------------------
-
-
-def test_takes_whatever_holds_a_program():
-    program = aot_compile(scaled_dot, *OPERANDS)
-    rows = [only(x) for x in (program, program.as_text(), parse_hlo_module(program))]
-    rows += [only(scaled_dot, *OPERANDS), only(jax.jit(scaled_dot), *OPERANDS)]
-    assert len({dataclasses.replace(row, name="", source="", op_name="") for row in rows}) == 1
 
 
 @pytest.mark.parametrize(
@@ -586,34 +413,8 @@ def test_a_matmul_that_cannot_be_read_says_where():
             report_gemms(broken)
 
 
-def test_a_computation_that_calls_itself_is_refused():
-    text = textwrap.dedent("""\
-        HloModule m
-
-        %f (p: f32[]) -> f32[] {
-          %p = f32[] parameter(0)
-          ROOT %c = f32[] call(%p), to_apply=%f
-        }
-
-        ENTRY %main (a: f32[]) -> f32[] {
-          %a = f32[] parameter(0)
-          ROOT %r = f32[] call(%a), to_apply=%f
-        }
-        """)
-    with pytest.raises(HloParseError, match="calls itself"):
-        report_gemms(text)
-
-
-def test_allow_and_inspections_in_an_assertion():
-    def fn(a, b, x, y):
-        return scaled_dot(a, b.T, x, y)
-
-    seen = inspect(fn, A, S(K, N), s, s)
-    with pytest.raises(AssertionError, match="left outside: transpose"):
-        assert_fp8_gemms(seen, fused=True)
-    assert assert_fp8_gemms(seen, fused=True, allow="transpose") is seen.report
-    with pytest.raises(ValueError, match="allow has 'transposed'"):
-        assert_fp8_gemms(seen, allow=["transposed"])
+def test_an_inspection_is_compiled_once():
+    seen = inspect(dot, A, B)
     assert inspect(seen) is seen and report_gemms(seen) is seen.report
     with pytest.raises(TypeError, match="compiled already"):
         inspect(seen, A)
@@ -622,19 +423,6 @@ def test_allow_and_inspections_in_an_assertion():
     for ask in (lambda: saved.reasons, lambda: saved.passes):
         with pytest.raises(TypeError, match="inspect the function and its arguments"):
             ask()
-    assert_fp8_gemms(saved)
-    with pytest.raises(TypeError, match="inspect the function"):
-        assert_fp8_gemms(saved, fused=True)
-
-
-def test_functions_of_hlo_take_an_inspection():
-    x = jax.ShapeDtypeStruct((32, 64), jnp.float32)
-    seen = inspect(lambda x: x @ x.T, x)
-    assert parse_hlo_module(seen) is seen.module
-    assert format_hlo_module(seen) == format_hlo_module(seen.module) == seen.hlo
-    assert diff_hlo(seen, seen.module).same
-    print_hlo_module(seen, file=(printed := io.StringIO()))
-    assert diff_hlo(printed.getvalue(), seen.hlo).same
 
 
 @pytest.mark.parametrize(
@@ -677,8 +465,9 @@ def test_an_exported_function_is_inspected_as_the_function():
 
 
 def test_whether_a_program_is_optimized_is_a_field():
-    lowered = jax.jit(lambda x: x @ x.T).lower(jnp.ones((32, 64)))
+    lowered = jax.jit(dot).lower(A, B)
     assert not report_gemms(lowered).optimized and report_gemms(lowered.compile()).optimized
+    assert only(lowered).lhs_dtype == "f8e4m3fn"
 
 
 def test_lines_of_a_folder_that_is_left_out_are_no_program_s(tmp_path, monkeypatch):
