@@ -871,7 +871,7 @@ class Neighborhood:
             makers = self.producers(i, index) if index < len(i.operands) else []
             if name not in codes and makers and all(repeats(maker) for maker, _ in makers):
                 scales.add(name)
-        size = max(shape.size for shape in results(i))
+        size = max((shape.size for shape in results(i)), default=0)
 
         def is_scale(j: Instruction) -> bool:
             made_of = walk([j], lambda k: map(k.computation.__getitem__, k.operands))
@@ -901,7 +901,7 @@ class Neighborhood:
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction
-        size, parts = max(shape.size for shape in results(call)), 1
+        size, parts = max((shape.size for shape in results(call)), default=0), 1
         if row.library == "triton":
             parts = max(1, size // max(1, row.batch * row.m * row.n))
         marks: dict[tuple[Instruction, int], _Is] = {(call, 0): _Is.VALUE}
