@@ -433,7 +433,8 @@ def of_dump(
     if not stages or chip is None or (ptx is None and has_triton(module)):
         return alone, ""
     seen = Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh_shape=mesh_shape, saved=True)
-    if is_of_another(stages[-1].text, module, [row.op_name for row in seen.report.rows]):
+    op_names = [row.op_name for row in seen.report.rows]
+    if any(is_of_another(stage.text, module, op_names) for stage in stages if stage.after):
         return alone, "what XLA dumped of its passes beside it is of another program"
     try:
         _ = reasons and seen.reasons

@@ -232,15 +232,18 @@ def check(given: argparse.Namespace) -> None:
     for name in given.allow or ():
         if name not in known:
             raise Mistake(f"--allow: there is no rule {name!r}{nearest(name, known)}.")
-    if not is_record(given):
-        return
-    if not Path(given.against).is_file():
+    if is_record(given) and not Path(given.against).is_file():
         raise Mistake(
             f"--against: there is no record {given.against!r}: write it with --save, or give "
             "path/to/file.py:function."
         )
-    with (
-        cannot_be_read(given.against),
-        answered(ValueError, lambda error: f"--against: {error}"),
-    ):
-        read_record(given.against)
+    if is_record(given):
+        _check_record("--against", given.against)
+    if given.save and not given.anew and Path(given.save).exists():
+        _check_record("--save", given.save)
+
+
+def _check_record(option: str, path: str) -> None:
+    """A Mistake where a file cannot be read as a record."""
+    with cannot_be_read(path), answered(ValueError, lambda error: f"{option}: {error}"):
+        read_record(path)

@@ -56,7 +56,7 @@ def saved(given: argparse.Namespace, notes: TextIO) -> Inspection:
         except ValueError as error:
             raise Mistake(f"--mesh: {error}") from error
     if wrong and given.reasons:
-        raise Mistake(f"--reasons: {wrong}: dump the program again, or leave it out.")
+        raise Mistake(f"--reasons: {wrong}: dump the program again, or leave --reasons out.")
     if wrong:
         print(visible(f"note: {wrong}: it is left out."), file=sys.stderr)
     if given.reasons and not seen.has_reasons:
