@@ -48,11 +48,12 @@ from fp8lens.targets import Target, resolve
 
 _NO_PLAN = Plan()
 # What to know of each choice of who runs the matmuls, which may not be the choice of the real job.
-_BY_DEFAULT = {
+_REMARKS = {
     "cublaslt": "XLA's default, gemm='auto', also considers Triton",
     "triton": "XLA's default, gemm='auto', also considers cuBLASLt",
     "auto": "XLA's default, which also considers Triton",
 }
+_UNTIMED = ", and without a GPU takes its first kernel that compiles"
 
 
 class Inspection:
@@ -60,8 +61,8 @@ class Inspection:
     parsed once.
 
     `compiled` is the `jax.stages.Compiled`, or None for a saved program. `module` is the optimized
-    HLO, parsed. `gemm` says which library may run its matmuls, "" for a saved program. `default` is
-    the same function with XLA's default, if gemm="both" asked for both.
+    HLO, parsed. `note` says how it was compiled, and `remark` what else XLA could have chosen.
+    `default` is the same function with XLA's default, if gemm="both" asked for both.
 
     Example:
 
@@ -89,13 +90,13 @@ class Inspection:
         again: Callable[[], Any] | None = None,
         plan: Plan = _NO_PLAN,
         saved: bool = False,
-        gemm: str = "",
+        remark: str = "",
         default: "Inspection | None" = None,
     ):
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
         self._plan, self._saved = plan, saved
-        self.gemm, self.default = gemm, default
+        self.remark, self.default = remark, default
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
     @property
@@ -145,9 +146,7 @@ class Inspection:
     def report(self) -> GemmReport:
         """How each matmul was compiled."""
         rows = [row for row, _ in self.unfused]
-        note = self.note
-        if self.gemm:
-            note += f"; {_BY_DEFAULT[self.gemm]}"
+        note = "; ".join(filter(None, (self.note, self.remark)))
         return make_report(self.module, rows, self.ledger, note, self._ptx is not None)
 
     @property
@@ -374,7 +373,9 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
         return seen
     compiled, stages, ptx, plan = dumped(x, *args, pattern="gemm-rewriter", **options)
     chip = resolve(options.get("target", "H100"))
-    note = f"compiled for {chip.name}, gemm={gemm!r}"
+    note, remark = f"compiled for {chip.name}, gemm={gemm!r}", _REMARKS[gemm]
+    if gemm == "auto" and options.get("target") != "local" and not options.get("autotune"):
+        remark += _UNTIMED
     return Inspection(
         parse_hlo_module(compiled),
         note,
@@ -385,7 +386,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
         options.get("mesh_shape") or axes_of(compiled),
         lambda: passes(x, *args, **options),
         plan,
-        gemm=gemm,
+        remark=remark,
     )
 
 
@@ -433,17 +434,19 @@ def of_dump(
     if not stages or chip is None or (ptx is None and has_triton(module)):
         return alone, ""
     seen = Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh_shape=mesh_shape, saved=True)
+    wrong = ""
     op_names = [row.op_name for row in seen.report.rows]
+    # Before the passes, the types are those of all devices together.
     if any(is_of_another(stage.text, module, op_names) for stage in stages if stage.after):
-        return alone, "what XLA dumped of its passes beside it is of another program"
+        wrong = "what XLA dumped of its passes beside it is of another program"
     try:
-        _ = reasons and seen.reasons
-    except HloParseError:
-        damaged = [file for file, text in texts.items() if not is_whole(file, text)]
-        if not damaged:
-            raise
-        return alone, f"{damaged[0]} is not one whole HLO module"
-    return seen, ""
+        _ = reasons and not wrong and seen.reasons
+    except HloParseError as error:
+        wrong = str(error)
+    damaged = [file for file, text in texts.items() if wrong and not is_whole(file, text)]
+    if damaged:
+        wrong = f"{damaged[0]} is not one whole HLO module"
+    return (alone, wrong) if wrong else (seen, "")
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:

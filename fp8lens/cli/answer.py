@@ -73,7 +73,8 @@ def _text(given: argparse.Namespace, seen: Inspection, reasons: bool, out: TextI
     """What was asked for, with the reasons or without."""
     costs: Bill | Comparison | None = None
     if given.against and not is_record(given):
-        other = compiled(given, given.against, seen.gemm)
+        gemm = "cublaslt" if given.gemm in (None, "both") else given.gemm
+        other = compiled(given, given.against, gemm)
         names = (given.against.rpartition(":")[2], given.what.rpartition(":")[2])
         costs = compare(other, seen, names)
     elif given.bill:
@@ -117,7 +118,7 @@ def required(seen: Inspection, allowed: Collection[str]) -> list[str]:
     if seen.default:
         more = required(seen.default, allowed)
         lines += [f"with XLA's default: {line}" for line in more]
-    return [visible(line) for line in lines]
+    return [part for line in lines for part in wrapped(visible(line), 0, 2)]
 
 
 def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
@@ -133,7 +134,8 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     for c, reasons in broken:
         lines.append(f"not sent in FP8: {c.title}: {', '.join(r.rule for r in reasons)}")
         fixes |= {reason.rule: reason.fix for reason in reasons}
-    lines += [f"fix of {rule}: {fix}" for rule, fix in fixes.items()]
+    if not seen.has_reasons:  # else they say it
+        lines += [f"fix of {rule}: {fix}" for rule, fix in fixes.items()]
     if broken:
         lines.append(
             f"fp8lens explain {next(iter(fixes))} shows a program that does this, and the same one "

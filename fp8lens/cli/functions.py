@@ -168,7 +168,7 @@ def _function(module: ModuleType, name: str) -> Callable:
     if not name:
         what = f"name the function too, as in {file}:function"
     elif name in vars(module):
-        what = f"{name!r} in {file} is no function, but a {type(vars(module)[name]).__name__}"
+        what = f"{name!r} in {file} is no function, but {type(vars(module)[name]).__name__!r}"
     else:
         what = f"{file} has no function {name!r}"
     raise Mistake(f"{what}{nearest(name, own)}.")

@@ -88,8 +88,8 @@ def read_mesh(text: str) -> dict[str, int]:
         axis = re.fullmatch(r"\s*([A-Za-z]\w*)\s*=\s*([1-9][0-9]{0,8})\s*", part)
         if axis is None or axis[1] in found:
             raise Mistake(
-                f"--mesh: {part.strip()!r} is no further axis and its devices: write "
-                f"{EXAMPLE_MESH}, or leave --mesh out for one device."
+                f"--mesh: {part.strip()!r} is not an axis with its devices, or is there twice: "
+                f"write {EXAMPLE_MESH}, or leave --mesh out for one device."
             )
         found[axis[1]] = int(axis[2])
     return found
@@ -99,7 +99,7 @@ def check_axes(shapes: list[Shape], mesh: Mapping[str, int] | None) -> None:
     """A Mistake where an argument is sharded over what the mesh does not have."""
     for name in (name for shape in shapes for names in shape.axes for name in names):
         if name not in (mesh or {}):
-            why = f"--mesh has not{nearest(name, mesh)}" if mesh else "there is no --mesh"
+            why = f"--mesh lacks it{nearest(name, mesh)}" if mesh else "there is no --mesh"
             raise Mistake(
                 f"--shapes: an argument is sharded over {name!r}, and {why}: add the axis, as in "
                 f"{EXAMPLE_MESH}."

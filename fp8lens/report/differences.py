@@ -80,6 +80,7 @@ class Differences:
         for said, times in Counter(map(str, self.pairs)).items():
             many = f"{times} times " if times > 1 else ""
             lines += [(line, None) for line in wrapped(f"{many}{said}", 2, 6)]
+        lines += [(line, None) for line in wrapped(self.second.note, 2, 4)]
         return "\n".join(style(line, ink) for line, ink in lines)
 
     __repr__ = __str__
