@@ -6,7 +6,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect as signatures
-import math
 import os
 import re
 import sys
@@ -92,7 +91,6 @@ def compiled(given: argparse.Namespace, what: str, gemm: str) -> Inspection:
     fn = _function(module, name)
 
     from fp8lens.compile.bugs import advice
-    from fp8lens.compile.call import OtherMesh
 
     mesh = _mesh(target, devices)
     args = _arguments(given, module, fn, shapes, mesh)
@@ -103,7 +101,6 @@ def compiled(given: argparse.Namespace, what: str, gemm: str) -> Inspection:
     with (
         _on(mesh),
         theirs(f"{name} failed", "fix it, or the shapes", advice),
-        answered(OtherMesh, lambda error: _other_mesh(error, target, devices)),
     ):
         return inspect(fn, *args, **how)
 
@@ -266,19 +263,6 @@ def _on(mesh: "jax.sharding.Mesh | None") -> contextlib.AbstractContextManager:
     import jax
 
     return jax.set_mesh(mesh)
-
-
-def _other_mesh(error: Any, target: str, devices: Mapping[str, int] | None) -> str:
-    """What to do about an argument that is on another mesh than the program."""
-    own, ours = as_option(error.own), as_option(error.compiled_for)
-    where = f"{error.argument} is on the mesh {own}, "
-    if devices:
-        return (
-            f"{where}and --mesh is {ours}: give --mesh {own}, or arguments on the mesh of --mesh."
-        )
-    if math.prod(error.compiled_for.values()) == 1:
-        return f"{where}which is not of {target}: give --mesh {own}."
-    return f"{where}and one before it on {ours}: put all arguments on one mesh."
 
 
 def as_option(mesh: Mapping[str, int]) -> str:
