@@ -5,13 +5,14 @@ dumps choose alike.
 
 import enum
 import gzip
+import io
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from fp8lens.hlo.parse import HloModule, Instruction
+from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module
 from fp8lens.hlo.text import counted
 from fp8lens.targets import TARGETS, Target
 
@@ -107,13 +108,18 @@ def choose(sizes: Mapping[str, int]) -> Choice | None:
     return None
 
 
-def text_of(data: bytes) -> str:
-    """The text of a file, gzipped or not. NoText for what is empty, damaged or no text."""
-    if data.startswith(_GZIP):
+def text_of(data: bytes, most: int = 0) -> str:
+    """The text of a file, gzipped or not, be it twice. NoText for what is empty, damaged or no
+    text, and for more than `most` bytes of text, unless that is 0.
+    """
+    while data.startswith(_GZIP):
         try:
-            data = gzip.decompress(data)
+            with gzip.open(io.BytesIO(data)) as file:
+                data = file.read(most + 1 if most else -1)
         except (OSError, EOFError, zlib.error) as error:
             raise NoText("gzipped, and damaged") from error
+    if most and len(data) > most:
+        raise NoText(f"more than {most / 1e6:g} MB of text")
     if not data.strip():
         raise NoText("empty")
     if b"\0" in data:
@@ -196,6 +202,35 @@ def ptx_of(texts: Mapping[str, str]) -> dict[str, str]:
         if _plain(name).endswith(".ptx"):
             found |= dict.fromkeys(_PTX_ENTRY.findall(text), text)
     return found
+
+
+def is_whole(name: str, text: str) -> bool:
+    """Whether the text of a file beside a program can be read."""
+    if name.endswith(".ptx"):
+        return True
+    try:
+        parse_hlo_module(text)
+    except HloParseError:
+        return False
+    return True
+
+
+def is_of_another(stage: str, module: HloModule, op_names: Collection[str]) -> bool:
+    """Whether the text of a program between passes is of another program than a compiled one: of
+    another name, with arguments or results of other types, or with none of these `op_names`, which
+    are those of the compiled program's matmuls.
+    """
+    if _signature(stage) != _signature(module.text):
+        return True
+    known = [name for name in op_names if name]
+    return bool(known) and not any(name in stage for name in known)
+
+
+def _signature(text: str) -> list[str]:
+    """A program's name, and the types of its arguments and results."""
+    header = text.partition("\n")[0]
+    layout = header.partition("entry_computation_layout=")[2]
+    return [header.partition(",")[0], *re.findall(r"\w+\[[\d,]*\]", layout)]
 
 
 def files_beside(name: str, names: Iterable[str]) -> list[str]:

@@ -10,18 +10,36 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fp8lens.bill.bill import Bill
 from fp8lens.bill.memory import Memory, Plan, memory_of
-from fp8lens.dumps import chip_of, has_triton, ptx_of, stages_of
-from fp8lens.hlo.parse import HloModule, is_exported, no_program_yet, parse_hlo_module, uncollected
+from fp8lens.dumps import (
+    NoText,
+    chip_of,
+    has_triton,
+    is_of_another,
+    is_whole,
+    ptx_of,
+    stages_of,
+    text_of,
+)
+from fp8lens.hlo.parse import (
+    HloModule,
+    HloParseError,
+    is_exported,
+    no_program_yet,
+    parse_hlo_module,
+    uncollected,
+)
 from fp8lens.hlo.replica_groups import device_counts
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, make_ledger
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
+from fp8lens.report.differences import Differences, differences
 from fp8lens.report.gemms import GemmReport, make_report
 from fp8lens.rules.chain import chain_of
 from fp8lens.rules.facts import Matmul
@@ -31,6 +49,13 @@ from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target, resolve
 
 _NO_PLAN = Plan()
+# What to know of each choice of who runs the matmuls, which may not be the choice of the real job.
+_REMARKS = {
+    "cublaslt": "XLA's default, gemm='auto', also considers Triton",
+    "triton": "XLA's default, gemm='auto', also considers cuBLASLt",
+    "auto": "XLA's default, which also considers Triton",
+}
+_UNTIMED = ", and without a GPU takes its first kernel that compiles"
 
 
 class Inspection:
@@ -38,7 +63,8 @@ class Inspection:
     parsed once.
 
     `compiled` is the `jax.stages.Compiled`, or None for a saved program. `module` is the optimized
-    HLO, parsed.
+    HLO, parsed. `note` says how it was compiled, and `remark` what else XLA could have chosen.
+    `default` is the same function with XLA's default, if gemm="both" asked for both.
 
     Example:
 
@@ -66,10 +92,13 @@ class Inspection:
         again: Callable[[], Any] | None = None,
         plan: Plan = _NO_PLAN,
         saved: bool = False,
+        remark: str = "",
+        default: "Inspection | None" = None,
     ):
         self.module, self.compiled, self.note = module, compiled, note
         self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
         self._plan, self._saved = plan, saved
+        self.remark, self.default = remark, default
         self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
 
     @property
@@ -125,7 +154,13 @@ class Inspection:
     def report(self) -> GemmReport:
         """How each matmul was compiled."""
         rows = [row for row, _ in self.unfused]
-        return make_report(self.module, rows, self.ledger, self.note, self._ptx is not None)
+        note = "; ".join(filter(None, (self.note, self.remark)))
+        return make_report(self.module, rows, self.ledger, note, self._ptx is not None)
+
+    @property
+    def differences(self) -> Differences | None:
+        """Which matmuls differ with XLA's default; None if only one program was compiled."""
+        return differences(self.report, self.default.report) if self.default else None
 
     @cached_property
     @uncollected()
@@ -244,8 +279,8 @@ class Inspection:
 
     def json(self, reasons: bool = True) -> str:
         """Rows, totals, devices, mesh, ledger, collectives and reasons as one JSON document; "mesh"
-        is null where its axes are not known, and "reasons" if they are not asked for, and for a
-        saved program.
+        is null where its axes are not known, "reasons" if they are not asked for, and for a saved
+        program, and "differences" unless both programs of gemm="both" are compiled.
         """
         rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
         totals = _fields(self.report)
@@ -270,18 +305,25 @@ class Inspection:
                 "ledger": ledger,
                 "collectives": list(map(_fields, self.collectives)),
                 "reasons": why,
+                "differences": self.differences and self.differences.fields(),
             },
             indent=1,
         )
 
+    @property
+    def _further(self) -> list[str]:
+        """What stands below the report."""
+        parts = [self.differences, self.reasons if self.has_reasons else None]
+        return [str(part) for part in parts if part is not None]
+
     def __str__(self) -> str:
-        return f"{self.report}\n\n{self.reasons}" if self.has_reasons else str(self.report)
+        return "\n\n".join([str(self.report), *self._further])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        reasons = f"<pre>{html.escape(str(self.reasons))}</pre>" if self.has_reasons else ""
-        return self.report._repr_html_() + reasons
+        further = (f"<pre>{html.escape(part)}</pre>" for part in self._further)
+        return "".join([self.report._repr_html_(), *further])
 
 
 def _fields(of: Any) -> dict[str, Any]:
@@ -303,6 +345,10 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     gemm="cublaslt", ...); or a `jax.export.Exported`, which has the shapes of its arguments; or
     a `jax.stages.Compiled`, HLO text, the path of a file with HLO text, or an HloModule. An
     Inspection is returned as it is.
+
+    With gemm="both" a function is compiled twice: with cuBLASLt alone, of which are all answers,
+    and with XLA's default. `.differences` has a line for each matmul that differs. A record of
+    `autotune` is for the default.
 
     Raises TypeError for arguments or options without a function, FileNotFoundError for a path that
     does not exist, HloParseError for text that is not HLO, and what `aot_compile` raises.
@@ -340,9 +386,16 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     from fp8lens.compile.meshes import axes_of
     from fp8lens.compile.stages import dumped, passes
 
+    gemm = options.get("gemm", "cublaslt")
+    if gemm == "both":
+        seen = inspect(x, *args, **options | {"gemm": "cublaslt", "autotune": None})
+        seen.default = inspect(x, *args, **options | {"gemm": "auto"})
+        return seen
     compiled, stages, ptx, plan = dumped(x, *args, pattern="gemm-rewriter", **options)
     chip = resolve(options.get("target", "H100"))
-    note = f"compiled for {chip.name}, gemm={options.get('gemm', 'cublaslt')!r}"
+    note, remark = f"compiled for {chip.name}, gemm={gemm!r}", _REMARKS[gemm]
+    if gemm == "auto" and options.get("target") != "local" and not options.get("autotune"):
+        remark += _UNTIMED
     return Inspection(
         parse_hlo_module(compiled),
         note,
@@ -353,6 +406,7 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
         options.get("mesh_shape") or axes_of(compiled),
         lambda: passes(x, *args, **options),
         plan,
+        remark=remark,
     )
 
 
@@ -380,17 +434,39 @@ def _compiled_before(x: Any) -> Inspection:
 def of_dump(
     module: HloModule,
     name: str,
-    beside: Mapping[str, str] | None = None,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
     mesh_shape: Any = None,
-) -> Inspection:
-    """A program that XLA dumped, from a file of this name. `beside` has the texts, by name, of the
-    files that `fp8lens.dumps.files_beside` names: with them it has reasons.
+    reasons: bool = True,
+) -> tuple[Inspection, str]:
+    """A program that XLA dumped, from a file of this name; and what is wrong with a file beside it,
+    in words, "" for nothing. `beside` has the files, by name, that `fp8lens.dumps.files_beside`
+    names: with them it has reasons, which are looked for at once if `reasons`. If one of the files
+    is damaged, or of another program, none is used.
     """
-    stages, chip = stages_of(beside or {}), chip_of(name)
-    ptx = ptx_of(beside or {}) or None
+    alone = Inspection(module, mesh_shape=mesh_shape)
+    texts = {}
+    for file, data in beside.items():
+        try:
+            texts[file] = text_of(data)
+        except NoText as error:
+            return alone, f"{file} is {error}"
+    stages, chip, ptx = stages_of(texts), chip_of(name), ptx_of(texts) or None
     if not stages or chip is None or (ptx is None and has_triton(module)):
-        return Inspection(module, mesh_shape=mesh_shape)
-    return Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh_shape=mesh_shape, saved=True)
+        return alone, ""
+    seen = Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh_shape=mesh_shape, saved=True)
+    wrong = ""
+    op_names = [row.op_name for row in seen.report.rows]
+    # Before the passes, the types are those of all devices together.
+    if any(is_of_another(stage.text, module, op_names) for stage in stages if stage.after):
+        wrong = "what XLA dumped of its passes beside it is of another program"
+    try:
+        _ = reasons and not wrong and seen.reasons
+    except HloParseError as error:
+        wrong = str(error)
+    damaged = [file for file, text in texts.items() if wrong and not is_whole(file, text)]
+    if damaged:
+        wrong = f"{damaged[0]} is not one whole HLO module"
+    return (alone, wrong) if wrong else (seen, "")
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:

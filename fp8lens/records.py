@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import uuid
 from collections import Counter, defaultdict
@@ -26,6 +27,7 @@ from fp8lens.matmul.rows import GemmRow
 
 _ABOUT = "What programs cost, written by fp8lens; compare with --against, renew with --save"
 _VERSION = 3
+_ANEW = "begin the record anew, with --save and --anew, or delete the file and write it again"
 #: What is counted of work: kernels; those of them that do what a matmul's call could do; the bytes
 #: that they move; the bytes that each device sends.
 UNITS = ("kernels", "avoidable", "bytes", "sent")
@@ -53,7 +55,7 @@ def _places(module: HloModule) -> dict[str, _Place]:
     for name in executions(module):  # a caller before what it calls
         at = places[name]
         for i in module.computations[name]:
-            if i.opcode.removesuffix("-start") not in CONTROL:
+            if i.opcode.removesuffix("-start") not in (*CONTROL, "fusion"):
                 continue
             called = callees(i)
             if i.opcode == "conditional":
@@ -198,6 +200,8 @@ def read_record(path: str | os.PathLike) -> dict[str, Entry]:
     """The programs of a record, by name. FileNotFoundError where there is no such file, ValueError
     where it is no record, is damaged, or is one that another release of fp8lens writes.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a device may have no end
+        raise ValueError(f"{_name(path)} is no regular file: give another.")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -207,18 +211,17 @@ def read_record(path: str | os.PathLike) -> dict[str, Entry]:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("programs"), dict):
-        raise ValueError(f"{_name(path)} is no record of fp8lens: write one with --save.")
+        raise ValueError(f"{_name(path)} is no record of fp8lens: {_ANEW}.")
     if document.get("version") != _VERSION:
         raise ValueError(
             f"{_name(path)} is a record of version {document.get('version')!r}, and this fp8lens "
-            f"reads version {_VERSION}: write it anew with --save."
+            f"reads version {_VERSION}: {_ANEW}."
         )
     for name, entry in document["programs"].items():
         wrong = _wrong(entry)
         if wrong:
             raise ValueError(
-                f"{_name(path)}: what it has of {visible(name)} is damaged ({wrong}): write it "
-                "anew with --save."
+                f"{_name(path)}: what it has of {visible(name)} is damaged ({wrong}): {_ANEW}."
             )
     return document["programs"]
 
@@ -262,16 +265,19 @@ def _multiplied(entry: Entry) -> Counter[tuple]:
 _RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
 
-def write_record(path: str | os.PathLike, name: str, entry: Entry) -> None:
-    """Put a program into a record, which keeps its other programs. The file is whole at any time,
-    and processes that write it at once wait for each other.
+def write_record(path: str | os.PathLike, name: str, entry: Entry, anew: bool = False) -> None:
+    """Put a program into a record, which keeps its other programs, unless it begins `anew`. The
+    file is whole at any time, and processes that write it at once wait for each other. A symbolic
+    link stays one, and the file keeps its mode.
 
     OSError where it cannot be written. ValueError where there is a file that is no record, and
     where this run, of a process or of pytest, has recorded another program by this name.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
+    if anew and path.exists() and not path.is_file():
+        raise ValueError(f"{_name(path)} is no regular file: give another.")
     with _alone_with(path) as written:
-        programs = read_record(path) if path.exists() else {}
+        programs = read_record(path) if path.exists() and not anew else {}
         if name in written and programs.get(name, entry) != entry:
             raise ValueError(
                 f"{_name(path)}: this run has recorded another program as {visible(name)} already: "
@@ -286,6 +292,8 @@ def write_record(path: str | os.PathLike, name: str, entry: Entry) -> None:
         new = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             new.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            if path.exists():
+                shutil.copymode(path, new)
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)

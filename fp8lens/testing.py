@@ -77,6 +77,8 @@ def assert_fp8_gemms(
     meant to be, by "not-quantized". With "opaque" the assertion ignores kernels that fp8lens cannot
     look into.
 
+    With gemm="both" the program must be so in both ways to compile it.
+
     Returns the report. Raises AssertionError, whose message is the report and the reasons;
     ValueError for a name that `fused` does not know; and what `aot_compile` raises.
 
@@ -94,28 +96,48 @@ def assert_fp8_gemms(
     """
     asked = _asked(count, min_flops_share, fused, allow)
     seen = inspect(fn, *args, **options)
-    reasons = seen.reasons if seen.is_ours or asked.works or asked.epilogues else Reasons()
+    name = getattr(fn, "__name__", "the program")
+    for one in filter(None, (seen, seen.default)):
+        _check(one, name, asked)
+    return seen.report
+
+
+def fp8_failures(seen: Inspection, allowed: Collection[str] = ()) -> list[str]:
+    """Why a program does not multiply in FP8 alone, in sentences; none where it does. `allowed` are
+    rules, and "opaque", as for `assert_fp8_gemms`.
+    """
+    reasons = seen.reasons if seen.is_ours else Reasons()
+    return [*_failures(seen, reasons, _Asked(allowed=frozenset(allowed)))]
+
+
+def _check(seen: Inspection, name: str, asked: "_Asked") -> None:
+    """Raise AssertionError where a program is not what was asked for."""
+    asks_for_work = bool(asked.works or asked.epilogues)
+    reasons = seen.reasons if seen.is_ours or asks_for_work else Reasons()
     failures = [
-        *_unjudged(seen),
-        *_not_fp8(seen, asked),
-        *_wrong(reasons, asked),
-        *_unlooked_into(seen, asked),
+        *_failures(seen, reasons, asked),
         *_outside(seen, reasons, asked),
         *_not_there(seen.report, asked),
     ]
     if not failures:
-        return seen.report
-    name = getattr(fn, "__name__", "the program")
-    lines = [
-        visible(f"{name} {seen.note}".strip()) + ":",
-        *(f"  {failure}" for failure in failures),
-        str(seen.report),
-    ]
-    if not (asked.works or asked.epilogues):  # what stays outside was not asked for
+        return
+    # What it was compiled for stands before all.
+    title = ", ".join(filter(None, (name, seen.report.note)))
+    report = dataclasses.replace(seen.report, note="")
+    lines = [f"{visible(title)}:", *(f"  {failure}" for failure in failures), str(report)]
+    if not asks_for_work:
         reasons = Reasons(reason for reason in reasons if reason.lost == Lost.FP8)
     if reasons:
         lines.append(str(reasons))
     raise AssertionError("\n".join(lines))
+
+
+def _failures(seen: Inspection, reasons: Reasons, asked: "_Asked") -> Iterator[str]:
+    """What of FP8 is not as it was asked for, whatever stays outside."""
+    yield from _unjudged(seen)
+    yield from _not_fp8(seen, asked)
+    yield from _wrong(reasons, asked)
+    yield from _unlooked_into(seen, asked)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +147,12 @@ class _Asked:
     have.
     """
 
-    count: int | None
-    min_flops_share: float | None
-    works: frozenset[str]
-    everything: bool
-    epilogues: tuple[str, ...]
-    allowed: frozenset[str]
+    count: int | None = None
+    min_flops_share: float | None = None
+    works: frozenset[str] = frozenset()
+    everything: bool = False
+    epilogues: tuple[str, ...] = ()
+    allowed: frozenset[str] = frozenset()
 
 
 def _asked(
@@ -242,7 +264,7 @@ def _unlooked_into(seen: Inspection, asked: _Asked) -> Iterator[str]:
     if counted_alone or "opaque" in asked.allowed:
         return
     for name, why_not in seen.unknown:
-        yield f'{name}: {why_not}; allow="opaque" leaves such kernels out of what is asked'
+        yield f'{name}: {why_not}; allowing "opaque" leaves such kernels out of what is asked'
 
 
 def _outside(seen: Inspection, reasons: Reasons, asked: _Asked) -> Iterator[str]:

@@ -5,7 +5,7 @@ and the time that all of it takes at least; for one program, and for two beside 
 import dataclasses
 import html
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -334,8 +334,33 @@ class Comparison:
                 both = [shown(totals.get(name, 0), unit) for totals in (one, two)]
                 yield (name, *both, _times(ratios.get(name)))
 
+    @property
+    def warning(self) -> str:
+        """That the first program multiplies more in float32 than the second, which may make it
+        slower than the baseline that was meant; "" if it does not.
+        """
+        wide = [_in_float32(bill.report) for bill in (self.first, self.second)]
+        if wide[0] <= wide[1]:
+            return ""
+        rows = [row for row in self.first.report.rows if row.math_dtype in _FLOAT32]
+        types = " and ".join(sorted({row.math_dtype for row in rows}))
+        given = {dtype for row in rows for dtype in (row.lhs_dtype, row.rhs_dtype)}
+        operands = " and ".join(sorted(given))
+        return (
+            f"{self.names[0]} multiplies {shown(wide[0], 'FLOP')} in {types}, "
+            f"{wide[0] / self.first.report.flops:.0%} of its FLOPs: the operands are {operands}. "
+            "In bf16 it would be faster."
+        )
+
     def _parts(self) -> Iterator[tuple[str, ...]]:
-        """Bytes moved by class of kernel, and bytes alive at the peak by what they hold."""
+        """FLOPs by the type multiplied in, bytes moved by class of kernel, and bytes alive at the
+        peak by what they hold.
+        """
+        flops = [_by_type(bill.report) for bill in (self.first, self.second)]
+        for dtype in dict.fromkeys([*flops[0], *flops[1]]):
+            one, two = (found[dtype] for found in flops)
+            times = _times(two / one if one else None)
+            yield (f"multiplied in {dtype}", shown(one, "FLOP"), shown(two, "FLOP"), times)
         ledgers = [bill.ledger for bill in (self.first, self.second)]
         for what in CLASSES:
             both = [ledger.of(what).bytes_moved for ledger in ledgers]
@@ -350,15 +375,19 @@ class Comparison:
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, its headings in this style."""
-        return "\n\n".join("\n".join(_table(table, (0,), style)) for table in self._tables())
+        tables = ["\n".join(_table(table, (0,), style)) for table in self._tables()]
+        warning = [style(line, Ink.LOST) for line in wrapped(visible(self.warning), 0, 2)]
+        return "\n\n".join([*tables, *(["\n".join(warning)] if warning else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        tables = self._tables()
-        return "".join(
-            html_table(heading, ((row, "", ()) for row in rows)) for heading, *rows in tables
-        )
+        tables = [
+            html_table(heading, ((row, "", ()) for row in rows))
+            for heading, *rows in self._tables()
+        ]
+        warning = f"<p>{html.escape(self.warning)}</p>" if self.warning else ""
+        return "".join([*tables, warning])
 
     def json(self) -> str:
         """Both bills and the ratios, as one JSON document."""
@@ -366,7 +395,23 @@ class Comparison:
             name: json.loads(bill.json())
             for name, bill in zip(self.names, (self.first, self.second), strict=True)
         }
-        return json.dumps(bills | {"ratios": self.ratios}, indent=1)
+        return json.dumps(bills | {"ratios": self.ratios, "warning": self.warning}, indent=1)
+
+
+_FLOAT32 = ("f32", "tf32")
+
+
+def _by_type(report: GemmReport) -> Counter[str]:
+    """The FLOPs of the matmuls by the type that they are multiplied in."""
+    found: Counter[str] = Counter()
+    for row in report.rows:
+        found[row.math_dtype] += row.flops * (row.count or 1)
+    return found
+
+
+def _in_float32(report: GemmReport) -> int:
+    found = _by_type(report)
+    return sum(found[dtype] for dtype in _FLOAT32)
 
 
 def _pair(name: str, one: int, two: int) -> Iterator[tuple[str, ...]]:

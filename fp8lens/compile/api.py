@@ -137,21 +137,20 @@ def _chip(target: str | Target, mesh_shape: Any, autotune: Any) -> Target | None
 
 def _limits(isolate: bool | Mapping[str, float], chip: Target | None) -> dict[str, float] | None:
     """None where nothing is isolated."""
-    limits = dict(isolate) if isinstance(isolate, Mapping) else {}
-    if (
-        not (isolate in (True, False) or limits)
-        or not set(limits) <= {"seconds", "gigabytes"}
-        or not all(isinstance(n, (int, float)) and n > 0 for n in limits.values())
-    ):
+    if isolate is False:
+        return None
+    if chip is None:
+        raise ValueError(
+            'isolate: the attached GPU compiles in this process; name a chip, as in target="H100".'
+        )
+    limits = {} if isolate is True else isolate
+    known = isinstance(limits, Mapping) and limits.keys() <= {"seconds", "gigabytes"}
+    if not known or not all(limit > 0 for limit in limits.values()):
         raise ValueError(
             'isolate must be True, or limits such as {"seconds": 60, "gigabytes": 4}; '
             f"got {isolate!r}."
         )
-    if isolate and chip is None:
-        raise ValueError(
-            'isolate: the attached GPU compiles in this process; name a chip, as in target="H100".'
-        )
-    return limits if isolate else None
+    return dict(limits)
 
 
 def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -13,39 +13,24 @@ import jax
 
 from fp8lens.targets import Target
 
-_TILE_FIELDS = ("block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages")
-_TILE = re.compile(r" ?(\w+ ?: ?(true|false|[1-9][0-9]{0,8})( ?[,;])? ?)*+")
-_LONGEST = 1000  # characters of a tile: a good one has 200
+_TILE = re.compile(
+    r"block_m: (\d+) block_n: (\d+) block_k: (\d+) num_warps: (\d+) num_ctas: (\d+) "
+    r"num_stages: [1-9]\d*( split_k: [1-9]\d*)?( is_tma_allowed: (true|false))?"
+)
 
 
 def check_tile(text: str) -> None:
-    """Refuse a forced Triton tile that would abort the process: XLA checks it with a fatal
+    """Refuse a forced Triton tile that could abort the process: XLA checks it with a fatal
     assertion.
     """
-    text = re.sub(r"\s+", " ", str(text))
-    if not _is_good_tile(text):
+    tile = _TILE.fullmatch(" ".join(str(text).split())) if len(str(text)) < 1000 else None
+    sizes = [int(size) for size in tile.groups()[:5]] if tile else []
+    if not sizes or any(size.bit_count() != 1 for size in sizes):
         raise ValueError(
-            f"xla_gpu_override_gemm_autotuner: XLA would abort on {text[:_LONGEST]!r}. "
-            f"Give each of {', '.join(_TILE_FIELDS)} once, all but num_stages powers of two, "
-            "in plain digits, as in 'block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 "
-            "num_stages: 3'."
+            f"xla_gpu_override_gemm_autotuner: XLA would abort on {str(text)[:1000]!r}. "
+            "Give powers of two, all but num_stages, in this order: 'block_m: 64 block_n: 128 "
+            "block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3'."
         )
-
-
-def _is_good_tile(text: str) -> bool:
-    """Whether XLA can take a tile in text, whose white space is single spaces."""
-    if len(text) > _LONGEST or not _TILE.fullmatch(text):
-        return False
-    pairs = re.findall(r"(?<!\w)(\w++) ?: ?(\w+)", text)
-    fields = dict(pairs)
-    if len(fields) < len(pairs) or fields.pop("is_tma_allowed", "true") not in ("true", "false"):
-        return False
-    if not fields.pop("split_k", "1").isdigit() or set(fields) != set(_TILE_FIELDS):
-        return False
-    if not all(value.isdigit() for value in fields.values()):
-        return False
-    *powers, stages = (int(fields[name]) for name in _TILE_FIELDS)
-    return stages > 0 and all(n > 0 and n & (n - 1) == 0 for n in powers)
 
 
 # A choice as XLA writes it. Since JAX 0.11 XLA has another format by default, which holds only the

@@ -1,6 +1,5 @@
 """What is lowered of a call: which function, with which arguments, placed where."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -14,52 +13,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fp8lens.compile.bugs import WITHOUT_A_GPU, add_notes
 from fp8lens.hlo.parse import is_exported, no_program_yet
 
-# Of aot_compile and assert_fp8_gemms: a misspelled one arrives here as an argument of the function.
-OPTIONS = (
-    "target",
-    "gemm",
-    "mesh_shape",
-    "in_specs",
-    "compiler_options",
-    "autotune",
-    "static_argnums",
-    "static_argnames",
-    "isolate",
-    "count",
-    "min_flops_share",
-    "fused",
-    "allow",
-)
-
-
-class OtherMesh(ValueError):
-    """An argument is on another mesh than the program is compiled for: `own` and `compiled_for`
-    have each mesh's axes, with their devices.
-    """
-
-    def __init__(self, name: int | str, own: dict[str, int], compiled_for: dict[str, int]):
-        self.argument = f"argument {name}" if name != "" else "an argument"
-        self.own, self.compiled_for = own, compiled_for
-        where = f"on the mesh {own}, and the program is compiled for {compiled_for}"
-        if own == compiled_for:
-            where += " with its devices in another order"
-        super().__init__(
-            f"{self.argument} is {where}: put all arguments on one mesh; mesh_shape has the same "
-            "axes and devices."
-        )
-
 
 class Call(NamedTuple):
     """A jitted function and what to lower it with: `specs` has for each of `args` None, a
-    PartitionSpec, or a tree of them; `static` the positions and names of arguments that are left as
-    they are.
+    PartitionSpec, or a tree of them.
     """
 
     jitted: Any
     args: tuple
     kwargs: dict[str, Any]
     specs: tuple
-    static: frozenset = frozenset()
 
     def placed(
         self, mesh: Mesh | None = None, everywhere: bool = False, is_theirs: bool = False
@@ -79,12 +42,12 @@ class Call(NamedTuple):
             args, kwargs = nnx.merge(graph, jax.tree.map(functools.partial(place, None, ""), state))
         else:
             args = tuple(
-                a if at in self.static else _placed_tree(place, at, a, spec)
-                for at, (a, spec) in enumerate(zip(self.args, self.specs, strict=True))
+                _placed_tree(place, at, argument, spec)
+                for at, (argument, spec) in enumerate(zip(self.args, self.specs, strict=True))
             )
             kwargs = {
-                name: a if name in self.static else _placed_tree(place, name, a, None)
-                for name, a in self.kwargs.items()
+                name: _placed_tree(place, name, argument, None)
+                for name, argument in self.kwargs.items()
             }
         return self._replace(args=args, kwargs=kwargs)
 
@@ -107,7 +70,7 @@ def make_call(
 ) -> Call:  # fmt: skip
     """What `aot_compile` lowers for these arguments and options of its own.
 
-    Raises TypeError for what is no function, or an argument that cannot be traced; ValueError where
+    Raises TypeError for what is no function; ValueError where
     `in_specs` has not one entry for each of `args`.
     """
     if is_exported(fn):
@@ -123,20 +86,17 @@ def make_call(
     fn, bound, kwargs = _unbound(fn, kwargs)
     specs = (*(None for _ in bound), *(in_specs or (None for _ in args)))
     args = (*bound, *args)
-    static = _static(fn, len(args), static_argnums, static_argnames)
-    if hasattr(fn, "lower") and static:
+    if hasattr(fn, "lower") and (static_argnums is not None or static_argnames is not None):
         raise TypeError(
             "static_argnums, static_argnames: the function is jitted already; "
             "name its static arguments there, as in jax.jit(fn, static_argnums=1)."
         )
     if isinstance(fn, jax.stages.Wrapped):
         return Call(fn, args, kwargs, specs)
-    if not hasattr(fn, "lower"):
-        _check_arrays(args, kwargs, static)
     if hasattr(fn, "lower") or any(map(_is_array, jax.tree.leaves(fn))):
         return _opened(fn, args, kwargs, specs)
     jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
-    return Call(jitted, args, kwargs, specs, static)
+    return Call(jitted, args, kwargs, specs)
 
 
 def _of_exported(
@@ -175,26 +135,6 @@ def _unbound(fn: Any, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any
     return fn, (), kwargs
 
 
-def _static(fn: Any, count: int, argnums: Any, argnames: Any) -> frozenset:
-    """Positions and names of static arguments. Each follows from the other, as in jax.jit."""
-    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums or ())
-    names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
-    if not nums and not names:
-        return frozenset()
-    try:
-        known = [
-            p.name
-            for p in inspect.signature(fn).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-    except (TypeError, ValueError):  # a built-in has no signature
-        known = []
-    places = {n + count if n < 0 else n for n in nums}
-    places_of_names = {known.index(name) for name in names if name in known}
-    names_of_places = {known[n] for n in places if 0 <= n < len(known)}
-    return frozenset({*places, *names, *places_of_names, *names_of_places})
-
-
 def _is_array(leaf: Any) -> bool:
     """Whether it is traced by its shape and dtype. Not a type, such as np.float32, nor NumPy's
     scalars: those may be static arguments of a jitted function, and where they are not JAX traces
@@ -203,24 +143,6 @@ def _is_array(leaf: Any) -> bool:
     if isinstance(leaf, (type, np.generic)):
         return False
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def _check_arrays(args: tuple, kwargs: dict[str, Any], static: frozenset) -> None:
-    for name, argument in (*enumerate(args), *kwargs.items()):
-        if name in static:
-            continue
-        for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
-            if _is_array(leaf) or isinstance(leaf, np.generic):
-                continue
-            close = difflib.get_close_matches(name, OPTIONS, 1) if isinstance(name, str) else []
-            meant = f"did you mean the option {close[0]}? The " if close else ""
-            raise TypeError(
-                f"{meant}argument {name}{jax.tree_util.keystr(path)} is {leaf!r}, "
-                f"a {type(leaf).__name__}, which is neither an array nor a jax.ShapeDtypeStruct. "
-                "Give jnp.asarray(value, dtype) or jax.ShapeDtypeStruct(shape, dtype); "
-                "name what is not traced in static_argnums or static_argnames; "
-                "of a module with functions in it, give eqx.filter_jit(fn)."
-            )
 
 
 def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> Call:
@@ -318,7 +240,11 @@ def _placed(
     own = getattr(leaf, "sharding", None)
     if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
         if mesh is not None and not agree(own, mesh):
-            raise OtherMesh(name, dict(own.mesh.shape), dict(mesh.shape))
+            raise ValueError(
+                f"argument {name} is on the mesh {dict(own.mesh.shape)}, and the program is "
+                f"compiled for {dict(mesh.shape)}: put all arguments on one mesh, with one order "
+                "of devices; mesh_shape, or --mesh, has its axes."
+            )
         spec = own.spec
     if spec is None and everywhere:
         spec = PartitionSpec()

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from fp8lens.apart import python
 from fp8lens.compile.bugs import COMPILER_BUGS, ODD_SCALED_DOT, RAGGED_DOTS_TO_CUDNN
 from fp8lens.compile.meshes import elsewhere, make_mesh
 from fp8lens.formats import block_format
@@ -214,13 +215,9 @@ def compile_apart(
         build.SerializeAsString(),
         gigabytes,
     )
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
-        "from fp8lens.compile.isolate import serve; serve()"
-    )
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program],
+            python("from fp8lens.compile.isolate import serve; serve()"),
             input=pickle.dumps(asked),
             capture_output=True,
             timeout=seconds,

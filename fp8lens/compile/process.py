@@ -5,7 +5,6 @@ import functools
 import importlib
 import importlib.metadata
 import os
-from pathlib import Path
 
 import jax
 from jax._src import xla_bridge
@@ -16,34 +15,14 @@ from fp8lens.targets import TARGETS, attached_gpu, check_platforms
 # that this was forked from.
 USED_IN: list[int] = []
 
-# Linux's flag, among those of /proc/PID/stat, of a process that was forked and has not started
-# another program since (include/linux/sched.h).
-PF_FORKNOEXEC = 0x40
-
 
 def _before_fork() -> None:
     if not USED_IN and xla_bridge.backends_are_initialized():
         USED_IN.append(os.getpid())
 
 
-def _lacks_xlas_threads() -> bool:
-    """Whether Linux says that this process was forked, and runs none of the threads that XLA names.
-
-    Other threads prove nothing: BLAS, a debugger or Python itself may start some after the fork.
-    """
-    try:
-        _, _, fields = Path("/proc/self/stat").read_text().rpartition(")")
-        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    except OSError:  # not Linux, or a thread that ended meanwhile
-        return False
-    forked = int(fields.split()[6]) & PF_FORKNOEXEC
-    return bool(forked) and not any(name.startswith("tf_") for name in names)
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
-    if xla_bridge.backends_are_initialized() and _lacks_xlas_threads():
-        USED_IN.append(0)  # no process's number
 
 
 def check_process() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from fp8lens.hlo.ops import ELEMENTWISE
 from fp8lens.hlo.parse import Computation, Instruction, Shape
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.walk import walk
 
 NAMES = ("bitcast", "reshape", "copy")
@@ -55,7 +56,7 @@ def minor_to_major(shape: Shape) -> list[int]:
     """An array's dimensions as they lie in memory, the one whose elements are neighbours first."""
     if shape.layout is None:
         return [*reversed(range(len(shape.dims)))]
-    return [int(d) for d in re.findall(r"\d+", shape.layout.partition(":")[0])]
+    return [int(d[:18]) for d in re.findall(r"\d+", shape.layout.partition(":")[0])]
 
 
 def dimensions(i: Instruction, attribute: str = "dimensions") -> list[int]:
@@ -63,7 +64,7 @@ def dimensions(i: Instruction, attribute: str = "dimensions") -> list[int]:
     instruction has no such attribute. Raises ValueError where it lists something else.
     """
     listed = i.attributes.get(attribute, "{}").strip("{}").split(",")
-    return [int(d) for d in listed if d.strip()]
+    return [int(d.strip()[:18]) for d in listed if d.strip()]
 
 
 def changes_layout(i: Instruction) -> bool:
@@ -81,7 +82,7 @@ def changes_layout(i: Instruction) -> bool:
     # The dimension of the operand that each dimension of the result was.
     was = all_of_them
     if i.opcode == "transpose":
-        was = [int(d) for d in re.findall(r"\d+", i.attributes.get("dimensions", ""))]
+        was = [int(d[:18]) for d in re.findall(r"\d+", i.attributes.get("dimensions", ""))]
     read, written = minor_to_major(before), minor_to_major(i.shape)
     if any(sorted(listed) != all_of_them for listed in (was, read, written)):
         raise i.error("its dimensions, or the order of its layout, are not those of its operand")
@@ -128,12 +129,18 @@ def is_choice_by_flag(i: Instruction) -> bool:
 
 def is_one_number(i: Instruction) -> bool:
     """Whether all elements of a value are alike: it is computed elementwise from single numbers."""
+    return i in _one_numbers(i.computation)
 
-    def made_of(j: Instruction) -> list[Instruction]:
-        return [] if j.shape.size == 1 else [j.computation[name] for name in j.operands]
 
-    made = walk([i], made_of)
-    return all(j.shape.size == 1 or j.opcode in _KEEP_ALIKE for j in made)
+@remembered
+def _one_numbers(computation: Computation) -> set[Instruction]:
+    """The values of a computation whose elements are alike. What they are made of comes before."""
+    found: set[Instruction] = set()
+    for i in computation:
+        made_of = [computation.get(name) for name in i.operands]
+        if i.shape.size == 1 or (i.opcode in _KEEP_ALIKE and all(j in found for j in made_of)):
+            found.add(i)
+    return found
 
 
 _KEEP_ALIKE = ELEMENTWISE | {"broadcast", *NAMES}

@@ -707,7 +707,7 @@ class Neighborhood:
         """
         if any(j.opcode not in _FROM_FP8 for j in inside(i)):
             return None
-        size = max(shape.size for shape in results(i))
+        size = max((shape.size for shape in results(i)), default=0)
         reads, others = [], []
         for index in range(len(i.operands)):
             reads.append(self._is_of_fp8(i, index, steps))
@@ -730,7 +730,7 @@ class Neighborhood:
 
     def _look_after(self, row: GemmRow, found: dict[Instruction, UnfusedKernel]) -> None:
         call = row.instruction
-        size, parts = max(shape.size for shape in results(call)), 1
+        size, parts = max((shape.size for shape in results(call)), default=0), 1
         if row.library != "cudnn":
             parts = max(1, size // max(1, row.batch * row.m * row.n))
         marks: dict[tuple[Instruction, int], _Is] = {(call, 0): _Is.VALUE}

@@ -112,7 +112,7 @@ class GemmReport:
         return [_line(rows) for rows in groups.values()]
 
     def totals(self) -> str:
-        """What the last lines say, as one sentence and a note."""
+        """What the last lines say, as one sentence."""
         kinds = Counter("FP8" if is_fp8(row.math_dtype) else "FP4" for row in self.fp8_rows)
         found = sorted(kinds, reverse=True) or ["FP8"]
         narrow = " and ".join(f"{kinds[kind]} in {kind}" for kind in found)
@@ -134,16 +134,16 @@ class GemmReport:
             text += "; loops of unknown length counted once"
         if self.opaque:
             text += f"; not looked into: {', '.join(self.opaque)}"
-        return f"{text}\n{self.note}" if self.note else text
+        return text
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
-        lines = self._table()
-        for total in self.totals().split("\n"):
-            lines += [(line, None) for line in wrapped(total, 0, 2)]
+        lines: list[tuple[str, Ink | None]] = [(line, None) for line in wrapped(self.note, 0, 2)]
+        lines += self._table()
+        lines += [(line, None) for line in wrapped(self.totals(), 0, 2)]
         return "\n".join(style(line, ink) for line, ink in lines)
 
     def _table(self) -> list[tuple[str, Ink | None]]:
@@ -181,8 +181,8 @@ class GemmReport:
         if any(row.outside for row in self.rows):
             legend += _legend(OUTSIDE, "work left outside")
         table = html_table(HEADER, rows) if rows else ""
-        totals = html.escape(self.totals()).replace("\n", "<br>")
-        return f"{table}<p>{legend}{totals}</p>"
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        return f"{note}{table}<p>{legend}{html.escape(self.totals())}</p>"
 
 
 def _legend(colour: str, text: str) -> str:

@@ -32,6 +32,7 @@ from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.report import gemms
 
+MOST_TEXT = 64_000_000  # bytes of text that are read, also if they are gzipped twice
 MOST_FOUND = 200  # lines that a search lists
 MOST_HLO = 6_000_000  # characters of HTML for the HLO that a notebook shows
 _NAME = re.compile(r"%([A-Za-z0-9_.\-]+)")
@@ -177,11 +178,11 @@ class Program:
         name: str,
         module: HloModule,
         tell: Callable[[str], None] = lambda what: None,
-        beside: Mapping[str, str] | None = None,
+        beside: Mapping[str, bytes] | None = None,
     ):
         self.name = name
         self.module = module
-        self.seen = of_dump(module, name, beside)
+        self.seen, self.wrong = of_dump(module, name, beside or {})
         tell("Finding the matmuls and what is around them")
         _ = self.seen.unfused
         tell("Accounting for every kernel")
@@ -197,7 +198,7 @@ class Program:
             "name": self.name,
             "module": self.module.name,
             "answer": self.answer(),
-            "totals": self.seen.report.totals(),
+            "totals": "\n".join(filter(None, [self.seen.report.totals(), self.seen.report.note])),
             "instructions": len(self.module),
             "report": {"head": gemms.HEADER, "rows": [*map(_alike, self.seen.report.alike())]},
             "lost": [*self._lost()],
@@ -234,6 +235,8 @@ class Program:
         said = f"FP8: {len(rows) - len(lost)} of {counted(len(rows), 'matmul')}"
         if leaving:
             said += f", {len(leaving)} with work left to other kernels"
+        if self.wrong:
+            said += f". {self.wrong}: it was left out"
         return f"{said}."
 
     def _kernels(self) -> Iterator[dict[str, Any]]:
@@ -422,7 +425,7 @@ class Reader:
     program: Program
 
     def __init__(self) -> None:
-        self._beside: dict[str, str] = {}
+        self._beside: dict[str, bytes] = {}
 
     def choose(self, files: str) -> str:
         """Of files, JSON of names and bytes: which to read, and a sentence, and which to `lay`
@@ -437,7 +440,7 @@ class Reader:
 
     def lay(self, name: str, data: bytes) -> None:
         """Have a file stand beside the dump that is read next."""
-        self._beside[name] = text_of(data)
+        self._beside[name] = data
 
     def read(self, name: str, data: bytes, tell: Callable[[str], None] = lambda what: None) -> str:
         """Read a dump. Returns its summary, or {"error": a sentence} of what is no dump of a
@@ -446,7 +449,7 @@ class Reader:
         beside, self._beside = self._beside, {}
         tell("Reading the HLO")
         try:
-            module = parse_hlo_module(text_of(data))
+            module = parse_hlo_module(text_of(data, MOST_TEXT))
             wrong = not_of_a_gpu(name, module)
             if not wrong:
                 self.program = Program(name, module, tell, beside)
