@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from fp8lens.hlo.ops import ELEMENTWISE
 from fp8lens.hlo.parse import Computation, Instruction, Shape
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.walk import walk
 
 NAMES = ("bitcast", "reshape", "copy")
@@ -128,12 +129,18 @@ def is_choice_by_flag(i: Instruction) -> bool:
 
 def is_one_number(i: Instruction) -> bool:
     """Whether all elements of a value are alike: it is computed elementwise from single numbers."""
+    return i.shape.size == 1 or i.name in _alike(i.computation)
 
-    def made_of(j: Instruction) -> list[Instruction]:
-        return [] if j.shape.size == 1 else [j.computation[name] for name in j.operands]
 
-    made = walk([i], made_of)
-    return all(j.shape.size == 1 or j.opcode in _KEEP_ALIKE for j in made)
+@remembered
+def _alike(computation: Computation) -> set[str]:
+    """The names of the values that are one number, at one place or at many."""
+    found: set[str] = set()
+    for i in computation:
+        keeps = i.opcode in _KEEP_ALIKE and found.issuperset(i.operands)
+        if keeps or i.shape.size == 1:
+            found.add(i.name)
+    return found
 
 
 _KEEP_ALIKE = ELEMENTWISE | {"broadcast", *NAMES}
