@@ -57,6 +57,7 @@ from fp8lens.inspection import Inspection, inspect, of_dump
 from fp8lens.matmul.collectives import MOVES, Doubt, not_judged, of_kinds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
+from fp8lens.report.gemms import UNSCALED
 from fp8lens.rules.find import sent_wide
 from fp8lens.rules.page import every_name, explain
 from fp8lens.targets import GEMM_OPTIONS, TARGETS, attached_gpu, check_platforms, resolve
@@ -566,7 +567,7 @@ def _check_allowed(given: argparse.Namespace) -> None:
     """A _Mistake where --allow has nothing to allow."""
     if given.allow and not given.require_fp8:
         raise _Mistake("--allow is for --require-fp8: add it, or leave --allow out.")
-    known = ("opaque", *(doubt.allowed_by for doubt in Doubt), *every_name())
+    known = ("opaque", UNSCALED, *(doubt.allowed_by for doubt in Doubt), *every_name())
     for name in given.allow or ():
         if name not in known:
             raise _Mistake(f"--allow: there is no rule {name!r}{_nearest(name, known)}.")
@@ -842,6 +843,9 @@ def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:
     # A kernel that was not looked into may multiply too.
     unread = [] if "opaque" in allowed else [name for name, _ in seen.unknown]
     lines += [visible(f"not known to multiply FP8 alone: {name}") for name in unread]
+    unscaled = seen.report.unscaled and UNSCALED not in allowed
+    if unscaled:
+        lines.append(visible(f"{seen.report.of_gradients()[0]}; --allow {UNSCALED} accepts it"))
     if lost:
         known = "known to be in FP8" if unsure else "in FP8"
         lines.append(f"{len(lost)} of {counted(len(rows), 'matmul')} not {known}")
@@ -851,6 +855,8 @@ def _of_matmuls(seen: Inspection, allowed: Collection[str]) -> list[str]:
         lines.append("not every kernel was looked into")
     elif not rows:
         lines.append("there is no matmul in it")
+    elif unscaled:
+        lines.append("gradients may be lost")
     elif not seen.report.fp8_rows:
         lines.append("no matmul is in FP8")
     return lines

@@ -28,7 +28,7 @@ from fp8lens.matmul.roles import Role
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
-from fp8lens.report.gemms import GemmReport
+from fp8lens.report.gemms import UNSCALED, GemmReport
 from fp8lens.rules import wire
 from fp8lens.rules.find import SENT_WIDE, sent_wide
 from fp8lens.rules.reason import Reasons, paragraph
@@ -37,7 +37,7 @@ from fp8lens.rules.rule import RULES, Lost
 #: The variable of the environment that has `assert_no_worse` write its record.
 UPDATE = "FP8LENS_UPDATE"
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum")
-_NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
+_NO_WORK = ("duplicate", "kernel", "wire", "opaque", UNSCALED)  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
 # Files of installed packages, and what is no file.
 _NO_FILE = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")
@@ -98,6 +98,7 @@ def assert_fp8_gemms(
     failures = [
         *_unjudged(seen),
         *_not_fp8(seen, asked),
+        *_lost_gradients(seen.report, asked),
         *_wrong(reasons, asked),
         *_unlooked_into(seen, asked),
         *_outside(seen, reasons, asked),
@@ -227,6 +228,13 @@ def _not_fp8(seen: Inspection, asked: _Asked) -> Iterator[str]:
                 f"{row.title} is not FP8, and how often its loop runs is not known, "
                 "nor then the share of the FLOPs: ask for a count"
             )
+
+
+def _lost_gradients(report: GemmReport, asked: _Asked) -> Iterator[str]:
+    """A gradient that becomes FP8 without a scale, where all matmuls are asked of."""
+    is_default = asked.count is None and asked.min_flops_share is None
+    if is_default and report.unscaled and UNSCALED not in asked.allowed:
+        yield f'{report.of_gradients()[0]}; allow="{UNSCALED}" accepts it'
 
 
 def _wrong(reasons: Reasons, asked: _Asked) -> Iterator[str]:

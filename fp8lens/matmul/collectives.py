@@ -18,7 +18,7 @@ from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_body, setting
 from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
-from fp8lens.hlo.text import LOST, columns, counted, html_table, wrapped
+from fp8lens.hlo.text import LOST, columns, counted, html_table, listed, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.hlo.values import changes_layout, is_zero, operand, reducer
 from fp8lens.hlo.walk import walk
@@ -198,15 +198,15 @@ class Collective:
         words = {
             "dtype": self.dtype,
             "kind": self.kind,
-            "shapes": _listed(self.shapes),
-            "feeds": _listed(self.feeds),
-            "readers": _listed(self.readers),
-            "kernels": _listed(self.transposed_by),
+            "shapes": listed(self.shapes),
+            "feeds": listed(self.feeds),
+            "readers": listed(self.readers),
+            "kernels": listed(self.transposed_by),
         }
         if parts := [part for part in self.parts if part.problem == problem]:
             words |= {
                 "dtype": ", ".join(dict.fromkeys(part.dtype for part in parts)),
-                "shapes": _listed(part.shape for part in parts),
+                "shapes": listed(part.shape for part in parts),
                 "sent": _size(sum(part.sent for part in parts)),
                 "would": _size(sum(part.would for part in parts)),
             }
@@ -695,12 +695,6 @@ def not_judged(
 # As text ------------------------------------------------------------------------------------------
 
 HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
-
-
-def _listed(names: Iterable[str], most: int = 3) -> str:
-    names = list(names)
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class Collectives(tuple[Collective, ...]):

@@ -68,8 +68,7 @@ class _Backward:
     """
 
     def __init__(self, module: HloModule):
-        is_end = lambda i: i.opcode in DOTS or i.opcode.startswith("custom-call")  # noqa: E731
-        self._graph = Graph(module, is_end, _MOST, mixes=True)
+        self._graph = Graph(module, _multiplies, _MOST, mixes=True)
         self._forward = set()
         for i in module:
             if i.opcode in {"convert", *SCALING} and op_name(i) and not is_backward(op_name(i)):
@@ -88,7 +87,7 @@ class _Backward:
                 return False
             if not _is_gradients(i):
                 continue
-            is_gradient = is_gradient or i.opcode in DOTS
+            is_gradient = is_gradient or _multiplies(i)
             if i.opcode in SCALING:
                 is_gradient = is_gradient or self._is_transposed(i)
                 if _has_factor(i) and not self._is_transposed(i):
@@ -109,6 +108,10 @@ class _Backward:
         name = op_name(value.instruction)
         if not name or _is_gradients(value.instruction):
             yield from self._graph.before(value)
+
+
+def _multiplies(i: Instruction) -> bool:
+    return i.opcode in DOTS or i.opcode.startswith("custom-call")
 
 
 def _has_factor(i: Instruction) -> bool:

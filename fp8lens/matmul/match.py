@@ -32,6 +32,7 @@ class Neighbours:
     Matmuls are numbered; `number` has those of their instructions. `made_of`: for each operand of
     each matmul, the numbers of the parameters and of the matmuls that it is made of. `read_by`: the
     matmuls that read each one's result. `results`: the results of the program that each one makes.
+    `has_constant_results`: whether one is made of no parameter and of no matmul.
     """
 
     def __init__(self, module: HloModule):
@@ -58,6 +59,7 @@ class Neighbours:
             for producer in self._flow.of(made):
                 if producer.instruction is not None:
                     self.results[self.number[producer.instruction]].add(place)
+        self.has_constant_results = not all(self._flow.results)
 
     def _made_of(self, i: Instruction, index: int) -> tuple[frozenset[int], frozenset[int]]:
         size = i.computation[i.operands[index]].shape.size
@@ -111,6 +113,7 @@ _WAYS = (
     (itemgetter(0, 1, 2, 3), ROUNDS),
     (itemgetter(2, 3), ROUNDS),
     (itemgetter(2), ROUNDS),
+    (itemgetter(2, 3), 1),
     (itemgetter(0, 1, 2, 3), 0),
     (itemgetter(0, 1, 2), 0),
     (itemgetter(2, 3), 0),

@@ -3,7 +3,6 @@ it is of the forward pass, or makes the gradient of an input or of a weight.
 """
 
 import dataclasses
-import enum
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,29 +11,31 @@ from fp8lens.hlo.parse import HloModule
 from fp8lens.matmul.match import Neighbours, neighbours
 from fp8lens.matmul.rows import GemmRow
 
-
-class Pass(enum.StrEnum):
-    """Which pass of a training step a matmul is of, as a row says it."""
-
-    FORWARD = ""
-    AGAIN = "recomputed"  # of the forward pass, for jax.checkpoint
-    BACKWARD = "backward"
-    OF_INPUT = "backward (dgrad)"
-    OF_WEIGHT = "backward (wgrad)"
-
-
 # What an operand is made of: the numbers of parameters and of matmuls.
 _Made = tuple[frozenset[int], frozenset[int]]
 
 
 @dataclasses.dataclass
 class _Place:
-    """What is known of one matmul."""
+    """What is known of one matmul: what its two matrices are made of; the arguments that are its
+    weight, or, where that may be the one or the other, of both matrices.
+    """
 
     row: GemmRow
     operands: list[_Made]
-    of: Pass
-    weight: _Made | None = None
+    weight: frozenset[int] = frozenset()
+    makes: str = ""  # of a gradient's matmul, which gradient
+    argument: str = ""  # the argument that it is the gradient of, if it may be the weight or not
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether jax.checkpoint runs a matmul of the forward pass again."""
+        return is_recomputed(self.row.op_name)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether JAX transposed it for a gradient."""
+        return is_backward(self.row.op_name) and not self.is_recomputed
 
     @property
     def written(self) -> tuple[str, str]:
@@ -42,27 +43,37 @@ class _Place:
         return layer(self.row.op_name), self.row.source
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> tuple[int, ...]:
         """M, N and K in any order: a matmul and its gradients have the same."""
-        return sorted((self.row.m, self.row.n, self.row.k))
+        return tuple(sorted((self.row.m, self.row.n, self.row.k)))
+
+    @property
+    def what(self) -> str:
+        """The pass, as a row names it."""
+        if self.is_recomputed:
+            return "recomputed"
+        if not self.is_backward:
+            return ""
+        if self.argument:
+            return f"backward (gradient of {self.argument})"
+        return f"backward ({self.makes})" if self.makes else "backward"
 
 
 def placed(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow]:
-    """The rows of a module, each with its `place`: the layer, or, where rows of several weights
-    have the same layer and line, the argument that is the weight; and the pass.
+    """The rows of a module, each with its `place`: the layer, or, where several weights have the
+    same layer and line, the argument that is the weight; and the pass.
     """
     places = _places(module, rows)
-    weights: dict[tuple[str, str], set[_Made]] = defaultdict(set)
+    weights: dict[tuple[str, str], set[frozenset[int]]] = defaultdict(set)
     for place in places:
         if place.weight:
             weights[place.written].add(place.weight)
     found = []
     for place in places:
         name = place.written[0]
-        if place.weight and len(weights[place.written]) > 1:
-            (parameter,) = place.weight[0]
-            name = op_name(module.entry.parameters[parameter]) or name
-        found.append(dataclasses.replace(place.row, place=f"{name} {place.of}".strip()))
+        if len(weights[place.written]) > 1 and not place.argument:
+            name = _names(module, place.weight) or name
+        found.append(dataclasses.replace(place.row, place=f"{name} {place.what}".strip()))
     return found
 
 
@@ -74,14 +85,14 @@ def without_gradient(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow
     attention nothing is said.
     """
     places = _places(module, rows)
-    backward = [place for place in places if place.of is not Pass.FORWARD]
-    if not backward:
+    later = [place for place in places if place.is_backward or place.is_recomputed]
+    if not later and not neighbours(module).has_constant_results:  # else all gradients are zero
         return []
-    written = {place.written for place in backward}
-    read = {made for place in backward for made in place.operands}
+    written = {place.written for place in later}
+    read = {made for place in later for made in place.operands}
     found = []
     for place in places:
-        is_of_a_step = place.of is Pass.FORWARD and "jvp(" in place.row.op_name
+        is_of_a_step = place not in later and "jvp(" in place.row.op_name
         if is_of_a_step and place.row.library != "cudnn" and place.operands:
             if place.written not in written and read.isdisjoint(place.operands):
                 found.append(place.row)
@@ -90,15 +101,15 @@ def without_gradient(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow
 
 def _places(module: HloModule, rows: Sequence[GemmRow]) -> list[_Place]:
     around = neighbours(module)
-    places = [_Place(row, _operands(around, row), _pass(row)) for row in rows]
+    places = [_Place(row, _operands(around, row)) for row in rows]
     forward: dict[tuple[int, ...], list[_Place]] = defaultdict(list)
     for place in places:
-        if place.of in (Pass.FORWARD, Pass.AGAIN):
-            place.weight = _weight(module, place.operands)
-            forward[tuple(place.sizes)].append(place)
+        if not place.is_backward:
+            place.weight = _weight(module, place)
+            forward[place.sizes].append(place)
     for place in places:
-        if place.of is Pass.BACKWARD:
-            _find_weight(place, forward[tuple(place.sizes)])
+        if place.is_backward:
+            _find_forward(module, place, forward[place.sizes])
     return places
 
 
@@ -108,36 +119,42 @@ def _operands(around: Neighbours, row: GemmRow) -> list[_Made]:
     return [] if number is None else around.made_of[number]
 
 
-def _pass(row: GemmRow) -> Pass:
-    if is_recomputed(row.op_name):
-        return Pass.AGAIN
-    return Pass.BACKWARD if is_backward(row.op_name) else Pass.FORWARD
+def _names(module: HloModule, parameters: frozenset[int]) -> str:
+    """The names of arguments, as JAX has them; the first three."""
+    names = [op_name(module.entry.parameters[number]) for number in sorted(parameters)]
+    return ", ".join(name for name in names[:3] if name)
 
 
-def _weight(module: HloModule, operands: Sequence[_Made]) -> _Made | None:
-    """The operand that is a weight: made of one argument alone. Of two such, the one in a tree of
-    arguments, as models have their weights; else the second.
+def _weight(module: HloModule, place: _Place) -> frozenset[int]:
+    """The arguments that a matmul's weight is made of, and nothing else. If both matrices are made
+    of arguments alone, those that are in a tree, as models have their weights.
     """
-    found = [made for made in operands if len(made[0]) == 1 and not made[1]]
-
-    def is_in_a_tree(made: _Made) -> bool:
-        (parameter,) = made[0]
-        return "[" in op_name(module.entry.parameters[parameter])
-
-    return max(reversed(found), key=is_in_a_tree, default=None)
+    found = [parameters for parameters, made in place.operands if parameters and not made]
+    in_trees = [parameters for parameters in found if "[" in _names(module, parameters)]
+    return frozenset().union(*(in_trees if len(in_trees) == 1 else found))
 
 
-def _find_weight(place: _Place, forward: Sequence[_Place]) -> None:
-    """Say of a gradient's matmul of which weight it is, by the forward pass's that it shares an
-    operand with: the weight, to make the gradient of the input, or the input.
+def _find_forward(module: HloModule, place: _Place, forward: Sequence[_Place]) -> None:
+    """Say of a gradient's matmul of which weight it is, and of what it makes the gradient, by the
+    forward pass's matmul that it shares an operand with: it makes the gradient of the other one.
     """
     alike = [other for other in forward if not set(other.operands).isdisjoint(place.operands)]
     alike = [other for other in alike if other.written == place.written] or alike
-    known = [other for other in alike if other.weight]
-    if not known:
-        return
-    reads_weights = {other.weight in place.operands for other in known}
-    if len(reads_weights) == 1:
-        place.of = Pass.OF_INPUT if True in reads_weights else Pass.OF_WEIGHT
-    if len({other.weight for other in known}) == 1:
-        place.weight = known[0].weight
+    if len({other.weight for other in alike}) == 1:
+        place.weight = alike[0].weight
+    found = {_made_by(module, place, other) for other in alike}
+    if len(found) == 1:
+        ((place.makes, place.argument),) = found
+
+
+def _made_by(module: HloModule, place: _Place, other: _Place) -> tuple[str, str]:
+    """Which gradient a matmul makes, of the forward pass's `other` that it shares an operand with,
+    and of which argument, if that is not known to be the weight or the input.
+    """
+    made = [of for of in other.operands if of not in place.operands]
+    if len(made) != 1 or not other.weight:
+        return "", ""
+    ((parameters, producers),) = made
+    if not producers and parameters < other.weight:
+        return "", _names(module, parameters)
+    return "wgrad" if parameters == other.weight and not producers else "dgrad", ""
