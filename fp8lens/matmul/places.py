@@ -38,6 +38,11 @@ class _Place:
         return is_backward(self.row.op_name) and not self.is_recomputed
 
     @property
+    def frame(self) -> int | None:
+        """Where in the program it stands, with its callers, by the number of the stack frame."""
+        return self.row.instruction.stack_frame
+
+    @property
     def written(self) -> tuple[str, str]:
         """Its layer and its line."""
         return layer(self.row.op_name), self.row.source
@@ -68,12 +73,20 @@ def placed(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow]:
     for place in places:
         if place.weight:
             weights[place.written].add(place.weight)
+    in_fp8 = {place.frame for place in places if place.row.is_fp8 and not place.is_backward}
+    in_fp8.discard(None)
     found = []
     for place in places:
         name = place.written[0]
         if len(weights[place.written]) > 1 and not place.argument:
             name = _names(module, place.weight) or name
-        found.append(dataclasses.replace(place.row, place=f"{name} {place.what}".strip()))
+        row = dataclasses.replace(
+            place.row,
+            place=f"{name} {place.what}".strip(),
+            # JAX gives an operation that it transposes the place of the one that was transposed.
+            is_transposed_fp8=place.is_backward and place.frame in in_fp8,
+        )
+        found.append(row)
     return found
 
 

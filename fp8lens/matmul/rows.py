@@ -70,6 +70,8 @@ class GemmRow:
     tile: str = ""
     outside_bytes: int = 0
     place: str = dataclasses.field(default="", repr=False, compare=False)
+    # Whether JAX made it by transposing a matmul that runs in FP8
+    is_transposed_fp8: bool = dataclasses.field(default=False, repr=False, compare=False)
     instruction: Instruction = dataclasses.field(kw_only=True, repr=False, compare=False)
 
     @property

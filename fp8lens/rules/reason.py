@@ -106,6 +106,8 @@ def of_matmul(m: Matmul, rule: Rule, found: Found) -> Reason:
     )
     texts = texts_of(rule, Found(known | found))
     texts["fix"] += fix_there(rule.name, m.given.instruction)
+    if texts["lost"] is Lost.FP8 and row.is_transposed_fp8:
+        texts["fix"] = _OWN_GRADIENT
     title = f"{row.title} {row.path}" if row.path else row.title
     return Reason(
         matmul=title,
@@ -114,6 +116,12 @@ def of_matmul(m: Matmul, rule: Rule, found: Found) -> Reason:
         layer=row.path,
         **texts,
     )
+
+
+_OWN_GRADIENT = (
+    "JAX made this gradient of an FP8 matmul, and its numbers are wide: give the layer a gradient "
+    "of its own that quantizes them (jax.custom_vjp, chapter 08)"
+)
 
 
 class Reasons(list[Reason]):
