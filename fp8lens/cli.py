@@ -54,7 +54,7 @@ from fp8lens.hlo.text import (
     wrapped,
 )
 from fp8lens.inspection import Inspection, inspect, of_dump
-from fp8lens.matmul.collectives import MOVES, Doubt, not_judged, of_kinds
+from fp8lens.matmul.collectives import MOVES, of_kinds
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
 from fp8lens.report.gemms import UNSCALED
@@ -567,7 +567,7 @@ def _check_allowed(given: argparse.Namespace) -> None:
     """A _Mistake where --allow has nothing to allow."""
     if given.allow and not given.require_fp8:
         raise _Mistake("--allow is for --require-fp8: add it, or leave --allow out.")
-    known = ("opaque", UNSCALED, *(doubt.allowed_by for doubt in Doubt), *every_name())
+    known = ("opaque", UNSCALED, *every_name())
     for name in given.allow or ():
         if name not in known:
             raise _Mistake(f"--allow: there is no rule {name!r}{_nearest(name, known)}.")
@@ -818,11 +818,8 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
             f"fp8lens explain {page} shows a program that does this, and the same one fixed"
         )
         lines.append(f"{len(broken)} of {counted(len(seen.collectives), 'collective')} not in FP8")
-    doubts = [
-        f"{said}; else --allow {doubt.allowed_by}" for doubt, said in not_judged(asked, allowed)
-    ]
     unread = [(c, name) for c in asked for name in c.unknown if "opaque" not in allowed]
-    doubts += [f"not known whether {name} quantizes what {c.name} sends" for c, name in unread]
+    doubts = [f"not known whether {name} quantizes what {c.name} sends" for c, name in unread]
     return [*map(visible, doubts), *lines]
 
 
@@ -1090,8 +1087,8 @@ def _parser() -> argparse.ArgumentParser:
         help=(
             "what --require-fp8 accepts, and may be repeated: a rule of a matmul, such as "
             "not-quantized, which lets a matmul be wide if this is why, or of a collective, such "
-            "as gathered-wide; opaque, kernels that cannot be looked into; combined and placed, "
-            "collectives of which it is not known whether they could send FP8"
+            "as gathered-wide; opaque, kernels that cannot be looked into; unscaled, a gradient that "
+            "becomes FP8 without a scale"
         ),
     )
     parser.add_argument(

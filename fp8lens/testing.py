@@ -19,9 +19,7 @@ from fp8lens.matmul.collectives import (
     MOVES,
     Collective,
     Collectives,
-    Doubt,
     collectives,
-    not_judged,
     of_kinds,
 )
 from fp8lens.matmul.roles import Role
@@ -405,16 +403,13 @@ def assert_fp8_collectives(
     running sums of a ring. A collective also fails if it gives a wide array to a kernel that
     fp8lens does not look into, such as a hand-written one: whether that quantizes it is not known.
 
-    It fails too where it is not known whether it could send FP8, if FP8 matmuls alone read in the
-    end what it gives: where that is combined with other arrays first, as the two halves of a SwiGLU
-    are, and of a sum that may only move values, as where XLA takes rows by index from an array that
-    is divided.
+    Of an array that is combined with others before it is quantized, as the two halves of a SwiGLU
+    are, nothing is asked.
 
     Takes what `inspect` takes; for a saved program, `mesh_shape` gives the names of the mesh's
     axes. `min_bytes`: checks only collectives in which each device sends at least so many bytes in
     one run. `allow` names rules that a collective may break, such as "gathered-wide-read-wide".
-    With "opaque" it may give a wide array to kernels that fp8lens cannot look into; with "combined"
-    and "placed" what is not known of the last two cases passes.
+    With "opaque" it may give a wide array to kernels that fp8lens cannot look into.
 
     Returns the collectives. Raises AssertionError, whose message is their table, and the reason and
     the fix of each that fails; also for a program without any collective or FP8 matmul, for one
@@ -439,8 +434,7 @@ def assert_fp8_collectives(
     is_number = isinstance(min_bytes, Real) and not isinstance(min_bytes, bool)
     if not is_number or not min_bytes >= 0:
         raise ValueError(f"min_bytes must be a number of bytes, such as 1e6; got {min_bytes!r}.")
-    words = ("opaque", *(doubt.allowed_by for doubt in Doubt))
-    allowed = _allowed(allow, words, SENT_WIDE, wire.gathered_wide_read_wide.name)
+    allowed = _allowed(allow, ("opaque",), SENT_WIDE, wire.gathered_wide_read_wide.name)
     if callable(fn) and not hasattr(fn, "as_text"):
         seen = inspect(fn, *args, mesh_shape=mesh_shape, **options)
         found = seen.collectives
@@ -452,7 +446,6 @@ def assert_fp8_collectives(
     failures = [
         *_sends_nothing(seen, found),
         *_sent_to_unknown(asked, allowed),
-        *(f'{said}; else allow="{doubt.allowed_by}"' for doubt, said in not_judged(asked, allowed)),
     ]
     if not failures and not broken:
         failures += _feeds_nothing(seen)
