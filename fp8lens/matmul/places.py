@@ -52,6 +52,10 @@ class _Place:
         """M, N and K in any order: a matmul and its gradients have the same."""
         return tuple(sorted((self.row.m, self.row.n, self.row.k)))
 
+    def shares(self, other: "_Place") -> bool:
+        """Whether both read a matrix that is made of the same."""
+        return not set(other.operands).isdisjoint(self.operands)
+
     @property
     def what(self) -> str:
         """The pass, as a row names it."""
@@ -123,6 +127,12 @@ def _places(module: HloModule, rows: Sequence[GemmRow]) -> list[_Place]:
     for place in places:
         if place.is_backward:
             _find_forward(module, place, forward[place.sizes])
+    # What makes a weight's gradient reads the same result's gradient as what makes the input's.
+    for place in places:
+        if place.makes == "wgrad" and not place.weight:
+            alike = [other for other in places if other.makes == "dgrad" and place.shares(other)]
+            weights = {other.weight for other in alike if other.sizes == place.sizes}
+            place.weight = weights.pop() if len(weights) == 1 else frozenset()
     return places
 
 
@@ -151,7 +161,7 @@ def _find_forward(module: HloModule, place: _Place, forward: Sequence[_Place]) -
     """Say of a gradient's matmul of which weight it is, and of what it makes the gradient, by the
     forward pass's matmul that it shares an operand with: it makes the gradient of the other one.
     """
-    alike = [other for other in forward if not set(other.operands).isdisjoint(place.operands)]
+    alike = [other for other in forward if place.shares(other)]
     alike = [other for other in alike if other.written == place.written] or alike
     if len({other.weight for other in alike}) == 1:
         place.weight = alike[0].weight
