@@ -1087,8 +1087,8 @@ def _parser() -> argparse.ArgumentParser:
         help=(
             "what --require-fp8 accepts, and may be repeated: a rule of a matmul, such as "
             "not-quantized, which lets a matmul be wide if this is why, or of a collective, such "
-            "as gathered-wide; opaque, kernels that cannot be looked into; unscaled, a gradient that "
-            "becomes FP8 without a scale"
+            "as gathered-wide; opaque, kernels that cannot be looked into; unscaled, a gradient "
+            "that becomes FP8 without a scale"
         ),
     )
     parser.add_argument(
