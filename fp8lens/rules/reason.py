@@ -105,9 +105,9 @@ def of_matmul(m: Matmul, rule: Rule, found: Found) -> Reason:
         scales=" and ".join(row.scales) or "none",
     )
     texts = texts_of(rule, Found(known | found))
-    texts["fix"] += fix_there(rule.name, m.given.instruction)
     if texts["lost"] is Lost.FP8 and row.is_transposed_fp8:
         texts["fix"] = _OWN_GRADIENT
+    texts["fix"] += fix_there(rule.name, m.given.instruction)
     title = f"{row.title} {row.path}" if row.path else row.title
     return Reason(
         matmul=title,
