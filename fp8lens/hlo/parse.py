@@ -771,12 +771,7 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     columns = (names, opcodes, operands, shapes, arguments, repeat(computation), count())
     values = zip(*columns, strict=False)
     computation.instructions = tuple(map(tuple.__new__, repeat(Instruction), values))
-    before: set[str] = set()
-    fewest = FEWEST_OPERANDS.get
-    for name, opcode, read in zip(names, opcodes, operands, strict=False):
-        if len(read) < fewest(opcode, 0) or not before.issuperset(read):
-            _refuse_operands(computation, names)
-        before.add(name)
+    _check_operands(computation, names)
     if len(known) < len(names) or roots.count("") < len(names) - 1:
         message = "this computation has two instructions of one name, or two ROOTs"
         raise HloParseError(text, start, message)
@@ -784,7 +779,7 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     computation.root = computation.instructions[at]
 
 
-def _refuse_operands(computation: Computation, names: Sequence[str]) -> None:
+def _check_operands(computation: Computation, names: Sequence[str]) -> None:
     """Raise HloParseError where an instruction has too few operands, or one that does not stand
     before it. `names` are the instructions', in order.
     """
