@@ -37,6 +37,7 @@ from fp8lens.hlo.replica_groups import device_counts
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.collectives import Collectives, collectives
 from fp8lens.matmul.ledger import Ledger, make_ledger
+from fp8lens.matmul.places import placed
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import Neighborhood, UnfusedKernel, find_unfused
 from fp8lens.report.differences import Differences, differences
@@ -148,7 +149,9 @@ class Inspection:
     @cached_property
     @uncollected()
     def _rows(self) -> tuple[list[tuple[GemmRow, tuple[UnfusedKernel, ...]]], Neighborhood]:
-        return find_unfused(self.module, self._ptx)
+        found, around = find_unfused(self.module, self._ptx)
+        rows = placed(self.module, [row for row, _ in found])
+        return [(row, near) for row, (_, near) in zip(rows, found, strict=True)], around
 
     @cached_property
     def report(self) -> GemmReport:

@@ -19,16 +19,14 @@ from fp8lens.matmul.collectives import (
     MOVES,
     Collective,
     Collectives,
-    Doubt,
     collectives,
-    not_judged,
     of_kinds,
 )
 from fp8lens.matmul.roles import Role
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
-from fp8lens.report.gemms import GemmReport
+from fp8lens.report.gemms import UNSCALED, GemmReport
 from fp8lens.rules import wire
 from fp8lens.rules.find import SENT_WIDE, sent_wide
 from fp8lens.rules.reason import Reasons, paragraph
@@ -37,7 +35,7 @@ from fp8lens.rules.rule import RULES, Lost
 #: The variable of the environment that has `assert_no_worse` write its record.
 UPDATE = "FP8LENS_UPDATE"
 _WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum")
-_NO_WORK = ("duplicate", "kernel", "wire", "opaque")  # what else may be allowed
+_NO_WORK = ("duplicate", "kernel", "wire", "opaque", UNSCALED)  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
 # Files of installed packages, and what is no file.
 _NO_FILE = re.compile(r"[/\\](site|dist)-packages[/\\]|^<")
@@ -136,6 +134,7 @@ def _failures(seen: Inspection, reasons: Reasons, asked: "_Asked") -> Iterator[s
     """What of FP8 is not as it was asked for, whatever stays outside."""
     yield from _unjudged(seen)
     yield from _not_fp8(seen, asked)
+    yield from _lost_gradients(seen.report, asked)
     yield from _wrong(reasons, asked)
     yield from _unlooked_into(seen, asked)
 
@@ -249,6 +248,13 @@ def _not_fp8(seen: Inspection, asked: _Asked) -> Iterator[str]:
                 f"{row.title} is not FP8, and how often its loop runs is not known, "
                 "nor then the share of the FLOPs: ask for a count"
             )
+
+
+def _lost_gradients(report: GemmReport, asked: _Asked) -> Iterator[str]:
+    """A gradient that becomes FP8 without a scale, where all matmuls are asked of."""
+    is_default = asked.count is None and asked.min_flops_share is None
+    if is_default and report.unscaled and UNSCALED not in asked.allowed:
+        yield f'{report.of_gradients()[0]}; allow="{UNSCALED}" accepts it'
 
 
 def _wrong(reasons: Reasons, asked: _Asked) -> Iterator[str]:
@@ -419,16 +425,13 @@ def assert_fp8_collectives(
     running sums of a ring. A collective also fails if it gives a wide array to a kernel that
     fp8lens does not look into, such as a hand-written one: whether that quantizes it is not known.
 
-    It fails too where it is not known whether it could send FP8, if FP8 matmuls alone read in the
-    end what it gives: where that is combined with other arrays first, as the two halves of a SwiGLU
-    are, and of a sum that may only move values, as where XLA takes rows by index from an array that
-    is divided.
+    Of an array that is combined with others before it is quantized, as the two halves of a SwiGLU
+    are, nothing is asked.
 
     Takes what `inspect` takes; for a saved program, `mesh_shape` gives the names of the mesh's
     axes. `min_bytes`: checks only collectives in which each device sends at least so many bytes in
     one run. `allow` names rules that a collective may break, such as "gathered-wide-read-wide".
-    With "opaque" it may give a wide array to kernels that fp8lens cannot look into; with "combined"
-    and "placed" what is not known of the last two cases passes.
+    With "opaque" it may give a wide array to kernels that fp8lens cannot look into.
 
     Returns the collectives. Raises AssertionError, whose message is their table, and the reason and
     the fix of each that fails; also for a program without any collective or FP8 matmul, for one
@@ -453,8 +456,7 @@ def assert_fp8_collectives(
     is_number = isinstance(min_bytes, Real) and not isinstance(min_bytes, bool)
     if not is_number or not min_bytes >= 0:
         raise ValueError(f"min_bytes must be a number of bytes, such as 1e6; got {min_bytes!r}.")
-    words = ("opaque", *(doubt.allowed_by for doubt in Doubt))
-    allowed = _allowed(allow, words, SENT_WIDE, wire.gathered_wide_read_wide.name)
+    allowed = _allowed(allow, ("opaque",), SENT_WIDE, wire.gathered_wide_read_wide.name)
     if callable(fn) and not hasattr(fn, "as_text"):
         seen = inspect(fn, *args, mesh_shape=mesh_shape, **options)
         found = seen.collectives
@@ -466,7 +468,6 @@ def assert_fp8_collectives(
     failures = [
         *_sends_nothing(seen, found),
         *_sent_to_unknown(asked, allowed),
-        *(f'{said}; else allow="{doubt.allowed_by}"' for doubt, said in not_judged(asked, allowed)),
     ]
     if not failures and not broken:
         failures += _feeds_nothing(seen)

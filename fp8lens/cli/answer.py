@@ -19,7 +19,7 @@ from fp8lens.guard import MAY_GROW, changes
 from fp8lens.hlo.parse import uncollected, visible
 from fp8lens.hlo.text import Ink, Style, counted, in_ansi_colours, page, shows_colours, wrapped
 from fp8lens.inspection import Inspection
-from fp8lens.matmul.collectives import MOVES, not_judged, of_kinds
+from fp8lens.matmul.collectives import MOVES, of_kinds
 from fp8lens.records import entry_of, name_in, recorded, write_record
 from fp8lens.rules.find import sent_wide
 from fp8lens.testing import fp8_failures
@@ -125,9 +125,7 @@ def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     """The collectives that send wide what an FP8 matmul reads, or what was FP8."""
     asked = of_kinds(seen.collectives, MOVES)
     broken = [(c, reasons) for c in asked if (reasons := sent_wide(c, allowed))]
-    lines = [
-        f"{said}; else --allow {doubt.allowed_by}" for doubt, said in not_judged(asked, allowed)
-    ]
+    lines = []
     for c in asked if "opaque" not in allowed else ():
         lines += [f"not known whether {name} quantizes what {c.name} sends" for name in c.unknown]
     fixes: dict[str, str] = {}  # each is said once

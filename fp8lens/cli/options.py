@@ -10,8 +10,8 @@ from fp8lens.cli.mistakes import Mistake, answered, cannot_be_read, nearest
 from fp8lens.cli.shapes import EXAMPLE
 from fp8lens.guard import MAY_GROW
 from fp8lens.hlo.parse import visible
-from fp8lens.matmul.collectives import Doubt
 from fp8lens.records import read_record
+from fp8lens.report.gemms import UNSCALED
 from fp8lens.rules.rule import every_name
 from fp8lens.targets import GEMM_OPTIONS, TARGETS
 
@@ -186,8 +186,8 @@ def parser() -> argparse.ArgumentParser:
         help=(
             "what --require-fp8 accepts, and may be repeated: a rule of a matmul, such as "
             "not-quantized, which lets a matmul be wide if this is why, or of a collective, such "
-            "as gathered-wide; opaque, kernels that cannot be looked into; combined and placed, "
-            "collectives of which it is not known whether they could send FP8"
+            "as gathered-wide; opaque, kernels that cannot be looked into; unscaled, a gradient "
+            "that becomes FP8 without a scale"
         ),
     )
     parser.add_argument(
@@ -228,7 +228,7 @@ def check(given: argparse.Namespace) -> None:
     for sentence, is_mistaken in mistakes.items():
         if is_mistaken:
             raise Mistake(sentence)
-    known = ("opaque", *(doubt.allowed_by for doubt in Doubt), *every_name())
+    known = ("opaque", UNSCALED, *every_name())
     for name in given.allow or ():
         if name not in known:
             raise Mistake(f"--allow: there is no rule {name!r}{nearest(name, known)}.")

@@ -341,6 +341,13 @@ def size(n: int) -> str:
     return f"{metric(n)}B"
 
 
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Names as a list, of which only the first are named."""
+    names = list(names)
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
 def counted(count: int, noun: str) -> str:
     """ "1 kernel", "2 kernels"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

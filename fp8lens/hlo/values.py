@@ -129,17 +129,17 @@ def is_choice_by_flag(i: Instruction) -> bool:
 
 def is_one_number(i: Instruction) -> bool:
     """Whether all elements of a value are alike: it is computed elementwise from single numbers."""
-    return i in _one_numbers(i.computation)
+    return i.shape.size == 1 or i.name in _alike(i.computation)
 
 
 @remembered
-def _one_numbers(computation: Computation) -> set[Instruction]:
-    """The values of a computation whose elements are alike. What they are made of comes before."""
-    found: set[Instruction] = set()
+def _alike(computation: Computation) -> set[str]:
+    """The names of the values that are one number, at one place or at many."""
+    found: set[str] = set()
     for i in computation:
-        made_of = [computation.get(name) for name in i.operands]
-        if i.shape.size == 1 or (i.opcode in _KEEP_ALIKE and all(j in found for j in made_of)):
-            found.add(i)
+        keeps = i.opcode in _KEEP_ALIKE and found.issuperset(i.operands)
+        if keeps or i.shape.size == 1:
+            found.add(i.name)
     return found
 
 

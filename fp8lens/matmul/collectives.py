@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import html
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,10 +18,9 @@ from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fusion_body, setting
 from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
-from fp8lens.hlo.text import LOST, columns, counted, html_table, wrapped
+from fp8lens.hlo.text import LOST, columns, counted, html_table, listed, wrapped
 from fp8lens.hlo.text import size as _size
-from fp8lens.hlo.values import changes_layout, is_zero, operand, reducer
-from fp8lens.hlo.walk import walk
+from fp8lens.hlo.values import changes_layout, operand, reducer
 from fp8lens.matmul.kernels import is_opaque, launches
 from fp8lens.matmul.roles import clamp_bounds
 from fp8lens.matmul.rows import matmuls
@@ -41,7 +40,6 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
 KINDS = tuple(_SENT)
 MOVES = tuple(kind for kind in KINDS if kind not in SUMS)  # which add nothing
 _WIDE = ("bf16", "f16", "f32", "f64")
-_BITS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
 
 
 class Problem(enum.StrEnum):
@@ -66,38 +64,6 @@ _OF_OTHERS = {
     Problem.DEQUANTIZED: "dequantized, then sent",
 }
 SENT_WIDE = (Problem.GATHERED_WIDE, Problem.READ_WIDE, Problem.DEQUANTIZED)
-
-
-class Doubt(enum.StrEnum):
-    """Why it is not known whether a collective could send FP8, where an FP8 matmul alone reads in
-    the end what it gives.
-    """
-
-    COMBINED = "combined with other arrays, and then quantized"
-    PLACED = "a sum that may only move values, which are then quantized"
-
-    @property
-    def allowed_by(self) -> str:
-        """The word that accepts it."""
-        return self.name.lower()
-
-    @property
-    def advice(self) -> str:
-        """What it says of a collective, and what to do about it."""
-        return _ADVICE[self]
-
-
-_ADVICE = {
-    Doubt.COMBINED: (
-        "what it gives is combined with other arrays before an FP8 matmul reads it quantized. If "
-        "each device can combine its part before it is sent, do that, quantize, and send the codes"
-    ),
-    Doubt.PLACED: (
-        "it adds arrays that are zero where the device's number says so, as XLA does to take rows "
-        "by index from an array that is divided. If it only moves them, quantize first, and take "
-        "the rows of the codes"
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,17 +98,17 @@ class Collective:
     and waited for later; then `overlaps` names the kernels (and loops) that the schedule has
     between the two; none where it ends in another computation.
 
-    `feeds` and `fed_by`: the nearest matmuls that read what it gives, and that made what it sends:
-    past views, moves, rows taken or put by index, conversions, elementwise operations with no other
-    large array, further collectives, and through loops. A kernel that is not looked into and that
+    `feeds`: the nearest matmuls that read what it gives: past views, moves, rows taken or put by
+    index, conversions, elementwise operations with no other large array, further collectives, and
+    through loops. A kernel that is not looked into and that
     reads FP8 codes counts as an FP8 matmul. Matmuls that XLA spelled out as products and sums are
     not seen. `count`: how often it runs; None where that is not known.
 
     `problems`: what it sends that it would not have to. `readers`: who else
     reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
     array before an FP8 matmul reads it. `unknown`: kernels that are not looked into and that read
-    it in its wide type: whether they quantize it is not known. `doubts`: why else it is not known
-    whether it could send FP8. `parts`: of arrays sent together, those that could be FP8.
+    it in its wide type: whether they quantize it is not known. `parts`: of arrays sent together,
+    those that could be FP8.
     """
 
     name: str
@@ -155,7 +121,6 @@ class Collective:
     asynchronous: bool
     overlaps: tuple[str, ...]
     feeds: tuple[str, ...]
-    fed_by: tuple[str, ...]
     feeds_fp8: bool
     count: int | None
     source: str
@@ -164,7 +129,6 @@ class Collective:
     readers: tuple[str, ...] = ()
     transposed_by: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
     parts: tuple[Part, ...] = dataclasses.field(default=(), repr=False)
     instruction: Instruction | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -188,8 +152,7 @@ class Collective:
     @property
     def is_summed_wide(self) -> bool:
         """Whether it is a sum that is then quantized for an FP8 matmul."""
-        is_sum = self.kind == "all-reduce" and Doubt.PLACED not in self.doubts
-        return is_sum and self.feeds_fp8 and not self.is_fp8
+        return self.kind == "all-reduce" and self.feeds_fp8 and not self.is_fp8
 
     def in_words(self, problem: Problem | None = None) -> dict[str, str]:
         """What sentences about it name: its type, its sizes, who reads it; of what it sends wide,
@@ -198,15 +161,15 @@ class Collective:
         words = {
             "dtype": self.dtype,
             "kind": self.kind,
-            "shapes": _listed(self.shapes),
-            "feeds": _listed(self.feeds),
-            "readers": _listed(self.readers),
-            "kernels": _listed(self.transposed_by),
+            "shapes": listed(self.shapes),
+            "feeds": listed(self.feeds),
+            "readers": listed(self.readers),
+            "kernels": listed(self.transposed_by),
         }
         if parts := [part for part in self.parts if part.problem == problem]:
             words |= {
                 "dtype": ", ".join(dict.fromkeys(part.dtype for part in parts)),
-                "shapes": _listed(part.shape for part in parts),
+                "shapes": listed(part.shape for part in parts),
                 "sent": _size(sum(part.sent for part in parts)),
                 "would": _size(sum(part.would for part in parts)),
             }
@@ -229,8 +192,6 @@ class _Sent:
         count = sum(1 for i in module if kind(i))
         most = max(16, len(module.text) // max(1, 3 * count))
         self.graph = Graph(module, _is_end, most)
-        self._mixed = Graph(module, _is_end, most, mixes=True)
-        self._most = most
 
     def axis(self, i: Instruction) -> tuple[int, str]:
         """How many devices take part together, and along which axes of the mesh."""
@@ -246,32 +207,16 @@ class _Sent:
         return self._axes[key]
 
     def feeds(self, collective: Instruction, results: list[Value]) -> list[Instruction]:
-        """The kernels of the nearest matmuls that multiply what a collective gives."""
-        return self._nearest(collective, results, self.graph.after, _multiplies)
-
-    def fed_by(self, collective: Instruction, sent: list[Value]) -> list[Instruction]:
-        """The kernels of the nearest matmuls that made what a collective sends."""
-        return self._nearest(
-            collective, sent, self.graph.before, lambda value: is_matmul(value.instruction)
-        )
-
-    def _nearest(
-        self,
-        collective: Instruction,
-        start: list[Value],
-        step: Callable[[Value], Iterable[Value]],
-        wanted: Callable[[Value], bool],
-    ) -> list[Instruction]:
-        """The kernels of the matmuls that are reached; through further collectives only where there
-        is none before.
+        """The kernels of the nearest matmuls that multiply what a collective gives; through further
+        collectives only where there is none before.
         """
 
         def at_the_next(i: Instruction) -> bool:
             return _is_end(i) or (bool(kind(i)) and i is not collective)
 
         for stop in (at_the_next, _is_end):
-            reached = self.graph.walk(start, step, stop)
-            kernels = [self.graph.launcher(v.instruction) for v in reached if wanted(v)]
+            reached = self.graph.walk(results, self.graph.after, stop)
+            kernels = [self.graph.launcher(v.instruction) for v in reached if _multiplies(v)]
             if kernels:
                 return [*dict.fromkeys(kernels)]
         return []
@@ -295,71 +240,6 @@ class _Sent:
         # Where a wide array goes on to a device that reads it, it has to travel so: only what is
         # gathered is read by others that may need their own part alone.
         return _Wide(Problem.READ_WIDE if kind == "all-gather" else None, readers, unknown)
-
-    def is_combined(self, kind: str, result: Value) -> bool:
-        """Whether what is quantized of a value, for FP8 matmuls alone, is computed from it and
-        other large arrays. What goes on to another device and is added there is a sum, as in a
-        ring: that is known to need its digits.
-        """
-        reached = self._quantized_alone(result)
-        if kind == "all-gather" or not reached:
-            return bool(reached)
-        return not any(
-            value.instruction.opcode in ("add", "subtract")
-            and value not in self.graph.after(before)
-            for value, before in reached.items()
-            if before
-        )
-
-    def is_placed(self, kind: str, result: Value, sent: Instruction) -> bool:
-        """Whether a sum may add nothing, as where XLA takes rows by index from an array that is
-        divided: each device sends zeros for what others have. And FP8 matmuls alone read it.
-        """
-        if kind not in SUMS:
-            return False
-        behind = self.graph.walk(
-            [Value(sent, 0)], self.graph.before, lambda i: _is_end(i) or self._may_place(i)
-        )
-        places = [value.instruction for value in behind if self._may_place(value.instruction)]
-        return any(map(self._places, places)) and bool(self._quantized_alone(result))
-
-    @staticmethod
-    def _may_place(i: Instruction) -> bool:
-        return i.opcode in ("select", "dynamic-update-slice") and i.shape.dtype in _WIDE
-
-    def _places(self, i: Instruction) -> bool:
-        """Whether an instruction has zeros where the device's number says so."""
-        if i.opcode == "select":
-            has_zeros = any(map(self._is_zero, (operand(i, 1), operand(i, 2))))
-            return has_zeros and self._knows_place(operand(i, 0))
-        starts = map(i.computation.__getitem__, i.operands[2:])
-        return self._is_zero(operand(i, 0)) and any(map(self._knows_place, starts))
-
-    def _is_zero(self, i: Instruction) -> bool:
-        """Whether an array is zero everywhere."""
-        reached = self.graph.walk([Value(i, 0)], self.graph.before, _is_end)
-        ends = [value.instruction for value in reached if not self.graph.before(value)]
-        return bool(ends) and all(map(is_zero, ends))
-
-    def _knows_place(self, i: Instruction) -> bool:
-        """Whether a value is computed from the device's number."""
-        made_of = walk([i], self._all_before, self._most)
-        return any(j.opcode in ("partition-id", "replica-id") for j in made_of)
-
-    def _all_before(self, i: Instruction) -> Iterator[Instruction]:
-        """All that an instruction is computed from, one step back."""
-        if i.opcode == "parameter" or i.called:
-            yield from (value.instruction for value in self.graph.before(Value(i, 0)))
-        yield from map(i.computation.__getitem__, i.operands)
-
-    def _quantized_alone(self, result: Value) -> Mapping[Value, Value | None]:
-        """What is computed of a value, with other arrays too, until it is quantized, with the one
-        before each; nothing if no FP8 matmul reads it then, or anything reads it in a wide type.
-        """
-        graph = self._mixed
-        wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or _is_end(i))
-        is_alone = self._are_multiplied(wide) and not any(map(_reads_wide, wide))
-        return wide if is_alone else {}
 
     def _are_multiplied(self, values: Iterable[Value]) -> bool:
         """Whether an FP8 matmul reads those of some values that are FP8."""
@@ -476,24 +356,6 @@ def _multiplies_fp8(kernel: Instruction) -> bool:
     return any(row.is_fp8 for row in matmuls(kernel))
 
 
-def _floats(sent: Instruction, graph: Graph) -> int | None:
-    """How many floats of a wide type an array has, or integers that are their bits; None of an
-    array of anything else.
-    """
-    shape = sent.shape
-    if shape.dtype in _WIDE:
-        return shape.size
-    if shape.dtype not in _BITS:
-        return None
-    behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _is_fp8(i) or _is_end(i))
-    for i, _ in behind:
-        if i.opcode in ("bitcast", "bitcast-convert") and i.shape.dtype in _BITS:
-            floats = operand(i, 0).shape
-            if floats.dtype in _WIDE:
-                return shape.nbytes * 8 // floats.bits
-    return None
-
-
 def _is_amax(i: Instruction) -> bool:
     """A maximum of gathered values is that of the parts' maxima: it needs no wide array."""
     return i.opcode == "reduce" and reducer(i) in ("maximum", "minimum")
@@ -553,8 +415,6 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
     if i.opcode == "send":
         results = [Value(received, 0) for received in other_ends(i)]
     feeds = around.feeds(i, results)
-    fed_by = around.fed_by(i, [Value(s, 0) for s in sent])
-    found = _problems(i, sent, results, around, size)
     is_start = at.opcode.endswith("-start") or at.opcode == "send"
     asynchronous = is_start and not (_waits(at) or _waits(i))
     return Collective(
@@ -568,59 +428,46 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         asynchronous=asynchronous,
         overlaps=_beside(at) if asynchronous else (),
         feeds=tuple(k.name for k in feeds),
-        fed_by=tuple(k.name for k in fed_by),
         feeds_fp8=any(_multiplies_fp8(k) or not matmuls(k) for k in feeds),
         count=count,
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
-        problems=tuple(dict.fromkeys(found.problems)),
-        readers=tuple(dict.fromkeys(found.readers)),
-        transposed_by=tuple(dict.fromkeys(found.transposed)),
-        unknown=tuple(dict.fromkeys(found.unknown)),
-        doubts=tuple(dict.fromkeys(found.doubts)),
-        parts=tuple(found.parts),
         instruction=i,
+        **_judged(i, sent, results, around, size),
     )
 
 
-@dataclasses.dataclass
-class _Problems:
-    """What is wrong with a collective: see the fields of Collective."""
-
-    problems: list[Problem] = dataclasses.field(default_factory=list)
-    parts: list[Part] = dataclasses.field(default_factory=list)
-    readers: list[str] = dataclasses.field(default_factory=list)
-    unknown: list[str] = dataclasses.field(default_factory=list)
-    doubts: list[Doubt] = dataclasses.field(default_factory=list)
-    transposed: list[str] = dataclasses.field(default_factory=list)
-
-
-def _problems(
+def _judged(
     i: Instruction, sent: list[Instruction], results: list[Value], around: _Sent, devices: int
-) -> _Problems:
-    """What is wrong with a collective among so many devices."""
-    found = _Problems()
+) -> dict[str, Any]:
+    """What is wrong with a collective among so many devices, as fields of Collective."""
+    parts: list[Part] = []
+    readers: list[str] = []
+    unknown: list[str] = []
+    transposed: list[str] = []
     for s, result in zip(sent, results, strict=False):
-        floats = None if kind(i) in SUMS else _floats(s, around.graph)
-        if floats is not None and floats > 1:
+        if kind(i) not in SUMS and s.shape.dtype in _WIDE and s.shape.size > 1:
             wide = around.sent_wide(kind(i), result, s)
-            found.readers += wide.readers
-            found.unknown += wide.unknown
+            readers += wide.readers
+            unknown += wide.unknown
             if wide.problem:
-                sizes = [_SENT[kind(i)](nbytes, devices) for nbytes in (s.shape.nbytes, floats)]
-                found.problems.append(wide.problem)
-                found.parts.append(Part(wide.problem, s.shape.dtype, s.shape.brief, *sizes))
-            elif not (wide.readers or wide.unknown) and around.is_combined(kind(i), result):
-                found.doubts.append(Doubt.COMBINED)
-        elif around.is_placed(kind(i), result, s):
-            found.doubts.append(Doubt.PLACED)
+                sizes = [_SENT[kind(i)](n, devices) for n in (s.shape.nbytes, s.shape.size)]
+                parts.append(Part(wide.problem, s.shape.dtype, s.shape.brief, *sizes))
         elif _is_fp8(s) and kind(i) == "all-gather":
-            found.transposed += around.transposed_by(result)
-    if found.transposed:
-        found.problems.append(Problem.TRANSPOSED)
+            transposed += around.transposed_by(result)
+    problems = [part.problem for part in parts]
+    if transposed:
+        problems.append(Problem.TRANSPOSED)
     if kind(i) == "all-gather" and len({*sent}) < len(sent):
-        found.problems.append(Problem.TWICE)
-    return found
+        problems.append(Problem.TWICE)
+    found: dict[str, Iterable] = {
+        "problems": problems,
+        "readers": readers,
+        "transposed_by": transposed,
+        "unknown": unknown,
+        "parts": parts,
+    }
+    return {name: tuple(dict.fromkeys(of)) for name, of in found.items()}
 
 
 def _waits(i: Instruction) -> bool:
@@ -666,41 +513,13 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
 def of_kinds(
     found: Iterable[Collective], kinds: Collection[str] = KINDS, min_bytes: float = 0
 ) -> list[Collective]:
-    """Those of these kinds, and so many bytes, that do not send FP8 alone; with kinds that move
-    values, also sums that may move them.
-    """
-    asks_for_moves = not set(MOVES).isdisjoint(kinds)
-    return [
-        c
-        for c in found
-        if c.bytes_sent >= min_bytes
-        and not c.is_fp8
-        and (c.kind in kinds or (asks_for_moves and Doubt.PLACED in c.doubts))
-    ]
-
-
-def not_judged(
-    found: Iterable[Collective], allowed: Collection[str]
-) -> Iterator[tuple[Doubt, str]]:
-    """What is not known of these, but for doubts that are allowed by their words; each with a
-    sentence, without the full stop.
-    """
-    for c in found:
-        for doubt in c.doubts:
-            if doubt.allowed_by not in allowed:
-                said = f"not known whether {c.title} has to send {c.dtype}: {doubt.advice}"
-                yield doubt, said
+    """Those of these kinds, and so many bytes, that do not send FP8 alone."""
+    return [c for c in found if c.bytes_sent >= min_bytes and not c.is_fp8 and c.kind in kinds]
 
 
 # As text ------------------------------------------------------------------------------------------
 
 HEADER = ("runs", "kind", "sent by each", "type", "over", "overlaps", "feeds", "source")
-
-
-def _listed(names: Iterable[str], most: int = 3) -> str:
-    names = list(names)
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class Collectives(tuple[Collective, ...]):
@@ -717,30 +536,15 @@ class Collectives(tuple[Collective, ...]):
         """(collective, cells, further lines), those alike in all but their names taken together;
         those that send most first.
         """
-        alike: dict[tuple, list[Collective]] = {}
+        alike: dict[tuple, list[Collective]] = defaultdict(list)
         for c in self:
-            key = (
-                c.kind,
-                c.dtype,
-                c.shapes,
-                c.axis,
-                c.asynchronous,
-                len(c.overlaps),
-                c.where,
-                c.problems,
-                c.doubts,
-                c.count is None,
-            )
-            alike.setdefault(key, []).append(c)
-        groups = sorted(alike.values(), key=lambda same: -Collectives(same).bytes_sent)
-        return [
-            (
-                same[0],
-                _cells(same),
-                [*(p.of(same[0].kind) for p in same[0].problems), *_doubted(same[0])],
-            )
-            for same in groups
-        ]
+            how = (c.kind, c.dtype, c.shapes, c.axis, c.asynchronous, len(c.overlaps))
+            alike[*how, c.where, c.problems, c.count is None].append(c)
+        rows = []
+        for same in sorted(alike.values(), key=lambda same: -Collectives(same).bytes_sent):
+            further = [problem.of(same[0].kind) for problem in same[0].problems]
+            rows.append((same[0], _cells(same), further))
+        return rows
 
     def totals(self) -> str:
         """What is sent in all, as one sentence."""
@@ -789,10 +593,6 @@ class Collectives(tuple[Collective, ...]):
             below = [(line, "") for line in further]
             rows.append((cells, background, below))
         return html_table(HEADER, rows) + total
-
-
-def _doubted(c: Collective) -> list[str]:
-    return [f"not judged: {doubt}" for doubt in c.doubts]
 
 
 def _cells(same: Sequence[Collective]) -> tuple[str, ...]:

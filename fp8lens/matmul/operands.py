@@ -7,6 +7,7 @@ from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import callers
 from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import (
     broadcast_of,
     is_mask,
@@ -171,6 +172,7 @@ def _looked_behind(i: Instruction) -> tuple[str, ...]:
     return i.operands[:1] if has_one_array else ()
 
 
+@remembered
 def _search(i: Instruction) -> Instruction | None:
     """Where `i` is made of an FP8 array by moves, elementwise operations, collectives or a loop's
     constant inputs: the first operation on the way at which XLA's own search ends.

@@ -11,7 +11,7 @@ from typing import Any
 
 from fp8lens.formats import is_fp8, is_narrow
 from fp8lens.hlo.ops import DOTS
-from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
+from fp8lens.hlo.origin import layer, op_name, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
@@ -76,6 +76,9 @@ class GemmRow:
     algorithm: str = ""
     tile: str = ""
     outside_bytes: int = 0
+    place: str = dataclasses.field(default="", repr=False, compare=False)
+    # Whether JAX made it by transposing a matmul that runs in FP8
+    is_transposed_fp8: bool = dataclasses.field(default=False, repr=False, compare=False)
     instruction: Instruction = dataclasses.field(kw_only=True, repr=False, compare=False)
 
     @property
@@ -92,11 +95,11 @@ class GemmRow:
     @property
     def path(self) -> str:
         """The layer that the matmul belongs to, as `op_name` tells it: the names of the modules of
-        Flax's linen, or of jax.named_scope; with "backward" where JAX transposed it for a gradient.
-        Empty where there is none: Flax's NNX names no scopes, so call its layers in some.
+        Flax's linen, or of jax.named_scope. If several weights have the same layer and line, as in
+        Flax's NNX, which names no scopes, it is the argument that is the weight. Then the pass:
+        "backward (dgrad)" makes the gradient of an input, "backward (wgrad)" that of a weight.
         """
-        name = layer(self.op_name)
-        return f"{name} backward" if name and is_backward(self.op_name) else name
+        return self.place or layer(self.op_name)
 
     @property
     def is_seen(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fp8lens.formats import is_fp8
+from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import HloModule, visible
 from fp8lens.hlo.text import (
     LOST,
@@ -20,13 +21,18 @@ from fp8lens.hlo.text import (
     columns,
     counted,
     html_table,
+    listed,
     metric,
     size,
     uncoloured,
     wrapped,
 )
+from fp8lens.matmul.gradients import unscaled
 from fp8lens.matmul.ledger import Ledger
+from fp8lens.matmul.places import without_gradient
 from fp8lens.matmul.rows import GemmRow
+
+UNSCALED = "unscaled"  # the word that accepts a gradient in FP8 without a scale
 
 
 class Below(enum.Enum):
@@ -64,7 +70,9 @@ class GemmReport:
     calls that HLO does not show as matmuls: convolutions, hand-written kernels, other libraries. If
     they multiply, that is not counted. `note` says what the program was compiled for, or why the
     rows are not those of a GPU. `optimized`: whether XLA has optimized the program; else the rows
-    are the program's dots as written.
+    are the program's dots as written. `unscaled`: where a gradient becomes FP8 with neither a scale
+    nor a clamp. `without_gradient`: the forward matmuls of a training step through which no
+    gradient goes.
     """
 
     rows: tuple[GemmRow, ...]
@@ -75,6 +83,8 @@ class GemmReport:
     opaque: tuple[str, ...] = ()
     note: str = ""
     optimized: bool = True
+    unscaled: tuple[str, ...] = ()
+    without_gradient: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:
@@ -136,6 +146,21 @@ class GemmReport:
             text += f"; not looked into: {', '.join(self.opaque)}"
         return text
 
+    def of_gradients(self) -> list[str]:
+        """What is said of gradients that may be lost: a sentence for each sign of it."""
+        said = []
+        if self.unscaled:
+            said.append(
+                f"the gradient of {listed(self.unscaled)} becomes FP8 without a scale: what is too "
+                "small for FP8 becomes 0 (chapter 08)"
+            )
+        if self.without_gradient:
+            said.append(
+                f"no gradient goes through {listed(self.without_gradient)}: a frozen layer, or "
+                "behind it round(), integers or stop_gradient"
+            )
+        return said
+
     def __str__(self) -> str:
         return self.text()
 
@@ -143,7 +168,8 @@ class GemmReport:
         """What `str` gives, each line in this style."""
         lines: list[tuple[str, Ink | None]] = [(line, None) for line in wrapped(self.note, 0, 2)]
         lines += self._table()
-        lines += [(line, None) for line in wrapped(self.totals(), 0, 2)]
+        for said in (self.totals(), *self.of_gradients()):
+            lines += [(line, None) for line in wrapped(said, 0, 2)]
         return "\n".join(style(line, ink) for line, ink in lines)
 
     def _table(self) -> list[tuple[str, Ink | None]]:
@@ -182,7 +208,8 @@ class GemmReport:
             legend += _legend(OUTSIDE, "work left outside")
         table = html_table(HEADER, rows) if rows else ""
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
-        return f"{note}{table}<p>{legend}{html.escape(self.totals())}</p>"
+        said = " ".join((self.totals(), *(f"{one}." for one in self.of_gradients())))
+        return f"{note}{table}<p>{legend}{html.escape(said)}</p>"
 
 
 def _legend(colour: str, text: str) -> str:
@@ -278,4 +305,6 @@ def make_report(
         tuple(line.name for line in ledger.of("opaque")),
         "; ".join(notes),
         optimized,
+        tuple(dict.fromkeys(source_line(i) or i.name for i in unscaled(module))),
+        tuple(f"{row.title} ({row.source})" for row in without_gradient(module, rows)),
     )

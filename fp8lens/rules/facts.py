@@ -77,7 +77,7 @@ class Matmul:
     @cached_property
     def as_written(self) -> list[GemmRow]:
         """The program's own matmuls of this one's size: XLA may have made it of others."""
-        return [row for row in _plain(self.written) if work(row) == work(self.given)]
+        return _plain_by_work(self.written).get(work(self.given), [])
 
     @cached_property
     def row_as_written(self) -> GemmRow:
@@ -255,6 +255,15 @@ def _plain(module: HloModule) -> list[GemmRow]:
         if i.opcode in DOTS
         for row in matmuls(i)
     ]
+
+
+@remembered
+def _plain_by_work(module: HloModule) -> dict[tuple, list[GemmRow]]:
+    """The same, by the work that they do."""
+    found: dict[tuple, list[GemmRow]] = {}
+    for row in _plain(module):
+        found.setdefault(work(row), []).append(row)
+    return found
 
 
 class _Taking:

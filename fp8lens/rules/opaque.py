@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fp8lens.formats import is_narrow
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.program import fused, setting
+from fp8lens.hlo.program import fused
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.ptx import instructions, of_kernel
 from fp8lens.rules.rule import Found, Lost, found_if, rule
@@ -21,13 +21,19 @@ def _call_inside(i: Instruction) -> Instruction:
     return calls[0] if len(calls) == 1 else i
 
 
+def _name_of(i: Instruction) -> str:
+    """The name of a Triton kernel, which its backend_config has as MLIR: {name = "add", ...}."""
+    name = re.search(r'\bname = "([^"]*)"', i.attributes.get("backend_config", ""))
+    return name[1] if name else ""
+
+
 class Opaque:
     """A kernel that is no instruction of HLO's, and what its code says that it multiplies."""
 
     def __init__(self, line: Line, ptx: Mapping[str, str]):
         i = _call_inside(line.kernel.instruction)
         self.instruction, self.target = i, i.custom_call_target or i.opcode
-        self.ptx = of_kernel(str(setting(i, "name")), ptx) if "triton" in self.target else ""
+        self.ptx = of_kernel(_name_of(i), ptx) if "triton" in self.target else ""
         code = self.ptx
         if self.target.startswith("mosaic_gpu"):
             # Mosaic GPU hands XLA MLIR's bytecode, which has each multiply instruction in words.

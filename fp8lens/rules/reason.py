@@ -142,6 +142,8 @@ def of_matmul(
         gradient=_OF_A_GRADIENT if m.is_of_a_gradient else "",
     )
     texts = texts_of(rule, Found(known | found))
+    if texts["lost"] is Lost.FP8 and row.is_transposed_fp8:
+        texts["fix"] = _OWN_GRADIENT
     texts["fix"] += fix_there(rule.name, m.given.instruction)
     return Reason(
         matmul=f"{row.title} {row.path}" if row.path else row.title,
@@ -152,6 +154,12 @@ def of_matmul(
         nbytes=nbytes,
         **texts,
     )
+
+
+_OWN_GRADIENT = (
+    "JAX made this gradient of an FP8 matmul, and its numbers are wide: give the layer a gradient "
+    "of its own that quantizes them (jax.custom_vjp, chapter 08)"
+)
 
 
 class Reasons(list[Reason]):

@@ -5,8 +5,6 @@ prints elsewhere.
 import functools
 import itertools
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from fp8lens import aot_compile, assert_fp8_collectives, inspect, mesh, parse_hlo_module
 from fp8lens.hlo.replica_groups import groups
-from fp8lens.matmul.collectives import KINDS, Collectives, Doubt, Problem, collectives
+from fp8lens.matmul.collectives import KINDS, Collectives, Problem, collectives
 from fp8lens.rules.find import of_collective
 from fp8lens.rules.wire import WIRE
 from tests.programs.corpus import PROGRAMS, corpus
@@ -89,10 +87,9 @@ gathered = mapped(lambda x, w, a, b: fp8_dot(x, lax.all_gather(w, "x", tiled=Tru
 EXPERTS = (P(None, "x"), P("x"), None, None)
 
 
-def experts(x, w, a, b):
+def to_experts(x):
     """x is [experts, tokens, K]; each device has one expert's weights."""
-    mine = lax.all_to_all(x, "x", 0, 1, tiled=True)[0]
-    return lax.all_to_all(fp8_dot(mine, w[0], a, b)[None], "x", 1, 0, tiled=True)
+    return lax.all_to_all(x, "x", 0, 1, tiled=True)[0]
 
 
 def ragged(x, w, a, b):
@@ -102,107 +99,49 @@ def ragged(x, w, a, b):
 
 
 RING = [(n, (n + 1) % 8) for n in range(8)]
-QUARTERS = [(0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4), (6, 7), (7, 6)]
+INNER = (P(None, "x"), P(None, "x"), None, None)
+ONE = (P("x"), None, None, None)
+
+
+def summed(x, w, a, b):
+    return lax.psum(fp8_dot(x, w, a, b), "x")
+
+
+def scattered(x, w, a, b):
+    return lax.psum_scatter(fp8_dot(x, w, a, b), "x", tiled=True)
+
+
 # One device's bytes by hand: w is 512 x 256 bytes, of which a device has an eighth.
+PART = 64 * 256
 SENT = {
-    "all_gather": (gathered, "all-gather", "f8e4m3fn", 7 * 64 * 256),
-    "gather by sharding": (fp8_dot, "all-gather", "f8e4m3fn", 7 * 64 * 256),
-    "psum": (
-        mapped(
-            lambda x, w, a, b: lax.psum(fp8_dot(x, w, a, b), "x"),
-            (P(None, "x"), P(None, "x"), None, None),
-            P(),
-        ),
-        "all-reduce",
-        "bf16",
-        2 * 7 * (M * N * 2 // 8),
-    ),
-    "psum_scatter": (
-        mapped(
-            lambda x, w, a, b: lax.psum_scatter(fp8_dot(x, w, a, b), "x", tiled=True),
-            (P(None, "x"), P(None, "x"), None, None),
-        ),
-        "reduce-scatter",
-        "bf16",
-        7 * (M * N * 2 // 8),
-    ),
-    "ppermute": (
+    "all-gather": (gathered, ROWS, "f8e4m3fn", 7 * PART),
+    "all-reduce": (mapped(summed, INNER, P()), INNER, "bf16", 2 * 7 * (M * N * 2 // 8)),
+    "reduce-scatter": (mapped(scattered, INNER), INNER, "bf16", 7 * (M * N * 2 // 8)),
+    "collective-permute": (
         mapped(lambda x, w, a, b: fp8_dot(x, lax.ppermute(w, "x", RING), a, b)),
-        "collective-permute",
+        ROWS,
         "f8e4m3fn",
-        64 * 256,
+        PART,
     ),
-    "broadcast": (
-        mapped(
-            lambda x, w, a, b: fp8_dot(x, lax.pbroadcast(w, "x", 0), a, b),
-            (P("x"), None, None, None),
-        ),
-        "collective-broadcast",
+    "collective-broadcast": (
+        mapped(lambda x, w, a, b: fp8_dot(x, lax.pbroadcast(w, "x", 0), a, b), ONE),
+        ONE,
         "f8e4m3fn",
         N * K,
     ),
-    "ragged": (mapped(ragged), "ragged-all-to-all", "f8e4m3fn", 128 * 256),
+    "ragged-all-to-all": (mapped(ragged), ROWS, "f8e4m3fn", 128 * 256),
 }
 
 
-@pytest.mark.parametrize("name", SENT)
-def test_kind_type_and_bytes(name):
-    fn, kind, dtype, sent = SENT[name]
-    specs = {
-        "psum": (P(None, "x"), P(None, "x"), None, None),
-        "broadcast": (P("x"), None, None, None),
-    }
-    specs = specs.get(name.removesuffix("_scatter"), ROWS)
+@pytest.mark.parametrize("kind", SENT)
+def test_kind_type_and_bytes(kind):
+    fn, specs, dtype, sent = SENT[kind]
     one = only(fn, in_specs=specs)
-    assert (one.kind, one.dtype, one.bytes_sent, one.group_size, one.axis) == (
-        kind,
-        dtype,
-        sent,
-        8,
-        "x",
-    )
-    assert one.source.startswith("test") or name == "ragged"  # XLA drops its place
-    assert one.count == 1 and not one.problems and not one.transposed_by
-    if dtype == "bf16":
-        assert len(one.fed_by) == 1 and one.feeds == ()
-    else:
-        assert len(one.feeds) == 1 and one.feeds_fp8 and one.fed_by == () and one.is_fp8
-
-
-def test_an_all_to_all_to_the_experts_and_one_back():
-    there, back = found(
-        mapped(experts, EXPERTS, P(None, "x")), (S(8, 128, K), S(8, N, K), s, s), EXPERTS
-    )
-    assert (there.kind, there.dtype, there.bytes_sent) == ("all-to-all", "f8e4m3fn", 7 * 16 * K)
-    assert (back.kind, back.dtype, back.bytes_sent) == ("all-to-all", "bf16", 7 * 16 * N * 2)
-    assert there.feeds == back.fed_by and there.feeds_fp8 and not back.feeds
-
-
-def test_what_runs_between_start_and_done_overlaps():
-    def unscaled(x, w, a, b):
-        return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=f32) * (a * b)
-
-    one = only(unscaled)
-    lines = text(unscaled, (X, W, s, s)).partition("\nENTRY")[2].splitlines()
-    start, done = (
-        [n for n, line in enumerate(lines) if f" all-gather-{end}(" in line][0]
-        for end in ("start", "done")
-    )
-    between = re.findall(r"%(\S+) = \S+ (?:fusion|custom-call)\(", "\n".join(lines[start:done]))
-    assert one.asynchronous and between and one.overlaps == tuple(between)
-    (alone,) = found(
-        fp8_dot
-    )  # nothing can run beside it: JAX 0.10 says so ("is_sync"), newer ones do not start it
-    assert not alone.asynchronous and alone.overlaps == ()
-
-
-def test_arrays_combined_in_one_collective():
-    def two(x, up, down, a, b):
-        return fp8_dot(quantize(jax.nn.relu(fp8_dot(x, up, a, b)), a), down, a, b)
-
-    one = only(two, (X, W, S(K, N), s, s), (P("x"), P("x"), P("x"), None, None))
-    assert one.shapes == ("f8e4m3fn[64,256]", "f8e4m3fn[32,512]") and one.dtype == "f8e4m3fn"
-    assert one.bytes_sent == 2 * 7 * 64 * 256 and len(one.feeds) == 2
+    assert (one.kind, one.dtype, one.bytes_sent) == (kind, dtype, sent)
+    assert (one.group_size, one.axis, one.count) == (8, "x", 1)
+    assert one.source.startswith("test") or kind == "ragged-all-to-all"  # XLA drops its place
+    assert not one.problems and not one.transposed_by
+    assert len(one.feeds) == one.is_fp8 == one.feeds_fp8 == (dtype != "bf16")
 
 
 def test_a_collective_in_a_loop_runs_as_often_and_feeds_its_matmul():
@@ -219,48 +158,25 @@ def test_a_collective_in_a_loop_runs_as_often_and_feeds_its_matmul():
     assert cs.bytes_sent == 5 * 7 * 32 * K
 
 
-def test_a_ring_feeds_the_matmul_of_the_next_turn():
-    """What a loop's body gives is what its next turn gets."""
-    reduce, permute = collectives(corpus()["ring matmul"](), EIGHT)
-    assert (permute.kind, permute.count, permute.bytes_sent) == (
-        "collective-permute",
-        8,
-        32 * 64 * 4,
-    )
-    assert permute.feeds and "lt-matmul" in permute.feeds[0] and not permute.feeds_fp8
-    assert (reduce.kind, reduce.bytes_sent, reduce.feeds) == ("all-reduce", 2 * 4 * 7 // 8, ())
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, program in PROGRAMS.items() if program.mesh_shape != {"x": 1}]
-)
-def test_every_collective_of_the_corpus_is_there(name):
-    program = corpus()[name]()
-    written = re.findall(
-        rf"^ +(?:ROOT )?%(\S+) = .*? (?:{'|'.join(KINDS)})(?:-start)?\(", program, re.M
-    )
-    cs = collectives(program, PROGRAMS[name].mesh_shape)
-    assert sorted(c.name for c in cs) == sorted(written) and written
-    for c in cs:
-        axes = c.axis.split(", ")
-        assert np.prod([PROGRAMS[name].mesh_shape[axis] for axis in axes]) == c.group_size
-        operands = [c.instruction.computation[o].shape for o in c.instruction.operands]
-        assert all(np.prod(o.dims) * o.bits // 8 == o.nbytes for o in operands)
-
-
 def test_programs_on_one_device_have_none():
     assert collectives(corpus()["FP8 scan"]()) == () and str(Collectives()) == "no collectives"
 
 
-def test_a_triton_kernel_is_fed_too():
-    one = only(fp8_dot, gemm="triton")
-    assert (
-        one.dtype == "f8e4m3fn"
-        and len(one.feeds) == 1
-        and "gemm_fusion" in one.feeds[0]
-        and not one.feeds_fp8
+@pytest.mark.parametrize("name", ["sharded MLP", "training step, 8 chips"])
+def test_every_collective_of_a_program_is_there(name):
+    hlo, mesh = corpus()[name](), PROGRAMS[name].mesh_shape
+    written = re.findall(
+        rf"^ +(?:ROOT )?%(\S+) = .*? (?:{'|'.join(KINDS)})(?:-start)?\(", hlo, re.M
     )
-
+    cs = collectives(hlo, mesh)
+    assert sorted(c.name for c in cs) == sorted(written) and written
+    for c in cs:
+        assert np.prod([mesh[axis] for axis in c.axis.split(", ")]) == c.group_size
+    table = str(cs).splitlines()
+    assert max(map(len, table)) <= 100
+    assert [row for row, *_ in cs.rows()][0].bytes_sent == max(c.bytes_sent for c in cs)
+    opcodes = "|".join(KINDS)
+    written = re.findall(rf"^ +(?:ROOT )?%(\S+) = .*? (?:{opcodes})(?:-start)?\(", hlo, re.M)
 
 # Axes ---------------------------------------------------------------------------------------------
 
@@ -472,41 +388,7 @@ def test_an_asynchronous_computation_that_wraps_a_collective():
         "reduce-scatter",
         64 * 512 * 2 * 7 // 8,
     )
-    assert (
-        one.asynchronous and one.overlaps == ("n", "e") and one.fed_by == ("mm",) and one.count == 1
-    )
-
-
-def test_a_group_of_collectives_in_one_asynchronous_computation():
-    wrapped = (
-        "%wrapped {\n  %p = f8e4m3fn[64,64]{1,0} parameter(0)\n  %q = f8e4m3fn[64,64]{1,0} "
-        "parameter(1)\n"
-        f"  %one = f8e4m3fn[512,64]{{1,0}} all-gather(%p), {ALL}, dimensions={{0}}\n"
-        f"  %two = f8e4m3fn[64,64]{{1,0}} all-to-all(%q), {ALL}, dimensions={{0}}\n"
-        "  ROOT %t = (f8e4m3fn[512,64]{1,0}, f8e4m3fn[64,64]{1,0}) tuple(%one, %two)\n}\n"
-    )
-    result = "(f8e4m3fn[512,64]{1,0}, f8e4m3fn[64,64]{1,0})"
-    gathered, exchanged = collectives(
-        module(
-            *PARAMETERS,
-            f"%start = ((f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[64,64]{{1,0}}), {result}) "
-            f"async-start(%w, %x), "
-            "calls=%wrapped",
-            f"%done = {result} async-done(%start)",
-            "%g = f8e4m3fn[512,64]{1,0} get-tuple-element(%done), index=0",
-            "%v = f8e4m3fn[64,64]{1,0} get-tuple-element(%done), index=1",
-            fp8_call("%x", "%g", "%a"),
-            fp8_call("%v", "%g", "%b"),
-            "ROOT %r = tuple(%a, %b)".replace("tuple", "(f32[]) tuple", 1),
-            computations=wrapped,
-        )
-    )
-    assert (gathered.kind, gathered.feeds) == ("all-gather", ("a", "b"))
-    assert (exchanged.kind, exchanged.feeds, exchanged.bytes_sent) == (
-        "all-to-all",
-        ("b",),
-        64 * 64 * 7 // 8,
-    )
+    assert one.asynchronous and one.overlaps == ("n", "e") and one.count == 1
 
 
 @pytest.mark.parametrize("config, asynchronous", [
@@ -534,78 +416,13 @@ def test_a_start_may_say_that_it_waits(config, asynchronous):
     )
 
 
-def test_without_a_schedule_the_order_says_nothing():
-    hlo = module(
-        *PARAMETERS,
-        f"%s = (f8e4m3fn[64,64]{{1,0}}, f8e4m3fn[512,64]{{1,0}}) all-gather-start(%w), {ALL}, "
-        "dimensions={0}",
-        "%n = bf16[64,512]{1,0} negate(%h)",
-        "%g = f8e4m3fn[512,64]{1,0} all-gather-done(%s)",
-        "ROOT " + fp8_call("%x", "%g"),
-    )
-    (one,) = collectives(hlo.replace("is_scheduled=true, ", ""))
-    assert one.asynchronous and one.overlaps == ()
-
-
-def test_several_types_in_one():
-    (one,) = collectives(
-        module(
-            *PARAMETERS,
-            "%s = ((f8e4m3fn[64,64]{1,0}, bf16[64,512]{1,0}), (f8e4m3fn[512,64]{1,0}, "
-            "bf16[512,512]{1,0})) "
-            f"all-gather-start(%w, %h), {ALL}, dimensions={{0}}",
-            "%d = (f8e4m3fn[512,64]{1,0}, bf16[512,512]{1,0}) all-gather-done(%s)",
-            "%g = f8e4m3fn[512,64]{1,0} get-tuple-element(%d), index=0",
-            "ROOT " + fp8_call("%x", "%g"),
-        )
-    )
-    assert (
-        one.dtype == "f8e4m3fn, bf16"
-        and one.bytes_sent == 7 * (64 * 64 + 64 * 512 * 2)
-        and not one.is_fp8
-    )
-    assert one.feeds == ("mm",) and not one.problems  # the bfloat16 one is no matmul's
-
-
-def test_a_collective_within_a_fusion():
-    """xla_gpu_enable_dynamic_slice_fusion: a reduce-scatter that writes where its result
-    belongs.
-    """
-    inside = ADD + (
-        "%inside {\n  %p = bf16[64,512]{1,0} parameter(0)\n  ROOT %rs = bf16[8,512]{1,0} "
-        f"reduce-scatter(%p), {ALL}, dimensions={{0}}, to_apply=%add\n}}\n"
-    )
-    (one,) = collectives(
-        module(
-            *PARAMETERS,
-            "ROOT %f = bf16[8,512]{1,0} fusion(%h), kind=kCustom, calls=%inside",
-            computations=inside,
-        )
-    )
-    assert (one.name, one.kind, one.asynchronous) == ("f", "reduce-scatter", False)
-
-
-def test_a_scale_or_a_bias_is_not_what_a_matmul_multiplies():
-    (one,) = collectives(
-        module(
-            "%x = f8e4m3fn[64,64]{1,0} parameter(0)",
-            "%w = f8e4m3fn[512,64]{1,0} parameter(1)",
-            "%one = f32[] constant(1)",
-            "%b = bf16[64]{0} parameter(2)",
-            f"%bias = bf16[512]{{0}} all-gather(%b), {ALL}, dimensions={{0}}",
-            "ROOT " + fp8_call("%x", "%w").replace("%one, %one", "%one, %one, %bias"),
-        )
-    )
-    assert one.feeds == () and not one.problems
-
-
 def test_of_several_collectives_in_a_row_each_feeds_the_nearest_matmul():
     """A windowed einsum, unrolled: what goes on to the next device has fed this one's matmul."""
     permute = (
         "%{} = f8e4m3fn[64,64]{{1,0}} collective-permute(%{}), channel_id=1, "
         "source_target_pairs={{{{0,1}},{{1,0}}}}"
     )
-    first, second, third, back = collectives(
+    first, second, third = collectives(
         module(
             *PARAMETERS,
             permute.format("p1", "w"),
@@ -613,9 +430,7 @@ def test_of_several_collectives_in_a_row_each_feeds_the_nearest_matmul():
             permute.format("p2", "p1"),
             permute.format("p3", "p2"),
             fp8_call("%x", "%p3", "%b"),
-            "%y = bf16[64,512]{1,0} get-tuple-element(%b), index=0",
-            f"ROOT %s = bf16[64,512]{{1,0}} all-reduce(%y), {ALL}, to_apply=%add",
-            computations=ADD,
+            "ROOT %y = bf16[64,512]{1,0} get-tuple-element(%b), index=0",
         )
     )
     assert [first.feeds, second.feeds, third.feeds] == [
@@ -623,7 +438,7 @@ def test_of_several_collectives_in_a_row_each_feeds_the_nearest_matmul():
         ("b",),
         ("b",),
     ]  # the second reaches it by the third
-    assert back.fed_by == ("b",) and first.axis == "2 of 8"
+    assert first.axis == "2 of 8"
 
 
 def test_a_loop_of_unknown_length_and_a_branch():
@@ -702,86 +517,38 @@ def mlp(x, up, down, a, b, *, scattered):
 
 
 MLP = ((X, W, S(K, N), s, s), (None, P("x"), P(None, "x"), None, None))
+
+
 WIDE = {
     "gathered, then quantized": (
-        "gathered wide",
+        Problem.GATHERED_WIDE,
         (lambda x, w, a, b: fp8_dot(x, quantize(constrained(w, P()), b), a, b), (X, V, s, s)),
         (
             lambda x, w, a, b: fp8_dot(x, constrained(quantize(w, b), P("x"), P()), a, b),
             (X, V, s, s),
         ),
     ),
-    "in shard_map": (
-        "gathered wide",
-        (
-            mapped(
-                lambda x, w, a, b: fp8_dot(x, quantize(lax.all_gather(w, "x", tiled=True), b), a, b)
-            ),
-            (X, V, s, s),
-        ),
-        (
-            mapped(
-                lambda x, w, a, b: fp8_dot(x, lax.all_gather(quantize(w, b), "x", tiled=True), a, b)
-            ),
-            (X, V, s, s),
-        ),
-    ),
-    "by its own amax": (
-        "gathered wide",
-        (
-            lambda x, w, a, b: fp8_dot(
-                x,
-                quantize(wide := constrained(w, P()), 448 / jnp.max(jnp.abs(wide)).astype(f32)),
-                a,
-                b,
-            ),
-            (X, V, s, s),
-        ),
-        (
-            lambda x, w, a, b: fp8_dot(
-                x,
-                constrained(quantize(w, 448 / jnp.max(jnp.abs(w)).astype(f32)), P("x"), P()),
-                a,
-                b,
-            ),
-            (X, V, s, s),
-        ),
-    ),
     "tokens to experts": (
-        "gathered wide",
+        Problem.GATHERED_WIDE,
         (
-            mapped(
-                lambda x, w, a, b: fp8_dot(
-                    quantize(lax.all_to_all(x, "x", 0, 1, tiled=True)[0], a), w[0], a, b
-                ),
-                EXPERTS,
-            ),
+            mapped(lambda x, w, a, b: fp8_dot(quantize(to_experts(x), a), w[0], a, b), EXPERTS),
             (S(8, 128, K, dtype=bf16), S(8, N, K), s, s),
             EXPERTS,
         ),
         (
-            mapped(
-                lambda x, w, a, b: fp8_dot(
-                    lax.all_to_all(quantize(x, a), "x", 0, 1, tiled=True)[0], w[0], a, b
-                ),
-                EXPERTS,
-            ),
+            mapped(lambda x, w, a, b: fp8_dot(to_experts(quantize(x, a)), w[0], a, b), EXPERTS),
             (S(8, 128, K, dtype=bf16), S(8, N, K), s, s),
             EXPERTS,
         ),
     ),
     "dequantized and transposed": (
-        "dequantized, then gathered",
+        Problem.DEQUANTIZED,
         (lambda x, w, a, b: lax.dot(dequantize(x, a), dequantize(w, b).T), (X, W, s, s)),
         (fp8_dot, (X, W, s, s)),
     ),
-    "a gradient": (
-        "dequantized, then gathered",
-        (functools.partial(step, transposed=True), *STEP),
-        (step, *STEP),
-    ),
+    "a gradient": (Problem.DEQUANTIZED, (functools.partial(step, transposed=True), *STEP), None),
     "read in bfloat16 too": (
-        "gathered wide, read wide",
+        Problem.READ_WIDE,
         (
             lambda x, w, a, b: (fp8_dot(quantize(h := constrained(x, P()), a), w, a, b), h * 2),
             (B, W, s, s),
@@ -796,29 +563,22 @@ WIDE = {
 
 @pytest.mark.parametrize("name", WIDE)
 def test_sent_wide_and_the_fix(name):
-    rule, case, fixed = WIDE[name]
-    hlo, better = (text(fn, args, *specs) for fn, args, *specs in (case, fixed))
-    cs = collectives(hlo, EIGHT)
-    (one,) = (c for c in cs if c.problems)
-    assert one.problems == (rule,)
-    (reason,) = of_collective(one)
-    assert reason.rule == WIRE[rule].name
-    assert reason.fix == WIRE[rule].fix.format(
-        would=size(one.bytes_sent // 2), sent=size(one.bytes_sent)
-    )
-    assert one.dtype in reason.reason and not re.search(r"[{}]", str(reason))
+    problem, (fn, args, *specs), fixed = WIDE[name]
+    hlo = text(fn, args, *specs)
+    (one,) = (c for c in collectives(hlo, EIGHT) if c.problems)
+    assert one.problems == (problem,)
     with pytest.raises(AssertionError) as error:
         assert_fp8_collectives(hlo, mesh_shape=EIGHT)
     message = " ".join(str(error.value).split())
-    assert all(
-        part in message
-        for part in (one.name, reason.reason, "fix: " + reason.fix, "rule: " + reason.rule)
-    )
-    assert str(cs) in str(error.value) and max(map(len, str(error.value).splitlines())) <= 100
-    passed = assert_fp8_collectives(better, mesh_shape=EIGHT)
-    assert not any({*c.problems} & {rule, "gathered wide"} for c in passed)
-    fp8 = [c for c in passed if c.kind == one.kind and c.is_fp8]
-    assert fp8 and min(c.bytes_sent for c in fp8) <= one.bytes_sent // 2 * len(fp8[0].shapes)
+    (reason,) = of_collective(one)
+    assert reason.rule == WIRE[problem].name and reason.reason in message and reason.fix in message
+    assert f"{size(one.bytes_sent // 2)}" in reason.reason + reason.fix
+    assert max(map(len, str(error.value).splitlines())) <= 100
+    if fixed:
+        fn, args, *specs = fixed
+        passed = assert_fp8_collectives(text(fn, args, *specs), mesh_shape=EIGHT)
+        (fp8,) = (c for c in passed if c.kind == one.kind and c.is_fp8)
+        assert not fp8.problems and 2 * fp8.bytes_sent == one.bytes_sent
 
 
 @pytest.mark.parametrize("conversion, found", [
@@ -866,31 +626,9 @@ def test_the_axes_of_a_callers_own_mesh():
         assert {c.axis for c in seen.collectives} == {axis}
 
 
-def test_where_a_devices_part_begins_is_no_matmul():
-    """A collective matmul by XLA: in its loop a device takes a part of an array, whose place XLA
-    computes in the name of the dot.
-    """
-    options = {
-        "xla_gpu_threshold_for_windowed_einsum_mib": 0,
-        "xla_gpu_multi_streamed_windowed_einsum": False,
-    }
-    specs = (P(None, "x"), P(None, "x"), None, None)
-    seen = inspect(
-        lambda x, w, a, b: constrained(fp8_dot(x, w, a, b), P("x")),
-        *(X, W, s, s),
-        mesh_shape=EIGHT,
-        in_specs=specs,
-        compiler_options=options,
-    )
-    assert [(row.m, row.n, row.k, row.count) for row in seen.report.rows] == [
-        (M // 8, N, K // 8, 8)
-    ]
-    assert [(c.kind, c.count) for c in seen.collectives] == [("collective-permute", 8)]
-
-
 def test_a_sum_that_is_quantized_and_the_fix():
     (one,) = found(functools.partial(mlp, scattered=False), *MLP)
-    assert one.kind == "all-reduce" and one.feeds_fp8 and len(one.fed_by) == 1 and not one.problems
+    assert one.kind == "all-reduce" and one.feeds_fp8 and not one.problems
     (reason,) = of_collective(one)
     assert "adds in bf16" in reason.reason
     with pytest.raises(AssertionError, match="adds in bf16"):
@@ -969,34 +707,8 @@ def taken(x, index, w, a, b):
     return fp8_dot(quantize(gathered_tokens(x)[index], a), w, a, b)
 
 
-def taken_twice(x, index, w, a, b):
-    return fp8_dot(quantize(gathered_tokens(x)[jnp.tile(index, 2)], a), w, a, b)
-
-
-def sorted_after(x, index, w, a, b):
-    return fp8_dot(quantize(exchanged(x)[index[: len(x)]], a), w, a, b)
-
-
-def put(x, index, w, a, b):
-    slots = jnp.zeros((2 * 512, K), bf16).at[index].set(gathered_tokens(x), mode="drop")
-    return fp8_dot(quantize(slots, a), w, a, b)
-
-
-def put_as_codes(x, index, w, a, b):
-    codes = quantize(gathered_tokens(x), a)
-    return fp8_dot(jnp.zeros((2 * 512, K), e4m3).at[index].set(codes, mode="drop"), w, a, b)
-
-
-def put_into(x, index, w, a, b):
-    return fp8_dot(quantize(jnp.tile(x, (16, 1)).at[index].set(gathered_tokens(x) * 2), a), w, a, b)
-
-
 def masked(x, mask, w, a, b):
     return fp8_dot(quantize(jnp.where(mask, gathered_tokens(x), 0), a), w, a, b)
-
-
-def mask_as_numbers(x, mask, w, a, b):
-    return fp8_dot(quantize(gathered_tokens(x) * mask.astype(bf16), a), w, a, b)
 
 
 def one_of_two(x, mask, w, a, b):
@@ -1004,26 +716,9 @@ def one_of_two(x, mask, w, a, b):
     return fp8_dot(quantize(jnp.where(mask, gathered_tokens(x), other), a), w, a, b)
 
 
-def for_each_group(x, index, w, a, b):
-    """As XLA multiplies ragged groups: the tokens once for each, with zeros for the others'."""
-    codes = quantize(gathered_tokens(x), a)
-    of_expert = index[None, :] == jnp.arange(4)[:, None]
-    return fp8_dot(jnp.where(of_expert[..., None], codes, 0).reshape(-1, K), w, a, b)
-
-
 def scales_by_index(x, scales, w, b):
     each = scales[jnp.arange(512) // 128][:, jnp.arange(K) // 128]
     return lax.dot(quantize(gathered_tokens(x), each), w.T, preferred_element_type=f32) * b
-
-
-def bits_of(x, w, a, b):
-    bits = lax.all_gather(lax.bitcast_convert_type(x, jnp.uint16), "x", tiled=True)
-    return fp8_dot(quantize(lax.bitcast_convert_type(bits, bf16), a), w, a, b)
-
-
-def bytes_of(x, w, a, b):
-    parts = lax.all_gather(lax.bitcast_convert_type(x, jnp.uint8), "x", tiled=True)
-    return fp8_dot(quantize(lax.bitcast_convert_type(parts, bf16), a), w, a, b)
 
 
 INDEXED = (TOKENS, INDEX, WEIGHT, s, s)
@@ -1031,18 +726,9 @@ HIDDEN = (TOKENS, MASK, WEIGHT, s, s)
 PLAIN = (TOKENS, WEIGHT, s, s)
 THROUGH = {
     taken: INDEXED,
-    taken_twice: INDEXED,
-    sorted_after: INDEXED,
-    put: INDEXED,
-    put_as_codes: INDEXED,
-    put_into: INDEXED,
     masked: HIDDEN,
-    mask_as_numbers: HIDDEN,
     one_of_two: HIDDEN,
-    for_each_group: INDEXED,
     scales_by_index: (TOKENS, S(4, K // 128, dtype=f32), WEIGHT, s),
-    bits_of: PLAIN,
-    bytes_of: PLAIN,
 }
 
 
@@ -1054,19 +740,13 @@ def seen_on_eight(fn, args, divided=(0,), out=P(), **options):
 
 @pytest.mark.parametrize("fn", THROUGH, ids=lambda fn: fn.__name__)
 def test_a_wide_value_is_followed_to_its_quantization(fn):
-    seen = seen_on_eight(fn, THROUGH[fn], out=P("x") if fn is sorted_after else P())
+    seen = seen_on_eight(fn, THROUGH[fn])
     (one,) = (c for c in seen.collectives if c.problems)
     assert one.problems == (Problem.GATHERED_WIDE,) and one.feeds_fp8
     (part,) = one.parts
     assert part.sent == 2 * part.would
     with pytest.raises(AssertionError, match="gathered-wide"):
         assert_fp8_collectives(seen)
-
-
-def weighted_by_scales(x, scales, w, b):
-    """Scales travel wide, by index."""
-    each = lax.all_gather(scales, "x", tiled=True)[jnp.arange(64) % 8]
-    return lax.dot(quantize(x, each[:, None]), w.T, preferred_element_type=f32) * b
 
 
 def routed(x, router, w, a, b):
@@ -1083,23 +763,17 @@ def mask_that_travels(x, w, a, b):
     return fp8_dot(quantize(jnp.where(from_others > 0, x, 0), a), w, a, b)
 
 
-def codes_as_bytes(x, w, a, b):
-    codes = lax.all_gather(lax.bitcast_convert_type(quantize(x, a), jnp.uint8), "x", tiled=True)
-    return fp8_dot(lax.bitcast_convert_type(codes, e4m3), w, a, b)
-
-
 def added_into_slots(x, index, w, a, b):
     slots = jnp.zeros((64, K), bf16).at[index % 64].add(gathered_tokens(x))
     return fp8_dot(quantize(slots, a), w, a, b)
 
 
-def residual(x, w, a, b):
-    x = lax.ppermute(x, "x", PERMUTED)
-    return x + fp8_dot(quantize(x, a), w[:K], a, b)
-
-
 def residual_in_a_loop(x, w, a, b):
-    return lax.scan(lambda x, _: (residual(x, w, a, b), None), x, None, length=4)[0]
+    def layer(x, _):
+        x = lax.ppermute(x, "x", PERMUTED)
+        return x + fp8_dot(quantize(x, a), w[:K], a, b), None
+
+    return lax.scan(layer, x, None, length=4)[0]
 
 
 def also_for_a_router(x, w, a, b):
@@ -1118,12 +792,9 @@ def running_sum(x, w, a, b):
 
 
 LEFT_ALONE = {
-    weighted_by_scales: (TOKENS, S(8, dtype=f32), WEIGHT, s),
     routed: (TOKENS, S(64, K, dtype=bf16), WEIGHT, s, s),
     mask_that_travels: PLAIN,
-    codes_as_bytes: PLAIN,
     added_into_slots: INDEXED,
-    residual: PLAIN,
     residual_in_a_loop: PLAIN,
     also_for_a_router: PLAIN,
     running_sum: PLAIN,
@@ -1132,112 +803,9 @@ LEFT_ALONE = {
 
 @pytest.mark.parametrize("fn", LEFT_ALONE, ids=lambda fn: fn.__name__)
 def test_what_has_to_travel_wide_passes(fn):
-    divided = (0, 1) if fn is weighted_by_scales else (0,)
-    seen = seen_on_eight(fn, LEFT_ALONE[fn], divided, P("x"))
+    seen = seen_on_eight(fn, LEFT_ALONE[fn], (0,), P("x"))
     assert seen.report.fp8_rows
-    passed = assert_fp8_collectives(seen)
-    assert not any(c.problems or c.unknown or c.doubts for c in passed)
-
-
-# Where it is not known whether codes could travel -------------------------------------------------
-
-
-def two_halves(x, w, a, b):
-    """As in a SwiGLU, of which both halves are gathered."""
-    gate, up = gathered_tokens(x), gathered_tokens(x * 2)
-    return fp8_dot(quantize(jax.nn.silu(gate) * up, a), w, a, b)
-
-
-def turned_by_a_table(x, table, w, a, b):
-    """As by rotary embeddings: the table is as large as the tokens."""
-    return fp8_dot(quantize(gathered_tokens(x) * table, a), w, a, b)
-
-
-def of_the_first_device(x, w, a, b):
-    """A broadcast, written as a sum."""
-    is_first = lax.axis_index("x") == 0
-    x = lax.psum(jnp.where(is_first, x, 0), "x")
-    return fp8_dot(quantize(x, a), w, a, b)
-
-
-def parts_of_the_first_device(x, w, a, b):
-    is_first = lax.axis_index("x") == 0
-    x = lax.psum_scatter(jnp.where(is_first, x, 0), "x", tiled=True)
-    return fp8_dot(quantize(x, a), w, a, b)
-
-
-def put_in_place(x, w, a, b):
-    """A gather, written as a sum."""
-    whole = jnp.zeros((8 * len(x), K), bf16)
-    start = lax.axis_index("x") * len(x)
-    whole = lax.psum(lax.dynamic_update_slice(whole, x, (start, 0)), "x")
-    return fp8_dot(quantize(whole, a), w, a, b)
-
-
-DOUBTED = {
-    two_halves: (PLAIN, Doubt.COMBINED),
-    turned_by_a_table: ((TOKENS, S(8 * 64, K, dtype=bf16), WEIGHT, s, s), Doubt.COMBINED),
-    of_the_first_device: (PLAIN, Doubt.PLACED),
-    parts_of_the_first_device: ((S(8 * 128, K, dtype=bf16), WEIGHT, s, s), Doubt.PLACED),
-    put_in_place: (PLAIN, Doubt.PLACED),
-}
-
-
-@pytest.mark.parametrize("fn", DOUBTED, ids=lambda fn: fn.__name__)
-def test_what_is_not_known_fails_until_it_is_allowed(fn):
-    args, doubt = DOUBTED[fn]
-    seen = seen_on_eight(fn, args, (0,), P("x"))
-    doubted = [c for c in seen.collectives if c.doubts]
-    assert doubted and {c.doubts for c in doubted} == {(doubt,)}
-    assert "not judged: " in str(seen.collectives)
-    with pytest.raises(AssertionError, match=rf'not known whether .*allow="{doubt.allowed_by}"'):
-        assert_fp8_collectives(seen)
-    assert_fp8_collectives(seen, allow=doubt.allowed_by)
-    assert not any(c.is_summed_wide for c in doubted)
-
-
-def test_rows_that_xla_takes_from_an_array_that_is_divided_are_doubted():
-    """It adds what each device has of them; with codes it adds codes, and only zeros to each."""
-
-    def taken(x, order, w, a, b):
-        return fp8_dot(quantize(x[order], a), w, a, b)
-
-    def codes_taken(x, order, w, a, b):
-        return fp8_dot(quantize(x, a)[order], w, a, b)
-
-    given = (TOKENS, INDEX, WEIGHT, s, s)
-    specs = (P("x"), P(), P(), P(), P())
-    wide, narrow = (
-        inspect(fn, *given, mesh_shape={"x": 8}, in_specs=specs) for fn in (taken, codes_taken)
-    )
-    assert [(c.kind, c.dtype, c.doubts) for c in wide.collectives] == [
-        ("all-reduce", "bf16", (Doubt.PLACED,))
-    ]
-    with pytest.raises(AssertionError, match="take\\s+the rows of the codes"):
-        assert_fp8_collectives(wide)
-    assert [c.dtype for c in assert_fp8_collectives(narrow)] == ["f8e4m3fn"]
-
-
-def test_a_true_sum_is_not_doubted():
-    """Of products; and of what each device masks in the same way."""
-
-    def summed(x, w, a, b):
-        x = lax.psum(jnp.where(x > 0, x, 0), "x")
-        return fp8_dot(quantize(x, a), w, a, b)
-
-    seen = seen_on_eight(summed, PLAIN, (0,), P("x"))
-    assert seen.collectives and not any(c.doubts for c in seen.collectives)
-    assert_fp8_collectives(seen)
-
-
-def test_a_combination_that_others_read_too_is_not_doubted():
-    def layer(x, w, a, b):
-        x = gathered_tokens(x) + 3 * x[:1]
-        moved = lax.ppermute(x, "x", PERMUTED) * x
-        return moved, fp8_dot(quantize(moved, a), w, a, b)
-
-    seen = seen_on_eight(layer, PLAIN, (0,), P("x"))
-    assert not any(c.doubts for c in seen.collectives if c.kind == "collective-permute")
+    assert not any(c.problems or c.unknown for c in assert_fp8_collectives(seen))
 
 
 def test_without_an_fp8_matmul_nothing_is_judged():
@@ -1265,9 +833,7 @@ def test_a_gather_that_others_read_may_be_allowed():
     assert assert_fp8_collectives(seen, allow="gathered-wide-read-wide") == seen.collectives
     with pytest.raises(AssertionError):
         assert_fp8_collectives(seen, allow=("gathered-wide", "opaque"))
-    with pytest.raises(
-        ValueError, match="allow has 'late-relu'; it takes opaque, combined, placed, or"
-    ):
+    with pytest.raises(ValueError, match="allow has 'late-relu'; it takes opaque, or"):
         assert_fp8_collectives(seen, allow="late-relu")
 
 
@@ -1283,30 +849,6 @@ def test_of_arrays_sent_together_only_those_that_could_be_fp8_count():
     assert "(all-gather of bf16[64,256])" in reason.reason
     sent = 7 * 64 * K
     assert f"sends {size(2 * sent)}, and would send {size(sent)}" in reason.reason
-
-
-def test_codes_sent_beside_a_wide_array_are_not_called_wide():
-    def layer(x, w1, w2, y, a, b):
-        w1, codes = lax.all_gather((w1, quantize(w2, b)), "x", tiled=True)
-        return fp8_dot(x, quantize(w1, b), a, b), fp8_dot(y, codes, a, b)
-
-    args = (S(64, K), V, S(8 * N, K, dtype=bf16), S(128, K), s, s)
-    cs = seen_on_eight(layer, args, (1, 2), (P(), P())).collectives
-    (one,) = (c for c in cs if c.problems)
-    (reason,) = of_collective(one)
-    assert "an array is sent as bf16 (" in reason.reason
-
-
-@pytest.mark.parametrize("send, label", [
-    (gathered_tokens, "gathered wide"),
-    (exchanged, "sent wide"),
-    (lambda x: lax.ppermute(x, "x", PERMUTED), "sent wide"),
-])  # fmt: skip
-def test_the_table_says_gathered_of_what_is_gathered(send, label):
-    seen = seen_on_eight(lambda x, w, a, b: fp8_dot(quantize(send(x), a), w, a, b), PLAIN)
-    assert f"    {label}\n" in str(seen.collectives)
-    (reason,) = seen.reasons
-    assert reason.fix.index("shard_map") < reason.fix.index("with_sharding_constraint")
 
 
 # What is not known --------------------------------------------------------------------------------
@@ -1371,7 +913,7 @@ def test_a_send_and_its_receive_are_a_permute():
         64 * K * 2,
         6,
     )
-    assert (one.axis, one.group_size, one.asynchronous) == ("x", 8, True) and one.fed_by
+    assert (one.axis, one.group_size, one.asynchronous) == ("x", 8, True)
     assert one.problems == (Problem.GATHERED_WIDE,) and one.feeds_fp8
     with pytest.raises(AssertionError, match="sent wide"):
         assert_fp8_collectives(seen)
@@ -1428,22 +970,6 @@ def test_what_the_assertion_asks_of():
         assert_fp8_collectives(hlo, kinds=("gather",))
 
 
-def test_the_table_is_narrow_and_begins_with_the_most_bytes():
-    for name in ("sharded MLP", "training step, 8 chips"):
-        cs = collectives(corpus()[name](), PROGRAMS[name].mesh_shape)
-        lines = str(cs).splitlines()
-        assert max(map(len, lines)) <= 100 and str(cs) == repr(cs)
-        numbers = [
-            float(n) * {"": 1, "k": 1e3, "M": 1e6}[p]
-            for n, p in re.findall(r"  ([\d.]+) ([kM]?)B  ", str(cs))
-        ]
-        runs = [int(n) for n in re.findall(r"^ +(\d+)  all", str(cs), re.M)] or [1] * len(numbers)
-        assert len(numbers) > 2 and sum(runs) == len(cs)
-        totals = [a * b for a, b in zip(numbers, runs, strict=True)]
-        assert all(a >= b * 0.99 for a, b in itertools.pairwise(totals))
-        assert sum(totals) == pytest.approx(cs.bytes_sent, rel=0.01)
-
-
 def test_a_table_for_notebooks():
     long = "layers/" + "block_with_a_long_name/" * 5 + "layer.py"
     metadata = f'metadata={{source_file="{long}<b>" source_line=7}}'
@@ -1454,11 +980,3 @@ def test_a_table_for_notebooks():
     assert (
         table.count("<tr") == 2 and "1 collective, 0 asynchronous" in table and "<b>" not in table
     )
-
-
-def test_without_jax():
-    code = (
-        "import sys, fp8lens.matmul.collectives; "
-        "sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
