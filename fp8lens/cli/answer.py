@@ -30,6 +30,7 @@ def answer(given: argparse.Namespace, out: TextIO) -> int:
     recorded, else 0. A Mistake where there is no report.
     """
     check(given)
+    given.reasons = given.reasons or given.chain
     notes = sys.stderr if given.json else out  # standard output stays JSON
     with contextlib.ExitStack() as stack:
         if function_in(given.what):
@@ -94,6 +95,11 @@ def _text(given: argparse.Namespace, seen: Inspection, reasons: bool, out: TextI
             parts.append(costs.text(to))
         if reasons and seen.report.rows:
             parts.append(seen.reasons.text(to))
+        if reasons and given.chain:
+            lines = seen.chain().splitlines()
+            parts.append(
+                "\n".join(part for line in lines for part in wrapped(to(line, None), 0, 8))
+            )
         if reasons and seen.differences and seen.default:
             parts += [to("with XLA's default:", Ink.HEADING), seen.default.reasons.text(to)]
     return "\n\n".join(parts)

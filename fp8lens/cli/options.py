@@ -118,6 +118,15 @@ def parser() -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument(
+        "--chain",
+        action="store_true",
+        help=(
+            "with the reasons, list all that stands around each matmul: what is between the FP8 "
+            "arrays and the dot, what is behind the dot and which of it is in the call, and the "
+            "kernels beside it"
+        ),
+    )
+    parser.add_argument(
         "--bill",
         action="store_true",
         help=(

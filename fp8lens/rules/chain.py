@@ -44,9 +44,9 @@ def chain_of(m: Matmul, whole: bool = False) -> tuple[str, ...]:
 def _operand(side: Operand, whole: bool) -> str:
     """The way of an operand to the dot."""
     path = side.path or _way_back(side.operand)
-    start = path[0]
+    start = look_through(path[0], (*NAMES, "transpose"))
     name = start.metadata.op_name if start.opcode == "parameter" and start.metadata else ""
-    first = f"{start.shape.brief} {name}".rstrip()
+    first = f"{path[0].shape.brief} {name}".rstrip()
     if start.opcode not in ("parameter", "get-tuple-element"):
         first += f" of {_named(start.opcode, start)}"
     told = [(at, _told(at, before)) for before, at in itertools.pairwise(path)]
