@@ -52,8 +52,11 @@ _OF_CONSTANTS = ELEMENTWISE | MOVES | {"constant", "iota"}
 class Matmul:
     """One matmul: its `row` in the compiled program, the `dot` that XLA's rewriter saw (None where
     there was none), the program as `written`, and the kernels `near` it. `given` is the dot's row,
-    or else the compiled one; `sides` are the dot's operands, left and right.
+    or else the compiled one; `sides` are the dot's operands, left and right. `twin` is another
+    call before this one that XLA made of the same dot.
     """
+
+    twin: "Matmul | None" = None
 
     def __init__(
         self,

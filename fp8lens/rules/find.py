@@ -74,12 +74,14 @@ def matmuls_of(
     # What has no dot must not be taken for another's.
     of_dots = [row for row, _ in found if not is_sum_of_products(row)]
     matched = iter(match(after, of_dots, before, dots, _types))
-    made = []
+    made: list[Matmul] = []
     for row, near in found:
         dot = None if is_sum_of_products(row) else next(matched)
         gathered = {k for c in sent if row.name in c.feeds for k in c.transposed_by}
         near = [o for o in near if o.instruction.name not in gathered]  # a reason of their own
-        made.append(Matmul(row, dot.instruction if dot else None, written, chip, near))
+        m = Matmul(row, dot.instruction if dot else None, written, chip, near)
+        m.twin = next((other for other in made if m.dot is not None and other.dot is m.dot), None)
+        made.append(m)
     return made
 
 

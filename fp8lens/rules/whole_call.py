@@ -158,6 +158,12 @@ def _may_be_negative(factor: Instruction) -> bool:
     return factor.opcode != "abs" and (factor.literal or "-").startswith("-")
 
 
+@rule("multiplied-twice", lost=Lost.DUPLICATE)
+def multiplied_twice(m: Matmul) -> Found | None:
+    """XLA made two calls of one dot, one for each form of its result."""
+    return Found(other=m.twin.row.name) if m.twin and m.twin.row.is_fp8 else None
+
+
 @rule("quantized-twice", lost=Lost.DUPLICATE)
 def quantized_twice(m: Matmul) -> list[Found]:
     """jax.checkpoint saves wide arrays, and quantizes them again for the gradients."""
