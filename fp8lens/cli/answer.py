@@ -93,16 +93,22 @@ def _text(given: argparse.Namespace, seen: Inspection, reasons: bool, out: TextI
             parts += _sent(seen, to)
         if costs:
             parts.append(costs.text(to))
-        if reasons and seen.report.rows:
-            parts.append(seen.reasons.text(to))
-        if reasons and given.chain:
-            lines = seen.chain().splitlines()
-            parts.append(
-                "\n".join(part for line in lines for part in wrapped(to(line, None), 0, 8))
-            )
-        if reasons and seen.differences and seen.default:
-            parts += [to("with XLA's default:", Ink.HEADING), seen.default.reasons.text(to)]
+        if reasons:
+            parts += _why(given, seen, to)
     return "\n\n".join(parts)
+
+
+def _why(given: argparse.Namespace, seen: Inspection, to: Style) -> list[str]:
+    """The reasons, of both compilers where both were asked for, and what stands around each
+    matmul.
+    """
+    parts = [seen.reasons.text(to)] if seen.report.rows else []
+    if given.chain:
+        lines = [part for line in seen.chain().splitlines() for part in wrapped(line, 0, 8)]
+        parts.append("\n".join(to(line, None) for line in lines))
+    if seen.differences and seen.default:
+        parts += [to("with XLA's default:", Ink.HEADING), seen.default.reasons.text(to)]
+    return parts
 
 
 def _sent(seen: Inspection, to: Style) -> list[str]:

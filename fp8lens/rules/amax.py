@@ -17,5 +17,5 @@ def amax_without_fp8(amax: Amax) -> Found | None:
 
 @rule("amax-of-another", lost=Lost.AMAX)
 def amax_of_another(amax: Amax) -> Found | None:
-    """The call writes FP8, and the maximum is not the one that it computes on the way."""
-    return found_if(is_fp8(amax.matmul.row.out_dtype))
+    """The maximum is not of the value that is scaled and converted to FP8."""
+    return found_if(is_fp8(amax.matmul.row.out_dtype) or amax.is_scaled)

@@ -555,6 +555,13 @@ class Amax:
         outputs = (step.at for step in self.matmul.steps if step.kind is Role.OUTPUT)
         return any(i.shape.dtype in CUBLASLT for i in outputs)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it is of a value behind a scale or a clamp that the call did not take."""
+        ahead = self.matmul.steps[: self.matmul.steps.index(self.step)]
+        kinds = (Role.SCALE, Role.ALPHA, Role.CLAMP)
+        return any(step.kind in kinds and step in self.matmul.left for step in ahead)
+
 
 # Predicates ---------------------------------------------------------------------------------------
 

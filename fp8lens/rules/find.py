@@ -149,7 +149,13 @@ def of_row(m: Matmul) -> list[Reason]:
     """All that a matmul lost."""
     reasons = _by_name(m, listed.ragged, m)
     reasons += left_outside(m) if m.row.is_fp8 else not_fp8(m)
-    return list(dict.fromkeys(reasons))
+    said: dict[tuple[str, str], Reason] = {}
+    for reason in reasons:  # of several kernels one sentence tells, as of padding and cutting
+        key = reason.rule, reason.reason
+        before = said[key].nbytes if key in said else 0
+        first_said = said.get(key, reason)
+        said[key] = dataclasses.replace(first_said, nbytes=before + reason.nbytes)
+    return list(said.values())
 
 
 def not_fp8(m: Matmul) -> list[Reason]:
@@ -198,13 +204,18 @@ def _behind(m: Matmul, works: list[str]) -> tuple[list[Reason], bool]:
         return [], False
     main = [step for step in m.main if step.kind is not Role.OTHER]
     cause = cause_of(m, main) if main else None
-    is_conversion = isinstance(cause, Conversion)
-    if cause is not None and (works or (_is_worth_a_reason(cause) and _has_readers(m))):
-        reason = _first(m, "conversion" if is_conversion else "after_the_dot", cause)
-        return ([_with_the_rest(reason, cause, bool(works))], True) if reason else ([], False)
-    found = [_first(m, "amax", Amax(m, step)) for step in m.left if step.kind is Role.AMAX]
-    reasons = [reason for reason in found if reason] if "amax" in works else []
-    return reasons, bool(found) and None not in found
+    left = [step for step in m.left if step.kind is Role.AMAX] if "amax" in works else []
+    found = [_first(m, "amax", Amax(m, step)) for step in left]
+    of_amaxes = [reason for reason in found if reason]
+    if cause is None or not (works or (_is_worth_a_reason(cause) and _has_readers(m))):
+        return of_amaxes, bool(found) and None not in found
+    family = "conversion" if isinstance(cause, Conversion) else "after_the_dot"
+    reason = _first(m, family, cause)
+    if reason is None:
+        return of_amaxes, False
+    if reason.rule == conversion.scale_of_own_amax.name:
+        of_amaxes = []  # it is what the reason tells of
+    return [_with_the_rest(reason, cause, bool(works)), *of_amaxes], True
 
 
 def _is_worth_a_reason(cause: Cause) -> bool:
