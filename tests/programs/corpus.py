@@ -5,7 +5,6 @@ the functions themselves, for tests that count their matmuls in another way.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,47 +163,6 @@ def by_hand(a, b, dtype):
         ],
         out_specs=pl.BlockSpec((64, 64), lambda i, j: (i, j)),
         compiler_params=triton.CompilerParams(num_warps=4),
-    )(a, b)
-
-
-def by_warpgroup(a, b):
-    """Pallas's Mosaic GPU: one warpgroup multiplies a [64, K] by b, [128, K] of FP8 or [K, 128] of
-    bfloat16.
-    """
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import mosaic_gpu as mosaic
-
-    def kernel(a, b, out, tile_a, tile_b, tile_out, barriers):
-        for given, tile, n in ((a, tile_a, 0), (b, tile_b, 1)):
-            mosaic.copy_gmem_to_smem(given, tile, barriers.at[n])
-            mosaic.barrier_wait(barriers.at[n])
-
-        def multiply(total):
-            mosaic.wgmma(
-                total, tile_a, tile_b if b.dtype == bf16 else mosaic.transpose_ref(tile_b, (1, 0))
-            )
-            return total[...]
-
-        tile_out[...] = pl.run_scoped(multiply, mosaic.ACC((64, 128), f32))
-        mosaic.commit_smem()
-        mosaic.copy_smem_to_gmem(tile_out, out)
-        mosaic.wait_smem_to_gmem(0)
-
-    tiled = mosaic.TilingTransform((8, 128 // a.dtype.itemsize)), mosaic.SwizzleTransform(128)
-    tiles = [
-        *(mosaic.SMEM(x.shape, x.dtype, transforms=tiled) for x in (a, b)),
-        mosaic.SMEM((64, 128), f32),
-        mosaic.Barrier(num_barriers=2),
-    ]
-    out = shape(64, 128)
-    made = {"out_type": out, "scratch_types": tiles}
-    if "out_type" not in inspect.signature(mosaic.kernel).parameters:  # JAX 0.10's names
-        made = {"out_shape": out, "scratch_shapes": tiles}
-    return mosaic.kernel(
-        kernel,
-        **made,
-        grid=(1,),
-        grid_names=("x",),
     )(a, b)
 
 

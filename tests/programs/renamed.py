@@ -68,18 +68,14 @@ def _new(old: str, known: dict[str, str], hostile: tuple[str, ...]) -> str:
     return known.setdefault(old, f"{hostile[taken % len(hostile)]}.of{taken}")
 
 
-def renamed(text: str, names: Names, keep_primitives: bool = True) -> str:
-    """HLO text with other names; `names` is added to, and what it has stays. Without
-    `keep_primitives` an op_name keeps nothing, not even what JAX wrote.
-    """
+def renamed(text: str, names: Names) -> str:
+    """HLO text with other names; `names` is added to, and what it has stays."""
 
     def op_name(m: re.Match) -> str:
         scopes, slash, primitive = m[1].rpartition("/")
         if not slash:
             return f'op_name="{_quoted(_new(m[1], names.arguments, HOSTILE))}"'
         evil = _quoted(_new(scopes, names.scopes, HOSTILE))
-        if not keep_primitives:
-            return f'op_name="{evil}/evil"'
         scopes = _WORD.sub(lambda word: word[0] if word[0] in _OF_JAX else evil, scopes)
         return f'op_name="{scopes}/{evil}/{primitive}"'
 
@@ -98,11 +94,11 @@ def renamed_ptx(ptx: dict[str, str], names: Names) -> dict[str, str]:
     return {re.sub(r"[.-]", "_", known.get(entry, entry)): text for entry, text in ptx.items()}
 
 
-def figures(inspection: Inspection, names: Names | None = None, reasons: bool = True) -> str:
+def figures(inspection: Inspection, names: Names | None = None) -> str:
     """All that an inspection says but for what only shows names; under the old ones, where `names`
     tells them.
     """
-    found = json.loads(inspection.json(reasons=reasons))
+    found = json.loads(inspection.json())
     for row in found["rows"]:
         del row["op_name"], row["path"]
     for line in found["ledger"]:
@@ -123,13 +119,12 @@ def figures(inspection: Inspection, names: Names | None = None, reasons: bool = 
     return text
 
 
-def under_other_names(seen: Inspection, keep_primitives: bool = True) -> tuple[Inspection, Names]:
+def under_other_names(seen: Inspection) -> tuple[Inspection, Names]:
     """An inspection of the same program with other names in each of its texts, and the names."""
     names = Names({}, {}, {})
-    module = parse_hlo_module(renamed(seen.module.text, names, keep_primitives))
+    module = parse_hlo_module(renamed(seen.module.text, names))
     stages = tuple(
-        dataclasses.replace(stage, text=renamed(stage.text, names, keep_primitives))
-        for stage in seen._stages
+        dataclasses.replace(stage, text=renamed(stage.text, names)) for stage in seen._stages
     )
     # A saved program comes without PTX, which is not the same as with none.
     ptx = None if seen._ptx is None else renamed_ptx(seen._ptx, names)

@@ -14,11 +14,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from fp8lens import Inspection
+from fp8lens import Inspection, inspect
 from fp8lens.cli import main
-from fp8lens.dumps import choose, files_beside
-from fp8lens.hlo.parse import parse_hlo_module
-from fp8lens.inspection import of_dump
+from fp8lens.dumps import COMPILED
 
 HERE = Path(__file__).parent
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
@@ -32,12 +30,9 @@ def unpacked(name: str, folder: str | os.PathLike) -> Path:
 
 
 def inspected(dump: Path) -> Inspection:
-    """The program of an unpacked dump."""
-    texts = {path.name: path.read_text(encoding="utf-8") for path in dump.iterdir()}
-    chosen = choose({name: len(text) for name, text in texts.items()})
-    assert chosen
-    beside = {name: texts[name] for name in files_beside(chosen.name, texts)}
-    return of_dump(parse_hlo_module(texts[chosen.name]), chosen.name, beside)
+    """The compiled program of an unpacked dump, by itself."""
+    (path,) = dump.glob(f"*{COMPILED}")
+    return inspect(path)
 
 
 def answer(name: str) -> str:
@@ -45,12 +40,12 @@ def answer(name: str) -> str:
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         dump = unpacked(name, folder)
-        seen = inspected(dump)
-        asked = ["--reasons"] if seen.has_reasons else []
+        bill = inspected(dump).bill
+        asked = ["--reasons"] if any(dump.glob("*before_optimizations.txt")) else []
         with contextlib.chdir(folder), contextlib.redirect_stdout(said):
             status = main([name, *asked])
     assert status == 0, status
-    return f"{said.getvalue()}\n{seen.bill}\n"
+    return f"{said.getvalue()}\n{bill}\n"
 
 
 def stored(name: str) -> Path:
