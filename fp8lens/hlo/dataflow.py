@@ -28,9 +28,10 @@ _HANDED_ON = frozenset(
 # What gives the same of the same, whenever it runs.
 _REPEATABLE = ELEMENTWISE | MOVES | frozenset("constant iota reduce fusion".split())
 
-# What a value is made of: the numbers of its producers; of a tuple, a set for each element.
+# What a value is made of: the numbers of its producers; of a tuple, a set for each element, also of
+# one that is a tuple.
 Producers = frozenset[int]
-Made = Producers | tuple["Made", ...]
+Made = list[Producers]
 NOBODY: Producers = frozenset()
 
 
@@ -43,52 +44,21 @@ class Producer(NamedTuple):
     element: int
 
 
-def flat(made: Made) -> Producers:
-    """All producers of a value's elements together."""
-    if isinstance(made, frozenset):
-        return made
-    found: set[int] = set()
-    todo: list[Made] = [made]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, frozenset):
-            found |= value
-        else:
-            todo += value
-    return frozenset(found)
-
-
-def merged(a: Made, b: Made) -> Made:
+def _merged(a: Made, b: Made) -> Made:
     """What a value is made of that is sometimes the one and sometimes the other."""
-    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
-        return tuple(map(merged, a, b))
-    return flat(a) | flat(b)
+    if len(a) != len(b):
+        return [_flat([*a, *b])]
+    return [x | y for x, y in zip(a, b, strict=True)]
 
 
-def element(made: Made, index: int) -> Made:
-    """What one element of a tuple is made of; of what is not known as a tuple, all."""
-    return made[index] if isinstance(made, tuple) and index < len(made) else flat(made)
+def _flat(made: Made) -> Producers:
+    """All producers of a value's elements together."""
+    return NOBODY.union(*made)
 
 
-def _together(values: Sequence[Made]) -> Producers:
-    """All producers of several values."""
-    return NOBODY.union(*map(flat, values))
-
-
-def _argument(parameter: Instruction, given: list[Made]) -> Made:
-    """What a parameter is made of, of all that its computation is given."""
-    number = parameter.parameter_number
-    return given[number] if number is not None and number < len(given) else NOBODY
-
-
-def _tuple(i: Instruction, values: list[Made]) -> Made:
-    """What a tuple is made of, as deep as its shape is: else tuples of tuples that say to be arrays
-    would double.
-    """
-    return tuple(
-        value if shape.is_tuple else flat(value)
-        for value, shape in zip(values, i.shape.elements, strict=False)
-    )
+def _element(values: Sequence[Made], index: int | None) -> Made:
+    """One of several values; nobody's where it is not known."""
+    return [NOBODY] if index is None or index >= len(values) else values[index]
 
 
 class Flow:
@@ -114,14 +84,10 @@ class Flow:
         self._returned: dict[str, Made] = {}
         entry = module.entry
         self._given[entry.name] = [
-            self._add(None, number) for number in range(len(entry.parameters))
+            [self._add(None, number)] for number in range(len(entry.parameters))
         ]
         order = [module.computations[name] for name in executions(module)]
-        self._callers: dict[str, set[str]] = collections.defaultdict(set)
-        for computation in order:
-            for i in computation:
-                for called in i.called if i.opcode.removesuffix("-start") in CONTROL else ():
-                    self._callers[called].add(computation.name)
+        self._callers = callers(module)
         run = {c.name for c in order}
         dirty = set(run)
         while dirty:
@@ -129,8 +95,7 @@ class Flow:
                 if computation.name in dirty:
                     dirty.discard(computation.name)
                     dirty |= self._run(computation) & run
-        returned = self._returned.get(entry.name, NOBODY)
-        self.results = [flat(r) for r in returned] if isinstance(returned, tuple) else [returned]
+        self.results = self._returned.get(entry.name, [NOBODY])
 
     def _add(self, instruction: Instruction | None, element: int) -> Producers:
         self.producers.append(Producer(instruction, element))
@@ -159,15 +124,15 @@ class Flow:
         again: set[str] = set()
         values: dict[str, Made] = {}
         for i in computation.instructions:
-            operands = [values.get(name, NOBODY) for name in i.operands]
+            operands = [values[name] for name in i.operands]
             values[i.name] = self._value(i, operands, given, again)
         known = self._returned.get(computation.name)
         result = values[computation.root.name]
         if known is not None:
-            result = merged(known, result)
+            result = _merged(known, result)
         if result != known:
             self._returned[computation.name] = result
-            again |= self._callers[computation.name]
+            again |= {i.computation.name for i in self._callers.get(computation.name, ())}
         return again
 
     def _value(
@@ -175,52 +140,51 @@ class Flow:
     ) -> Made:
         opcode = i.opcode
         if opcode == "parameter":
-            return _argument(i, given)
+            return _element(given, i.parameter_number)
         if opcode == "tuple":
-            return _tuple(i, operands)
+            return [_flat(made) for made in operands]
         if opcode == "get-tuple-element":
-            return element(operands[0], i.element)
+            of = operands[0]
+            return [of[i.element] if i.element < len(of) else _flat(of)]
         if self._is_producer(i):
-            return self._produced(i, [flat(made) for made in operands])
+            return self._produced(i, [_flat(made) for made in operands])
         if opcode.removesuffix("-start") in CONTROL:
             return self._call(i, operands, again)
-        if i.opcode == "fusion" and i.shape.is_tuple:
+        if opcode == "fusion" and i.shape.is_tuple:
             return self._inside(fusion_body(i), operands)
-        return _together(operands)
+        return [_flat([_flat(made) for made in operands])]
 
     def _produced(self, i: Instruction, operands: list[Producers]) -> Made:
         """A producer's result, after noting who made its operands."""
         known = self.inputs.get(i)
         if known:
-            operands = [a | b for a, b in zip(known, operands, strict=True)]
+            operands = _merged(known, operands)
         self.inputs[i] = operands
-        more = _together([operands[index] for index in self._passes_on(i)])
-        own = [number | more for number in self._own(i)]
-        return tuple(own) if i.shape.elements else own[0]
+        more = _flat([operands[index] for index in self._passes_on(i)])
+        return [number | more for number in self._own(i)]
 
     def _inside(self, computation: Computation, operands: list[Made]) -> Made:
         values: dict[str, Made] = {}
         for j in computation.instructions:
+            made = [_flat(values[name]) for name in j.operands]
             if j.opcode == "parameter":
-                values[j.name] = _argument(j, operands)
-            elif j.opcode == "tuple":
-                values[j.name] = _tuple(j, [values.get(name, NOBODY) for name in j.operands])
+                values[j.name] = _element(operands, j.parameter_number)
             else:
-                values[j.name] = _together([values.get(name, NOBODY) for name in j.operands])
+                values[j.name] = made if j.opcode == "tuple" else [_flat(made)]
         return values[computation.root.name]
 
     def _call(self, i: Instruction, operands: list[Made], again: set[str]) -> Made:
         called = i.called
         if i.opcode == "while":  # what the body returns, it gets the next time
             body = self._returned.get(i.callee("body"))
-            operands = [made if body is None else merged(made, body) for made in operands[:1]]
+            operands = [made if body is None else _merged(made, body) for made in operands[:1]]
         given = dict.fromkeys(called, operands)
         if i.opcode == "conditional":
             given = {name: [made] for name, made in zip(called, operands[1:], strict=False)}
         for name, made in given.items():
             before, after = self._given.get(name), made
             if before and len(before) == len(made):
-                after = list(map(merged, before, made))
+                after = list(map(_merged, before, made))
             if after != before:
                 self._given[name] = after
                 again.add(name)
@@ -228,8 +192,8 @@ class Flow:
             returned = operands
         else:
             returned = [self._returned[name] for name in given if name in self._returned]
-        result = functools.reduce(merged, returned) if returned else NOBODY
-        return flat(result) if i.opcode.endswith("-start") else result
+        result = functools.reduce(_merged, returned) if returned else [NOBODY]
+        return [_flat(result)] if i.opcode.endswith("-start") else result
 
 
 # From one value to the next -----------------------------------------------------------------------

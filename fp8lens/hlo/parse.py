@@ -125,11 +125,8 @@ class HloParseError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Where an instruction comes from. If the text has only a stack frame, source_file and
-    source_line are the frame's.
-    """
+    """Where an instruction comes from; its file and line are its innermost frame's."""
 
-    op_type: str | None = None
     op_name: str | None = None
     source_file: str | None = None
     source_line: int | None = None
@@ -369,34 +366,28 @@ class Instruction(NamedTuple):
         """Where it comes from, None where the text does not say."""
         if "metadata" not in self.attributes:
             return None
-        fields = self._said_of_origin
-        module = self.computation.module
-        location = module.location(module.stack_frames.get(self.stack_frame or 0, {}))
-        file = module.file_names.get(location.get("file_name_id", 0))
-        if "source_file" in fields:
-            file = _said(fields["source_file"])
-        line = _number(fields.get("source_line", "")) or location.get("line")
-        return Metadata(_said(fields.get("op_type")), _said(fields.get("op_name")), file, line)
+        file, line = self.frames[0] if self.frames else (None, 0)
+        return Metadata(_said(self._origin.get("op_name")), file, line or None)
 
     @property
-    def _said_of_origin(self) -> dict[str, str]:
+    def _origin(self) -> dict[str, str]:
         return dict(_FIELD.findall(self.attributes.get("metadata", "")))
 
     @property
     def stack_frame(self) -> int | None:
         """The number in the module's table of stack frames; None where the metadata has none."""
-        return _number(self._said_of_origin.get("stack_frame_id", ""))
+        return _number(self._origin.get("stack_frame_id", ""))
 
     @property
     def frames(self) -> tuple[tuple[str, int], ...]:
         """(file, line) of the call stack that wrote the instruction, innermost first; as much of it
         as the text has.
         """
-        frame = self.stack_frame
-        if frame is None:
-            m = self.metadata
-            return ((m.source_file, m.source_line or 0),) if m and m.source_file else ()
-        return self.computation.module._frames(frame)
+        origin, frame = self._origin, self.stack_frame
+        if frame is not None:
+            return self.computation.module._frames(frame)
+        file = _said(origin.get("source_file"))
+        return ((file, _number(origin.get("source_line", "")) or 0),) if file else ()
 
     @property
     def custom_call_target(self) -> str | None:
@@ -539,7 +530,6 @@ class HloModule:
     attributes: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the HloModule line
     computations: dict[str, Computation] = field(default_factory=dict, repr=False)
     file_names: dict[int, str] = field(default_factory=dict, repr=False)
-    function_names: dict[int, str] = field(default_factory=dict, repr=False)
     file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
     # What `fp8lens.hlo.remember` keeps: by function, its answer for each part of the module.
@@ -549,10 +539,6 @@ class HloModule:
 
     def __reduce__(self):  # the text says it all, and is read sooner than the objects
         return parse_hlo_module, (self.text,)
-
-    def location(self, frame: Mapping[str, int]) -> Mapping[str, int]:
-        """The file location of a row of `stack_frames`; empty where the text has none."""
-        return self.file_locations.get(frame.get("file_location_id", 0), {})
 
     def _frames(self, frame: int) -> tuple[tuple[str, int], ...]:
         """(file, line) of a row of `stack_frames` and of its callers."""
@@ -568,7 +554,7 @@ class HloModule:
         while frame in self.stack_frames and frame not in seen and len(seen) < 50:
             seen.add(frame)
             fields = self.stack_frames[frame]
-            location = self.location(fields)
+            location = self.file_locations.get(fields.get("file_location_id", 0), {})
             if file := self.file_names.get(location.get("file_name_id", 0)):
                 yield file, location.get("line", 0)
             frame = fields.get("parent_frame_id", 0) - offset
@@ -719,7 +705,7 @@ def _read_header(module: HloModule, text: str) -> int:
         raise HloParseError(text, pos, message)
     module.name, end = m[1], _line_end(text, m.end())
     module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
-    names = {"FileNames": module.file_names, "FunctionNames": module.function_names}
+    names: dict[str, dict[int, str]] = {"FileNames": module.file_names, "FunctionNames": {}}
     fields = {"FileLocations": module.file_locations, "StackFrames": module.stack_frames}
     while m := _TABLE.match(text, pos := _blank_end(text, end)):
         table = m[1]
