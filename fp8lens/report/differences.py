@@ -49,11 +49,12 @@ def _how(row: GemmRow | None) -> str:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Differences:
-    """The matmuls that differ, and the two reports, of cuBLASLt alone and of XLA's default. Prints
-    as one line for each matmul; those that are alike share a line.
+    """The matmuls that differ, of how many, and the two reports, of cuBLASLt alone and of XLA's
+    default. Prints as one line for each matmul; those that are alike share a line.
     """
 
     pairs: tuple[Pair, ...]
+    total: int
     first: GemmReport
     second: GemmReport
 
@@ -69,7 +70,7 @@ class Differences:
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
-        total = counted(len(self.first.rows), "matmul")
+        total = counted(self.total, "matmul")
         kernels = [counted(report.kernels, "kernel") for report in (self.first, self.second)]
         moved = [size(report.bytes_moved) for report in (self.first, self.second)]
         heading = (
@@ -93,7 +94,7 @@ def differences(first: GemmReport, second: GemmReport) -> Differences:
     """The matmuls of two reports of one function that differ."""
     pairs: list[Pair] = []
     rows, others = list(first.rows), list(second.rows)
-    for key in (_place_of, _sizes_of):
+    for key in (_place_of, _work_of, _sizes_of):
         candidates: dict[Hashable, list[GemmRow]] = defaultdict(list)
         for other in others:
             candidates[key(other)].append(other)
@@ -105,7 +106,8 @@ def differences(first: GemmReport, second: GemmReport) -> Differences:
                 left.append(row)
         rows, others = left, [other for one in candidates.values() for other in one]
     pairs += [Pair(row, None) for row in rows] + [Pair(None, other) for other in others]
-    return Differences(tuple(pair for pair in pairs if pair.is_difference), first, second)
+    differ = tuple(pair for pair in pairs if pair.is_difference)
+    return Differences(differ, len(pairs), first, second)
 
 
 def _sizes_of(row: GemmRow) -> Hashable:
@@ -115,3 +117,8 @@ def _sizes_of(row: GemmRow) -> Hashable:
 
 def _place_of(row: GemmRow) -> Hashable:
     return _sizes_of(row), row.op_name, row.source
+
+
+def _work_of(row: GemmRow) -> Hashable:
+    """The same of a matmul that one program divides along K."""
+    return row.flops, row.op_name, row.source
