@@ -83,7 +83,7 @@ def quantized_and_dequantized(x, up, down, s):
 
 def capped(one):
     """A head with capped scores: the cap's factor and the gradient's scale have one line."""
-    return lambda x, up, down, s: 15 * jnp.tanh(one(x, up, s).astype(f32) / 15) @ down.astype(f32)
+    return lambda x, up, down, s: 15 * jnp.tanh(one(x, up[:, :256], s).astype(f32) / 15)
 
 
 def attention(x, up, down, s):
@@ -174,7 +174,7 @@ def test_rows_of_one_line_are_told_apart_by_argument_and_pass():
         return jax.value_and_grad(loss)(params)
 
     params = {"up": {"kernel": ARGS[1]}, "down": {"kernel": ARGS[2]}}
-    up, down = "params['up']['kernel']", "params['down']['kernel']"
+    up, down = "['up']['kernel']", "['down']['kernel']"
     told = inspect(step, params, ARGS[0], *ARGS[3:])
     assert sorted(row.path for row in told.report.rows) == sorted(
         [up, down, f"{down} backward (dgrad)", f"{down} backward (wgrad)", f"{up} backward (wgrad)"]
