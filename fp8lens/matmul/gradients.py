@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import Graph, Value
-from fp8lens.hlo.ops import DOTS, SCALING
+from fp8lens.hlo.ops import DOTS, ELEMENTWISE, SCALING
 from fp8lens.hlo.origin import is_backward, is_recomputed, op_name, primitive
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.values import is_one_number, look_through, operand
+from fp8lens.hlo.walk import walk
 
 _WIDE = ("bf16", "f16", "f32", "f64")
 _CLAMPS = ("clamp", "minimum", "maximum")
 _MOST = 2000  # values that are looked at behind a conversion
+_LARGE = 16
 
 
 def unscaled(module: HloModule) -> list[Instruction]:
@@ -57,52 +59,75 @@ def _lifts_the_loss(i: Instruction) -> bool:
     return number.shape.size == 1 and number.opcode in ("parameter", "get-tuple-element")
 
 
-def _place(i: Instruction) -> tuple:
-    """Where the program writes an operation, and what it is."""
-    types = (operand(i, 0).shape.dtype, i.shape.dtype) if i.opcode == "convert" else ()
-    return i.stack_frame, i.opcode, *types
-
-
 class _Backward:
     """The backward pass of a module. JAX gives an operation that it transposes the place of the
-    one that was transposed; what a program writes as a gradient of its own has its own place.
+    one that was transposed, and the same factor. What a program writes as a gradient of its own may
+    have the place of the call alone.
     """
 
     def __init__(self, module: HloModule):
         self._graph = Graph(module, _multiplies, _MOST, mixes=True)
-        self._forward = set()
+        self._forward: set[tuple] = set()
         for i in module:
             if i.opcode in {"convert", *SCALING} and op_name(i) and not is_backward(op_name(i)):
-                self._forward.add(_place(i))
-
-    def _is_transposed(self, i: Instruction) -> bool:
-        """Whether JAX made an operation from one of the forward pass."""
-        frame, opcode, *types = _place(i)
-        return frame is not None and (frame, opcode, *reversed(types)) in self._forward
+                self._forward |= {_place(i), (*_place(i), self._factor(i))}
 
     def is_bare(self, conversion: Instruction) -> bool:
         """Whether what is converted is a gradient that nothing has scaled or clamped."""
-        is_gradient = self._is_transposed(conversion)
+        frame, opcode, *types = _place(conversion)
+        is_gradient = (frame, opcode, *reversed(types)) in self._forward
         for i, _ in self._graph.walk([Value(conversion, 0)], self._before, lambda i: False):
             if i.opcode in _CLAMPS:
                 return False
-            if not _is_gradients(i):
-                continue
-            is_gradient = is_gradient or _multiplies(i)
-            if i.opcode in SCALING:
-                is_gradient = is_gradient or self._is_transposed(i)
-                if _has_factor(i) and not self._is_transposed(i):
+            if i.opcode in SCALING and _is_gradients(i):
+                if self._scales(i, conversion):
                     return False
-                if _has_factor(i) and self._is_shared(conversion, i):
-                    return False
+                is_gradient = is_gradient or _place(i) in self._forward
+            is_gradient = is_gradient or (_multiplies(i) and _is_gradients(i))
         return is_gradient
 
-    def _is_shared(self, conversion: Instruction, i: Instruction) -> bool:
-        """Whether both are of a function that forward and backward call, and that JAX traced once:
-        it has one place in both.
+    def _scales(self, i: Instruction, conversion: Instruction) -> bool:
+        """Whether an operation of the backward pass multiplies by a scale of the program's own: not
+        by what JAX transposed, and not by the share that one element has in the loss.
         """
-        scopes = {op_name(j).rpartition("/")[0] for j in (conversion, i)}
-        return _place(conversion) in self._forward and len(scopes) == 1
+        factor = self._factor(i)
+        if factor in (None, "1"):
+            return False
+        # A function within jax.jit is traced once, so that it has one place in both passes.
+        is_shared = _place(conversion) in self._forward and _scope(conversion) == _scope(i)
+        if is_shared or not isinstance(factor, str):
+            return is_shared or (*_place(i), factor) not in self._forward
+        if (*_place(i), factor) in self._forward:
+            return False
+        of_the_loss = _place(i) in self._forward or primitive(op_name(i)) == "broadcast_in_dim"
+        return not of_the_loss or _enlarges(i.opcode, factor)
+
+    def _factor(self, i: Instruction) -> str | frozenset[str] | None:
+        """By what an array is multiplied or divided: the constant, or the names of what one number,
+        or one for each row or column, is made of. None where it is another array, and where a sum
+        of gradients is spread over what the forward pass has computed, as in softmax's gradient.
+        """
+        for n in range(2) if i.opcode in SCALING else ():
+            factor, array = (look_through(operand(i, m)) for m in (n, 1 - n))
+            if factor.opcode != "broadcast" and not is_one_number(factor):
+                continue
+            ends = [j for j in walk([factor], self._numbers, _MOST) if not [*self._numbers(j)]]
+            if len(ends) == 1 and ends[0].opcode == "constant":
+                return ends[0].literal
+            is_sum = any(map(_is_gradients, ends))
+            if is_sum and op_name(array) and not is_backward(op_name(array)):
+                return None
+            return frozenset(j.name for j in ends if j.opcode != "constant")
+        return None
+
+    def _numbers(self, i: Instruction) -> Iterator[Instruction]:
+        """What one number is made of, or a few, out of fusions too."""
+        if i.opcode == "parameter":
+            around = self._graph.launcher(i)
+            if around is not i:
+                yield operand(around, i.parameter_number or 0)
+        elif i.opcode in ELEMENTWISE | {"broadcast", "bitcast", "reshape"}:
+            yield from map(i.computation.__getitem__, i.operands)
 
     def _before(self, value: Value) -> Iterator[Value]:
         """What a value of the backward pass is made of."""
@@ -111,20 +136,24 @@ class _Backward:
             yield from self._graph.before(value)
 
 
+def _place(i: Instruction) -> tuple:
+    """Where the program writes an operation, and what it is."""
+    types = (operand(i, 0).shape.dtype, i.shape.dtype) if i.opcode == "convert" else ()
+    return i.stack_frame, i.opcode, *types
+
+
+def _scope(i: Instruction) -> str:
+    return op_name(i).rpartition("/")[0]
+
+
+def _enlarges(opcode: str, factor: str) -> bool:
+    """Whether a constant makes numbers much larger, as a gradient's scale does."""
+    try:
+        number = abs(float(factor))
+    except ValueError:
+        return True
+    return number >= _LARGE if opcode == "multiply" else number <= 1 / _LARGE
+
+
 def _multiplies(i: Instruction) -> bool:
     return i.opcode in DOTS or i.opcode.startswith("custom-call")
-
-
-def _has_factor(i: Instruction) -> bool:
-    """Whether an array is multiplied or divided by one number, or one for each row or column."""
-    for n in range(2):
-        factor = look_through(operand(i, n))
-        if factor.opcode == "broadcast" or is_one_number(factor):
-            return not _is_one(factor)
-    return False
-
-
-def _is_one(i: Instruction) -> bool:
-    while i.opcode == "broadcast":
-        i = look_through(operand(i, 0))
-    return i.opcode == "constant" and i.literal == "1"

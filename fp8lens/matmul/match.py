@@ -44,6 +44,7 @@ class Neighbours:
         ]
         self.number = {i: n for n, i in enumerate(instructions)}
         self.parameters = module.entry.parameters
+        self._sizes = [parameter.shape.size for parameter in self.parameters]
         self._flow = Flow(module, self.number.__contains__, _around)
         self.made_of = []
         for i in instructions:
@@ -69,9 +70,9 @@ class Neighbours:
             if instruction is not None:
                 producers.add(self.number[instruction])
             # A scale may be applied before the dot or after: only what may be the matrix itself
-            # tells two apart.
+            # tells two apart, and what chooses its rows.
             elif element < len(self.parameters):
-                if 16 * self.parameters[element].shape.size >= size:
+                if is_index(self.parameters[element]) or 16 * self._sizes[element] >= size:
                     parameters.add(element)
         return frozenset(parameters), frozenset(producers)
 
@@ -98,6 +99,11 @@ class Neighbours:
 
 
 neighbours = remembered(Neighbours)
+
+
+def is_index(parameter: Instruction) -> bool:
+    """Whether an argument has integers that choose among rows, as tokens do."""
+    return parameter.shape.dtype in ("s32", "u32", "s64", "u64") and parameter.shape.size > 1
 
 
 def _around(i: Instruction) -> range:

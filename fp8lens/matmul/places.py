@@ -3,12 +3,13 @@ it is of the forward pass, or makes the gradient of an input or of a weight.
 """
 
 import dataclasses
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 
 from fp8lens.hlo.origin import is_backward, is_recomputed, layer, op_name
 from fp8lens.hlo.parse import HloModule
-from fp8lens.matmul.match import Neighbours, neighbours
+from fp8lens.matmul.match import Neighbours, is_index, neighbours
 from fp8lens.matmul.rows import GemmRow
 
 # What an operand is made of: the numbers of parameters and of matmuls.
@@ -77,13 +78,14 @@ def placed(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow]:
     for place in places:
         if place.weight:
             weights[place.written].add(place.weight)
+    names = _short({place.weight: _names(module, place.weight) for place in places})
     in_fp8 = {place.frame for place in places if place.row.is_fp8 and not place.is_backward}
     in_fp8.discard(None)
     found = []
     for place in places:
         name = place.written[0]
         if len(weights[place.written]) > 1 and not place.argument:
-            name = _names(module, place.weight) or name
+            name = names[place.weight] or name
         row = dataclasses.replace(
             place.row,
             place=f"{name} {place.what}".strip(),
@@ -145,14 +147,32 @@ def _operands(around: Neighbours, row: GemmRow) -> list[_Made]:
 def _names(module: HloModule, parameters: frozenset[int]) -> str:
     """The names of arguments, as JAX has them; the first three."""
     names = [op_name(module.entry.parameters[number]) for number in sorted(parameters)]
-    return ", ".join(name for name in names[:3] if name)
+    return ", ".join(name.removesuffix(".value") for name in names[:3] if name)
+
+
+def _short(names: dict[frozenset[int], str]) -> dict[frozenset[int], str]:
+    """The names of weights without the path that all those in trees have in common."""
+    in_trees = [name for name in names.values() if "[" in name]
+    same = os.path.commonprefix(in_trees) if len(in_trees) > 1 else ""
+    start = max(same.rfind("["), 0)
+    found = {}
+    for weight, name in names.items():
+        found[weight] = name[start:] if name in in_trees else name
+    return found
 
 
 def _weight(module: HloModule, place: _Place) -> frozenset[int]:
-    """The arguments that a matmul's weight is made of, and nothing else. If both matrices are made
-    of arguments alone, those that are in a tree, as models have their weights.
+    """The arguments that a matmul's weight is made of, and nothing else: no rows that others of
+    the arguments choose. If both matrices are made so, those that are in a tree, as models have
+    their weights.
     """
-    found = [parameters for parameters, made in place.operands if parameters and not made]
+    arguments = module.entry.parameters
+    found = []
+    for parameters, made in place.operands:
+        if not made and not any(is_index(arguments[number]) for number in parameters):
+            # What is much smaller than the weight is a scale's history.
+            most = max((arguments[number].shape.size for number in parameters), default=0)
+            found.append(frozenset(n for n in parameters if 4 * arguments[n].shape.size >= most))
     in_trees = [parameters for parameters in found if "[" in _names(module, parameters)]
     return frozenset().union(*(in_trees if len(in_trees) == 1 else found))
 
@@ -178,6 +198,8 @@ def _made_by(module: HloModule, place: _Place, other: _Place) -> tuple[str, str]
     if len(made) != 1 or not other.weight:
         return "", ""
     ((parameters, producers),) = made
-    if not producers and parameters < other.weight:
-        return "", _names(module, parameters)
-    return "wgrad" if parameters == other.weight and not producers else "dgrad", ""
+    if producers or parameters.isdisjoint(other.weight):
+        return "dgrad", ""
+    if other.weight <= parameters:
+        return "wgrad", ""
+    return "", _names(module, parameters & other.weight)  # both may be the weight

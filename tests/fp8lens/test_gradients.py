@@ -81,6 +81,11 @@ def quantized_and_dequantized(x, up, down, s):
     return lax.dot(*wide) @ down
 
 
+def capped(one):
+    """A head with capped scores: the cap's factor and the gradient's scale have one line."""
+    return lambda x, up, down, s: 15 * jnp.tanh(one(x, up[:, :256], s).astype(f32) / 15)
+
+
 def attention(x, up, down, s):
     q, k, v = jnp.split(dense(x, up, s).reshape(2, 64, 4, 128)[..., :96], 3, -1)
     return jax.nn.dot_product_attention(q, k, v).reshape(128, -1) @ down[:128]
@@ -103,7 +108,7 @@ def seen(model, **options):
     return inspect(step_of(model, **options), *ARGS)
 
 
-@pytest.mark.parametrize("model", [layers(bare), layers(by_one), by_division])
+@pytest.mark.parametrize("model", [layers(bare), layers(by_one), by_division, capped(bare)])
 def test_a_gradient_that_becomes_fp8_without_a_scale_fails(model):
     told = seen(model)
     report = told.report
@@ -144,6 +149,7 @@ def test_where_all_gradients_are_zero_each_matmul_is_told():
         (layers(by_amax), False),
         (layers(by_a_number), False),
         (layers(bare), True),  # a loss that is scaled may lift its gradients as much
+        (capped(by_a_number), False),
         (scanned, False),
         (quantized_and_dequantized, False),
         (attention, False),
@@ -168,7 +174,7 @@ def test_rows_of_one_line_are_told_apart_by_argument_and_pass():
         return jax.value_and_grad(loss)(params)
 
     params = {"up": {"kernel": ARGS[1]}, "down": {"kernel": ARGS[2]}}
-    up, down = "params['up']['kernel']", "params['down']['kernel']"
+    up, down = "['up']['kernel']", "['down']['kernel']"
     told = inspect(step, params, ARGS[0], *ARGS[3:])
     assert sorted(row.path for row in told.report.rows) == sorted(
         [up, down, f"{down} backward (dgrad)", f"{down} backward (wgrad)", f"{up} backward (wgrad)"]
