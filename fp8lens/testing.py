@@ -34,7 +34,7 @@ from fp8lens.rules.rule import RULES, Lost
 
 #: The variable of the environment that has `assert_no_worse` write its record.
 UPDATE = "FP8LENS_UPDATE"
-_WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum")
+_WORK = ("scale", "bias", "epilogue", "amax", "output", "transpose", "pad")
 _NO_WORK = ("duplicate", "kernel", "wire", "opaque", UNSCALED)  # what else may be allowed
 _EPILOGUE = re.compile(r"(BIAS_)?(RELU|GELU)(_AUX)?|BIAS|DEFAULT")  # as cuBLASLt names them
 # Files of installed packages, and what is no file.
@@ -67,7 +67,7 @@ def assert_fp8_gemms(
     knows, fails in any case. Except with `count` alone, there may be no kernel that fp8lens cannot
     look into, such as a hand-written one or a library's, because its FLOPs are unknown. `fused`: if
     True, no work may be left outside any FP8 matmul. Names of work ask only for that work: "scale",
-    "bias", "epilogue", "amax", "output", "transpose", "pad", "copy", "sum". If one of the first
+    "bias", "epilogue", "amax", "output", "transpose", "pad". If one of the first
     four is named, at least one call must also do that work. cuBLASLt's names, such as "RELU" or
     "BIAS_GELU", ask that every FP8 call has that epilogue. `allow` names what a layer's user cannot
     change and what `fused` then ignores: kinds of work, ("transpose", "bias"), or rules,

@@ -42,7 +42,6 @@ WORK = {
     "fp8": "the dequantization of an operand",
     "transpose": "a transpose",
     "pad": "padding",
-    "copy": "a copy of an operand",
     "scale": "a scale",
     "bias": "the bias",
     "epilogue": "the activation",
