@@ -67,9 +67,9 @@ def assert_fp8_gemms(
     knows, fails in any case. Except with `count` alone, there may be no kernel that fp8lens cannot
     look into, such as a hand-written one or a library's, because its FLOPs are unknown. `fused`: if
     True, no work may be left outside any FP8 matmul. Names of work ask only for that work: "scale",
-    "bias", "epilogue", "amax", "output", "transpose", "pad". If one of the first
-    four is named, at least one call must also do that work. cuBLASLt's names, such as "RELU" or
-    "BIAS_GELU", ask that every FP8 call has that epilogue. `allow` names what a layer's user cannot
+    "bias", "epilogue", "amax", "output", "transpose", "pad". If one of the first four is named, at
+    least one call must also do that work. cuBLASLt's names, such as "RELU" or "BIAS_GELU", ask that
+    every FP8 call has that epilogue. `allow` names what a layer's user cannot
     change and what `fused` then ignores: kinds of work, ("transpose", "bias"), or rules,
     "late-relu". A matmul may be wide if all reasons for it are by allowed rules: a router, which is
     meant to be, by "not-quantized". With "opaque" the assertion ignores kernels that fp8lens cannot
