@@ -12,8 +12,7 @@ def operand_layout(kernel: InFront) -> Found | None:
     """K is not an operand's last dimension in memory."""
     if kernel.work != "transpose" or not kernel.moves_k_to_the_end:
         return None
-    stored = {"left": "as [M, K]", "right": "as [N, K]"}.get(kernel.side, "with K last")
-    return Found(operand=kernel.operand, shape=kernel.kernel.shape.brief, stored=stored)
+    return Found(operand=kernel.operand, shape=kernel.kernel.shape.brief)
 
 
 @rule("padded-operands", lost=Lost.PAD)
