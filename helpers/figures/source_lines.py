@@ -12,8 +12,6 @@ from inspect import getsourcelines
 from textwrap import dedent
 from typing import Any
 
-import matplotlib as mpl
-
 from fp8lens import Inspection, inspect
 from fp8lens.hlo.ops import SCALING, VIEWS
 from fp8lens.hlo.parse import Instruction
@@ -25,7 +23,6 @@ from fp8lens.matmul.unfused import operations
 from fp8lens.rules.facts import Matmul
 from helpers.explorers.reader import WORK
 from helpers.figures.palette import PALETTE
-from helpers.figures.plots import ink_on
 
 UNKNOWN = -1
 _NO_WORK = VIEWS | frozenset("parameter constant tuple iota broadcast copy".split())
@@ -214,6 +211,8 @@ def _colours(kernels: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def _tag(mark: str, colours: Mapping[str, str]) -> str:
     if mark not in colours:
         return f"<b>{mark}</b>"
+    from helpers.figures.plots import ink_on  # what is recorded needs no matplotlib
+
     colour = colours[mark]
     style = f"background: {colour}; color: {ink_on(colour)}; padding: 0 .4em"
     return f'<b style="{style}">{mark}</b>'
@@ -223,7 +222,7 @@ def _tint(marks: Sequence[str], colours: Mapping[str, str]) -> str:
     """The ground of a line, in the colour of the last kernel that does it."""
     if not marks or marks[-1] not in colours:
         return ""
-    red, green, blue = (round(255 * part) for part in mpl.colors.to_rgb(colours[marks[-1]]))
+    red, green, blue = bytes.fromhex(colours[marks[-1]].removeprefix("#"))
     return f"; background: rgba({red}, {green}, {blue}, .12)"
 
 
