@@ -364,19 +364,25 @@ class InFront:
         return f"{side} ({name})" if name else side
 
     @property
-    def moves_k_to_the_end(self) -> bool:
-        """Whether what was the last dimension in memory becomes one of the rows: then K was not the
-        last.
+    def last_becomes(self) -> str:
+        """What becomes of the last dimension in memory where the kernel transposes: one of the
+        "rows" of an operand, so that K was not the last; it stays the "last"; or another dimension
+        of "k". "" where the kernel does not transpose.
         """
         move = next((i for i in operations(self.kernel) if changes_layout(i)), None)
         if move is None or move.shape.is_tuple:
-            return False
+            return ""
+        row, read = self.matmul.row, operand(self.kernel, 0).shape
+        first, *behind = (read.dims[d] for d in reversed(minor_to_major(read)))
+        # Where the last dimension is as long, it may be the rows.
+        has_rows_first = first in (row.m, row.n) and first not in behind[-1:]
+        if row.batch == 1 and has_rows_first and len(behind) > 1 and math.prod(behind) == row.k:
+            return "k"
         was = dimensions(move) if move.opcode == "transpose" else [*range(len(move.shape.dims))]
         last = minor_to_major(operand(move, 0).shape)[0]
         order = [*reversed(minor_to_major(move.shape))]
         place = next(n for n, d in enumerate(order) if was[d] == last)
-        behind = math.prod(move.shape.dims[d] for d in order[place + 1 :])
-        return behind >= self.matmul.row.k
+        return "last" if place == len(order) - 1 else "rows"
 
 
 _NAMED = ("bitcast", "reshape", "copy", "get-tuple-element")

@@ -10,9 +10,25 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
 @rule("operand-layout", lost=Lost.TRANSPOSE)
 def operand_layout(kernel: InFront) -> Found | None:
     """K is not an operand's last dimension in memory."""
-    if kernel.work != "transpose" or not kernel.moves_k_to_the_end:
+    return _transposed(kernel, "rows")
+
+
+def _transposed(kernel: InFront, last_becomes: str) -> Found | None:
+    if kernel.work != "transpose" or kernel.last_becomes != last_becomes:
         return None
     return Found(operand=kernel.operand, shape=kernel.kernel.shape.brief)
+
+
+@rule("order-within-k", lost=Lost.TRANSPOSE)
+def order_within_k(kernel: InFront) -> Found | None:
+    """Several dimensions are contracted, and the two operands have them in different orders."""
+    return _transposed(kernel, "k")
+
+
+@rule("rows-rearranged", lost=Lost.TRANSPOSE)
+def rows_rearranged(kernel: InFront) -> Found | None:
+    """The rows of an operand are transposed among themselves, and K stays last."""
+    return _transposed(kernel, "last")
 
 
 @rule("padded-operands", lost=Lost.PAD)
