@@ -399,12 +399,13 @@ class Page {
 
   // XLA's rules, where the dump has what its rewriter was given.
   reasons(reasons) {
-    const item = ({ matmul, at, source, lost, reason, fix, rule, matmuls }) =>
+    const item = ({ matmul, at, source, lost, blamed, reason, fix, rule, chain, matmuls }) =>
       h(
         "li",
         { "data-rule": rule },
         h("p", {}, at ? this.lead(matmul, at) : matmul, source ? ` at ${source}` : "", matmuls > 1 ? `, and ${counted(matmuls - 1, "other")} alike` : ""),
-        h("p", {}, `Lost ${lost}: ${reason}.`),
+        h("p", {}, `Lost ${lost}${blamed}: ${reason}.`),
+        ...chain.split("\n").filter(Boolean).map((line) => h("p", { class: "quiet" }, line)),
         h("p", {}, h("b", {}, "Fix: "), `${fix}.`),
         h("p", {}, "Rule ", h("a", { href: `${RULES}${rule}.html` }, rule)),
       );

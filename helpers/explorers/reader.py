@@ -289,7 +289,14 @@ class Program:
             return None
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for one in self.seen.reasons:
-            said = {"lost": one.lost, "reason": one.reason, "fix": one.fix, "rule": one.rule}
+            said = {
+                "lost": one.lost,
+                "blamed": one.blamed,
+                "reason": one.reason,
+                "fix": one.fix,
+                "rule": one.rule,
+                "chain": "\n".join(one.chain),
+            }
             first = {
                 **said,
                 "matmul": one.matmul,
