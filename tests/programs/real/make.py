@@ -559,9 +559,10 @@ def sharded_step() -> Made:
 
 def without_paths(text: str) -> str:
     """No folder of this machine in a file's name: an installed file's begins with lib/python3, ours
-    in the checkout.
+    in the checkout, and `fp8lens` is where it is installed.
     """
-    return re.sub(r'"/[^"\n]*/(lib/python3[^"\n]*)"', r'"\1"', text).replace(f"{ROOT}/", "")
+    text = re.sub(r'"/[^"\n]*/(lib/python3[^"\n]*)"', r'"\1"', text).replace(f"{ROOT}/", "")
+    return text.replace('"fp8lens/', '"lib/python3.12/site-packages/fp8lens/')
 
 
 def kept(name: str, texts: dict[str, str]) -> None:
