@@ -126,17 +126,6 @@ class Attention(nn.Module):
 DIRECT, QDQ = fp8_ops.Fp8DirectDotGeneralOp, fp8_ops.Fp8DotGeneralOp
 
 
-@jax.custom_jvp
-def relu(x):
-    """Whose gradient reads its result, where jax.nn.relu's reads what it was given. Of `result > 0`
-    XLA would make `x > 0`.
-    """
-    return jnp.maximum(x, 0)
-
-
-relu.defjvps(lambda tangent, result, x: jnp.where(result != 0, tangent, 0))
-
-
 @program("flax: Dense", MLP(DIRECT), S(ROWS, WIDTH))
 @program("flax: Dense, f32", MLP(DIRECT, dtype=f32), S(ROWS, WIDTH, dtype=f32))
 @program("flax: Dense, bf16 parameters", MLP(DIRECT, param_dtype=bf16), S(ROWS, WIDTH))
@@ -145,12 +134,7 @@ relu.defjvps(lambda tangent, result, x: jnp.where(result != 0, tangent, 0))
     MLP(DIRECT, dtype=f32, param_dtype=bf16),
     S(ROWS, WIDTH, dtype=f32),
 )
-@program("flax: Dense, gelu, a batch", MLP(DIRECT, activation=nn.gelu), S(4, ROWS, WIDTH))
-@program("flax: Dense, gelu, flat", MLP(DIRECT, activation=nn.gelu), S(4 * ROWS, WIDTH))
 @program("flax: Dense, trained", MLP(DIRECT), S(ROWS, WIDTH), train=True)
-@program(
-    "flax: Dense, another relu, trained", MLP(DIRECT, activation=relu), S(ROWS, WIDTH), train=True
-)
 @program(
     "flax: Fp8Einsum, by rows",
     Project("bk,nk->bn", (HIDDEN, WIDTH), fp8_ops.Fp8Einsum),
@@ -223,7 +207,6 @@ def qt(
 
 
 FIXED = {"weight_calibration_method": "fixed,-1,1", "act_calibration_method": "fixed,-8,8"}
-STATIC = {"act_static_scale": True}
 ONE = {"disable_channelwise_axes": True}
 E5M2 = {"bwd_qtype": e5m2}
 
@@ -234,7 +217,6 @@ program(
     S(ROWS, WIDTH),
 )(ptq)
 program("qwix: PTQ, weights alone", MLP(), S(ROWS, WIDTH), act_qtype=None)(ptq)
-program("qwix: PTQ, static", MLP(), S(ROWS, WIDTH), **STATIC)(ptq)
 program("qwix: PTQ, fixed", MLP(), S(ROWS, WIDTH), **FIXED)(ptq)
 program("qwix: PTQ, tiles", MLP(), S(ROWS, WIDTH), tile_size=128)(ptq)
 program("qwix: PTQ, small tiles", MLP(), S(ROWS, WIDTH), tile_size=32)(ptq)
@@ -252,17 +234,6 @@ program(
     weight_qtype=e5m2,
     act_qtype=e5m2,
     **E5M2,
-)(qt)
-TILED = {"tile_size": 128}
-program("qwix: QT, tiles, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **TILED)(qt)
-program(
-    "qwix: QT, tiles, E5M2 gradients, residuals",
-    MLP(),
-    S(ROWS, WIDTH),
-    train=True,
-    **E5M2,
-    **TILED,
-    additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3},
 )(qt)
 
 

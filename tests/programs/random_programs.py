@@ -350,13 +350,6 @@ class Module:
             total += size((_put(body, result) or result).type)
         return total
 
-    def find(self, name: str) -> tuple[str, Line]:
-        """An instruction that runs by itself, and the computation that it is in."""
-        for computation, _ in self.runs():
-            if name in self.computations[computation]:
-                return computation, self.computations[computation][name]
-        raise LookupError(name)
-
 
 _CUTS = ("slice", "dynamic-slice", "gather")
 _NAMES = ("bitcast", "reshape", "get-tuple-element")

@@ -5,7 +5,7 @@
 
 For each it keeps what XLA dumps, as an archive: the program as written, the one that XLA's
 rewriter was given, and the compiled one. `tar xf NAME.tar.xz` gives a folder that `fp8lens NAME`
-reads. Names of files on this machine are cut: a library's begin with site-packages.
+reads. Names of files on this machine are cut: those of a library begin with lib/python3.
 
 te_delayed_step is a dump from elsewhere: a layer of Transformer Engine, compiled for an H100. It
 has the compiled program alone.
@@ -558,12 +558,11 @@ def sharded_step() -> Made:
 
 
 def without_paths(text: str) -> str:
-    """No name of a folder on this machine: a library's file from site-packages on, ours from the
-    checkout.
+    """No folder of this machine in a file's name: an installed file's begins with lib/python3, ours
+    in the checkout, and `fp8lens` is where it is installed.
     """
-    text = re.sub(r'"[^"\n]*/(site-packages/[^"\n]*)"', r'"\1"', text)
-    text = re.sub(r'"[^"\n]*/(lib/python3[^"\n]*)"', r'"\1"', text)
-    return text.replace(f"{ROOT}/", "")
+    text = re.sub(r'"/[^"\n]*/(lib/python3[^"\n]*)"', r'"\1"', text).replace(f"{ROOT}/", "")
+    return text.replace('"fp8lens/', '"lib/python3.12/site-packages/fp8lens/')
 
 
 def kept(name: str, texts: dict[str, str]) -> None:
