@@ -91,8 +91,7 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
             "record anew."
         )
     after = entry_of(seen)
-    lost = _slower(before, after)
-    worse = [_lost(row, rate, lost, before, after, seen) for row, rate in lost]
+    worse = [_lost(row, rate, seen) for row, rate in _slower(before, after)]
     better = []
     for row, rate in _slower(after, before):
         better.append(f"{_where(row)} is in {_NAMES[rate]} now, and was in {row['type']}")
@@ -319,44 +318,20 @@ def _where(row: Row) -> str:
     return visible(f"{name} ({row['source']}{times})" if row["source"] else f"{name}{times}")
 
 
-def _lost(
-    row: Row,
-    rate: int,
-    lost: Sequence[tuple[Row, int]],
-    before: Entry,
-    after: Entry,
-    seen: Inspection,
-) -> str:
-    """That a matmul lost FP8 or another type, why, and what its layer moves more for it."""
+def _lost(row: Row, rate: int, seen: Inspection) -> str:
+    """That a matmul lost FP8 or another type, and why."""
     if rate < _IN_FP8:
         return f"{_where(row)} is multiplied in {row['type']}, and no longer in {_NAMES[rate]}"
-    why = next(
-        (
-            f"because {reason.reason} [{reason.rule}]"
-            for reason in _reasons(seen)
-            if reason.rule in row["rules"] and row["source"] in ("", reason.source)
-        ),
-        "",
-    )
-    place = _place(row)
-    was, now = _there(before, place), _there(after, place)
-    alone = [_place(other) for other, _ in lost].count(place) == 1
-    grown = ""
-    if place and alone and was is not None and now is not None and now > was:
-        grown = f"{size(now - was)} more there"
-    said = ", ".join(filter(None, (grown, why)))
-    return f"{_where(row)} lost {_NAMES[rate]}" + (f": {said}" if said else "")
+    for reason in _reasons(seen):
+        if reason.rule in row["rules"] and row["source"] in ("", reason.source):
+            because = f"because {reason.reason} [{reason.rule}]"
+            return f"{_where(row)} lost {_NAMES[rate]}, {because}"
+    return f"{_where(row)} lost {_NAMES[rate]}"
 
 
 def _place(row: Row) -> str:
     """Where something is: its layer, or else its line."""
     return row["layer"] or row["source"]
-
-
-def _there(entry: Entry, place: str) -> int | None:
-    """The bytes that kernels move at a place; None where the entry has no kernel there."""
-    rows = [row for row in _run(entry, "bytes") if _place(row) == place]
-    return sum(row["bytes"] for row in rows) if rows else None
 
 
 def _explained(figure: _Figure, before: Entry, after: Entry, seen: Inspection) -> str:

@@ -7,7 +7,6 @@ XLA writes the plan when it dumps a program: `...-buffer-assignment.txt` has eve
 
 import dataclasses
 import enum
-import html
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
-from fp8lens.hlo.parse import HloModule, Instruction, Shape, visible
-from fp8lens.hlo.text import Ink, Style, columns, html_table, size, uncoloured, wrapped
+from fp8lens.hlo.parse import HloModule, Instruction, Shape
+from fp8lens.hlo.text import size, wrapped
 from fp8lens.hlo.values import changes_layout
 from fp8lens.matmul.unfused import part_for
 
@@ -28,9 +27,6 @@ _RANGE = re.compile(r"^ {4}(\S+)\{([\d,]*)\}:(\d+)-(\d+)$", re.M)
 _ORDER = re.compile(r"^ {4}(\d+):(\S+)$", re.M)
 # From which share of the peak on it is said that XLA's figure has more than its plan tells.
 _UNTOLD = 0.001
-# Buffers of fewer bytes are shown together.
-_SMALL = 0.01
-_HEADER = ("bytes", "what", "type", "made by", "layer", "source")
 
 
 class Holds(enum.StrEnum):
@@ -63,7 +59,7 @@ class Buffer:
     source: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Memory:
     """A program's memory on one device, in bytes. `arguments` and `results` are its own; `aliased`
     of them are both, as a donated argument that a result overwrites. `temporaries` is the one
@@ -113,36 +109,10 @@ class Memory:
             "alive at the peak: " + ", ".join(f"{size(n)} {kind}" for kind, n in kinds),
         ]
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        least = _SMALL * self.peak
-        for b in self.alive:
-            if b.nbytes >= least:
-                element = f"#{b.element}" if b.element else ""
-                made_by = f"{b.instruction}{element}"
-                names = (b.shape, made_by, b.layer, b.source)
-                yield (size(b.nbytes), b.holds, *map(visible, names))
-        small = [b for b in self.alive if b.nbytes < least]
-        if small:
-            nbytes = size(sum(b.nbytes for b in small))
-            yield (nbytes, f"{len(small)} smaller ones", "", "", "", "")
-
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, style: Style = uncoloured) -> str:
-        """What `str` gives, its heading in this style."""
-        rows = [_HEADER, *self._rows()]
-        may_go = (_HEADER.index("layer"), _HEADER.index("made by"), _HEADER.index("source"))
-        shown = [c for c in range(len(_HEADER)) if any(row[c] for row in rows[1:])]
-        lines, _ = columns(rows, shown, (0,), may_go)
-        said = [line for sentence in self.summary for line in wrapped(sentence, 0, 2)]
-        return "\n".join([*said, "", style(lines[0], Ink.HEADING), *lines[1:]])
+        return "\n".join(line for s in self.summary for line in wrapped(s, 0, 2))
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        said = "<br>".join(map(html.escape, self.summary))
-        return f"<p>{said}</p>" + html_table(_HEADER, ((row, "", ()) for row in self._rows()))
 
 
 class Plan(NamedTuple):
@@ -227,14 +197,14 @@ _SIZES = ("arguments", "results", "aliased", "temporaries", "total")
 def _roles(about: str) -> list[str]:
     """The sizes that an allocation belongs to."""
     is_argument, is_result = "parameter " in about, "maybe-live-out" in about
-    roles = {
-        "total": True,
-        "arguments": is_argument,
-        "results": is_result,
-        "aliased": is_argument and is_result,
-        "temporaries": "preallocated-temp" in about,
-    }
-    return [name for name, belongs in roles.items() if belongs]
+    belongs = (
+        is_argument,
+        is_result,
+        is_argument and is_result,
+        "preallocated-temp" in about,
+        True,
+    )
+    return [name for name, there in zip(_SIZES, belongs, strict=True) if there]
 
 
 def _peak(values: Sequence[_Value], lives: "_Lives") -> tuple[int, list[_Value]]:

@@ -8,6 +8,7 @@ lie in memory: views change an array's dimensions, and not this.
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -74,8 +75,11 @@ def _product(multiply: Instruction, total: Sum) -> Product | None:
     XLA multiplies two factors, and either may be a vector.
     """
     name = op_name(multiply)
-    has_its_name = primitive(name).endswith("dot_general") or name == op_name(total.reduce) != ""
-    is_of_dot = total.is_xlas and has_its_name
+    # XLA may give a dot the name of the transpose that it takes in.
+    is_named = primitive(name).endswith("dot_general") or (
+        primitive(name) == "transpose" and name == op_name(total.reduce)
+    )
+    is_of_dot = total.is_xlas and is_named
     factors = [operand(multiply, 0), operand(multiply, 1)]
     if not is_of_dot:
         factors = _factors(multiply)
@@ -89,7 +93,8 @@ def _product(multiply: Instruction, total: Sum) -> Product | None:
         m, n = (_length(shape, d) // total.length(shape, d) for d in (rows - both, columns - both))
         others = [varies[i.name] for i in factors if i is not lhs and i is not rhs]
         is_matrix = any(other & rows - both and other & columns - both for other in others)
-        if k > 1 and not is_matrix and (is_of_dot or min(m, n) > 1):
+        is_written = min(m, n) > 1 and re.match(r"b?f\d", shape.dtype)
+        if k > 1 and not is_matrix and (is_of_dot or is_written):
             found.append(Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot))
     return max(found, key=lambda one: math.prod(one.sizes), default=None)
 

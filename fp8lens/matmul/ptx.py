@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fp8lens.formats import E2M1, is_fp8, is_narrow
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
-from fp8lens.hlo.program import fusion_body, fusion_kind
+from fp8lens.hlo.program import fusion_body, fusion_kind, setting
 from fp8lens.hlo.remember import remembered
 from fp8lens.matmul.rows import GemmRow
 
@@ -57,6 +57,16 @@ def of_kernel(name: str, ptx: Mapping[str, str]) -> str:
     return "\n".join(ptx[entry] for entry in (first, *numbered) if entry in ptx)
 
 
+def _own_code(call: Instruction, ptx: Mapping[str, str]) -> str:
+    """The instructions of somebody's own kernel: Mosaic GPU hands XLA MLIR's bytecode, which has
+    each multiply instruction in words.
+    """
+    target = call.custom_call_target or ""
+    if target.startswith("mosaic_gpu"):
+        return call.attributes.get("backend_config", "")
+    return of_kernel(str(setting(call, "name")), ptx) if "triton" in target else ""
+
+
 def _computed(i: Instruction) -> tuple[str, str]:
     """What two Triton kernels have in common that are alike."""
     return _text(fusion_body(i)), i.attributes.get("backend_config", "")
@@ -84,9 +94,12 @@ def _in_ptx(name: str) -> str:
 
 
 def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
-    """The type that a Triton kernel's PTX multiplies; of several, one that is not FP8. Kernels that
-    are alike share one PTX, under the name of one.
+    """The type that a Triton kernel's PTX multiplies, or somebody's own kernel; of several, one
+    that is not FP8. Kernels that are alike share one PTX, under the name of one.
     """
+    if not row.is_seen:
+        types = instructions(_own_code(row.instruction, ptx))
+        return next((t for t in types if not is_narrow(t)), types[0]) if types else row.math_dtype
     text = ptx.get(_in_ptx(row.name))
     if not text:
         alike = _fusions(row.instruction.computation.module)[_computed(row.instruction)]

@@ -130,14 +130,15 @@ def _config(i: Instruction) -> dict:
 @remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Where
-    K is 1 there is nothing to sum: that is elementwise work, and no matmul. Raises HloParseError
-    where it says that it multiplies, but not what.
+    K is 1 and no library multiplies, there is nothing to sum: that is elementwise work, and no
+    matmul. Raises HloParseError where it says that it multiplies, but not what.
     """
     opcode = instruction.opcode.removesuffix("-start")
     if opcode not in _MULTIPLY:
         return ()
     try:
-        return tuple(row for row in _matmuls(instruction, opcode) if row.k != 1)
+        rows = _matmuls(instruction, opcode)
+        return tuple(row for row in rows if row.k != 1 or row.library != "kernel")
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, HloParseError):
             raise

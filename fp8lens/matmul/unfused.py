@@ -841,7 +841,7 @@ def find_unfused(
         avoidable = [kernel.instruction for kernel in near if kernel.avoidable]
         avoidable.sort(key=lambda i: (-moved(i), i.index))
         math_dtype = row.math_dtype
-        if ptx is not None and row.library == "triton":
+        if ptx is not None and (row.library == "triton" or not row.is_seen):
             math_dtype = multiplied(row, ptx)
         row = dataclasses.replace(
             row,

@@ -316,7 +316,7 @@ def test_calls_nest_deeper_than_python_and_may_not_call_themselves(kind):
 
 def test_what_is_called_twice_at_each_level_is_visited_once():
     twice = "%q = f32[8] call(%p), to_apply=@\n  ROOT %r = f32[8] call(%q), to_apply=@"
-    dot = "dot(%p, %p), lhs_contracting_dims={}, rhs_contracting_dims={}"
-    first = f"%d = f32[8,8] {dot}\n  ROOT %r = f32[8] negate(%p)"
+    dot = "dot(%p, %p), lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+    first = f"%d = f32[] {dot}\n  ROOT %r = f32[8] negate(%p)"
     (row,) = report_gemms(called(twice, 61, first)).rows
     assert row.count == 2**60
