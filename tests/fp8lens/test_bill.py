@@ -277,7 +277,7 @@ def test_two_programs_are_compared():
     assert re.search(r"^total +bf16 +FP8 +ratio$", text, re.M)
     assert re.search(r"^part +bf16 +FP8 +ratio$", text, re.M)
     assert re.search(r"^moved by kernels: quantize +0 B +\d", text, re.M)
-    assert set(json.loads(both.json())) == {"bf16", "FP8", "ratios"}
+    assert set(json.loads(both.json())) == {"bf16", "FP8", "ratios", "warning"}
     with pytest.raises(TypeError, match="give what fp8lens.inspect returns"):
         compare(of_step(False), "layer.py")
 
