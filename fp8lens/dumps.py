@@ -118,6 +118,8 @@ def text_of(data: bytes, most: int = 0) -> str:
                 data = file.read(most + 1 if most else -1)
         except (OSError, EOFError, zlib.error) as error:
             raise NoText("gzipped, and damaged") from error
+        if most and len(data) > most:
+            break
     if most and len(data) > most:
         raise NoText(f"more than {most / 1e6:g} MB of text")
     if not data.strip():

@@ -37,10 +37,8 @@ function choose(files) {
   return [files.find((file) => nameOf(file) === choice.name), `Read ${choice.said}`, beside];
 }
 
-// `most`: how many bytes of text are read.
+// `most`: how many bytes are read. What is gzipped is unpacked by fp8lens, up to as many bytes of text.
 async function bytesOf(file, most) {
-  const begin = new Uint8Array(await file.slice(0, 2).arrayBuffer());
-  const isGzipped = begin[0] === 0x1f && begin[1] === 0x8b;
   let read = 0;
   let told = 0;
   const counted = new TransformStream({
@@ -53,8 +51,7 @@ async function bytesOf(file, most) {
       controller.enqueue(chunk);
     },
   });
-  let stream = file.stream().pipeThrough(counted);
-  if (isGzipped) stream = stream.pipeThrough(new DecompressionStream("gzip"));
+  const stream = file.stream().pipeThrough(counted);
   const chunks = [];
   let length = 0;
   try {
@@ -70,7 +67,7 @@ async function bytesOf(file, most) {
     }
   } catch (error) {
     if (error instanceof RangeError) throw error;
-    throw new Error(`${nameOf(file)} cannot be read${isGzipped ? ": it is gzipped, and damaged" : ""}.`);
+    throw new Error(`${nameOf(file)} cannot be read.`);
   }
   const bytes = new Uint8Array(length);
   let at = 0;

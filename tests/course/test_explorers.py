@@ -349,7 +349,7 @@ def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump, tmp_path):
     saved = json.loads(Path(download.value.path()).read_text())
     assert saved == json.loads(inspect(TEXT).json())
     for name, data, said in (
-        ("bad.txt", gzip.compress(TEXT.encode())[:-40], "it is gzipped, and damaged"),
+        ("bad.txt", gzip.compress(TEXT.encode())[:-40], "bad.txt is gzipped, and damaged"),
         ("bad.txt", TEXT[:5000].encode(), "bad.txt is not one whole HLO module (line "),
         (beside[0], TEXT.encode(), "is a program that XLA has not optimized yet: give the text"),
     ):

@@ -49,7 +49,13 @@ def test_what_is_not_compiled_is_chosen_where_there_is_nothing_else():
 
 
 def test_a_files_text_is_read_gzipped_or_not():
-    assert text_of(b"\xef\xbb\xbfHloModule m") == text_of(gzip.compress(b"HloModule m"))
+    plain, packed = b"HloModule m", gzip.compress(b"HloModule m")
+    assert text_of(b"\xef\xbb\xbf" + plain) == text_of(packed) == text_of(gzip.compress(packed))
+    members = gzip.compress(plain[:5]) + gzip.compress(plain[5:])
+    assert text_of(members, len(plain)) == "HloModule m"
+    for data in (plain, packed, members, gzip.compress(packed)):
+        with pytest.raises(NoText, match="more than 1e-05 MB of text"):
+            text_of(data, 10)
     for data, what in (
         (b" \n", "empty"),
         (gzip.compress(b""), "empty"),

@@ -73,11 +73,6 @@ print_kernels(text)
         assert line.endswith("): pip install 'path/to/the/checkout[jax]'")
 
 
-def test_a_name_that_is_not_there():
-    with pytest.raises(AttributeError, match="module 'fp8lens' has no attribute 'report_gemm'"):
-        fp8lens.report_gemm  # noqa: B018
-
-
 def test_import_loads_nothing_compiled_and_changes_nothing_of_jax():
     loaded = python(
         "import fp8lens.cli, fp8lens.matmul.kernels, fp8lens.rules.find, fp8lens.testing, sys\n"
@@ -100,6 +95,8 @@ def test_everything_public_is_shown_and_found():
     everything: dict = {}
     exec("from fp8lens import *", everything)
     assert set(dir(fp8lens)) == set(fp8lens.__all__) == set(everything) - {"__builtins__"}
+    with pytest.raises(AttributeError, match="module 'fp8lens' has no attribute 'report_gemm'"):
+        fp8lens.report_gemm  # noqa: B018
     text = pydoc.render_doc(fp8lens, renderer=pydoc.plaintext)
     for name in fp8lens.__all__:
         assert name in text and (name == "TARGETS" or getattr(fp8lens, name).__doc__), name
@@ -115,19 +112,11 @@ def test_what_was_read_can_be_sent_to_another_process():
         same = again(report)
         assert same == report and str(same) == str(report)
         call = same.rows[0].instruction
-        assert (
-            call.cmd == report.rows[0].instruction.cmd
-            and call.computation.module[call.name] is call
-        )
-        module, diff = (
-            again(call.computation.module),
-            fp8lens.diff_hlo(DUMP, DUMP.replace("448", "240")),
-        )
+        assert call.computation.module[call.name] is call
+        module = again(call.computation.module)
         assert list(map(str, module)) == list(map(str, fp8lens.parse_hlo_module(DUMP)))
-        assert again(module.entry).name == module.entry.name and again(diff) == diff
         error = again(caught.value)
-        assert (type(error), str(error)) == (fp8lens.HloParseError, str(caught.value))
-        assert (error.line, error.column, error.message) == (3, 3, caught.value.message)
+        assert (str(error), error.line, error.column) == (str(caught.value), 3, 3)
 
 
 # The modules --------------------------------------------------------------------------------------

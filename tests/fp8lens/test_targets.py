@@ -1,22 +1,13 @@
+"""The chips, as facts, and what cannot be a chip."""
+
 import dataclasses
 
 import pytest
 
 from fp8lens.targets import UnknownTarget, attached_gpu, model
-from helpers import TARGETS, Target
+from helpers import TARGETS
 
 CHIPS = ("A100", "L40S", "H100", "H200", "B200")
-
-
-def test_the_chips_are_there():
-    assert set(CHIPS) <= set(TARGETS)
-    assert all(isinstance(TARGETS[name], Target) and TARGETS[name].source for name in CHIPS)
-
-
-def test_fp8_exists_where_nvidia_says():
-    assert [name for name in CHIPS if TARGETS[name].has_fp8] == ["L40S", "H100", "H200", "B200"]
-    for name in CHIPS:
-        assert ("f8e4m3fn" in TARGETS[name].peak_flops) == TARGETS[name].has_fp8
 
 
 # Multiply-adds per SM and cycle, from NVIDIA's architecture whitepapers, and the boost clock the
@@ -42,45 +33,22 @@ def test_peaks_agree_with_units_times_clock(name, dtype, fma, clock):
 
 
 def test_formats_of_one_width_share_a_rate():
+    assert [name for name in CHIPS if TARGETS[name].has_fp8] == ["L40S", "H100", "H200", "B200"]
     for name in CHIPS:
         peaks = TARGETS[name].peak_flops
+        assert TARGETS[name].source and TARGETS[name].has_fp8 == ("f8e4m3fn" in peaks)
         assert peaks["bf16"] == peaks["f16"] == pytest.approx(2 * peaks["tf32"], rel=0.03)
         assert peaks.get("f8e4m3fn") == peaks.get("f8e5m2")
 
 
-def test_peaks_cannot_be_changed_by_accident():
-    with pytest.raises(TypeError):
-        TARGETS["H100"].peak_flops["f8e4m3fn"] = 1.0
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        TARGETS["H100"].sms = 1
-
-
 @pytest.mark.parametrize(
-    "name, near",
-    [("h100", "H100"), ("H-200", "H200"), ("V100", None), ("", None), (None, None), (100, None)],
+    "name, near", [("h100", "H100"), ("H-200", "H200"), ("V100", None), (None, None), (100, None)]
 )
 def test_an_unknown_chip_names_the_known_ones(name, near):
     with pytest.raises(UnknownTarget) as error:
         TARGETS[name]
     assert all(chip in str(error.value) for chip in CHIPS)
     assert near is None or f"Did you mean {near!r}" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "device, name",
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA L40", None),
-        ("cpu", None),
-    ],
-)
-def test_a_model_is_known_by_the_name_its_driver_gives_it(device, name):
-    assert model(device) == (TARGETS[name] if name else None)
 
 
 @pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
@@ -90,26 +58,36 @@ def test_local_without_a_gpu_names_the_fix():
 
 
 @pytest.mark.parametrize(
-    "field", ["memory_bandwidth", "clock_ghz", "sms", "fpus_per_sm", "shared_memory_per_sm"]
+    "device, name",
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA L40", None),
+        ("cpu", None),
+    ],
 )
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "fast", None, True])
-def test_a_description_that_would_crash_xla_is_refused(field, value):
-    with pytest.raises(ValueError, match=field):
-        dataclasses.replace(TARGETS["H100"], **{field: value})
+def test_a_model_is_known_by_the_name_its_driver_gives_it(device, name):
+    assert model(device) == (TARGETS[name] if name else None)
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "field, value, words",
     [
-        ({"cuda_runtime": (11, 8)}, "unrewritten"),
-        ({"cuda_runtime": "12.8"}, r"\(major, minor\)"),
-        ({"compute_capability": (7, 0)}, "older"),
-        ({"compute_capability": 9.0}, r"\(major, minor\)"),
-        ({"sms": 1.5}, "whole number"),
-        ({"device": 'a "quoted" name'}, "device"),
-        ({"device": "two\nlines"}, "device"),
+        *[("clock_ghz", value, "clock_ghz") for value in (0, -1.0, float("nan"), "fast", True)],
+        ("memory_bandwidth", float("inf"), "memory_bandwidth"),
+        ("fpus_per_sm", None, "fpus_per_sm"),
+        ("sms", 1.5, "whole number"),
+        ("cuda_runtime", (11, 8), "unrewritten"),
+        ("cuda_runtime", "12.8", r"\(major, minor\)"),
+        ("compute_capability", (7, 0), "older"),
+        ("compute_capability", 9.0, r"\(major, minor\)"),
+        ("device", "two\nlines", "device"),
     ],
 )
-def test_other_bad_descriptions(change, words):
+def test_a_description_that_would_crash_xla_is_refused(field, value, words):
     with pytest.raises(ValueError, match=words):
-        dataclasses.replace(TARGETS["H100"], **change)
+        dataclasses.replace(TARGETS["H100"], **{field: value})
+    with pytest.raises(TypeError):
+        TARGETS["H100"].peak_flops["f8e4m3fn"] = 1.0
