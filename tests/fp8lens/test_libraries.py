@@ -10,7 +10,6 @@ With NIGHTLY=1 in the environment, and the group of dependencies `libraries` ins
 import functools
 import importlib.metadata
 import re
-from collections.abc import Iterator
 
 import jax
 import pytest
@@ -26,28 +25,14 @@ from fp8lens.rules.libraries import LIBRARIES
 from fp8lens.rules.reason import Reason
 from tests.fp8lens.test_corpus import written_flops
 from tests.programs.library_programs import PROGRAMS
-from tests.programs.random_programs import Line, Module, launched, size
+from tests.programs.random_programs import launched
 from tools.recorders import census
-
-NAMES = ("bitcast", "get-tuple-element", "reshape")
-FREE = frozenset("parameter constant bitcast broadcast reshape tuple get-tuple-element".split())
-MOVING = FREE | {"transpose", "copy", "convert"}
-POINTWISE = MOVING | frozenset(
-    "add subtract multiply divide maximum minimum clamp abs negate tanh logistic exponential "
-    "select compare erf power "
-    "and or is-finite".split()
-)
 
 
 @functools.cache
 def seen(name: str) -> Inspection:
     fn, args = PROGRAMS[name]()
     return inspect(fn, *args)
-
-
-@functools.cache
-def module(name: str) -> Module:
-    return Module(seen(name).compiled.as_text())
 
 
 # Rows and kernels -------------------------------------------------------------------------------
@@ -80,196 +65,50 @@ def test_the_ledger_adds_up_to_the_text(name):
     assert {line.name for line in ledger.of("matmul")} == {row.name for row in report.rows}
 
 
-# Reasons, by the kernels around each call as a few regular expressions see them -----------------
-
-
-class Neighborhood:
-    """What stands around one library call."""
-
-    def __init__(self, of: Module, name: str):
-        self.module = of
-        computation, self.call = of.find(name)
-        self.lines = of.computations[computation]
-
-    def look_through(self, name: str) -> Line:
-        while self.lines[name].opcode in NAMES:
-            name = self.lines[name].operands[0]
-        return self.lines[name]
-
-    def makers(self, line: Line, *which: int) -> Iterator[Line]:
-        """The fusions that make its operands, those of `which` or all."""
-        for number, operand in enumerate(line.operands):
-            maker = self.look_through(operand)
-            if maker.opcode == "fusion" and (not which or number in which):
-                yield maker
-
-    def readers(self, line: Line) -> Iterator[Line]:
-        for other in self.lines.values():
-            if line.name in other.operands:
-                yield from self.readers(other) if other.opcode in NAMES else [other]
-
-    def opcodes(self, line: Line) -> set[str]:
-        return {inner.opcode for inner in self.inside(line)}
-
-    def inside(self, line: Line) -> list[Line]:
-        return list(self.module.computations.get(line.has(r"calls=%([\w.\-]+)"), {}).values())
-
-    def moves(self, line: Line) -> bool:
-        return self.opcodes(line) <= MOVING and bool(self.opcodes(line) & {"transpose", "copy"})
-
-    @property
-    def left(self) -> Iterator[set[str]]:
-        """What a reason must name, of each alternatives: nobody but the call's user has these
-        kernels run.
-        """
-        for maker in self.makers(self.call, 0, 1):
-            if self.moves(maker):
-                yield {"transpose"}
-            elif "f8e" in maker.type:  # it quantizes
-                for further in self.makers(maker):
-                    if (
-                        self.moves(further)
-                        and len({line.name for line in self.readers(further)}) == 1
-                    ):
-                        yield {"transpose"}
-        for maker in self.makers(self.call, *range(2, len(self.call.operands))):
-            if (
-                self.opcodes(maker) <= FREE | {"convert", "multiply", "divide"}
-                and "(" not in maker.type
-                and (self.opcodes(maker) - FREE)
-            ):
-                yield {"bias", "scale"}
-        for reader in self.readers(self.call):
-            others = [
-                self.lines[o]
-                for o in reader.operands
-                if self.look_through(o).name != self.call.name
-            ]
-            if (
-                reader.opcode == "fusion"
-                and self.opcodes(reader) <= POINTWISE
-                and "(" not in reader.type
-                and all(16 * size(other.type) < size(reader.type) for other in others)
-            ):
-                yield {"output", "epilogue", "bias", "scale", "amax", "transpose"}
-
-    def bears(self, reason: Reason) -> bool:
-        """Whether the text has what the reason speaks of."""
-        if reason.lost == "fp8":
-            return "matmul$f8" not in self.call.rest
-        rest = range(2, len(self.call.operands))
-        readers = [line for line in self.readers(self.call) if line.opcode == "fusion"]
-        readers += [
-            line for reader in readers for line in self.readers(reader) if line.opcode == "fusion"
-        ]
-        after = {opcode for reader in readers for opcode in self.opcodes(reader)}
-        prepared = {
-            opcode for maker in self.makers(self.call, *rest) for opcode in self.opcodes(maker)
-        }
-        makers = list(self.makers(self.call, 0, 1))
-        makers += [further for maker in makers for further in self.makers(maker)]
-        match reason.lost:
-            case "transpose":
-                return (
-                    any(map(self.moves, makers))
-                    or "operand" not in reason.reason
-                    and any(map(self.moves, readers))
-                )
-            case "bias":
-                return bool(prepared & {"convert", "multiply"}) or bool(after & {"add", "subtract"})
-            case "scale":
-                return bool((prepared | after) & {"convert", "multiply", "divide"})
-            case "output":
-                return bool(after & {"convert", "clamp"})
-            case "amax":
-                return "reduce" in after and '"damax_output":true' not in self.call.rest
-        return reason.lost == "epilogue" and bool(after - MOVING)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_each_reason_is_borne_out_by_the_text(name):
-    for reason in seen(name).reasons:
-        assert not reason.reason.startswith("unknown"), reason
-        around = Neighborhood(module(name), reason.matmul.split()[0])
-        assert around.bears(reason), reason
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_no_kernel_is_left_without_a_reason(name):
-    for row in seen(name).report.fp8_rows:
-        named = {r.lost for r in seen(name).reasons if r.matmul.split()[0] == row.name}
-        for kinds in Neighborhood(module(name), row.name).left:
-            assert named & kinds, f"{row.title} {row.path}: {kinds}, named {named}"
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "trained" in name])
+def test_no_gradient_of_a_library_is_suspected(name):
+    """And each of its rows says of which pass it is."""
+    report = seen(name).report
+    assert not report.of_gradients()
+    gradients = [row for row in report.rows if "transpose(jvp" in row.op_name]
+    assert gradients and all("backward" in row.path for row in gradients)
 
 
 # Fixes in a library's own terms -----------------------------------------------------------------
 
+QWIX_PTQ, QWIX_QT = "qwix/_src/providers/ptq.py", "qwix/_src/providers/qt.py"
+AQT, KERAS, FLAX = "aqt/jax/v2/", "keras/src/layers/core/", "flax/(linen|nnx/nn)/linear.py"
 # For a file and rule of LIBRARIES: a program that breaks the rule there, and what it is with the
 # fix; None where the library has no setting.
 FIXED: dict[tuple[str, str], tuple[str, str | None]] = {
-    ("qwix/_src/providers/ptq.py", "not-quantized"): ("qwix: PTQ, weights alone", "qwix: PTQ"),
-    ("qwix/_src/providers/ptq.py", "array-of-scales"): (
-        "qwix: PTQ, small tiles",
-        "qwix: PTQ, tiles",
-    ),
-    ("qwix/_src/providers/ptq.py", "vector-scale"): ("qwix: PTQ", "qwix: PTQ, fixed"),
-    ("qwix/_src/providers/ptq.py", "operand-layout"): ("qwix: PTQ", "qwix: PTQ, by rows"),
-    ("qwix/_src/providers/ptq.py", "amax-along"): ("qwix: PTQ", "qwix: PTQ, static"),
-    ("qwix/_src/providers/qt.py", "not-quantized"): (
-        "qwix: QT, trained",
-        "qwix: QT, E5M2 gradients",
-    ),
-    ("qwix/_src/providers/qt.py", "both-e5m2-bare"): (
-        "qwix: QT, all E5M2",
-        "qwix: QT, E5M2 gradients",
-    ),
-    ("qwix/_src/providers/qt.py", "vector-scale"): ("qwix: QT", "qwix: QT, one scale"),
-    ("qwix/_src/providers/qt.py", "amax-along"): ("qwix: QT", "qwix: QT, one scale"),
-    ("qwix/_src/providers/qt.py", "scales-one-by-one"): ("qwix: QT, one scale", "qwix: QT, fixed"),
-    ("qwix/_src/providers/qt.py", "amax-scaled"): ("qwix: QT, one scale", "qwix: QT, fixed"),
+    (QWIX_PTQ, "not-quantized"): ("qwix: PTQ, weights alone", "qwix: PTQ"),
+    (QWIX_PTQ, "array-of-scales"): ("qwix: PTQ, small tiles", "qwix: PTQ, tiles"),
+    (QWIX_PTQ, "vector-scale"): ("qwix: PTQ", "qwix: PTQ, fixed"),
+    (QWIX_PTQ, "operand-layout"): ("qwix: PTQ", "qwix: PTQ, by rows"),
+    (QWIX_QT, "not-quantized"): ("qwix: QT, trained", "qwix: QT, E5M2 gradients"),
+    (QWIX_QT, "both-e5m2"): ("qwix: QT, all E5M2", "qwix: QT, E5M2 gradients"),
+    (QWIX_QT, "vector-scale"): ("qwix: QT", "qwix: QT, one scale"),
+    (QWIX_QT, "scale-of-own-amax"): ("qwix: QT, one scale", "qwix: QT, fixed"),
     ("qwix/_src/core/dot.py", "vector-scale"): ("qwix: QArrays, by channel", "qwix: QArrays"),
-    ("aqt/jax/v2/", "not-quantized"): ("aqt: trained", "aqt: trained, E5M2 gradients"),
-    ("aqt/jax/v2/", "both-e5m2-bare"): ("aqt: E5M2", "aqt: trained, E5M2 gradients"),
-    ("aqt/jax/v2/", "another-type"): ("aqt: forward", "aqt: forward, bf16 dots"),
-    ("aqt/jax/v2/", "vector-scale"): (
-        "aqt: forward, bf16 dots",
-        "aqt: forward, bf16 dots, one scale",
-    ),
-    ("aqt/jax/v2/", "amax-along"): (
-        "aqt: forward, bf16 dots",
-        "aqt: forward, bf16 dots, one scale",
-    ),
-    ("aqt/jax/v2/", "scales-one-by-one"): (
+    (AQT, "not-quantized"): ("aqt: trained", "aqt: trained, E5M2 gradients"),
+    (AQT, "both-e5m2"): ("aqt: E5M2", "aqt: trained, E5M2 gradients"),
+    (AQT, "another-type"): ("aqt: forward", "aqt: forward, bf16 dots"),
+    (AQT, "vector-scale"): ("aqt: forward, bf16 dots", "aqt: forward, bf16 dots, one scale"),
+    (AQT, "scale-of-own-amax"): (
         "aqt: forward, bf16 dots, one scale",
         "aqt: forward, bf16 dots, constant",
     ),
-    ("aqt/jax/v2/", "amax-scaled"): (
-        "aqt: forward, bf16 dots, one scale",
-        "aqt: forward, bf16 dots, constant",
-    ),
-    ("keras/src/layers/core/", "operand-layout"): (
-        "keras: EinsumDense",
-        "keras: EinsumDense, by rows",
-    ),
-    ("keras/src/layers/core/", "prepared-bias"): ("keras: Dense", "keras: Dense, bf16"),
-    ("keras/src/layers/core/", "other-activation"): (
-        "keras: EinsumDense",
-        "keras: EinsumDense, by rows",
-    ),
-    ("keras/src/layers/core/", "divided-by-scale"): ("keras: Dense", None),
+    (KERAS, "operand-layout"): ("keras: EinsumDense", "keras: EinsumDense, by rows"),
+    (KERAS, "prepared-bias"): ("keras: Dense", "keras: Dense, bf16"),
+    (KERAS, "other-activation"): ("keras: EinsumDense", "keras: EinsumDense, by rows"),
+    (KERAS, "divided-by-scale"): ("keras: Dense", None),
     ("flax/linen/fp8_ops.py", "operand-layout"): (
         "flax: Fp8Einsum, by columns",
         "flax: Fp8Einsum, by rows",
     ),
     ("flax/linen/fp8_ops.py", "product-of-scales"): ("flax: Dense, trained", None),
-    ("flax/(linen|nnx/nn)/linear.py", "prepared-bias"): (
-        "flax: Dense",
-        "flax: Dense, bf16 parameters",
-    ),
-    ("flax/(linen|nnx/nn)/linear.py", "bias-in-f32"): (
-        "flax: Dense, f32",
-        "flax: Dense, f32, bf16 parameters",
-    ),
+    (FLAX, "prepared-bias"): ("flax: Dense", "flax: Dense, bf16 parameters"),
+    (FLAX, "bias-in-f32"): ("flax: Dense, f32", "flax: Dense, f32, bf16 parameters"),
     ("flax/nnx/nn/linear.py", "operand-layout"): ("flax: nnx.Linear, trained", None),
 }
 
@@ -313,20 +152,6 @@ def test_a_library_s_fix_is_not_given_to_others():
             found.lower() for r in seen(name).reasons for found in re.findall(r"In (\w+): ", r.fix)
         }
         assert said <= {library, "flax"}, name
-
-
-# Fixes in general terms, in the user's own code -------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rule, before, after",
-    [
-        ("reshaped-first", "flax: Dense, gelu, a batch", "flax: Dense, gelu, flat"),
-        ("activation-and-reader", "flax: Dense, trained", "flax: Dense, another relu, trained"),
-    ],
-)
-def test_the_general_fix_fixes(rule, before, after):
-    assert broken(before, rule) and not broken(after, rule)
 
 
 # What the census quotes -------------------------------------------------------------------------
