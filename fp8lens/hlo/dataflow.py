@@ -319,12 +319,19 @@ class Graph:
     A step goes from a value to those that are the same, moved, taken or put by index, converted, or
     computed elementwise from it and nothing else that is large; indices and masks are no values of
     what they choose. `is_end` names the instructions that are arrived at and not stepped through,
-    as matmuls; a walk ends after `most` values.
+    as matmuls; a walk ends after `most` values. With `mixes` a step also goes to what is computed
+    elementwise from several large arrays, and to no vector's copies.
     """
 
-    def __init__(self, module: HloModule, is_end: Callable[[Instruction], bool], most: int):
+    def __init__(
+        self,
+        module: HloModule,
+        is_end: Callable[[Instruction], bool],
+        most: int,
+        mixes: bool = False,
+    ):
         self._callers = callers(module)
-        self._is_end, self._most = is_end, most
+        self._is_end, self._most, self._mixes = is_end, most, mixes
         self._sources: dict[str, dict[str, _Large]] = {}
         # The steps taken so far: walks from different places cross.
         self._after: dict[Value, tuple[Value, ...]] = {}
@@ -462,7 +469,10 @@ class Graph:
         if i.opcode == "select":
             return bool(of_operand)
         if i.opcode in _HANDED_ON:
-            return n in _handed_on(i)
+            is_value = n in _handed_on(i)
+            return is_value and not (self._mixes and i.opcode == "broadcast" and _repeats(i))
+        if self._mixes:
+            return i.opcode in ELEMENTWISE and i.shape.dtype != "pred" and bool(of_operand)
         together = _together_large(large[name] for name in i.operands).own
         return i.opcode in ELEMENTWISE and len(together) == 1 and of_operand == together
 
