@@ -778,7 +778,7 @@ def test_a_kernel_by_hand_that_reads_codes_is_a_reader_in_fp8():
 
 def test_a_kernel_by_hand_that_reads_the_wide_array_is_not_known():
     """It may quantize it for the FP8 matmul behind it, or not."""
-    hlo = module(*GATHERED, *own_kernel("%g", "%w", "f8e4m3fn"))
+    hlo = module(*GATHERED, *own_kernel("%g", "%w", "bf16"))
     (one,) = collectives(hlo)
     assert one.unknown == ("k",) and not one.problems
     with pytest.raises(AssertionError, match="g sends bf16 to k, which is not looked into"):
