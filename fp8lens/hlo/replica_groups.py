@@ -58,40 +58,31 @@ def groups(collective: Instruction) -> list[list[int]]:
     """
     replicas, partitions = device_counts(collective.computation.module)
     text = collective.attributes.get("replica_groups", "").strip()
-    mesh, iota = _named_mesh(collective), _IOTA.fullmatch(text)
-    _refuse_too_many(collective, replicas * partitions, mesh, iota)
+    if replicas * partitions > MOST:
+        raise collective.error(f"{replicas * partitions} devices are more than a program's")
     sent = _PAIRS.search(collective.attributes.get("frontend_attributes", ""))
     if pairs := sent[1] if sent else collective.attributes.get("source_target_pairs"):
         return _connected(numbers(pairs))
-    if mesh:
-        return _mesh_groups(*mesh.groups())
-    if iota:
-        dims = numbers(iota[2])
-        devices = _iota(dims, numbers(iota[3]) or [*range(len(dims))])
-        return [[*group] for group in itertools.batched(devices, numbers(iota[1])[-1])]
+    try:
+        if mesh := _named_mesh(collective):
+            return _mesh_groups(*mesh.groups())
+        if iota := _IOTA.fullmatch(text):
+            dims = numbers(iota[2])
+            devices = _iota(dims, numbers(iota[3]) or [*range(len(dims))])
+            return [[*group] for group in itertools.batched(devices, numbers(iota[1])[-1])]
+    except (ArithmeticError, ValueError):
+        raise collective.error(f"unknown replica_groups, {text}") from None
     if not _LISTS.fullmatch(text):
         raise collective.error(f"unknown replica_groups, {text}")
     found = [numbers(g) for g in re.findall(r"\{([\d,\s]+)\}", text)]
-    if not found:
-        found = [[*range(replicas * partitions)]]
-    if _names_replicas(collective):
-        return [_all_partitions(g, partitions) for g in found if g[-1] < replicas]
-    return found
-
-
-def _refuse_too_many(
-    collective: Instruction, devices: int, mesh: re.Match | None, iota: re.Match | None
-) -> None:
-    """HloParseError where groups are of more devices than a program has, or of none."""
-    named = 1
-    if mesh:
-        named = prod(_mesh(mesh[1]).values())
-    elif iota:
-        named = prod(numbers(iota[2]))
-    empty = iota is not None and 0 in numbers(iota[1])
-    if max(named, devices) > MOST or empty:
-        text = collective.attributes.get("replica_groups", "").strip()
-        raise collective.error(f"unknown replica_groups, {text} of {devices} devices")
+    found = found or [[*range(replicas * partitions)]]
+    if not _names_replicas(collective):
+        return found
+    return [
+        [replica * partitions + n for replica in group for n in range(partitions)]
+        for group in found
+        if group[-1] < replicas
+    ]
 
 
 def _connected(pairs: list[int]) -> list[list[int]]:
@@ -117,10 +108,6 @@ def _names_replicas(collective: Instruction) -> bool:
         and "channel_id" in attributes
         and attributes.get("use_global_device_ids") != "true"
     )
-
-
-def _all_partitions(replicas: list[int], partitions: int) -> list[int]:
-    return [r * partitions + p for r in replicas for p in range(partitions)]
 
 
 def _named_mesh(collective: Instruction) -> re.Match | None:
@@ -149,21 +136,20 @@ def _mesh_groups(axes: str, device_ids: str | None, chosen: str) -> list[list[in
     for name, before, size in re.findall(r"([A-Za-z_][\w.\-]*)'?(?::\((\d+)\)(\d+))?", chosen):
         part = int(size or sizes[name])
         digits.append((after[name] * (sizes[name] // (int(before or 1) * part)), part))
-    ids = [*range(prod(sizes.values()))]
+    devices = prod(sizes.values())
+    if devices > MOST:
+        raise ArithmeticError(f"{devices} are too many devices")
+    ids = [*range(devices)]
     if device_ids:
         iota = _IOTA.fullmatch(device_ids)
         ids = _iota(numbers(iota[1]), numbers(iota[3])) if iota else numbers(device_ids)
     # Those whose places differ in the chosen digits alone are together, in the order of the digits.
-    found: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
+    together: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
     for place, device in enumerate(ids):
         where = [place // stride % size for stride, size in digits]
         chosen_part = sum(n * stride for n, (stride, _) in zip(where, digits, strict=True))
-        found[place - chosen_part].append((where, device))
-    together = []
-    for group in found.values():
-        group.sort()
-        together.append([device for _, device in group])
-    return together
+        together[place - chosen_part].append((where, device))
+    return [[device for _, device in sorted(group)] for group in together.values()]
 
 
 def axis_of(
@@ -176,16 +162,14 @@ def axis_of(
     size = max(map(len, together), default=1)
     if mesh_shape is None:
         mesh_shape = _own_mesh(collective)
-    mesh_shape = {name: n for name, n in (mesh_shape or {}).items() if n != 1}
-    names = _whole_axes(together, mesh_shape) if mesh_shape and size > 1 else None
-    if names is not None:
-        return size, ", ".join(name for name in mesh_shape if name in names)
+    names = _whole_axes(together, mesh_shape or {}) if size > 1 else []
+    if names:
+        return size, ", ".join(names)
     devices = prod(device_counts(collective.computation.module))
     total = max(devices, 1 + max(itertools.chain(*together), default=0))
     distances = {b - a for g in together for a, b in itertools.pairwise(g)}
-    if len(distances) == 1 and distances != {1}:
-        return size, f"{size} of {total}, stride {min(distances)}"
-    return size, f"{size} of {total}"
+    stride = f", stride {min(distances)}" if len(distances) == 1 and distances != {1} else ""
+    return size, f"{size} of {total}{stride}"
 
 
 def _own_mesh(collective: Instruction) -> dict[str, int] | None:
@@ -199,23 +183,23 @@ def _own_mesh(collective: Instruction) -> dict[str, int] | None:
     return None if any(re.fullmatch(r"axis_\d+", name) for name in mesh) else mesh
 
 
-def _whole_axes(together: list[list[int]], mesh_shape: dict[str, int]) -> set[str] | None:
-    """The axes of a mesh that groups go along; None where some group is not the whole of them, or
+def _whole_axes(together: list[list[int]], mesh_shape: Mapping[str, int]) -> list[str]:
+    """The axes of a mesh that groups go along; none where some group is not the whole of them, or
     goes along others.
     """
-    sizes = [*mesh_shape.values()]
-    stride = {name: prod(sizes[n + 1 :]) for n, name in enumerate(mesh_shape)}
 
-    def along(group: list[int]) -> set[str]:
-        found = set()
-        for name, size in mesh_shape.items():
-            places = {device // stride[name] % size for device in group}
-            if len(places) > 1:
-                found.add(name)
-        return found
+    def coordinates(device: int) -> list[int]:
+        found = []
+        for size in reversed([*mesh_shape.values()]):
+            device, place = divmod(device, size)
+            found.append(place)
+        return found[::-1]
+
+    def along(group: list[int]) -> list[str]:
+        places = zip(mesh_shape, zip(*map(coordinates, group), strict=True), strict=True)
+        return [name for name, of_each in places if len({*of_each}) > 1]
 
     names = along(together[0])
     devices = prod(mesh_shape[name] for name in names)
-    if all(along(group) == names and len(group) == devices for group in together):
-        return names
-    return None
+    are_whole = all(len(group) == devices and along(group) == names for group in together)
+    return names if are_whole else []

@@ -66,7 +66,7 @@ class _Backward:
     """
 
     def __init__(self, module: HloModule):
-        self._graph = Graph(module, _multiplies, _MOST, mixes=True)
+        self._graph = Graph(module, _multiplies, _MOST)
         self._forward: set[tuple] = set()
         for i in module:
             if i.opcode in {"convert", *SCALING} and op_name(i) and not is_backward(op_name(i)):
@@ -130,9 +130,14 @@ class _Backward:
             yield from map(i.computation.__getitem__, i.operands)
 
     def _before(self, value: Value) -> Iterator[Value]:
-        """What a value of the backward pass is made of."""
-        name = op_name(value.instruction)
-        if not name or _is_gradients(value.instruction):
+        """What an array of the backward pass is made of, beside what is spread over it."""
+        i = value.instruction
+        if i.opcode == "broadcast" or (op_name(i) and not _is_gradients(i)):
+            return
+        if i.opcode in ELEMENTWISE:
+            arrays = map(i.computation.__getitem__, i.operands)
+            yield from (Value(array, 0) for array in arrays if array.shape.size > 1)
+        else:
             yield from self._graph.before(value)
 
 

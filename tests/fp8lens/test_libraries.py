@@ -1,4 +1,5 @@
-"""Fixes in other libraries' terms, on programs as their users write them.
+"""The inspector on programs as the users of other libraries write them, and its fixes in those
+libraries' terms.
 
 With NIGHTLY=1 in the environment, and the group of dependencies `libraries` installed:
 
@@ -34,68 +35,80 @@ def seen(name: str) -> Inspection:
     return inspect(fn, *args)
 
 
+# Rows and kernels -------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_flops_kernels_and_bytes_are_known(name):
+def test_no_flop_is_lost(name):
     fn, args = PROGRAMS[name]()
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     # A custom gradient multiplies for the first layer's input too, and nobody reads that.
     used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    found, written = seen(name).report.flops, written_flops(used)
+    assert found == written, f"{found} {written}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_rows_are_the_calls_of_the_text(name):
+    report, text = seen(name).report, seen(name).compiled.as_text()
+    assert len(report.fp8_rows) == text.count('"__cublas$lt$matmul$f8"')
+    assert len(report.rows) == len(
+        re.findall(r'target="__cublas\$(?:lt\$matmul|gemm)', text)
+    ) + len(re.findall(r" dot\(", text))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_ledger_adds_up_to_the_text(name):
+    report, ledger = seen(name).report, seen(name).ledger
+    assert (report.kernels, report.bytes_moved) == launched(seen(name).compiled.as_text())
+    assert (ledger.kernels, ledger.bytes_moved) == (report.kernels, report.bytes_moved)
+    assert {line.name for line in ledger.of("matmul")} == {row.name for row in report.rows}
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "trained" in name])
+def test_no_gradient_of_a_library_is_suspected(name):
+    """And each of its rows says of which pass it is."""
     report = seen(name).report
-    assert report.flops == written_flops(used)
-    assert (report.kernels, report.bytes_moved) == launched(seen(name).module.text)
+    assert not report.of_gradients()
+    gradients = [row for row in report.rows if "transpose(jvp" in row.op_name]
+    assert gradients and all("backward" in row.path for row in gradients)
 
 
+# Fixes in a library's own terms -----------------------------------------------------------------
+
+QWIX_PTQ, QWIX_QT = "qwix/_src/providers/ptq.py", "qwix/_src/providers/qt.py"
+AQT, KERAS, FLAX = "aqt/jax/v2/", "keras/src/layers/core/", "flax/(linen|nnx/nn)/linear.py"
 # For a file and rule of LIBRARIES: a program that breaks the rule there, and what it is with the
 # fix; None where the library has no setting.
 FIXED: dict[tuple[str, str], tuple[str, str | None]] = {
-    ("qwix/_src/providers/ptq.py", "not-quantized"): ("qwix: PTQ, weights alone", "qwix: PTQ"),
-    ("qwix/_src/providers/ptq.py", "array-of-scales"): (
-        "qwix: PTQ, small tiles",
-        "qwix: PTQ, tiles",
-    ),
-    ("qwix/_src/providers/ptq.py", "vector-scale"): ("qwix: PTQ", "qwix: PTQ, fixed"),
-    ("qwix/_src/providers/ptq.py", "operand-layout"): ("qwix: PTQ", "qwix: PTQ, by rows"),
-    ("qwix/_src/providers/qt.py", "not-quantized"): (
-        "qwix: QT, trained",
-        "qwix: QT, E5M2 gradients",
-    ),
-    ("qwix/_src/providers/qt.py", "both-e5m2"): (
-        "qwix: QT, all E5M2",
-        "qwix: QT, E5M2 gradients",
-    ),
-    ("qwix/_src/providers/qt.py", "vector-scale"): ("qwix: QT", "qwix: QT, one scale"),
-    ("qwix/_src/providers/qt.py", "scale-too-many"): ("qwix: QT, one scale", "qwix: QT, fixed"),
+    (QWIX_PTQ, "not-quantized"): ("qwix: PTQ, weights alone", "qwix: PTQ"),
+    (QWIX_PTQ, "array-of-scales"): ("qwix: PTQ, small tiles", "qwix: PTQ, tiles"),
+    (QWIX_PTQ, "vector-scale"): ("qwix: PTQ", "qwix: PTQ, fixed"),
+    (QWIX_PTQ, "operand-layout"): ("qwix: PTQ", "qwix: PTQ, by rows"),
+    (QWIX_QT, "not-quantized"): ("qwix: QT, trained", "qwix: QT, E5M2 gradients"),
+    (QWIX_QT, "both-e5m2"): ("qwix: QT, all E5M2", "qwix: QT, E5M2 gradients"),
+    (QWIX_QT, "vector-scale"): ("qwix: QT", "qwix: QT, one scale"),
+    (QWIX_QT, "scale-of-own-amax"): ("qwix: QT, one scale", "qwix: QT, fixed"),
     ("qwix/_src/core/dot.py", "vector-scale"): ("qwix: QArrays, by channel", "qwix: QArrays"),
-    ("aqt/jax/v2/", "not-quantized"): ("aqt: trained", "aqt: trained, E5M2 gradients"),
-    ("aqt/jax/v2/", "both-e5m2"): ("aqt: E5M2", "aqt: trained, E5M2 gradients"),
-    ("aqt/jax/v2/", "another-type"): ("aqt: forward", "aqt: forward, bf16 dots"),
-    ("aqt/jax/v2/", "vector-scale"): (
-        "aqt: forward, bf16 dots",
-        "aqt: forward, bf16 dots, one scale",
-    ),
-    ("aqt/jax/v2/", "scale-too-many"): (
+    (AQT, "not-quantized"): ("aqt: trained", "aqt: trained, E5M2 gradients"),
+    (AQT, "both-e5m2"): ("aqt: E5M2", "aqt: trained, E5M2 gradients"),
+    (AQT, "another-type"): ("aqt: forward", "aqt: forward, bf16 dots"),
+    (AQT, "vector-scale"): ("aqt: forward, bf16 dots", "aqt: forward, bf16 dots, one scale"),
+    (AQT, "scale-of-own-amax"): (
         "aqt: forward, bf16 dots, one scale",
         "aqt: forward, bf16 dots, constant",
     ),
-    ("keras/src/layers/core/", "operand-layout"): (
-        "keras: EinsumDense",
-        "keras: EinsumDense, by rows",
-    ),
-    ("keras/src/layers/core/", "prepared-bias"): ("keras: Dense", "keras: Dense, bf16"),
-    ("keras/src/layers/core/", "divided-by-scale"): ("keras: Dense", None),
+    (KERAS, "operand-layout"): ("keras: EinsumDense", "keras: EinsumDense, by rows"),
+    (KERAS, "prepared-bias"): ("keras: Dense", "keras: Dense, bf16"),
+    (KERAS, "other-activation"): ("keras: EinsumDense", "keras: EinsumDense, by rows"),
+    (KERAS, "divided-by-scale"): ("keras: Dense", None),
     ("flax/linen/fp8_ops.py", "operand-layout"): (
         "flax: Fp8Einsum, by columns",
         "flax: Fp8Einsum, by rows",
     ),
     ("flax/linen/fp8_ops.py", "product-of-scales"): ("flax: Dense, trained", None),
-    ("flax/(linen|nnx/nn)/linear.py", "prepared-bias"): (
-        "flax: Dense",
-        "flax: Dense, bf16 parameters",
-    ),
-    ("flax/(linen|nnx/nn)/linear.py", "bias-in-f32"): (
-        "flax: Dense, f32",
-        "flax: Dense, f32, bf16 parameters",
-    ),
+    (FLAX, "prepared-bias"): ("flax: Dense", "flax: Dense, bf16 parameters"),
+    (FLAX, "bias-in-f32"): ("flax: Dense, f32", "flax: Dense, f32, bf16 parameters"),
     ("flax/nnx/nn/linear.py", "operand-layout"): ("flax: nnx.Linear, trained", None),
 }
 
@@ -118,9 +131,18 @@ def test_the_library_s_own_fix_fixes(path, rule):
         (row[2], row[3]) for row in LIBRARIES if row[0] == path and rule in row[1].split("|")
     }
     named = broken(before, rule)
-    assert named and all(f"In {library}: {fix}" in r.fix for r in named), seen(before).reasons
+    assert named and all(r.fix.endswith(f"In {library}: {fix}") for r in named), seen(
+        before
+    ).reasons
     assert ("no setting" in fix) == (after is None)
     assert after is None or not broken(after, rule), seen(after).reasons
+
+
+def test_tiles_take_their_residuals_in_fp8_too():
+    before, after = (seen(f"qwix: QT, tiles, E5M2 gradients{more}") for more in ("", ", residuals"))
+    assert broken("qwix: QT, tiles, E5M2 gradients", "not-quantized")
+    assert len(before.report.fp8_rows) < len(before.report.rows)
+    assert len(after.report.fp8_rows) == len(after.report.rows)
 
 
 def test_a_library_s_fix_is_not_given_to_others():
