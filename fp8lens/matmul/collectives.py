@@ -296,7 +296,12 @@ def kind(i: Instruction) -> str:
 
 def is_matmul(i: Instruction) -> bool:
     """Whether an instruction is a dot, or calls a library's matmul."""
-    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and bool(matmuls(i)))
+    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and _is_seen(i))
+
+
+def _is_seen(i: Instruction) -> bool:
+    """Whether an instruction runs a matmul, and it is known which."""
+    return any(row.is_seen for row in matmuls(i))
 
 
 def _reads_as_matrix(value: Value) -> bool:
@@ -428,7 +433,7 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         asynchronous=asynchronous,
         overlaps=_beside(at) if asynchronous else (),
         feeds=tuple(k.name for k in feeds),
-        feeds_fp8=any(_multiplies_fp8(k) or not matmuls(k) for k in feeds),
+        feeds_fp8=any(_multiplies_fp8(k) or not _is_seen(k) for k in feeds),
         count=count,
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
