@@ -24,7 +24,7 @@ from fp8lens.hlo.values import changes_layout, is_zero, operand, reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import is_opaque, launches
 from fp8lens.matmul.roles import clamp_bounds
-from fp8lens.matmul.rows import matmuls
+from fp8lens.matmul.rows import is_known, matmuls
 
 # Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests'
 # doc/PERFORMANCE.md, which takes the whole array for an all-gather's size. There, a broadcast's
@@ -416,7 +416,7 @@ def kind(i: Instruction) -> str:
 
 def is_matmul(i: Instruction) -> bool:
     """Whether an instruction is a dot, or calls a library's matmul."""
-    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and bool(matmuls(i)))
+    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and is_known(i))
 
 
 def _reads_as_matrix(value: Value) -> bool:
@@ -569,7 +569,7 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         overlaps=_beside(at) if asynchronous else (),
         feeds=tuple(k.name for k in feeds),
         fed_by=tuple(k.name for k in fed_by),
-        feeds_fp8=any(_multiplies_fp8(k) or not matmuls(k) for k in feeds),
+        feeds_fp8=any(_multiplies_fp8(k) or not is_known(k) for k in feeds),
         count=count,
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
