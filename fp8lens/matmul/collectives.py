@@ -23,7 +23,7 @@ from fp8lens.hlo.text import size as _size
 from fp8lens.hlo.values import changes_layout, operand, reducer
 from fp8lens.matmul.kernels import is_opaque, launches
 from fp8lens.matmul.roles import clamp_bounds
-from fp8lens.matmul.rows import matmuls
+from fp8lens.matmul.rows import is_known, matmuls
 
 # Bytes that each of n devices sends, by the bytes of its operand: the factors of nccl-tests'
 # doc/PERFORMANCE.md, which takes the whole array for an all-gather's size. There, a broadcast's
@@ -296,12 +296,7 @@ def kind(i: Instruction) -> str:
 
 def is_matmul(i: Instruction) -> bool:
     """Whether an instruction is a dot, or calls a library's matmul."""
-    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and _is_seen(i))
-
-
-def _is_seen(i: Instruction) -> bool:
-    """Whether an instruction runs a matmul, and it is known which."""
-    return any(row.is_seen for row in matmuls(i))
+    return i.opcode in DOTS or (i.opcode.startswith("custom-call") and is_known(i))
 
 
 def _reads_as_matrix(value: Value) -> bool:
@@ -433,7 +428,7 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         asynchronous=asynchronous,
         overlaps=_beside(at) if asynchronous else (),
         feeds=tuple(k.name for k in feeds),
-        feeds_fp8=any(_multiplies_fp8(k) or not _is_seen(k) for k in feeds),
+        feeds_fp8=any(_multiplies_fp8(k) or not is_known(k) for k in feeds),
         count=count,
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),

@@ -73,11 +73,10 @@ def quantizes(i: Instruction) -> bool:
     """
     if i.opcode != "custom-call":
         return False
-    wide = [s for n in range(len(i.operands)) if (s := operand(i, n).shape).size > 1]
-    largest = max((s.size for s in wide), default=0)
-    alike = [s for s in wide if 2 * s.size > largest]
-    written = [s for s in results(i) if is_narrow(s.dtype) and s.size > 1]
-    return len(alike) == 1 and any(s.size == largest for s in written)
+    given = [operand(i, n).shape for n in range(len(i.operands))]
+    matrices = [shape for shape in given if sum(size > 1 for size in shape.dims) > 1]
+    written = [shape.size for shape in results(i) if is_narrow(shape.dtype)]
+    return len(matrices) == 1 and matrices[0].size in written
 
 
 def _kind(instruction: Instruction) -> str:

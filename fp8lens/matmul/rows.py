@@ -147,6 +147,11 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         ) from error
 
 
+def is_known(i: Instruction) -> bool:
+    """Whether a kernel multiplies matrices, and it is seen how."""
+    return any(row.is_seen for row in matmuls(i))
+
+
 def _matmuls(i: Instruction, opcode: str) -> tuple[GemmRow, ...]:
     if opcode in DOTS:
         return (_dot(i, i, "kernel"),)
