@@ -47,7 +47,7 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
         ),
     ),
     (_QWIX_QT, "vector-scale", "qwix", "disable_channelwise_axes=True in the rule"),
-    (_QWIX_QT, "scale-of-own-amax", "qwix", _FIXED),
+    (_QWIX_QT, "scale-too-many", "qwix", _FIXED),
     ("qwix/_src/core/dot.py", "vector-scale", "qwix", "qwix.quantize without channelwise_axes"),
     (
         _AQT,
@@ -64,7 +64,7 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
     (_AQT, "vector-scale", "AQT", _TENSOR),
     (
         _AQT,
-        "scale-of-own-amax",
+        "scale-too-many",
         "AQT",
         "config.set_constant_calibration(cfg, bound), a bound that fits",
     ),
@@ -79,12 +79,6 @@ LIBRARIES: tuple[tuple[str, str, str, str], ...] = (
         "prepared-bias",
         "Keras",
         'dtype="bfloat16" of the layer, not "mixed_bfloat16"; or use_bias=False',
-    ),
-    (
-        _KERAS,
-        "other-activation",
-        "Keras",
-        "functools.partial(keras.activations.gelu, approximate=True)",
     ),
     (_KERAS, "divided-by-scale", "Keras", "no setting; each layer divides by its scale"),
     (
