@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from fp8lens.hlo.ops import COLLECTIVES, CONTROL, ELEMENTWISE, MOVES
+from fp8lens.hlo.ops import COLLECTIVES, CONTROL, ELEMENTWISE
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fusion_body
 from fp8lens.hlo.remember import remembered
@@ -24,9 +24,6 @@ _HANDED_ON = frozenset(
     "bitcast bitcast-convert reshape copy transpose slice dynamic-slice dynamic-update-slice pad "
     "concatenate gather reverse broadcast scatter select".split()
 )
-
-# What gives the same of the same, whenever it runs.
-_REPEATABLE = ELEMENTWISE | MOVES | frozenset("constant iota reduce fusion".split())
 
 # What a value is made of: the numbers of its producers; of a tuple, a set for each element, also of
 # one that is a tuple.
@@ -208,11 +205,6 @@ def callers(module: HloModule) -> dict[str, list[Instruction]]:
             for name in i.called:
                 found[name].append(i)
     return dict(found)
-
-
-def _is_of_the_carry(i: Instruction) -> bool:
-    """Whether an instruction takes something out of what a loop carries."""
-    return i.opcode == "get-tuple-element" and operand(i, 0).opcode == "parameter"
 
 
 class Value(NamedTuple):

@@ -15,12 +15,14 @@ from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import (
     depends,
     dimensions,
+    is_one_number,
     is_square,
     is_transpose,
     look_through,
     reducer,
 )
-from fp8lens.matmul.roles import Role, Step, could_be_fused, is_tanh_gelu, step_of
+from fp8lens.hlo.walk import walk
+from fp8lens.matmul.roles import KNOWN_BY, Role, Step, could_be_fused, is_tanh_gelu, step_of
 
 # What gives a result on, at other places, or some of it.
 _MOVES_ON = LAYOUT | {"slice", "reverse", "opt-barrier"}
@@ -117,6 +119,8 @@ class Result:
         ]
         if not trials:
             self.readers += [(value, user) for user in follow]
+            if known := _transcendental(value):  # and its gradient, or who else reads it
+                self.steps.append(Step(Role.ACTIVATION, known, value))
             return None
         best = max(trials, key=lambda trial: trial._promise)
         self.steps, self.readers, self.ends = best.steps, best.readers, best.ends
@@ -168,7 +172,8 @@ class Result:
 def leaves_the_layer(dot: str, at: Instruction) -> bool:
     """Whether an operation is no part of the layer of a matmul with the op_name `dot`, by JAX's
     names: it is outside of what is differentiated, as an optimizer's arithmetic is behind a
-    gradient; or in a module of its own, as a norm beside the layer.
+    gradient; it makes a gradient of what the forward pass returns; or it is in a module of its own,
+    as a norm beside the layer.
     """
     name = op_name(at)
     if not name:
@@ -177,6 +182,8 @@ def leaves_the_layer(dot: str, at: Instruction) -> bool:
     is_gradient = bool(transposed) and not is_recomputed(rest)
     if is_gradient and "jvp(" not in name:
         return True
+    if not transposed and "transpose(jvp(" in name:
+        return True
     own, other = f"{layer(dot)}/", f"{layer(name)}/"
     return len(own) > 1 and len(other) > 1 and not (own.startswith(other) or other.startswith(own))
 
@@ -184,6 +191,18 @@ def leaves_the_layer(dot: str, at: Instruction) -> bool:
 def _users(i: Instruction) -> list[Instruction]:
     """Who reads a value in its computation."""
     return i.computation.users.get(i.name, [])
+
+
+def _transcendental(value: Instruction) -> Instruction | None:
+    """What is computed with an exponential or the like of a value alone, and of numbers."""
+
+    def onward(i: Instruction) -> Iterator[Instruction]:
+        for user in _users(i):
+            others = [user.computation[name] for name in user.operands if name != i.name]
+            if user.opcode in ELEMENTWISE | LAYOUT and all(map(is_one_number, others)):
+                yield user
+
+    return next((i for i in walk([value], onward, 20) if i.opcode in KNOWN_BY), None)
 
 
 def _joined(value: Instruction) -> Instruction | None:

@@ -5,7 +5,7 @@ import re
 
 from fp8lens.formats import CUBLASLT, is_fp8
 from fp8lens.hlo.dataflow import callers
-from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, SCALING
+from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, MOVES, SCALING
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import (
@@ -102,7 +102,8 @@ class Operand:
         elif step.opcode == "convert":
             self._breaks(Problem.CONVERTED_TWICE, step, to=step.shape.dtype)
         elif step.opcode not in COMMUTES or changes_bits:
-            self._breaks(Problem.CHANGED_BETWEEN, step, opcode=step.opcode)
+            moved = f" behind a {before.opcode}" if before.opcode in MOVES else ""
+            self._breaks(Problem.CHANGED_BETWEEN, step, opcode=step.opcode + moved)
         elif step.opcode == "pad":
             self.padded |= not self._pads_alike(step)
         elif step.opcode == "select" and not is_mask(step, before):

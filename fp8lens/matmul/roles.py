@@ -178,10 +178,10 @@ def is_tanh_gelu(step: Step) -> bool:
 def telling(step: Step) -> Instruction:
     """Of the operations of an activation the one that a reader knows it by."""
     made = [*since(step.value, step.at), step.at]
-    return next((i for i in made if i.opcode in _KNOWN_BY), step.at)
+    return next((i for i in made if i.opcode in KNOWN_BY), step.at)
 
 
-_KNOWN_BY = frozenset("tanh erf logistic exponential log log-plus-one sqrt rsqrt power".split())
+KNOWN_BY = frozenset("tanh erf logistic exponential log log-plus-one sqrt rsqrt power".split())
 
 
 def _following(step: Step) -> list[Instruction]:

@@ -17,6 +17,7 @@ from functools import cached_property
 from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.dataflow import NOBODY, Flow, Producers
 from fp8lens.hlo.ops import ALWAYS_A_KERNEL, ELEMENTWISE, MOVES, POINTWISE, SCALING, SOURCES, padded
+from fp8lens.hlo.origin import op_name, primitive
 from fp8lens.hlo.parse import HloModule, Instruction
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.values import (
@@ -135,8 +136,8 @@ def moving(moves: Iterable[Instruction]) -> str | None:
 
 def _is_padding(i: Instruction) -> bool:
     """Whether dimensions are padded to multiples of 16, or a slice undoes that."""
-    if i.opcode not in ("pad", "slice"):
-        return False
+    if i.opcode not in ("pad", "slice") or primitive(op_name(i)) in ("pad", "slice"):
+        return False  # the program's own
     small, large = i.shape.dims, operand(i, 0).shape.dims
     if i.opcode == "pad":
         small, large = large, small

@@ -64,8 +64,11 @@ def scale_after_epilogue(cause: Cause) -> Found | None:
 @rule("scale-too-many", lost=Lost.SCALE)
 def scale_too_many(cause: Cause) -> Found | None:
     """The result is multiplied by a scale, and the call has no place for it."""
+    scale = cause.first.other
+    if cause.kind is not Role.SCALE or scale is None:
+        return None
     has_no_place = "a" in cause.row.scales or cause.row.beta or cause.is_read_twice
-    return found_if(cause.kind is Role.SCALE and has_no_place)
+    return found_if(has_no_place or scale.shape.dims, scale=scale.shape.brief)
 
 
 @rule("second-matrix", lost=Lost.BIAS)

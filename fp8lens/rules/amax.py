@@ -12,7 +12,7 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
 @rule("amax-without-fp8", lost=Lost.AMAX)
 def amax_without_fp8(amax: Amax) -> Found | None:
     """The amax is beside a result that is not FP8, and only a call that writes FP8 has one."""
-    return found_if(not amax.converted)
+    return found_if(not amax.converted and not amax.matmul.result.readers)
 
 
 @rule("amax-of-another", lost=Lost.AMAX)

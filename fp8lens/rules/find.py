@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fp8lens.formats import is_fp8
-from fp8lens.hlo.parse import HloModule, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module
 from fp8lens.hlo.program import executions
 from fp8lens.hlo.values import operand
 from fp8lens.matmul import collectives
@@ -138,7 +138,12 @@ def _bytes_of(m: Matmul, facts: Any) -> int:
         kernels = [facts.kernel]
     elif isinstance(facts, Matmul):
         kernels = []
-    return sum(map(moved, kernels)) * (m.row.count or 1)
+    return sum(map(_moved_in_all_runs, kernels))
+
+
+def _moved_in_all_runs(i: Instruction) -> int:
+    runs = executions(i.computation.module).get(i.computation.name)
+    return moved(i) * (runs or 1)
 
 
 def _by_name(m: Matmul, rule: Rule, facts: Any) -> list[Reason]:
@@ -182,10 +187,11 @@ def left_outside(m: Matmul) -> list[Reason]:
             reasons += [reason] if reason else []
             unknown += [] if reason else [work]
     for rule, found in every("whole_call", m):
-        cost = moved(found["kernel"]) * (m.row.count or 1) if "kernel" in found else 0
+        cost = _moved_in_all_runs(found["kernel"]) if "kernel" in found else 0
         reasons.append(of_matmul(m, rule, found, nbytes=cost))
-    works = [work for kernel in avoidable if kernel.after for work in kernel.work]
-    behind, told = _behind(m, works)
+    after = [kernel for kernel in avoidable if kernel.after]
+    behind, told = _behind(m, after)
+    works = [work for kernel in after for work in kernel.work]
     unknown += [work for work in works if not told]
     reasons += behind
     if unknown:
@@ -193,13 +199,14 @@ def left_outside(m: Matmul) -> list[Reason]:
     return reasons
 
 
-def _behind(m: Matmul, works: list[str]) -> tuple[list[Reason], bool]:
-    """Why kernels do `works` behind a call, and whether that tells of all of them."""
+def _behind(m: Matmul, after: list[UnfusedKernel]) -> tuple[list[Reason], bool]:
+    """Why kernels work behind a call, and whether that tells of all that they do."""
+    works = [work for kernel in after for work in kernel.work]
     if transposed := _by_name(m, listed.result_layout, Work(works)):
         return transposed, True
     if set(works) == {"pad"}:
-        reason = _first(m, "in_front", InFront(m, m.row.instruction, "pad"))
-        return ([reason], True) if reason else ([], False)
+        cuts = [_first(m, "in_front", InFront(m, kernel.instruction, "pad")) for kernel in after]
+        return [reason for reason in cuts if reason], None not in cuts
     if m.dot is None or not m.is_cublaslt or m.result_is_fp8:
         return [], False
     main = [step for step in m.main if step.kind is not Role.OTHER]

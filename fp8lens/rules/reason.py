@@ -1,6 +1,5 @@
 """What one matmul lost, why, and how that prints."""
 
-import collections
 import dataclasses
 import re
 import textwrap
@@ -117,11 +116,11 @@ _OF_A_GRADIENT = (
 
 
 def named(i: Instruction | None) -> str:
-    """An operation and its line, as "tanh (model.py:12)"; "" for None."""
+    """An operation and its line, as "tanh (model.py:12)"; "" for None, and for one of XLA's own."""
     if i is None:
         return ""
     line = source_line(i)
-    return f"{i.opcode} ({line})" if line else i.opcode
+    return f"{i.opcode} ({line})" if line else ""
 
 
 def of_matmul(
@@ -178,7 +177,7 @@ class Reasons(list[Reason]):
         """What `str` gives, each line in this style."""
         groups: dict[tuple, list[Reason]] = {}
         for reason in self:
-            key = (reason.rule, None if reason.chain else reason.lost)
+            key = (reason.rule, reason.fix, None if reason.chain else reason.lost)
             groups.setdefault(key, []).append(reason)
         # What costs most stands first: a matmul that is not FP8, then bytes.
         order = sorted(groups.values(), key=_costs, reverse=True)
@@ -218,14 +217,7 @@ def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
         lines += [f"      {line}" for line in reason.chain]
     if len(alike) > most:
         lines.append(f"    and {len(alike) - most} more")
-    fixed = dataclasses.replace(one, fix=_fix_of_all(alike))
-    return paragraph(headline, fixed, *lines, style=style)
-
-
-def _fix_of_all(alike: list[Reason]) -> str:
-    """The fixes of some reasons by one rule: the commonest one, which the others resemble."""
-    counted_fixes = collections.Counter(reason.fix for reason in alike)
-    return counted_fixes.most_common(1)[0][0]
+    return paragraph(headline, one, *lines, style=style)
 
 
 def _line(reason: Reason, is_said: bool) -> str:

@@ -167,11 +167,22 @@ def multiplied_twice(m: Matmul) -> Found | None:
 @rule("quantized-twice", lost=Lost.DUPLICATE)
 def quantized_twice(m: Matmul) -> list[Found]:
     """jax.checkpoint saves wide arrays, and quantizes them again for the gradients."""
-    made = [o.instruction for o in m.near if o.own is OwnWork.QUANTIZES]
-    again = [i for i in made if is_recomputed(op_name(i))]
-    return [
-        Found(
-            operand=InFront(m, i, "").operand, dtype=i.shape.dtype, at=operations(i)[-1], kernel=i
-        )
-        for i in again
-    ]
+    found = []
+    for o in m.near:
+        made = InFront(m, o.instruction, "")
+        again = [i for i in operations(o.instruction) if _quantizes_again(i, _types_of(made))]
+        if o.own is OwnWork.QUANTIZES and again:
+            found.append(Found(operand=made.operand, at=again[-1], kernel=o.instruction))
+    return found
+
+
+def _quantizes_again(i: Instruction, types: tuple[str, ...]) -> bool:
+    """Whether an operation makes codes of these types, and runs once more for a gradient."""
+    return i.opcode == "convert" and i.shape.dtype in types and is_recomputed(op_name(i))
+
+
+def _types_of(made: InFront) -> tuple[str, ...]:
+    """The types of the operand that a kernel makes; of both, where it is not known which."""
+    row = made.matmul.row
+    types = {"left": (row.lhs_dtype,), "right": (row.rhs_dtype,)}
+    return types.get(made.side, (row.lhs_dtype, row.rhs_dtype))

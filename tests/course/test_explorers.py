@@ -382,7 +382,7 @@ def test_what_is_read_can_be_cancelled(dump):
     give(dump, ("large.txt", large))
     cancel = dump.get_by_role("button", name="Cancel")
     expect(cancel).to_be_visible()
-    cancel.press("Enter")  # a click waits until the button stands still: the dump may be read by then
+    cancel.press("Enter")  # a click waits until the button stands still: it may be read by then
     expect(dump.locator(".told")).to_have_text("Cancelled. Nothing is kept of the dump.")
     give(dump, ("small.txt", TEXT.encode()))
     read(dump, "small.txt")
