@@ -29,8 +29,7 @@ def fused_attention(m: Matmul) -> Found | None:
 def product_and_sum(m: Matmul) -> Found | None:
     """A matmul is written as a multiplication of broadcast arrays, and a sum."""
     row = m.row
-    how = ", one outer product in each iteration of a loop" if row.k == 1 else ""
-    return found_if(m.dot is None and is_sum_of_products(row), m=row.m, n=row.n, k=row.k, how=how)
+    return found_if(m.dot is None and is_sum_of_products(row), m=row.m, n=row.n, k=row.k)
 
 
 @rule("spelled-out", lost=Lost.FP8)
