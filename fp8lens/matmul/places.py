@@ -172,7 +172,9 @@ def _weight(module: HloModule, place: _Place) -> frozenset[int]:
         if not made and not any(is_index(arguments[number]) for number in parameters):
             # What is much smaller than the weight is a scale's history.
             most = max((arguments[number].shape.size for number in parameters), default=0)
-            found.append(frozenset(n for n in parameters if 4 * arguments[n].shape.size >= most))
+            large = frozenset(n for n in parameters if 4 * arguments[n].shape.size >= most)
+            if any(len(arguments[n].shape.dims) > 1 for n in large):
+                found.append(large)
     in_trees = [parameters for parameters in found if "[" in _names(module, parameters)]
     return frozenset().union(*(in_trees if len(in_trees) == 1 else found))
 

@@ -563,7 +563,11 @@ class Amax:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether it is of a value behind a scale or a clamp that the call did not take."""
+        """Whether the result becomes FP8, and it is of a value behind a scale or a clamp that the
+        call did not take.
+        """
+        if not self.converted:
+            return False
         ahead = self.matmul.steps[: self.matmul.steps.index(self.step)]
         kinds = (Role.SCALE, Role.ALPHA, Role.CLAMP)
         return any(step.kind in kinds and step in self.matmul.left for step in ahead)

@@ -50,10 +50,11 @@ def _reads_fp8(row: GemmRow) -> bool:
 def thin(names: list[str], is_quantized: bool = True) -> Found:
     """What the texts name of a matmul with a size of 1."""
     give = {"M": "the left operand 16 rows", "N": "the right operand 16 columns"}
-    verb = "are" if len(names) > 1 else "is"
-    wide = " and ".join(give[name] for name in names)
+    if len(names) > 1:
+        return Found(thin="M and N are", advice="leave it: tensor cores multiply matrices")
     quantize = "" if is_quantized else "quantize both operands, and "
-    return Found(thin=f"{' and '.join(names)} {verb}", wide=wide, quantize=quantize)
+    advice = f"{quantize}give {give[names[0]]} (pad with zeros, slice the result)"
+    return Found(thin=f"{names[0]} is", advice=advice)
 
 
 @rule("block-scales", lost=Lost.FP8)
