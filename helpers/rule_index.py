@@ -11,8 +11,9 @@ import jax
 from fp8lens import Inspection, inspect
 from fp8lens.cli import parse_shapes
 from fp8lens.hlo.text import size
+from fp8lens.rules.find import every_name
 from fp8lens.rules.page import PRELUDE, Program
-from fp8lens.rules.rule import RULES, every_name
+from fp8lens.rules.rule import RULES
 
 #: What each rule loses, and what that means; None: the program decides.
 LOSSES = {

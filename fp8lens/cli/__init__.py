@@ -24,7 +24,7 @@ from fp8lens.cli.saved import shown
 from fp8lens.cli.shapes import parse_shapes
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import Ink, page
-from fp8lens.rules.rule import every_name, explain
+from fp8lens.rules.find import every_name, explain
 
 __all__ = ["main", "parse_shapes", "serve"]
 

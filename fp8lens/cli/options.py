@@ -12,7 +12,7 @@ from fp8lens.guard import MAY_GROW
 from fp8lens.hlo.parse import visible
 from fp8lens.records import read_record
 from fp8lens.report.gemms import UNSCALED
-from fp8lens.rules.rule import every_name
+from fp8lens.rules.find import every_name
 from fp8lens.targets import GEMM_OPTIONS, TARGETS
 
 _EPILOG = """examples:

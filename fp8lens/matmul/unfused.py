@@ -220,11 +220,18 @@ def _before(
     return UnfusedKernel(i, own=OwnWork.QUANTIZES if quantizes else OwnWork.COMPUTES_OPERAND)
 
 
-def _widens_alone(i: Instruction) -> bool:
-    """Whether a kernel only converts, moves, scales, and shifts or bounds by a number: a rotation
-    of a key cache, as an example, is the program's own work.
+def _widens_alone(i: Instruction, codes: set[str]) -> bool:
+    """Whether a kernel only converts, moves and scales FP8 arrays, `codes` by their names, and
+    shifts or bounds them by a number: a rotation of a key cache, as an example, is the program's
+    own work.
     """
+    made = {*codes}
     for j in inside(i):
+        read = [n for n, name in enumerate(j.operands) if name in made]
+        if read:
+            made.add(j.name)
+        if j.opcode in SCALING and (len(read) > 1 or j.opcode == "divide" and read == [1]):
+            return False  # by each other, or a number by the codes
         if j.opcode in _WIDENING | SCALING | SOURCES:
             continue
         # A relu too: without FP8 before it, the call's epilogue would have it.
@@ -719,7 +726,10 @@ class Neighborhood:
         if not any(reads):
             return None
         is_alone = not any(large and not read for read, large in zip(reads, others, strict=True))
-        return is_alone and _widens_alone(i)
+        computation = fused(i)
+        given = [p.name for p in computation.parameters] if computation else i.operands
+        codes = {name for name, read in zip(given, reads, strict=False) if read}
+        return is_alone and _widens_alone(i, codes)
 
     def _is_of_fp8(self, i: Instruction, index: int, steps: int) -> bool:
         """Whether an operand of a kernel is FP8, or scales of blocks, or was widened from it."""

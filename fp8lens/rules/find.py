@@ -3,6 +3,7 @@ that its rewriter saw. What no rule explains is listed.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,9 @@ from fp8lens.rules import (  # noqa: F401  each module has its rules registered
 from fp8lens.rules.chain import chain_of
 from fp8lens.rules.facts import Amax, Cause, Conversion, InFront, Matmul, Work, cause_of
 from fp8lens.rules.opaque import Opaque
+from fp8lens.rules.page import Page
 from fp8lens.rules.reason import Reason, Reasons, of_matmul, texts_of
-from fp8lens.rules.rule import Rule, every, first
+from fp8lens.rules.rule import RULES, Rule, every, first
 from fp8lens.targets import Target
 
 # The passes of XLA's before which a program is as the rewriter is given it.
@@ -309,3 +311,19 @@ def of_opaque(line: Line, ptx: Mapping[str, str]) -> list[Reason]:
     name = f"{line.name} {line.layer}" if line.layer else line.name
     place: dict[str, Any] = {"source": line.source, "instruction": line.name, "layer": line.layer}
     return [Reason(matmul=name, **place, **texts_of(*broken))]
+
+
+# Rules by their names --------------------------------------------------------------------------
+
+
+def every_name() -> list[str]:
+    """The names of all rules, by what is lost and then by name."""
+    return sorted(RULES, key=lambda name: (RULES[name].lost or "", name))
+
+
+def explain(name: str) -> Page:
+    """The page of the rule with this name. KeyError, which tells names like it, for no rule's."""
+    if name not in every_name():
+        close = difflib.get_close_matches(name, RULES, 3) or sorted(RULES)[:3]
+        raise KeyError(f"no rule {name!r}: did you mean {', '.join(close)}?")
+    return RULES[name].page

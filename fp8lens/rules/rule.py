@@ -5,7 +5,6 @@ are tried in the order in which they stand there; the first that holds is the re
 """
 
 import dataclasses
-import difflib
 import enum
 import re
 from collections.abc import Callable
@@ -113,18 +112,3 @@ def every(family: str, facts: Any) -> list[tuple[Rule, Found]]:
     return [
         (one, found) for one in RULES.values() if one.family == family for found in one.found(facts)
     ]
-
-
-def every_name() -> list[str]:
-    """The names of all rules, by what is lost and then by name."""
-    import fp8lens.rules.find  # noqa: F401  where all rules are
-
-    return sorted(RULES, key=lambda name: (RULES[name].lost or "", name))
-
-
-def explain(name: str) -> Page:
-    """The page of the rule with this name. KeyError, which tells names like it, for no rule's."""
-    if name not in every_name():
-        close = difflib.get_close_matches(name, RULES, 3) or sorted(RULES)[:3]
-        raise KeyError(f"no rule {name!r}: did you mean {', '.join(close)}?")
-    return RULES[name].page

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from fp8lens.rules.rule import RULES, every_name
+from fp8lens.rules.find import every_name
+from fp8lens.rules.rule import RULES
 from helpers.rule_index import LOSSES, index
 from tools.recorders import rule_programs as record
 from tools.site import rule_pages

@@ -90,7 +90,7 @@ def test_a_matmul_that_lost_fp8_is_named_with_its_line_and_rule():
     )
     first, *_ = found.worse
     assert re.match(rf"gate \(\S*test_guard.py:{line}\) lost FP8, because ", first)
-    assert first.endswith("[operation-between]")
+    assert first.endswith("[changed-between]")
     back = changes(entry_of(inspect(edited, *ARGS)), inspect(layer, *ARGS))
     assert not back.worse and "gate (" in back.better[0] and "is in FP8 now" in back.better[0]
 

@@ -7,8 +7,9 @@ import pytest
 
 from fp8lens import assert_fp8_gemms
 from fp8lens.cli import main
+from fp8lens.rules.find import every_name, explain
 from fp8lens.rules.page import FOLDER
-from fp8lens.rules.rule import RULES, Found, Lost, Rule, every_name, explain, rule
+from fp8lens.rules.rule import RULES, Found, Lost, Rule, rule
 from helpers.rule_index import compiled
 from tests.programs.page_programs import in_a_batch, in_a_loop, seen, seen_in
 from tests.weekly import weekly

@@ -96,7 +96,7 @@ IN_A_FUSION = """%wrapped (p: f8e4m3fn[64,64], q: f8e4m3fn[64,64]) -> f32[64,64]
         (
             IN_A_FUSION,
             "fusion(%a, %b), kind=kCustom, calls=%wrapped",
-            "no matmul beside kernels that are not looked into",
+            "no matmul is FP8",
         ),
     ],
 )

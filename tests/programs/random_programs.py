@@ -308,6 +308,8 @@ class Module:
             for line in lines.values():
                 if line.opcode in _NOTHING or line.opcode.endswith("-done"):
                     continue
+                if '"AllocateBuffer"' in line.rest:
+                    continue
                 written = line.type
                 if line.opcode.endswith("-start"):  # what its end gives
                     written = next(
@@ -315,7 +317,7 @@ class Module:
                         for other in lines.values()
                         if line.name in other.operands and other.opcode.endswith("-done")
                     )
-                elif "__cublas" in line.rest:
+                elif "__cublas" in line.rest or '"te_' in line.rest:
                     written = re.sub(r"(?:, )?[su]8\[\d+\]\{0\}\)$", ")", written)
                 yield line, times, self._traffic(line, lines, written)
 

@@ -128,4 +128,6 @@ def under_other_names(seen: Inspection) -> tuple[Inspection, Names]:
     )
     # A saved program comes without PTX, which is not the same as with none.
     ptx = None if seen._ptx is None else renamed_ptx(seen._ptx, names)
-    return Inspection(module, seen.note, None, stages, ptx, seen._chip, seen._mesh_shape), names
+    told = {"note": seen.note, "remark": seen.remark, "stages": stages, "ptx": ptx}
+    other = Inspection(module, **told, chip=seen._chip, mesh_shape=seen._mesh_shape)
+    return other, names

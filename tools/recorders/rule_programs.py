@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fp8lens import Inspection
+from fp8lens.rules.find import every_name, explain
 from fp8lens.rules.page import PRELUDE, Page, Program
-from fp8lens.rules.rule import every_name, explain
 from helpers.rule_index import compiled
 from tools.recorders.data import Record, first_line
 

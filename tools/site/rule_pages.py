@@ -14,8 +14,9 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from fp8lens.rules.find import every_name
 from fp8lens.rules.page import ARGUMENTS, PRELUDE, Page, Program
-from fp8lens.rules.rule import RULES, Rule, every_name
+from fp8lens.rules.rule import RULES, Rule
 from helpers import rule_index
 from helpers.records.results import load_rules
 
