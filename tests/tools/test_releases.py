@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from fp8lens.rules.page import explain
+from fp8lens.rules.find import explain
 from helpers.records.results import load_census, load_releases, load_rules
 from helpers.rule_index import holds
 from tests.weekly import one_in
