@@ -24,7 +24,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 import fp8lens
-from fp8lens.rules.page import every_name
+from fp8lens.rules.find import every_name
 from helpers.figures.plots import READABLE
 from tests.conftest import WAIT
 from tools.site import build, sanitize
