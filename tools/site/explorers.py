@@ -148,7 +148,7 @@ def write_python(static: Path) -> None:
         shutil.copyfile(pyodide.FOLDER / name, static / "pyodide" / name)
     package = Path(fp8lens.__file__).parent
     with zipfile.ZipFile(static / "fp8lens.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(package.rglob("*.py")):
+        for path in sorted([*package.rglob("*.py"), *package.glob("rules/*.md")]):
             inside = path.relative_to(package.parent)
             if "compile" not in inside.parts:
                 archive.write(path, inside)
