@@ -48,6 +48,14 @@ def is_backward(op_name: str) -> bool:
     return "transpose(" in op_name
 
 
+def is_of_a_gradient(op_name: str) -> bool:
+    """Whether JAX made an operation for a gradient, as op_name tells it, and not to compute once
+    more what the gradient needs.
+    """
+    _, transposed, rest = op_name.rpartition("transpose(jvp(")
+    return bool(transposed) and not is_recomputed(rest)
+
+
 def is_recomputed(op_name: str) -> bool:
     """Whether jax.checkpoint computes an operation once more, for a gradient, as op_name tells
     it.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fp8lens.formats import is_fp8
 from fp8lens.hlo.ops import CUTS, ELEMENTWISE, LAYOUT
-from fp8lens.hlo.origin import is_recomputed, layer, op_name
+from fp8lens.hlo.origin import is_of_a_gradient, layer, op_name
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import (
     depends,
@@ -178,11 +178,9 @@ def leaves_the_layer(dot: str, at: Instruction) -> bool:
     name = op_name(at)
     if not name:
         return False
-    _, transposed, rest = dot.rpartition("transpose(jvp(")
-    is_gradient = bool(transposed) and not is_recomputed(rest)
-    if is_gradient and "jvp(" not in name:
+    if is_of_a_gradient(dot) and "jvp(" not in name:
         return True
-    if not transposed and "transpose(jvp(" in name:
+    if "transpose(jvp(" not in dot and "transpose(jvp(" in name:
         return True
     own, other = f"{layer(dot)}/", f"{layer(name)}/"
     return len(own) > 1 and len(other) > 1 and not (own.startswith(other) or other.startswith(own))

@@ -3,12 +3,12 @@ dot and which of them are in the call, and the kernels beside it. A listing of f
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from fp8lens.hlo.ops import COLLECTIVES, CONTROL, DOTS, MOVES
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.text import counted, size
+from fp8lens.hlo.text import counted, listed, size
 from fp8lens.hlo.values import NAMES, broadcast_of, look_through
 from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.operands import Operand
@@ -104,10 +104,7 @@ def _after(m: Matmul) -> str:
     """What is done with the result, in the call or outside."""
     left = {step.at for step in m.left}
     told = [
-        (
-            "outside" if step.at in left else "in the call",
-            _named(_step(step), step.at),
-        )
+        ("outside" if step.at in left else "in the call", _named(_step(step), step.at))
         for step in m.steps
         if step.kind is not Role.MOVE or step.at.opcode not in NAMES
     ]
@@ -124,10 +121,9 @@ def _after(m: Matmul) -> str:
 
 def _kernel(o: UnfusedKernel, whole: bool) -> str:
     i = o.instruction
-    opcodes = [j.opcode for j in operations(i) if j.opcode not in _SILENT] or [
-        operations(i)[-1].opcode
-    ]
-    lines = filter(None, (source_line(j) for j in operations(i)))
+    parts = operations(i)
+    opcodes = [j.opcode for j in parts if j.opcode not in _SILENT] or [parts[-1].opcode]
+    lines = filter(None, map(source_line, parts))
     place = "after" if o.after else "before"
     where = _listed(lines, None if whole else 1)
     does = _listed(opcodes, None if whole else _MOST)
@@ -138,6 +134,4 @@ def _kernel(o: UnfusedKernel, whole: bool) -> str:
 def _listed(names: Iterable[str], most: int | None = _MOST) -> str:
     """Each name once, and no more than `most` of them."""
     each = list(dict.fromkeys(names))
-    shown: Iterator[str] | list[str] = each[:most]
-    further = len(each) - len(each[:most])
-    return ", ".join(shown) + (f" and {further} more" if further else "")
+    return listed(each, len(each) if most is None else most)

@@ -21,7 +21,7 @@ from fp8lens.formats import (
 )
 from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES, SCALING, padded
-from fp8lens.hlo.origin import is_recomputed, op_name, source_line
+from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.remember import remembered
@@ -107,14 +107,6 @@ class Matmul:
     def is_cublaslt(self) -> bool:
         """Whether cuBLASLt runs it: the rules of XLA's rewriter are about its calls."""
         return self.row.library == "cublasLt"
-
-    @property
-    def is_of_a_gradient(self) -> bool:
-        """Whether JAX made it for a gradient, by its names, and not to compute once more what the
-        gradient needs.
-        """
-        _, transposed, rest = self.given.op_name.rpartition("transpose(jvp(")
-        return bool(transposed) and not is_recomputed(rest)
 
     @property
     def result_is_fp8(self) -> bool:

@@ -211,8 +211,7 @@ def _behind(m: Matmul, after: list[UnfusedKernel]) -> tuple[list[Reason], bool]:
         return [reason for reason in cuts if reason], None not in cuts
     if m.dot is None or not m.is_cublaslt or m.result_is_fp8:
         return [], False
-    main = [step for step in m.main if step.kind is not Role.OTHER]
-    cause = cause_of(m, main) if main else None
+    cause = cause_of(m, m.main) if m.main else None
     left = [step for step in m.left if step.kind is Role.AMAX] if "amax" in works else []
     found = [_first(m, "amax", Amax(m, step)) for step in left]
     of_amaxes = [reason for reason in found if reason]

@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from fp8lens.formats import FORMATS
-from fp8lens.hlo.origin import source_line
+from fp8lens.hlo.origin import is_of_a_gradient, source_line
 from fp8lens.hlo.parse import Instruction, visible
 from fp8lens.hlo.text import Ink, Style, page_width, size, uncoloured
 from fp8lens.rules.facts import Matmul
@@ -18,10 +18,9 @@ from fp8lens.rules.rule import RULES, Found, Lost, Rule
 class Reason:
     """What one matmul lost, and why. `lost` is one of `fp8lens.rules.rule.Lost`: "fp8" (it does not
     run in FP8 at all), or what stayed outside of the FP8 call: "epilogue" (an activation), "bias",
-    "amax", "output" (a conversion of the result), "scale", "transpose", "pad",
-    "duplicate" (it, or a quantization for it, runs more
-    often than it has to), "wire" (it is sent between devices in a wide type), or "kernel" (it is
-    not known what a kernel does there).
+    "amax", "output" (a conversion of the result), "scale", "transpose", "pad", "duplicate" (it, or
+    a quantization for it, runs more often than it has to), "wire" (it is sent between devices in a
+    wide type), or "kernel" (it is not known what a kernel does there).
 
     `at` is the operation that breaks the rule, with its line: "tanh (model.py:12)"; `nbytes` what
     the kernels read and write that it costs, 0 where none is known; `chain` has what stands around
@@ -138,7 +137,7 @@ def of_matmul(
         beta=f"{row.beta:g}",
         out=row.out_dtype,
         scales=" and ".join(row.scales) or "none",
-        gradient=_OF_A_GRADIENT if m.is_of_a_gradient else "",
+        gradient=_OF_A_GRADIENT if is_of_a_gradient(m.given.op_name) else "",
     )
     texts = texts_of(rule, Found(known | found))
     if texts["lost"] is Lost.FP8 and row.is_transposed_fp8:
@@ -206,9 +205,8 @@ def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
     is_one_sentence = len({reason.reason for reason in alike}) == 1
     said = one.reason if is_one_sentence else RULES[one.rule].page.summary
     lost = ", ".join(dict.fromkeys(reason.lost for reason in alike))
-    headline = f"{len(alike)} times lost {lost}: {said}"
-    if is_one_sentence and len({reason.at for reason in alike}) == 1:
-        headline = f"{len(alike)} times lost {lost}{one.blamed}: {said}"
+    is_one_place = is_one_sentence and len({reason.at for reason in alike}) == 1
+    headline = f"{len(alike)} times lost {lost}{one.blamed if is_one_place else ''}: {said}"
     # A layer's name tells more than a place among attention's matmuls.
     alike = sorted(alike, key=lambda reason: (-reason.nbytes, not reason.layer))
     lines = []
