@@ -21,7 +21,7 @@ from fp8lens.formats import (
 )
 from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import DOTS, ELEMENTWISE, MOVES, SCALING, padded
-from fp8lens.hlo.origin import op_name, source_line
+from fp8lens.hlo.origin import op_name
 from fp8lens.hlo.parse import Computation, HloModule, Instruction
 from fp8lens.hlo.program import executions, fused
 from fp8lens.hlo.remember import remembered
@@ -649,59 +649,3 @@ def scaled_dot_of(call: Instruction) -> ScaledDot | None:
         (lhs_scales.dtype, rhs_scales.dtype),
         (lhs.size // max(1, lhs_scales.size), rhs.size // max(1, rhs_scales.size)),
     )
-
-
-class Ragged(NamedTuple):
-    """A ragged_dot as written: what its groups divide ("rows" of the result, "sums" or the
-    "batch"), how many groups there are, and the dense matmul that XLA makes of it: M and N in
-    order, K, batch.
-    """
-
-    over: str
-    groups: int
-    dense: tuple[tuple[int, ...], int, int]
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the dense matmul does the work once for each group."""
-        return self.over != "batch" and self.groups > 1
-
-
-def ragged_of(m: Matmul) -> Ragged | None:
-    """The ragged_dot of the program that a matmul was made of, by its sizes, and among those alike
-    by its name and place. On several devices the sizes are of a part: then one of any size from the
-    same line, if all there are of one kind. None where that is not known.
-    """
-    here = m.row.op_name, m.row.source
-    written = [i for i in m.written if i.opcode == "ragged-dot"]
-    written.sort(key=lambda i: (op_name(i), source_line(i)) != here)
-    found = [_ragged(i) for i in written]
-    sides = tuple(sorted((padded(m.row.m), padded(m.row.n))))
-    of_size = [one for one in found if one.dense == (sides, padded(m.row.k), m.row.batch)]
-    if of_size:
-        return of_size[0]
-    of_line = [_ragged(i) for i in written if source_line(i) == m.row.source]
-    kinds = {(one.over, one.is_repeated) for one in of_line}
-    return of_line[0] if len(kinds) == 1 else None
-
-
-def _ragged(i: Instruction) -> Ragged:
-    lhs, rhs, sizes = (operand(i, index).shape.dims for index in range(3))
-    (divided,) = dimensions(i, "lhs_ragged_dims")
-    batch, summed = (dimensions(i, f"lhs_{of}_dims") for of in ("batch", "contracting"))
-    besides = {
-        *dimensions(i, "rhs_batch_dims"),
-        *dimensions(i, "rhs_contracting_dims"),
-        *dimensions(i, "rhs_group_dims"),
-    }
-    m = math.prod(lhs[d] for d in range(len(lhs)) if d not in (*batch, *summed))
-    n = math.prod(rhs[d] for d in range(len(rhs)) if d not in besides)
-    k = math.prod(lhs[d] for d in summed)
-    count = math.prod(lhs[d] for d in batch)
-    groups = sizes[-1]
-    over = "batch" if divided in batch else "sums" if divided in summed else "rows"
-    if over == "rows":
-        k *= groups
-    if over == "sums":
-        count *= groups
-    return Ragged(over, groups, (tuple(sorted((padded(m), padded(n)))), padded(k), count))

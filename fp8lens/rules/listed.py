@@ -3,8 +3,10 @@
 `find` asks for each of these by its name.
 """
 
-from fp8lens.hlo.origin import primitive
-from fp8lens.rules.facts import Matmul, Work, ragged_of
+from fp8lens.hlo.origin import primitive, source_line
+from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.values import dimensions, operand
+from fp8lens.rules.facts import Matmul, Work
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
@@ -39,18 +41,26 @@ def ragged(m: Matmul) -> Found | None:
     """
     if not primitive(m.row.op_name).startswith("ragged_dot"):
         return None
-    found = ragged_of(m)
-    if found is None or not found.is_repeated:
+    of_line = [i for i in m.written if i.opcode == "ragged-dot" and source_line(i) == m.row.source]
+    if not of_line or not all(map(_is_repeated, of_line)):
         return None
-    dense = f"{m.row.batch} dense matmuls" if m.row.batch > 1 else "one dense matmul"
-    return Found(m=m.row.m, n=m.row.n, k=m.row.k, dense=dense, each=_RAGGED[found.over])
+    # Where the groups divide what is summed, XLA makes a matmul for each group.
+    is_batched = m.row.batch > 1
+    dense = f"{m.row.batch} dense matmuls" if is_batched else "one dense matmul"
+    each = _SUMS if is_batched else _ROWS
+    return Found(m=m.row.m, n=m.row.n, k=m.row.k, dense=dense, each=each)
 
 
-# What each multiplies more than it has to, by what the groups divide.
-_RAGGED = {
-    "rows": (
-        "each row is multiplied by every group's matrix, with zeros for the groups that are not "
-        "its own"
-    ),
-    "sums": "each group's sums run over the rows of all groups, with zeros for the others' rows",
-}
+def _is_repeated(i: Instruction) -> bool:
+    """Whether XLA does the work of a ragged_dot once for each group: it has several, and they do
+    not divide a batch.
+    """
+    groups = operand(i, 2).shape.dims[-1]
+    divided = dimensions(i, "lhs_ragged_dims")
+    return groups > 1 and not {*divided} & {*dimensions(i, "lhs_batch_dims")}
+
+
+_ROWS = (
+    "each row is multiplied by every group's matrix, with zeros for the groups that are not its own"
+)
+_SUMS = "each group's sums run over the rows of all groups, with zeros for the others' rows"
