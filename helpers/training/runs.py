@@ -66,12 +66,12 @@ class Way(NamedTuple):
         return Decoder(self.precision, fp8=multiplier(self.recipe), **changed)
 
 
-_PLAIN = Decoder("f32", **SIZES)
+PLAIN = Decoder("f32", **SIZES)
 
 
 def _in_bf16(block: int | None = None) -> tuple[tuple[str, Any], ...]:
     """The field of a decoder in which the scores and a block stay in bf16."""
-    names = tuple(name for name in _PLAIN.layers if name.startswith(f"{block}."))
+    names = tuple(name for name in PLAIN.layers if name.startswith(f"{block}."))
     return (("in_bf16", ("scores", *names)),)
 
 
@@ -131,7 +131,7 @@ def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[
     """For each weight, how far its gradient is from the one in f32, of the same weights and tokens:
     10 log10(|g|^2 / |g - g_f32|^2), in decibels; infinite where they are equal.
     """
-    exact = _gradient(_PLAIN, state.weights, {}, tokens)
+    exact = _gradient(PLAIN, state.weights, {}, tokens)
     given = _gradient(decoder, state.weights, state.amaxes, tokens)
     return {name: snr_db(exact[name], given[name]) for name in exact}
 
@@ -145,7 +145,7 @@ def inputs(weights: Any, tokens: jax.Array) -> dict[str, jax.Array]:
         seen[name] = x
         return x @ weight_of(weights, name).T
 
-    decode(_PLAIN, tokens[:, :-1], weights["letters"], dense)
+    decode(PLAIN, tokens[:, :-1], weights["letters"], dense)
     return seen
 
 
