@@ -2,7 +2,6 @@
 compiles.
 """
 
-import html
 import os
 import re
 import tempfile
@@ -162,9 +161,7 @@ class PassStep:
     def __str__(self) -> str:
         return f"{self.pipeline}: {self.name}\n{self.at_matmuls}"
 
-    def _repr_html_(self) -> str:
-        title = html.escape(f"{self.pipeline}: {self.name}")
-        return f"<p><b>{title}</b></p>{self.at_matmuls._repr_html_()}"
+    __repr__ = __str__
 
 
 class Passes(tuple[PassStep, ...]):
@@ -173,8 +170,7 @@ class Passes(tuple[PassStep, ...]):
     def __str__(self) -> str:
         return "\n\n".join(map(str, self)) or "no pass changed a matmul"
 
-    def _repr_html_(self) -> str:
-        return "".join(step._repr_html_() for step in self) or f"<p>{self}</p>"
+    __repr__ = __str__
 
 
 def _is_matmul(i: Instruction) -> bool:

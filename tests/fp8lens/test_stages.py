@@ -113,7 +113,6 @@ def test_passes_of_a_fused_matmul():
     assert sum(" dot(" in line for line in lines) == 1 and len(lines) < 40
     added = " ".join(line for line in lines if line.startswith("+"))
     assert "__cublas$lt$matmul$f8" in added and '"epilogue": "RELU"' in added
-    assert steps._repr_html_().count("<table") == 2
     # Each step changes a matmul, and no other pass does.
     named = {(step.pipeline, step.name) for step in steps}
     stages = dumped(relu_matmul, *SHAPES, pattern=".*").stages
