@@ -17,8 +17,8 @@ from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches, quantizes
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import (
+    Makes,
     Neighborhood,
-    OwnWork,
     UnfusedKernel,
     inside,
     is_plain,
@@ -246,7 +246,7 @@ def _classes(
     magnitudes = {i for i in plain if _finds_magnitudes(i)}
     of_magnitudes = _made_of(magnitudes, plain, around)
     for i in reversed(plain):
-        readers = [reader for reader, _ in around.users(i)]
+        readers = around.readers(i)
         read_as = {classes.get(reader) for reader in readers}
         of_parts = i in magnitudes or i in of_magnitudes
         others = [reader for reader in readers if classes.get(reader) not in _READING_SCALES]
@@ -286,7 +286,7 @@ def _follow_scales(
         if classes[i] in ("rest", "move") and _keeps_scales(i, classes, most, around):
             classes[i] = "scale"
     for i in reversed(plain):
-        readers = {classes.get(reader) for reader, _ in around.users(i)}
+        readers = {classes.get(reader) for reader in around.readers(i)}
         if classes[i] not in ("rest", "move") or readers != {"scale"} or not is_small(i, most):
             continue
         if classes[i] == "move" or _makes_a_number(i, {"scale"}, around):
@@ -420,7 +420,7 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
         _writes_block_scales(i)
         or after == {"amax"}
         or _finds_amax(i)
-        or any(map(_makes_scale, near))
+        or any(o.makes is Makes.SCALE for o in near)
     )
     if of_scales:
         return "scale"
@@ -437,8 +437,3 @@ def _quantizes(i: Instruction) -> bool:
 def _finds_amax(i: Instruction) -> bool:
     """Whether a kernel writes nothing but the largest magnitude of something."""
     return _finds_magnitudes(i) and _writes_scalars(i)
-
-
-def _makes_scale(o: UnfusedKernel) -> bool:
-    """Whether a kernel makes a scale, for an operand."""
-    return (o.work == ("scale",) and not o.after) or o.own is OwnWork.COMPUTES_SCALE
