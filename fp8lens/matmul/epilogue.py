@@ -4,7 +4,6 @@ Like the rewriter (GemmRewriterVisitor in XLA's gemm_rewriter.cc), this stays in
 the dot: what a loop, a branch, a collective or another matmul is handed is no longer its result.
 """
 
-import copy
 import heapq
 from collections.abc import Iterator
 
@@ -28,8 +27,6 @@ from fp8lens.matmul.roles import KNOWN_BY, Role, Step, could_be_fused, is_tanh_g
 _MOVES_ON = LAYOUT | {"slice", "reverse", "opt-barrier"}
 # The same, of their first operand.
 _MOVES_FIRST = frozenset("dynamic-slice gather pad broadcast".split())
-# So many branches behind one another are looked into.
-_DEEPEST = 4
 # What may stand between a value and the reduction that finds its amax.
 _BEFORE_AMAX = frozenset("abs convert bitcast reshape negate opt-barrier".split())
 
@@ -45,7 +42,6 @@ class Result:
         self.steps: list[Step] = []
         self.readers: list[tuple[Instruction, Instruction]] = []
         self.ends: list[Instruction] = []
-        self._depth = 0
         self._follow(dot)
         self._leave_out_the_loss()
 
@@ -113,43 +109,19 @@ class Result:
             self.steps.append(activation)
             self.readers += [(value, user) for user in follow]
             return None
-        trials = [self._tried(value, at, follow) for at in follow if self._could_go_on(at, value)]
-        trials = [
-            trial for trial in trials if any(map(could_be_fused, trial.steps[len(self.steps) :]))
-        ]
-        if not trials:
-            self.readers += [(value, user) for user in follow]
-            if known := _transcendental(value):  # and its gradient, or who else reads it
-                self.steps.append(Step(Role.ACTIVATION, known, value))
-            return None
-        best = max(trials, key=lambda trial: trial._promise)
-        self.steps, self.readers, self.ends = best.steps, best.readers, best.ends
-        return None  # it is followed to its end
-
-    def _could_go_on(self, at: Instruction, value: Instruction) -> bool:
-        """Whether a reader does something that a call could do, or converts the value for that."""
-        if at.opcode not in ELEMENTWISE or at.operands.count(value.name) > 1:
-            return False
-        step = step_of(at, value)
-        return could_be_fused(step) or step.kind in (Role.OUTPUT, Role.CLAMP, Role.ALPHA)
-
-    def _tried(self, value: Instruction, at: Instruction, follow: list[Instruction]) -> "Result":
-        trial = copy.copy(self)
-        trial.steps = [*self.steps]
-        trial.readers = [*self.readers, *((value, user) for user in follow if user is not at)]
-        trial._depth += 1
-        if trial._depth <= _DEEPEST:
-            trial._follow(trial._along(at, value))
-        return trial
-
-    @property
-    def _promise(self) -> tuple[bool, int, int]:
-        """Whether the result becomes FP8, how many steps a call could do, and how few others read
-        it.
-        """
-        fusable = [step for step in self.steps if could_be_fused(step)]
-        to_fp8 = any(step.kind is Role.OUTPUT for step in fusable)
-        return to_fp8, len(fusable), -len(self.readers)
+        onward = [at for at in follow if _goes_on(at, value)]
+        onward.sort(key=lambda at: not could_be_fused(step_of(at, value)))
+        steps, readers = [*self.steps], [*self.readers]
+        for at in onward[:1]:
+            self.readers += [(value, user) for user in follow if user is not at]
+            self._follow(self._along(at, value))
+            if any(map(could_be_fused, self.steps[len(steps) :])):
+                return None  # it is followed to its end
+        self.steps, self.ends = steps, follow
+        self.readers = [*readers, *((value, user) for user in follow)]
+        if known := _transcendental(value):  # and its gradient, or who else reads it
+            self.steps.append(Step(Role.ACTIVATION, known, value))
+        return None
 
     def _amax(self, i: Instruction) -> Instruction | None:
         """The reduction, where what reads a value only takes its largest (or smallest)
@@ -167,6 +139,14 @@ class Result:
         is_positive = "abs" in way or "multiply" in way or is_behind_relu
         is_reduced = any(user.opcode == "reduce" for user in _users(i))
         return i if i.shape.size == 1 or is_positive or is_reduced else None
+
+
+def _goes_on(at: Instruction, value: Instruction) -> bool:
+    """Whether a reader does something that a call could do, or converts the value for that."""
+    if at.opcode not in ELEMENTWISE or at.operands.count(value.name) > 1:
+        return False
+    step = step_of(at, value)
+    return could_be_fused(step) or step.kind in (Role.OUTPUT, Role.CLAMP, Role.ALPHA)
 
 
 def leaves_the_layer(dot: str, at: Instruction) -> bool:
