@@ -142,9 +142,14 @@ class Flow:
             return [_flat(made) for made in operands]
         if opcode == "get-tuple-element":
             of = operands[0]
-            return [of[i.element] if i.element < len(of) else _flat(of)]
+            is_known = i.element < len(of) and not operand(i, 0).opcode.endswith("-start")
+            return [of[i.element] if is_known else _flat(of)]
         if self._is_producer(i):
             return self._produced(i, [_flat(made) for made in operands])
+        if opcode.endswith("-done"):
+            return operands[0]
+        if opcode.startswith(COLLECTIVES) and i.shape.is_tuple:  # each array by itself
+            return [_flat(made) for made in operands]
         if opcode.removesuffix("-start") in CONTROL:
             return self._call(i, operands, again)
         if opcode == "fusion" and i.shape.is_tuple:
@@ -190,7 +195,7 @@ class Flow:
         else:
             returned = [self._returned[name] for name in given if name in self._returned]
         result = functools.reduce(_merged, returned) if returned else [NOBODY]
-        return [_flat(result)] if i.opcode.endswith("-start") else result
+        return result
 
 
 # From one value to the next -----------------------------------------------------------------------

@@ -80,15 +80,12 @@ class Operand:
     def _match(self, path: list[Instruction]) -> None:
         """Read the way from the FP8 array to the dot, up to the first problem."""
         start = 2  # behind the FP8 array and its conversion
-        self.scale = _scale(path)
+        self.scale = _scales(path)
         if self.scale is not None:
             if self.scale.shape.dims:
                 self._breaks(Problem.ARRAY_OF_SCALES, path[2], scales=self.scale.shape.brief)
                 return
             start = 3
-        elif scales := _array_of_scales(path):
-            self._breaks(Problem.ARRAY_OF_SCALES, path[2], scales=scales.shape.brief)
-            return
         for step, before in zip(path[start:], path[start - 1 :], strict=False):
             self._step(step, before)
             if self.problem:
@@ -121,26 +118,19 @@ class Operand:
         return self.scale is None and self.fp8 is not None and _fits(number, self.fp8.shape.dtype)
 
 
-def _scale(path: list[Instruction]) -> Instruction | None:
-    """What the converted FP8 array is multiplied by, where that is broadcast."""
+def _scales(path: list[Instruction]) -> Instruction | None:
+    """What the converted FP8 array is multiplied by, before it is broadcast: one number, or scales
+    that are repeated along blocks of it. None for anything else.
+    """
     if len(path) <= 2 or path[2].opcode not in SCALING:
         return None
     step, converted = path[2], path[1]
     others = [name for name in step.operands if name != converted.name]
     factor = step.computation[others[0] if others else step.operands[-1]]
-    return operand(factor, 0) if factor.opcode == "broadcast" else None
-
-
-def _array_of_scales(path: list[Instruction]) -> Instruction | None:
-    """The scales that the converted FP8 array is multiplied by, where they are repeated along
-    blocks of it; None for anything else.
-    """
-    if len(path) <= 2 or path[2].opcode not in SCALING:
-        return None
-    step, converted = path[2], path[1]
-    others = [step.computation[name] for name in step.operands if name != converted.name]
-    repeated = broadcast_of(others[0]) if others else None
-    return repeated if repeated is not None and repeated.shape.size > 1 else None
+    if factor.opcode == "broadcast":
+        return operand(factor, 0)
+    repeated = broadcast_of(factor)
+    return repeated if repeated is not None and repeated.shape.dims else None
 
 
 def _path(i: Instruction) -> list[Instruction] | None:
