@@ -4,7 +4,6 @@ Like the rewriter (GemmRewriterVisitor in XLA's gemm_rewriter.cc), this stays in
 the dot: what a loop, a branch, a collective or another matmul is handed is no longer its result.
 """
 
-import heapq
 from collections.abc import Iterator
 
 from fp8lens.formats import is_fp8
@@ -18,10 +17,19 @@ from fp8lens.hlo.values import (
     is_square,
     is_transpose,
     look_through,
+    operand,
     reducer,
 )
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.roles import KNOWN_BY, Role, Step, could_be_fused, is_tanh_gelu, step_of
+from fp8lens.matmul.roles import (
+    KNOWN_BY,
+    Role,
+    Step,
+    could_be_fused,
+    is_magnitude,
+    is_tanh_gelu,
+    step_of,
+)
 
 # What gives a result on, at other places, or some of it.
 _MOVES_ON = LAYOUT | {"slice", "reverse", "opt-barrier"}
@@ -65,7 +73,7 @@ class Result:
         """Add what is done with `value`; the value that comes of it, None at the end."""
         follow = []
         for user in _users(value):
-            if amax := self._amax(user):
+            if amax := _amax(user):
                 self.steps.append(Step(Role.AMAX, amax, value))
             else:
                 follow.append(user)
@@ -123,22 +131,18 @@ class Result:
             self.steps.append(Step(Role.ACTIVATION, known, value))
         return None
 
-    def _amax(self, i: Instruction) -> Instruction | None:
-        """The reduction, where what reads a value only takes its largest (or smallest)
-        magnitude.
-        """
-        way = []
-        while (i.opcode in _BEFORE_AMAX or is_square(i)) and len(_users(i)) == 1:
-            way.append(i.opcode)
-            i = _users(i)[0]
-        if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
-            return None
-        # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
-        # reduced further.
-        is_behind_relu = bool(self.steps) and self.steps[-1].kind is Role.RELU
-        is_positive = "abs" in way or "multiply" in way or is_behind_relu
-        is_reduced = any(user.opcode == "reduce" for user in _users(i))
-        return i if i.shape.size == 1 or is_positive or is_reduced else None
+
+def _amax(i: Instruction) -> Instruction | None:
+    """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
+    while (i.opcode in _BEFORE_AMAX or is_square(i)) and len(_users(i)) == 1:
+        i = _users(i)[0]
+    if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
+        return None
+    # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
+    # reduced further.
+    is_reduced = any(user.opcode == "reduce" for user in _users(i))
+    is_positive = i.shape.size == 1 or is_magnitude(operand(i, 0))
+    return i if is_positive or is_reduced else None
 
 
 def _goes_on(at: Instruction, value: Instruction) -> bool:
@@ -189,14 +193,12 @@ def _joined(value: Instruction) -> Instruction | None:
     """
     inside = {value.name}
     open_edges = len(_users(value))
-    for i in _readers_in_order(value, inside):
-        read = [name for name in dict.fromkeys(i.operands) if name in inside]
-        if i.opcode not in ELEMENTWISE | LAYOUT or any(
-            i.computation[name].shape.size == value.shape.size
-            and i.computation[name].opcode not in ("broadcast", "constant")
-            for name in i.operands
-            if name not in inside
-        ):
+    for i in value.computation.instructions[value.index + 1 :]:
+        read = inside.intersection(i.operands)
+        if not read:
+            continue
+        others = [i.computation[name] for name in i.operands if name not in inside]
+        if i.opcode not in ELEMENTWISE | LAYOUT or any(_is_matrix(i, value) for i in others):
             return None
         inside.add(i.name)
         open_edges += len(_users(i)) - len(read)
@@ -205,17 +207,8 @@ def _joined(value: Instruction) -> Instruction | None:
     return None
 
 
-def _readers_in_order(value: Instruction, inside: set[str]) -> Iterator[Instruction]:
-    """Who reads `value`, and what is put `inside` meanwhile, in the program's order."""
-    seen = {user.index for user in _users(value)}
-    todo = sorted(seen)
-    while todo:
-        i = value.computation.instructions[heapq.heappop(todo)]
-        yield i
-        for user in _users(i) if i.name in inside else ():
-            if user.index not in seen:
-                seen.add(user.index)
-                heapq.heappush(todo, user.index)
+def _is_matrix(i: Instruction, value: Instruction) -> bool:
+    return i.shape.size == value.shape.size and i.opcode not in ("broadcast", "constant")
 
 
 def along_columns(added: Instruction) -> bool:
