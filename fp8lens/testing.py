@@ -308,7 +308,7 @@ def _adds_a_matrix(kernel: UnfusedKernel, work: str) -> bool:
     """Whether what looks like a bias is a whole matrix, added in a kernel that must run anyway: a
     residual, or an optimizer's step.
     """
-    return work == "bias" and bool(kernel.own) and Role.BIAS not in kernel.fusable
+    return work == "bias" and kernel.own and Role.BIAS not in kernel.roles
 
 
 def _not_there(report: GemmReport, asked: _Asked) -> Iterator[str]:

@@ -133,9 +133,14 @@ class Flow:
             return [_flat(made) for made in operands]
         if i.opcode == "get-tuple-element":
             of = operands[0]
-            return [of[i.element] if i.element < len(of) else _flat(of)]
+            is_known = i.element < len(of) and not operand(i, 0).opcode.endswith("-start")
+            return [of[i.element] if is_known else _flat(of)]
         if self._is_producer(i):
             return self._produced(i, [_flat(made) for made in operands])
+        if i.opcode.endswith("-done"):
+            return operands[0]
+        if i.opcode.startswith(COLLECTIVES) and i.shape.is_tuple:  # each array by itself
+            return [_flat(made) for made in operands]
         if i.opcode.removesuffix("-start") in CONTROL:
             returned = _same_as(i)
             if i.opcode == "while":  # whose body may not run at all
