@@ -372,12 +372,10 @@ def assert_no_worse(
         read_record(record)  # what is wrong with it is said before anything is compiled
     seen = inspect(fn, *args, **options)
     name = name or _default_name(fn, seen, record)
-    entry = entry_of(seen)
     if updates:
-        write_record(record, name, entry)
+        write_record(record, name, entry_of(seen))
         return Changes((), ())
-    before = recorded(record, name, entry)
-    found = changes(before.entry, seen, may_grow, before.note)
+    found = changes(recorded(record, name), seen, may_grow)
     if found.worse:
         raise AssertionError(
             f"{visible(name)} is worse than recorded in {visible(os.fspath(record))}: {found} To "
