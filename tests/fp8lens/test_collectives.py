@@ -490,7 +490,7 @@ def test_sent_wide_and_the_fix(name):
     (one,) = (c for c in collectives(hlo, EIGHT) if c.problems)
     assert one.problems == (problem,)
     with pytest.raises(AssertionError) as error:
-        assert_fp8_collectives(Inspection(parse_hlo_module(hlo), mesh_shape=EIGHT))
+        assert_fp8_collectives(Inspection(parse_hlo_module(hlo), mesh=EIGHT))
     message = " ".join(str(error.value).split())
     (reason,) = of_collective(one)
     assert reason.rule == WIRE[problem].name and reason.reason in message and reason.fix in message
