@@ -165,8 +165,7 @@ def _guard(given: argparse.Namespace, seen: Inspection, notes: TextIO) -> bool:
         name = _program(given, given.against)
         may_grow = MAY_GROW if given.may_grow is None else given.may_grow
         with answered((KeyError, ValueError), lambda error: f"--against: {error.args[0]}"):
-            before = recorded(given.against, name, entry_of(seen))
-            found = changes(before.entry, seen, may_grow, before.note)
+            found = changes(recorded(given.against, name), seen, may_grow)
         said = f"{name}, against {given.against}: {found}"
         summarize(given, said)
         worse = bool(found.worse)
