@@ -8,14 +8,13 @@ import argparse
 import contextlib
 import io
 import os
-import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from fp8lens.apart import python
+from fp8lens.apart import ended, python
 from fp8lens.cli.answer import answer, columns, style, summarize
 from fp8lens.cli.functions import named
 from fp8lens.cli.mistakes import Mistake, told
@@ -144,10 +143,9 @@ def _apart(given: argparse.Namespace, words: Sequence[str]) -> int:
     status = subprocess.run(python("from fp8lens.cli import serve; serve()", *words)).returncode
     if status >= _ANSWERED:
         return status - _ANSWERED
-    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     _fail(
         given,
-        f"the file, or XLA's compiler, ended the process ({how}) "
+        f"the file, or XLA's compiler, ended the process ({ended(status)}) "
         "before there was an answer: fix the file; report what XLA said above, "
         "or give the process more memory where that was short.",
     )
