@@ -199,10 +199,11 @@ def _compile(
         options = {**never, **options}
         if chip is not None and isolate:
             return compile_apart(lowered, options, chip, patch)
-        if chip is not None and may_abort(lowered, options, chip):
+        likely = may_abort(lowered, options, chip) if chip is not None else None
+        if chip is not None and likely is not None:
             # Once apart, to see whether it ends the process; what it dumps is wanted from here.
             tried = {k: v for k, v in options.items() if not k.startswith("xla_dump")}
-            compile_apart(lowered, tried, chip, patch)
+            compile_apart(lowered, tried, chip, patch, likely)
         return lowered.compile(compiler_options=options)
 
 

@@ -8,7 +8,7 @@ _NO_ASSEMBLER = (
     "XLA made PTX for a kernel but found nothing to assemble it with: "
     f"pip install {ASSEMBLER}, or put a CUDA 13 toolkit's ptxas on PATH."
 )
-_ODD_SCALED_DOT = (
+ODD_SCALED_DOT = (
     "XLA's Triton takes a scale for 16 or 32 elements of each operand of jax.lax.scaled_dot: give "
     "ones, one for each 32, in place of a scale that is left out; or turn Triton off with "
     "gemm='cublaslt'."
@@ -39,8 +39,8 @@ COMPILER_BUGS = {
     "No PTX compilation provider": _NO_ASSEMBLER,
     "libdevice": _NO_ASSEMBLER,
     "nvvm": _NO_ASSEMBLER,
-    "scale factor must be 16 or 32": _ODD_SCALED_DOT,
-    "Unsupported: scaled-dot": _ODD_SCALED_DOT,  # XLA says so, or ends the process
+    "scale factor must be 16 or 32": ODD_SCALED_DOT,
+    "Unsupported: scaled-dot": ODD_SCALED_DOT,  # XLA says so, or ends the process
     "Unable to convert MHLO to StableHLO": (
         "XLA does not divide jax.lax.scaled_dot among devices, if the program has that: call "
         "jax.nn.scaled_matmul in jax.shard_map."

@@ -17,7 +17,7 @@ import jax
 from jaxlib.mlir import ir
 
 from fp8lens.apart import ended, python
-from fp8lens.compile.bugs import COMPILER_BUGS, RAGGED_DOTS_TO_CUDNN
+from fp8lens.compile.bugs import COMPILER_BUGS, ODD_SCALED_DOT, RAGGED_DOTS_TO_CUDNN
 from fp8lens.compile.meshes import elsewhere, make_mesh
 from fp8lens.targets import Target
 
@@ -50,32 +50,32 @@ _THROUGH = {"func.call"} | {
 _NO_MEMORY = re.compile("bad_alloc|MemoryError|out of memory|Cannot allocate|pthread_create")
 
 
-def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target) -> bool:
-    """Whether it has something at which XLA was seen to abort: a scaled_dot of no block format; a
-    ragged dot left to cuDNN; a Mosaic GPU kernel with instructions that the chip lacks; or where
-    there is FP8, an amax of a matmul's rows, columns or tiles, which XLA may take for the whole
-    result's.
+def may_abort(lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target) -> str | None:
+    """Where it has something at which XLA was seen to abort, what to do about that, or "" if XLA
+    will say it; else None. It is a scaled_dot of no block format; a ragged dot left to cuDNN; a
+    Mosaic GPU kernel with instructions that the chip lacks; or where there is FP8, an amax of a
+    matmul's rows, columns or tiles, which XLA may take for the whole result's.
     """
     module: Any = lowered.compiler_ir("stablehlo")
     text = module.operation.get_asm(large_elements_limit=16)
     if RAGGED_DOTS_TO_CUDNN in options and "ragged_dot" in text:
-        return True
+        return ""
     if "tcgen05" in text and chip.compute_capability[0] != 10:
-        return True
+        return ""
     functions = ir.SymbolTable(module.operation)
     found: list[str] = []
 
     def look(operation: Any) -> Any:
         name = operation.name
         if name == "stablehlo.composite" and _is_odd_scaled_dot(operation):
-            found.append(name)
+            found.append(ODD_SCALED_DOT)
         if name == "stablehlo.reduce" and _is_partial_amax(operation, functions):
-            found.append(name)
+            found.append("")
         return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
 
     if "xf8E" in text or "xla.scaled_dot" in text:
         module.operation.walk(look)
-    return bool(found)
+    return found[0] if found else None
 
 
 def _is_odd_scaled_dot(composite: Any) -> bool:
@@ -130,9 +130,13 @@ class _Taker:
 
 
 def compile_apart(
-    lowered: jax.stages.Lowered, options: Mapping[str, Any], chip: Target, patch: int
+    lowered: jax.stages.Lowered,
+    options: Mapping[str, Any],
+    chip: Target,
+    patch: int,
+    likely: str = "",
 ) -> Isolated:
-    """Compile in a fresh process.
+    """Compile in a fresh process. `likely`: what to do if that ends without saying why.
 
     Raises CompilerDied where that process ends without an answer; ValueError where the program is
     for other devices than `chip`; and XLA's own error where it gives one.
@@ -157,23 +161,23 @@ def compile_apart(
         capture_output=True,
     )
     if done.returncode or not done.stdout:
-        raise CompilerDied(_last_words(done.returncode, done.stderr.decode(errors="replace")))
+        log = done.stderr.decode(errors="replace")
+        raise CompilerDied(_last_words(done.returncode, log, likely))
     text, error = pickle.loads(done.stdout)
     if error:
         raise jax.errors.JaxRuntimeError(error)
     return Isolated(text)
 
 
-def _last_words(status: int, log: str) -> str:
+def _last_words(status: int, log: str, likely: str) -> str:
     """What ended the compiler's process, what it said last, and the fix."""
     fatal = re.search(r"^F\d{4} \S+ +\d+ (.*)", log, re.M)
     said = fatal[1] if fatal else (log.strip().splitlines() or ["nothing"])[-1].strip()
-    known = [note for sign, note in COMPILER_BUGS.items() if sign in log]
-    if status == -signal.SIGKILL or _NO_MEMORY.search(log):
+    known = [*(note for sign, note in COMPILER_BUGS.items() if sign in log), likely]
+    fix = known[0]
+    if not fix and (status == -signal.SIGKILL or _NO_MEMORY.search(log)):
         fix = "It needs more memory than there is: give smaller shapes."
-    elif known:
-        fix = known[0]
-    else:
+    if not fix:
         fix = (
             "It is a bug of XLA's: report it with this program at "
             "https://github.com/openxla/xla/issues."
