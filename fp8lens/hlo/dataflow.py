@@ -145,8 +145,7 @@ class Flow:
             returned = _same_as(i)
             if i.opcode == "while":  # whose body may not run at all
                 returned.append(operand(i, 0))
-            made = self._either(returned)
-            return [_flat(made)] if i.opcode.endswith("-start") else made
+            return self._either(returned)
         if i.opcode == "fusion" and i.shape.is_tuple:
             return self._inside(fusion_body(i), operands)
         return [_flat([_flat(made) for made in operands])]
