@@ -27,3 +27,8 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)
+
+
+def ended(status: int) -> str:
+    """How a process ended, of its exit status as `subprocess` gives it."""
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from fp8lens.hlo.parse import HloModule, HloParseError, Instruction, parse_hlo_module
+from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
 from fp8lens.hlo.text import counted
 from fp8lens.targets import TARGETS, Target
 
@@ -26,9 +26,12 @@ _BESIDE = re.compile(
     r"|\b(?:thunk_sequence|execution_options|debug_options|flagfile|autotune_results)\b"
 )
 
-# What XLA's GPU compiler, and no other, writes beside its kernels and calls.
-_OF_GPU = frozenset(("operation_queue_id", "fusion_backend_config", "gemm_backend_config"))
-
+# What XLA's GPU compiler, and no other, writes: in the header from JAX 0.4.31 on, and beside its
+# kernels and calls.
+_OF_GPU = re.compile(
+    r"fingerprint_before_lhs|operation_queue_id|fusion_backend_config|gemm_backend_config"
+    r'|custom_call_target="__cu'
+)
 
 # With this option beside xla_dump_to, a dump says what XLA's rewriter was given; with the other it
 # has PTX, which alone tells in which type a Triton kernel multiplies.
@@ -39,6 +42,7 @@ _STAGE = re.compile(
     r"module_(\d+)\.(?:.+\.)?"
     r"(?:before_optimizations|(\d{4,})\.(.+)\.after_(.+?)(?:\.before_(.+))?)\.txt"
 )
+_GIVEN = re.compile(r"\.before_[^.]*-gemm-rewriter\.txt")
 _PTX_ENTRY = re.compile(r"^\.visible \.entry ([\w$]+)", re.M)
 
 
@@ -68,22 +72,19 @@ class NoText(ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """The file to read: the largest of its kind. `others` has the names of those beside it that are
-    of the same kind, the largest first; `files` is how many there were.
-    """
+    """The file to read: the largest of `alike` files of its kind, of `files` in all."""
 
     name: str
     kind: Kind
-    others: tuple[str, ...]
+    alike: int
     files: int
 
     def __str__(self) -> str:
         one, several = self.kind.value
         if self.files == 1:
             return f"{self.name}."
-        if self.others:
-            number = 1 + len(self.others)
-            return f"{self.name}, the largest of {number} {several}, of {self.files} files."
+        if self.alike > 1:
+            return f"{self.name}, the largest of {self.alike} {several}, of {self.files} files."
         return f"{self.name}, the one {one} among {counted(self.files, 'file')}."
 
 
@@ -97,14 +98,10 @@ def kind_of(name: str) -> Kind | None:
 
 def choose(sizes: Mapping[str, int]) -> Choice | None:
     """The file to read, of files by name with their bytes; None if none of them has a program."""
-    found: dict[Kind, list[str]] = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        if kind := kind_of(name):
-            found.setdefault(kind, []).append(name)
     for kind in Kind:
-        if kind in found:
-            first, *others = found[kind]
-            return Choice(first, kind, tuple(others), len(sizes))
+        alike = sorted(name for name in sizes if kind_of(name) is kind)
+        if alike:
+            return Choice(max(alike, key=sizes.__getitem__), kind, len(alike), len(sizes))
     return None
 
 
@@ -118,8 +115,6 @@ def text_of(data: bytes, most: int = 0) -> str:
                 data = file.read(most + 1 if most else -1)
         except (OSError, EOFError, zlib.error) as error:
             raise NoText("gzipped, and damaged") from error
-        if most and len(data) > most:
-            break
     if most and len(data) > most:
         raise NoText(f"more than {most / 1e6:g} MB of text")
     if not data.strip():
@@ -137,21 +132,11 @@ def not_of_a_gpu(name: str, module: HloModule) -> str:
     # The order of the kernels is the last that XLA settles.
     if kind is Kind.WRITTEN or module.attributes.get("is_scheduled") != "true":
         return "a program that XLA has not optimized yet"
-    # In the header its GPU compiler writes a fingerprint, from JAX 0.4.31 on.
-    has_fingerprint = "fingerprint_before_lhs" in module.attributes.get("frontend_attributes", "")
-    if kind is Kind.GPU or has_fingerprint or any(map(_is_a_gpus, module)):
+    if kind is Kind.GPU or _OF_GPU.search(module.text):
         return ""
     if _plain(name).endswith(_FOR_CPU):
         return "a program that XLA compiled for a CPU"
     return "a program in which nothing says that XLA compiled it for a GPU"
-
-
-def _is_a_gpus(i: Instruction) -> bool:
-    """Whether XLA wrote an instruction for a GPU."""
-    if (i.custom_call_target or "").startswith("__cu"):
-        return True
-    config = i.backend_config if "backend_config" in i.attributes else None
-    return isinstance(config, dict) and not _OF_GPU.isdisjoint(config)
 
 
 # What stands beside a compiled program ------------------------------------------------------------
@@ -249,9 +234,8 @@ def files_beside(name: str, names: Iterable[str]) -> list[str]:
         for other in sorted(names)
         if PurePath(other).parent == folder and _plain(other).startswith(compiled[1])
     ]
-    of_passes = [(other, m) for other in near if (m := _STAGE.fullmatch(_plain(other)))]
-    written = [other for other, m in of_passes if m[2] is None]
-    given = [other for other, m in of_passes if (m[5] or "").endswith("-gemm-rewriter")]
+    written = [other for other in near if _plain(other).endswith("before_optimizations.txt")]
+    given = [other for other in near if _GIVEN.search(_plain(other))]
     if not written or not given:
         return []
     return written + given + [other for other in near if _plain(other).endswith(".ptx")]

@@ -7,53 +7,34 @@ arXiv:2206.02915. A test compares all of it with ml_dtypes.
 """
 
 import dataclasses
-import enum
-
-
-class Kind(enum.Enum):
-    """What the codes of a format stand for."""
-
-    FLOAT = enum.auto()
-    INTEGER = enum.auto()
-    SCALE = enum.auto()  # powers of two: no sign, no zero, no elements of a matrix
+import math
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of single elements. `name` is HLO's and `jax` that of jax.numpy; `largest` and
-    `smallest` are the largest finite and the smallest positive number (a subnormal, where there are
-    any), and `digits` the binary digits of a number, the leading one included. `cublaslt`: whether
-    cuBLASLt multiplies it as FP8, on some chip.
+    """A format of single elements. `name` is HLO's and `jax` that of jax.numpy; `largest` is the
+    largest finite number. Of cuBLASLt's FP8, `digits` has the binary digits of a number, the
+    leading one included, and `smallest` the smallest positive number, a subnormal.
     """
 
     name: str
     jax: str
-    kind: Kind
     bits: int
-    digits: int
     largest: float
-    smallest: float
-    cublaslt: bool = False
+    digits: int = 0
+    smallest: float = 0
 
     @property
     def limit(self) -> str:
         """The largest number as HLO and Python print it."""
         return f"{self.largest:g}"
 
-    @property
-    def is_fp8(self) -> bool:
-        """Whether it is a float of 8 bits that elements of a matrix may have."""
-        return self.kind is Kind.FLOAT and self.bits == 8
-
     def holds(self, number: float) -> bool:
-        """Whether a number is in the format as it is, with no rounding."""
-        in_steps = abs(number) / self.smallest
-        if abs(number) > self.largest or not in_steps.is_integer():
-            return False
-        numerator, _ = in_steps.as_integer_ratio()
-        while numerator and numerator % 2 == 0:
-            numerator //= 2
-        return numerator.bit_length() <= self.digits
+        """Whether a number is in a format of cuBLASLt's as it is, with no rounding."""
+        mantissa, _ = math.frexp(number)
+        has_few_digits = (mantissa * 2**self.digits).is_integer()
+        is_in_steps = (number / self.smallest).is_integer()
+        return has_few_digits and is_in_steps and abs(number) <= self.largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,41 +56,36 @@ class BlockFormat:
         return self.element.bits + self.scale.bits / self.block
 
 
-def _float(name: str, jax: str, digits: int, largest: float, smallest: float, **more) -> Format:
-    bits = int("".join(filter(str.isdigit, name.partition("e")[0].removeprefix("b"))))
-    return Format(name, jax, Kind.FLOAT, bits, digits, largest, smallest, **more)
-
-
-def _integer(name: str, jax: str, bits: int, largest: int) -> Format:
-    return Format(name, jax, Kind.INTEGER, bits, largest.bit_length(), largest, 1)
-
-
-_ALL = (
-    _float("f8e4m3fn", "float8_e4m3fn", 4, 448, 2**-9, cublaslt=True),
-    _float("f8e5m2", "float8_e5m2", 3, 57344, 2**-16, cublaslt=True),
-    _float("f8e4m3", "float8_e4m3", 4, 240, 2**-9),
-    _float("f8e3m4", "float8_e3m4", 5, 15.5, 2**-6),
-    _float("f8e4m3fnuz", "float8_e4m3fnuz", 4, 240, 2**-10),
-    _float("f8e5m2fnuz", "float8_e5m2fnuz", 3, 57344, 2**-17),
-    _float("f8e4m3b11fnuz", "float8_e4m3b11fnuz", 4, 30, 2**-13),
+#: The FP8 formats of cuBLASLt's calls, which OCP's specification defines.
+CUBLASLT = {
+    "f8e4m3fn": Format("f8e4m3fn", "float8_e4m3fn", 8, 448, 4, 2**-9),
+    "f8e5m2": Format("f8e5m2", "float8_e5m2", 8, 57344, 3, 2**-16),
+}
+_FP8_ELSEWHERE = (
+    Format("f8e4m3", "float8_e4m3", 8, 240),
+    Format("f8e3m4", "float8_e3m4", 8, 15.5),
+    Format("f8e4m3fnuz", "float8_e4m3fnuz", 8, 240),
+    Format("f8e5m2fnuz", "float8_e5m2fnuz", 8, 57344),
+    Format("f8e4m3b11fnuz", "float8_e4m3b11fnuz", 8, 30),
+)
+_OTHERS = (
     # HLO has none of 6 bits yet: these are StableHLO's names.
-    _float("f6e2m3fn", "float6_e2m3fn", 4, 7.5, 0.125),
-    _float("f6e3m2fn", "float6_e3m2fn", 3, 28, 0.0625),
-    _float("f4e2m1fn", "float4_e2m1fn", 2, 6, 0.5),
-    _float("bf16", "bfloat16", 8, (2 - 2**-7) * 2.0**127, 2.0**-133),
-    _float("f16", "float16", 11, 65504, 2**-24),
-    _float("f32", "float32", 24, (2 - 2**-23) * 2.0**127, 2.0**-149),
-    Format("f8e8m0fnu", "float8_e8m0fnu", Kind.SCALE, 8, 1, 2.0**127, 2.0**-127),
-    _integer("s8", "int8", 8, 127),
-    _integer("u8", "uint8", 8, 255),
-    _integer("s4", "int4", 4, 7),
-    _integer("u4", "uint4", 4, 15),
+    Format("f6e2m3fn", "float6_e2m3fn", 6, 7.5),
+    Format("f6e3m2fn", "float6_e3m2fn", 6, 28),
+    Format("f4e2m1fn", "float4_e2m1fn", 4, 6),
+    Format("bf16", "bfloat16", 16, (2 - 2**-7) * 2.0**127),
+    Format("f16", "float16", 16, 65504),
+    Format("f32", "float32", 32, (2 - 2**-23) * 2.0**127),
+    # Powers of two: no sign, no zero, no elements of a matrix.
+    Format("f8e8m0fnu", "float8_e8m0fnu", 8, 2.0**127),
+    Format("s8", "int8", 8, 127),
+    Format("u8", "uint8", 8, 255),
+    Format("s4", "int4", 4, 7),
+    Format("u4", "uint4", 4, 15),
 )
 #: By HLO's name.
-FORMATS = {format.name: format for format in _ALL}
+FORMATS = {format.name: format for format in (*CUBLASLT.values(), *_FP8_ELSEWHERE, *_OTHERS)}
 E4M3, E5M2, E2M1, E8M0 = (FORMATS[n] for n in ("f8e4m3fn", "f8e5m2", "f4e2m1fn", "f8e8m0fnu"))
-#: The FP8 formats of cuBLASLt's calls, which OCP's specification defines.
-CUBLASLT = {format.name: format for format in _ALL if format.cublaslt}
 BLOCK_FORMATS = (
     BlockFormat("MXFP8", E4M3, E8M0, 32),
     BlockFormat("MXFP8", E5M2, E8M0, 32),
@@ -119,7 +95,7 @@ BLOCK_FORMATS = (
     BlockFormat("NVFP4", E2M1, E4M3, 16, per_tensor=True),
 )
 # "f8" is what the PTX of a Blackwell kernel says, whose operands tell which it is.
-_FP8 = frozenset(format.name for format in _ALL if format.is_fp8) | {"f8"}
+_FP8 = {*CUBLASLT, *(format.name for format in _FP8_ELSEWHERE), "f8"}
 
 
 def is_fp8(dtype: str) -> bool:

@@ -3,21 +3,14 @@
 A program is compared with its record by what its matmuls multiply, and by what its kernels do.
 Layers, instructions, lines and their order may change: they only help to say where.
 
-Of a conditional one branch runs. Each figure is that of the branch where it is largest, so that a
-program in which each branch is no worse is no worse. A matmul is looked for in all branches: it
-lost FP8 if any branch multiplies it in a wider type. The same holds for TF32 and each other type
-that tensor cores multiply faster than the next wider one.
-
 Of some loops nobody knows how often they run. What is in them is compared twice: as a part of the
-whole, where it counts as if each loop ran once, and alone, as what one iteration costs. A program
-with neither figure larger costs no more, whatever number of iterations there are, from one on. So
-work that moves into such a loop is worse, and so is a loop whose length was known and no longer is:
-it may run any number of times. Work that moves out of such a loop is not.
+whole, where it counts as if each loop ran once, and alone. So work that moves into such a loop is
+worse, and so is a loop whose length was known and no longer is: it may run any number of times.
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from fp8lens.bill.bill import shown
 from fp8lens.formats import is_fp8, is_narrow
@@ -25,7 +18,7 @@ from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import counted, size
 from fp8lens.inspection import Inspection
 from fp8lens.matmul.ledger import CLASSES
-from fp8lens.records import Entry, Row, entry_of, taken
+from fp8lens.records import MEMORY, Entry, Row, entry_of
 from fp8lens.rules.reason import Reason
 from fp8lens.rules.rule import Lost
 
@@ -41,21 +34,15 @@ _MOST_PLACES = 3
 _GROWING = {
     "bytes": "moved by kernels",
     "sent": "sent by each device",
-    "peak": "in memory at the peak",
-    "allocated": "memory allocated",
+    "memory at the peak": "in memory at the peak",
+    "memory allocated": "memory allocated",
 }
-_MEMORY = ("peak", "allocated")
+_IN_LOOPS = " in each iteration of loops of unknown length"
 # Types by their rates on tensor cores, the slowest first. What is in none of these is slower.
-_RATES = (("f32",), ("tf32",), ("bf16", "f16", "s8"))
-_IN_FP8 = len(_RATES) + 1
-_NAMES = {1: "f32", 2: "TF32", 3: "16 bits", _IN_FP8: "FP8", _IN_FP8 + 1: "FP4"}
-# In which loops a figure is, by how many of unknown length are around; the last holds for more.
-_IN_LOOPS = (
-    "",
-    " in each iteration of loops of unknown length",
-    " in each iteration of nested loops of unknown length",
-)
-# From which share on growth of bytes and memory is said, where it is within the limits.
+_RATES = {"f32": 1, "tf32": 2, "bf16": 3, "f16": 3, "s8": 3}
+_FP8, _FP4 = 4, 5
+_NAMES = {1: "f32", 2: "TF32", 3: "16 bits", _FP8: "FP8", _FP4: "FP4"}
+# From which share on a change is said, where it is within the limits.
 _WORTH_SAYING = 0.001
 
 
@@ -75,14 +62,14 @@ class Changes:
         return " ".join(filter(None, (f"{said}.", better, *self.about)))
 
 
-def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: str = "") -> Changes:
+def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW) -> Changes:
     """What has changed since an entry was recorded.
 
     Worse is a matmul that lost FP8, or any type for a slower one; a kernel more that does what a
     matmul's call could do, and more kernels of any kind beyond 2%; and bytes moved, bytes sent or
     memory, at the peak or allocated, that grew by more than `may_grow` of what they were. What grew
-    by less is said in `about`, which begins with `note`. ValueError where the program was compiled
-    for another chip, or by other rules: the two say nothing of each other.
+    by less is said in `about`. ValueError where the program was compiled for another chip, or by
+    other rules: the two say nothing of each other.
     """
     if before["compiled"] != seen.note:
         raise ValueError(
@@ -95,20 +82,23 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
     better = []
     for row, rate in _slower(after, before):
         better.append(f"{_where(row)} is in {_NAMES[rate]} now, and was in {row['type']}")
-    within = []
     figures = [*_figures(before, after)]
+    # A loop of unknown length counts once: what moves into one is not less.
+    moved_in = any(figure.in_loops and figure.more > 0 for figure in figures)
+    within = []
     for figure in figures:
-        if figure.is_worse(may_grow):
-            worse.append(figure.said + _explained(figure, before, after, seen))
-        elif figure.is_worth_saying:
-            where = _explained(figure, before, after, seen) if figure.what == "kernels" else ""
-            within.append(figure.said + where)
-        elif figure.is_better(may_grow) and not _grows_elsewhere(figure, figures):
-            better.append(figure.said)
-    about = [visible(note)] if note else []
+        limit = figure.limit(may_grow)
+        if figure.more > limit:
+            why = _new(figure, before, after, seen)
+            worse.append(f"{figure}{_places(figure, before, after)}{why}")
+        elif figure.more > _WORTH_SAYING * figure.was:
+            within.append(f"{figure}{_places(figure, before, after)}")
+        elif -figure.more > limit and not moved_in:
+            better.append(str(figure))
+    about = [*_about(before, after)]
     if within:
-        about.append(f"More, within the limits: {'; '.join(within)}.")
-    return Changes(tuple(worse), tuple(better), (*about, *_about(before, after)))
+        about.insert(0, f"More, within the limits: {'; '.join(within)}.")
+    return Changes(tuple(worse), tuple(better), tuple(about))
 
 
 # How much -----------------------------------------------------------------------------------------
@@ -116,13 +106,13 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW, note: s
 
 @dataclasses.dataclass(frozen=True)
 class _Figure:
-    """What a program costs of something, and what it cost. `what` is one of `records.UNITS`, or
-    "peak" or "allocated" of memory; `loops`: only what is in so many loops of unknown length.
-    `needless`: how many kernels more do what a matmul's call could do.
+    """What a program costs of something, and what it cost. `what` is one of `records.UNITS` or
+    `records.MEMORY`; `in_loops`: only what is in loops of unknown length. `needless`: how many
+    kernels more do what a matmul's call could do.
     """
 
     what: str
-    loops: int
+    in_loops: bool
     was: int
     now: int
     needless: int = 0
@@ -131,75 +121,56 @@ class _Figure:
     def more(self) -> int:
         return self.now - self.was
 
-    def is_worse(self, may_grow: float) -> bool:
+    def limit(self, may_grow: float) -> float:
+        """From where on a change is worse or better."""
+        if self.what != "kernels":
+            return may_grow * self.was
+        return 0 if self.needless * self.more > 0 else KERNELS_MAY_GROW * self.was
+
+    def __str__(self) -> str:
+        where = _IN_LOOPS if self.in_loops else ""
         if self.what == "kernels":
-            return self.more > 0 and (self.needless > 0 or self.more > KERNELS_MAY_GROW * self.was)
-        return self.more > may_grow * self.was
-
-    def is_better(self, may_grow: float) -> bool:
-        return self.more < 0 and (self.what == "kernels" or -self.more > may_grow * self.was)
-
-    @property
-    def is_worth_saying(self) -> bool:
-        return self.more > (0 if self.what == "kernels" else _WORTH_SAYING * self.was)
-
-    @property
-    def said(self) -> str:
-        where = _IN_LOOPS[min(self.loops, len(_IN_LOOPS) - 1)]
-        more = "more" if self.more > 0 else "fewer" if self.what == "kernels" else "less"
-        if self.what == "kernels":
+            more = "more" if self.more > 0 else "fewer"
             recorded = f"({self.now}, recorded {self.was})"
             return f"{counted(abs(self.more), 'kernel')} {more}{where} {recorded}"
+        more = "more" if self.more > 0 else "less"
         grown = f"({self.more / self.was:+.1%})" if self.was else "(recorded none)"
         return f"{size(abs(self.more))} {more} {_GROWING[self.what]}{where} {grown}"
 
 
 def _figures(before: Entry, after: Entry) -> Iterator[_Figure]:
     """All figures that are compared."""
-    deepest = max((row["loops"] for entry in (before, after) for row in entry["work"]), default=0)
     for what in ("kernels", "bytes", "sent"):
-        for loops in range(deepest + 1):
-            was, now = (_cost(entry, what, loops) for entry in (before, after))
+        for in_loops in (False, True):
+            was, now = (_cost(entry, what, in_loops) for entry in (before, after))
             needless = 0
             if what == "kernels":
-                needless = _cost(after, "avoidable", loops) - _cost(before, "avoidable", loops)
-            yield _Figure(what, loops, was, now, needless)
-    for what in _MEMORY:
-        if before[what] is not None and after[what] is not None:
-            yield _Figure(what, 0, before[what], after[what])
+                avoidable = [_cost(entry, "avoidable", in_loops) for entry in (before, after)]
+                needless = avoidable[1] - avoidable[0]
+            yield _Figure(what, in_loops, was, now, needless)
+    for what in MEMORY:
+        if what in before["memory"] and what in after["memory"]:
+            yield _Figure(what, False, before["memory"][what], after["memory"][what])
 
 
-def _cost(entry: Entry, unit: str, loops: int = 0) -> int:
-    return sum(row[unit] for row in _run(entry, unit, loops))
+def _cost(entry: Entry, unit: str, in_loops: bool) -> int:
+    return sum(row[unit] for row in _work(entry, in_loops))
 
 
-def _run(entry: Entry, unit: str, loops: int = 0) -> list[Row]:
-    """The work in so many loops of unknown length that runs, where each conditional takes the
-    branch with the most of a unit.
-    """
-    rows = [row for row in entry["work"] if row["loops"] >= loops]
-    return taken(rows, lambda row: row[unit])
-
-
-def _grows_elsewhere(figure: _Figure, figures: Iterable[_Figure]) -> bool:
-    """Whether there is less only because there is more in loops of unknown length; or of memory,
-    whether less is alive at the peak, and XLA allocates more for it, or the reverse.
-    """
-    grown = [other for other in figures if other.more > 0]
-    if figure.what in _MEMORY:
-        return any(other.what in _MEMORY for other in grown)
-    return any(other.what == figure.what and other.loops > figure.loops for other in grown)
+def _work(entry: Entry, in_loops: bool) -> list[Row]:
+    """All work, or what of it is in loops of unknown length."""
+    return [row for row in entry["work"] if row["in_loop"] or not in_loops]
 
 
 def _about(before: Entry, after: Entry) -> Iterator[str]:
-    flops = [sum(map(_flops, taken(entry["matmuls"], _flops))) for entry in (before, after)]
+    flops = [sum(row["flops"] * row["runs"] for row in of["matmuls"]) for of in (before, after)]
     if flops[0] != flops[1]:
         one, two = (shown(number, "FLOP") for number in flops)
         yield (
             f"The program multiplies {two}, recorded {one}: if it is meant to, write the record "
             "anew."
         )
-    was, now = (_cost(entry, "kernels", loops=1) for entry in (before, after))
+    was, now = (_cost(entry, "kernels", in_loops=True) for entry in (before, after))
     if now:
         yield (
             f"How often loops run is not known for {counted(now, 'kernel')}: each counts as if it "
@@ -210,23 +181,8 @@ def _about(before: Entry, after: Entry) -> Iterator[str]:
             "The record counts loops of unknown length as if each ran once: if their length is "
             "known now, write the record anew."
         )
-    branches, recorded = _in_branches(after), _in_branches(before)
-    if branches != recorded:
-        yield (
-            "Of a conditional the branch counts that has most: all branches together have "
-            f"{counted(branches, 'kernel')}, recorded {recorded}."
-        )
     if before["jax"] != after["jax"]:
         yield f"Recorded with JAX {visible(before['jax'])}, compared with {after['jax']}."
-
-
-def _flops(row: Row) -> int:
-    return row["flops"] * row["runs"]
-
-
-def _in_branches(entry: Entry) -> int:
-    """How many kernels are in branches of conditionals, in all of them together."""
-    return sum(row["kernels"] for row in entry["work"] if row["branch"])
 
 
 # Which matmuls ------------------------------------------------------------------------------------
@@ -235,8 +191,8 @@ def _in_branches(entry: Entry) -> int:
 def _rate(row: Row) -> int:
     """How fast tensor cores multiply a matmul's type, as a place in an order."""
     if is_narrow(row["type"]):
-        return _IN_FP8 if is_fp8(row["type"]) else _IN_FP8 + 1
-    return next((n for n, types in enumerate(_RATES, 1) if row["type"] in types), 0)
+        return _FP8 if is_fp8(row["type"]) else _FP4
+    return _RATES.get(row["type"], 0)
 
 
 def _slower(before: Entry, after: Entry) -> list[tuple[Row, int]]:
@@ -250,142 +206,106 @@ def _slower(before: Entry, after: Entry) -> list[tuple[Row, int]]:
     return [*found.values()]
 
 
-def _fewer_of(rate: int, before: Entry, after: Entry) -> list[Row]:
+def _fewer_of(rate: int, before: Entry, after: Entry) -> Iterator[Row]:
     """The matmuls that are slower than a rate after, of sizes of which more were not before: as
     many as there are fewer. Of those that XLA gave other sizes, as many as there are fewer in all.
     """
-    # In all branches, and in those with the fewest: a branch more may be in a wider type.
-    fewer, fewer_in_all = Counter[tuple](), 0
-    fast = [[row for row in of["matmuls"] if _rate(row) >= rate] for of in (before, after)]
-    for runs in (_runs, _runs_at_least):
-        was, is_now = map(runs, fast)
-        fewer |= was - is_now
-        fewer_in_all = max(fewer_in_all, was.total() - is_now.total())
-    rows, slow = ([row for row in of["matmuls"] if _rate(row) < rate] for of in (after, before))
-    wide = _runs(rows) - _runs(slow)
+    (was_fast, was_slow), (fast, slow) = (_split(entry, rate) for entry in (before, after))
+    fewer = _runs(was_fast) - _runs(fast)
+    fewer_in_all = _runs(was_fast).total() - _runs(fast).total()
+    new = _runs(slow) - _runs(was_slow)
     # First those that were fast in the same layer.
-    known = {(_key(row), row["layer"]) for row in fast[0]}
-    rows.sort(key=lambda row: (_key(row), row["layer"]) not in known)
-    lost, told = [], Counter[tuple]()
-    for row in rows:
+    known = {(_key(row), row["layer"]) for row in was_fast}
+    for row in sorted(slow, key=lambda row: (_key(row), row["layer"]) not in known):
         key = _key(row)
-        same_size = told[key] < min(fewer[key], wide[key])
-        other_size = told[key] < wide[key] and told.total() < fewer_in_all
-        if same_size or other_size:
-            told[key] += row["runs"]
-            lost.append(row)
-    return lost
+        if new[key] > 0 and (fewer[key] > 0 or fewer_in_all > 0):
+            new[key] -= row["runs"]
+            fewer[key] -= row["runs"]
+            fewer_in_all -= row["runs"]
+            yield row
+
+
+def _split(entry: Entry, rate: int) -> tuple[list[Row], list[Row]]:
+    """The matmuls that are at least so fast, and the others."""
+    fast: list[Row] = []
+    slow: list[Row] = []
+    for row in entry["matmuls"]:
+        (fast if _rate(row) >= rate else slow).append(row)
+    return fast, slow
 
 
 def _key(row: Row) -> tuple:
-    return *row["size"], row["batch"], row["loops"]
+    return *row["size"], row["in_loop"]
 
 
 def _runs(rows: Iterable[Row]) -> Counter[tuple]:
-    """How often matmuls of each size run, in all branches together."""
+    """How often matmuls of each size run."""
     found: Counter[tuple] = Counter()
     for row in rows:
         found[_key(row)] += row["runs"]
     return found
 
 
-def _runs_at_least(rows: Sequence[Row]) -> Counter[tuple]:
-    """The same, whatever branches are taken."""
-    found: Counter[tuple] = Counter()
-    for key in _runs(rows):
-        alike = [row for row in rows if _key(row) == key]
-        found |= _runs(taken(alike, lambda row: -row["runs"]))
-    return found
-
-
 # Where and why ------------------------------------------------------------------------------------
 
 
-def _reasons(seen: Inspection) -> Sequence[Reason]:
+def _reasons(seen: Inspection) -> Iterable[Reason]:
     """The program's reasons; a saved program has none."""
     return seen.reasons if seen.is_ours else ()
 
 
-def _path(row: Row) -> str:
-    """A matmul's layer, as GemmRow.path has it."""
-    return f"{row['layer']} backward" if row["layer"] and row["backward"] else row["layer"]
-
-
 def _where(row: Row) -> str:
-    m, n, k = row["size"]
-    name = _path(row) or f"the matmul {m} x {n} x {k}"
-    times = f", {row['runs']} times" if row["runs"] > 1 else ""
-    return visible(f"{name} ({row['source']}{times})" if row["source"] else f"{name}{times}")
+    _, m, n, k = row["size"]
+    name = row["layer"] or f"the matmul {m} x {n} x {k}"
+    times = f"{row['runs']} times" if row["runs"] > 1 else ""
+    place = ", ".join(filter(None, (row["source"], times)))
+    return visible(f"{name} ({place})" if place else name)
 
 
 def _lost(row: Row, rate: int, seen: Inspection) -> str:
     """That a matmul lost FP8 or another type, and why."""
-    if rate < _IN_FP8:
+    if rate < _FP8:
         return f"{_where(row)} is multiplied in {row['type']}, and no longer in {_NAMES[rate]}"
     for reason in _reasons(seen):
         if reason.rule in row["rules"] and row["source"] in ("", reason.source):
-            because = f"because {reason.reason} [{reason.rule}]"
-            return f"{_where(row)} lost {_NAMES[rate]}, {because}"
+            return f"{_where(row)} lost {_NAMES[rate]}, because {reason.reason} [{reason.rule}]"
     return f"{_where(row)} lost {_NAMES[rate]}"
 
 
-def _place(row: Row) -> str:
-    """Where something is: its layer, or else its line."""
-    return row["layer"] or row["source"]
-
-
-def _explained(figure: _Figure, before: Entry, after: Entry, seen: Inspection) -> str:
-    """Of what there is more, where most of that is, and of kernels the reason."""
+def _places(figure: _Figure, before: Entry, after: Entry) -> str:
+    """Of what there is more, what kernels do it, and where most of it is."""
     unit = figure.what
-    if unit in _MEMORY:
+    if unit in MEMORY:
         return ""
-    added = _added(before, after, unit, figure.loops)
+    added: Counter[tuple[str, str]] = Counter()
+    names: dict[tuple[str, str], str] = {}
+    for entry, sign in ((before, -1), (after, 1)):
+        for row in _work(entry, figure.in_loops):
+            place = row["what"], row["layer"] or row["source"]
+            added[place] += sign * row[unit]
+            names[place] = ", ".join(filter(None, (row["layer"], row["source"])))
     said = []
     for what in CLASSES:
-        there = {place: more for (kind, place), more in added.items() if kind == what}
-        total = sum(there.values())
+        there = [place for place in added if place[0] == what]
+        total = sum(added[place] for place in there)
         if total > 0:
             count = str(total) if unit == "kernels" else size(total)
-            said.append(f"{count} {what}{_at(there, what, after)}")
-    places = f": {', '.join(said[:_MOST_PLACES])}" if said else ""
-    return places + (_because(added, before, seen) if unit == "kernels" else "")
+            name = names[max(there, key=lambda place: added[place])]
+            said.append(f"{count} {what} ({name})" if name else f"{count} {what}")
+    return visible(f": {', '.join(said[:_MOST_PLACES])}" if said else "")
 
 
-def _added(before: Entry, after: Entry, unit: str, loops: int) -> Counter[tuple[str, str]]:
-    """How much more there is of each kind of work, at each place."""
-    added: Counter[tuple[str, str]] = Counter()
-    for entry, sign in ((before, -1), (after, 1)):
-        for row in _run(entry, unit, loops):
-            added[row["what"], _place(row)] += sign * row[unit]
-    return added
-
-
-def _at(there: dict[str, int], what: str, after: Entry) -> str:
-    """The place where most of what was added of a kind of work is."""
-    most = max(there, key=lambda place: there[place])
-    for row in after["work"]:
-        if row["what"] == what and _place(row) == most:
-            name = ", ".join(filter(None, (row["layer"], row["source"])))
-            return visible(f" ({name})") if name else ""
-    return ""
-
-
-def _because(added: Counter[tuple[str, str]], before: Entry, seen: Inspection) -> str:
-    """Why there are more kernels: the first rule that is broken more often than it was, at a
-    matmul for which one of the added kernels does work. "" where none is. Why a matmul lost FP8 is
+def _new(figure: _Figure, before: Entry, after: Entry, seen: Inspection) -> str:
+    """Of kernels, the first rule that is broken more often than it was. Why a matmul lost FP8 is
     said of the matmul.
     """
-    beside = {
-        name
-        for line in seen.ledger
-        if line.avoidable and added[line.what, line.layer or line.source] > 0
-        for name in line.serves
-    }
-    was = Counter(rule for row in before["matmuls"] for rule in row["rules"])
-    reasons = {(reason.instruction, reason.rule): reason for reason in reversed(_reasons(seen))}
-    now = Counter(rule for _, rule in reasons)
-    for reason in reversed(reasons.values()):
-        is_new = now[reason.rule] > was[reason.rule]
-        if is_new and reason.lost is not Lost.FP8 and reason.instruction in beside:
-            return f", because {reason.reason} [{reason.rule}]"
+    if figure.what != "kernels":
+        return ""
+    was, now = (
+        Counter(rule for row in entry["matmuls"] for rule in row["rules"])
+        for entry in (before, after)
+    )
+    for reason in _reasons(seen):
+        if now[reason.rule] > was[reason.rule] and reason.lost is not Lost.FP8:
+            return f"; new is that {reason.reason} [{reason.rule}]"
     return ""

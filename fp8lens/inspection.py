@@ -10,17 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from fp8lens.bill.bill import Bill
 from fp8lens.bill.memory import Memory, Plan, memory_of
 from fp8lens.dumps import (
     NoText,
+    Stage,
     chip_of,
     has_triton,
     is_of_another,
-    is_whole,
     ptx_of,
     stages_of,
     text_of,
@@ -29,7 +28,6 @@ from fp8lens.hlo.parse import (
     HloModule,
     HloParseError,
     is_exported,
-    no_program_yet,
     parse_hlo_module,
     uncollected,
 )
@@ -49,7 +47,6 @@ from fp8lens.rules.reason import Reasons
 from fp8lens.rules.rule import Lost
 from fp8lens.targets import Target, resolve
 
-_NO_PLAN = Plan()
 # What to know of each choice of who runs the matmuls, which may not be the choice of the real job.
 _REMARKS = {
     "cublaslt": "XLA's default, gemm='auto', also considers Triton",
@@ -59,13 +56,18 @@ _REMARKS = {
 _UNTIMED = ", and without a GPU takes its first kernel that compiles"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Inspection:
     """A compiled program. Each answer is computed when it is first read, and kept; the program is
     parsed once.
 
-    `compiled` is the `jax.stages.Compiled`, or None for a saved program. `module` is the optimized
-    HLO, parsed. `note` says how it was compiled, and `remark` what else XLA could have chosen.
-    `default` is the same function with XLA's default, if gemm="both" asked for both.
+    `module` is the optimized HLO, parsed. `note` says how it was compiled, and `remark` what else
+    XLA could have chosen. `compiled` is the `jax.stages.Compiled`, or None for a saved program.
+    `stages` has the program that XLA's rewriter was given, and `ptx` the PTX of the kernels that
+    XLA generated, by their names: of kernels that are alike, one has it; None where they are not
+    known. `mesh` has the axes of the devices' mesh, with the devices of each; None where they are
+    not known: HLO does not name them. `default` is the same function with XLA's default, if
+    gemm="both" asked for both.
 
     Example:
 
@@ -81,65 +83,43 @@ class Inspection:
         (1, 1, True)
     """
 
-    def __init__(
-        self,
-        module: HloModule,
-        note: str = "",
-        compiled: Any = None,
-        stages: tuple = (),
-        ptx: dict[str, str] | None = None,
-        chip: Target | None = None,
-        mesh_shape: Any = None,
-        again: Callable[[], Any] | None = None,
-        plan: Plan = _NO_PLAN,
-        saved: bool = False,
-        remark: str = "",
-        default: "Inspection | None" = None,
-    ):
-        self.module, self.compiled, self.note = module, compiled, note
-        self._stages, self._ptx, self._chip, self._again = stages, ptx, chip, again
-        self._plan, self._saved = plan, saved
-        self.remark, self.default = remark, default
-        self._mesh_shape = mesh_shape if isinstance(mesh_shape, Mapping) else None
+    module: HloModule
+    note: str = ""
+    remark: str = ""
+    compiled: Any = None
+    stages: tuple[Stage, ...] = ()
+    ptx: dict[str, str] | None = None
+    chip: Target | None = None
+    mesh: Mapping[str, int] | None = None
+    plan: Plan = Plan()
+    find_passes: Callable[[], Any] | None = None
+    saved: bool = False
+    default: "Inspection | None" = None
 
     @property
     def is_ours(self) -> bool:
         """Whether it was compiled here: a saved program has no passes and no plan of its memory,
         and in most cases no PTX and no reasons.
         """
-        return bool(self._stages) and not self._saved
+        return bool(self.stages) and not self.saved
 
     @property
     def has_reasons(self) -> bool:
         """Whether it is known what XLA's rewriter was given: where it was compiled here, and of a
         dump that has the program before the rewriter too.
         """
-        return bool(self._stages) and self._chip is not None
+        return bool(self.stages) and self.chip is not None
 
     @property
     def given(self) -> HloModule:
         """The program that XLA's gemm rewriter was given. TypeError as of `reasons`."""
         assert self.matmuls is not None
-        return given_to_rewriter(self._stages)
+        return given_to_rewriter(self.stages)
 
     @property
     def devices(self) -> int:
         """For how many devices it was compiled."""
         return math.prod(device_counts(self.module))
-
-    @property
-    def mesh(self) -> dict[str, int] | None:
-        """The axes of these devices' mesh, with the devices of each; None where they are not known:
-        HLO does not name them.
-        """
-        return None if self._mesh_shape is None else dict(self._mesh_shape)
-
-    @property
-    def ptx(self) -> dict[str, str]:
-        """The PTX of the kernels that XLA generated, by their names: of kernels that are alike, one
-        has it. Empty for a saved program.
-        """
-        return dict(self._ptx or {})
 
     @cached_property
     def unfused(self) -> list[tuple[GemmRow, tuple[UnfusedKernel, ...]]]:
@@ -149,7 +129,7 @@ class Inspection:
     @cached_property
     @uncollected()
     def _rows(self) -> tuple[list[tuple[GemmRow, tuple[UnfusedKernel, ...]]], Neighborhood]:
-        found, around = find_unfused(self.module, self._ptx)
+        found, around = find_unfused(self.module, self.ptx)
         rows = placed(self.module, [row for row, _ in found])
         return [(row, near) for row, (_, near) in zip(rows, found, strict=True)], around
 
@@ -158,7 +138,7 @@ class Inspection:
         """How each matmul was compiled."""
         rows = [row for row, _ in self.unfused]
         note = "; ".join(filter(None, (self.note, self.remark)))
-        return make_report(self.module, rows, self.ledger, note, self._ptx is not None)
+        return make_report(self.module, rows, self.ledger, note, self.ptx is not None)
 
     @property
     def differences(self) -> Differences | None:
@@ -177,20 +157,19 @@ class Inspection:
         """Why a matmul is not FP8, or left work to other kernels. TypeError for a saved program
         that does not show what XLA's rewriter was given.
         """
-        made = self.matmuls
         opaque = self.ledger.of("opaque")
-        return find_reasons(made, self.collectives, opaque, self._ptx or {})
+        return find_reasons(self.matmuls, self.collectives, opaque, self.ptx or {})
 
     @cached_property
     @uncollected()
     def matmuls(self) -> list[Matmul]:
         """The matmuls, each with what XLA's rewriter was given of it. TypeError as of `reasons`."""
-        if not self.has_reasons or self._chip is None or (self.is_ours and self._ptx is None):
+        if self.chip is None or not self.stages:
             raise TypeError(
                 "a saved or compiled program says no more what XLA's rewriter was given: "
                 "inspect the function and its arguments."
             )
-        return matmuls_of(self.unfused, self._stages, self.module, self._chip, self.collectives)
+        return matmuls_of(self.unfused, self.stages, self.module, self.chip, self.collectives)
 
     def chain(self) -> str:
         """All that stands around each matmul: what is between the FP8 arrays and the dot, what is
@@ -214,8 +193,8 @@ class Inspection:
             self.report,
             self.ledger,
             self.collectives,
-            self._chip or resolve("H100"),
-            self.memory if self._plan.ranges else None,
+            self.chip or resolve("H100"),
+            self.memory if self.plan.ranges else None,
         )
 
     @cached_property
@@ -223,34 +202,31 @@ class Inspection:
         """What lies in a device's memory, and what of it is there when most is. TypeError for a
         saved or compiled program: XLA writes its plan of the buffers only while it compiles.
         """
-        if not self._plan.ranges:
+        if not self.plan.ranges:
             raise TypeError(
                 "XLA writes its plan of a program's buffers only while it compiles: "
                 "inspect the function and its arguments."
             )
-        return memory_of(self.module, self._plan, self.compiled)
+        return memory_of(self.module, self.plan, self.compiled)
 
     @cached_property
     def collectives(self) -> Collectives:
         """What a sharded program sends between devices."""
-        return collectives(self.module, self._mesh_shape)
+        return collectives(self.module, self.mesh)
 
     def wide_rows(self, allowed: Collection[str] = ()) -> list[GemmRow]:
         """The matmuls that are not in FP8, but for those of which all reasons are by rules that are
         `allowed`. Of a saved program no reason is looked for.
         """
+        # Kernels that are not looked into are asked for by `unknown`.
+        wide = [row for row in self.report.rows if row.is_seen and not row.is_fp8]
+        if not allowed or not self.is_ours:
+            return wide
         why: dict[str, set[str]] = defaultdict(set)
-        for reason in self.reasons if allowed and self.is_ours else ():
+        for reason in self.reasons:
             if reason.lost == Lost.FP8:
                 why[reason.instruction].add(reason.rule)
-
-        def is_accepted(row: GemmRow) -> bool:
-            rules = why[row.instruction.name]
-            return bool(rules) and rules <= {*allowed}
-
-        # Kernels that are not looked into are asked for by `unknown`.
-        rows = [row for row in self.report.rows if row.is_seen and not row.is_fp8]
-        return [row for row in rows if not is_accepted(row)]
+        return [row for row in wide if not why[row.name] or why[row.name] - {*allowed}]
 
     @property
     def unknown(self) -> list[tuple[str, str]]:
@@ -273,45 +249,43 @@ class Inspection:
         writes its passes only on request, and then takes up to twice as long. TypeError for a saved
         program.
         """
-        if not self._again:
+        if not self.find_passes:
             raise TypeError(
                 "a saved or compiled program says no more by which passes it came about: "
                 "inspect the function and its arguments."
             )
-        return self._again()
+        return self.find_passes()
 
     def json(self, reasons: bool = True) -> str:
         """Rows, totals, devices, mesh, ledger, collectives and reasons as one JSON document; "mesh"
         is null where its axes are not known, "reasons" if they are not asked for, and for a saved
         program, and "differences" unless both programs of gemm="both" are compiled.
         """
-        rows = [_fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in self.report.rows]
-        totals = _fields(self.report)
+        report = self.report
+        totals = _fields(report)
         del totals["rows"]
         for name in ("flops", "fp8_flops", "fp8_flops_share"):
-            totals[name] = getattr(self.report, name)
+            totals[name] = getattr(report, name)
         ledger = []
         for line in self.ledger:
-            fields = _fields(line)
-            del fields["kernel"]
-            fields |= {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
-            ledger.append(fields)
-        why = (
-            [dataclasses.asdict(r) for r in self.reasons] if reasons and self.has_reasons else None
-        )
-        return json.dumps(
-            {
-                "rows": rows,
-                "totals": totals,
-                "devices": self.devices,
-                "mesh": self.mesh,
-                "ledger": ledger,
-                "collectives": list(map(_fields, self.collectives)),
-                "reasons": why,
-                "differences": self.differences and self.differences.fields(),
-            },
-            indent=1,
-        )
+            more = {"name": line.name, "bytes": line.nbytes, "runs": line.kernel.count}
+            ledger.append(_fields(line) | more)
+            del ledger[-1]["kernel"]
+        document = {
+            "rows": [
+                _fields(row) | {"path": row.path, "is_fp8": row.is_fp8} for row in report.rows
+            ],
+            "totals": totals,
+            "devices": self.devices,
+            "mesh": self.mesh,
+            "ledger": ledger,
+            "collectives": [_fields(c) for c in self.collectives],
+            "reasons": None,
+            "differences": self.differences and self.differences.fields(),
+        }
+        if reasons and self.has_reasons:
+            document["reasons"] = [dataclasses.asdict(reason) for reason in self.reasons]
+        return json.dumps(document, indent=1)
 
     @property
     def _further(self) -> list[str]:
@@ -375,8 +349,6 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
                 "an Inspection is compiled already: give arguments and options to inspect() alone."
             )
         return x
-    if not is_exported(x) and (fix := no_program_yet(x)):
-        raise TypeError(f"got {type(x).__name__}: {fix}")
     if not (callable(x) or is_exported(x)) or hasattr(x, "as_text"):
         if args or options:
             what = next(iter(options), "further arguments")
@@ -384,7 +356,11 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
                 f"{what}: only with a function and its arguments, to compile it; "
                 f"got {type(x).__name__}."
             )
-        return _compiled_before(x)
+        return Inspection(
+            parse_hlo_module(_text_at(x)),
+            not_a_gpus(x),
+            compiled=x if hasattr(x, "as_text") else None,
+        )
 
     from fp8lens.compile.meshes import axes_of
     from fp8lens.compile.stages import dumped, passes
@@ -399,46 +375,39 @@ def inspect(x: Any, *args: Any, **options: Any) -> Inspection:
     note, remark = f"compiled for {chip.name}, gemm={gemm!r}", _REMARKS[gemm]
     if gemm == "auto" and options.get("target") != "local" and not options.get("autotune"):
         remark += _UNTIMED
+    axes = options.get("mesh_shape") or axes_of(compiled)
     return Inspection(
         parse_hlo_module(compiled),
         note,
+        remark,
         compiled,
         stages,
         ptx,
         chip,
-        options.get("mesh_shape") or axes_of(compiled),
-        lambda: passes(x, *args, **options),
+        dict(axes) if isinstance(axes, Mapping) else None,
         plan,
-        remark=remark,
+        lambda: passes(x, *args, **options),
     )
 
 
-def _compiled_before(x: Any) -> Inspection:
-    """Of a Compiled, a Lowered, HLO text, the path of a file with it, or an HloModule."""
-    if hasattr(x, "as_text"):
-        return Inspection(parse_hlo_module(x), not_a_gpus(x), x)
-    if isinstance(x, HloModule):
-        return Inspection(x)
-    if not isinstance(x, (str, os.PathLike)):
-        raise TypeError(
-            f"got {type(x).__name__}: give a function and its arguments, a Compiled, HLO text, "
-            "or the path of a file with it."
+def _text_at(x: Any) -> Any:
+    """The text of a file, if a path is given; else what is given. FileNotFoundError for what looks
+    like a path, and is none.
+    """
+    if isinstance(x, os.PathLike) or (isinstance(x, str) and "\n" not in x and os.path.isfile(x)):
+        return Path(x).read_text(encoding="utf-8", errors="replace")
+    if isinstance(x, str) and re.fullmatch(r"\S*(?:\.\w+|[/\\]\S*)", x):
+        raise FileNotFoundError(
+            f"there is no file {x!r}: give a path from here to a file with HLO text."
         )
-    if isinstance(x, str) and ("\n" in x or not os.path.isfile(x)):
-        if "\n" not in x and " " not in x and re.search(r"\.\w+$|[/\\]", x):
-            raise FileNotFoundError(
-                f"there is no file {x!r}: give a path from here to a file with HLO text."
-            )
-        return Inspection(parse_hlo_module(x))
-    text = Path(x).read_text(encoding="utf-8", errors="replace")
-    return Inspection(parse_hlo_module(text))
+    return x
 
 
 def of_dump(
     module: HloModule,
     name: str,
-    beside: Mapping[str, bytes] = MappingProxyType({}),
-    mesh_shape: Any = None,
+    beside: Mapping[str, bytes],
+    mesh: Mapping[str, int] | None = None,
     reasons: bool = True,
 ) -> tuple[Inspection, str]:
     """A program that XLA dumped, from a file of this name; and what is wrong with a file beside it,
@@ -446,30 +415,30 @@ def of_dump(
     names: with them it has reasons, which are looked for at once if `reasons`. If one of the files
     is damaged, or of another program, none is used.
     """
-    alone = Inspection(module, mesh_shape=mesh_shape)
+    alone = Inspection(module, mesh=mesh)
     texts = {}
     for file, data in beside.items():
         try:
             texts[file] = text_of(data)
+            if reasons and not file.endswith(".ptx"):
+                parse_hlo_module(texts[file])
         except NoText as error:
             return alone, f"{file} is {error}"
+        except HloParseError as error:
+            return alone, f"{file} is not one whole HLO module ({error})"
     stages, chip, ptx = stages_of(texts), chip_of(name), ptx_of(texts) or None
     if not stages or chip is None or (ptx is None and has_triton(module)):
         return alone, ""
-    seen = Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh_shape=mesh_shape, saved=True)
-    wrong = ""
+    seen = Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh=mesh, saved=True)
     op_names = [row.op_name for row in seen.report.rows]
     # Before the passes, the types are those of all devices together.
     if any(is_of_another(stage.text, module, op_names) for stage in stages if stage.after):
-        wrong = "what XLA dumped of its passes beside it is of another program"
+        return alone, "what XLA dumped of its passes beside it is of another program"
     try:
-        _ = reasons and not wrong and seen.reasons
+        _ = reasons and seen.reasons
     except HloParseError as error:
-        wrong = str(error)
-    damaged = [file for file, text in texts.items() if wrong and not is_whole(file, text)]
-    if damaged:
-        wrong = f"{damaged[0]} is not one whole HLO module"
-    return (alone, wrong) if wrong else (seen, "")
+        return alone, str(error)
+    return seen, ""
 
 
 def report_gemms(x: Any, *args: Any, **options: Any) -> GemmReport:

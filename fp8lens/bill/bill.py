@@ -6,7 +6,7 @@ import dataclasses
 import html
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,6 @@ from fp8lens.bill.rates import LAUNCHES, Time, calibrated, launches
 from fp8lens.formats import is_narrow
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
-from fp8lens.hlo.program import results
 from fp8lens.hlo.text import (
     Ink,
     Style,
@@ -29,10 +28,11 @@ from fp8lens.hlo.text import (
 )
 from fp8lens.matmul.collectives import Collectives
 from fp8lens.matmul.ledger import CLASSES, Ledger, Line
+from fp8lens.matmul.unfused import inside
 from fp8lens.report.gemms import GemmReport
 from fp8lens.targets import Target
 
-#: The totals of a bill and their units, in the order in which they are shown.
+#: The totals of a bill and their units, in their order.
 TOTALS = {
     "memory at the peak": "B",
     "memory allocated": "B",
@@ -83,14 +83,15 @@ class Bill:
 
     @cached_property
     def again(self) -> Ledger:
-        """The matmuls and quantizations that run once more for the backward pass: those that
-        `jax.checkpoint` asks for a second time, if the first one runs too.
+        """What runs once more for the backward pass because of `jax.checkpoint`: matmuls, if the
+        first one runs too, and the kernels that quantize nothing but what it computes again.
         """
-        first = {_computes(line) for line in self.ledger if not _is_for_checkpoint(line)}
+        matmuls = self.ledger.of("matmul")
+        first = {_computes(line) for line in matmuls if not _is_recomputed(line)}
         return Ledger(
             line
             for line in self.ledger.of("matmul", "quantize")
-            if _is_for_checkpoint(line) and _computes(line) in first
+            if _is_recomputed(line) and (line.what == "quantize" or _computes(line) in first)
         )
 
     @cached_property
@@ -127,15 +128,17 @@ class Bill:
     @property
     def totals(self) -> dict[str, float]:
         """A number for each of TOTALS; those of memory are left out where it is not known."""
-        matmuls = sum(row.count or 1 for row in self.report.rows)
-        in_fp8 = sum(row.count or 1 for row in self.report.fp8_rows)
-        found: dict[str, float] = {
+        found: dict[str, float] = {}
+        if self.memory is not None:
+            found["memory at the peak"] = self.memory.peak
+            found["memory allocated"] = self.memory.total
+        found |= {
             "kernels": self.ledger.kernels,
             "bytes moved": self.ledger.bytes_moved,
             "bytes moved to make FP8": self.ledger.for_fp8.bytes_moved,
             "bytes moved again": self.again.bytes_moved,
-            "matmuls": matmuls,
-            "matmuls in FP8": in_fp8,
+            "matmuls": sum(row.count or 1 for row in self.report.rows),
+            "matmuls in FP8": sum(row.count or 1 for row in self.report.fp8_rows),
             "FLOPs": self.report.flops,
             "FLOPs in FP8": self.report.fp8_flops,
             "FLOPs again": sum(line.kernel.flops * line.runs for line in self.again),
@@ -145,23 +148,20 @@ class Bill:
             found["time at least"] = self.seconds
         if self.calibrated is not None:
             found["time at published rates"] = self.calibrated.likely
-        if self.memory is not None:
-            found["memory at the peak"] = self.memory.peak
-            found["memory allocated"] = self.memory.total
-        return {name: found[name] for name in TOTALS if name in found}
+        return found
 
     @property
-    def by_line(self) -> dict[tuple[str, str], tuple[int, int, int, int]]:
+    def by_line(self) -> dict[tuple[str, str], list[int]]:
         """Of each line and layer of the program: bytes moved, those that FP8 alone needs, those
-        moved again, and what is alive at the peak; the most bytes first.
+        moved again, and what is alive at the peak; the most bytes first. Arguments are under
+        ("", "").
         """
-        alive = self.memory.by_line if self.memory is not None else {}
-        moved = [_by_line(part) for part in (self.ledger, self.ledger.for_fp8, self.again)]
-        parts = [*moved, alive]
-        found = {}
-        for place in dict.fromkeys(place for part in parts for place in part):
-            everything, fp8, again, held = (part.get(place, 0) for part in parts)
-            found[place] = (everything, fp8, again, held)
+        found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for n, part in enumerate((self.ledger, self.ledger.for_fp8, self.again)):
+            for line in part:
+                found[line.source, line.layer][n] += line.nbytes
+        for buffer in self.memory.alive if self.memory is not None else ():
+            found[buffer.source, buffer.layer][3] += buffer.nbytes
         return dict(sorted(found.items(), key=lambda item: (-item[1][0], -item[1][3])))
 
     @property
@@ -218,10 +218,6 @@ class Bill:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        said = "<br>".join(map(html.escape, self.summary))
-        return f"<p>{said}</p>" + html_table(_LINES, ((row, "", ()) for row in self._rows()))
-
     def json(self) -> str:
         """Totals, lines, memory, what is sent, and launches, as one JSON document."""
         memory = dataclasses.asdict(self.memory) if self.memory is not None else None
@@ -245,27 +241,20 @@ class Bill:
         return json.dumps(document, indent=1)
 
 
-def _is_for_checkpoint(line: Line) -> bool:
-    return is_recomputed(op_name(line.kernel.instruction))
+def _is_recomputed(line: Line) -> bool:
+    """Whether `jax.checkpoint` computes again what a kernel multiplies, or all that it converts to
+    FP8.
+    """
+    made = [line.kernel.instruction]
+    if line.what == "quantize":
+        converts = [i for i in inside(made[0]) if i.opcode == "convert"]
+        made = [i for i in converts if is_narrow(i.shape.dtype)] or made
+    return all(is_recomputed(op_name(i)) for i in made)
 
 
 def _computes(line: Line) -> tuple:
-    """What a matmul or a quantization computes, however XLA has laid it out, and whatever else it
-    has fused to that: two kernels that are alike in this do the same work of one line of the
-    program.
-    """
-    place = line.source, line.layer
-    if line.what == "matmul":
-        return *place, line.kernel.flops, line.kernel.math_dtype
-    made = [s for s in results(line.kernel.instruction) if is_narrow(s.dtype)]
-    return *place, *sorted((s.dtype, s.size) for s in made)
-
-
-def _by_line(lines: Iterable[Line]) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = defaultdict(int)
-    for line in lines:
-        found[line.source, line.layer] += line.nbytes
-    return found
+    """What a matmul computes: two that are alike in this do the same work of one line."""
+    return line.source, line.layer, line.kernel.flops, line.kernel.math_dtype
 
 
 def _part(part: Ledger, whole: Ledger) -> str:
@@ -306,6 +295,10 @@ def _table(rows: list[tuple[str, ...]], texts: Collection[int], style: Style) ->
 # Two programs -------------------------------------------------------------------------------------
 
 
+# Of something: its name, what the first program has of it and the second, and the unit.
+_Figures = tuple[str, float, float, str]
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
     """What two programs cost, and the second's cost as a multiple of the first's: mostly of one
@@ -324,25 +317,31 @@ class Comparison:
 
     def _tables(self) -> list[list[tuple[str, ...]]]:
         """The totals, and what they are made of: each table with its heading first."""
-        headings = [(what, *self.names, "ratio") for what in ("total", "part")]
-        return [
-            [heading, *rows]
-            for heading, rows in zip(headings, (self._totals(), self._parts()), strict=True)
-        ]
+        tables = []
+        for what, figures in (("total", self._totals()), ("part", self._parts())):
+            rows: list[tuple[str, ...]] = [(what, *self.names, "ratio")]
+            for name, one, two, unit in figures:
+                if one or two:
+                    ratio = f"{two / one:.2f}" if one else ""
+                    rows.append((name, shown(one, unit), shown(two, unit), ratio))
+            tables.append(rows)
+        return tables
 
-    def _totals(self) -> Iterator[tuple[str, ...]]:
-        one, two, ratios = self.first.totals, self.second.totals, self.ratios
+    def _totals(self) -> Iterator[_Figures]:
+        one, two = self.first.totals, self.second.totals
         for name, unit in TOTALS.items():
-            if one.get(name) or two.get(name):
-                both = [shown(totals.get(name, 0), unit) for totals in (one, two)]
-                yield (name, *both, _times(ratios.get(name)))
+            if name in one and name in two:
+                yield name, one[name], two[name], unit
 
     @property
     def warning(self) -> str:
         """That the first program multiplies more in float32 than the second, which may make it
         slower than the baseline that was meant; "" if it does not.
         """
-        wide = [_in_float32(bill.report) for bill in (self.first, self.second)]
+        wide = []
+        for bill in (self.first, self.second):
+            by_type = _by_type(bill)
+            wide.append(sum(by_type[dtype] for dtype in _FLOAT32))
         if wide[0] <= wide[1]:
             return ""
         rows = [row for row in self.first.report.rows if row.math_dtype in _FLOAT32]
@@ -355,23 +354,19 @@ class Comparison:
             "In bf16 it would be faster."
         )
 
-    def _parts(self) -> Iterator[tuple[str, ...]]:
+    def _parts(self) -> Iterator[_Figures]:
         """FLOPs by the type multiplied in, bytes moved by class of kernel, and bytes alive at the
         peak by what they hold.
         """
-        flops = [_by_type(bill.report) for bill in (self.first, self.second)]
-        for dtype in dict.fromkeys([*flops[0], *flops[1]]):
-            one, two = (found[dtype] for found in flops)
-            times = _times(two / one if one else None)
-            yield (f"multiplied in {dtype}", shown(one, "FLOP"), shown(two, "FLOP"), times)
-        ledgers = [bill.ledger for bill in (self.first, self.second)]
-        for what in CLASSES:
-            both = [ledger.of(what).bytes_moved for ledger in ledgers]
-            yield from _pair(f"moved by kernels: {what}", *both)
-        held = [bill.memory.by_kind if bill.memory else {} for bill in (self.first, self.second)]
-        for kind in dict.fromkeys([*held[0], *held[1]]):
-            both = [by_kind.get(kind, 0) for by_kind in held]
-            yield from _pair(f"alive at the peak: {kind}", *both)
+        parts: list[tuple[str, str, Callable[[Bill], Mapping[str, int]]]] = [
+            ("multiplied in", "FLOP", _by_type),
+            ("moved by kernels:", "B", _by_class),
+            ("alive at the peak:", "B", _by_kind),
+        ]
+        for title, unit, of in parts:
+            one, two = of(self.first), of(self.second)
+            for name in dict.fromkeys([*one, *two]):
+                yield f"{title} {name}", one.get(name, 0), two.get(name, 0), unit
 
     def __str__(self) -> str:
         return self.text()
@@ -404,33 +399,26 @@ class Comparison:
 _FLOAT32 = ("f32", "tf32")
 
 
-def _by_type(report: GemmReport) -> Counter[str]:
+def _by_type(bill: Bill) -> Counter[str]:
     """The FLOPs of the matmuls by the type that they are multiplied in."""
     found: Counter[str] = Counter()
-    for row in report.rows:
+    for row in bill.report.rows:
         found[row.math_dtype] += row.flops * (row.count or 1)
     return found
 
 
-def _in_float32(report: GemmReport) -> int:
-    found = _by_type(report)
-    return sum(found[dtype] for dtype in _FLOAT32)
+def _by_class(bill: Bill) -> dict[str, int]:
+    return {what: bill.ledger.of(what).bytes_moved for what in CLASSES}
 
 
-def _pair(name: str, one: int, two: int) -> Iterator[tuple[str, ...]]:
-    if one or two:
-        yield (name, _size(one) or "0 B", _size(two) or "0 B", _times(two / one if one else None))
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}"
+def _by_kind(bill: Bill) -> Mapping[str, int]:
+    return bill.memory.by_kind if bill.memory is not None else {}
 
 
 def compare(first: Any, second: Any, names: tuple[str, str] = ("first", "second")) -> Comparison:
     """What two inspections cost, beside each other.
 
     `first` and `second` are what `fp8lens.inspect` returns; `names` are the columns' headings.
-    TypeError for anything else.
 
     Example:
 
@@ -444,11 +432,4 @@ def compare(first: Any, second: Any, names: tuple[str, str] = ("first", "second"
         >>> round(both.ratios["bytes moved"], 2)
         0.67
     """
-    return Comparison(_bill_of(first), _bill_of(second), names)
-
-
-def _bill_of(x: Any) -> Bill:
-    bill = getattr(x, "bill", None)
-    if not isinstance(bill, Bill):
-        raise TypeError(f"got {type(x).__name__}: give what fp8lens.inspect returns.")
-    return bill
+    return Comparison(first.bill, second.bill, names)

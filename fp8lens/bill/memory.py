@@ -8,7 +8,7 @@ XLA writes the plan when it dumps a program: `...-buffer-assignment.txt` has eve
 import dataclasses
 import enum
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,18 +45,16 @@ class Holds(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A value that is alive at the peak. `instruction` made it, `element` is its place in that
-    instruction's tuple, as in "1", or "". `shape` is as HLO writes it; `layer` and `source` are the
-    instruction's.
+    """A value that is alive at the peak. `instruction` made it; `shape` is as HLO writes it;
+    `layer` and `source` are the instruction's.
     """
 
     instruction: str
-    element: str
     nbytes: int
     holds: Holds
-    shape: str
-    layer: str
-    source: str
+    shape: str = ""
+    layer: str = ""
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -79,22 +77,12 @@ class Memory:
     alive: tuple[Buffer, ...]
 
     @property
-    def by_kind(self) -> Mapping[Holds, int]:
-        """Bytes alive at the peak, by what they hold."""
-        found: Counter[Holds] = Counter()
+    def by_kind(self) -> Mapping[str, int]:
+        """Bytes alive at the peak, by what they hold, as Holds names it."""
+        found: Counter[str] = Counter()
         for buffer in self.alive:
             found[buffer.holds] += buffer.nbytes
         return {kind: found[kind] for kind in Holds if kind in found}
-
-    @property
-    def by_line(self) -> Mapping[tuple[str, str], int]:
-        """Bytes alive at the peak by the program's line and layer, the most first; those of
-        arguments under ("", "").
-        """
-        found: Counter[tuple[str, str]] = Counter()
-        for buffer in self.alive:
-            found[buffer.source, buffer.layer] += buffer.nbytes
-        return dict(found.most_common())
 
     @property
     def summary(self) -> list[str]:
@@ -128,37 +116,37 @@ def memory_of(module: HloModule, plan: Plan, compiled: Any = None) -> Memory:
     """The memory of a compiled program. `compiled` is JAX's, of which XLA's own figure of the peak
     is taken; without one it is read from the plan.
     """
-    sizes: Counter[str] = Counter()
-    # Of each argument and result: its bytes, the values there, and what it is.
-    kept: list[tuple[int, list[_Value], Holds]] = []
-    passing: list[_Value] = []
-    for about, nbytes, values in _allocations(plan.allocations):
-        if "thread-local" in about:  # a kernel's own: a few numbers
-            continue
-        role = _roles(about)
-        sizes.update(dict.fromkeys(role, nbytes))
-        if "arguments" in role:
-            kept.append((nbytes, values, Holds.ARGUMENT))
-        elif "results" in role:
-            kept.append((nbytes, values, Holds.RESULT))
-        else:
-            passing += values
+    allocations = [*_allocations(plan.allocations)]
     lives = _Lives(module, plan.ranges)
-    time, found = _peak(passing, lives)
-    alive = [lives.buffer(value) for value in found]
-    for nbytes, values, holds in kept:
-        if values:
-            whole = [value for value in values if value.nbytes == nbytes]  # others pass through it
-            there = lives.buffer(lives.alive_at(time, whole or values))
-            if holds is Holds.ARGUMENT:  # a result that is written over it is no line's either
-                there = dataclasses.replace(there, layer="", source="")
-            alive.append(dataclasses.replace(there, holds=holds, nbytes=nbytes))
+    own = [a for a in allocations if a.is_argument or a.is_result]
+    passing = [
+        value for a in allocations if not (a.is_argument or a.is_result) for value in a.values
+    ]
+    alive = [lives.buffer(value) for value in _at_the_peak(passing, lives)]
+    alive += [_kept(a, lives) for a in own if a.values]
     told = sum(buffer.nbytes for buffer in alive)
     peak = _xlas_peak(compiled) or told
     if peak - told > _UNTOLD * peak:
-        alive.append(Buffer("", "", peak - told, Holds.UNTOLD, "", "", ""))
-    alive.sort(key=lambda buffer: -buffer.nbytes)
-    return Memory(**{name: sizes[name] for name in _SIZES}, peak=peak, alive=tuple(alive))
+        alive.append(Buffer("", peak - told, Holds.UNTOLD))
+    return Memory(
+        arguments=sum(a.nbytes for a in own if a.is_argument),
+        results=sum(a.nbytes for a in own if a.is_result),
+        aliased=sum(a.nbytes for a in own if a.is_argument and a.is_result),
+        temporaries=sum(a.nbytes for a in allocations if "preallocated-temp" in a.about),
+        total=sum(a.nbytes for a in allocations),
+        peak=peak,
+        alive=tuple(sorted(alive, key=lambda buffer: -buffer.nbytes)),
+    )
+
+
+def _kept(a: "_Allocation", lives: "_Lives") -> Buffer:
+    """An argument, or a result."""
+    # Others pass through its place.
+    whole = [value for value in a.values if value.nbytes == a.nbytes]
+    there = lives.buffer((whole or a.values)[-1])
+    if a.is_argument:  # a result that is written over it is no line's either
+        return Buffer(there.instruction, a.nbytes, Holds.ARGUMENT, there.shape)
+    return dataclasses.replace(there, holds=Holds.RESULT, nbytes=a.nbytes)
 
 
 def _xlas_peak(compiled: Any) -> int | None:
@@ -170,7 +158,9 @@ def _xlas_peak(compiled: Any) -> int | None:
 
 
 class _Value(NamedTuple):
-    """A value, and the place that XLA has given it: the allocation, where in it, and how long."""
+    """A value: the instruction that makes it, where in its tuple it is, as in "1", or ""; and the
+    place that XLA has given it: the allocation, where in it, and how long.
+    """
 
     name: str
     element: str
@@ -178,64 +168,62 @@ class _Value(NamedTuple):
     place: tuple[int, int, int]
 
 
-def _allocations(text: str) -> Iterator[tuple[str, int, list[_Value]]]:
-    """Each allocation: what it is for, its bytes, and the values in it."""
-    found: list[tuple[str, int, list[_Value]]] = []
+class _Allocation(NamedTuple):
+    """An allocation: what it is for, its bytes, and the values in it."""
+
+    about: str
+    nbytes: int
+    values: list[_Value]
+
+    @property
+    def is_argument(self) -> bool:
+        return "parameter " in self.about
+
+    @property
+    def is_result(self) -> bool:
+        return "maybe-live-out" in self.about
+
+
+def _allocations(text: str) -> Iterator[_Allocation]:
+    """XLA's allocations, without those of threads: a few numbers of a kernel's own."""
+    found: list[_Allocation] = []
     for line in text.splitlines():
         if allocation := _ALLOCATION.match(line):
-            found.append((allocation[2], int(allocation[1]), []))
+            found.append(_Allocation(allocation[2], int(allocation[1]), []))
         elif found and (value := _VALUE.match(line)):
             nbytes = int(value[3])
             place = (len(found), int(value[4]), nbytes)
-            found[-1][2].append(_Value(value[1], value[2] or "", nbytes, place))
-    yield from found
+            found[-1].values.append(_Value(value[1], value[2] or "", nbytes, place))
+    return (a for a in found if "thread-local" not in a.about)
 
 
-_SIZES = ("arguments", "results", "aliased", "temporaries", "total")
-
-
-def _roles(about: str) -> list[str]:
-    """The sizes that an allocation belongs to."""
-    is_argument, is_result = "parameter " in about, "maybe-live-out" in about
-    belongs = (
-        is_argument,
-        is_result,
-        is_argument and is_result,
-        "preallocated-temp" in about,
-        True,
-    )
-    return [name for name, there in zip(_SIZES, belongs, strict=True) if there]
-
-
-def _peak(values: Sequence[_Value], lives: "_Lives") -> tuple[int, list[_Value]]:
-    """When most of some values is alive, and those that are: one for each place, as a loop's values
-    share theirs.
+def _at_the_peak(values: Sequence[_Value], lives: "_Lives") -> list[_Value]:
+    """Those that are alive when most of them is: one for each place, as a loop's values share
+    theirs.
 
     XLA's own line "(peak)" counts otherwise, and can be far too low.
     """
-    born: dict[int, list[_Value]] = defaultdict(list)
-    gone: dict[int, list[_Value]] = defaultdict(list)
+    events = []
     for value in values:
         start, end = lives.range_of(value)
-        born[start].append(value)
-        gone[end].append(value)
+        events += [(start, False, value), (end, True, value)]
     there: Counter[tuple[int, int, int]] = Counter()  # how many values are in each place
-    total = most = at = 0
-    for time in sorted({*born, *gone}):
-        for value in born[time]:
-            total += 0 if there[value.place] else value.nbytes
+    total = most = peak = 0
+    for time, is_gone, value in sorted(events):
+        if is_gone:
+            there[value.place] -= 1
+        if not there[value.place]:
+            total += -value.nbytes if is_gone else value.nbytes
+        if not is_gone:
             there[value.place] += 1
         if total > most:
-            most, at = total, time
-        for value in gone[time]:
-            there[value.place] -= 1
-            total -= 0 if there[value.place] else value.nbytes
-    alive: dict[tuple[int, int, int], _Value] = {}
+            most, peak = total, time
+    alive: dict[tuple, _Value] = {}
     for value in values:
         start, end = lives.range_of(value)
-        if start <= at <= end:
+        if start <= peak <= end:
             alive.setdefault(value.place, value)
-    return at, [*alive.values()]
+    return [*alive.values()]
 
 
 class _Lives:
@@ -243,10 +231,10 @@ class _Lives:
 
     def __init__(self, module: HloModule, ranges: str):
         self._instructions = {i.name: i for i in module}
-        order = [(int(time), name) for time, name in _ORDER.findall(ranges)]
-        self._last = max((time for time, _ in order), default=0)
-        backward = [time for time, name in order if self._is_backward(name)]
-        self._backward_from = min(backward, default=self._last + 1)
+        order = [(int(time), self._instructions.get(name)) for time, name in _ORDER.findall(ranges)]
+        self._end = 1 + max((time for time, _ in order), default=0)
+        backward = [time for time, i in order if i and is_backward(op_name(i))]
+        self._backward_from = min(backward, default=self._end)
         self._ranges = {
             (name, index): (int(start), int(end))
             for name, index, start, end in _RANGE.findall(ranges)
@@ -254,67 +242,29 @@ class _Lives:
 
     def range_of(self, value: _Value) -> tuple[int, int]:
         """From which instruction to which a value lives; always, where the plan does not say."""
-        return self._ranges.get((value.name, value.element), (0, self._last + 1))
-
-    def alive_at(self, time: int, values: Sequence[_Value]) -> _Value:
-        """Of values that share a place, the one that is alive; the last, if none is yet."""
-        for value in values:
-            start, end = self.range_of(value)
-            if start <= time <= end:
-                return value
-        return values[-1]
-
-    def _is_backward(self, name: str) -> bool:
-        i = self._instructions.get(name)
-        return i is not None and is_backward(op_name(i))
+        return self._ranges.get((value.name, value.element), (0, self._end))
 
     def buffer(self, value: _Value) -> Buffer:
         """One buffer, with what is known of the instruction that made it."""
-        name, element, nbytes, _ = value
-        i = self._instructions.get(name)
+        i = self._instructions.get(value.name)
         if i is None:
-            return Buffer(name, element, nbytes, Holds.PASSING, "", "", "")
-        shape = _part(i, element)
-        return Buffer(
-            instruction=name,
-            element=element,
-            nbytes=nbytes,
-            holds=self._holds(i, element, shape),
-            shape=shape.brief,
-            layer="" if self._is_argument(i) else layer(op_name(i)),
-            source="" if self._is_argument(i) else source_line(i),
-        )
+            return Buffer(value.name, value.nbytes, Holds.PASSING)
+        shape = i.shape
+        for n in filter(None, value.element.split(",")):
+            shape = shape.elements[int(n)]
+        holds = self._holds(i, value, shape)
+        where = layer(op_name(i)), source_line(i)
+        return Buffer(i.name, value.nbytes, holds, shape.brief, *where)
 
-    def _is_argument(self, i: Instruction) -> bool:
-        return i.opcode == "parameter" and i.computation.is_entry
-
-    def _holds(self, i: Instruction, element: str, shape: Shape) -> Holds:
-        if _is_workspace(i, element, shape):
-            return Holds.WORKSPACE
+    def _holds(self, i: Instruction, value: _Value, shape: Shape) -> Holds:
+        is_last = value.element == str(len(i.shape.elements) - 1)
+        if i.opcode == "custom-call" and is_last and shape.dtype in ("s8", "u8"):
+            return Holds.WORKSPACE  # nobody reads it
         if is_fp8(shape.dtype):
-            return Holds.TRANSPOSED if _is_transposed(i, element) else Holds.FP8
+            # A second layout that a backward pass reads.
+            written = part_for(i, int(value.element.partition(",")[0] or 0))
+            return Holds.TRANSPOSED if any(map(changes_layout, written)) else Holds.FP8
         if is_backward(op_name(i)):
             return Holds.GRADIENT
-        _, end = self._ranges.get((i.name, element), (0, 0))
+        _, end = self.range_of(value)
         return Holds.SAVED if end >= self._backward_from else Holds.PASSING
-
-
-def _part(i: Instruction, element: str) -> Shape:
-    """The shape of one value of an instruction's tuple."""
-    shape = i.shape
-    for n in element.split(",") if element else ():
-        shape = shape.elements[int(n)]
-    return shape
-
-
-def _is_transposed(i: Instruction, element: str) -> bool:
-    """Whether a kernel transposes what it writes there: the second layout that a backward pass
-    reads.
-    """
-    return any(map(changes_layout, part_for(i, int(element.partition(",")[0] or 0))))
-
-
-def _is_workspace(i: Instruction, element: str, shape: Shape) -> bool:
-    """Whether a library's kernel writes there what nobody reads: the last result, of bytes."""
-    is_last = element == str(len(i.shape.elements) - 1)
-    return i.opcode == "custom-call" and is_last and shape.dtype in ("s8", "u8")

@@ -6,20 +6,19 @@ Python alone reads a saved program: JAX, and what needs it, is imported where a 
 
 import argparse
 import contextlib
+import io
 import os
-import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from fp8lens.apart import python
+from fp8lens.apart import ended, python
 from fp8lens.cli.answer import answer, columns, style, summarize
 from fp8lens.cli.functions import named
 from fp8lens.cli.mistakes import Mistake, told
 from fp8lens.cli.options import parser
-from fp8lens.cli.saved import named as quoted
 from fp8lens.cli.saved import shown
 from fp8lens.cli.shapes import parse_shapes
 from fp8lens.hlo.parse import visible
@@ -27,6 +26,9 @@ from fp8lens.hlo.text import Ink, page
 from fp8lens.rules.find import every_name, explain
 
 __all__ = ["main", "parse_shapes", "serve"]
+
+# What `serve` adds to the exit status of an answer: whatever else ends its process gives another.
+_ANSWERED = 100
 
 
 def main(argv: Sequence[str] | None = None, out: TextIO | None = None) -> int:
@@ -38,11 +40,9 @@ def main(argv: Sequence[str] | None = None, out: TextIO | None = None) -> int:
     commands, 130 when interrupted and 141 where nobody reads on.
     """
     out = out or sys.stdout
-    if out is None:  # closed: an answer that nobody can read is none
-        return 2
-    streams = [stream for stream in (out, sys.stderr) if stream]
+    streams = (out, sys.stderr)
     for stream in streams:
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             # A name may have what the terminal's encoding has not.
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -80,11 +80,8 @@ def _run(argv: Sequence[str] | None, out: TextIO) -> int:
 
 def _said(given: argparse.Namespace, error: BaseException) -> str:
     """Why there is no answer, in a sentence."""
-    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-        return (
-            f"there is not enough memory for {quoted(given.what)}: "
-            "give a smaller program, or the process more memory."
-        )
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory for {shown(given.what)}."
     if isinstance(error, Mistake):
         return str(error)
     return f"fp8lens itself failed ({told(error)}): please report this with what --debug adds."
@@ -131,9 +128,9 @@ def _explain(names: Sequence[str], out: TextIO) -> int:
 def _unwritten(error: OSError, streams: Iterable[TextIO]) -> int:
     """The exit status where reading or writing failed, and a sentence if somebody may read it."""
     unread = isinstance(error, BrokenPipeError)
-    if not unread:
-        said = f"reading or writing failed ({error.strerror})."
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        if not unread:
+            said = f"reading or writing failed ({error.strerror})."
             print(_error(said), file=sys.stderr, flush=True)
     for stream in streams:  # else Python writes what is left when it ends, and fails again
         with contextlib.suppress(OSError):
@@ -143,43 +140,25 @@ def _unwritten(error: OSError, streams: Iterable[TextIO]) -> int:
 
 def _apart(given: argparse.Namespace, words: Sequence[str]) -> int:
     """Run in a process of its own: whatever the file or XLA does, 0 is an answer's status alone."""
-    reading, writing = os.pipe()
-    command = python(f"from fp8lens.cli import serve; serve({writing})", *words)
-    child = subprocess.Popen(command, pass_fds=[writing])
-    os.close(writing)
-    try:
-        status = child.wait()
-    except KeyboardInterrupt:  # the child's too
-        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-            child.wait(timeout=5)
-        child.kill()
-        return 130
-    os.set_blocking(reading, False)  # what the file has started may hold the other end
-    with contextlib.suppress(OSError, ValueError):
-        process, given_status = os.read(reading, 100).split()
-        if int(process) == child.pid:
-            return int(given_status)
-    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    status = subprocess.run(python("from fp8lens.cli import serve; serve()", *words)).returncode
+    if status >= _ANSWERED:
+        return status - _ANSWERED
     _fail(
         given,
-        f"the file, or XLA's compiler, ended the process ({how}) "
+        f"the file, or XLA's compiler, ended the process ({ended(status)}) "
         "before there was an answer: fix the file; report what XLA said above, "
         "or give the process more memory where that was short.",
     )
-    return 128 - status if -status in (signal.SIGTERM, signal.SIGINT) else 3
+    return 3
 
 
-def serve(writing: int) -> None:
-    """The process of its own. It writes its number and the exit status to a pipe, as nothing that
-    it forks does.
+def serve() -> None:
+    """The process of its own.
 
     Only the answer reaches standard output: what the file prints in any way, or a process that it
     starts, goes to standard error.
     """
-    with contextlib.suppress(SystemExit, OSError):
-        out = open(os.dup(1), "w", encoding=sys.stdout.encoding)
-        os.dup2(2, 1)
-        sys.stdout = sys.stderr
-        status = main(sys.argv[1:], out)
-        os.write(writing, f"{os.getpid()} {status}".encode())
-    os._exit(2)
+    out = open(os.dup(1), "w", encoding=sys.stdout.encoding)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    os._exit(_ANSWERED + main(sys.argv[1:], out))  # what the file does at exit is not waited for

@@ -12,12 +12,12 @@ from typing import TextIO
 from fp8lens.bill.bill import Bill, Comparison, compare
 from fp8lens.cli.functions import as_option, compiled
 from fp8lens.cli.functions import named as function_in
-from fp8lens.cli.mistakes import Mistake, answered
+from fp8lens.cli.mistakes import answered
 from fp8lens.cli.options import check, is_record
 from fp8lens.cli.saved import saved
 from fp8lens.guard import MAY_GROW, changes
-from fp8lens.hlo.parse import uncollected, visible
-from fp8lens.hlo.text import Ink, Style, counted, in_ansi_colours, page, shows_colours, wrapped
+from fp8lens.hlo.parse import visible
+from fp8lens.hlo.text import Ink, Style, in_ansi_colours, page, shows_colours, wrapped
 from fp8lens.inspection import Inspection
 from fp8lens.matmul.collectives import MOVES, of_kinds
 from fp8lens.records import entry_of, name_in, recorded, write_record
@@ -32,19 +32,15 @@ def answer(given: argparse.Namespace, out: TextIO) -> int:
     check(given)
     given.reasons = given.reasons or given.chain
     notes = sys.stderr if given.json else out  # standard output stays JSON
-    with contextlib.ExitStack() as stack:
-        if function_in(given.what):
-            seen = compiled(given, given.what, given.gemm or "cublaslt")
-        else:
-            # What is found out about it stays until the answer.
-            stack.enter_context(uncollected())
-            seen = saved(given, notes)
-        allowed = given.allow or ()
-        failures = required(seen, allowed) if given.require_fp8 else []
-        shows_reasons = bool(seen.has_reasons and (given.reasons or failures))
-        print(_text(given, seen, shows_reasons, out), file=out)
-        _say(failures, notes)
-        worse = _guard(given, seen, notes)
+    if function_in(given.what):
+        seen = compiled(given, given.what, given.gemm or "cublaslt")
+    else:
+        seen = saved(given, notes)
+    failures = required(seen, given.allow or ()) if given.require_fp8 else []
+    shows_reasons = bool(seen.has_reasons and (given.reasons or failures))
+    print(_text(given, seen, shows_reasons, out), file=out)
+    _say(failures, notes)
+    worse = _guard(given, seen, notes)
     return 1 if failures or worse else 0
 
 
@@ -135,23 +131,13 @@ def required(seen: Inspection, allowed: Collection[str]) -> list[str]:
 
 def _on_the_wire(seen: Inspection, allowed: Collection[str]) -> list[str]:
     """The collectives that send wide what an FP8 matmul reads, or what was FP8."""
-    asked = of_kinds(seen.collectives, MOVES)
-    broken = [(c, reasons) for c in asked if (reasons := sent_wide(c, allowed))]
     lines = []
-    for c in asked if "opaque" not in allowed else ():
-        lines += [f"not known whether {name} quantizes what {c.name} sends" for name in c.unknown]
-    fixes: dict[str, str] = {}  # each is said once
-    for c, reasons in broken:
-        lines.append(f"not sent in FP8: {c.title}: {', '.join(r.rule for r in reasons)}")
-        fixes |= {reason.rule: reason.fix for reason in reasons}
-    if not seen.has_reasons:  # else they say it
-        lines += [f"fix of {rule}: {fix}" for rule, fix in fixes.items()]
-    if broken:
-        lines.append(
-            f"fp8lens explain {next(iter(fixes))} shows a program that does this, and the same one "
-            "fixed"
-        )
-        lines.append(f"{len(broken)} of {counted(len(seen.collectives), 'collective')} not in FP8")
+    for c in of_kinds(seen.collectives, MOVES):
+        for name in c.unknown if "opaque" not in allowed else ():
+            lines.append(f"not known whether {name} quantizes what {c.name} sends")
+        for reason in sent_wide(c, allowed):
+            fix = "" if seen.has_reasons else f": {reason.fix}"  # else the reasons say it
+            lines.append(f"not sent in FP8: {c.title}: {reason.rule}{fix}")
     return lines
 
 
@@ -165,8 +151,7 @@ def _guard(given: argparse.Namespace, seen: Inspection, notes: TextIO) -> bool:
         name = _program(given, given.against)
         may_grow = MAY_GROW if given.may_grow is None else given.may_grow
         with answered((KeyError, ValueError), lambda error: f"--against: {error.args[0]}"):
-            before = recorded(given.against, name, entry_of(seen))
-            found = changes(before.entry, seen, may_grow, before.note)
+            found = changes(recorded(given.against, name), seen, may_grow)
         said = f"{name}, against {given.against}: {found}"
         summarize(given, said)
         worse = bool(found.worse)
@@ -184,13 +169,7 @@ def _save(given: argparse.Namespace, seen: Inspection) -> None:
     """Write the program into the record of --save."""
     name = _program(given, given.save)
 
-    def not_written(error: OSError) -> str:
-        return f"--save: {given.save} cannot be written ({error.strerror})."
-
-    with (
-        answered(OSError, not_written),
-        answered(ValueError, lambda error: f"--save: {error}"),
-    ):
+    with _written("--save", given.save), answered(ValueError, lambda error: f"--save: {error}"):
         write_record(given.save, name, entry_of(seen), anew=given.anew)
 
 
@@ -205,12 +184,16 @@ def _program(given: argparse.Namespace, record: str) -> str:
 
 def summarize(given: argparse.Namespace, said: str) -> None:
     """Append to the file of --summary what is said of the program."""
-    if not given.summary:
-        return
-    try:
-        with open(given.summary, "a", encoding="utf-8") as file:
+    if given.summary:
+        with (
+            _written("--summary", given.summary),
+            open(given.summary, "a", encoding="utf-8") as file,
+        ):
             file.write(f"{visible(said)}\n\n")
-    except OSError as error:
-        raise Mistake(
-            f"--summary: {given.summary} cannot be written ({error.strerror})."
-        ) from error
+
+
+def _written(option: str, path: str) -> contextlib.AbstractContextManager:
+    """A Mistake where a file cannot be written."""
+    return answered(
+        OSError, lambda error: f"{option}: {path} cannot be written ({error.strerror})."
+    )

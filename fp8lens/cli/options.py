@@ -70,10 +70,11 @@ def parser() -> argparse.ArgumentParser:
             "the folder, of which the largest compiled program is read; - reads standard input"
         ),
     )
-    parser.add_argument(
+    arguments = parser.add_mutually_exclusive_group()
+    arguments.add_argument(
         "--shapes", nargs="+", metavar="SHAPE", help=f"of the function's arguments: {EXAMPLE}"
     )
-    parser.add_argument(
+    arguments.add_argument(
         "--args",
         metavar="[FILE.py:]FUNCTION",
         help=(
@@ -220,32 +221,13 @@ def is_record(given: argparse.Namespace) -> bool:
 
 
 def check(given: argparse.Namespace) -> None:
-    """A Mistake where options contradict each other, before anything is compiled."""
-    with_record = "is for --against with a record: add --against fp8.json, or leave it out."
-    mistakes = {
-        "--shapes and --args both give the arguments: leave one out.": given.shapes and given.args,
-        "--allow is for --require-fp8: add it, or leave --allow out.": (
-            given.allow and not given.require_fp8
-        ),
-        "--anew is for --save: add it, or leave --anew out.": given.anew and not given.save,
-        f"--summary {with_record}": given.summary and not is_record(given),
-        f"--may-grow {with_record}": given.may_grow is not None and not is_record(given),
-        "--name is for --save, or for --against with a record: leave it out.": (
-            given.name and not given.save and not is_record(given)
-        ),
-    }
-    for sentence, is_mistaken in mistakes.items():
-        if is_mistaken:
-            raise Mistake(sentence)
+    """A Mistake for what cannot be used of the options, before anything is compiled."""
+    if given.allow and not given.require_fp8:
+        raise Mistake("--allow is for --require-fp8: add it, or leave --allow out.")
     known = ("opaque", UNSCALED, *every_name())
     for name in given.allow or ():
         if name not in known:
             raise Mistake(f"--allow: there is no rule {name!r}{nearest(name, known)}.")
-    if is_record(given) and not Path(given.against).is_file():
-        raise Mistake(
-            f"--against: there is no record {given.against!r}: write it with --save, or give "
-            "path/to/file.py:function."
-        )
     if is_record(given):
         _check_record("--against", given.against)
     if given.save and not given.anew and Path(given.save).exists():

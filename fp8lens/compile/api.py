@@ -16,13 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from fp8lens.compile.autotune import AS_TEXT, check_tile, choices
-from fp8lens.compile.bugs import COMPILER_BUGS, FATAL_BUT, add_notes
+from fp8lens.compile.bugs import COMPILER_BUGS, NEEDS_A_MESH, add_notes
 from fp8lens.compile.call import Call, make_call
 from fp8lens.compile.isolate import Isolated, compile_apart, may_abort
-from fp8lens.compile.meshes import ASSEMBLER, axes, callers_mesh, check_devices, make_mesh
+from fp8lens.compile.meshes import axes, callers_mesh, check_devices, make_mesh
 from fp8lens.compile.process import USED_IN, check_process, gpu_available, require_gpu
 from fp8lens.targets import GEMM_OPTIONS, Target, resolve
 
@@ -38,7 +37,7 @@ def aot_compile(
     autotune: str | os.PathLike | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
-    isolate: bool | Mapping[str, float] = False,
+    isolate: bool = False,
     **kwargs: Any,
 ) -> jax.stages.Compiled | Isolated:
     """Compile `fn(*args, **kwargs)` for `target`, whether or not such a chip is here.
@@ -76,8 +75,7 @@ def aot_compile(
 
     With some programs XLA ends the process. With `isolate` XLA compiles in a new process, which
     takes two seconds more, and the result has only `as_text`. If that process dies, this raises a
-    CompilerDied. {"seconds": 60, "gigabytes": 4} are limits, of time and of memory; either may be
-    left out.
+    CompilerDied.
 
     JAX's compilation cache is neither read nor written: it cannot hold programs for a chip that is
     not here.
@@ -102,8 +100,7 @@ def aot_compile(
         True
     """
     check_process()
-    chip = _chip(target, mesh_shape, autotune)
-    limits = _limits(isolate, chip)
+    chip = _chip(target, mesh_shape, autotune, isolate)
     options = _options(gemm, compiler_options)
     call = make_call(fn, args, kwargs, in_specs, static_argnums, static_argnames)
     if not USED_IN:
@@ -112,70 +109,31 @@ def aot_compile(
         return _compile(call.placed().lower(), options)
     patch, files = choices(autotune, chip) if autotune is not None else (0, {})
     lowered, doubt = _lower(call, chip, mesh_shape, patch)
-    compiled = _compile(lowered, options, chip, files, patch, limits)
+    compiled = _compile(lowered, options, chip, files, patch, isolate)
     if doubt and not isinstance(compiled, Isolated):
         check_devices(compiled, chip, doubt)
     return compiled
 
 
-def _chip(target: str | Target, mesh_shape: Any, autotune: Any) -> Target | None:
+def _chip(target: str | Target, mesh_shape: Any, autotune: Any, isolate: bool) -> Target | None:
     """None for the attached GPU, which need not be one whose rates are recorded here."""
     if getattr(target, "name", target) != "local":
         return resolve(target)
     require_gpu()
-    if mesh_shape is not None:
+    if mesh_shape is not None or autotune is not None or isolate:
         raise ValueError(
-            'a mesh_shape is for compile-only devices; name a chip, as in target="H100".'
-        )
-    if autotune is not None:
-        raise ValueError(
-            "the attached GPU chooses for itself: "
-            'autotune is for a named chip, as in target="H100".'
+            "mesh_shape, autotune and isolate are for a chip that is not here; name one, as in "
+            'target="H100".'
         )
     return None
 
 
-def _limits(isolate: bool | Mapping[str, float], chip: Target | None) -> dict[str, float] | None:
-    """None where nothing is isolated."""
-    if isolate is False:
-        return None
-    if chip is None:
-        raise ValueError(
-            'isolate: the attached GPU compiles in this process; name a chip, as in target="H100".'
-        )
-    limits = {} if isolate is True else isolate
-    known = isinstance(limits, Mapping) and limits.keys() <= {"seconds", "gigabytes"}
-    if not known or not all(limit > 0 for limit in limits.values()):
-        raise ValueError(
-            'isolate must be True, or limits such as {"seconds": 60, "gigabytes": 4}; '
-            f"got {isolate!r}."
-        )
-    return dict(limits)
-
-
 def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not isinstance(gemm, str) or gemm not in GEMM_OPTIONS:
+    if gemm not in GEMM_OPTIONS:
         raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
-    if not isinstance(compiler_options or {}, Mapping):
-        raise TypeError(
-            "compiler_options must be a mapping of XLA's options to values, "
-            f"got {compiler_options!r}."
-        )
     options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
-    for name, value in options.items():
-        if not isinstance(name, str) or not isinstance(value, (str, bool, int, float, bytes)):
-            raise TypeError(
-                f"compiler_options: {name!r} is {value!r}; "
-                "XLA takes a name, and a string, bool or number."
-            )
-        good = FATAL_BUT.get(name)
-        if good and re.fullmatch(r"\s*[+-]?\d+\s*", str(value)) and int(value) not in good:
-            raise ValueError(
-                f"compiler_options: {name} is {value!r}, and XLA aborts: "
-                f"give {good[0]} to {good[-1]}."
-            )
-    if options.get("xla_gpu_override_gemm_autotuner"):
-        check_tile(options["xla_gpu_override_gemm_autotuner"])
+    if tile := options.get("xla_gpu_override_gemm_autotuner"):
+        check_tile(tile)
     return options
 
 
@@ -196,7 +154,7 @@ def _lower(
                 "autotune: recorded choices are for a mesh made here: "
                 'mesh_shape, as in {"data": 8}.'
             )
-        return call.placed(theirs, is_theirs=True).lower(theirs), None
+        return call.placed(theirs).lower(theirs), None
     ours = make_mesh(chip, axes(mesh_shape), patch)
     placed = call.placed(ours, everywhere=True)
     try:
@@ -204,25 +162,14 @@ def _lower(
     except ValueError as error:
         if patch or any(spec is not None for spec in call.specs) or not _MESHES.search(str(error)):
             raise
-        again = _lowered_or_why_not(call, ours if mesh_shape is not None else None)
-        if isinstance(again, Exception):
-            if str(again) == str(error):
-                raise  # the function's own
-            raise ValueError(
-                "the function needs another mesh than it is compiled for, "
-                f'{dict(ours.shape)} of {chip.name}. Give mesh_shape, as in {{"data": 8}}; '
-                f'a mesh of its own must be fp8lens.mesh({chip.name!r}, {{"data": 8}}). '
-                f"JAX said: {error}"
-            ) from error
-        return again, error
-
-
-def _lowered_or_why_not(call: Call, mesh: Mesh | None) -> jax.stages.Lowered | Exception:
-    """Where only what the function says itself places anything."""
-    try:
-        return call.placed(mesh).lower(mesh)
-    except Exception as error:
-        return error
+        try:
+            # Only what the function says itself places anything.
+            mesh = ours if mesh_shape is not None else None
+            return call.placed(mesh).lower(mesh), error
+        except Exception as again:
+            if str(again) != str(error):  # else it is the function's own
+                error.add_note(NEEDS_A_MESH)
+            raise error from None
 
 
 # From lowered to compiled: nothing from here on reads the function or the mesh again.
@@ -232,11 +179,9 @@ def _compile(
     chip: Target | None = None,
     recorded: Mapping[str, str] = MappingProxyType({}),
     patch: int = 0,
-    limits: Mapping[str, float] | None = None,
+    isolate: bool = False,
 ) -> jax.stages.Compiled | Isolated:
-    """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in; with
-    `limits`, apart.
-    """
+    """With what a GPU like `chip` chose where it was `recorded`, as files for XLA to look in."""
     with (
         _explained(chip, recorded),
         _cache_left_alone() as never,
@@ -252,12 +197,13 @@ def _compile(
                 "xla_gpu_per_fusion_autotune_cache_dir": folder,
             }
         options = {**never, **options}
-        if chip is not None and limits is not None:
-            return compile_apart(lowered, options, chip, patch, **limits)
-        if chip is not None and may_abort(lowered, options, chip):
+        if chip is not None and isolate:
+            return compile_apart(lowered, options, chip, patch)
+        likely = may_abort(lowered, options, chip) if chip is not None else None
+        if chip is not None and likely is not None:
             # Once apart, to see whether it ends the process; what it dumps is wanted from here.
             tried = {k: v for k, v in options.items() if not k.startswith("xla_dump")}
-            compile_apart(lowered, tried, chip, patch)
+            compile_apart(lowered, tried, chip, patch, likely)
         return lowered.compile(compiler_options=options)
 
 
@@ -280,10 +226,6 @@ def _cache_left_alone() -> Iterator[dict[str, Any]]:
         yield {"xla_dump_emitter_re": "^$"}
 
 
-# Parts of what XLA says where it lacks NVIDIA's assembler, or a library of the device's.
-_NO_ASSEMBLER = ("No PTX compilation provider", "libdevice", "nvvm")
-
-
 @contextmanager
 def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[None]:
     """XLA's errors with what to do about them."""
@@ -300,12 +242,7 @@ def _explained(chip: Target | None, recorded: Mapping[str, str]) -> Iterator[Non
                 f"on {chip.device} with JAX {jax.__version__}."
             ) from error
         add_notes(error, COMPILER_BUGS)
-        if not any(sign in str(error) for sign in _NO_ASSEMBLER):
-            raise
-        raise RuntimeError(
-            "XLA made PTX for a kernel but found nothing to assemble it with: "
-            f"pip install {ASSEMBLER}, or put a CUDA 13 toolkit's ptxas on PATH. XLA said: {error}"
-        ) from error
+        raise
 
 
 def run(fn: Callable, *args: Any, gemm: str = "cublaslt") -> Any:

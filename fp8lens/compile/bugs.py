@@ -2,6 +2,12 @@
 
 from collections.abc import Mapping
 
+#: The packages that have NVIDIA's assembler.
+ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
+_NO_ASSEMBLER = (
+    "XLA made PTX for a kernel but found nothing to assemble it with: "
+    f"pip install {ASSEMBLER}, or put a CUDA 13 toolkit's ptxas on PATH."
+)
 ODD_SCALED_DOT = (
     "XLA's Triton takes a scale for 16 or 32 elements of each operand of jax.lax.scaled_dot: give "
     "ones, one for each 32, in place of a scale that is left out; or turn Triton off with "
@@ -29,6 +35,10 @@ COMPILER_BUGS = {
         "With xla_gpu_experimental_use_ragged_dot_fusion XLA leaves a ragged dot to cuDNN, whose "
         "kernel it can choose only on a GPU: compile there, or leave the option out."
     ),
+    # It lacks the assembler, or a library of the device's.
+    "No PTX compilation provider": _NO_ASSEMBLER,
+    "libdevice": _NO_ASSEMBLER,
+    "nvvm": _NO_ASSEMBLER,
     "scale factor must be 16 or 32": ODD_SCALED_DOT,
     "Unsupported: scaled-dot": ODD_SCALED_DOT,  # XLA says so, or ends the process
     "Unable to convert MHLO to StableHLO": (
@@ -44,6 +54,10 @@ COMPILER_BUGS = {
         "jax.lax.optimization_barrier before gelu, and gelu stays outside."
     ),
 }
+NEEDS_A_MESH = (
+    'The function needs another mesh than it is compiled for. Give mesh_shape, as in {"data": 8}; '
+    "a mesh of its own must be one of fp8lens.mesh."
+)
 # The same of what JAX says while it traces and lowers.
 WITHOUT_A_GPU = {
     "Unknown backend: 'gpu'": (
@@ -66,17 +80,9 @@ def add_notes(error: BaseException, known: Mapping[str, str]) -> None:
 
 def advice(error: BaseException) -> str:
     """The notes that `add_notes` has added to an error, as one text; "" for none."""
-    known = {*COMPILER_BUGS.values(), *WITHOUT_A_GPU.values()}
+    known = {*COMPILER_BUGS.values(), *WITHOUT_A_GPU.values(), NEEDS_A_MESH}
     return " ".join(note for note in getattr(error, "__notes__", ()) if note in known)
 
 
 # With this option XLA leaves ragged dots to cuDNN 9.22 or newer, and aborts where there is no GPU.
 RAGGED_DOTS_TO_CUDNN = "xla_gpu_experimental_use_ragged_dot_fusion"
-# Options that end the process at other numbers: most tell one of XLA's names by its number, and it
-# does not look.
-FATAL_BUT = {
-    "xla_gpu_command_buffer_update_mode": range(3),
-    "xla_gpu_shape_checks": range(3),
-    "xla_gpu_experimental_parallel_collective_overlap_limit": range(1, 2**31),
-    "xla_gpu_force_compilation_parallelism": range(1025),
-}

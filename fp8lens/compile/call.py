@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeGuard
 
@@ -15,24 +15,22 @@ from fp8lens.hlo.parse import is_exported, no_program_yet
 
 
 class Call(NamedTuple):
-    """A jitted function and what to lower it with: `specs` has for each of `args` None, a
-    PartitionSpec, or a tree of them.
+    """A function and what to lower it with: `specs` has for each of `args` None, a PartitionSpec,
+    or a tree of them. It is jitted, or else the first of `args` and `is_open`: then the program
+    gets the arrays alone that are in it and in the other arguments.
     """
 
     jitted: Any
     args: tuple
     kwargs: dict[str, Any]
     specs: tuple
+    is_open: bool = False
 
-    def placed(
-        self, mesh: Mesh | None = None, everywhere: bool = False, is_theirs: bool = False
-    ) -> "Call":
+    def placed(self, mesh: Mesh | None = None, everywhere: bool = False) -> "Call":
         """With shapes for arrays. What has a spec is placed on `mesh`; with `everywhere` the rest
-        too, replicated. `is_theirs`: the mesh is that of an argument, and others may have other
-        axes over the same devices.
+        too, replicated.
         """
-        agree = _same_devices if is_theirs else _agree
-        place = functools.partial(_placed, mesh=mesh, everywhere=everywhere, agree=agree)
+        place = functools.partial(_placed, mesh=mesh, everywhere=everywhere)
         without_specs = all(spec is None for spec in self.specs)
         if without_specs and type(self.jitted).__module__.startswith("flax."):
             # nnx's modules may share weights, which a map over them as pytrees would part.
@@ -40,22 +38,33 @@ class Call(NamedTuple):
 
             graph, state = nnx.split((self.args, self.kwargs))
             args, kwargs = nnx.merge(graph, jax.tree.map(functools.partial(place, None, ""), state))
-        else:
-            args = tuple(
-                _placed_tree(place, at, argument, spec)
-                for at, (argument, spec) in enumerate(zip(self.args, self.specs, strict=True))
+            return self._replace(args=args, kwargs=kwargs)
+
+        def each(spec: Any, name: int | str, argument: Any) -> Any:
+            return jax.tree.map(functools.partial(place, spec, name), argument)
+
+        args = tuple(
+            jax.tree.map(
+                lambda spec, part, at=at: each(spec, at, part),
+                specs,
+                argument,
+                is_leaf=lambda spec: spec is None or isinstance(spec, PartitionSpec),
             )
-            kwargs = {
-                name: _placed_tree(place, name, argument, None)
-                for name, argument in self.kwargs.items()
-            }
+            for at, (argument, specs) in enumerate(
+                zip(self.args, self.specs, strict=True), start=-1 if self.is_open else 0
+            )
+        )
+        kwargs = {name: each(None, name, argument) for name, argument in self.kwargs.items()}
         return self._replace(args=args, kwargs=kwargs)
 
     def lower(self, mesh: Mesh | None = None) -> jax.stages.Lowered:
         """Lower the function; with a mesh, as within jax.set_mesh(mesh)."""
+        jitted, args, kwargs = self.jitted, self.args, self.kwargs
+        if self.is_open:
+            jitted, args, kwargs = _opened(*args, **kwargs)
         with jax.set_mesh(mesh) if mesh is not None else nullcontext():
             try:
-                lowered = self.jitted.lower(*self.args, **self.kwargs)
+                lowered = jitted.lower(*args, **kwargs)
             except RuntimeError as error:
                 add_notes(error, WITHOUT_A_GPU)
                 raise
@@ -77,13 +86,21 @@ def make_call(
         fn, args, kwargs = _of_exported(fn, args, kwargs)
     if fix := no_program_yet(fn):
         raise TypeError(f"got {type(fn).__name__}: {fix}")
-    if not callable(fn):
-        raise TypeError(f"the first argument must be a function, got {fn!r}.")
+    if not callable(fn) or hasattr(fn, "as_text"):
+        raise TypeError(
+            f"give a function and its arguments, to compile it; got {type(fn).__name__}."
+        )
     if in_specs is not None and len(in_specs) != len(args):
         raise ValueError(
             f"in_specs has {len(in_specs)} entries for {len(args)} arguments; give one for each."
         )
-    fn, bound, kwargs = _unbound(fn, kwargs)
+    # What a jitted function was bound to would else be constants of the program; and a bound
+    # method's `lower` forgets its object.
+    bound: tuple = ()
+    if isinstance(fn, functools.partial) and hasattr(fn.func, "lower"):
+        fn, bound, kwargs = fn.func, fn.args, {**fn.keywords, **kwargs}
+    if inspect.ismethod(fn) and hasattr(fn.__func__, "lower"):
+        fn, bound = fn.__func__, (fn.__self__, *bound)
     specs = (*(None for _ in bound), *(in_specs or (None for _ in args)))
     args = (*bound, *args)
     if hasattr(fn, "lower") and (static_argnums is not None or static_argnames is not None):
@@ -94,7 +111,7 @@ def make_call(
     if isinstance(fn, jax.stages.Wrapped):
         return Call(fn, args, kwargs, specs)
     if hasattr(fn, "lower") or any(map(_is_array, jax.tree.leaves(fn))):
-        return _opened(fn, args, kwargs, specs)
+        return Call(None, (fn, *args), kwargs, (None, *specs), is_open=True)
     jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
     return Call(jitted, args, kwargs, specs)
 
@@ -119,22 +136,6 @@ def _of_exported(
     return exported.call, *jax.tree.unflatten(exported.in_tree, shapes)
 
 
-def _unbound(fn: Any, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
-    """Of a jitted function that was bound, to an object or by functools.partial: the function, and
-    what it is bound to. What was bound would else be constants of the program; and a bound method's
-    `lower` forgets its object.
-    """
-    if inspect.ismethod(fn) and hasattr(fn.__func__, "lower"):
-        return fn.__func__, (fn.__self__,), kwargs
-    if isinstance(fn, functools.partial) and (
-        inspect.ismethod(fn.func) or hasattr(fn.func, "lower")
-    ):
-        inner, bound, kwargs = _unbound(fn.func, {**fn.keywords, **kwargs})
-        if hasattr(inner, "lower"):
-            return inner, (*bound, *fn.args), kwargs
-    return fn, (), kwargs
-
-
 def _is_array(leaf: Any) -> bool:
     """Whether it is traced by its shape and dtype. Not a type, such as np.float32, nor NumPy's
     scalars: those may be static arguments of a jitted function, and where they are not JAX traces
@@ -145,8 +146,9 @@ def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> Call:
-    """A function of the arrays alone that are in `fn` and its arguments; all else stays inside.
+def _opened(fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple, dict[str, Any]]:
+    """A jitted function of the arrays alone that are in `fn` and its arguments, and these arrays;
+    all else stays inside.
 
     For a callable that is a pytree, whose weights jax.jit would make constants of the program. And
     for `eqx.filter_jit`'s, whose own `lower` takes a ShapeDtypeStruct for a static argument, but
@@ -163,54 +165,7 @@ def _opened(fn: Any, args: tuple, kwargs: dict[str, Any], specs: tuple) -> Call:
 
     name = getattr(fn, "__name__", None)  # no string where Equinox wraps a module
     call.__name__ = name if isinstance(name, str) else type(fn).__name__
-    each = _specs(fn, None)
-    for argument, spec in zip(args, specs, strict=True):
-        each += _specs(argument, spec)
-    each += _specs(kwargs, None)
-    given = {at: each[at] for at in arrays} if any(spec is not None for spec in each) else None
-    return Call(jax.jit(call), (arrays,), {}, (given,))
-
-
-def _specs(argument: Any, specs: Any) -> list[PartitionSpec | None]:
-    """One for each leaf, from one, or a tree of them, for an argument."""
-    found: list[PartitionSpec | None] = []
-    jax.tree.map(
-        lambda s, a: found.extend([s] * len(jax.tree.leaves(a))),
-        specs,
-        argument,
-        is_leaf=lambda s: s is None or isinstance(s, PartitionSpec),
-    )
-    return found
-
-
-def _placed_tree(place: Callable, name: int | str, argument: Any, specs: Any) -> Any:
-    """An argument's arrays, each placed by its own spec."""
-    leaves, tree = jax.tree.flatten(argument)
-    pairs = zip(leaves, _specs(argument, specs), strict=True)
-    return jax.tree.unflatten(tree, [place(spec, name, leaf) for leaf, spec in pairs])
-
-
-def _agree(own: NamedSharding, mesh: Mesh) -> bool:
-    """Whether `mesh` has the axes of an argument's own mesh, and where that is made for compiling
-    alone, its order of devices. Of what a program runs on here, one device says nothing of many,
-    nor does an array that every device has.
-    """
-    theirs = own.mesh
-    is_not_here = is_for_compiling(theirs)
-    is_divided = any(axes is not None for axes in own.spec)
-    if theirs.size == 1 or not (is_divided or is_not_here):
-        return True
-    divided = [[axis for axis in of.shape.items() if axis[1] > 1] for of in (theirs, mesh)]
-    if divided[0] != divided[1]:
-        return False
-    return not is_not_here or _numbers(theirs) == _numbers(mesh)
-
-
-def _same_devices(own: NamedSharding, mesh: Mesh) -> bool:
-    """Whether an argument's own mesh has the devices of `mesh`, in its order."""
-    if is_for_compiling(own.mesh):
-        return _numbers(own.mesh) == _numbers(mesh)
-    return _agree(own, mesh)
+    return jax.jit(call), (arrays,), {}
 
 
 def is_for_compiling(mesh: Any) -> TypeGuard[Mesh]:
@@ -220,17 +175,23 @@ def is_for_compiling(mesh: Any) -> TypeGuard[Mesh]:
     return mesh.devices.flat[0].client.runtime_type == "compile_only_runtime"
 
 
-def _numbers(mesh: Any) -> list[int]:
-    return [device.id for device in mesh.devices.flat]
+def _agree(own: NamedSharding, mesh: Mesh) -> bool:
+    """Whether `mesh` has the axes of an argument's own mesh, and where that is made for compiling
+    alone, its order of devices. One device says nothing of many, nor does an array that every
+    device has.
+    """
+    theirs = own.mesh
+    if theirs.size == 1 or all(axes is None for axes in own.spec):
+        return True
+    divided = [[axis for axis in of.shape.items() if axis[1] > 1] for of in (theirs, mesh)]
+    if not is_for_compiling(theirs):
+        return divided[0] == divided[1]
+    numbers = [[device.id for device in of.devices.flat] for of in (theirs, mesh)]
+    return divided[0] == divided[1] and numbers[0] == numbers[1]
 
 
 def _placed(
-    spec: PartitionSpec | None,
-    name: int | str,
-    leaf: Any,
-    mesh: Mesh | None,
-    everywhere: bool,
-    agree: Callable[[NamedSharding, Mesh], bool],
+    spec: PartitionSpec | None, name: int | str, leaf: Any, *, mesh: Mesh | None, everywhere: bool
 ) -> Any:
     """An array as a ShapeDtypeStruct, on `mesh` where there is a spec for it; anything else as it
     is.
@@ -239,7 +200,7 @@ def _placed(
         return leaf
     own = getattr(leaf, "sharding", None)
     if spec is None and isinstance(own, NamedSharding) and own.mesh.axis_names:
-        if mesh is not None and not agree(own, mesh):
+        if mesh is not None and not _agree(own, mesh):
             raise ValueError(
                 f"argument {name} is on the mesh {dict(own.mesh.shape)}, and the program is "
                 f"compiled for {dict(mesh.shape)}: put all arguments on one mesh, with one order "

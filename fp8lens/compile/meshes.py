@@ -11,12 +11,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from fp8lens.compile.bugs import ASSEMBLER
 from fp8lens.compile.call import Call, is_for_compiling
 from fp8lens.compile.process import check_process, choose_platform, installed
 from fp8lens.targets import Target, resolve
-
-_DEVICES = 1 << 16  # more than any machine has: each takes memory here
-ASSEMBLER = "nvidia-nvjitlink nvidia-nvvm nvidia-cuda-runtime"
 
 
 @functools.lru_cache(maxsize=32)
@@ -143,25 +141,20 @@ def elsewhere(devices: str, chip: Target, said: Any) -> ValueError:
 
 def axes(mesh_shape: Mapping[str, int] | Sequence[int] | None) -> tuple[tuple[str, int], ...]:
     """(name, devices) of each axis of `aot_compile`'s `mesh_shape`; one device without it. Raises
-    ValueError for what is no shape, or has more devices than a mesh here can have.
+    ValueError for what is no shape.
     """
     if mesh_shape is None:
         return (("x", 1),)
-    axes: tuple[tuple[str, int], ...] = ()
-    if isinstance(mesh_shape, Mapping):
-        axes = tuple(mesh_shape.items())
-    elif isinstance(mesh_shape, (list, tuple)):
-        axes = tuple(zip("xyz", mesh_shape, strict=False))  # more than three are refused below
-    if not 0 < len(axes) == len(mesh_shape) or not all(
-        isinstance(name, str) and isinstance(n, int) and n > 0 for name, n in axes
-    ):
+    # Of more than three device counts some are lost here, which is refused below.
+    named = (
+        mesh_shape
+        if isinstance(mesh_shape, Mapping)
+        else dict(zip("xyz", mesh_shape, strict=False))
+    )
+    are_counts = all(isinstance(n, int) and n > 0 for n in named.values())
+    if not are_counts or not 0 < len(named) == len(mesh_shape):
         raise ValueError(
             "mesh_shape must be {axis name: devices} or up to three device counts, "
             f'such as {{"data": 8}} or (8,); got {mesh_shape!r}.'
         )
-    if math.prod(n for _, n in axes) > _DEVICES or len(axes) > 32:
-        raise ValueError(
-            f"mesh_shape has {math.prod(n for _, n in axes):,} devices on {len(axes)} axes: "
-            f"the limit is {_DEVICES:,} on 32."
-        )
-    return axes
+    return tuple(named.items())

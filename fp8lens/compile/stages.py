@@ -2,8 +2,6 @@
 compiles.
 """
 
-import html
-import os
 import re
 import tempfile
 from collections import Counter
@@ -88,19 +86,9 @@ def dumped(
     no PTX, so that a Triton kernel's type is not known. XLA's autotuner makes machine code too:
     turn it off. What is compiled apart for fear of an abort fails.
 
-    Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s; and
-    TypeError for a program that is compiled already. Nothing stays on disk.
+    Arguments, further options, keyword arguments of `fn`, and errors are `aot_compile`'s. Nothing
+    stays on disk.
     """
-    if isinstance(getattr(fn, "module", None), HloModule):
-        raise TypeError(
-            f"got {type(fn).__name__}, which is compiled already: its `passes` are what each pass "
-            "changed. To compile with other options, give the function and its arguments."
-        )
-    if hasattr(fn, "as_text") or isinstance(fn, (HloModule, str, os.PathLike)):
-        raise TypeError(
-            f"got {type(fn).__name__}: "
-            "give the function and its arguments, to compile it and look on."
-        )
     with tempfile.TemporaryDirectory(prefix="xla-") as folder:
         dump = {
             "xla_dump_to": folder,
@@ -162,9 +150,7 @@ class PassStep:
     def __str__(self) -> str:
         return f"{self.pipeline}: {self.name}\n{self.at_matmuls}"
 
-    def _repr_html_(self) -> str:
-        title = html.escape(f"{self.pipeline}: {self.name}")
-        return f"<p><b>{title}</b></p>{self.at_matmuls._repr_html_()}"
+    __repr__ = __str__
 
 
 class Passes(tuple[PassStep, ...]):
@@ -173,8 +159,7 @@ class Passes(tuple[PassStep, ...]):
     def __str__(self) -> str:
         return "\n\n".join(map(str, self)) or "no pass changed a matmul"
 
-    def _repr_html_(self) -> str:
-        return "".join(step._repr_html_() for step in self) or f"<p>{self}</p>"
+    __repr__ = __str__
 
 
 def _is_matmul(i: Instruction) -> bool:
@@ -182,20 +167,15 @@ def _is_matmul(i: Instruction) -> bool:
 
 
 def _matmuls(module: HloModule) -> Counter[tuple]:
-    """How often each matmul occurs: what it says, its operands' shapes, and the fusion that it is
-    in.
+    """How often each matmul occurs, and each fusion that has one in it: what it says, and its
+    operands' shapes.
     """
-    matmuls = [i for i in module if _is_matmul(i)]
-    inside = {i.computation.name for i in matmuls} - {module.entry.name}
-    fusions: dict[str, tuple[str, ...]] = {}
-    if inside:
-        for fusion in (i for i in module if i.opcode == "fusion"):
-            for name in inside.intersection(fusion.called):
-                fusions[name] = describe(fusion)
+    inside = {i.computation.name for i in module if _is_matmul(i)}
     found: Counter[tuple] = Counter()
-    for i in matmuls:
-        shapes = (i.computation[name].shape_text for name in i.operands)
-        found[*describe(i), fusions.get(i.computation.name), *shapes] += 1
+    for i in module:
+        has_matmul = i.opcode == "fusion" and not inside.isdisjoint(i.called)
+        if has_matmul or _is_matmul(i):
+            found[*describe(i), *(i.computation[name].shape_text for name in i.operands)] += 1
     return found
 
 

@@ -53,11 +53,6 @@ def _flat(made: Made) -> Producers:
     return NOBODY.union(*made)
 
 
-def _element(values: Sequence[Made], index: int | None) -> Made:
-    """One of several values; nobody's where it is not known."""
-    return [NOBODY] if index is None or index >= len(values) else values[index]
-
-
 class Flow:
     """The graph of a module's producers: those instructions that `is_producer` names, and ENTRY's
     parameters.
@@ -77,22 +72,20 @@ class Flow:
         self.inputs: dict[Instruction, list[Producers]] = {}
         self._first: dict[Instruction, int] = {}  # the number of a producer's first result
         self._is_producer, self._passes_on = is_producer, passes_on
-        self._given: dict[str, list[Made]] = {}  # to each computation, for its parameters
-        self._returned: dict[str, Made] = {}
-        entry = module.entry
-        self._given[entry.name] = [
-            [self._add(None, number)] for number in range(len(entry.parameters))
-        ]
+        # As far as it is known. A loop's body hands on what it returns, so more may come to be
+        # known, and the computation is followed again.
+        self._made: dict[Instruction, Made] = {}
+        for number, parameter in enumerate(module.entry.parameters):
+            self._made[parameter] = [self._add(None, number)]
         order = [module.computations[name] for name in executions(module)]
-        self._callers = callers(module)
-        run = {c.name for c in order}
-        dirty = set(run)
-        while dirty:
+        again = {c.name for c in order}
+        while again:
             for computation in order:
-                if computation.name in dirty:
-                    dirty.discard(computation.name)
-                    dirty |= self._run(computation) & run
-        self.results = self._returned.get(entry.name, [NOBODY])
+                if computation.name in again:
+                    again.discard(computation.name)
+                    again.update(self._follow(computation))
+            again.intersection_update(c.name for c in order)
+        self.results = self._of(module.entry.root)
 
     def _add(self, instruction: Instruction | None, element: int) -> Producers:
         self.producers.append(Producer(instruction, element))
@@ -115,47 +108,55 @@ class Flow:
                 self._add(i, number)
         return [frozenset((number,)) for number in self.numbers(i)]
 
-    def _run(self, computation: Computation) -> set[str]:
-        """Follow one computation; the names of those that must be followed again."""
-        given = self._given.get(computation.name, [])
-        again: set[str] = set()
-        values: dict[str, Made] = {}
-        for i in computation.instructions:
-            operands = [values[name] for name in i.operands]
-            values[i.name] = self._value(i, operands, given, again)
-        known = self._returned.get(computation.name)
-        result = values[computation.root.name]
-        if known is not None:
-            result = _merged(known, result)
-        if result != known:
-            self._returned[computation.name] = result
-            again |= {i.computation.name for i in self._callers.get(computation.name, ())}
-        return again
+    def _of(self, i: Instruction) -> Made:
+        return self._made.get(i, [NOBODY])
 
-    def _value(
-        self, i: Instruction, operands: list[Made], given: list[Made], again: set[str]
-    ) -> Made:
-        opcode = i.opcode
-        if opcode == "parameter":
-            return _element(given, i.parameter_number)
-        if opcode == "tuple":
+    def _follow(self, computation: Computation) -> Iterator[str]:
+        """Follow one computation; the names of those that must be followed again."""
+        changed: set[str] = set()
+        for i in computation:
+            made = self._value(i)
+            if made != self._made.get(i):
+                self._made[i] = made
+                changed.add(i.name)
+            if i.opcode.removesuffix("-start") in CONTROL and not changed.isdisjoint(i.operands):
+                yield from i.called
+        if computation.root.name in changed:
+            for caller in callers(computation.module).get(computation.name, ()):
+                yield from (caller.computation.name, *caller.called)
+
+    def _value(self, i: Instruction) -> Made:
+        if i.opcode == "parameter":
+            return self._made[i] if i.computation.is_entry else self._either(_given(i))
+        operands = [self._of(i.computation[name]) for name in i.operands]
+        if i.opcode == "tuple":
             return [_flat(made) for made in operands]
-        if opcode == "get-tuple-element":
+        if i.opcode == "get-tuple-element":
             of = operands[0]
-            return [of[i.element] if i.element < len(of) else _flat(of)]
+            is_known = i.element < len(of) and not operand(i, 0).opcode.endswith("-start")
+            return [of[i.element] if is_known else _flat(of)]
         if self._is_producer(i):
             return self._produced(i, [_flat(made) for made in operands])
-        if opcode.removesuffix("-start") in CONTROL:
-            return self._call(i, operands, again)
-        if opcode == "fusion" and i.shape.is_tuple:
+        if i.opcode.endswith("-done"):
+            return operands[0]
+        if i.opcode.startswith(COLLECTIVES) and i.shape.is_tuple:  # each array by itself
+            return [_flat(made) for made in operands]
+        if i.opcode.removesuffix("-start") in CONTROL:
+            returned = _same_as(i)
+            if i.opcode == "while":  # whose body may not run at all
+                returned.append(operand(i, 0))
+            return self._either(returned)
+        if i.opcode == "fusion" and i.shape.is_tuple:
             return self._inside(fusion_body(i), operands)
         return [_flat([_flat(made) for made in operands])]
 
+    def _either(self, several: Iterable[Instruction]) -> Made:
+        """What a value is made of that is one or another of these."""
+        known = [self._made[i] for i in several if i in self._made]
+        return functools.reduce(_merged, known) if known else [NOBODY]
+
     def _produced(self, i: Instruction, operands: list[Producers]) -> Made:
         """A producer's result, after noting who made its operands."""
-        known = self.inputs.get(i)
-        if known:
-            operands = _merged(known, operands)
         self.inputs[i] = operands
         more = _flat([operands[index] for index in self._passes_on(i)])
         return [number | more for number in self._own(i)]
@@ -165,32 +166,10 @@ class Flow:
         for j in computation.instructions:
             made = [_flat(values[name]) for name in j.operands]
             if j.opcode == "parameter":
-                values[j.name] = _element(operands, j.parameter_number)
+                values[j.name] = operands[j.parameter_number or 0]
             else:
                 values[j.name] = made if j.opcode == "tuple" else [_flat(made)]
         return values[computation.root.name]
-
-    def _call(self, i: Instruction, operands: list[Made], again: set[str]) -> Made:
-        called = i.called
-        if i.opcode == "while":  # what the body returns, it gets the next time
-            body = self._returned.get(i.callee("body"))
-            operands = [made if body is None else _merged(made, body) for made in operands[:1]]
-        given = dict.fromkeys(called, operands)
-        if i.opcode == "conditional":
-            given = {name: [made] for name, made in zip(called, operands[1:], strict=False)}
-        for name, made in given.items():
-            before, after = self._given.get(name), made
-            if before and len(before) == len(made):
-                after = list(map(_merged, before, made))
-            if after != before:
-                self._given[name] = after
-                again.add(name)
-        if i.opcode == "while":
-            returned = operands
-        else:
-            returned = [self._returned[name] for name in given if name in self._returned]
-        result = functools.reduce(_merged, returned) if returned else [NOBODY]
-        return [_flat(result)] if i.opcode.endswith("-start") else result
 
 
 # From one value to the next -----------------------------------------------------------------------
@@ -333,8 +312,6 @@ class Graph:
         elif user.opcode.removesuffix("-start") in _CALLERS:
             for parameter in _parameters(user, n):
                 yield Value(parameter, element)
-        elif user.opcode == "send":
-            yield from (Value(received, 0) for received in other_ends(user) if n == 0)
         elif user.opcode.startswith(COLLECTIVES) or self._is_end(user):
             yield Value(user, n)
         else:
@@ -355,41 +332,16 @@ class Graph:
 
     def _steps_before(self, value: Value) -> Iterator[Value]:
         i, k = value
-        get = i.computation.__getitem__
-        if i.opcode == "parameter":
-            yield from self._arguments(value)
+        if same := _same_as(i):
+            yield from (Value(other, k) for other in same)
         elif i.opcode == "get-tuple-element":
-            yield Value(get(i.operands[0]), i.element)
-        elif i.opcode.removesuffix("-start") in _CALLERS:
-            for computation in _returning(i):
-                yield Value(computation.root, k)
-        elif _is_same(i):
-            yield Value(get(i.operands[0]), k)
+            yield Value(operand(i, 0), i.element)
         elif i.opcode == "tuple" or i.opcode.startswith(COLLECTIVES):
-            yield Value(get(i.operands[min(k or 0, len(i.operands) - 1)]), 0)
+            yield Value(operand(i, min(k or 0, len(i.operands) - 1)), 0)
         elif not self._is_end(i):
-            yield from self._made_of(i)
-
-    def _made_of(self, i: Instruction) -> Iterator[Value]:
-        """What an instruction that runs nothing else moves or changes elementwise, or receives."""
-        if i.opcode == "recv":
-            yield from (Value(operand(sent, 0), 0) for sent in other_ends(i))
-        for n, name in enumerate(i.operands):
-            if self._hands_on(i, n):
-                yield Value(i.computation[name], 0)
-
-    def _arguments(self, value: Value) -> Iterator[Value]:
-        """What the callers of a computation give for its parameter."""
-        parameter, k = value
-        name = parameter.computation.name
-        for caller in self._callers.get(name, ()):
-            n = parameter.parameter_number or 0
-            if caller.opcode == "conditional":  # whose operand 0 chooses the branch
-                n = caller.called.index(name) + 1
-            yield Value(caller.computation[caller.operands[n]], k)
-            if caller.opcode == "while":  # or the iteration before
-                for computation in _returning(caller):
-                    yield Value(computation.root, k)
+            for n, name in enumerate(i.operands):
+                if self._hands_on(i, n):
+                    yield Value(i.computation[name], 0)
 
     def _hands_on(self, i: Instruction, n: int) -> bool:
         """Whether what an instruction gives is its operand n, moved or changed elementwise."""
@@ -467,32 +419,20 @@ def _is_same(i: Instruction) -> bool:
     return i.opcode.endswith(("-done", "-update")) or i.opcode == "opt-barrier"
 
 
+def _same_as(i: Instruction) -> list[Instruction]:
+    """The instructions of which one gives what an instruction gives, whole."""
+    if i.opcode == "parameter":
+        return [*_given(i)]
+    if i.opcode.removesuffix("-start") in _CALLERS:
+        return [computation.root for computation in _returning(i)]
+    return [operand(i, 0)] if _is_same(i) else []
+
+
 def _repeats(i: Instruction) -> bool:
     """Whether a broadcast, or a gather by indices, gives more elements than it got."""
     if i.opcode not in ("broadcast", "gather"):
         return False
     return i.computation[i.operands[0]].shape.size < i.shape.size
-
-
-def other_ends(i: Instruction) -> list[Instruction]:
-    """The receives of a send, or the sends of a receive: those of its channel, where it runs."""
-    other = "recv" if i.opcode == "send" else "send"
-    return _channels(i.computation).get((other, i.attributes.get("channel_id")), [])
-
-
-@remembered
-def _channels(computation: Computation) -> dict[tuple[str, str | None], list[Instruction]]:
-    """The sends and the receives of each channel between devices."""
-    found: dict[tuple[str, str | None], list[Instruction]] = collections.defaultdict(list)
-    for i in computation:
-        if i.opcode in ("send", "recv") and not is_of_the_host(i):
-            found[i.opcode, i.attributes.get("channel_id")].append(i)
-    return dict(found)
-
-
-def is_of_the_host(i: Instruction) -> bool:
-    """Whether a send or receive is between a device and its host."""
-    return i.attributes.get("is_host_transfer") == "true"
 
 
 def _parameters(caller: Instruction, n: int) -> list[Instruction]:
@@ -501,6 +441,20 @@ def _parameters(caller: Instruction, n: int) -> list[Instruction]:
     if caller.opcode == "conditional":  # operand 0 chooses the branch
         return [*computations[n - 1].parameters] if n else []
     return [c.parameters[n] for c in computations if n < len(c.parameters)]
+
+
+def _given(parameter: Instruction) -> Iterator[Instruction]:
+    """What the callers of a computation give for its parameter; in a loop also what the iteration
+    before returned.
+    """
+    own = parameter.computation.name
+    for caller in callers(parameter.computation.module).get(own, ()):
+        for n, name in enumerate(caller.called):
+            if name == own:
+                is_branch = caller.opcode == "conditional"  # whose operand 0 chooses the branch
+                yield operand(caller, n + 1 if is_branch else parameter.parameter_number or 0)
+        if caller.opcode == "while":
+            yield from (computation.root for computation in _returning(caller))
 
 
 def _returning(caller: Instruction) -> list[Computation]:

@@ -2,14 +2,13 @@
 and bookkeeping do not.
 """
 
-import html
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, zip_longest
+from itertools import count, groupby, zip_longest
 from typing import Any
 
 from fp8lens.hlo.parse import CALLS, Computation, HloModule, Instruction, parse_hlo_module, visible
@@ -17,7 +16,6 @@ from fp8lens.hlo.text import (
     INDENT,
     MODULE_NOISE,
     NOISE,
-    coloured,
     format_instruction,
     says_something,
     without_default_layout,
@@ -57,12 +55,6 @@ _WORKSPACE = re.compile(r"s8\[\d+\]\{0\}(?=\)$)")
 # Of names, as XLA numbers them.
 _SEPARATOR, _SUFFIX = re.compile(r"([._])"), re.compile(r"\d+|clone|remat\d*")
 _NAME = re.compile(r"%([\w.\-]+)")
-_BACKGROUND = {"-": "rgba(213,94,0,.18)", "+": "rgba(0,114,178,.18)", " ": "none"}
-_CELL = (
-    "width:50%;padding:1px 6px 1px 5ch;text-indent:-4ch;text-align:left;vertical-align:top;"
-    "white-space:pre-wrap;overflow-wrap:anywhere;background:"
-)
-_LINE_BREAK = re.compile(r"\n\s*")
 _HEADER_NOISE = {*MODULE_NOISE, "entry_computation_layout"}  # that ENTRY says too
 
 
@@ -106,23 +98,30 @@ class _Graph:
     of a computation that a module lacks.
     """
 
-    def __init__(self, program: "_Program", computation: Computation | None):
-        self.program, self.computation = program, computation
-        # Numbers, by instruction. With equal numbers of `own` two instructions say the same, of
-        # `label` what they call computes the same too, and of `up` they compute the same value from
-        # the same parameters.
+    def __init__(self, computation: Computation | None, graphs: "_Graphs"):
+        self.computation = computation
+        # With equal numbers of `own` two instructions say the same, of `label` what they call
+        # computes the same too, and of `up` they compute the same value from the same parameters.
+        # With an equal `kind` they do the same of something else.
         self.own: dict[str, int] = {}
         self.label: dict[str, int] = {}
         self.up: dict[str, int] = {}
+        self.kind: dict[str, tuple[str, str]] = {}
         self.same_as: dict[str, str] = {}  # which of the instructions that are merged stands for it
         first: dict[int, str] = {}
         for i in self._post_order():
-            own = program.number(describe(i))
-            label = program.number((own, *(graph.digest for graph in self.called(i))))
-            up = program.number((label, *(self.up[o] for o in i.operands)))
+            called = (graphs[name].digest for name in i.called)
+            own = graphs.numbers[describe(i)]
+            label = graphs.numbers[(own, *called)]
+            up = graphs.numbers[(label, *(self.up[o] for o in i.operands))]
             self.own[i.name], self.label[i.name], self.up[i.name] = own, label, up
+            self.kind[i.name] = i.opcode, i.argument if i.opcode == "parameter" else ""
             self.same_as[i.name] = first.setdefault(up, i.name) if i.opcode in _MERGED else i.name
         self.nodes = [name for name in self.up if self.same_as[name] == name]
+        root = [self.up[computation.root.name]] if computation else []
+        every = sorted(self.up[name] for name in self.nodes)
+        # Equal for computations that compute the same.
+        self.digest: int = graphs.numbers[("computation", *root, *every)]
 
     def __getitem__(self, name: str) -> Instruction:
         assert self.computation is not None
@@ -132,25 +131,15 @@ class _Graph:
         if self.computation is None:
             return
         roots = [self.computation.root, *sorted(self.computation, key=lambda i: i.name)]
-        seen: set[str] = set()
+        seen: set[Instruction] = set()
         stack = [(i, False) for i in reversed(roots)]
         while stack:
             i, done = stack.pop()
             if done:
                 yield i
-            elif i.name not in seen:
-                seen.add(i.name)
+            elif i not in seen:
+                seen.add(i)
                 stack += [(i, True), *((self[o], False) for o in reversed(i.operands))]
-
-    @cached_property
-    def digest(self) -> int:
-        """Equal for computations that compute the same."""
-        root = [self.up[self.computation.root.name]] if self.computation else []
-        return self.program.number(("computation", *root, *sorted(self.up[n] for n in self.nodes)))
-
-    def called(self, i: Instruction) -> "list[_Graph]":
-        """The graphs of what an instruction calls."""
-        return [self.program.graph(name) for name in i.called]
 
     @cached_property
     def near(self) -> dict[str, list[tuple[str, int]]]:
@@ -165,39 +154,21 @@ class _Graph:
                 found[node].append((name, -1 - at))
         return found
 
-    def kind(self, name: str) -> tuple:
-        """What two instructions have in common that do the same of something else."""
-        i = self[name]
-        return i.opcode, i.argument if i.opcode == "parameter" else ""
 
-
-class _Program:
-    """A module's computations as graphs whose nodes are numbered alike, in both modules, where they
-    say the same.
+class _Graphs(dict[str, _Graph]):
+    """A module's computations as graphs, an empty one of "". Two modules have the same `numbers`,
+    so that nodes are numbered alike where they say the same. RecursionError for a computation that
+    calls itself, which HLO forbids.
     """
 
-    def __init__(self, module: HloModule, numbers: dict[tuple, int]):
-        self.module, self._numbers = module, numbers
-        self._graphs: dict[str, _Graph] = {}
+    def __init__(self, module: HloModule, numbers: defaultdict[tuple, int]):
+        self.module, self.numbers = module, numbers
         for name in module.computations:  # in the text, what is called comes first
-            self.graph(name)
+            self[name]
 
-    def number(self, key: tuple) -> int:
-        """Of what is known by this key."""
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def graph(self, name: str) -> _Graph:
-        """A computation's graph, an empty one of "". RecursionError for one that calls itself,
-        which HLO forbids.
-        """
-        if name not in self._graphs:
-            self._graphs[name] = _Graph(self, self.module.computations.get(name))
-        return self._graphs[name]
-
-    @property
-    def digests(self) -> set[int]:
-        """Of all computations."""
-        return {graph.digest for graph in self._graphs.values()}
+    def __missing__(self, name: str) -> _Graph:
+        self[name] = graph = _Graph(self.module.computations.get(name), self)
+        return graph
 
 
 class _Pairs:
@@ -210,20 +181,20 @@ class _Pairs:
         self.of: dict[str, str] = {}
         self.back: dict[str, str] = {}
         whole = [(x, 0) for x in a.nodes], [(y, 0) for y in b.nodes]
-        self._alike(*whole, a.up.get, b.up.get, any_count=True)
-        for key_a, key_b in ((a.label.get, b.label.get), (a.kind, b.kind)):
+        self._alike(*whole, a.up, b.up, any_count=True)
+        for keys in ((a.label, b.label), (a.kind, b.kind)):
             todo = [*self.of.items()]
             while todo:
                 x, y = todo.pop()
-                todo += self._alike(a.near[x], b.near[y], key_a, key_b)
-            self._alike(*whole, key_a, key_b)
+                todo += self._alike(a.near[x], b.near[y], *keys)
+            self._alike(*whole, *keys)
 
     def _alike(
         self,
         xs: Iterable[tuple[str, int]],
         ys: Iterable[tuple[str, int]],
-        key_a: Callable[[str], Any],
-        key_b: Callable[[str], Any],
+        key_a: Mapping[str, Any],
+        key_b: Mapping[str, Any],
         any_count: bool = False,
     ) -> list[tuple[str, str]]:
         """Pair what is left of these nodes by key and place, in order; where there are as many in
@@ -231,19 +202,18 @@ class _Pairs:
         """
         groups: defaultdict[Any, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for x, at in xs:
-            if x not in self.of:
-                groups[key_a(x), at][0].append(x)
+            groups[key_a[x], at][0].append(x)
         for y, at in ys:
-            if y not in self.back:
-                groups[key_b(y), at][1].append(y)
-        new: list[tuple[str, str]] = []
-        for of_a, of_b in groups.values():
+            groups[key_b[y], at][1].append(y)
+        new = []
+        for group in groups.values():
+            of_a = [x for x in group[0] if x not in self.of]
+            of_b = [y for y in group[1] if y not in self.back]
             if any_count or len(of_a) == len(of_b):
-                new += zip(of_a, of_b, strict=False)
-        fresh = [(x, y) for x, y in new if x not in self.of and y not in self.back]
-        self.of.update(fresh)
-        self.back.update((y, x) for x, y in fresh)
-        return fresh
+                for x, y in zip(of_a, of_b, strict=False):
+                    self.of[x], self.back[y] = y, x
+                    new.append((x, y))
+        return new
 
 
 def _marked(mark: str, text: str) -> str:
@@ -268,13 +238,12 @@ class Row:
 _LEFT_OUT = Row(None, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HloDiff:
     """Where two modules differ: the headings of computations, each with its rows.
 
     It is true if the modules differ, like a list of differences; `same` is the opposite. `str`
-    gives a unified text, "-" before a line of the first module and "+" before one of the second;
-    Jupyter shows both side by side.
+    gives a unified text, "-" before a line of the first module and "+" before one of the second.
     """
 
     sections: tuple[tuple[str, tuple[Row, ...]], ...]
@@ -292,16 +261,13 @@ class HloDiff:
         found = re.compile(pattern).search
         sections = []
         for heading, rows in self.sections:
-            runs = [tuple(run) for _, run in groupby(rows, lambda row: row == _LEFT_OUT)]
             kept: list[Row] = []
-            for run in runs:
-                if any(row.changed and found(f"{row.a}\n{row.b}") for row in run):
-                    kept += run
-                else:
-                    kept.append(_LEFT_OUT)
-            merged = tuple(row for row, _ in groupby(kept))
-            if any(row.changed for row in merged):
-                sections.append((heading, merged))
+            for _, group in groupby(rows, _LEFT_OUT.__eq__):
+                run = [*group]
+                is_there = any(row.changed and found(f"{row.a}\n{row.b}") for row in run)
+                kept += run if is_there else [_LEFT_OUT]
+            if any(row.changed for row in kept):
+                sections.append((heading, tuple(row for row, _ in groupby(kept))))
         return HloDiff(tuple(sections))
 
     def __str__(self) -> str:
@@ -319,31 +285,7 @@ class HloDiff:
                     lines += [_marked(" ", row.a or "  ...") for row in run]
         return visible("\n".join(lines), keep="\n\t") or "no difference"
 
-    def _repr_html_(self) -> str:
-        if self.same:
-            return "<p>no difference</p>"
-        rows = []
-        for heading, body in self.sections:
-            title = html.escape(heading)
-            rows.append(f'<tr><th colspan="2" style="{_CELL}none">{title}</th></tr>')
-            for row in body:
-                if row.changed:
-                    cells = _cell("-", row.a) + _cell("+", row.b)
-                else:
-                    cells = 2 * _cell(" ", row.a or "  ...")
-                rows.append(f'<tr style="background:none">{cells}</tr>')
-        return (
-            '<table style="width:100%;table-layout:fixed;font-family:monospace;line-height:1.35">'
-            f"{''.join(rows)}</table>"
-        )
-
-
-def _cell(mark: str, text: str | None) -> str:
-    """One side of a row, in HTML; empty where that side has no instruction."""
-    if not text:
-        return f'<td style="{_CELL}none"></td>'
-    line = mark + _LINE_BREAK.sub(" ", text)[1:]
-    return f'<td style="{_CELL}{_BACKGROUND[mark]}">{coloured(line)}</td>'
+    __repr__ = __str__
 
 
 def _namer() -> Callable[[str], str]:
@@ -379,28 +321,27 @@ class _Side:
         i = self.graph[name]
         return self.graph.own[name], i.is_root, [self.names[o] for o in i.operands]
 
-    def called(self, name: str | None) -> list[str]:
+    def called(self, name: str | None) -> tuple[str, ...]:
         """The computations that an instruction calls."""
-        return [] if name is None else [*self.graph[name].called]
+        return () if name is None else self.graph[name].called
 
-    def config(self, name: str | None) -> dict[str, Any]:
-        """The leaves of an instruction's backend_config; where there is none, what XLA's are by
-        default.
-        """
-        return _CONFIG_DEFAULTS if name is None else dict(_leaves(self.graph[name].backend_config))
+    def config(self, name: str | None) -> dict[str, Any] | None:
+        """The leaves of an instruction's backend_config."""
+        return None if name is None else dict(_leaves(self.graph[name].backend_config))
 
-    def text(self, name: str | None, other: dict[str, Any]) -> str | None:
+    def text(self, name: str | None, other: dict[str, Any] | None) -> str | None:
         """An instruction as `print_hlo_module` has it, under the names to show, with what its
-        backend_config has otherwise than the `other`.
+        backend_config has otherwise than the `other`; where there is no other, than XLA's defaults.
         """
         if name is None:
             return None
         text = _SCRATCH.sub("s8[...]", format_instruction(self.graph[name], False, False))
         text = _NAME.sub(self._shown, text)
-        own = self.config(name)
-        if other is _CONFIG_DEFAULTS:
-            own = {key: value for key, value in own.items() if key in other}
-        config = {key: value for key, value in own.items() if value != other.get(key)}
+        config = {}
+        for key, value in _leaves(self.graph[name].backend_config):
+            usual = _CONFIG_DEFAULTS.get(key, value) if other is None else other.get(key)
+            if value != usual:
+                config[key] = value
         if config:
             text += f", backend_config={json.dumps(config)}"
         return wrap(text, INDENT)
@@ -415,13 +356,20 @@ def _in_order(a: _Graph, b: _Graph, pairs: _Pairs) -> list[tuple[str | None, str
     uses it.
     """
     place = {x: at for at, x in enumerate(a.nodes)}
-    order = [((at, 1), x, pairs.of.get(x)) for x, at in place.items()]
     ahead: dict[str, int] = {}
     for y in reversed(b.nodes):
         users = (ahead[user] for user, at in b.near[y] if at < 0)
         ahead[y] = place[pairs.back[y]] if y in pairs.back else min(users, default=len(place))
-    alone = [((ahead[y], 0), None, y) for y in b.nodes if y not in pairs.back]
-    return [(x, y) for _, x, y in sorted([*order, *alone], key=lambda entry: entry[0])]
+    of_b: defaultdict[int, list[str]] = defaultdict(list)
+    for y in b.nodes:
+        if y not in pairs.back:
+            of_b[ahead[y]].append(y)
+    order: list[tuple[str | None, str | None]] = []
+    for at, x in enumerate([*a.nodes, None]):
+        order += [(None, y) for y in of_b[at]]
+        if x is not None:
+            order.append((x, pairs.of.get(x)))
+    return order
 
 
 class _Diff:
@@ -430,8 +378,8 @@ class _Diff:
     """
 
     def __init__(self, a: HloModule, b: HloModule, context: int):
-        numbers: dict[tuple, int] = {}
-        self.a, self.b, self.context = _Program(a, numbers), _Program(b, numbers), context
+        numbers: defaultdict[tuple, int] = defaultdict(count().__next__)
+        self.a, self.b, self.context = _Graphs(a, numbers), _Graphs(b, numbers), context
         self.todo: list[tuple[str, str]] = [(a.entry.name, b.entry.name)]
         # Of computations of `b`, the names of those of `a` that they stand for.
         self.titles: dict[str, str] = {}
@@ -439,16 +387,19 @@ class _Diff:
     def sections(self) -> Iterator[tuple[str, tuple[Row, ...]]]:
         """The headings of computations that differ, with their rows; first the module's header."""
         a, b = self.a.module.attributes, self.b.module.attributes
-        keys = [key for key in {**a, **b} if key not in _HEADER_NOISE and a.get(key) != b.get(key)]
-        if keys:
-            said = [[f"  {key}={of[key]}" if key in of else None for key in keys] for of in (a, b)]
-            yield "HloModule", tuple(map(Row, *said))
+        header = []
+        for key in {**a, **b}:
+            if key not in _HEADER_NOISE and a.get(key) != b.get(key):
+                said = [f"  {key}={of[key]}" if key in of else None for of in (a, b)]
+                header.append(Row(*said))
+        if header:
+            yield "HloModule", tuple(header)
         seen: set[tuple[str, str]] = set()
         for x, y in self.todo:
             if (x, y) in seen or self._is_same(x, y):
                 continue
             seen.add((x, y))
-            rows = self.compare(self.a.graph(x), self.b.graph(y))
+            rows = self.compare(self.a[x], self.b[y])
             if any(row.changed for row in rows):
                 is_entry = x == self.a.module.entry.name
                 yield f"ENTRY %{_namer()(x)}" if is_entry else f"%{x or y}", rows
@@ -457,10 +408,11 @@ class _Diff:
         """Whether both compute the same; of one alone, whether the other module has the same
         somewhere.
         """
-        a, b = self.a.graph(x), self.b.graph(y)
+        a, b = self.a[x].digest, self.b[y].digest
         if x and y:
-            return a.digest == b.digest
-        return a.digest in self.b.digests if x else b.digest in self.a.digests
+            return a == b
+        others, digest = (self.b, a) if x else (self.a, b)
+        return any(graph.digest == digest for graph in others.values())
 
     def compare(self, a: _Graph, b: _Graph) -> tuple[Row, ...]:
         """The rows of two computations."""
@@ -470,9 +422,10 @@ class _Diff:
         one, two = _Side(a, names, {}), _Side(b, of_b, self.titles)
         order = _in_order(a, b, pairs)
         for x, y in order:
-            called = [*zip_longest(one.called(x), two.called(y), fillvalue="")]
-            self.todo += called
-            self.titles |= {of_b: of_a for of_a, of_b in called if of_a}
+            for called in zip_longest(one.called(x), two.called(y), fillvalue=""):
+                self.todo.append(called)
+                if called[0]:
+                    self.titles[called[1]] = called[0]
         changed = [one.says(x) != two.says(y) for x, y in order]
         rows: list[Row] = []
         for at, (x, y) in enumerate(order):

@@ -5,20 +5,20 @@ is read from one device's HLO.
 
 import dataclasses
 import enum
-import html
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 from fp8lens.formats import CUBLASLT, is_fp8
-from fp8lens.hlo.dataflow import Graph, Value, is_of_the_host, other_ends
+from fp8lens.hlo.dataflow import Graph, Value
 from fp8lens.hlo.ops import CONTROL, DOTS
 from fp8lens.hlo.origin import op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, parse_hlo_module, visible
-from fp8lens.hlo.program import executions, fusion_body, setting
-from fp8lens.hlo.replica_groups import MOST, SUMS, axis_of, device_counts, groups
-from fp8lens.hlo.text import LOST, columns, counted, html_table, listed, wrapped
+from fp8lens.hlo.program import executions, setting
+from fp8lens.hlo.replica_groups import SUMS, axis_of, device_counts, groups
+from fp8lens.hlo.text import columns, counted, listed, wrapped
 from fp8lens.hlo.text import size as _size
 from fp8lens.hlo.values import changes_layout, operand, reducer
 from fp8lens.matmul.kernels import is_opaque, launches
@@ -38,8 +38,17 @@ _SENT: Mapping[str, Callable[[int, int], int]] = {
     "ragged-all-to-all": lambda size, n: size,
 }
 KINDS = tuple(_SENT)
+# Attributes that say which devices take part.
+_DEVICES = (
+    "replica_groups",
+    "device_ids",
+    "source_target_pairs",
+    "channel_id",
+    "frontend_attributes",
+)
 MOVES = tuple(kind for kind in KINDS if kind not in SUMS)  # which add nothing
 _WIDE = ("bf16", "f16", "f32", "f64")
+_WRAPS = ("async-start", "fusion", "fusion-start")
 
 
 class Problem(enum.StrEnum):
@@ -77,6 +86,17 @@ class Part:
     shape: str
     sent: int
     would: int
+
+
+class _Judged(NamedTuple):
+    """What is wrong with one of the arrays that are sent, who else reads it in its wide type, the
+    kernels that transpose it, and those of which it is not known what they make of it.
+    """
+
+    problem: Problem | None = None
+    readers: Sequence[str] = ()
+    transposed_by: Sequence[str] = ()
+    unknown: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,25 +205,16 @@ class _Sent:
     def __init__(self, module: HloModule, mesh_shape: Mapping[str, int] | None):
         self._mesh_shape = mesh_shape
         self._axes: dict[tuple[str | None, ...], tuple[int, str]] = {}
-        # How many devices may yet be looked at: the time is to grow with the text.
-        self._spare = MOST + len(module.text)
-        # Where collectives are very many, what is far from one is not looked at, for the same
-        # reason.
+        # Where collectives are very many, what is far from one is not looked at: the time is to
+        # grow with the text.
         count = sum(1 for i in module if kind(i))
-        most = max(16, len(module.text) // max(1, 3 * count))
-        self.graph = Graph(module, _is_end, most)
+        self.graph = Graph(module, _is_end, max(16, len(module.text) // max(1, 3 * count)))
 
     def axis(self, i: Instruction) -> tuple[int, str]:
         """How many devices take part together, and along which axes of the mesh."""
-        names = ["replica_groups", "device_ids", "source_target_pairs", "channel_id"]
-        names += ["frontend_attributes"] if i.opcode == "send" else []
-        key = (i.opcode, *map(i.attributes.get, names))
+        key = (kind(i), *map(i.attributes.get, _DEVICES))
         if key not in self._axes:
-            together = groups(i)
-            self._spare -= sum(map(len, together))
-            if self._spare < 0:
-                raise i.error("the collectives name more devices than a program's")
-            self._axes[key] = axis_of(i, together, self._mesh_shape)
+            self._axes[key] = axis_of(i, groups(i), self._mesh_shape)
         return self._axes[key]
 
     def feeds(self, collective: Instruction, results: list[Value]) -> list[Instruction]:
@@ -221,25 +232,33 @@ class _Sent:
                 return [*dict.fromkeys(kernels)]
         return []
 
-    def sent_wide(self, kind: str, result: Value, sent: Instruction) -> "_Wide":
-        """What is wrong with a collective of this kind that sends a wide type, if anything."""
+    def judged(self, collective: Instruction, sent: Instruction, result: Value) -> _Judged:
+        """What is wrong with an array that a collective sends, if anything."""
+        gathers = kind(collective) == "all-gather"
+        if collective.opcode == "send":  # no step goes from it to its receive
+            return _Judged(unknown=["its receive"] if _is_wide(sent) else [])
+        if gathers and _is_fp8(sent):
+            kernels = self._transposed_by(result)
+            return _Judged(Problem.TRANSPOSED if kernels else None, transposed_by=kernels)
+        if kind(collective) in SUMS or not _is_wide(sent):
+            return _Judged()
         graph = self.graph
         behind = graph.walk([Value(sent, 0)], graph.before, lambda i: _was_fp8(i) or _is_end(i))
         if any(_is_fp8(value.instruction) for value in behind):
-            return _Wide(Problem.DEQUANTIZED)
+            return _Judged(Problem.DEQUANTIZED)
         wide = graph.walk([result], graph.after, lambda i: _is_fp8(i) or _is_end(i))
         unknown = [graph.launcher(v.instruction).name for v in wide if _may_quantize(v)]
         if not self._are_multiplied(wide):
             # A clamp alone remains of a quantization whose FP8 array nothing reads. Where the
             # conversion to FP8 is behind the collective, the clamp is that quantization's own.
             was_fp8 = any(_was_fp8(value.instruction) for value in behind)
-            return _Wide(Problem.DEQUANTIZED if was_fp8 else None, unknown=unknown)
+            return _Judged(Problem.DEQUANTIZED if was_fp8 else None, unknown=unknown)
         readers = [self._reader(value) for value in wide if _reads_wide(value)]
         if not readers:
-            return _Wide(Problem.GATHERED_WIDE)
+            return _Judged(Problem.GATHERED_WIDE)
         # Where a wide array goes on to a device that reads it, it has to travel so: only what is
         # gathered is read by others that may need their own part alone.
-        return _Wide(Problem.READ_WIDE if kind == "all-gather" else None, readers, unknown)
+        return _Judged(Problem.READ_WIDE if gathers else None, readers, unknown=unknown)
 
     def _are_multiplied(self, values: Iterable[Value]) -> bool:
         """Whether an FP8 matmul reads those of some values that are FP8."""
@@ -256,7 +275,7 @@ class _Sent:
         name = self.graph.launcher(i).name
         return f"the addition in {name}" if is_matmul(i) and not _reads_as_matrix(value) else name
 
-    def transposed_by(self, gathered: Value) -> list[str]:
+    def _transposed_by(self, gathered: Value) -> list[str]:
         """The kernels that transpose a gathered FP8 array before an FP8 matmul reads it."""
         reached = self.graph.walk([gathered], self.graph.after, _is_end)
         names = []
@@ -276,21 +295,11 @@ class _Sent:
         return _reads_as_matrix(value) and _multiplies_fp8(self.graph.launcher(value.instruction))
 
 
-class _Wide(NamedTuple):
-    """What is wrong with an array that is sent in a wide type, who else reads it so, and the
-    kernels of which it is not known what they make of it.
-    """
-
-    problem: Problem | None
-    readers: Sequence[str] = ()
-    unknown: Sequence[str] = ()
-
-
 def kind(i: Instruction) -> str:
     """The kind of a collective, "" of any other instruction."""
     name = i.opcode.removesuffix("-start")
-    if name == "send":
-        return "" if is_of_the_host(i) else "collective-permute"
+    if name == "send" and i.attributes.get("is_host_transfer") != "true":
+        return "collective-permute"
     return name if name in _SENT else ""
 
 
@@ -332,9 +341,8 @@ def _may_quantize(value: Value) -> bool:
     choosing among numbers, as a router does.
     """
     read = _read(value)
-    if read is None or (value.instruction.custom_call_target or "").startswith("__gpu$TopK"):
-        return False
-    return read.shape.dtype in _WIDE and read.shape.size > 1
+    target = value.instruction.custom_call_target or ""
+    return read is not None and _is_wide(read) and not target.startswith("__gpu$TopK")
 
 
 def _multiplies(value: Value) -> bool:
@@ -350,6 +358,10 @@ def _reads_wide(value: Value) -> bool:
 
 def _is_fp8(i: Instruction) -> bool:
     return is_fp8(i.shape.dtype) and i.shape.size > 1
+
+
+def _is_wide(i: Instruction) -> bool:
+    return i.shape.dtype in _WIDE and i.shape.size > 1
 
 
 def _multiplies_fp8(kernel: Instruction) -> bool:
@@ -380,24 +392,24 @@ def _within(at: Instruction) -> list[Instruction]:
     """
     if kind(at):
         return [at]
-    if at.opcode not in ("async-start", "fusion", "fusion-start"):
+    if at.opcode not in _WRAPS:
         return []
-    inside = [fusion_body(at)]
-    if at.opcode == "async-start":
-        inside = [at.computation.module.computations[name] for name in at.called]
-    return [i for computation in inside for j in computation for i in _within(j)]
+    computations = at.computation.module.computations
+    inside = itertools.chain.from_iterable(computations[name] for name in at.called)
+    return [i for j in inside for i in _within(j)]
 
 
 def _beside(start: Instruction) -> tuple[str, ...]:
     """Kernels and loops that are scheduled between the start of something asynchronous and its
     end.
     """
-    users = start.computation.users
-    end: Instruction | None = start
-    while end is not None and not end.opcode.endswith("-done"):
-        readers = users.get(end.name, ())
-        end = next((u for u in readers if u.opcode.endswith(("-done", "-update"))), None)
-    if end is None or start.computation.module.attributes.get("is_scheduled") != "true":
+    users, end = start.computation.users, start
+    while not end.opcode.endswith("-done"):
+        onward = (u for u in users.get(end.name, ()) if u.opcode.endswith(("-done", "-update")))
+        if not (following := next(onward, None)):
+            return ()
+        end = following
+    if start.computation.module.attributes.get("is_scheduled") != "true":
         return ()
     between = start.computation.instructions[start.index + 1 : end.index]
     return tuple(i.name for i in between if (launches(i) or i.opcode in CONTROL) and not _within(i))
@@ -412,11 +424,19 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
     sent = [i.computation[name] for name in names]
     size, axis = around.axis(i)
     results = [Value(i, n) for n in range(len(sent))]
-    if i.opcode == "send":
-        results = [Value(received, 0) for received in other_ends(i)]
     feeds = around.feeds(i, results)
     is_start = at.opcode.endswith("-start") or at.opcode == "send"
     asynchronous = is_start and not (_waits(at) or _waits(i))
+
+    judged = [around.judged(i, *each) for each in zip(sent, results, strict=True)]
+    parts = []
+    for s, found in zip(sent, judged, strict=True):
+        if found.problem in SENT_WIDE:
+            sizes = [_SENT[kind(i)](n, size) for n in (s.shape.nbytes, s.shape.size)]
+            parts.append(Part(found.problem, s.shape.dtype, s.shape.brief, *sizes))
+    problems = [found.problem for found in judged if found.problem]
+    if kind(i) == "all-gather" and len({*sent}) < len(sent):
+        problems.append(Problem.TWICE)
     return Collective(
         name=at.name,
         kind=kind(i),
@@ -433,41 +453,16 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
         instruction=i,
-        **_judged(i, sent, results, around, size),
+        problems=_distinct([problems]),
+        readers=_distinct(found.readers for found in judged),
+        transposed_by=_distinct(found.transposed_by for found in judged),
+        unknown=_distinct(found.unknown for found in judged),
+        parts=_distinct([parts]),
     )
 
 
-def _judged(
-    i: Instruction, sent: list[Instruction], results: list[Value], around: _Sent, devices: int
-) -> dict[str, Any]:
-    """What is wrong with a collective among so many devices, as fields of Collective."""
-    parts: list[Part] = []
-    readers: list[str] = []
-    unknown: list[str] = []
-    transposed: list[str] = []
-    for s, result in zip(sent, results, strict=False):
-        if kind(i) not in SUMS and s.shape.dtype in _WIDE and s.shape.size > 1:
-            wide = around.sent_wide(kind(i), result, s)
-            readers += wide.readers
-            unknown += wide.unknown
-            if wide.problem:
-                sizes = [_SENT[kind(i)](n, devices) for n in (s.shape.nbytes, s.shape.size)]
-                parts.append(Part(wide.problem, s.shape.dtype, s.shape.brief, *sizes))
-        elif _is_fp8(s) and kind(i) == "all-gather":
-            transposed += around.transposed_by(result)
-    problems = [part.problem for part in parts]
-    if transposed:
-        problems.append(Problem.TRANSPOSED)
-    if kind(i) == "all-gather" and len({*sent}) < len(sent):
-        problems.append(Problem.TWICE)
-    found: dict[str, Iterable] = {
-        "problems": problems,
-        "readers": readers,
-        "transposed_by": transposed,
-        "unknown": unknown,
-        "parts": parts,
-    }
-    return {name: tuple(dict.fromkeys(of)) for name, of in found.items()}
+def _distinct[Item](several: Iterable[Iterable[Item]]) -> tuple[Item, ...]:
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(several)))
 
 
 def _waits(i: Instruction) -> bool:
@@ -486,8 +481,6 @@ def collectives(x: Any, mesh_shape: Mapping[str, int] | None = None) -> "Collect
     made of a permute, for a pipeline, counts as one.
     """
     module = parse_hlo_module(x)
-    if not any(name in module.text for name in (*KINDS, "send(")):
-        return Collectives()
     devices = prod(device_counts(module))
     if mesh_shape is not None and prod(mesh_shape.values()) != devices:
         raise ValueError(
@@ -582,17 +575,6 @@ class Collectives(tuple[Collective, ...]):
         return "\n".join([*text, *wrapped(self.totals(), 0, 2)])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        total = f"<p>{html.escape(self.totals())}</p>"
-        if not self:
-            return total
-        rows = []
-        for _, cells, further in self.rows():
-            background = LOST if further else ""
-            below = [(line, "") for line in further]
-            rows.append((cells, background, below))
-        return html_table(HEADER, rows) + total
 
 
 def _cells(same: Sequence[Collective]) -> tuple[str, ...]:

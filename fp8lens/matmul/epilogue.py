@@ -4,8 +4,6 @@ Like the rewriter (GemmRewriterVisitor in XLA's gemm_rewriter.cc), this stays in
 the dot: what a loop, a branch, a collective or another matmul is handed is no longer its result.
 """
 
-import copy
-import heapq
 from collections.abc import Iterator
 
 from fp8lens.formats import is_fp8
@@ -19,17 +17,24 @@ from fp8lens.hlo.values import (
     is_square,
     is_transpose,
     look_through,
+    operand,
     reducer,
 )
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.roles import KNOWN_BY, Role, Step, could_be_fused, is_tanh_gelu, step_of
+from fp8lens.matmul.roles import (
+    KNOWN_BY,
+    Role,
+    Step,
+    could_be_fused,
+    is_magnitude,
+    is_tanh_gelu,
+    step_of,
+)
 
 # What gives a result on, at other places, or some of it.
 _MOVES_ON = LAYOUT | {"slice", "reverse", "opt-barrier"}
 # The same, of their first operand.
 _MOVES_FIRST = frozenset("dynamic-slice gather pad broadcast".split())
-# So many branches behind one another are looked into.
-_DEEPEST = 4
 # What may stand between a value and the reduction that finds its amax.
 _BEFORE_AMAX = frozenset("abs convert bitcast reshape negate opt-barrier".split())
 
@@ -45,7 +50,6 @@ class Result:
         self.steps: list[Step] = []
         self.readers: list[tuple[Instruction, Instruction]] = []
         self.ends: list[Instruction] = []
-        self._depth = 0
         self._follow(dot)
         self._leave_out_the_loss()
 
@@ -69,7 +73,7 @@ class Result:
         """Add what is done with `value`; the value that comes of it, None at the end."""
         follow = []
         for user in _users(value):
-            if amax := self._amax(user):
+            if amax := _amax(user):
                 self.steps.append(Step(Role.AMAX, amax, value))
             else:
                 follow.append(user)
@@ -113,60 +117,40 @@ class Result:
             self.steps.append(activation)
             self.readers += [(value, user) for user in follow]
             return None
-        trials = [self._tried(value, at, follow) for at in follow if self._could_go_on(at, value)]
-        trials = [
-            trial for trial in trials if any(map(could_be_fused, trial.steps[len(self.steps) :]))
-        ]
-        if not trials:
-            self.readers += [(value, user) for user in follow]
-            if known := _transcendental(value):  # and its gradient, or who else reads it
-                self.steps.append(Step(Role.ACTIVATION, known, value))
-            return None
-        best = max(trials, key=lambda trial: trial._promise)
-        self.steps, self.readers, self.ends = best.steps, best.readers, best.ends
-        return None  # it is followed to its end
+        onward = [at for at in follow if _goes_on(at, value)]
+        onward.sort(key=lambda at: not could_be_fused(step_of(at, value)))
+        steps, readers = [*self.steps], [*self.readers]
+        for at in onward[:1]:
+            self.readers += [(value, user) for user in follow if user is not at]
+            self._follow(self._along(at, value))
+            if any(map(could_be_fused, self.steps[len(steps) :])):
+                return None  # it is followed to its end
+        self.steps, self.ends = steps, follow
+        self.readers = [*readers, *((value, user) for user in follow)]
+        if known := _transcendental(value):  # and its gradient, or who else reads it
+            self.steps.append(Step(Role.ACTIVATION, known, value))
+        return None
 
-    def _could_go_on(self, at: Instruction, value: Instruction) -> bool:
-        """Whether a reader does something that a call could do, or converts the value for that."""
-        if at.opcode not in ELEMENTWISE or at.operands.count(value.name) > 1:
-            return False
-        step = step_of(at, value)
-        return could_be_fused(step) or step.kind in (Role.OUTPUT, Role.CLAMP, Role.ALPHA)
 
-    def _tried(self, value: Instruction, at: Instruction, follow: list[Instruction]) -> "Result":
-        trial = copy.copy(self)
-        trial.steps = [*self.steps]
-        trial.readers = [*self.readers, *((value, user) for user in follow if user is not at)]
-        trial._depth += 1
-        if trial._depth <= _DEEPEST:
-            trial._follow(trial._along(at, value))
-        return trial
+def _amax(i: Instruction) -> Instruction | None:
+    """The reduction, where what reads a value only takes its largest (or smallest) magnitude."""
+    while (i.opcode in _BEFORE_AMAX or is_square(i)) and len(_users(i)) == 1:
+        i = _users(i)[0]
+    if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
+        return None
+    # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
+    # reduced further.
+    is_reduced = any(user.opcode == "reduce" for user in _users(i))
+    is_positive = i.shape.size == 1 or is_magnitude(operand(i, 0))
+    return i if is_positive or is_reduced else None
 
-    @property
-    def _promise(self) -> tuple[bool, int, int]:
-        """Whether the result becomes FP8, how many steps a call could do, and how few others read
-        it.
-        """
-        fusable = [step for step in self.steps if could_be_fused(step)]
-        to_fp8 = any(step.kind is Role.OUTPUT for step in fusable)
-        return to_fp8, len(fusable), -len(self.readers)
 
-    def _amax(self, i: Instruction) -> Instruction | None:
-        """The reduction, where what reads a value only takes its largest (or smallest)
-        magnitude.
-        """
-        way = []
-        while (i.opcode in _BEFORE_AMAX or is_square(i)) and len(_users(i)) == 1:
-            way.append(i.opcode)
-            i = _users(i)[0]
-        if i.opcode != "reduce" or reducer(i) not in ("maximum", "minimum"):
-            return None
-        # Along some dimensions softmax takes a maximum too: there it must be of magnitudes, or be
-        # reduced further.
-        is_behind_relu = bool(self.steps) and self.steps[-1].kind is Role.RELU
-        is_positive = "abs" in way or "multiply" in way or is_behind_relu
-        is_reduced = any(user.opcode == "reduce" for user in _users(i))
-        return i if i.shape.size == 1 or is_positive or is_reduced else None
+def _goes_on(at: Instruction, value: Instruction) -> bool:
+    """Whether a reader does something that a call could do, or converts the value for that."""
+    if at.opcode not in ELEMENTWISE or at.operands.count(value.name) > 1:
+        return False
+    step = step_of(at, value)
+    return could_be_fused(step) or step.kind in (Role.OUTPUT, Role.CLAMP, Role.ALPHA)
 
 
 def leaves_the_layer(dot: str, at: Instruction) -> bool:
@@ -209,14 +193,12 @@ def _joined(value: Instruction) -> Instruction | None:
     """
     inside = {value.name}
     open_edges = len(_users(value))
-    for i in _readers_in_order(value, inside):
-        read = [name for name in dict.fromkeys(i.operands) if name in inside]
-        if i.opcode not in ELEMENTWISE | LAYOUT or any(
-            i.computation[name].shape.size == value.shape.size
-            and i.computation[name].opcode not in ("broadcast", "constant")
-            for name in i.operands
-            if name not in inside
-        ):
+    for i in value.computation.instructions[value.index + 1 :]:
+        read = inside.intersection(i.operands)
+        if not read:
+            continue
+        others = [i.computation[name] for name in i.operands if name not in inside]
+        if i.opcode not in ELEMENTWISE | LAYOUT or any(_is_matrix(i, value) for i in others):
             return None
         inside.add(i.name)
         open_edges += len(_users(i)) - len(read)
@@ -225,17 +207,8 @@ def _joined(value: Instruction) -> Instruction | None:
     return None
 
 
-def _readers_in_order(value: Instruction, inside: set[str]) -> Iterator[Instruction]:
-    """Who reads `value`, and what is put `inside` meanwhile, in the program's order."""
-    seen = {user.index for user in _users(value)}
-    todo = sorted(seen)
-    while todo:
-        i = value.computation.instructions[heapq.heappop(todo)]
-        yield i
-        for user in _users(i) if i.name in inside else ():
-            if user.index not in seen:
-                seen.add(user.index)
-                heapq.heappush(todo, user.index)
+def _is_matrix(i: Instruction, value: Instruction) -> bool:
+    return i.shape.size == value.shape.size and i.opcode not in ("broadcast", "constant")
 
 
 def along_columns(added: Instruction) -> bool:

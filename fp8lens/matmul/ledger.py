@@ -3,26 +3,28 @@ matmuls.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.ops import COLLECTIVES, MOVES, SOURCES
 from fp8lens.hlo.origin import is_backward, layer, op_name, source_line
 from fp8lens.hlo.parse import HloModule, Instruction, visible
-from fp8lens.hlo.program import executions, fused, results
-from fp8lens.hlo.remember import remembered
+from fp8lens.hlo.program import executions, results
 from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, uncoloured, wrapped
-from fp8lens.hlo.values import look_through, operand, reducer, returned
+from fp8lens.hlo.values import operand, reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches, quantizes
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import (
+    Makes,
     Neighborhood,
-    OwnWork,
     UnfusedKernel,
     inside,
     is_plain,
     is_small,
+    part_for,
     repeats,
 )
 
@@ -195,10 +197,10 @@ def make_ledger(
     around: Neighborhood,
 ) -> Ledger:
     """The ledger of a module, from its rows, each with the kernels around it."""
-    near: dict[Instruction, list[tuple[GemmRow, UnfusedKernel]]] = {}
+    near: dict[Instruction, list[tuple[GemmRow, UnfusedKernel]]] = defaultdict(list)
     for row, outside in found:
         for kernel_near in outside:
-            near.setdefault(kernel_near.instruction, []).append((row, kernel_near))
+            near[kernel_near.instruction].append((row, kernel_near))
     counts = {
         i: count
         for name, count in executions(module).items()
@@ -208,21 +210,18 @@ def make_ledger(
     # What a kernel does for FP8's sake, or for an FP8 matmul: the rest is not FP8's to explain.
     mine = {}
     for i in counts:
-        mine[i] = [o for row, o in near.get(i, ()) if row.is_fp8 or "fp8" in o.work]
-    rows = [row for row, _ in found]
-    multiply = {row.instruction for row in rows if row.is_seen or row.is_fp8}
-    classes = _classes(mine, multiply, _most_scales(rows), around)
+        mine[i] = [o for row, o in near[i] if row.is_fp8 or "fp8" in o.work]
+    classes = _Classes([row for row, _ in found], mine, around).found
 
     def line(i: Instruction) -> Line:
-        serves = tuple(dict.fromkeys(row.name for row, _ in near.get(i, ())))
-        work = dict.fromkeys(part for o in mine[i] for part in o.work)
-        of_result = bool(mine[i]) and all(o.after for o in mine[i])
+        serves = tuple(dict.fromkeys(row.name for row, _ in near[i]))
+        work = tuple(dict.fromkeys(part for o in mine[i] for part in o.work))
         return Line(
             kernel=kernel(i, counts[i]),
             what=classes[i],
-            work=tuple(work),
+            work=work,
             avoidable=any(o.avoidable for o in mine[i]),
-            moves_result=of_result and [*work] == ["transpose"],
+            moves_result=work == ("transpose",) and all(o.after for o in mine[i]),
             serves=serves or _served(i, classes, around),
             layer=layer(op_name(i)),
             backward=is_backward(op_name(i)),
@@ -230,153 +229,6 @@ def make_ledger(
         )
 
     return Ledger(map(line, counts))
-
-
-def _classes(
-    near: Mapping[Instruction, Sequence[UnfusedKernel]],
-    multiply: set[Instruction],
-    most: int,
-    around: Neighborhood,
-) -> dict[Instruction, str]:
-    """The class of each kernel, from what it does near the matmuls; `most`: as many elements may an
-    array of scales or amaxes have.
-    """
-    classes = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
-    plain = [i for i in classes if is_plain(i)]
-    magnitudes = {i for i in plain if _finds_magnitudes(i)}
-    of_magnitudes = _made_of(magnitudes, plain, around)
-    for i in reversed(plain):
-        readers = [reader for reader, _ in around.users(i)]
-        read_as = {classes.get(reader) for reader in readers}
-        of_parts = i in magnitudes or i in of_magnitudes
-        others = [reader for reader in readers if classes.get(reader) not in _READING_SCALES]
-        if of_parts and not all(is_small(reader, 4 * most) for reader in others):
-            # The maximum of a norm, x / max|x|: what is not FP8's scales a matrix by it.
-            classes[i] = "rest" if classes[i] == "scale" else classes[i]
-        elif classes[i] not in ("rest", "move"):
-            continue
-        elif i in of_magnitudes and _writes_scalars(i) and "maximum" in _reducers(i):
-            classes[i] = "scale"  # an amax
-        elif of_parts and read_as & _READING_SCALES and not others:
-            classes[i] = "scale" if i in of_magnitudes or classes[i] == "rest" else "move"
-        elif classes[i] == "rest" and _makes_a_number(i, read_as, around):
-            classes[i] = "scale"
-        elif read_as == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
-            classes[i] = "dequantize"
-    _follow_scales(classes, plain, most, around)
-    return classes
-
-
-def _makes_a_number(i: Instruction, read_as: set[str | None], around: Neighborhood) -> bool:
-    """Whether a kernel makes a scale, as of an amax's history; of a sum it is a norm's."""
-    made_by = (i, *(producer for producer, _ in around.all_producers(i)))
-    is_of_sum = any("add" in _reducers(j) for j in made_by)
-    return (
-        _writes_scalars(i) and bool(read_as) and read_as <= {"quantize", "scale"} and not is_of_sum
-    )
-
-
-def _follow_scales(
-    classes: dict[Instruction, str], plain: Sequence[Instruction], most: int, around: Neighborhood
-) -> None:
-    """Also count as of scales what is done with scales and amaxes once they are found, and what is
-    moved for that alone, as a history before an amax is put in.
-    """
-    for i in plain:
-        if classes[i] in ("rest", "move") and _keeps_scales(i, classes, most, around):
-            classes[i] = "scale"
-    for i in reversed(plain):
-        readers = {classes.get(reader) for reader, _ in around.users(i)}
-        if classes[i] not in ("rest", "move") or readers != {"scale"} or not is_small(i, most):
-            continue
-        if classes[i] == "move" or _makes_a_number(i, {"scale"}, around):
-            classes[i] = "scale"
-
-
-def _most_scales(rows: Iterable[GemmRow]) -> int:
-    """How many elements an array of scales or amaxes may have: far fewer than each matrix."""
-    matrices = [size * row.k for row in rows for size in (row.m, row.n) if size > 1]
-    return min(matrices, default=0) // 8
-
-
-def _keeps_scales(
-    i: Instruction, classes: Mapping[Instruction, str], most: int, around: Neighborhood
-) -> bool:
-    """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise with
-    few elements: stores it in a history, or makes the next step's scale of one.
-    """
-    if not is_small(i, most):
-        return False
-    for made_by, element in around.all_producers(i):
-        is_amax = classes.get(made_by) == "quantize" and results(made_by)[element].size == 1
-        if is_amax or classes.get(made_by) == "scale":
-            return True
-    return False
-
-
-def _reducers(i: Instruction) -> set[str]:
-    """The opcodes by which a kernel reduces."""
-    return {reducer(j) for j in inside(i) if j.opcode == "reduce"}
-
-
-def _made_of(
-    magnitudes: set[Instruction], kernels: Iterable[Instruction], around: Neighborhood
-) -> set[Instruction]:
-    """The kernels that compute with the largest magnitudes of parts, and with nothing else that is
-    larger than a number: as with those of blocks, to make scales. `kernels` in their order.
-    """
-    found: set[Instruction] = set()
-
-    def is_of_them(made: tuple[Instruction, int]) -> bool:
-        i, element = made
-        shapes = results(i)
-        is_array = element < len(shapes) and is_narrow(
-            shapes[element].dtype
-        )  # codes beside an amax
-        return i in found or (i in magnitudes and not is_array) or _is_of_magnitudes(i, element)
-
-    for i in kernels:
-        if i in magnitudes:
-            continue
-        arrays = [n for n in range(len(i.operands)) if operand(i, n).shape.size > 1]
-        made_of = [around.producers(i, n) for n in arrays]
-        of_kernels = bool(made_of) and all(made_of)  # and of no argument
-        if of_kernels and all(is_of_them(made) for makers in made_of for made in makers):
-            found.add(i)
-    return found
-
-
-def _is_of_magnitudes(i: Instruction, element: int) -> bool:
-    """Whether one of several results of a kernel is the largest magnitudes of parts, as beside the
-    codes of what it quantizes.
-    """
-    computation = fused(i)
-    made_of = returned(computation) if computation else []
-    if element >= len(made_of):
-        return False
-    made = look_through(made_of[element])
-    is_largest = made.opcode == "reduce" and reducer(made) == "maximum"
-    return is_largest and look_through(operand(made, 0)).opcode == "abs"
-
-
-@remembered
-def _finds_magnitudes(i: Instruction) -> bool:
-    """Whether a kernel reduces magnitudes to their largest, of parts of something."""
-    parts = inside(i)
-    maxima = any(j.opcode == "reduce" and reducer(j) in ("maximum", "minimum") for j in parts)
-    read = sum(j.shape.size for j in parts if j.opcode == "parameter")
-    written = sum(shape.size for shape in results(i))
-    return maxima and any(j.opcode == "abs" for j in parts) and 2 * written <= read
-
-
-def _writes_block_scales(i: Instruction) -> bool:
-    """Whether a kernel writes nothing but E8M0, the scales of blocks."""
-    shapes = results(i)
-    return bool(shapes) and all(shape.dtype == E8M0.name for shape in shapes)
-
-
-def _writes_scalars(i: Instruction) -> bool:
-    return all(shape.size == 1 for shape in results(i))
 
 
 def _served(
@@ -393,6 +245,91 @@ def _served(
         return [reader for reader in around.next.get(at, ()) if classes.get(reader) in onward]
 
     return tuple(at.name for at in walk([i], readers, _FAR) if classes.get(at) == "matmul")
+
+
+class _Classes:
+    """The class of each kernel, `found`, from what it does `near` the matmuls. First each kernel by
+    itself; then what amaxes and scales are by who reads them, and what is done with them.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[GemmRow],
+        near: Mapping[Instruction, Sequence[UnfusedKernel]],
+        around: Neighborhood,
+    ):
+        self._around = around
+        # As many elements an array of scales or amaxes may have: far fewer than each matrix.
+        matrices = [size * row.k for row in rows for size in (row.m, row.n) if size > 1]
+        self._most = min(matrices, default=0) // 8
+        multiply = {row.instruction for row in rows if row.is_seen or row.is_fp8}
+        self.found = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
+        plain = [i for i in self.found if is_plain(i)]
+        self._maxima: set[tuple[Instruction, int]] = set()
+        for i in plain:
+            self._find_maxima(i)
+        for i in reversed(plain):
+            self._by_readers(i)
+        for i in plain:
+            if self.found[i] in ("rest", "move") and self._keeps_scales(i):
+                self.found[i] = "scale"
+        for i in reversed(plain):
+            # What is moved for scales alone, as a history before an amax is put in.
+            if self._read_as(i) == {"scale"} and is_small(i, self._most):
+                if self.found[i] == "move" or self._makes_a_number(i):
+                    self.found[i] = "scale"
+
+    def _find_maxima(self, i: Instruction) -> None:
+        """Add those results of a kernel that are the largest magnitudes of parts of something, or
+        computed from nothing else that is larger than a number, as scales are.
+        """
+        arrays = [n for n in range(len(i.operands)) if operand(i, n).shape.size > 1]
+        makers = [self._around.producers(i, n) for n in arrays]
+        is_of_them = bool(makers) and all(makers) and self._maxima.issuperset(chain(*makers))
+        for n, shape in enumerate(results(i)):
+            if shape.size <= max(1, self._most) and (is_of_them or _finds_magnitudes(i, n)):
+                self._maxima.add((i, n))
+
+    def _by_readers(self, i: Instruction) -> None:
+        """Say what a kernel is by who reads it."""
+        found, read_as = self.found, self._read_as(i)
+        if found[i] not in ("rest", "move", "scale"):
+            return
+        others = [r for r in self._around.readers(i) if found.get(r) not in _READING_SCALES]
+        if all((i, n) in self._maxima for n in range(len(results(i)))):
+            if not all(is_small(reader, 4 * self._most) for reader in others):
+                # The maximum of a norm, x / max|x|: what is not FP8's scales a matrix by it.
+                found[i] = "rest" if found[i] == "scale" else found[i]
+            elif (read_as and not others) or _is_an_amax(i):
+                found[i] = "scale"
+        elif found[i] == "rest" and self._makes_a_number(i):
+            found[i] = "scale"
+        elif read_as == {"dequantize"} and repeats(i):  # the scales of blocks, for each element
+            found[i] = "dequantize"
+
+    def _read_as(self, i: Instruction) -> set[str | None]:
+        """The classes of who reads a kernel's results."""
+        return {self.found.get(reader) for reader in self._around.readers(i)}
+
+    def _makes_a_number(self, i: Instruction) -> bool:
+        """Whether a kernel makes a scale, as of an amax's history; of a sum it is a norm's."""
+        read_as = self._read_as(i)
+        made_by = (i, *(producer for producer, _ in self._around.all_producers(i)))
+        is_read = bool(read_as) and read_as <= {"quantize", "scale"}
+        is_scalar = all(shape.size == 1 for shape in results(i))
+        return is_read and is_scalar and not any("add" in _reducers(j) for j in made_by)
+
+    def _keeps_scales(self, i: Instruction) -> bool:
+        """Whether a kernel computes with a scale or an amax, also of a quantizer, and otherwise
+        with few elements: stores it in a history, or makes the next step's scale of one.
+        """
+        if not is_small(i, self._most):
+            return False
+        for made_by, element in self._around.all_producers(i):
+            is_amax = self.found.get(made_by) == "quantize" and results(made_by)[element].size == 1
+            if is_amax or self.found.get(made_by) == "scale":
+                return True
+        return False
 
 
 def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
@@ -412,33 +349,32 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     after = {work for o in avoidable if o.after for work in o.work}
     if not after <= {"transpose", "pad", "amax"}:
         return "after"
+    written = results(i)
+    makes_scales = all(shape.dtype == E8M0.name for shape in written)
     if {j.opcode for j in parts} <= MOVES | SOURCES:
-        return "scale" if _writes_block_scales(i) else "move"
-    if _quantizes(i):
+        return "scale" if makes_scales else "move"
+    converts = any(j.opcode == "convert" and is_narrow(j.shape.dtype) for j in parts)
+    if converts and any(is_narrow(shape.dtype) and shape.size > 1 for shape in written):
         return "quantize"
-    of_scales = (
-        _writes_block_scales(i)
-        or after == {"amax"}
-        or _finds_amax(i)
-        or any(map(_makes_scale, near))
-    )
-    if of_scales:
+    is_amax = _is_an_amax(i) and any(j.opcode == "abs" for j in parts)
+    makes_scales |= is_amax or after == {"amax"} or any(o.makes is Makes.SCALE for o in near)
+    if makes_scales:
         return "scale"
-    return "move" if after or any("transpose" in o.work for o in avoidable) else "rest"
+    return "move" if any("transpose" in o.work for o in avoidable) else "rest"
 
 
-def _quantizes(i: Instruction) -> bool:
-    """Whether a kernel converts an array to FP8, and writes it."""
-    writes_fp8 = any(is_narrow(shape.dtype) and shape.size > 1 for shape in results(i))
-    converts = any(j.opcode == "convert" and is_narrow(j.shape.dtype) for j in inside(i))
-    return writes_fp8 and converts
+def _is_an_amax(i: Instruction) -> bool:
+    """Whether a kernel writes nothing but numbers, and finds a maximum."""
+    return all(shape.size == 1 for shape in results(i)) and "maximum" in _reducers(i)
 
 
-def _finds_amax(i: Instruction) -> bool:
-    """Whether a kernel writes nothing but the largest magnitude of something."""
-    return _finds_magnitudes(i) and _writes_scalars(i)
+def _reducers(i: Instruction) -> set[str]:
+    """The opcodes by which a kernel reduces."""
+    return {reducer(j) for j in inside(i) if j.opcode == "reduce"}
 
 
-def _makes_scale(o: UnfusedKernel) -> bool:
-    """Whether a kernel makes a scale, for an operand."""
-    return (o.work == ("scale",) and not o.after) or o.own is OwnWork.COMPUTES_SCALE
+def _finds_magnitudes(i: Instruction, element: int) -> bool:
+    """Whether one of a kernel's results is computed from the largest magnitudes of something."""
+    part = part_for(i, element)
+    maxima = any(j.opcode == "reduce" and reducer(j) in ("maximum", "minimum") for j in part)
+    return maxima and any(j.opcode == "abs" for j in part)

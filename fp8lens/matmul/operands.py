@@ -3,7 +3,7 @@
 import enum
 import re
 
-from fp8lens.formats import CUBLASLT, is_fp8
+from fp8lens.formats import is_fp8
 from fp8lens.hlo.dataflow import callers
 from fp8lens.hlo.ops import COLLECTIVES, COMMUTES, ELEMENTWISE, MOVES, SCALING
 from fp8lens.hlo.parse import Instruction
@@ -15,6 +15,7 @@ from fp8lens.hlo.values import (
     look_through,
     operand,
 )
+from fp8lens.hlo.walk import walk
 
 FAR = 100  # operations: no search on the way of a matmul's operand goes on for more
 # What a search for an FP8 array goes back through, further than XLA's own does.
@@ -25,14 +26,6 @@ _SEARCHED = (
 )
 # Of several operands the first is the array, or XLA looks behind both: its search goes on.
 _XLA_GOES_ON = frozenset("divide dynamic-slice pad multiply select".split())
-
-
-def _fits(i: Instruction, dtype: str) -> bool:
-    """Whether a constant is the same number in FP8."""
-    literal = i.literal or ""
-    if dtype not in CUBLASLT or not re.fullmatch(r"-?\d[\d.]*(e[-+]?\d+)?", literal):
-        return False
-    return CUBLASLT[dtype].holds(float(literal))
 
 
 class Problem(enum.Enum):
@@ -80,15 +73,12 @@ class Operand:
     def _match(self, path: list[Instruction]) -> None:
         """Read the way from the FP8 array to the dot, up to the first problem."""
         start = 2  # behind the FP8 array and its conversion
-        self.scale = _scale(path)
+        self.scale = _scales(path)
         if self.scale is not None:
             if self.scale.shape.dims:
                 self._breaks(Problem.ARRAY_OF_SCALES, path[2], scales=self.scale.shape.brief)
                 return
             start = 3
-        elif scales := _array_of_scales(path):
-            self._breaks(Problem.ARRAY_OF_SCALES, path[2], scales=scales.shape.brief)
-            return
         for step, before in zip(path[start:], path[start - 1 :], strict=False):
             self._step(step, before)
             if self.problem:
@@ -105,42 +95,32 @@ class Operand:
             moved = f" behind a {before.opcode}" if before.opcode in MOVES else ""
             self._breaks(Problem.CHANGED_BETWEEN, step, opcode=step.opcode + moved)
         elif step.opcode == "pad":
-            self.padded |= not self._pads_alike(step)
+            self.padded |= self._pads_another(step)
         elif step.opcode == "select" and not is_mask(step, before):
             self._breaks(Problem.CHANGED_BETWEEN, step, opcode="select")
 
-    def _pads_alike(self, pad: Instruction) -> bool:
-        """Whether XLA can pad the FP8 array in place of what is dequantized: it converts the number
-        to FP8, and does not divide it by the scale.
+    def _pads_another(self, pad: Instruction) -> bool:
+        """Whether XLA pads the FP8 array with a number that is meant for what is dequantized: it
+        does not divide it by the scale. Without a scale it may be the same number in FP8.
         """
-        if not re.search(r"(?<![-\d])[1-9]", pad.attributes.get("padding", "")):
-            return True
-        number = look_through(operand(pad, 1))
-        if is_zero(number):
-            return True
-        return self.scale is None and self.fp8 is not None and _fits(number, self.fp8.shape.dtype)
+        pads = re.search(r"(?<![-\d])[1-9]", pad.attributes.get("padding", ""))
+        is_scaled = self.scale is not None
+        return bool(pads) and is_scaled and not is_zero(look_through(operand(pad, 1)))
 
 
-def _scale(path: list[Instruction]) -> Instruction | None:
-    """What the converted FP8 array is multiplied by, where that is broadcast."""
+def _scales(path: list[Instruction]) -> Instruction | None:
+    """What the converted FP8 array is multiplied by, before it is broadcast: one number, or scales
+    that are repeated along blocks of it. None for anything else.
+    """
     if len(path) <= 2 or path[2].opcode not in SCALING:
         return None
     step, converted = path[2], path[1]
     others = [name for name in step.operands if name != converted.name]
     factor = step.computation[others[0] if others else step.operands[-1]]
-    return operand(factor, 0) if factor.opcode == "broadcast" else None
-
-
-def _array_of_scales(path: list[Instruction]) -> Instruction | None:
-    """The scales that the converted FP8 array is multiplied by, where they are repeated along
-    blocks of it; None for anything else.
-    """
-    if len(path) <= 2 or path[2].opcode not in SCALING:
-        return None
-    step, converted = path[2], path[1]
-    others = [step.computation[name] for name in step.operands if name != converted.name]
-    repeated = broadcast_of(others[0]) if others else None
-    return repeated if repeated is not None and repeated.shape.size > 1 else None
+    if factor.opcode == "broadcast":
+        return operand(factor, 0)
+    repeated = broadcast_of(factor)
+    return repeated if repeated is not None and repeated.shape.dims else None
 
 
 def _path(i: Instruction) -> list[Instruction] | None:
@@ -178,22 +158,23 @@ def _search(i: Instruction) -> Instruction | None:
     """Where `i` is made of an FP8 array by moves, elementwise operations, collectives or a loop's
     constant inputs: the first operation on the way at which XLA's own search ends.
     """
-    seen: set[Instruction] = set()
-    todo: list[tuple[Instruction, Instruction | None]] = [(i, None)]
-    for i, stop in todo:
-        if i in seen:
-            continue
-        seen.add(i)
-        if len(seen) > FAR:
-            break
-        if is_fp8(i.shape.dtype) and i.shape.size > 1:
-            return stop
-        if arguments := _from_outside(i):
-            todo += [(given, stop or caller) for caller, given in arguments]
-        elif i.opcode in _SEARCHED or i.opcode.startswith(COLLECTIVES):
-            stop = stop or (i if _xla_ends(i) else None)
-            todo += [(i.computation[name], stop) for name in i.operands]
-    return None
+    reached = walk([i], _made_of, FAR)
+    at = next((j for j in reached if is_fp8(j.shape.dtype) and j.shape.size > 1), None)
+    end = None
+    while at is not None:  # back to `i`, so that the first comes last
+        if arguments := _from_outside(at):
+            end = arguments[0][0]
+        elif _xla_ends(at) and not is_fp8(at.shape.dtype):
+            end = at
+        at = reached[at]
+    return end
+
+
+def _made_of(i: Instruction) -> list[Instruction]:
+    if arguments := _from_outside(i):
+        return [given for _, given in arguments]
+    is_known = i.opcode in _SEARCHED or i.opcode.startswith(COLLECTIVES)
+    return [i.computation[name] for name in i.operands] if is_known else []
 
 
 def _xla_ends(i: Instruction) -> bool:

@@ -6,7 +6,6 @@ What a sum adds up is followed back to what is multiplied, through kernels, by w
 lie in memory: views change an array's dimensions, and not this.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,6 @@ from fp8lens.hlo.program import fusion_body
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import dimensions, minor_to_major, operand, reducer
 
-_MOST_FACTORS = 8  # of a product: two matrices, and scales
 _FAR = 100  # instructions between a sum and what it adds up
 _SAME_PLACES = frozenset("convert copy negate".split())
 
@@ -71,8 +69,8 @@ def products(computation: Computation) -> tuple[Product, ...]:
 
 
 def _product(multiply: Instruction, total: Sum) -> Product | None:
-    """The matmul of two factors of a multiplication, the largest; None where it is none. Of a dot
-    XLA multiplies two factors, and either may be a vector.
+    """The matmul of the two factors of a multiplication; None where it is none. Of a dot either
+    may be a vector.
     """
     name = op_name(multiply)
     # XLA may give a dot the name of the transpose that it takes in.
@@ -80,42 +78,21 @@ def _product(multiply: Instruction, total: Sum) -> Product | None:
         primitive(name) == "transpose" and name == op_name(total.reduce)
     )
     is_of_dot = total.is_xlas and is_named
-    factors = [operand(multiply, 0), operand(multiply, 1)]
-    if not is_of_dot:
-        factors = _factors(multiply)
+    lhs, rhs = operand(multiply, 0), operand(multiply, 1)
     shape, varies = multiply.shape, _varies(multiply.computation)
-    found = []
-    for lhs, rhs in itertools.combinations(factors, 2):
-        rows, columns = varies[lhs.name], varies[rhs.name]
-        both = rows & columns
-        k = total.length(shape, both)
-        batch = _length(shape, both) // k
-        m, n = (_length(shape, d) // total.length(shape, d) for d in (rows - both, columns - both))
-        others = [varies[i.name] for i in factors if i is not lhs and i is not rhs]
-        is_matrix = any(other & rows - both and other & columns - both for other in others)
-        is_written = min(m, n) > 1 and re.match(r"b?f\d", shape.dtype)
-        if k > 1 and not is_matrix and (is_of_dot or is_written):
-            found.append(Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot))
-    return max(found, key=lambda one: math.prod(one.sizes), default=None)
+    rows, columns = varies[lhs.name], varies[rhs.name]
+    both = rows & columns
+    k = total.length(shape, both)
+    batch = _length(shape, both) // k
+    m, n = (_length(shape, d) // total.length(shape, d) for d in (rows - both, columns - both))
+    is_written = min(m, n) > 1 and bool(re.match(r"b?f\d", shape.dtype))
+    if k == 1 or not (is_of_dot or is_written):
+        return None
+    return Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot)
 
 
 def _length(shape: Shape, dims: Iterable[int]) -> int:
     return math.prod(shape.dims[d] for d in dims)
-
-
-def _factors(product: Instruction) -> list[Instruction]:
-    """What a product of several factors multiplies."""
-    found: list[Instruction] = []
-    todo = [product]
-    while todo:
-        i = todo.pop()
-        if i.opcode in _SAME_PLACES:
-            todo.append(operand(i, 0))
-        elif i.opcode == "multiply" and len(found) + len(todo) < _MOST_FACTORS:
-            todo += [operand(i, 1), operand(i, 0)]
-        else:
-            found.append(i)
-    return found
 
 
 @remembered
@@ -159,8 +136,7 @@ def sums(module: HloModule) -> dict[Instruction, Sum]:
             if before is None:
                 break
             made = before
-        known = found.get(made)
-        if known is None or _size(known.spans) < _size(spans):
+        if made not in found or _size(found[made].spans) < _size(spans):
             found[made] = Sum(i, spans)
     return found
 
@@ -181,20 +157,18 @@ def _behind(i: Instruction, spans: tuple[Span, ...]) -> tuple[Instruction | None
         return _given(i), spans
     if i.opcode in ("fusion", "get-tuple-element"):
         return _result(i), spans
+    if i.opcode not in (*_SAME_PLACES, "bitcast", "transpose") and not _adds_up(i):
+        return None, spans
+    before = operand(i, 0)
     if i.opcode == "bitcast":
-        return operand(i, 0), spans
-    if i.opcode in _SAME_PLACES:
-        before = operand(i, 0)
-        return before, _carried(spans, i.shape, before.shape, range(len(i.shape.dims)))
+        return before, spans
     if i.opcode == "transpose":
-        before = operand(i, 0)
         return before, _carried(spans, i.shape, before.shape, dimensions(i))
-    if _adds_up(i):
-        before, summed = operand(i, 0), dimensions(i)
-        kept = [d for d in range(len(before.shape.dims)) if d not in summed]
-        own = [span for d, span in enumerate(_spans(before.shape)) if d in summed]
-        return before, (*own, *_carried(spans, i.shape, before.shape, kept))
-    return None, spans
+    # Of what is converted none of the dimensions is summed.
+    summed = dimensions(i) if i.opcode == "reduce" else []
+    kept = [d for d in range(len(before.shape.dims)) if d not in summed]
+    own = [span for d, span in enumerate(_spans(before.shape)) if d in summed]
+    return before, (*own, *_carried(spans, i.shape, before.shape, kept))
 
 
 def _given(parameter: Instruction) -> Instruction | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from fp8lens.formats import CUBLASLT, E5M2
 from fp8lens.hlo.ops import ELEMENTWISE, SCALING
 from fp8lens.hlo.parse import Instruction
-from fp8lens.hlo.values import NAMES, broadcast_of, is_zero, look_through, operand, since
+from fp8lens.hlo.values import NAMES, broadcast_of, is_square, is_zero, look_through, operand, since
 from fp8lens.hlo.walk import walk
 
 
@@ -129,15 +129,15 @@ def step_of(at: Instruction, value: Instruction) -> Step:
     return classify(at, value, others, broadcast_of)
 
 
-def masks(at: Instruction, value: Instruction) -> bool:
-    """Whether an operation puts one number in the place of some elements of a value."""
-    if at.opcode != "select" or at.operands[0] == value.name:
-        return False
-    fills = [at.computation[name] for name in at.operands[1:] if name != value.name]
-    if len(fills) != 1:
-        return False
-    fill = broadcast_of(fills[0]) or look_through(fills[0])
-    return fill.shape.size == 1
+def is_magnitude(i: Instruction) -> bool:
+    """Whether a value has no sign, by its last operation that is no conversion: a magnitude, a
+    square, or what a relu leaves.
+    """
+    i = look_through(i)
+    if i.opcode == "maximum":
+        numbers = (broadcast_of(operand(i, n)) or operand(i, n) for n in (0, 1))
+        return any(map(is_zero, numbers))
+    return i.opcode == "abs" or is_square(i)
 
 
 def could_be_fused(step: Step) -> bool:

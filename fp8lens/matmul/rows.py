@@ -3,14 +3,13 @@ and who runs it.
 """
 
 import dataclasses
-import heapq
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fp8lens.formats import is_fp8, is_narrow
-from fp8lens.hlo.ops import DOTS
+from fp8lens.hlo.ops import DOTS, LAYOUT
 from fp8lens.hlo.origin import layer, op_name, source_line
 from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
@@ -28,7 +27,7 @@ _CUDNN_BLOCK_SCALED = "__cudnn$blockScaledDot"
 # Engine's, which hands them to cuBLASLt (transformer_engine/jax/csrc/extensions/gemm.cpp).
 _FP8_LIBRARIES = ("te_gemm",)
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
-_PASS_ON = frozenset("convert bitcast reshape copy transpose broadcast".split())
+_PASS_ON = LAYOUT | {"convert", "broadcast", "tuple", "get-tuple-element"}
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
 _TF32 = frozenset(("DEFAULT", "HIGH"))
 _PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
@@ -130,7 +129,7 @@ def _config(i: Instruction) -> dict:
 @remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Where
-    K is 1 and no library multiplies, there is nothing to sum: that is elementwise work, and no
+    no library multiplies, and K is 1 or M and N are, that is elementwise work, and a sum: no
     matmul. Raises HloParseError where it says that it multiplies, but not what.
     """
     opcode = instruction.opcode.removesuffix("-start")
@@ -138,13 +137,13 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         return ()
     try:
         rows = _matmuls(instruction, opcode)
-        return tuple(row for row in rows if row.k != 1 or row.library != "kernel")
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, HloParseError):
             raise
         raise instruction.error(
             f"this says that it multiplies matrices, but not which ({error!r})"
         ) from error
+    return tuple(row for row in rows if row.library != "kernel" or min(row.k, row.m * row.n) > 1)
 
 
 def is_known(i: Instruction) -> bool:
@@ -353,59 +352,45 @@ def _largest_parameters(computation: Computation) -> dict[str, Shape | None]:
 @remembered
 def _following(dot: Instruction) -> list[str]:
     """Opcodes of what a kernel computes of its dot's result, in order, without what only names or
-    moves it; the first hundred.
+    moves it.
     """
-    passed = _PASS_ON | {"tuple", "get-tuple-element"}
-    todo, seen = [(dot.index, dot)], {dot.index}
-    found: list[str] = []
-    while todo and len(found) < 100:
-        _, i = heapq.heappop(todo)
-        if i is not dot and i.opcode not in passed:
-            found.append(i.opcode)
-        for user in dot.computation.users.get(i.name, ()):
-            if user.index not in seen:
-                seen.add(user.index)
-                heapq.heappush(todo, (user.index, user))
+    found, made = [], {dot.name}
+    for i in dot.computation.instructions[dot.index + 1 :]:
+        if not made.isdisjoint(i.operands):
+            made.add(i.name)
+            if i.opcode not in _PASS_ON:
+                found.append(i.opcode)
     return found
 
 
 def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
     """The matmuls of a fusion: those of its dots, of a library's call, or spelled out."""
     computation = fusion_body(i)
-    found, calls = _multiplying(computation)
+    parts = _parts(computation)
+    # A library's call reads a slice of its operand, or writes one, in place.
+    calls = [row for j in parts if j.opcode == "custom-call" for row in matmuls(j)]
     if calls:
         return tuple(dataclasses.replace(row, name=i.name, instruction=i) for row in calls)
-    if not found:
+    dots = [j for j in parts if j.opcode in DOTS]
+    kind = fusion_kind(i)
+    if not dots:
         return _expanded(i, computation)
-    kind, tile = fusion_kind(i), ""
-    if "triton" in kind:
-        library = "triton"
-        tile = _tile(_config(i)["fusion_backend_config"], found[0])
-    else:
-        library = "cudnn" if "cudnn" in kind else "kernel"
-    return tuple(_dot(i, dot, library, tile) for dot in found)
+    if "triton" not in kind:
+        return tuple(_dot(i, dot, "cudnn" if "cudnn" in kind else "kernel") for dot in dots)
+    tile = _tile(_config(i)["fusion_backend_config"], dots[0])
+    return tuple(_dot(i, dot, "triton", tile) for dot in dots)
 
 
 @remembered
-def _multiplying(computation: Computation) -> tuple[list[Instruction], list[GemmRow]]:
-    """The dots of a fused computation, and the matmuls of the library calls in it."""
-    found: list[Instruction] = []
-    calls: list[GemmRow] = []
-    todo, seen = [computation], set()
-    while todo:
-        inner = todo.pop()
-        if inner.name in seen:
-            continue
-        seen.add(inner.name)
-        for j in inner:
-            if j.opcode in DOTS:
-                found.append(j)
-            elif j.opcode == "fusion":
-                todo.append(fusion_body(j))
-            elif j.opcode == "custom-call":
-                # A library's, which reads a slice of its operand, or writes one, in place.
-                calls += matmuls(j)
-    return found, calls
+def _parts(computation: Computation) -> list[Instruction]:
+    """What a fused computation, and the fusions in it, multiply with."""
+    found = []
+    for j in computation:
+        if j.opcode == "fusion":
+            found += _parts(fusion_body(j))
+        elif j.opcode in _MULTIPLY:
+            found.append(j)
+    return found
 
 
 def _tile(settings: Mapping, dot: Instruction) -> str:
@@ -515,14 +500,11 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     config = _config(i)["cudnn_fmha_backend_config"]
     q, k, v = (i.computation[name].shape for name in i.operands[:3])
     backward = "Backward" in (i.custom_call_target or "")
+    numbers = config["bmm1_grad_gemm2_dot_dimension_numbers" if backward else _FORWARD]
     if backward:  # of dQ = dS K: K's contracting dimension is its length
-        numbers = config["bmm1_grad_gemm2_dot_dimension_numbers"]
-        length = int(numbers["rhs_contracting_dimensions"][0])
+        (length,) = numbers["rhs_contracting_dimensions"]
         batch_dims = [int(d) for d in numbers["rhs_batch_dimensions"]]
-        (depth_dim,) = set(range(len(k.dims))) - {length, *batch_dims}
-        numbers = _alike([depth_dim], batch_dims)
-    else:
-        numbers = config["bmm1_dot_dimension_numbers"]
+        numbers = _alike(set(range(len(k.dims))) - {int(length), *batch_dims}, batch_dims)
     m, n, depth, batch = _sizes(q, k, numbers)
     # Several queries' heads may share one of the keys.
     shared = math.prod(k.dims[int(d)] for d in numbers["rhs_batch_dimensions"])
@@ -534,11 +516,10 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     return tuple(_row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", out) for s in sizes)
 
 
-def _alike(contracting: list[int], batch: list[int]) -> dict[str, list[int]]:
+_FORWARD = "bmm1_dot_dimension_numbers"
+
+
+def _alike(contracting: Iterable[int], batch: Iterable[int]) -> dict[str, Iterable[int]]:
     """Dimension numbers that are the same of both operands, as `_sizes` takes them."""
-    return {
-        "lhs_contracting_dimensions": contracting,
-        "rhs_contracting_dimensions": contracting,
-        "lhs_batch_dimensions": batch,
-        "rhs_batch_dimensions": batch,
-    }
+    both = {"contracting": contracting, "batch": batch}
+    return {f"{side}_{what}_dimensions": both[what] for side in ("lhs", "rhs") for what in both}

@@ -3,10 +3,8 @@ XLA's default.
 """
 
 import dataclasses
-import html
-from collections import Counter, defaultdict
-from collections.abc import Hashable
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import NamedTuple
 
 from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import Ink, Style, counted, size, uncoloured, wrapped
@@ -29,14 +27,6 @@ class Pair(NamedTuple):
         where = f" at {row.source}" if row.source else ""
         return visible(f"{many}{row.m} x {row.n} x {row.k}{where}")
 
-    @property
-    def is_difference(self) -> bool:
-        """Whether another kernel multiplies, or in another type."""
-        return _how(self.first) != _how(self.second)
-
-    def __str__(self) -> str:
-        return f"{self.title}: {_how(self.first)} -> {_how(self.second)}"
-
 
 def _how(row: GemmRow | None) -> str:
     """In which type a matmul is multiplied, by what."""
@@ -58,7 +48,7 @@ class Differences:
     first: GemmReport
     second: GemmReport
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[dict[str, str]]:
         """For JSON: each matmul that differs, and how it is multiplied in both programs."""
         return [
             {"matmul": pair.title, "cublaslt": _how(pair.first), "auto": _how(pair.second)}
@@ -70,24 +60,23 @@ class Differences:
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
-        total = counted(self.total, "matmul")
-        kernels = [counted(report.kernels, "kernel") for report in (self.first, self.second)]
-        moved = [size(report.bytes_moved) for report in (self.first, self.second)]
+        kernels = " -> ".join(counted(one.kernels, "kernel") for one in (self.first, self.second))
+        moved = " -> ".join(size(one.bytes_moved) for one in (self.first, self.second))
         heading = (
-            f"XLA's default compiles {len(self.pairs)} of {total} in another way; "
-            f"{kernels[0]} -> {kernels[1]}, {moved[0]} -> {moved[1]} moved"
+            f"XLA's default compiles {len(self.pairs)} of {counted(self.total, 'matmul')} in "
+            f"another way; {kernels}, {moved} moved"
         )
-        lines: list[tuple[str, Ink | None]] = [(heading, Ink.HEADING)]
-        for said, times in Counter(map(str, self.pairs)).items():
+        lines = []
+        said = Counter(
+            f"{one['matmul']}: {one['cublaslt']} -> {one['auto']}" for one in self.fields()
+        )
+        for line, times in said.items():
             many = f"{times} times " if times > 1 else ""
-            lines += [(line, None) for line in wrapped(f"{many}{said}", 2, 6)]
-        lines += [(line, None) for line in wrapped(self.second.note, 2, 4)]
-        return "\n".join(style(line, ink) for line, ink in lines)
+            lines += wrapped(f"{many}{line}", 2, 6)
+        lines += wrapped(self.second.note, 2, 4)
+        return "\n".join([style(heading, Ink.HEADING), *(style(line, None) for line in lines)])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def differences(first: GemmReport, second: GemmReport) -> Differences:
@@ -95,30 +84,30 @@ def differences(first: GemmReport, second: GemmReport) -> Differences:
     pairs: list[Pair] = []
     rows, others = list(first.rows), list(second.rows)
     for key in (_place_of, _work_of, _sizes_of):
-        candidates: dict[Hashable, list[GemmRow]] = defaultdict(list)
-        for other in others:
-            candidates[key(other)].append(other)
         left = []
         for row in rows:
-            if candidates[key(row)]:
-                pairs.append(Pair(row, candidates[key(row)].pop(0)))
-            else:
+            other = next((other for other in others if key(other) == key(row)), None)
+            if other is None:
                 left.append(row)
-        rows, others = left, [other for one in candidates.values() for other in one]
+            else:
+                # Rows may be equal: this one itself goes.
+                others = [one for one in others if one is not other]
+                pairs.append(Pair(row, other))
+        rows = left
     pairs += [Pair(row, None) for row in rows] + [Pair(None, other) for other in others]
-    differ = tuple(pair for pair in pairs if pair.is_difference)
+    differ = tuple(pair for pair in pairs if _how(pair.first) != _how(pair.second))
     return Differences(differ, len(pairs), first, second)
 
 
-def _sizes_of(row: GemmRow) -> Hashable:
+def _sizes_of(row: GemmRow) -> tuple:
     """What is alike in both programs, whichever operand comes first."""
     return *sorted((row.m, row.n)), row.k, row.batch
 
 
-def _place_of(row: GemmRow) -> Hashable:
+def _place_of(row: GemmRow) -> tuple:
     return _sizes_of(row), row.op_name, row.source
 
 
-def _work_of(row: GemmRow) -> Hashable:
+def _work_of(row: GemmRow) -> tuple:
     """The same of a matmul that one program divides along K."""
     return row.flops, row.op_name, row.source

@@ -3,15 +3,14 @@ outside of it, and the totals.
 """
 
 import dataclasses
-import enum
 import html
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fp8lens.formats import is_fp8
-from fp8lens.hlo.origin import source_line
+from fp8lens.hlo.origin import is_backward, source_line
 from fp8lens.hlo.parse import HloModule, visible
 from fp8lens.hlo.text import (
     LOST,
@@ -35,18 +34,11 @@ from fp8lens.matmul.rows import GemmRow
 UNSCALED = "unscaled"  # the word that accepts a gradient in FP8 without a scale
 
 
-class Below(enum.Enum):
-    """What a line below a row of the table says."""
-
-    PLACE = enum.auto()  # the layers that the matmul is in, or its line of the program
-    OUTSIDE = enum.auto()  # the work that other kernels do
-
-
 class Further(NamedTuple):
-    """A line below a row, and what it says."""
+    """A line below a row: the layers that the matmul is in, or the work that other kernels do."""
 
-    kind: Below
     text: str
+    is_outside: bool = False
 
 
 class Alike(NamedTuple):
@@ -128,18 +120,18 @@ class GemmReport:
         narrow = " and ".join(f"{kinds[kind]} in {kind}" for kind in found)
         text = f"{counted(len(self.rows), 'matmul')}, {narrow}"
         if self.rows:
-            share = "none"
-            if self.fp8_flops:
-                share = f"{100 * self.fp8_flops_share:.1f}%".replace("100.0%", "100%")
-            text += f" ({share} of {metric(self.flops)}FLOP)"
+            share = f"{100 * self.fp8_flops_share:.1f}%".replace("100.0%", "100%")
+            text += f" ({share if self.fp8_flops else 'none'} of {metric(self.flops)}FLOP)"
         text += f"; {counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
-            kernels = counted(self.kernels_for_fp8, "kernel")
-            made = f"make and undo {' and '.join(found)}"
-            text += f"; {size(self.bytes_for_fp8)} of it, in {kernels}, to {made}"
-            runs = sum(1 if row.count is None else row.count for row in self.fp8_rows)
+            runs = sum(row.count or 1 for row in self.fp8_rows)
             whose = " of XLA's" if self.opaque else ""
-            text += f", for {counted(runs, 'matmul')}" if runs else f", for no FP8 matmul{whose}"
+            served = counted(runs, "matmul") if runs else f"no FP8 matmul{whose}"
+            text += (
+                f"; {size(self.bytes_for_fp8)} of it, in "
+                f"{counted(self.kernels_for_fp8, 'kernel')}, to make and undo "
+                f"{' and '.join(found)}, for {served}"
+            )
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
         if self.opaque:
@@ -166,40 +158,35 @@ class GemmReport:
 
     def text(self, style: Style = uncoloured) -> str:
         """What `str` gives, each line in this style."""
-        lines: list[tuple[str, Ink | None]] = [(line, None) for line in wrapped(self.note, 0, 2)]
-        lines += self._table()
+        lines = [style(line, None) for line in wrapped(self.note, 0, 2)]
+        if self.rows:
+            lines += self._table(style)
         for said in (self.totals(), *self.of_gradients()):
-            lines += [(line, None) for line in wrapped(said, 0, 2)]
-        return "\n".join(style(line, ink) for line, ink in lines)
+            lines += [style(line, None) for line in wrapped(said, 0, 2)]
+        return "\n".join(lines)
 
-    def _table(self) -> list[tuple[str, Ink | None]]:
-        """The table as lines of text, and what each says; without matmuls, none."""
+    def _table(self, style: Style) -> Iterator[str]:
         lines = self.alike()
-        if not lines:
-            return []
         table = [HEADER, *(line.cells for line in lines)]
         all_run_once = all(line.cells[0] == "1" for line in lines)
         shown = range(1 if all_run_once else 0, len(HEADER))
         (header, *texts), left_out = columns(table, shown, (0, 1), [_SOURCE])
-        found: list[tuple[str, Ink | None]] = [(header, Ink.HEADING)]
+        yield style(header, Ink.HEADING)
         for text, line in zip(texts, lines, strict=True):
-            found.append((text, None if line.row.is_fp8 else Ink.LOST))
-            if left_out and line.cells[_SOURCE]:
-                found += [(part, None) for part in wrapped(f"at {line.cells[_SOURCE]}", 4, 6)]
-            for further in line.further:
-                ink = Ink.OUTSIDE if further.kind is Below.OUTSIDE else None
-                found += [(part, ink) for part in wrapped(further.text, 4, 6)]
-        return found
+            yield style(text, None if line.row.is_fp8 else Ink.LOST)
+            further = line.further
+            if left_out and line.row.source:
+                further = [Further(f"at {line.cells[_SOURCE]}"), *further]
+            for one in further:
+                ink = Ink.OUTSIDE if one.is_outside else None
+                yield from (style(part, ink) for part in wrapped(one.text, 4, 6))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows = []
         for line in self.alike():
-            below = [
-                (further.text, OUTSIDE if further.kind is Below.OUTSIDE else "")
-                for further in line.further
-            ]
+            below = [(one.text, OUTSIDE if one.is_outside else "") for one in line.further]
             rows.append((line.cells, "" if line.row.is_fp8 else LOST, below))
         legend = ""
         if any(not row.is_fp8 for row in self.rows):
@@ -224,20 +211,23 @@ def _line(rows: list[GemmRow]) -> Alike:
     """The line of rows that are alike."""
     row = rows[0]
     counts = [row.count for row in rows]
-    known = [count for count in counts if count is not None]
-    runs = str(sum(known)) if len(known) == len(counts) else "?"
+    runs = "?" if None in counts else str(sum(row.count or 0 for row in rows))
     further = []
-    paths = list(dict.fromkeys(row.path for row in rows if row.path))
+    has_passes = any(is_backward(row.op_name) for row in rows)
+    paths = [*filter(None, dict.fromkeys(_place(row, has_passes) for row in rows))]
     if paths:
-        place = f"in {', '.join(paths[:4])}"
-        if len(paths) > 4:
-            place += f" and {len(paths) - 4} more"
-        further.append(Further(Below.PLACE, place))
+        further.append(Further(f"in {listed(paths, most=4)}"))
     if row.outside:
         each = " in each" if len(rows) > 1 else ""
         outside = f"outside{each}: {', '.join(row.outside)}: {size(row.outside_bytes)}"
-        further.append(Further(Below.OUTSIDE, outside))
+        further.append(Further(outside, is_outside=True))
     return Alike(row, (runs, *_cells(row)), further)
+
+
+def _place(row: GemmRow, has_passes: bool) -> str:
+    """The layer and the pass; "forward" of a row that has neither, where others have a pass."""
+    is_forward = has_passes and row.op_name and not row.path
+    return "forward" if is_forward else row.path
 
 
 def _cells(row: GemmRow) -> tuple[str, ...]:
@@ -277,7 +267,7 @@ def _bare(name: str) -> str:
 
 
 def _flops(rows: tuple[GemmRow, ...]) -> int:
-    return sum(row.flops * (1 if row.count is None else row.count) for row in rows)
+    return sum(row.flops * (row.count or 1) for row in rows)
 
 
 def make_report(

@@ -10,7 +10,7 @@ from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import Instruction
 from fp8lens.matmul.operands import Operand
 from fp8lens.matmul.roles import Role, Step, number_of
-from fp8lens.matmul.unfused import OwnWork, operations
+from fp8lens.matmul.unfused import Makes, operations
 from fp8lens.rules.facts import InFront, Matmul, is_negative, scaled_dot_of
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
@@ -171,7 +171,7 @@ def quantized_twice(m: Matmul) -> list[Found]:
     for o in m.near:
         made = InFront(m, o.instruction, "")
         again = [i for i in operations(o.instruction) if _quantizes_again(i, _types_of(made))]
-        if o.own is OwnWork.QUANTIZES and again:
+        if o.own and o.makes is Makes.MATRIX and again:
             found.append(Found(operand=made.operand, at=again[-1], kernel=o.instruction))
     return found
 

@@ -358,7 +358,7 @@ def _alike(line: gemms.Alike) -> dict[str, Any]:
     """A line of the report."""
     below = []
     for more in line.further:
-        below.append({"text": more.text, "isOutside": more.kind is gemms.Below.OUTSIDE})
+        below.append({"text": more.text, "isOutside": more.is_outside})
     return {
         "cells": line.cells,
         "at": address(line.row.instruction),

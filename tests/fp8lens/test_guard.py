@@ -20,7 +20,7 @@ import yaml
 from fp8lens import assert_no_worse, inspect
 from fp8lens.cli import main
 from fp8lens.guard import changes
-from fp8lens.records import entry_of, name_in, read_record, recorded, write_record
+from fp8lens.records import MEMORY, entry_of, name_in, read_record, write_record
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
@@ -98,7 +98,8 @@ def test_a_matmul_that_lost_fp8_is_named_with_its_line_and_rule():
 def test_a_kernel_more_is_told_with_its_reason():
     found = changes(RECORDED, inspect(with_a_kernel, *ARGS))
     assert any(
-        re.match(r"1 kernel more \(.*\): 1 after .*, because ", said) for said in found.worse
+        re.match(r"1 kernel more \(.*\): 1 after .*; new is that .* \[[\w-]+\]$", said)
+        for said in found.worse
     )
 
 
@@ -123,14 +124,11 @@ def all_inside(n, x, w):
     return jax.lax.fori_loop(0, n, body, x)
 
 
-def nested(inner, outer):
-    """Two loops, each of a length that is known, or else not."""
+def repeated(times):
+    """A loop of a length that is known, or else not."""
 
     def fn(n, x, w):
-        def body(_, x):
-            return jax.lax.fori_loop(0, inner or n, lambda _, x: jnp.tanh(x @ w), x)
-
-        return jax.lax.fori_loop(0, outer or n, body, x)
+        return jax.lax.fori_loop(0, times or n, lambda _, x: jnp.tanh(x @ w), x)
 
     return fn
 
@@ -142,10 +140,8 @@ EACH = "in each iteration of loops of unknown length"
     "before, after, said",
     [
         (once_outside, all_inside, rf"kernels? more {EACH} \(\d+, recorded \d+\): .*inside, "),
-        (nested(1, 10), nested(1, None), rf"kernels? more {EACH} \(\d+, recorded 0\)"),
-        (nested(1, None), nested(1, 10), r"kernels more \(\d+, recorded \d+\)"),
-        (nested(2, None), nested(20, None), rf"kernels more {EACH}"),
-        (nested(1, None), nested(None, None), "of nested loops of unknown length"),
+        (repeated(10), repeated(None), rf"kernels? more {EACH} \(\d+, recorded 0\)"),
+        (repeated(None), repeated(10), r"kernels more \(\d+, recorded \d+\)"),
     ],
 )
 def test_what_moves_into_a_loop_of_unknown_length_is_worse(before, after, said):
@@ -158,51 +154,20 @@ def test_what_moves_into_a_loop_of_unknown_length_is_worse(before, after, said):
 
 
 def test_a_record_counts_what_the_ledger_counts():
-    """But loops of known length in those of unknown length as often as they run there."""
-    seen = inspect(nested(2, 3), *LOOP)
+    def chosen(n, x, w):
+        return jax.lax.cond(n > 0, lambda: repeated(3)(n, x, w), lambda: x @ w)
+
+    seen = inspect(chosen, *LOOP)
     work = entry_of(seen)["work"]
     assert sum(row["kernels"] for row in work) == seen.ledger.kernels
     assert sum(row["bytes"] for row in work) == seen.ledger.bytes_moved
-    (row,) = entry_of(inspect(nested(2, None), *LOOP))["matmuls"]
-    assert (row["runs"], row["loops"]) == (2, 1)
+    assert {row["runs"] for row in entry_of(seen)["matmuls"]} == {1, 3}
 
 
 def test_what_moves_out_of_a_loop_is_no_worse():
     found = worse(all_inside, once_outside, *LOOP)
     assert not found.worse and f"fewer {EACH}" in str(found.better)
     assert "How often loops run is not known" in str(found)
-
-
-E4M3 = (S(256, 256, dtype=e4m3),) * 3
-CHOICE = S(dtype=jnp.bool_), *E4M3, S(dtype=f32)
-
-
-def chosen_operand(flag, x, w, v, scale):
-    """Breaks copied-choice: the operand is copied."""
-    return scaled_dot(x, jnp.where(flag, w, v), scale, scale, bf16)
-
-
-def chosen_matmul(flag, x, w, v, scale):
-    """The same, as the rule's fix has it."""
-    one, other = (lambda w=w: scaled_dot(x, w, scale, scale, bf16) for w in (w, v))
-    return jax.lax.cond(flag, one, other)
-
-
-def one_branch_is_wide(flag, x, w, v, scale):
-    def wide():
-        return ((x.astype(bf16) + 1) @ v.astype(bf16).T) * scale.astype(bf16)
-
-    return jax.lax.cond(flag, lambda: scaled_dot(x, w, scale, scale, bf16), wide)
-
-
-def test_of_a_conditional_the_largest_branch_counts():
-    found = worse(chosen_operand, chosen_matmul, *CHOICE)
-    assert not found.worse, found
-    assert "all branches together have 2 kernels" in str(found), found
-    # The larger branch hides the smaller one's kernels, and not its types.
-    for before in (chosen_operand, chosen_matmul):
-        found = worse(before, one_branch_is_wide, *CHOICE)
-        assert "lost FP8" in found.worse[0], found
 
 
 @pytest.mark.parametrize(
@@ -239,14 +204,14 @@ def test_a_matmul_in_a_slower_type_is_worse(before, after, worse, better):
     assert better in back.better[0] and "no longer" not in str(back)
 
 
-@pytest.mark.parametrize("what", ["bytes", "peak", "allocated"])
+@pytest.mark.parametrize("what", ["bytes", *MEMORY])
 @pytest.mark.parametrize(
     "growth, may_grow, worse", [(1.06, 0.05, 1), (1.06, 0.08, 0), (1.04, 0.05, 0)]
 )
 def test_growth_counts_from_a_share_on(what, growth, may_grow, worse):
     before = copy.deepcopy(RECORDED)
     if what != "bytes":
-        before[what] /= growth
+        before["memory"][what] /= growth
     for row in before["work"]:
         row["bytes"] /= growth if what == "bytes" else 1
     found = changes(before, inspect(layer, *ARGS), may_grow)
@@ -256,34 +221,6 @@ def test_growth_counts_from_a_share_on(what, growth, may_grow, worse):
     assert f"(+{growth - 1:.1%})" in said and said.startswith("More, within") != worse
 
 
-def in_layers(unroll):
-    """A step whose activations a loop carries from the forward to the backward pass."""
-
-    def step(weights, x):
-        def loss(weights):
-            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights, unroll=unroll)
-            return jnp.sum(h.astype(f32))
-
-        return jax.grad(loss)(weights)
-
-    return inspect(step, S(8, 256, 256), S(4096, 256))
-
-
-def test_what_a_loop_carries_is_memory():
-    unrolled, looped = in_layers(8), in_layers(1)
-    was, now = (seen.compiled.memory_analysis().peak_memory_in_bytes for seen in (unrolled, looped))
-    said = str(changes(entry_of(unrolled), looped).worse)
-    assert now > 1.05 * was and f"more in memory at the peak (+{now / was - 1:.1%})" in said
-
-
-def test_less_at_the_peak_is_not_better_where_more_is_allocated():
-    seen = inspect(layer, *ARGS)
-    before = RECORDED | {"peak": 2 * RECORDED["peak"]}
-    assert "less in memory at the peak" in str(changes(before, seen).better)
-    before["allocated"] = RECORDED["allocated"] - 1
-    assert not changes(before, seen).better
-
-
 def test_a_newer_jax_is_named():
     found = changes(RECORDED | {"jax": "0.0.1"}, inspect(layer, *ARGS))
     assert not found.worse and "Recorded with JAX 0.0.1" in str(found)
@@ -291,27 +228,20 @@ def test_a_newer_jax_is_named():
 
 def test_another_chip_is_refused(record):
     with pytest.raises(ValueError, match="compile it alike"):
-        assert_no_worse(layer, *ARGS, record=record, target="B200")
+        assert_no_worse(layer, *ARGS, record=record, name="layer", target="B200")
 
 
-def test_a_program_of_another_name_is_compared_with_the_one_it_was(record):
-    found = assert_no_worse(renamed, *ARGS, record=record)
-    assert "Compared with layer, the record's only program." in str(found)
-    write_record(record, "other", entry_of(inspect(jnp.matmul, S(64, 64), S(64, 64))))
-    assert [*read_record(record)] == ["layer", "other"]
-    found = assert_no_worse(renamed, *ARGS, record=record)
-    assert "Compared with layer, the only program of the record with the same" in str(found)
-    write_record(record, "twin", RECORDED)
-    with pytest.raises(KeyError, match="layer, other, twin, and not third: .*--name"):
-        recorded(record, "third", RECORDED)
+def test_a_program_of_another_name_is_not_compared(record):
+    write_record(record, "other", RECORDED)
+    with pytest.raises(KeyError, match="layer, other, and not .*test_guard.py:renamed: .*--name"):
+        assert_no_worse(renamed, *ARGS, record=record)
 
 
 WRITER = """
 import sys
 from fp8lens.records import write_record
 for n in range(20):
-    write_record("fp8.json", f"{sys.argv[1]}{n}", {"compiled": "", "jax": "", "peak": None,
-                                    "allocated": None, "matmuls": [], "work": []})
+    write_record("fp8.json", f"{sys.argv[1]}{n}", {"number": n})
 """
 
 
@@ -339,37 +269,24 @@ def test_a_programs_name_has_its_file_from_the_records_folder(tmp_path, monkeypa
         assert name_in(record, file, "layer") == "a/layer.py:layer"
 
 
-def damages(document, path=()):
-    """Each value of a document replaced by something else. What is no finite number is written as
-    Python writes it: NaN, Infinity.
-    """
-    items = document.items() if isinstance(document, dict) else enumerate(document[:1])
-    for key, value in items:
-        for other in (None, ["x"], "x", True, math.nan, math.inf, -1, 10**30, {}):
-            yield (*path, key), other
-        if isinstance(value, dict | list):
-            yield from damages(value, (*path, key))
-
-
-def test_a_damaged_record_is_refused_or_still_right(record):
-    """Whatever of it is another value, the error is a sentence, or the program is compared."""
-    whole, seen = json.loads(record.read_text()), inspect(layer, *ARGS)
-    for path, value in damages(whole):
+@pytest.mark.parametrize("path", [(), ("work",), ("work", 0), ("work", 0, "bytes"), ("jax",)])
+def test_a_damaged_record_is_refused(record, path):
+    whole = json.loads(record.read_text())
+    path = ("programs", "layer", *path)
+    for value in (None, [], {}, "x", 1e999, -1):
         document = copy.deepcopy(whole)
         functools.reduce(getitem, path[:-1], document)[path[-1]] = value
         record.write_text(json.dumps(document))
-        wrong = path[2:] and type(value) is not type(functools.reduce(getitem, path, whole))
-        try:
-            str(changes(recorded(record, "layer", RECORDED).entry, seen))
-        except (ValueError, KeyError) as error:
-            assert "fp8" in str(error) or "record" in str(error)
-        else:
-            assert not wrong or path[-1] in ("peak", "allocated"), (path, value)
-    old = json.dumps(whole | {"version": 2})
-    for text in (old, "", "[]", "{", "null", '{"programs": {}}', "[" * 100_000):
-        record.write_text(text)
-        with pytest.raises(ValueError, match="version 2, .*--save" if text is old else "--save"):
-            recorded(record, "layer", RECORDED)
+        with pytest.raises(ValueError, match="layer is not as fp8lens wrote it: .*--save"):
+            read_record(record)
+
+
+def test_what_is_no_record_is_refused(record):
+    old = json.dumps(json.loads(record.read_text()) | {"version": 3})
+    for text in (old, "", "[]", "{", "null", "[" * 100_000, "\udcff"):
+        record.write_text(text, errors="surrogateescape")
+        with pytest.raises(ValueError, match="version 3, .*--save" if text is old else "--save"):
+            read_record(record)
 
 
 MODEL = """
@@ -434,7 +351,7 @@ def test_the_readmes_commands_hook_and_workflow_do_what_it_says(project):
     Path("bin/gh").chmod(0o755)
     assert shell(comment["run"], PULL_REQUEST="7")[0] == 0
     text = Path("gh.txt").read_text()
-    assert re.match(r"layer.py:layer, against fp8.json: .*layer.py:\d+\).* because .*\]", text)
+    assert re.match(r"layer.py:layer, against fp8.json: .*layer.py:\d+\).* new is that .*\]", text)
 
 
 def test_the_readmes_test_is_updated_by_pytests_option(project):
@@ -488,6 +405,6 @@ def test_a_share_is_a_number_from_zero_on(capsys):
     with pytest.raises(SystemExit):
         main(["layer.py:layer", "--may-grow", "-1"])
     assert "no share such as 0.02" in capsys.readouterr().err
-    for share in (-0.1, True, "2%"):
+    for share in (-0.1, math.nan):
         with pytest.raises(ValueError, match="a share such as"):
             assert_no_worse(layer, *ARGS, record="fp8.json", may_grow=share)

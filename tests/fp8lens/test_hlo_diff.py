@@ -1,5 +1,4 @@
 import functools
-import html
 import json
 import random
 import re
@@ -63,7 +62,6 @@ def test_names_and_order_make_no_difference(gemm, seed):
     text = aot_compile(scaled, *SHAPES, gemm=gemm).as_text()
     diff = diff_hlo(text, renamed(text, seed))
     assert diff.same and not diff and str(diff) == "no difference", str(diff)
-    assert "no difference" in diff._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -82,8 +80,6 @@ def test_settings_of_a_matmul_show(plain, key, old, new):
     assert [line[0] for line in changed] == ["-", "+"]
     for line, value in zip(changed, (old, new), strict=True):
         assert f'"{key}": {json.dumps(json.loads(value))}' in line
-    words = html.unescape(re.sub(r"<[^>]+>", "", diff._repr_html_()))
-    assert words.count("custom-call(") == 2
     assert diff != diff_hlo(plain, plain) == HloDiff(())
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens import TARGETS, aot_compile, assert_fp8_gemms, inspect, mesh
+from fp8lens import TARGETS, aot_compile, assert_fp8_gemms, inspect
 from fp8lens.compile.autotune import check_tile
 from fp8lens.compile.isolate import CompilerDied, Isolated
 from helpers.numerics.recipes import scaled_dot, to_e4m3
@@ -71,33 +71,6 @@ def test_a_ragged_dot_left_to_cudnn_is_refused_with_the_fix():
     assert type(aot_compile(jax.lax.ragged_dot, *args, target=chip)) is jax.stages.Compiled
 
 
-XLA = "compiler_options"
-
-
-@pytest.mark.parametrize(
-    ("error", "words", "options"),
-    [
-        (
-            TypeError,
-            "'xla_gpu_autotune_level' is .*; XLA takes",
-            {XLA: {"xla_gpu_autotune_level": [1]}},
-        ),
-        (TypeError, "5 is 5; XLA takes a name", {XLA: {5: 5}}),
-        (TypeError, "must be a mapping", {XLA: "xla_gpu_autotune_level"}),
-        (ValueError, "XLA aborts: give 0 to 2", {XLA: {"xla_gpu_shape_checks": 3}}),
-        (ValueError, "1,000,000,000 devices on 1 axes: the limit", {"mesh_shape": {"d": 10**9}}),
-        (ValueError, "limit", {"mesh_shape": {f"a{n}": 1 for n in range(100)}}),
-        (ValueError, "mesh_shape must be", {"mesh_shape": {5: 8}}),
-        (ValueError, "isolate must be True", {"isolate": {"minutes": 1}}),
-        (ValueError, "isolate must be True", {"isolate": {"seconds": 0}}),
-        (ValueError, "isolate must be True", {"isolate": "yes"}),
-    ],
-)
-def test_what_is_known_to_abort_is_refused(error, words, options):
-    with pytest.raises(error, match=words):
-        one(**options)
-
-
 TILE = "block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages: 3"
 
 
@@ -117,13 +90,12 @@ def test_a_tile_that_would_abort_the_process_is_refused():
         with pytest.raises(ValueError, match="XLA would abort"):
             check_tile(bad)
         with pytest.raises(ValueError, match="XLA would abort"):
-            one(**{XLA: {"xla_gpu_override_gemm_autotuner": bad}})
+            one(compiler_options={"xla_gpu_override_gemm_autotuner": bad})
 
 
 def test_isolated_it_is_the_same():
     fn, args = with_amax("of all"), ARGUMENTS
-    limits = {"seconds": 300, "gigabytes": 8}
-    here, apart = [inspect(fn, *args, isolate=isolate) for isolate in (False, limits)]
+    here, apart = [inspect(fn, *args, isolate=isolate) for isolate in (False, True)]
     assert isinstance(apart.compiled, Isolated) and apart.module.text == here.module.text
     assert str(apart) == str(here) and apart.json() == here.json()
     assert "num_partitions=4" in one(mesh_shape=(4,), isolate=True, target="B200").as_text()
@@ -137,10 +109,6 @@ def test_isolated_what_xla_refuses_is_said():
     there = jax.jit(jnp.sin, out_shardings=jax.sharding.NamedSharding(cpus, jax.P()))
     with pytest.raises(ValueError, match="sharding is on cpu"):
         aot_compile(there, SCALE, isolate=True)
-    with pytest.raises(CompilerDied, match="It (needs|may need) more memory than 0.01 GB: give"):
-        one(isolate={"gigabytes": 0.01})
-    with pytest.raises(ValueError, match="limit"):
-        mesh("H100", (10**9,))
 
 
 FATAL = "echo 'F1122 17:00:00.1 42 {}' >&2; echo '  @ 0x1' >&2; kill -ABRT $$"
@@ -154,7 +122,6 @@ FATAL = "echo 'F1122 17:00:00.1 42 {}' >&2; echo '  @ 0x1' >&2; kill -ABRT $$"
         ("kill -KILL $$", r"SIGKILL.* It needs more memory than there is"),
         (FATAL.format("env.cc:9] pthread_create() failed"), r"It needs more memory than there is"),
         ("exit 0", r"died \(exit status 0\)"),
-        ("sleep 60", "did not end within 1 s"),
     ],
 )
 def test_however_it_dies_this_process_lives(tmp_path, monkeypatch, script, words):
@@ -163,4 +130,4 @@ def test_however_it_dies_this_process_lives(tmp_path, monkeypatch, script, words
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(CompilerDied, match=words):
-        assert_fp8_gemms(dot, MATRIX, MATRIX, isolate={"seconds": 1} if "sleep" in script else True)
+        assert_fp8_gemms(dot, MATRIX, MATRIX, isolate=True)

@@ -374,7 +374,7 @@ def test_fused_attention_is_two_matmuls_forward_and_five_backward(dtype, keys):
             "target: only with a function",
             lambda: report_gemms("HloModule m", target="H100"),
         ),
-        (TypeError, "got int: give a function", lambda: report_gemms(7)),
+        (TypeError, "got int: pass HLO text", lambda: report_gemms(7)),
         (HloParseError, "starts with HloModule", lambda: report_gemms("nothing")),
         (FileNotFoundError, "no/such/file", lambda: report_gemms(Path("no/such/file"))),
         (KeyError, "H100", lambda: report_gemms(scaled_dot, *OPERANDS, target="H10")),

@@ -113,7 +113,6 @@ def test_passes_of_a_fused_matmul():
     assert sum(" dot(" in line for line in lines) == 1 and len(lines) < 40
     added = " ".join(line for line in lines if line.startswith("+"))
     assert "__cublas$lt$matmul$f8" in added and '"epilogue": "RELU"' in added
-    assert steps._repr_html_().count("<table") == 2
     # Each step changes a matmul, and no other pass does.
     named = {(step.pipeline, step.name) for step in steps}
     stages = dumped(relu_matmul, *SHAPES, pattern=".*").stages
@@ -131,7 +130,5 @@ def test_passes_of_other_matmuls_and_of_none():
     odd = S((63, 65), jnp.bfloat16), S((66, 65), jnp.bfloat16)
     assert "cublas-pad-for-gemms" in [step.name for step in passes(matmul, *odd)]
     assert str(passes(lambda x: x + 1, SHAPES[2])) == "no pass changed a matmul"
-    seen = inspect(matmul, *odd)
-    for program, fix in ((seen, "its `passes` are"), (seen.module, "give the function")):
-        with pytest.raises(TypeError, match=f"got {type(program).__name__}.*{fix}"):
-            passes(program)
+    with pytest.raises(TypeError, match="give a function and its arguments.* got Inspection"):
+        passes(inspect(matmul, *odd))

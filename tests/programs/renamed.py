@@ -124,10 +124,10 @@ def under_other_names(seen: Inspection) -> tuple[Inspection, Names]:
     names = Names({}, {}, {})
     module = parse_hlo_module(renamed(seen.module.text, names))
     stages = tuple(
-        dataclasses.replace(stage, text=renamed(stage.text, names)) for stage in seen._stages
+        dataclasses.replace(stage, text=renamed(stage.text, names)) for stage in seen.stages
     )
     # A saved program comes without PTX, which is not the same as with none.
-    ptx = None if seen._ptx is None else renamed_ptx(seen._ptx, names)
+    ptx = None if seen.ptx is None else renamed_ptx(seen.ptx, names)
     told = {"note": seen.note, "remark": seen.remark, "stages": stages, "ptx": ptx}
-    other = Inspection(module, **told, chip=seen._chip, mesh_shape=seen._mesh_shape)
+    other = Inspection(module, **told, chip=seen.chip, mesh=seen.mesh)
     return other, names
