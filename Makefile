@@ -12,7 +12,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 # Container images set this. Each of the tests' hundreds of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test check refresh site releases rules census train tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census train model tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -57,6 +57,9 @@ census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qw
 
 train: setup    ## train a small transformer in each precision and record it (20 minutes)
 	$(PYTHON) -m tools.recorders.train
+
+model: setup    ## train the model that the chapter on inference quantizes, and keep its weights (5 minutes)
+	$(PYTHON) -m tools.recorders.model
 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
 	$(PYTHON) -m tools.recorders.tensors
