@@ -3,7 +3,6 @@ compiles.
 """
 
 import ast
-import copy
 import pickle
 import pkgutil
 import pydoc
@@ -106,17 +105,14 @@ def test_everything_public_is_shown_and_found():
 
 def test_what_was_read_can_be_sent_to_another_process():
     report = fp8lens.report_gemms(DUMP)
+    same = pickle.loads(pickle.dumps(report))
+    assert same == report and str(same) == str(report)
+    call = same.rows[0].instruction
+    assert call.computation.module[call.name] is call
     with pytest.raises(fp8lens.HloParseError) as caught:
         fp8lens.parse_hlo_module("HloModule m\n\n  nothing")
-    for again in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, copy.copy):
-        same = again(report)
-        assert same == report and str(same) == str(report)
-        call = same.rows[0].instruction
-        assert call.computation.module[call.name] is call
-        module = again(call.computation.module)
-        assert list(map(str, module)) == list(map(str, fp8lens.parse_hlo_module(DUMP)))
-        error = again(caught.value)
-        assert (str(error), error.line, error.column) == (str(caught.value), 3, 3)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (str(error), error.line, error.column) == (str(caught.value), 3, 3)
 
 
 # The modules --------------------------------------------------------------------------------------
