@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from operator import getitem
 from pathlib import Path
 
 import jax
@@ -103,25 +102,7 @@ def test_a_kernel_more_is_told_with_its_reason():
     )
 
 
-def worse(before, after, *args):
-    """What `changes` says of two programs of the same arguments."""
-    return changes(entry_of(inspect(before, *args)), inspect(after, *args))
-
-
 LOOP = S(dtype=jnp.int32), S(256, 256), S(256, 256)
-
-
-def once_outside(n, x, w):
-    u = jnp.tanh(w @ w)
-    return jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ u), x)
-
-
-def all_inside(n, x, w):
-    def body(_, x):
-        with jax.named_scope("inside"):
-            return jnp.tanh(x @ jnp.tanh(w @ (w + x)))
-
-    return jax.lax.fori_loop(0, n, body, x)
 
 
 def repeated(times):
@@ -130,44 +111,31 @@ def repeated(times):
     def fn(n, x, w):
         return jax.lax.fori_loop(0, times or n, lambda _, x: jnp.tanh(x @ w), x)
 
-    return fn
+    return inspect(fn, *LOOP)
 
 
-EACH = "in each iteration of loops of unknown length"
-
-
-@pytest.mark.parametrize(
-    "before, after, said",
-    [
-        (once_outside, all_inside, rf"kernels? more {EACH} \(\d+, recorded \d+\): .*inside, "),
-        (repeated(10), repeated(None), rf"kernels? more {EACH} \(\d+, recorded 0\)"),
-        (repeated(None), repeated(10), r"kernels more \(\d+, recorded \d+\)"),
-    ],
-)
-def test_what_moves_into_a_loop_of_unknown_length_is_worse(before, after, said):
-    found = worse(before, after, *LOOP)
-    assert re.search(said, "; ".join(found.worse)), found
-    # Not fewer in all, where that is only because a loop's length is not known any more.
+def test_a_loop_whose_length_is_not_known_any_more_is_worse():
+    known, unknown = repeated(10), repeated(None)
+    found = changes(entry_of(known), unknown)
+    each = "kernels? more in each iteration of loops of unknown length"
+    assert re.search(rf"{each} \(\d+, recorded 0\)", "; ".join(found.worse)), found
+    # Not fewer in all, where that is only because its length is not known.
     assert not any("fewer (" in better for better in found.better), found
-    about = " ".join(found.about)
-    assert "loops of unknown length" in about or "How often loops run is not known" in about
+    assert "How often loops run is not known" in str(found)
+    found = changes(entry_of(unknown), known)
+    assert "record counts loops of unknown length as if each ran once" in str(found.about), found
 
 
 def test_a_record_counts_what_the_ledger_counts():
     def chosen(n, x, w):
-        return jax.lax.cond(n > 0, lambda: repeated(3)(n, x, w), lambda: x @ w)
+        thrice = jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ w), x)
+        return jax.lax.cond(n > 0, lambda: thrice, lambda: x @ w)
 
     seen = inspect(chosen, *LOOP)
     work = entry_of(seen)["work"]
     assert sum(row["kernels"] for row in work) == seen.ledger.kernels
     assert sum(row["bytes"] for row in work) == seen.ledger.bytes_moved
     assert {row["runs"] for row in entry_of(seen)["matmuls"]} == {1, 3}
-
-
-def test_what_moves_out_of_a_loop_is_no_worse():
-    found = worse(all_inside, once_outside, *LOOP)
-    assert not found.worse and f"fewer {EACH}" in str(found.better)
-    assert "How often loops run is not known" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -189,20 +157,15 @@ def test_a_matmul_in_a_slower_type_is_worse(before, after, worse):
 
 
 @pytest.mark.parametrize("what", ["bytes", *MEMORY])
-@pytest.mark.parametrize(
-    "growth, may_grow, worse", [(1.06, 0.05, 1), (1.06, 0.08, 0), (1.04, 0.05, 0)]
-)
-def test_growth_counts_from_a_share_on(what, growth, may_grow, worse):
+@pytest.mark.parametrize("may_grow, is_worse", [(0.05, True), (0.08, False)])
+def test_growth_counts_from_a_share_on(what, may_grow, is_worse):
     before = copy.deepcopy(RECORDED)
-    if what != "bytes":
-        before["memory"][what] /= growth
-    for row in before["work"]:
-        row["bytes"] /= growth if what == "bytes" else 1
+    for figures in before["work"] if what == "bytes" else [before["memory"]]:
+        figures[what] /= 1.06
     found = changes(before, inspect(layer, *ARGS), may_grow)
-    assert len(found.worse) == worse
     # What is within the limit is said all the same.
-    said = found.worse[0] if worse else found.about[0]
-    assert f"(+{growth - 1:.1%})" in said and said.startswith("More, within") != worse
+    (said,) = found.worse if is_worse else found.about
+    assert "(+6.0%)" in said and said.startswith("More, within") != is_worse
 
 
 def test_a_newer_jax_is_named_and_another_chip_refused():
@@ -241,15 +204,13 @@ def test_a_second_program_of_a_name_is_refused(record):
     assert read_record(record)["layer"] == RECORDED
 
 
-@pytest.mark.parametrize("value", [None, {}, 1e999, -1])
-def test_a_damaged_record_is_refused(record, value):
-    for path in (("layer",), ("layer", "jax"), ("layer", "work", 0, "bytes")):
-        document = json.loads(text := record.read_text())
-        functools.reduce(getitem, path[:-1], document["programs"])[path[-1]] = value
+def test_a_damaged_record_is_refused(record):
+    for damaged in (None, RECORDED | {"jax": 1e999}, RECORDED | {"digest": ""}):
+        document = json.loads(record.read_text())
+        document["programs"]["layer"] = damaged
         record.write_text(json.dumps(document))
         with pytest.raises(ValueError, match="layer is not as fp8lens wrote it: .*--save"):
             read_record(record)
-        record.write_text(text)
 
 
 def test_what_is_no_record_is_refused(record):
@@ -305,7 +266,6 @@ def test_the_readmes_commands_hook_and_workflow_do_what_it_says(project):
         for step in workflow["jobs"]["fp8"]["steps"]
         if step.get("run", "").startswith("fp8lens")
     ]
-    (comment,) = [step for step in workflow["jobs"]["fp8"]["steps"] if "if" in step]
     entry = hook["repos"][0]["hooks"][0]["entry"]
     assert shlex.split(entry) == shlex.split(against)
 
@@ -316,13 +276,7 @@ def test_the_readmes_commands_hook_and_workflow_do_what_it_says(project):
     status, said = shell(step)
     assert status == 1 and "layer.py:layer, against fp8.json: " in said, said
 
-    # GitHub's own command, which keeps what it is given.
-    Path("bin").mkdir()
-    Path("bin/gh").write_text('#!/bin/bash\ncat "$5" > gh.txt\n')
-    Path("bin/gh").chmod(0o755)
-    assert shell(comment["run"], PULL_REQUEST="7")[0] == 0
-    text = Path("gh.txt").read_text()
-    assert re.match(r"layer.py:layer, against fp8.json: .*layer.py:\d+\).* new is that .*\]", text)
+    assert re.search(r"layer.py:\d+\).* new is that .*\]", Path("fp8.md").read_text())
 
 
 def test_the_readmes_test_is_updated_by_pytests_option(project):
@@ -343,13 +297,9 @@ def test_a_record_is_not_renewed_where_something_is_worse(project, capsys):
     both = [*command, "--against", "fp8.json", "--save", "fp8.json"]
     assert main([*command, "--save", "fp8.json"]) == 0 and main(both) == 0
     text = Path("fp8.json").read_text()
-    first = Path("layer.py").stat()
     Path("layer.py").write_text(MODEL.replace("relu(y)", "silu(y)"))
-    os.utime("layer.py", ns=(first.st_atime_ns, first.st_mtime_ns))  # saved twice in one second
-    for _ in range(2):
-        assert main(both) == 1
-        assert "the record is not renewed, because something is worse" in capsys.readouterr().out
-        assert Path("fp8.json").read_text() == text
+    assert main(both) == 1 and Path("fp8.json").read_text() == text
+    assert "the record is not renewed, because something is worse" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,10 @@ def dot(a, b):
 def test_both_operands_are_asked(given, multiplied):
     text = inspect(dot, FP8, FP8).module.text
     for argument, dtype in zip("ab", given, strict=True):
-        text, times = re.subn(rf"(%{argument}\.1 = )f8e4m3fn", rf"\1{dtype}", text)
-        assert times == 1
+        text = re.sub(rf"(%{argument}\.1 = )f8e4m3fn", rf"\1{dtype}", text)
     (row,) = report_gemms(text).rows
-    is_fp8 = multiplied.startswith("f8")
     assert (row.lhs_dtype, row.rhs_dtype, row.math_dtype) == (*given, multiplied)
-    assert row.is_fp8 == is_fp8 == (not fp8_failures(inspect(text)))
-    for asked in ({}, {"count": 1}, {"min_flops_share": 0.1}) if not is_fp8 else ():
-        with pytest.raises(AssertionError):
-            assert_fp8_gemms(text, **asked)
+    assert row.is_fp8 == multiplied.startswith("f8") == (not fp8_failures(inspect(text)))
 
 
 def test_a_message_says_how_it_was_compiled():
