@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from fp8lens.bill.memory import Memory
-from fp8lens.bill.rates import LAUNCHES, Time, calibrated, launches
+from fp8lens.bill.rates import Time, calibrated, launches
 from fp8lens.formats import is_narrow
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
@@ -123,7 +123,7 @@ class Bill:
         graphs, or without. This comes on top of the other times. It is computed from published
         gaps, not measured.
         """
-        return {how: launches(self.ledger, how) for how in LAUNCHES}
+        return launches(self.ledger.kernels)
 
     @property
     def totals(self) -> dict[str, float]:
