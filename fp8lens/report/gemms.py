@@ -246,20 +246,15 @@ def _cells(row: GemmRow) -> tuple[str, ...]:
 
 def _extras(row: GemmRow) -> list[str]:
     """What a call does beside its epilogue, as far as it is not the default."""
-    extras = []
-    if row.scales:
-        extras.append(f"scales {''.join(row.scales)}")
-    if row.alpha != 1:
-        extras.append(f"alpha {row.alpha:g}")
-    if row.beta != 0:
-        extras.append(f"beta {row.beta:g}")
-    if row.amax:
-        extras.append("amax")
-    if row.precision != "DEFAULT":
-        extras.append(f"precision {row.precision}")
-    if row.algorithm:
-        extras.append(row.algorithm)
-    return extras
+    extras = {
+        f"scales {''.join(row.scales)}": bool(row.scales),
+        f"alpha {row.alpha:g}": row.alpha != 1,
+        f"beta {row.beta:g}": row.beta != 0,
+        "amax": row.amax,
+        f"precision {row.precision}": row.precision != "DEFAULT",
+        row.algorithm: bool(row.algorithm),
+    }
+    return [extra for extra, is_there in extras.items() if is_there]
 
 
 def _bare(name: str) -> str:

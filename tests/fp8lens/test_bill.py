@@ -73,13 +73,8 @@ def of_donated():
     return inspect(jax.jit(step, donate_argnums=0), S((K, K), bf16), S((M, K), bf16))
 
 
-def until(x, w, n):
-    return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (jnp.tanh(c[0] @ w), c[1] + 1), (x, 0))
-
-
 ASKED = {
     **{name: functools.partial(of_block, name) for name in BLOCKS},
-    "a loop of unknown length": lambda: inspect(until, *[S((K, K), bf16)] * 2, S((), jnp.int32)),
     "saved by layers": saved_by_layers,
     "donated": of_donated,
 }
