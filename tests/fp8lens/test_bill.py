@@ -172,11 +172,6 @@ def test_a_time_at_published_rates_is_a_matmuls_share_of_the_peak():
     assert [*bill.calibrated] == pytest.approx(expected)
 
 
-def test_what_has_no_rate_has_no_time():
-    bill = inspect(lambda x: jnp.linalg.cholesky(x), S((64, 64), f32)).bill
-    assert bill.calibrated is None and "time at published rates" not in bill.totals
-
-
 def test_a_wires_rate_is_that_of_the_network_cards_which_a_group_has():
     nvlink, card = WIRES["NVLink"].likely, WIRES["network"].likely
     assert wire_rate(8) == wire_rate(2, stride=4) == nvlink  # within a host

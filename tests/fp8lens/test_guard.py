@@ -167,7 +167,7 @@ def test_a_newer_jax_is_named_and_another_chip_refused():
     found = changes(RECORDED | {"jax": "0.0.1"}, inspect(layer, *ARGS))
     assert not found.worse and "Recorded with JAX 0.0.1" in str(found)
     with pytest.raises(ValueError, match="compile it alike"):
-        changes(RECORDED, inspect(layer, *ARGS, target="B200"))
+        changes(RECORDED | {"compiled": "for another"}, inspect(layer, *ARGS))
 
 
 def test_a_program_of_another_name_is_not_compared(record):
@@ -314,9 +314,6 @@ def test_what_cannot_be_used_is_said(words, says, project, capsys):
     assert says in capsys.readouterr().err
 
 
-def test_a_share_is_a_number_from_zero_on(capsys):
-    with pytest.raises(SystemExit):
-        main(["layer.py:layer", "--may-grow", "-1"])
-    assert "no share such as 0.02" in capsys.readouterr().err
+def test_a_share_is_a_number_from_zero_on():
     with pytest.raises(ValueError, match="a share such as"):
         assert_no_worse(layer, *ARGS, record="fp8.json", may_grow=math.nan)

@@ -5,7 +5,6 @@ compiles.
 import ast
 import pickle
 import pkgutil
-import pydoc
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -96,11 +95,9 @@ def test_everything_public_is_shown_and_found():
     assert set(dir(fp8lens)) == set(fp8lens.__all__) == set(everything) - {"__builtins__"}
     with pytest.raises(AttributeError, match="module 'fp8lens' has no attribute 'report_gemm'"):
         fp8lens.report_gemm  # noqa: B018
-    text = pydoc.render_doc(fp8lens, renderer=pydoc.plaintext)
-    for name in fp8lens.__all__:
-        assert name in text and (name == "TARGETS" or getattr(fp8lens, name).__doc__), name
-        if name != "TARGETS":
-            assert pickle.loads(pickle.dumps(getattr(fp8lens, name))) is getattr(fp8lens, name)
+    for name in set(fp8lens.__all__) - {"TARGETS"}:
+        value = getattr(fp8lens, name)
+        assert value.__doc__ and pickle.loads(pickle.dumps(value)) is value
 
 
 def test_what_was_read_can_be_sent_to_another_process():

@@ -167,9 +167,7 @@ def test_text_and_html_show_every_column_and_what_is_outside():
     assert page.count("<tr") == 6 and str(Path(__file__).parent) not in page + text
     named = report_gemms(aot_compile(both, *BOTH).as_text().replace("jit(both)", "jit(<b>)"))
     assert "<b>" not in named._repr_html_()
-    none = report_gemms(lambda a: a.astype(f32), A)
-    assert none.fp8_flops_share == 0 and str(none).splitlines()[1].startswith("0 matmuls")
-    assert "<p>0 matm" in none._repr_html_()
+    assert "<p>0 matm" in report_gemms(lambda a: a.astype(f32), A)._repr_html_()
 
 
 def foreign(target, lhs="f8e5m2[512,64]", rhs="f8e4m3fn[256,64]", out="bf16[512,256]"):

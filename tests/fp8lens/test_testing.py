@@ -153,11 +153,8 @@ def test_a_matmul_that_is_meant_to_be_wide_is_allowed_by_its_rule():
 
     seen = inspect(routed, FP8, FP8, WIDE)
     for allowed in ((), ["operand-layout"]):
-        with pytest.raises(AssertionError, match="1 of 2 matmuls are not FP8"):
-            assert_fp8_gemms(seen, allow=allowed)
         assert "1 of 2 matmuls are not FP8" in fp8_failures(seen, allowed)
     assert_fp8_gemms(seen, allow="not-quantized")
-    assert fp8_failures(seen, ["not-quantized"]) == []
     with pytest.raises(AssertionError, match="no matmul is FP8"):
         assert_fp8_gemms(wide, FP8, FP8, WIDE, allow="not-quantized")
 
@@ -167,8 +164,8 @@ def test_a_loop_of_unknown_length_has_no_share():
         later = jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, c)
         return dot(a, b), later
 
-    args = shape(4096, 4096, dtype=e4m3), shape(4096, 4096, dtype=e4m3), WIDE
-    seen = inspect(fn, *args)
+    large = shape(4096, 4096, dtype=e4m3)
+    seen = inspect(fn, large, large, WIDE)
     assert seen.report.fp8_flops_share > 0.99  # if the loop runs once
     with pytest.raises(AssertionError, match="how often its loop runs is not known"):
         assert_fp8_gemms(seen, min_flops_share=0.9)
