@@ -395,8 +395,7 @@ def _within(at: Instruction) -> list[Instruction]:
     if at.opcode not in _WRAPS:
         return []
     computations = at.computation.module.computations
-    inside = itertools.chain.from_iterable(computations[name] for name in at.called)
-    return [i for j in inside for i in _within(j)]
+    return [i for name in at.called for i in computations[name] if kind(i)]
 
 
 def _beside(start: Instruction) -> tuple[str, ...]:
