@@ -418,7 +418,7 @@ def _is_same(i: Instruction) -> bool:
 def _same_as(i: Instruction) -> list[Instruction]:
     """The instructions of which one gives what an instruction gives, whole."""
     if i.opcode == "parameter":
-        return [*_given(i)]
+        return _given(i)
     if i.opcode.removesuffix("-start") in _CALLERS:
         return [computation.root for computation in _returning(i)]
     return [operand(i, 0)] if _is_same(i) else []
@@ -439,18 +439,22 @@ def _parameters(caller: Instruction, n: int) -> list[Instruction]:
     return [c.parameters[n] for c in computations if n < len(c.parameters)]
 
 
-def _given(parameter: Instruction) -> Iterator[Instruction]:
+@remembered
+def _given(parameter: Instruction) -> list[Instruction]:
     """What the callers of a computation give for its parameter; in a loop also what the iteration
     before returned.
     """
+    found = []
     own = parameter.computation.name
     for caller in callers(parameter.computation.module).get(own, ()):
         for n, name in enumerate(caller.called):
             if name == own:
                 is_branch = caller.opcode == "conditional"  # whose operand 0 chooses the branch
-                yield operand(caller, n + 1 if is_branch else parameter.parameter_number or 0)
+                at = n + 1 if is_branch else parameter.parameter_number or 0
+                found.append(operand(caller, at))
         if caller.opcode == "while":
-            yield from (computation.root for computation in _returning(caller))
+            found += [computation.root for computation in _returning(caller)]
+    return found
 
 
 def _returning(caller: Instruction) -> list[Computation]:
