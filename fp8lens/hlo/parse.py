@@ -521,9 +521,8 @@ class HloModule:
     entry: Computation = field(init=False)  # a text without one is an HloParseError
     attributes: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the HloModule line
     computations: dict[str, Computation] = field(default_factory=dict, repr=False)
-    file_names: dict[int, str] = field(default_factory=dict, repr=False)
-    file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
-    stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+    # Where a frame of JAX's call stack is: its file and line, and the number of its caller's frame.
+    stack_frames: dict[int, tuple[str, int, int]] = field(default_factory=dict, repr=False)
     # What `fp8lens.hlo.remember` keeps: by function, its answer for each part of the module.
     notes: dict[Any, dict[Any, Any]] = field(
         default_factory=lambda: defaultdict(dict), init=False, repr=False
@@ -543,11 +542,10 @@ class HloModule:
         for _ in range(50):  # JAX writes ten frames; a text may name itself as its caller
             if frame not in self.stack_frames:
                 return
-            fields = self.stack_frames[frame]
-            location = self.file_locations.get(fields.get("file_location_id", 0), {})
-            if file := self.file_names.get(location.get("file_name_id", 0)):
-                yield file, location.get("line", 0)
-            caller = fields.get("parent_frame_id", 0) - self._parents_count_from_one
+            file, line, parent = self.stack_frames[frame]
+            if file:
+                yield file, line
+            caller = parent - self._parents_count_from_one
             if caller == frame:
                 return
             frame = caller
@@ -557,7 +555,7 @@ class HloModule:
         """Whether the number of a frame's caller is one too high, as JAX 0.10 to 0.12 print it:
         then the outermost frames name themselves.
         """
-        return any(f.get("parent_frame_id") == number for number, f in self.stack_frames.items())
+        return any(parent == frame for frame, (_, _, parent) in self.stack_frames.items())
 
     def __iter__(self) -> Iterator[Instruction]:
         return chain.from_iterable(self.computations.values())
@@ -657,17 +655,19 @@ def _read_header(module: HloModule, text: str) -> int:
         raise HloParseError(text, pos, message)
     module.name, end = m[1], _line_end(text, m.end())
     module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
+    names: dict[int, str] = {}
+    tables: defaultdict[str, dict[int, dict[str, int]]] = defaultdict(dict)
     while m := _TABLE.match(text, pos := _blank_end(text, end)):
         for number, string, row in _TABLE_ROW.findall(m[2]):
+            if m[1] == "FileNames":
+                names[int(number)] = _unquoted(string)
             fields = {key: int(value) for key, value in _TABLE_FIELD.findall(row)}
-            match m[1]:
-                case "FileNames":
-                    module.file_names[int(number)] = _unquoted(string)
-                case "FileLocations":
-                    module.file_locations[int(number)] = fields
-                case "StackFrames":
-                    module.stack_frames[int(number)] = fields
+            tables[m[1]][int(number)] = fields
         end = m.end()
+    for frame, fields in tables["StackFrames"].items():
+        at = tables["FileLocations"].get(fields.get("file_location_id", 0), {})
+        file, parent = names.get(at.get("file_name_id", 0), ""), fields.get("parent_frame_id", 0)
+        module.stack_frames[frame] = file, at.get("line", 0), parent
     return pos
 
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens import format_hlo_module
+from fp8lens import diff_hlo, format_hlo_module
 from fp8lens.dumps import COMPILED
 from fp8lens.hlo import HloParseError, Shape, parse_hlo_module, parse_shape
 from helpers import aot_compile
@@ -101,7 +101,11 @@ def assert_agrees(module):
 def test_agrees_with_xla_and_with_what_is_printed(programs, name):
     module = parse_hlo_module(programs[name])
     assert_agrees(module)
-    again = parse_hlo_module(format_hlo_module(module, metadata=True, backend_cfg=True))
+    text = format_hlo_module(module, metadata=True, backend_cfg=True)
+    again = parse_hlo_module(text)
+    assert format_hlo_module(again, metadata=True, backend_cfg=True) == text
+    assert diff_hlo(module, again).same
+    assert not re.search(r'"/|fingerprint|FileNames|StackFrames|/\*index|scheduling_name', text)
     for i, other in zip(module, again, strict=True):
         for of in (i, other):  # whatever is parsed on demand
             assert (of.name, of.opcode, of.operands) == (i.name, i.opcode, i.operands)
