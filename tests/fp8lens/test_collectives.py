@@ -323,34 +323,6 @@ PARAMETERS = (
 )
 
 
-def test_an_asynchronous_computation_that_wraps_a_collective():
-    """As XLA printed reduce-scatter and all-to-all until 2025; async-update may stand between."""
-    wrapped = ADD + (
-        "%wrapped {\n  %p = bf16[64,512]{1,0} parameter(0)\n  ROOT %rs = bf16[8,512]{1,0} "
-        f"reduce-scatter(%p), {ALL}, dimensions={{0}}, to_apply=%add\n}}\n"
-    )
-    (one,) = collectives(
-        module(
-            *PARAMETERS,
-            fp8_call("%x", "%g"),
-            "%y = bf16[64,512]{1,0} get-tuple-element(%mm), index=0",
-            "%start = ((bf16[64,512]{1,0}), bf16[8,512]{1,0}) async-start(%y), calls=%wrapped",
-            "%n = bf16[64,512]{1,0} negate(%h)",
-            "%update = ((bf16[64,512]{1,0}), bf16[8,512]{1,0}) async-update(%start)",
-            "%e = bf16[64,512]{1,0} exponential(%n)",
-            "ROOT %done = bf16[8,512]{1,0} async-done(%update)",
-        )
-        .replace("%one = ", "%g = f8e4m3fn[512,64]{1,0} parameter(3)\n  %one = ")
-        .replace("ENTRY", wrapped + "ENTRY")
-    )
-    assert (one.name, one.kind, one.bytes_sent) == (
-        "start",
-        "reduce-scatter",
-        64 * 512 * 2 * 7 // 8,
-    )
-    assert one.asynchronous and one.overlaps == ("n", "e") and one.count == 1
-
-
 @pytest.mark.parametrize("config, asynchronous", [
     ('{"is_sync":true,"no_parallel_custom_call":false}', False),
     ('{"collective_backend_config":{"is_sync":true}}', False),
@@ -476,21 +448,14 @@ def test_a_clamp_before_the_gather_is_a_part_of_the_conversion_behind_it(convers
     assert one.problems == (found,) and one.in_words(found)["would"] == "28.7 kB"
 
 
-def test_the_axes_of_a_callers_own_mesh():
-    """They are read from the program's arguments. Where those are on two meshes, the collective
-    itself may name its own.
-    """
-    flat, square = mesh("H100", {"data": 8}), mesh("H100", {"rows": 2, "columns": 4})
-    places = (
-        ("data", flat, P("data"), flat, P()),
-        ("rows, columns", square, P(("rows", "columns")), square, P()),
-        ("data", flat, P("data"), square, P()),
-    )
-    for axis, one, part, other, whole in places:
-        x = jax.ShapeDtypeStruct((M, K), e4m3, sharding=NamedSharding(one, part))
-        w = jax.ShapeDtypeStruct((N, K), e4m3, sharding=NamedSharding(other, whole))
-        seen = inspect(lambda x, w, to=NamedSharding(one, P()): dot(constrained(x, to), w), x, w)
-        assert {c.axis for c in seen.collectives} == {axis}
+@pytest.mark.parametrize("axes", [{"data": 8}, {"rows": 2, "columns": 4}])
+def test_the_axes_of_a_callers_own_mesh(axes):
+    """They are read from the program's arguments."""
+    own = mesh("H100", axes)
+    x = jax.ShapeDtypeStruct((M, K), e4m3, sharding=NamedSharding(own, P(tuple(axes))))
+    w = jax.ShapeDtypeStruct((N, K), e4m3, sharding=NamedSharding(own, P()))
+    seen = inspect(lambda x, w: dot(constrained(x, NamedSharding(own, P())), w), x, w)
+    assert {c.axis for c in seen.collectives} == {", ".join(axes)}
 
 
 def test_a_sum_that_is_quantized():
