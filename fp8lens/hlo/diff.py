@@ -361,16 +361,9 @@ def _in_order(a: _Graph, b: _Graph, pairs: _Pairs) -> list[tuple[str | None, str
     for y in reversed(b.nodes):
         users = (ahead[user] for user, at in b.near[y] if at < 0)
         ahead[y] = place[pairs.back[y]] if y in pairs.back else min(users, default=len(place))
-    of_b: defaultdict[int, list[str]] = defaultdict(list)
-    for y in b.nodes:
-        if y not in pairs.back:
-            of_b[ahead[y]].append(y)
-    order: list[tuple[str | None, str | None]] = []
-    for at, x in enumerate([*a.nodes, None]):
-        order += [(None, y) for y in of_b[at]]
-        if x is not None:
-            order.append((x, pairs.of.get(x)))
-    return order
+    order = [((at, 1), x, pairs.of.get(x)) for x, at in place.items()]
+    alone = [((ahead[y], 0), None, y) for y in b.nodes if y not in pairs.back]
+    return [(x, y) for _, x, y in sorted([*order, *alone], key=lambda entry: entry[0])]
 
 
 class _Diff:

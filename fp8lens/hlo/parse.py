@@ -691,13 +691,14 @@ def _spell_out_body(text: str, body: str) -> str:
         lines.append(line)
         if not (head := _INSTRUCTIONS.match(f"\n{line}")):
             continue
-        of: dict[tuple[int, ...], tuple[str, Shape]] = {(): (head[2], parse_shape(head[3]))}
-        for path in sorted(used[head[2]]):  # a tuple before its elements
-            outer, shape = of[path[:-1]]
-            if path[-1] >= len(shape.elements):
-                raise HloParseError(text, text.find(line), f"this has no element {path[-1]}")
-            of[path] = name, shape = f"{outer}.element{path[-1]}", shape.elements[path[-1]]
-            lines.append(f"  %{name} = {shape} get-tuple-element(%{outer}), index={path[-1]}")
+        for *outer, n in sorted(used[head[2]]):  # a tuple before its elements
+            shape = parse_shape(head[3])
+            for k in (*outer, n):
+                if k >= len(shape.elements):
+                    raise HloParseError(text, text.find(line), f"this has no element {k}")
+                shape = shape.elements[k]
+            of = ".element".join((head[2], *map(str, outer)))
+            lines.append(f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}")
     return _ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}", "\n".join(lines))
 
 

@@ -453,11 +453,11 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
         instruction=i,
-        problems=_distinct([problems]),
+        problems=tuple(dict.fromkeys(problems)),
         readers=_distinct(found.readers for found in judged),
         transposed_by=_distinct(found.transposed_by for found in judged),
         unknown=_distinct(found.unknown for found in judged),
-        parts=_distinct([parts]),
+        parts=tuple(parts),
     )
 
 
