@@ -647,6 +647,23 @@ def test_a_kernel_by_hand_that_reads_codes_is_a_reader_in_fp8():
         assert_fp8_collectives(hlo, allow="opaque")
 
 
+def test_equal_arrays_that_are_sent_together_count_each():
+    whole = "bf16[512,64]{1,0}"
+    hlo = module(
+        *GATHERED[:2],
+        "%v = bf16[64,64]{1,0} parameter(2)",
+        f"%g = ({whole}, {whole}) all-gather(%h, %v), {ALL}, dimensions={{0}}",
+        f"%a = {whole} get-tuple-element(%g), index=0",
+        f"%b = {whole} get-tuple-element(%g), index=1",
+        "%qa = f8e4m3fn[512,64]{1,0} convert(%a)",
+        "%qb = f8e4m3fn[512,64]{1,0} convert(%b)",
+        *own_kernel("%qa", "%qb", "bf16"),
+    )
+    (one,) = collectives(hlo)
+    assert one.bytes_sent == 2 * 7 * 64 * 64 * 2
+    assert one.in_words(Problem.GATHERED_WIDE)["sent"] == "115 kB"
+
+
 def test_a_kernel_by_hand_that_reads_the_wide_array_is_not_known():
     """It may quantize it for the FP8 matmul behind it, or not."""
     hlo = module(*GATHERED, *own_kernel("%g", "%w", "bf16"))
