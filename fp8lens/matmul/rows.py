@@ -15,6 +15,7 @@ from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.values import dimensions
+from fp8lens.hlo.walk import walk
 from fp8lens.matmul.products import products, sums
 
 FP8_CALL = "__cublas$lt$matmul$f8"
@@ -329,24 +330,12 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
 
 def _stored(computation: Computation, name: str) -> str:
     """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its
-    operand comes from.
+    operand comes from, masks left out.
     """
-    return (_largest_parameters(computation)[name] or computation[name].shape).dtype
-
-
-@remembered
-def _largest_parameters(computation: Computation) -> dict[str, Shape | None]:
-    """Of each instruction, the shape of the largest parameter that it comes from, masks left out;
-    of several as large, the last operand's.
-    """
-    largest: dict[str, Shape | None] = {}
-    for i in computation:
-        if i.opcode == "parameter" and i.shape.dtype != "pred":
-            largest[i.name] = i.shape
-            continue
-        shapes = [shape for name in reversed(i.operands) if (shape := largest[name]) is not None]
-        largest[i.name] = max(shapes, key=lambda shape: shape.size, default=None)
-    return largest
+    operand = computation[name]
+    made_of = walk([operand], lambda i: map(computation.__getitem__, i.operands))
+    given = [i.shape for i in made_of if i.opcode == "parameter" and i.shape.dtype != "pred"]
+    return max(given or [operand.shape], key=lambda shape: shape.size).dtype
 
 
 @remembered
