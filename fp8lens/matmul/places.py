@@ -39,11 +39,6 @@ class _Place:
         return is_backward(self.row.op_name) and not self.is_recomputed
 
     @property
-    def frame(self) -> int | None:
-        """Where in the program it stands, with its callers, by the number of the stack frame."""
-        return self.row.instruction.stack_frame
-
-    @property
     def written(self) -> tuple[str, str]:
         """Its layer and its line."""
         return layer(self.row.op_name), self.row.source
@@ -79,8 +74,8 @@ def placed(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow]:
         if place.weight:
             weights[place.written].add(place.weight)
     names = _short({place.weight: _names(module, place.weight) for place in places})
-    in_fp8 = {place.frame for place in places if place.row.is_fp8 and not place.is_backward}
-    in_fp8.discard(None)
+    # JAX gives an operation that it transposes the place of the one that was transposed.
+    in_fp8 = {_frame(place) for place in places if place.row.is_fp8 and not place.is_backward}
     found = []
     for place in places:
         name = place.written[0]
@@ -89,11 +84,15 @@ def placed(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow]:
         row = dataclasses.replace(
             place.row,
             place=f"{name} {place.what}".strip(),
-            # JAX gives an operation that it transposes the place of the one that was transposed.
-            is_transposed_fp8=place.is_backward and place.frame in in_fp8,
+            is_transposed_fp8=place.is_backward and _frame(place) in in_fp8 - {None},
         )
         found.append(row)
     return found
+
+
+def _frame(place: _Place) -> int | None:
+    """Where in the program a matmul stands, with its callers."""
+    return place.row.instruction.stack_frame
 
 
 def without_gradient(module: HloModule, rows: Sequence[GemmRow]) -> list[GemmRow]:
@@ -154,11 +153,8 @@ def _short(names: dict[frozenset[int], str]) -> dict[frozenset[int], str]:
     """The names of weights without the path that all those in trees have in common."""
     in_trees = [name for name in names.values() if "[" in name]
     same = os.path.commonprefix(in_trees) if len(in_trees) > 1 else ""
-    start = max(same.rfind("["), 0)
-    found = {}
-    for weight, name in names.items():
-        found[weight] = name[start:] if name in in_trees else name
-    return found
+    path = same[: max(same.rfind("["), 0)]
+    return {weight: name.removeprefix(path) for weight, name in names.items()}
 
 
 def _weight(module: HloModule, place: _Place) -> frozenset[int]:
