@@ -34,7 +34,7 @@ _TF32 = frozenset(("DEFAULT", "HIGH"))
 _PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GemmRow:
     """One matrix multiplication, [m, k] x [k, n], `batch` times. Dtypes are named as in HLO:
     "f8e4m3fn", "bf16", ...
@@ -61,14 +61,14 @@ class GemmRow:
     rhs_dtype: str
     math_dtype: str
     library: str
-    epilogue: str
-    amax: bool
-    beta: float
+    epilogue: str = "DEFAULT"
+    amax: bool = False
+    beta: float = 0.0
     out_dtype: str
-    outside: tuple[str, ...]
+    outside: tuple[str, ...] = ()
     source: str
     op_name: str
-    count: int | None
+    count: int | None = 1
     name: str
     alpha: float = 1.0
     scales: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class GemmRow:
     place: str = dataclasses.field(default="", repr=False, compare=False)
     # Whether JAX made it by transposing a matmul that runs in FP8
     is_transposed_fp8: bool = dataclasses.field(default=False, repr=False, compare=False)
-    instruction: Instruction = dataclasses.field(kw_only=True, repr=False, compare=False)
+    instruction: Instruction = dataclasses.field(repr=False, compare=False)
 
     @property
     def flops(self) -> int:
@@ -209,61 +209,45 @@ def _math(given: str, out: str, precision: str, algorithm: str) -> str:
 def _row(
     i: Instruction,
     sizes: tuple[int, int, int, int],
-    lhs: str,
-    rhs: str,
-    math_dtype: str,
-    library: str,
-    out: str,
     origin: Instruction | None = None,
     **fields: Any,
 ) -> GemmRow:
     """The row of a matmul that the kernel `i` runs; `origin` is what JAX wrote, inside of it."""
     origin = origin or i
     m, n, k, batch = sizes
-    further: dict[str, Any] = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
     return GemmRow(
         m=m,
         n=n,
         k=k,
         batch=batch,
-        lhs_dtype=lhs,
-        rhs_dtype=rhs,
-        math_dtype=math_dtype,
-        library=library,
-        out_dtype=out,
-        outside=(),
-        count=1,
         name=i.name,
         source=source_line(origin) or source_line(i),
         op_name=op_name(origin) or op_name(i),
         instruction=i,
-        **further,
+        **fields,
     )
 
 
 def _cublas(i: Instruction, target: str) -> GemmRow:
     config, computation = gemm_config(i), i.computation
     lhs, rhs = (computation[name].shape for name in i.operands[:2])
-    sizes = _sizes(lhs, rhs, config["dot_dimension_numbers"])
     settings = config.get("precision_config", {})
     precision = max(settings.get("operand_precision") or ["DEFAULT"], key=_PRECISIONS.index)
     algorithm = settings.get("algorithm", "ALG_UNSET").replace("ALG_UNSET", "")
     result = results(i)[0]
-    out = result.dtype
-    batch = len(config["dot_dimension_numbers"].get("lhs_batch_dimensions", ()))
     return _row(
         i,
-        _whole_k(sizes, i, result, batch),
-        lhs.dtype,
-        rhs.dtype,
-        _math(_common(lhs.dtype, rhs.dtype), out, precision, algorithm),
-        "cublasLt" if "$lt$" in target else "cublas",
-        out,
+        _whole(i, result, lhs, rhs, config["dot_dimension_numbers"]),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=_math(_common(lhs.dtype, rhs.dtype), result.dtype, precision, algorithm),
+        library="cublasLt" if "$lt$" in target else "cublas",
+        out_dtype=result.dtype,
         epilogue=str(config.get("epilogue", "DEFAULT")),
         amax=bool(config.get("damax_output", False)),
         beta=float(config.get("beta", 0)),
         alpha=float(config.get("alpha_real", 1)),
-        scales=_call_scales(i, out) if target == FP8_CALL else (),
+        scales=_call_scales(i, result.dtype) if target == FP8_CALL else (),
         precision=precision,
         algorithm=algorithm,
     )
@@ -310,16 +294,15 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     if dot is not i:
         after = _following(dot)
         stored_lhs, stored_rhs = (_stored(dot.computation, name) for name in dot.operands[:2])
-    sizes = _sizes(lhs, rhs, numbers)
     return _row(
         i,
-        _whole_k(sizes, dot, dot.shape, len(numbers["lhs_batch_dimensions"])),
-        stored_lhs,
-        stored_rhs,
-        math_dtype,
-        library,
-        results(i)[0].dtype,
+        _whole(dot, dot.shape, lhs, rhs, numbers),
         dot,
+        lhs_dtype=stored_lhs,
+        rhs_dtype=stored_rhs,
+        math_dtype=math_dtype,
+        library=library,
+        out_dtype=results(i)[0].dtype,
         tile=tile,
         epilogue="+".join(after) or "DEFAULT",
         precision=precision,
@@ -392,17 +375,17 @@ def _tile(settings: Mapping, dot: Instruction) -> str:
     return "x".join(str(size) for size in [*block[-2:], *depth[-1:]])
 
 
-def _whole_k(
-    sizes: tuple[int, int, int, int], made: Instruction, result: Shape, batch: int
+def _whole(
+    made: Instruction, result: Shape, lhs: Shape, rhs: Shape, numbers: Mapping
 ) -> tuple[int, int, int, int]:
-    """XLA may split K, and have a kernel multiply its parts as a batch, which another kernel adds
-    up: then K is the whole. A result has so many dimensions of a batch first.
+    """The same as `_sizes`, K whole: XLA may split it, and have a kernel multiply its parts as a
+    batch, which another kernel adds up. A result has so many dimensions of a batch first.
     """
-    m, n, k, parts = sizes
+    m, n, k, parts = sizes = _sizes(lhs, rhs, numbers)
     total = sums(made.computation.module).get(made) if parts > 1 else None
     if total is None or not total.is_xlas:
         return sizes
-    added_up = total.length(result, range(batch))
+    added_up = total.length(result, range(len(numbers.get("lhs_batch_dimensions", ()))))
     return m, n, k * added_up, parts // added_up
 
 
@@ -411,11 +394,19 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     up: XLA spells out dots with vectors, and a program may write one so.
     """
     found = []
-    written = results(i)[0].dtype
     for product in products(computation):
         lhs, rhs = (_stored(computation, side.name) for side in (product.lhs, product.rhs))
-        made = product.multiply
-        found.append(_row(i, product.sizes, lhs, rhs, made.shape.dtype, "kernel", written, made))
+        row = _row(
+            i,
+            product.sizes,
+            product.multiply,
+            lhs_dtype=lhs,
+            rhs_dtype=rhs,
+            math_dtype=product.multiply.shape.dtype,
+            library="kernel",
+            out_dtype=results(i)[0].dtype,
+        )
+        found.append(row)
     return tuple(found)
 
 
@@ -447,9 +438,16 @@ def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
     if len(told) != 1:
         return ()
     multiplied = _common(lhs.dtype, rhs.dtype) if target.startswith(_FP8_LIBRARIES) else "unknown"
-    sizes = (*told.pop(), 1)
-    out = written[0].dtype
-    row = _row(i, sizes, lhs.dtype, rhs.dtype, multiplied, target, out, epilogue=NOT_SEEN)
+    row = _row(
+        i,
+        (*told.pop(), 1),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=multiplied,
+        library=target,
+        out_dtype=written[0].dtype,
+        epilogue=NOT_SEEN,
+    )
     return (row,)
 
 
@@ -469,15 +467,14 @@ def _block_scaled(i: Instruction, library: str) -> GemmRow:
     """The row of a call that multiplies with a scale for each block of an operand."""
     lhs, rhs = (i.computation[name].shape for name in i.operands[:2])
     batch = [0] if len(lhs.dims) == 3 else []
-    numbers = _alike([len(lhs.dims) - 1], batch)
     return _row(
         i,
-        _sizes(lhs, rhs, numbers),
-        lhs.dtype,
-        rhs.dtype,
-        _common(lhs.dtype, rhs.dtype),
-        library,
-        results(i)[0].dtype,
+        _sizes(lhs, rhs, _alike([len(lhs.dims) - 1], batch)),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=_common(lhs.dtype, rhs.dtype),
+        library=library,
+        out_dtype=results(i)[0].dtype,
         scales=("a", "b"),
     )
 
@@ -501,8 +498,9 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     sizes = [(m, n, depth), (m, values, n)]
     if backward:
         sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
-    given, out = _common(q.dtype, k.dtype, v.dtype), results(i)[0].dtype
-    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", out) for s in sizes)
+    fields: dict[str, Any] = {"lhs_dtype": q.dtype, "rhs_dtype": k.dtype, "library": "cudnn"}
+    fields |= {"math_dtype": _common(q.dtype, k.dtype, v.dtype), "out_dtype": results(i)[0].dtype}
+    return tuple(_row(i, (*each, batch), **fields) for each in sizes)
 
 
 _FORWARD = "bmm1_dot_dimension_numbers"
