@@ -22,10 +22,9 @@ from fp8lens.hlo.parse import HloModule, Instruction, Shape
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.values import changes_layout, is_one_number, look_through, operand, reducer
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.epilogue import leaves_the_layer
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
-from fp8lens.matmul.roles import Role, Step, classify, is_magnitude
+from fp8lens.matmul.roles import Role, Step, classify, is_magnitude, leaves_the_layer
 from fp8lens.matmul.rows import GemmRow, matmuls
 
 _PLAIN = ELEMENTWISE | MOVES | {"fusion", "reduce"}
