@@ -130,7 +130,7 @@ def _config(i: Instruction) -> dict:
 @remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Where
-    no library multiplies, and K is 1 or M and N are, that is elementwise work, and a sum: no
+    K is 1 and no library multiplies, there is nothing to sum: that is elementwise work, and no
     matmul. Raises HloParseError where it says that it multiplies, but not what.
     """
     opcode = instruction.opcode.removesuffix("-start")
@@ -144,7 +144,7 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         raise instruction.error(
             f"this says that it multiplies matrices, but not which ({error!r})"
         ) from error
-    return tuple(row for row in rows if row.library != "kernel" or min(row.k, row.m * row.n) > 1)
+    return tuple(row for row in rows if row.k != 1 or row.library != "kernel")
 
 
 def is_known(i: Instruction) -> bool:
@@ -356,13 +356,8 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
 @remembered
 def _parts(computation: Computation) -> list[Instruction]:
     """What a fused computation, and the fusions in it, multiply with."""
-    found = []
-    for j in computation:
-        if j.opcode == "fusion":
-            found += _parts(fusion_body(j))
-        elif j.opcode in _MULTIPLY:
-            found.append(j)
-    return found
+    inner = walk([computation], lambda c: (fusion_body(j) for j in c if j.opcode == "fusion"))
+    return [j for c in inner for j in c if j.opcode in _MULTIPLY]
 
 
 def _tile(settings: Mapping, dot: Instruction) -> str:
@@ -432,8 +427,8 @@ def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
     told = {
         (m, n, k)
         for m, n in _halves(written[0])
-        for k in {k for _, k in _both_ways(lhs)}
-        if (m, k) in _both_ways(lhs) and (n, k) in _both_ways(rhs)
+        for rows, k in _both_ways(lhs)
+        if rows == m and (n, k) in _both_ways(rhs)
     }
     if len(told) != 1:
         return ()
@@ -586,7 +581,8 @@ def _product(multiply: Instruction, total: Sum) -> Product | None:
     batch = _length(shape, both) // k
     m, n = (_length(shape, d) // total.length(shape, d) for d in (rows - both, columns - both))
     is_written = min(m, n) > 1 and bool(re.match(r"b?f\d", shape.dtype))
-    if k == 1 or not (is_of_dot or is_written):
+    # Of M = N = 1 it is elementwise work and a sum, as in the gradient of a norm.
+    if k == 1 or max(m, n) == 1 or not (is_of_dot or is_written):
         return None
     return Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot)
 
