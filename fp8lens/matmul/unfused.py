@@ -32,6 +32,7 @@ _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
 _WIDENING = MOVES | SOURCES | frozenset("convert negate abs reduce-precision".split())
+_TO_AMAX = SOURCES | frozenset("convert bitcast abs reduce".split())
 _BY_A_NUMBER = frozenset("add subtract maximum minimum".split())
 _PREPARING = SCALING | {"convert", "broadcast", "negate"}
 
@@ -269,9 +270,11 @@ class _Reading:
 
     def _convert(self, j: Instruction, state: _Is) -> _Is | None:
         before = operand(j, 0).shape
+        opcodes = {k.opcode for k in self._inside}
         if is_narrow(before.dtype) and before.size > 1:
-            return None  # dequantized, for whoever reads it next
-        alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
+            # Dequantized for whoever reads it next, unless the kernel only finds the codes' amax.
+            return state if "reduce" in opcodes and opcodes <= _TO_AMAX else None
+        alone = opcodes <= {"parameter", "convert", "bitcast"}
         if state is _Is.AMAX:
             self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
         elif j.shape.bits < before.bits or alone:
