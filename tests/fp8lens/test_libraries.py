@@ -23,9 +23,8 @@ if not NIGHTLY:
 from fp8lens import Inspection, inspect
 from fp8lens.rules.libraries import LIBRARIES
 from fp8lens.rules.reason import Reason
-from tests.fp8lens.test_corpus import written_flops
+from tests.fp8lens.oracle import flops, launched
 from tests.programs.library_programs import PROGRAMS
-from tests.programs.random_programs import launched
 from tools.recorders import census
 
 
@@ -44,7 +43,7 @@ def test_no_flop_is_lost(name):
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     # A custom gradient multiplies for the first layer's input too, and nobody reads that.
     used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    found, written = seen(name).report.flops, written_flops(used)
+    found, written = seen(name).report.flops, flops(used)
     assert found == written, f"{found} {written}"
 
 
