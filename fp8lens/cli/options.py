@@ -1,7 +1,6 @@
 """The options of the command, and which of them contradict each other."""
 
 import argparse
-import math
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,14 +39,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with 2 and the message, in which nothing can reach the terminal."""
         super().error(visible(message))  # it repeats what was given
-
-
-def _share(text: str) -> float:
-    """A share, as of growth."""
-    share = float(text)
-    if not 0 <= share < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share such as 0.02")
-    return share
 
 
 def parser() -> argparse.ArgumentParser:
@@ -175,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--may-grow",
         metavar="SHARE",
-        type=_share,
+        type=float,
         help=(
             "by which share bytes and memory may grow over the record (default: "
             f"{MAY_GROW}, which is {MAY_GROW:.0%}%)"

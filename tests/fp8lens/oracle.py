@@ -207,6 +207,7 @@ _NO_KERNEL = set(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
     "opt-barrier partition-id replica-id async-start async-done add-dependency".split()
 )
+_SCRATCH = re.compile(r"(?:, )?[su]8\[\d+\]\{0\}\)?$")  # a library's, last in its results
 _CUTS = ("slice", "dynamic-slice", "gather")
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 
@@ -285,7 +286,7 @@ def _traffic(line: Line, lines: Lines, computations: dict[str, Lines]) -> int:
         ends = (other for other in lines.values() if other.opcode == f"{opcode}-done")
         written = next(other.type for other in ends if line.name in other.operands)
     elif "__cublas" in line.rest or '"te_' in line.rest:
-        written = re.sub(r"(?:, )?[su]8\[\d+\]\{0\}\)$", ")", written)
+        written = _SCRATCH.sub("", written)
     if opcode == "dynamic-update-slice":
         return 2 * read[1]
     if opcode == "scatter" and line.updates:
@@ -305,11 +306,12 @@ def _traffic_of_fusion(read: list[int], body: Lines) -> int:
         if inner.opcode == "parameter":
             whole = read[int(inner.rest.split(")")[0])]
             total += int(min(whole, _used(body, inner.name, in_place)))
+    is_library = any("__cublas" in line.rest for line in body.values())
     for result in _results(body):
         put = body[result]
         if result in in_place and _behind(body, in_place[result].operands[0]).opcode == "parameter":
             put = body[in_place[result].updates]
-        total += _nbytes(put.type)
+        total += _nbytes(_SCRATCH.sub("", put.type) if is_library else put.type)
     return total
 
 
