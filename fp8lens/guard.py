@@ -171,15 +171,10 @@ def _about(before: Entry, after: Entry) -> Iterator[str]:
             "anew."
         )
     was, now = (_cost(entry, "kernels", in_loops=True) for entry in (before, after))
-    if now:
+    if was or now:
         yield (
-            f"How often loops run is not known for {counted(now, 'kernel')}: each counts as if it "
-            "ran once, and more iterations are not seen."
-        )
-    elif was:
-        yield (
-            "The record counts loops of unknown length as if each ran once: if their length is "
-            "known now, write the record anew."
+            f"How often loops run is not known for {counted(now, 'kernel')}, recorded {was}: each "
+            "counts as if it ran once, and more iterations are not seen."
         )
     if before["jax"] != after["jax"]:
         yield f"Recorded with JAX {visible(before['jax'])}, compared with {after['jax']}."

@@ -20,6 +20,7 @@ from fp8lens.bill.bill import Bill
 from fp8lens.hlo.origin import layer
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection
+from fp8lens.report.gemms import runs
 
 _ABOUT = "What programs cost, written by fp8lens; compare with --against, renew with --save"
 _VERSION = 4
@@ -67,7 +68,7 @@ def _matmuls(seen: Inspection) -> list[Entry]:
     return [
         {
             "size": [row.batch, *sorted((row.m, row.n)), row.k],
-            "runs": row.count or 1,
+            "runs": runs(row),
             "in_loop": row.count is None,
             "type": row.math_dtype,
             "flops": row.flops,
@@ -88,7 +89,7 @@ def _work(bill: Bill) -> list[Entry]:
         one["bytes"] += line.nbytes
     for c in bill.collectives:
         one = done["collective", layer(c.op_name), c.source, c.count is None]
-        one["sent"] += c.bytes_sent * (c.count or 1)
+        one["sent"] += c.bytes_sent * runs(c)
     return [
         {
             "what": what,

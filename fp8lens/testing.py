@@ -11,7 +11,6 @@ from inspect import unwrap
 from typing import Any
 
 from fp8lens.guard import MAY_GROW, Changes, changes
-from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import visible
 from fp8lens.inspection import Inspection, inspect
 from fp8lens.matmul.collectives import (
@@ -263,11 +262,7 @@ def _in_kernels(seen: Inspection, works: Collection[str]) -> Iterator[str]:
         for kernel in kernels:
             for work in kernel.work:
                 if work in works and not _adds_a_matrix(kernel, work):
-                    line = source_line(kernel.instruction)
-                    where = (
-                        f"{kernel.instruction.name} ({line})" if line else kernel.instruction.name
-                    )
-                    yield f"{row.title} left outside: {work}, to {where}"
+                    yield f"{row.title} left outside: {work}, to {kernel.instruction.name}"
 
 
 def _adds_a_matrix(kernel: UnfusedKernel, work: str) -> bool:

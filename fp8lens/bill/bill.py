@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from fp8lens.bill.memory import Memory
-from fp8lens.bill.rates import LAUNCHES, Time, calibrated, launches
+from fp8lens.bill.rates import Time, calibrated, launches
 from fp8lens.formats import is_narrow
 from fp8lens.hlo.origin import is_recomputed, op_name
 from fp8lens.hlo.parse import visible
@@ -29,7 +29,7 @@ from fp8lens.hlo.text import (
 from fp8lens.matmul.collectives import Collectives
 from fp8lens.matmul.ledger import CLASSES, Ledger, Line
 from fp8lens.matmul.unfused import inside
-from fp8lens.report.gemms import GemmReport
+from fp8lens.report.gemms import GemmReport, runs
 from fp8lens.targets import Target
 
 #: The totals of a bill and their units, in their order.
@@ -99,7 +99,7 @@ class Bill:
         """The bytes that each device sends, by kind of collective, type and axis of the mesh."""
         found: dict[tuple[str, str, str], int] = defaultdict(int)
         for c in self.collectives:
-            found[c.kind, c.dtype, c.axis] += c.bytes_sent * (c.count or 1)
+            found[c.kind, c.dtype, c.axis] += c.bytes_sent * runs(c)
         return dict(found)
 
     @cached_property
@@ -123,7 +123,7 @@ class Bill:
         graphs, or without. This comes on top of the other times. It is computed from published
         gaps, not measured.
         """
-        return {how: launches(self.ledger, how) for how in LAUNCHES}
+        return launches(self.ledger.kernels)
 
     @property
     def totals(self) -> dict[str, float]:
@@ -137,8 +137,8 @@ class Bill:
             "bytes moved": self.ledger.bytes_moved,
             "bytes moved to make FP8": self.ledger.for_fp8.bytes_moved,
             "bytes moved again": self.again.bytes_moved,
-            "matmuls": sum(row.count or 1 for row in self.report.rows),
-            "matmuls in FP8": sum(row.count or 1 for row in self.report.fp8_rows),
+            "matmuls": sum(map(runs, self.report.rows)),
+            "matmuls in FP8": sum(map(runs, self.report.fp8_rows)),
             "FLOPs": self.report.flops,
             "FLOPs in FP8": self.report.fp8_flops,
             "FLOPs again": sum(line.kernel.flops * line.runs for line in self.again),
@@ -403,7 +403,7 @@ def _by_type(bill: Bill) -> Counter[str]:
     """The FLOPs of the matmuls by the type that they are multiplied in."""
     found: Counter[str] = Counter()
     for row in bill.report.rows:
-        found[row.math_dtype] += row.flops * (row.count or 1)
+        found[row.math_dtype] += row.flops * runs(row)
     return found
 
 

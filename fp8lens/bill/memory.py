@@ -25,8 +25,6 @@ _VALUE = re.compile(
 )
 _RANGE = re.compile(r"^ {4}(\S+)\{([\d,]*)\}:(\d+)-(\d+)$", re.M)
 _ORDER = re.compile(r"^ {4}(\d+):(\S+)$", re.M)
-# From which share of the peak on it is said that XLA's figure has more than its plan tells.
-_UNTOLD = 0.001
 
 
 class Holds(enum.StrEnum):
@@ -40,7 +38,6 @@ class Holds(enum.StrEnum):
     GRADIENT = "of the backward pass"
     WORKSPACE = "workspace of a library's kernel"
     PASSING = "other"
-    UNTOLD = "not told by XLA's plan"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,17 +121,13 @@ def memory_of(module: HloModule, plan: Plan, compiled: Any = None) -> Memory:
     ]
     alive = [lives.buffer(value) for value in _at_the_peak(passing, lives)]
     alive += [_kept(a, lives) for a in own if a.values]
-    told = sum(buffer.nbytes for buffer in alive)
-    peak = _xlas_peak(compiled) or told
-    if peak - told > _UNTOLD * peak:
-        alive.append(Buffer("", peak - told, Holds.UNTOLD))
     return Memory(
         arguments=sum(a.nbytes for a in own if a.is_argument),
         results=sum(a.nbytes for a in own if a.is_result),
         aliased=sum(a.nbytes for a in own if a.is_argument and a.is_result),
         temporaries=sum(a.nbytes for a in allocations if "preallocated-temp" in a.about),
         total=sum(a.nbytes for a in allocations),
-        peak=peak,
+        peak=_xlas_peak(compiled) or sum(buffer.nbytes for buffer in alive),
         alive=tuple(sorted(alive, key=lambda buffer: -buffer.nbytes)),
     )
 

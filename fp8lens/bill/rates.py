@@ -168,13 +168,14 @@ class Time(NamedTuple):
     longest: float
 
 
-def launches(lines: Iterable[Line], how: str) -> Time:
-    """How long a GPU waits for kernels to start, at the gaps that are published for a way to launch
-    them, one of LAUNCHES. Each kernel and each library's call counts as one launch. This is in
-    neither of the other times, and nothing here is measured.
+def launches(kernels: int) -> dict[str, Time]:
+    """How long a GPU waits for so many kernels to start, at the gaps that are published for each
+    of LAUNCHES. This is in neither of the other times, and nothing here is measured.
     """
-    gap, count = LAUNCHES[how], sum(line.runs for line in lines)
-    return Time(count * gap.likely, count * gap.least, count * gap.most)
+    return {
+        how: Time(kernels * gap.likely, kernels * gap.least, kernels * gap.most)
+        for how, gap in LAUNCHES.items()
+    }
 
 
 def calibrated(lines: Iterable[Line], chip: Target) -> Time | None:

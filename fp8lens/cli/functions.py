@@ -119,8 +119,9 @@ def _function(module: ModuleType, name: str) -> Callable:
     own = {n for n, value in vars(module).items() if _is_function(n, value)}
     if name in own:
         return getattr(module, name)
-    what = f"has no function {name!r}" if name else f"has functions: name one, as in {file}:f"
-    raise Mistake(f"{file} {what}{nearest(name, own)}.")
+    missing = f"{file} has no function {name!r}"
+    what = missing if name else f"name the function too, as in {file}:function"
+    raise Mistake(f"{what}{nearest(name, own)}.")
 
 
 def _is_function(name: str, value: Any) -> bool:

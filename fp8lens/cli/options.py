@@ -222,13 +222,31 @@ def is_record(given: argparse.Namespace) -> bool:
 
 def check(given: argparse.Namespace) -> None:
     """A Mistake for what cannot be used of the options, before anything is compiled."""
-    if given.allow and not given.require_fp8:
-        raise Mistake("--allow is for --require-fp8: add it, or leave --allow out.")
+    with_record = is_record(given)
+    alone = {
+        "--allow is for --require-fp8": given.allow and not given.require_fp8,
+        "--anew is for --save": given.anew and not given.save,
+        "--name is for --save, or for --against with a record": (
+            given.name and not given.save and not with_record
+        ),
+        "--summary is for --against with a record": given.summary and not with_record,
+        "--may-grow is for --against with a record": (
+            given.may_grow is not None and not with_record
+        ),
+    }
+    for sentence, is_mistaken in alone.items():
+        if is_mistaken:
+            raise Mistake(f"{sentence}: add that, or leave the option out.")
     known = ("opaque", UNSCALED, *every_name())
     for name in given.allow or ():
         if name not in known:
             raise Mistake(f"--allow: there is no rule {name!r}{nearest(name, known)}.")
-    if is_record(given):
+    if with_record:
+        if not Path(given.against).is_file():
+            raise Mistake(
+                f"--against: there is no record {given.against!r}: write it with --save, or give "
+                "path/to/file.py:function."
+            )
         _check_record("--against", given.against)
     if given.save and not given.anew and Path(given.save).exists():
         _check_record("--save", given.save)

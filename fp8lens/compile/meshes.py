@@ -33,28 +33,22 @@ def make_mesh(target: Target, mesh_shape: tuple[tuple[str, int], ...], cudnn_pat
         target_config=target.text_proto(cudnn_patch),
         topology=f"1x1x{math.prod(sizes)}",
     )
-    have_compiler = installed("jax-cuda13-plugin") and installed("jax-cuda13-pjrt")
-    try:
-        try:
-            topology = describe()
-        except RuntimeError as error:
-            if not have_compiler or "not implemented" not in str(error):
-                raise
-            # JAX was used before, and its CUDA plugin gave up for want of a GPU. Now that the CPU
-            # is chosen, it starts.
-            importlib.import_module("jax_plugins.xla_cuda13").initialize()
-            topology = describe()
-    except (RuntimeError, ValueError) as error:
-        if have_compiler:
-            raise RuntimeError(
-                f"XLA did not take the description of {target.name!r}: {error}"
-            ) from error
+    if not installed("jax-cuda13-plugin") or not installed("jax-cuda13-pjrt"):
         needs = f"compiling for {target.name} needs XLA's CUDA compiler, which "
         if sys.platform != "linux":
             needs += "has no wheels for this system: use a Linux container, Google Colab, or WSL."
         else:
             needs += f"is not installed: pip install jax-cuda13-plugin jax-cuda13-pjrt {ASSEMBLER}"
-        raise RuntimeError(needs) from error
+        raise RuntimeError(needs)
+    try:
+        topology = describe()
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        # JAX was used before, and its CUDA plugin gave up for want of a GPU. Now that the CPU is
+        # chosen, it starts.
+        importlib.import_module("jax_plugins.xla_cuda13").initialize()
+        topology = describe()
     return topologies.make_mesh(topology, tuple(sizes), tuple(name for name, _ in mesh_shape))
 
 

@@ -1,4 +1,4 @@
-"""XLA's HLO text: read it, print it so that people can, and put two programs side by side."""
+"""XLA's HLO text: read it, print it so that people can, and compare two programs."""
 
 from fp8lens.hlo.diff import HloDiff, diff_hlo
 from fp8lens.hlo.parse import (

@@ -76,7 +76,8 @@ class Flow:
         # known, and the computation is followed again.
         self._made: dict[Instruction, Made] = {}
         for number, parameter in enumerate(module.entry.parameters):
-            self._made[parameter] = [self._add(None, number)]
+            self.producers.append(Producer(None, number))
+            self._made[parameter] = [frozenset((number,))]
         order = [module.computations[name] for name in executions(module)]
         again = {c.name for c in order}
         while again:
@@ -87,26 +88,18 @@ class Flow:
             again.intersection_update(c.name for c in order)
         self.results = self._of(module.entry.root)
 
-    def _add(self, instruction: Instruction | None, element: int) -> Producers:
-        self.producers.append(Producer(instruction, element))
-        return frozenset((len(self.producers) - 1,))
-
     def of(self, numbers: Producers) -> Iterator[Producer]:
         """The producers that have these numbers."""
         return (self.producers[number] for number in sorted(numbers))
 
-    def numbers(self, instruction: Instruction) -> range:
+    def numbers(self, i: Instruction) -> range:
         """The numbers of all results of a producer."""
-        first = self._first[instruction]
-        return range(first, first + max(1, len(instruction.shape.elements)))
-
-    def _own(self, i: Instruction) -> list[Producers]:
-        """For each result of a producer itself alone."""
+        elements = range(max(1, len(i.shape.elements)))
         if i not in self._first:
             self._first[i] = len(self.producers)
-            for number in range(max(1, len(i.shape.elements))):
-                self._add(i, number)
-        return [frozenset((number,)) for number in self.numbers(i)]
+            self.producers += [Producer(i, n) for n in elements]
+        first = self._first[i]
+        return range(first, first + len(elements))
 
     def _of(self, i: Instruction) -> Made:
         return self._made.get(i, [NOBODY])
@@ -159,14 +152,15 @@ class Flow:
         """A producer's result, after noting who made its operands."""
         self.inputs[i] = operands
         more = _flat([operands[index] for index in self._passes_on(i)])
-        return [number | more for number in self._own(i)]
+        return [more | {number} for number in self.numbers(i)]
 
     def _inside(self, computation: Computation, operands: list[Made]) -> Made:
         values: dict[str, Made] = {}
         for j in computation.instructions:
             made = [_flat(values[name]) for name in j.operands]
             if j.opcode == "parameter":
-                values[j.name] = operands[j.parameter_number or 0]
+                number = j.parameter_number or 0
+                values[j.name] = operands[number] if number < len(operands) else [NOBODY]
             else:
                 values[j.name] = made if j.opcode == "tuple" else [_flat(made)]
         return values[computation.root.name]
@@ -422,7 +416,7 @@ def _is_same(i: Instruction) -> bool:
 def _same_as(i: Instruction) -> list[Instruction]:
     """The instructions of which one gives what an instruction gives, whole."""
     if i.opcode == "parameter":
-        return [*_given(i)]
+        return _given(i)
     if i.opcode.removesuffix("-start") in _CALLERS:
         return [computation.root for computation in _returning(i)]
     return [operand(i, 0)] if _is_same(i) else []
@@ -443,18 +437,22 @@ def _parameters(caller: Instruction, n: int) -> list[Instruction]:
     return [c.parameters[n] for c in computations if n < len(c.parameters)]
 
 
-def _given(parameter: Instruction) -> Iterator[Instruction]:
+@remembered
+def _given(parameter: Instruction) -> list[Instruction]:
     """What the callers of a computation give for its parameter; in a loop also what the iteration
     before returned.
     """
+    found = []
     own = parameter.computation.name
     for caller in callers(parameter.computation.module).get(own, ()):
         for n, name in enumerate(caller.called):
             if name == own:
                 is_branch = caller.opcode == "conditional"  # whose operand 0 chooses the branch
-                yield operand(caller, n + 1 if is_branch else parameter.parameter_number or 0)
+                at = n + 1 if is_branch else parameter.parameter_number or 0
+                found.append(operand(caller, at))
         if caller.opcode == "while":
-            yield from (computation.root for computation in _returning(caller))
+            found += [computation.root for computation in _returning(caller)]
+    return found
 
 
 def _returning(caller: Instruction) -> list[Computation]:

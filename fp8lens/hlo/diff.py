@@ -236,6 +236,7 @@ class Row:
 
 
 _LEFT_OUT = Row(None, None)
+_CONTEXT = 1  # instructions that agree, shown before and after a difference
 
 
 @dataclass(frozen=True, repr=False)
@@ -360,16 +361,9 @@ def _in_order(a: _Graph, b: _Graph, pairs: _Pairs) -> list[tuple[str | None, str
     for y in reversed(b.nodes):
         users = (ahead[user] for user, at in b.near[y] if at < 0)
         ahead[y] = place[pairs.back[y]] if y in pairs.back else min(users, default=len(place))
-    of_b: defaultdict[int, list[str]] = defaultdict(list)
-    for y in b.nodes:
-        if y not in pairs.back:
-            of_b[ahead[y]].append(y)
-    order: list[tuple[str | None, str | None]] = []
-    for at, x in enumerate([*a.nodes, None]):
-        order += [(None, y) for y in of_b[at]]
-        if x is not None:
-            order.append((x, pairs.of.get(x)))
-    return order
+    order = [((at, 1), x, pairs.of.get(x)) for x, at in place.items()]
+    alone = [((ahead[y], 0), None, y) for y in b.nodes if y not in pairs.back]
+    return [(x, y) for _, x, y in sorted([*order, *alone], key=lambda entry: entry[0])]
 
 
 class _Diff:
@@ -377,9 +371,9 @@ class _Diff:
     what is called.
     """
 
-    def __init__(self, a: HloModule, b: HloModule, context: int):
+    def __init__(self, a: HloModule, b: HloModule):
         numbers: defaultdict[tuple, int] = defaultdict(count().__next__)
-        self.a, self.b, self.context = _Graphs(a, numbers), _Graphs(b, numbers), context
+        self.a, self.b = _Graphs(a, numbers), _Graphs(b, numbers)
         self.todo: list[tuple[str, str]] = [(a.entry.name, b.entry.name)]
         # Of computations of `b`, the names of those of `a` that they stand for.
         self.titles: dict[str, str] = {}
@@ -429,7 +423,7 @@ class _Diff:
         changed = [one.says(x) != two.says(y) for x, y in order]
         rows: list[Row] = []
         for at, (x, y) in enumerate(order):
-            if any(changed[max(at - self.context, 0) : at + self.context + 1]):
+            if any(changed[max(at - _CONTEXT, 0) : at + _CONTEXT + 1]):
                 text = one.text(x, two.config(y))
                 rows.append(Row(text, two.text(y, one.config(x)) if changed[at] else text))
             elif not rows or rows[-1] != _LEFT_OUT:
@@ -437,7 +431,7 @@ class _Diff:
         return tuple(rows)
 
 
-def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
+def diff_hlo(a: Any, b: Any) -> HloDiff:
     """The differences between two programs. Takes, and raises, what `parse_hlo_module` does.
 
     Each instruction of `a` is paired with the instruction of `b` that has the same place in the
@@ -445,7 +439,8 @@ def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
     of independent instructions, metadata, row-major layouts, channel ids, and of a backend_config
     the workspace, the algorithm's number and other bookkeeping. Changed operands, shapes,
     attributes, epilogues, alpha, beta, amax and tiles are differences, and so is a changed content
-    of a fused computation. Around each difference, `context` instructions that agree are shown.
+    of a fused computation. Before and after each difference an instruction
+    that agrees is shown.
 
     Example:
 
@@ -460,4 +455,4 @@ def diff_hlo(a: Any, b: Any, context: int = 1) -> HloDiff:
         >>> bool(diff_hlo(text, text.replace("negate", "abs")))
         True
     """
-    return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b), context).sections()))
+    return HloDiff(tuple(_Diff(parse_hlo_module(a), parse_hlo_module(b)).sections()))

@@ -245,27 +245,24 @@ def _key_values(text: str, pos: int) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-def _unescape(string: str) -> str:
-    r"""What a quoted string says. XLA writes a byte as three octal digits (\303)."""
-    if "\\" not in string and string.isascii():  # as nearly all
-        return string[1:-1]
+def _unquoted(text: str) -> str:
+    r"""What a value says, quoted or not. XLA writes a byte as three octal digits (\303)."""
+    if text[:1] != '"':
+        return text
+    if "\\" not in text and text.isascii():  # as nearly all
+        return text[1:-1]
 
     def byte(m: re.Match) -> bytes:
         if m[1]:
             return bytes([int(m[1], 8) & 255])
         return {b"n": b"\n", b"t": b"\t", b"r": b"\r"}.get(m[2], m[2])
 
-    return _ESCAPE.sub(byte, string[1:-1].encode(errors="replace")).decode(errors="replace")
+    return _ESCAPE.sub(byte, text[1:-1].encode(errors="replace")).decode(errors="replace")
 
 
 def _number(text: str) -> int | None:
     """A number's text as a number; None for any other text."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _said(value: str | None) -> str | None:
-    """What a value says, quoted or not."""
-    return _unescape(value) if value and value[0] == '"' else value
 
 
 @lru_cache(maxsize=4096)
@@ -322,11 +319,10 @@ class Instruction(NamedTuple):
 
     def error(self, message: str) -> HloParseError:
         """An error that says where in the module's text this instruction stands."""
-        text, start = self.computation.module.text, self.computation._start
-        at = text.find(self.cmd, start)
-        if at < 0:  # it takes several lines
-            at = text.find(f"{self.name} = ", start)
-        return HloParseError(text, at, message)
+        text, start = self.computation.module.text, self.computation.start
+        # What takes several lines is found by its first.
+        at = re.compile(rf"(?:ROOT )?%?{re.escape(self.name)} = ").search(text, start)
+        return HloParseError(text, at.start() if at else start, message)
 
     @property
     def shape(self) -> Shape:
@@ -355,10 +351,8 @@ class Instruction(NamedTuple):
         dictionary; None if absent.
         """
         raw = self.attributes.get("backend_config")
-        if not raw:
-            return raw
-        text = _unescape(raw) if raw[0] == '"' else raw
-        if text[0:1] == "{":
+        text = raw and _unquoted(raw)
+        if text and text[0] == "{":
             with suppress(ValueError, RecursionError):
                 return json.loads(text)
         return text
@@ -368,12 +362,13 @@ class Instruction(NamedTuple):
         """Where it comes from, None where the text does not say."""
         if "metadata" not in self.attributes:
             return None
-        file, line = self.frames[0] if self.frames else (None, 0)
-        return Metadata(_said(self._origin.get("op_name")), file, line or None)
+        file, line = self.frames[0] if self.frames else (None, None)
+        return Metadata(self._origin.get("op_name"), file, line or None)
 
     @property
     def _origin(self) -> dict[str, str]:
-        return dict(_FIELD.findall(self.attributes.get("metadata", "")))
+        fields = _FIELD.findall(self.attributes.get("metadata", ""))
+        return {key: _unquoted(value) for key, value in fields}
 
     @property
     def stack_frame(self) -> int | None:
@@ -385,10 +380,10 @@ class Instruction(NamedTuple):
         """(file, line) of the call stack that wrote the instruction, innermost first; as much of it
         as the text has.
         """
-        origin, frame = self._origin, self.stack_frame
-        if frame is not None:
+        if (frame := self.stack_frame) is not None:
             return self.computation.module._frames(frame)
-        file = _said(origin.get("source_file"))
+        origin = self._origin
+        file = origin.get("source_file")
         return ((file, _number(origin.get("source_line", "")) or 0),) if file else ()
 
     @property
@@ -397,7 +392,7 @@ class Instruction(NamedTuple):
         if not self.opcode.startswith("custom-call"):
             return None
         raw = self.attributes.get("custom_call_target")
-        return raw and _unescape(raw)
+        return raw and _unquoted(raw)
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -451,7 +446,7 @@ class Computation:
     is_entry: bool
     signature: str = field(repr=False)  # "(parameters) -> shape", empty where XLA leaves it out
     module: "HloModule" = field(repr=False)
-    _start: int = field(repr=False)
+    start: int = field(repr=False)  # where it begins in the module's text
     _body: tuple[int, int] = field(repr=False)
     # Both are there once its lines are read: no half-made computation leaves this module.
     instructions: tuple[Instruction, ...] = field(default=(), repr=False)
@@ -496,11 +491,6 @@ class Computation:
         return self.module.text[slice(*self._body)].split("\n")[1:]
 
     @property
-    def start(self) -> int:
-        """Where it begins in the module's text."""
-        return self._start
-
-    @property
     def parameters(self) -> tuple[Instruction, ...]:
         """By parameter number."""
         found = [i for i in self if i.opcode == "parameter"]
@@ -531,9 +521,8 @@ class HloModule:
     entry: Computation = field(init=False)  # a text without one is an HloParseError
     attributes: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the HloModule line
     computations: dict[str, Computation] = field(default_factory=dict, repr=False)
-    file_names: dict[int, str] = field(default_factory=dict, repr=False)
-    file_locations: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
-    stack_frames: dict[int, dict[str, int]] = field(default_factory=dict, repr=False)
+    # Where a frame of JAX's call stack is: its file and line, and the number of its caller's frame.
+    stack_frames: dict[int, tuple[str, int, int]] = field(default_factory=dict, repr=False)
     # What `fp8lens.hlo.remember` keeps: by function, its answer for each part of the module.
     notes: dict[Any, dict[Any, Any]] = field(
         default_factory=lambda: defaultdict(dict), init=False, repr=False
@@ -550,23 +539,23 @@ class HloModule:
         return known[frame]
 
     def _follow_frames(self, frame: int) -> Iterator[tuple[str, int]]:
-        offset = 1 if self._parents_count_from_one else 0
-        seen: set[int] = set()
-        # JAX writes ten frames; a text may name itself as its caller, or never end.
-        while frame in self.stack_frames and frame not in seen and len(seen) < 50:
-            seen.add(frame)
-            fields = self.stack_frames[frame]
-            location = self.file_locations.get(fields.get("file_location_id", 0), {})
-            if file := self.file_names.get(location.get("file_name_id", 0)):
-                yield file, location.get("line", 0)
-            frame = fields.get("parent_frame_id", 0) - offset
+        for _ in range(50):  # JAX writes ten frames; a text may name itself as its caller
+            if frame not in self.stack_frames:
+                return
+            file, line, parent = self.stack_frames[frame]
+            if file:
+                yield file, line
+            caller = parent - self._parents_count_from_one
+            if caller == frame:
+                return
+            frame = caller
 
     @cached_property
     def _parents_count_from_one(self) -> bool:
         """Whether the number of a frame's caller is one too high, as JAX 0.10 to 0.12 print it:
         then the outermost frames name themselves.
         """
-        return any(f.get("parent_frame_id") == number for number, f in self.stack_frames.items())
+        return any(parent == frame for frame, (_, _, parent) in self.stack_frames.items())
 
     def __iter__(self) -> Iterator[Instruction]:
         return chain.from_iterable(self.computations.values())
@@ -613,7 +602,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 def _fill(computation: Computation, rows: Sequence[_Row]) -> None:
     """Turn rows into instructions; each name once, each operand defined here, one root."""
-    text, start = computation.module.text, computation._start
+    text, start = computation.module.text, computation.start
     if not rows:
         raise _bad_line(text, start, start)
     roots, names, shapes, opcodes, arguments, texts, rests = zip(*rows, strict=True)
@@ -666,17 +655,19 @@ def _read_header(module: HloModule, text: str) -> int:
         raise HloParseError(text, pos, message)
     module.name, end = m[1], _line_end(text, m.end())
     module.attributes = _key_values(text[:end].rstrip(), m.end() + 1)
-    names: dict[str, dict[int, str]] = {"FileNames": module.file_names, "FunctionNames": {}}
-    fields = {"FileLocations": module.file_locations, "StackFrames": module.stack_frames}
+    names: dict[int, str] = {}
+    tables: defaultdict[str, dict[int, dict[str, int]]] = defaultdict(dict)
     while m := _TABLE.match(text, pos := _blank_end(text, end)):
-        table = m[1]
         for number, string, row in _TABLE_ROW.findall(m[2]):
-            if table in names:
-                names[table][int(number)] = _unescape(string)
-            else:
-                pairs = _TABLE_FIELD.findall(row)
-                fields[table][int(number)] = {key: int(value) for key, value in pairs}
+            if m[1] == "FileNames":
+                names[int(number)] = _unquoted(string)
+            fields = {key: int(value) for key, value in _TABLE_FIELD.findall(row)}
+            tables[m[1]][int(number)] = fields
         end = m.end()
+    for frame, fields in tables["StackFrames"].items():
+        at = tables["FileLocations"].get(fields.get("file_location_id", 0), {})
+        file, parent = names.get(at.get("file_name_id", 0), ""), fields.get("parent_frame_id", 0)
+        module.stack_frames[frame] = file, at.get("line", 0), parent
     return pos
 
 
@@ -698,8 +689,7 @@ def _spell_out_body(text: str, body: str) -> str:
     lines = []
     for line in body.split("\n"):
         lines.append(line)
-        head = _INSTRUCTIONS.match(f"\n{line}")
-        if head is None:
+        if not (head := _INSTRUCTIONS.match(f"\n{line}")):
             continue
         for *outer, n in sorted(used[head[2]]):  # a tuple before its elements
             shape = parse_shape(head[3])
@@ -707,53 +697,53 @@ def _spell_out_body(text: str, body: str) -> str:
                 if k >= len(shape.elements):
                     raise HloParseError(text, text.find(line), f"this has no element {k}")
                 shape = shape.elements[k]
-            of = head[2] + "".join(f".element{k}" for k in outer)
+            of = ".element".join((head[2], *map(str, outer)))
             lines.append(f"  %{of}.element{n} = {shape} get-tuple-element(%{of}), index={n}")
     return _ELEMENT.sub(lambda m: f"%{m[1]}{m[2].replace('#', '.element')}", "\n".join(lines))
-
-
-def _second(head: re.Match | None) -> str:
-    """What is wrong where a computation should begin."""
-    if head:
-        return "a second computation of this name, or a second ENTRY"
-    return 'expected a computation, "%name (parameters) -> shape {", with all its lines'
 
 
 def _parse(text: str) -> HloModule:
     text = _spell_out(text)
     module = HloModule(text)
-    entry: Computation | None = None
     pos = _read_header(module, text)
     while pos < len(text):
-        head = _COMPUTATION.match(text, pos)
-        if not head or head[2] in module.computations or (head[1] and entry):
-            raise HloParseError(text, pos, _second(head))
-        start = head.end()
-        end = text.find("\n}", start)
-        if end < 0:
-            message = "the text ends inside a computation: is it truncated?"
-            raise HloParseError(text, len(text), message)
-        rows, lines = _INSTRUCTIONS.findall(text, start, end), None
-        if text.count("\n", start, end) != len(rows):  # a line was passed over
-            body = _CONTINUED.sub(" ", _uncommented(text[start:end]))
-            rows, lines = _INSTRUCTIONS.findall(body), body.split("\n")[1:]
-            if len(lines) != len(rows):
-                raise _bad_line(text, start, end)
-        signature = head[3].rstrip()
-        computation = Computation(head[2], bool(head[1]), signature, module, pos, (start, end))
-        if lines is not None:
-            computation.lines = lines
-        _fill(computation, rows)
-        module.computations[computation.name] = computation
-        if head[1]:
-            module.entry = entry = computation
-        close = _CLOSING.match(text, end)
-        if not close:
-            raise HloParseError(text, end, "expected the } of a computation on a line of its own")
-        pos = _blank_end(text, close.end())
-    if not entry:
+        pos = _blank_end(text, _read_computation(module, pos))
+    if not hasattr(module, "entry"):
         raise HloParseError(text, pos, "no ENTRY computation: is the text truncated?")
     return module
+
+
+def _read_computation(module: HloModule, pos: int) -> int:
+    """Read a computation of the module's text; where it ends."""
+    text = module.text
+    head = _COMPUTATION.match(text, pos)
+    if not head:
+        message = 'expected a computation, "%name (parameters) -> shape {", with all its lines'
+        raise HloParseError(text, pos, message)
+    if head[2] in module.computations or (head[1] and hasattr(module, "entry")):
+        raise HloParseError(text, pos, "a second computation of this name, or a second ENTRY")
+    start = head.end()
+    end = text.find("\n}", start)
+    if end < 0:
+        message = "the text ends inside a computation: is it truncated?"
+        raise HloParseError(text, len(text), message)
+    rows, lines = _INSTRUCTIONS.findall(text, start, end), None
+    if text.count("\n", start, end) != len(rows):  # a line was passed over
+        body = _CONTINUED.sub(" ", _uncommented(text[start:end]))
+        rows, lines = _INSTRUCTIONS.findall(body), body.split("\n")[1:]
+        if len(lines) != len(rows):
+            raise _bad_line(text, start, end)
+    computation = Computation(head[2], bool(head[1]), head[3].rstrip(), module, pos, (start, end))
+    if lines is not None:
+        computation.lines = lines
+    _fill(computation, rows)
+    module.computations[computation.name] = computation
+    if head[1]:
+        module.entry = computation
+    close = _CLOSING.match(text, end)
+    if not close:
+        raise HloParseError(text, end, "expected the } of a computation on a line of its own")
+    return close.end()
 
 
 def parse_hlo_module(x: Any) -> HloModule:

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from fp8lens.hlo.ops import CONTROL
-from fp8lens.hlo.parse import Computation, HloModule, Instruction, Shape
+from fp8lens.hlo.parse import Computation, HloModule, HloParseError, Instruction, Shape
 from fp8lens.hlo.remember import remembered
+from fp8lens.hlo.walk import walk
 
 
 def setting(instruction: Instruction, *keys: str) -> Any:
@@ -55,13 +57,32 @@ def executions(module: HloModule) -> dict[str, int | None]:
     ENTRY comes first, a caller before what it calls. Raises HloParseError where a computation calls
     itself.
     """
-    calls, order = _call_graph(module)
+    runs: dict[str, list[Call]] = {}
+    inside: dict[str, list[str]] = {}
+
+    def called(name: str) -> list[str]:
+        runs[name], inside[name] = [], []
+        for i in module.computations[name]:
+            if i.opcode in _CALLING:
+                found = callees(i)
+                inside[name] += [other for other, _ in found]
+                if not i.opcode.startswith("fusion"):  # which is launched as a whole
+                    runs[name] += found
+        return inside[name]
+
+    walk([module.entry.name], called)
+    try:
+        order = [*TopologicalSorter(inside).static_order()]
+    except CycleError as error:
+        name = error.args[1][0]
+        raise HloParseError(
+            module.text, module.computations[name].start, f"computation {name} calls itself"
+        ) from None
     counts: dict[str, int | None] = {module.entry.name: 1}
-    for caller in order:
-        if caller not in counts:  # a fusion's computation, or what one calls
-            continue
-        for name, times in calls[caller]:
-            counts[name] = _count(counts.get(name, 0), counts[caller], times)
+    for caller in reversed(order):
+        if caller in counts:  # no fusion's computation, nor what one calls
+            for name, times in runs[caller]:
+                counts[name] = _count(counts.get(name, 0), counts[caller], times)
     return counts
 
 
@@ -76,35 +97,6 @@ def _count(so_far: int | None, caller: int | None, times: int | None) -> int | N
 
 
 _CALLING = {f"{opcode}{end}" for opcode in (*CONTROL, "fusion") for end in ("", "-start")}
-
-
-def _call_graph(module: HloModule) -> tuple[dict[str, list[Call]], list[str]]:
-    """What each computation that ENTRY reaches calls, and these computations in an order in which
-    a caller comes before what it calls.
-    """
-    calls: dict[str, list[Call]] = {}
-    finished: dict[str, bool] = {}
-    stack = [(module.entry, False)]
-    while stack:  # not by recursion: text may nest deeper than Python does
-        computation, done = stack.pop()
-        if done:
-            finished[computation.name] = True
-            continue
-        if computation.name in calls:
-            continue
-        calls[computation.name] = []
-        stack.append((computation, True))
-        for i in computation:
-            if i.opcode not in _CALLING:
-                continue
-            called = callees(i)
-            for name, _ in called:
-                if name in calls and name not in finished:
-                    raise i.error(f"computation {name} calls itself")
-                stack.append((module.computations[name], False))
-            if not i.opcode.startswith("fusion"):  # which is launched as a whole
-                calls[computation.name] += called
-    return calls, [*reversed(finished)]
 
 
 def callees(i: Instruction) -> list[Call]:

@@ -43,8 +43,6 @@ _LAYOUT = re.compile(r"(\b\w++\[([^\[\]]*+)\])\{([\d,]*+)\}")
 # A string that does not end goes on to the end: else each quote would look for it.
 _STRING = r'"(?:[^"\\]|\\[\s\S]?)*+"?'
 _PLAIN_LIST = re.compile(r"\[\n[^][{}]*\n *\]")
-_TO_ESCAPE = re.compile(r'["\\\x00-\x1f]')
-_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _PIECE = re.compile(rf'(?: (?=source_file=))?(?:{_STRING}|(?!, | source_file=)[^"])++(?:, )?', re.S)
 _PAINT = re.compile(
     rf"(?P<target>(?<=custom_call_target=){_STRING})"
@@ -97,14 +95,6 @@ def _json(value: Any, indent: str) -> str:
     return _PLAIN_LIST.sub(lambda m: re.sub(r"\n *", " ", m[0]), text).replace("\n", f"\n{indent}")
 
 
-def _quoted(text: str) -> str:
-    """A string as XLA prints it: JSON has other escapes of control characters, which XLA does not
-    read.
-    """
-    escaped = _TO_ESCAPE.sub(lambda m: _ESCAPES.get(m[0]) or f"\\{ord(m[0]):03o}", text)
-    return f'"{escaped}"'
-
-
 @functools.lru_cache(maxsize=1024)
 def _below(file: str, folder: str) -> str:
     below = os.path.join(folder, "")  # no Path: its time grows with the square of a path's parts
@@ -153,13 +143,17 @@ def format_instruction(i: Instruction, metadata: bool, backend_cfg: bool) -> str
     return f"{line},\n{INDENT}backend_config={shown}"
 
 
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
 def _metadata(i: Instruction) -> str:
     """The op_name and the source line, as far as the text has them."""
     fields, m = [], i.metadata
     if m and m.op_name:
-        fields.append(f"op_name={_quoted(m.op_name)}")
+        fields.append(f"op_name={_string(m.op_name)}")
     if m and m.source_file:
-        fields.append(f"source_file={_quoted(source_path(m.source_file))}")
+        fields.append(f"source_file={_string(source_path(m.source_file))}")
         fields.append(f"source_line={m.source_line}")
     return " ".join(fields)
 
@@ -211,25 +205,17 @@ def parts(text: str) -> Iterator[tuple[str, str]]:
         yield text[end:], ""
 
 
-def paint(text: str, style: Callable[[str, tuple[str, str] | None], str]) -> str:
-    """Every part of `text` that has a style, and what lies between (style None), through
-    `style(part, its style)`.
-    """
-    return "".join(style(part, STYLES.get(name)) for part, name in parts(text))
-
-
 def coloured(text: str) -> str:
     """HLO as HTML."""
+    shown = []
+    for part, name in parts(text):
+        escaped = html.escape(part, quote=False)
+        shown.append(f'<span style="{STYLES[name][1]}">{escaped}</span>' if name else escaped)
+    return "".join(shown)
 
-    def span(part: str, style: tuple[str, str] | None) -> str:
-        shown = html.escape(part, quote=False)
-        return f'<span style="{style[1]}">{shown}</span>' if style else shown
 
-    return paint(text, span)
-
-
-def _ansi(part: str, style: tuple[str, str] | None) -> str:
-    return f"\033[{style[0]}m{part}\033[0m" if style else part
+def _ansi(part: str, code: str | None) -> str:
+    return f"\033[{code}m{part}\033[0m" if code else part
 
 
 def print_hlo_module(
@@ -271,7 +257,7 @@ def print_hlo_module(
     if out.isatty():
         text = visible(text, keep="\n\t")  # the text may be anybody's
         if shows_colours(out):
-            text = paint(text, _ansi)
+            text = "".join(_ansi(part, name and STYLES[name][0]) for part, name in parts(text))
     out.write(text)
 
 
@@ -305,7 +291,7 @@ def in_ansi_colours(part: str, ink: Ink | None) -> str:
     """The style for a terminal that shows colours; of the part itself, the terminal obeys
     nothing.
     """
-    return _ansi(visible(part), (ink.value, "") if ink else None)
+    return _ansi(visible(part), ink and ink.value)
 
 
 def notebook_display() -> Callable | None:

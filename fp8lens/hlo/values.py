@@ -103,8 +103,7 @@ def is_transpose(i: Instruction) -> bool:
 
 
 def _is_row_major(shape: Shape) -> bool:
-    rows = ",".join(map(str, reversed(range(len(shape.dims)))))
-    return (shape.layout or rows) == rows
+    return minor_to_major(shape) == [*reversed(range(len(shape.dims)))]
 
 
 def is_zero(i: Instruction | None) -> bool:
@@ -116,15 +115,11 @@ def is_zero(i: Instruction | None) -> bool:
 
 def is_mask(i: Instruction, value: Instruction) -> bool:
     """Whether an instruction puts zeros in the place of some elements of a value."""
-    others = [i.computation[name] for name in i.operands[1:] if name != value.name]
+    others = [name for name in i.operands[1:] if name != value.name]
     if i.opcode != "select" or len(others) != 1:
         return False
-    return is_zero(broadcast_of(others[0]) or others[0])
-
-
-def is_choice_by_flag(i: Instruction) -> bool:
-    """Whether an instruction selects one of two arrays, whole, by one number."""
-    return i.opcode == "select" and i.shape.size > 1 and is_one_number(operand(i, 0))
+    other = i.computation[others[0]]
+    return is_zero(broadcast_of(other) or other)
 
 
 def is_one_number(i: Instruction) -> bool:

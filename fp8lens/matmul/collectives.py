@@ -103,14 +103,15 @@ class _Judged(NamedTuple):
 class Collective:
     """One collective of one device's program.
 
-    `kind` is one of KINDS; "collective-permute" also of a send that XLA made of one. `dtype` is the
-    type on the wire, named as in HLO; of several arrays sent at once, the distinct types, with
-    commas; `shapes` are those that each device gives. `bytes_sent`: bytes that leave each device in
-    one run, as nccl-tests counts them for its bus bandwidth: (n-1) times the operand for an
-    all-gather, (n-1)/n of it for reduce-scatter and all-to-all, twice that for an all-reduce, all
-    of it for a permute, of each device that sends, and for a broadcast, of the root; of a
-    ragged-all-to-all, whose sizes are data, all of it, the most there can be. A switch that adds or
-    copies (NVLink SHARP) makes an all-reduce less.
+    `kind` is one of KINDS; "collective-permute" also of a send that XLA made of one, which is not
+    followed to its receive: it feeds nothing, and `unknown` says so. `dtype` is the type on the
+    wire, named as in HLO; of several arrays sent at once, the distinct types, with commas; `shapes`
+    are those that each device gives. `bytes_sent`: bytes that leave each device in one run, as
+    nccl-tests counts them for its bus bandwidth: (n-1) times the operand for an all-gather, (n-1)/n
+    of it for reduce-scatter and all-to-all, twice that for an all-reduce, all of it for a permute,
+    of each device that sends, and for a broadcast, of the root; of a ragged-all-to-all, whose sizes
+    are data, all of it, the most there can be. A switch that adds or copies (NVLink SHARP) makes an
+    all-reduce less.
 
     `group_size`: how many devices take part together. `axis`: the mesh's axes, as "data" or "data,
     model"; where groups are no whole axes or their names are not known, as "4 of 8", with the
@@ -120,15 +121,15 @@ class Collective:
 
     `feeds`: the nearest matmuls that read what it gives: past views, moves, rows taken or put by
     index, conversions, elementwise operations with no other large array, further collectives, and
-    through loops. A kernel that is not looked into and that
-    reads FP8 codes counts as an FP8 matmul. Matmuls that XLA spelled out as products and sums are
-    not seen. `count`: how often it runs; None where that is not known.
+    through loops. A kernel that is not looked into and that reads FP8 codes counts as an FP8
+    matmul. Matmuls that XLA spelled out as products and sums are not seen. `count`: how often it
+    runs; None where that is not known.
 
-    `problems`: what it sends that it would not have to. `readers`: who else
-    reads it in its wide type. `transposed_by`: kernels that transpose the whole of a gathered FP8
-    array before an FP8 matmul reads it. `unknown`: kernels that are not looked into and that read
-    it in its wide type: whether they quantize it is not known. `parts`: of arrays sent together,
-    those that could be FP8.
+    `problems`: what it sends that it would not have to. `readers`: who else reads it in its wide
+    type. `transposed_by`: kernels that transpose the whole of a gathered FP8 array before an FP8
+    matmul reads it. `unknown`: kernels that are not looked into and that read it in its wide type:
+    whether they quantize it is not known. `parts`: of arrays sent together, those that could be
+    FP8.
     """
 
     name: str
@@ -395,8 +396,7 @@ def _within(at: Instruction) -> list[Instruction]:
     if at.opcode not in _WRAPS:
         return []
     computations = at.computation.module.computations
-    inside = itertools.chain.from_iterable(computations[name] for name in at.called)
-    return [i for j in inside for i in _within(j)]
+    return [i for name in at.called for i in computations[name] if kind(i)]
 
 
 def _beside(start: Instruction) -> tuple[str, ...]:
@@ -453,11 +453,11 @@ def _collective(at: Instruction, i: Instruction, around: _Sent, count: int | Non
         source=source_line(i) or source_line(at),
         op_name=op_name(i if i.metadata else at),
         instruction=i,
-        problems=_distinct([problems]),
+        problems=tuple(dict.fromkeys(problems)),
         readers=_distinct(found.readers for found in judged),
         transposed_by=_distinct(found.transposed_by for found in judged),
         unknown=_distinct(found.unknown for found in judged),
-        parts=_distinct([parts]),
+        parts=tuple(parts),
     )
 
 

@@ -242,7 +242,7 @@ def _served(
         if classes.get(at) == "matmul":
             return []
         onward = _ON_THE_WAY | {"matmul"}
-        return [reader for reader in around.next.get(at, ()) if classes.get(reader) in onward]
+        return [reader for reader in around.readers(at) if classes.get(reader) in onward]
 
     return tuple(at.name for at in walk([i], readers, _FAR) if classes.get(at) == "matmul")
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from fp8lens.formats import E2M1, is_fp8, is_narrow
-from fp8lens.hlo.parse import Computation, HloModule, Instruction
-from fp8lens.hlo.program import fusion_body, fusion_kind, setting
+from fp8lens.hlo.parse import HloModule, Instruction
+from fp8lens.hlo.program import fusion_body, fusion_kind
 from fp8lens.hlo.remember import remembered
 from fp8lens.matmul.rows import GemmRow
 
@@ -42,48 +42,34 @@ def instructions(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(_type, _MMA.finditer(text))))
 
 
-def _number(entry: str, name: str) -> str:
-    """What stands behind "name__" in the name of a PTX entry; "" where that is another."""
-    start = f"{name}__"
-    return entry[len(start) :] if entry.startswith(start) else ""
-
-
-def of_kernel(name: str, ptx: Mapping[str, str]) -> str:
-    """The PTX of somebody's own kernel, together with that of others of its name, which XLA numbers
-    name__1, name__2: which of them is which nothing tells.
+def own_code(call: Instruction, ptx: Mapping[str, str]) -> str:
+    """The instructions of somebody's own kernel. Mosaic GPU hands XLA MLIR's bytecode, which has
+    each multiply instruction in words. A Triton kernel has PTX, which is here together with that of
+    others of its name: XLA numbers them name__1, name__2, and nothing tells which is which.
     """
-    first = _in_ptx(name)
-    numbered = [entry for entry in ptx if _number(entry, first).isdecimal()]
-    return "\n".join(ptx[entry] for entry in (first, *numbered) if entry in ptx)
-
-
-def _own_code(call: Instruction, ptx: Mapping[str, str]) -> str:
-    """The instructions of somebody's own kernel: Mosaic GPU hands XLA MLIR's bytecode, which has
-    each multiply instruction in words.
-    """
-    target = call.custom_call_target or ""
+    target, config = call.custom_call_target or "", call.attributes.get("backend_config", "")
     if target.startswith("mosaic_gpu"):
-        return call.attributes.get("backend_config", "")
-    return of_kernel(str(setting(call, "name")), ptx) if "triton" in target else ""
+        return config
+    # A Triton kernel's config is MLIR: {name = "add", ...}.
+    name = re.search(r'\bname = "([^"]*)"', config)
+    if "triton" not in target or not name:
+        return ""
+    entry = re.compile(rf"{re.escape(_in_ptx(name[1]))}(__\d+)?")
+    return "\n".join(text for name, text in ptx.items() if entry.fullmatch(name))
 
 
-def _computed(i: Instruction) -> tuple[str, str]:
-    """What two Triton kernels have in common that are alike."""
-    return _text(fusion_body(i)), i.attributes.get("backend_config", "")
+def _computed(i: Instruction) -> tuple[str, ...]:
+    """What two Triton kernels have in common that are alike: all but the names."""
+    operations = (f"{j.opcode} {j.shape_text}" for j in fusion_body(i))
+    return i.attributes.get("backend_config", ""), *operations
 
 
 @remembered
-def _text(computation: Computation) -> str:
-    """What a computation computes, without its names."""
-    return "\n".join(f"{j.opcode} {j.shape_text}" for j in computation)
-
-
-@remembered
-def _fusions(module: HloModule) -> dict[tuple[str, str], list[str]]:
+def _fusions(module: HloModule) -> dict[tuple[str, ...], list[str]]:
     """The Triton kernels of a module by what they compute: their names in PTX."""
     found = collections.defaultdict(list)
     for i in module:
-        if i.opcode == "fusion" and "triton" in fusion_kind(i):
+        if "triton" in fusion_kind(i):
             found[_computed(i)].append(_in_ptx(i.name))
     return found
 
@@ -97,19 +83,19 @@ def multiplied(row: GemmRow, ptx: Mapping[str, str]) -> str:
     """The type that a Triton kernel's PTX multiplies, or somebody's own kernel; of several, one
     that is not FP8. Kernels that are alike share one PTX, under the name of one.
     """
-    if not row.is_seen:
-        types = instructions(_own_code(row.instruction, ptx))
-        return next((t for t in types if not is_narrow(t)), types[0]) if types else row.math_dtype
-    text = ptx.get(_in_ptx(row.name))
-    if not text:
-        alike = _fusions(row.instruction.computation.module)[_computed(row.instruction)]
-        text = next((ptx[name] for name in alike if name in ptx), "")
-    found = [_of_operands(name, row) for name in instructions(text)]
+    if row.is_seen:
+        text = ptx.get(_in_ptx(row.name))
+        if not text:
+            alike = _fusions(row.instruction.computation.module)[_computed(row.instruction)]
+            text = next((ptx[name] for name in alike if name in ptx), "")
+        found = [_of_operands(name, row) for name in instructions(text)]
+    else:
+        text, found = "", [*instructions(own_code(row.instruction, ptx))]
     if found:
         return next((dtype for dtype in found if not is_narrow(dtype)), found[0])
     if "fma." in text:
         return "f32"
-    return row.math_dtype if text and not row.is_fp8 else "unknown"
+    return "unknown" if row.is_seen and (row.is_fp8 or not text) else row.math_dtype
 
 
 def _of_operands(name: str, row: GemmRow) -> str:

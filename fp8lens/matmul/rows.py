@@ -5,17 +5,18 @@ and who runs it.
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fp8lens.formats import is_fp8, is_narrow
-from fp8lens.hlo.ops import DOTS, LAYOUT
-from fp8lens.hlo.origin import layer, op_name, source_line
-from fp8lens.hlo.parse import Computation, HloParseError, Instruction, Shape
+from fp8lens.hlo.dataflow import callers
+from fp8lens.hlo.ops import DOTS, ELEMENTWISE, LAYOUT
+from fp8lens.hlo.origin import layer, op_name, primitive, source_line
+from fp8lens.hlo.parse import Computation, HloModule, HloParseError, Instruction, Shape
 from fp8lens.hlo.program import fused, fusion_body, fusion_kind, results, setting
 from fp8lens.hlo.remember import remembered
-from fp8lens.hlo.values import dimensions
-from fp8lens.matmul.products import products, sums
+from fp8lens.hlo.values import dimensions, minor_to_major, operand, reducer
+from fp8lens.hlo.walk import walk
 
 FP8_CALL = "__cublas$lt$matmul$f8"
 #: The epilogue of a call of another library's, or of somebody's own kernel.
@@ -33,7 +34,7 @@ _TF32 = frozenset(("DEFAULT", "HIGH"))
 _PRECISIONS = ("DEFAULT", "HIGH", "HIGHEST")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GemmRow:
     """One matrix multiplication, [m, k] x [k, n], `batch` times. Dtypes are named as in HLO:
     "f8e4m3fn", "bf16", ...
@@ -60,14 +61,14 @@ class GemmRow:
     rhs_dtype: str
     math_dtype: str
     library: str
-    epilogue: str
-    amax: bool
-    beta: float
+    epilogue: str = "DEFAULT"
+    amax: bool = False
+    beta: float = 0.0
     out_dtype: str
-    outside: tuple[str, ...]
+    outside: tuple[str, ...] = ()
     source: str
     op_name: str
-    count: int | None
+    count: int | None = 1
     name: str
     alpha: float = 1.0
     scales: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class GemmRow:
     place: str = dataclasses.field(default="", repr=False, compare=False)
     # Whether JAX made it by transposing a matmul that runs in FP8
     is_transposed_fp8: bool = dataclasses.field(default=False, repr=False, compare=False)
-    instruction: Instruction = dataclasses.field(kw_only=True, repr=False, compare=False)
+    instruction: Instruction = dataclasses.field(repr=False, compare=False)
 
     @property
     def flops(self) -> int:
@@ -129,7 +130,7 @@ def _config(i: Instruction) -> dict:
 @remembered
 def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
     """The matrix multiplications that one instruction runs; `outside` is empty and `count` 1. Where
-    no library multiplies, and K is 1 or M and N are, that is elementwise work, and a sum: no
+    K is 1 and no library multiplies, there is nothing to sum: that is elementwise work, and no
     matmul. Raises HloParseError where it says that it multiplies, but not what.
     """
     opcode = instruction.opcode.removesuffix("-start")
@@ -143,7 +144,7 @@ def matmuls(instruction: Instruction) -> tuple[GemmRow, ...]:
         raise instruction.error(
             f"this says that it multiplies matrices, but not which ({error!r})"
         ) from error
-    return tuple(row for row in rows if row.library != "kernel" or min(row.k, row.m * row.n) > 1)
+    return tuple(row for row in rows if row.k != 1 or row.library != "kernel")
 
 
 def is_known(i: Instruction) -> bool:
@@ -208,61 +209,45 @@ def _math(given: str, out: str, precision: str, algorithm: str) -> str:
 def _row(
     i: Instruction,
     sizes: tuple[int, int, int, int],
-    lhs: str,
-    rhs: str,
-    math_dtype: str,
-    library: str,
-    out: str,
     origin: Instruction | None = None,
     **fields: Any,
 ) -> GemmRow:
     """The row of a matmul that the kernel `i` runs; `origin` is what JAX wrote, inside of it."""
     origin = origin or i
     m, n, k, batch = sizes
-    further: dict[str, Any] = {"epilogue": "DEFAULT", "amax": False, "beta": 0.0} | fields
     return GemmRow(
         m=m,
         n=n,
         k=k,
         batch=batch,
-        lhs_dtype=lhs,
-        rhs_dtype=rhs,
-        math_dtype=math_dtype,
-        library=library,
-        out_dtype=out,
-        outside=(),
-        count=1,
         name=i.name,
         source=source_line(origin) or source_line(i),
         op_name=op_name(origin) or op_name(i),
         instruction=i,
-        **further,
+        **fields,
     )
 
 
 def _cublas(i: Instruction, target: str) -> GemmRow:
     config, computation = gemm_config(i), i.computation
     lhs, rhs = (computation[name].shape for name in i.operands[:2])
-    sizes = _sizes(lhs, rhs, config["dot_dimension_numbers"])
     settings = config.get("precision_config", {})
     precision = max(settings.get("operand_precision") or ["DEFAULT"], key=_PRECISIONS.index)
     algorithm = settings.get("algorithm", "ALG_UNSET").replace("ALG_UNSET", "")
     result = results(i)[0]
-    out = result.dtype
-    batch = len(config["dot_dimension_numbers"].get("lhs_batch_dimensions", ()))
     return _row(
         i,
-        _whole_k(sizes, i, result, batch),
-        lhs.dtype,
-        rhs.dtype,
-        _math(_common(lhs.dtype, rhs.dtype), out, precision, algorithm),
-        "cublasLt" if "$lt$" in target else "cublas",
-        out,
+        _whole(i, result, lhs, rhs, config["dot_dimension_numbers"]),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=_math(_common(lhs.dtype, rhs.dtype), result.dtype, precision, algorithm),
+        library="cublasLt" if "$lt$" in target else "cublas",
+        out_dtype=result.dtype,
         epilogue=str(config.get("epilogue", "DEFAULT")),
         amax=bool(config.get("damax_output", False)),
         beta=float(config.get("beta", 0)),
         alpha=float(config.get("alpha_real", 1)),
-        scales=_call_scales(i, out) if target == FP8_CALL else (),
+        scales=_call_scales(i, result.dtype) if target == FP8_CALL else (),
         precision=precision,
         algorithm=algorithm,
     )
@@ -309,16 +294,15 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
     if dot is not i:
         after = _following(dot)
         stored_lhs, stored_rhs = (_stored(dot.computation, name) for name in dot.operands[:2])
-    sizes = _sizes(lhs, rhs, numbers)
     return _row(
         i,
-        _whole_k(sizes, dot, dot.shape, len(numbers["lhs_batch_dimensions"])),
-        stored_lhs,
-        stored_rhs,
-        math_dtype,
-        library,
-        results(i)[0].dtype,
+        _whole(dot, dot.shape, lhs, rhs, numbers),
         dot,
+        lhs_dtype=stored_lhs,
+        rhs_dtype=stored_rhs,
+        math_dtype=math_dtype,
+        library=library,
+        out_dtype=results(i)[0].dtype,
         tile=tile,
         epilogue="+".join(after) or "DEFAULT",
         precision=precision,
@@ -329,24 +313,12 @@ def _dot(i: Instruction, dot: Instruction, library: str, tile: str = "") -> Gemm
 
 def _stored(computation: Computation, name: str) -> str:
     """The dtype in memory of what a fusion's dot multiplies: of the largest parameter that its
-    operand comes from.
+    operand comes from, masks left out.
     """
-    return (_largest_parameters(computation)[name] or computation[name].shape).dtype
-
-
-@remembered
-def _largest_parameters(computation: Computation) -> dict[str, Shape | None]:
-    """Of each instruction, the shape of the largest parameter that it comes from, masks left out;
-    of several as large, the last operand's.
-    """
-    largest: dict[str, Shape | None] = {}
-    for i in computation:
-        if i.opcode == "parameter" and i.shape.dtype != "pred":
-            largest[i.name] = i.shape
-            continue
-        shapes = [shape for name in reversed(i.operands) if (shape := largest[name]) is not None]
-        largest[i.name] = max(shapes, key=lambda shape: shape.size, default=None)
-    return largest
+    read = computation[name]
+    made_of = walk([read], lambda i: map(computation.__getitem__, i.operands))
+    given = [i.shape for i in made_of if i.opcode == "parameter" and i.shape.dtype != "pred"]
+    return max(given or [read.shape], key=lambda shape: shape.size).dtype
 
 
 @remembered
@@ -384,13 +356,8 @@ def _in_fusion(i: Instruction) -> tuple[GemmRow, ...]:
 @remembered
 def _parts(computation: Computation) -> list[Instruction]:
     """What a fused computation, and the fusions in it, multiply with."""
-    found = []
-    for j in computation:
-        if j.opcode == "fusion":
-            found += _parts(fusion_body(j))
-        elif j.opcode in _MULTIPLY:
-            found.append(j)
-    return found
+    inner = walk([computation], lambda c: (fusion_body(j) for j in c if j.opcode == "fusion"))
+    return [j for c in inner for j in c if j.opcode in _MULTIPLY]
 
 
 def _tile(settings: Mapping, dot: Instruction) -> str:
@@ -403,17 +370,17 @@ def _tile(settings: Mapping, dot: Instruction) -> str:
     return "x".join(str(size) for size in [*block[-2:], *depth[-1:]])
 
 
-def _whole_k(
-    sizes: tuple[int, int, int, int], made: Instruction, result: Shape, batch: int
+def _whole(
+    made: Instruction, result: Shape, lhs: Shape, rhs: Shape, numbers: Mapping
 ) -> tuple[int, int, int, int]:
-    """XLA may split K, and have a kernel multiply its parts as a batch, which another kernel adds
-    up: then K is the whole. A result has so many dimensions of a batch first.
+    """The same as `_sizes`, K whole: XLA may split it, and have a kernel multiply its parts as a
+    batch, which another kernel adds up. A result has so many dimensions of a batch first.
     """
-    m, n, k, parts = sizes
+    m, n, k, parts = sizes = _sizes(lhs, rhs, numbers)
     total = sums(made.computation.module).get(made) if parts > 1 else None
     if total is None or not total.is_xlas:
         return sizes
-    added_up = total.length(result, range(batch))
+    added_up = total.length(result, range(len(numbers.get("lhs_batch_dimensions", ()))))
     return m, n, k * added_up, parts // added_up
 
 
@@ -422,11 +389,19 @@ def _expanded(i: Instruction, computation: Computation) -> tuple[GemmRow, ...]:
     up: XLA spells out dots with vectors, and a program may write one so.
     """
     found = []
-    written = results(i)[0].dtype
     for product in products(computation):
         lhs, rhs = (_stored(computation, side.name) for side in (product.lhs, product.rhs))
-        made = product.multiply
-        found.append(_row(i, product.sizes, lhs, rhs, made.shape.dtype, "kernel", written, made))
+        row = _row(
+            i,
+            product.sizes,
+            product.multiply,
+            lhs_dtype=lhs,
+            rhs_dtype=rhs,
+            math_dtype=product.multiply.shape.dtype,
+            library="kernel",
+            out_dtype=results(i)[0].dtype,
+        )
+        found.append(row)
     return tuple(found)
 
 
@@ -452,15 +427,22 @@ def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
     told = {
         (m, n, k)
         for m, n in _halves(written[0])
-        for k in {k for _, k in _both_ways(lhs)}
-        if (m, k) in _both_ways(lhs) and (n, k) in _both_ways(rhs)
+        for rows, k in _both_ways(lhs)
+        if rows == m and (n, k) in _both_ways(rhs)
     }
     if len(told) != 1:
         return ()
     multiplied = _common(lhs.dtype, rhs.dtype) if target.startswith(_FP8_LIBRARIES) else "unknown"
-    sizes = (*told.pop(), 1)
-    out = written[0].dtype
-    row = _row(i, sizes, lhs.dtype, rhs.dtype, multiplied, target, out, epilogue=NOT_SEEN)
+    row = _row(
+        i,
+        (*told.pop(), 1),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=multiplied,
+        library=target,
+        out_dtype=written[0].dtype,
+        epilogue=NOT_SEEN,
+    )
     return (row,)
 
 
@@ -480,15 +462,14 @@ def _block_scaled(i: Instruction, library: str) -> GemmRow:
     """The row of a call that multiplies with a scale for each block of an operand."""
     lhs, rhs = (i.computation[name].shape for name in i.operands[:2])
     batch = [0] if len(lhs.dims) == 3 else []
-    numbers = _alike([len(lhs.dims) - 1], batch)
     return _row(
         i,
-        _sizes(lhs, rhs, numbers),
-        lhs.dtype,
-        rhs.dtype,
-        _common(lhs.dtype, rhs.dtype),
-        library,
-        results(i)[0].dtype,
+        _sizes(lhs, rhs, _alike([len(lhs.dims) - 1], batch)),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=_common(lhs.dtype, rhs.dtype),
+        library=library,
+        out_dtype=results(i)[0].dtype,
         scales=("a", "b"),
     )
 
@@ -512,8 +493,9 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     sizes = [(m, n, depth), (m, values, n)]
     if backward:
         sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
-    given, out = _common(q.dtype, k.dtype, v.dtype), results(i)[0].dtype
-    return tuple(_row(i, (*s, batch), q.dtype, k.dtype, given, "cudnn", out) for s in sizes)
+    fields: dict[str, Any] = {"lhs_dtype": q.dtype, "rhs_dtype": k.dtype, "library": "cudnn"}
+    fields |= {"math_dtype": _common(q.dtype, k.dtype, v.dtype), "out_dtype": results(i)[0].dtype}
+    return tuple(_row(i, (*each, batch), **fields) for each in sizes)
 
 
 _FORWARD = "bmm1_dot_dimension_numbers"
@@ -523,3 +505,220 @@ def _alike(contracting: Iterable[int], batch: Iterable[int]) -> dict[str, Iterab
     """Dimension numbers that are the same of both operands, as `_sizes` takes them."""
     both = {"contracting": contracting, "batch": batch}
     return {f"{side}_{what}_dimensions": both[what] for side in ("lhs", "rhs") for what in both}
+
+
+# Matmuls without a dot ----------------------------------------------------------------------------
+
+# XLA makes multiplications and sums of dots with a vector, and programs write them. A kernel may
+# add up what another has multiplied, as where XLA splits K. What a sum adds up is followed back to
+# what is multiplied, through kernels, by where its elements lie in memory: views change an array's
+# dimensions, and not this.
+
+_FAR = 100  # instructions between a sum and what it adds up
+_SAME_PLACES = frozenset("convert copy negate".split())
+
+# A dimension in memory: how far apart its neighbours are, in elements, and that times its length.
+# A dimension that a view makes of it lies within it, or it within that.
+Span = tuple[int, int]
+
+
+class Sum(NamedTuple):
+    """What sums add up of an array, `spans`; `reduce` is the last of them."""
+
+    reduce: Instruction
+    spans: tuple[Span, ...]
+
+    @property
+    def is_xlas(self) -> bool:
+        """Whether XLA has made it, of a dot: it has the dot's name, or none."""
+        return not primitive(op_name(self.reduce)).startswith("reduce")
+
+    def length(self, shape: Shape, dims: Iterable[int]) -> int:
+        """How many elements are added up along some of the array's dimensions."""
+        spans = _spans(shape)
+        common = [_overlap(spans[d], summed) for d in dims for summed in self.spans]
+        return math.prod(high // low for low, high in common if low < high)
+
+
+class Product(NamedTuple):
+    """A matmul as a multiplication and a sum: of `lhs` and `rhs`, which are factors of `multiply`.
+    K is more than 1. `is_written`: the program has no dot for it.
+    """
+
+    multiply: Instruction
+    lhs: Instruction
+    rhs: Instruction
+    sizes: tuple[int, int, int, int]  # M, N, K, batch
+    is_written: bool
+
+
+@remembered
+def products(computation: Computation) -> tuple[Product, ...]:
+    """The matmuls that a fused computation multiplies without a dot."""
+    found = []
+    for i in computation:
+        total = sums(computation.module).get(i) if i.opcode == "multiply" else None
+        if total is not None and (product := _product(i, total)):
+            found.append(product)
+    return tuple(found)
+
+
+def _product(multiply: Instruction, total: Sum) -> Product | None:
+    """The matmul of the two factors of a multiplication; None where it is none. Of a dot either
+    may be a vector.
+    """
+    name = op_name(multiply)
+    # XLA may give a dot the name of the transpose that it takes in.
+    is_named = primitive(name).endswith("dot_general") or (
+        primitive(name) == "transpose" and name == op_name(total.reduce)
+    )
+    is_of_dot = total.is_xlas and is_named
+    lhs, rhs = operand(multiply, 0), operand(multiply, 1)
+    shape, varies = multiply.shape, _varies(multiply.computation)
+    rows, columns = varies[lhs.name], varies[rhs.name]
+    both = rows & columns
+    k = total.length(shape, both)
+    batch = _length(shape, both) // k
+    m, n = (_length(shape, d) // total.length(shape, d) for d in (rows - both, columns - both))
+    is_written = min(m, n) > 1 and bool(re.match(r"b?f\d", shape.dtype))
+    # Of M = N = 1 it is elementwise work and a sum, as in the gradient of a norm.
+    if k == 1 or max(m, n) == 1 or not (is_of_dot or is_written):
+        return None
+    return Product(multiply, lhs, rhs, (m, n, k, batch), not is_of_dot)
+
+
+def _length(shape: Shape, dims: Iterable[int]) -> int:
+    return math.prod(shape.dims[d] for d in dims)
+
+
+@remembered
+def _varies(computation: Computation) -> dict[str, set[int]]:
+    """Of each instruction, the dimensions along which it may vary: not those that it is broadcast
+    along.
+    """
+    varies: dict[str, set[int]] = {}
+    for i in computation:
+        found = {d for d, size in enumerate(i.shape.dims) if size > 1}
+        if i.opcode == "constant":
+            found = set()
+        elif i.opcode == "broadcast":
+            found &= {d for n, d in enumerate(dimensions(i)) if n in varies[i.operands[0]]}
+        elif i.opcode == "bitcast":
+            given, made = _spans(operand(i, 0).shape), _spans(i.shape)
+            kept = [given[d] for d in varies[i.operands[0]]]
+            found = {d for d in found if any(_meet(made[d], span) for span in kept)}
+        elif i.opcode == "copy" or i.opcode in ELEMENTWISE:
+            found = set().union(*(varies[name] for name in i.operands))
+        varies[i.name] = found
+    return varies
+
+
+# Sums ---------------------------------------------------------------------------------------------
+
+
+@remembered
+def sums(module: HloModule) -> dict[Instruction, Sum]:
+    """What is added up, by the instruction that makes it, in whichever kernel. Where several sums
+    add up one after the other, all of them together.
+    """
+    found: dict[Instruction, Sum] = {}
+    for i in module:
+        if not _adds_up(i):
+            continue
+        made: Instruction = i
+        spans: tuple[Span, ...] = ()
+        for _ in range(_FAR):
+            before, spans = _behind(made, spans)
+            if before is None:
+                break
+            made = before
+        if made not in found or _size(found[made].spans) < _size(spans):
+            found[made] = Sum(i, spans)
+    return found
+
+
+def _adds_up(i: Instruction) -> bool:
+    return i.opcode == "reduce" and len(i.operands) == 2 and reducer(i) == "add"
+
+
+def _size(spans: Iterable[Span]) -> int:
+    return math.prod(high // low for low, high in spans)
+
+
+def _behind(i: Instruction, spans: tuple[Span, ...]) -> tuple[Instruction | None, tuple[Span, ...]]:
+    """What an instruction only moves, converts or adds up, and the spans of that; None for what it
+    computes otherwise.
+    """
+    if i.opcode == "parameter":
+        return _given(i), spans
+    if i.opcode in ("fusion", "get-tuple-element"):
+        return _result(i), spans
+    if i.opcode not in (*_SAME_PLACES, "bitcast", "transpose") and not _adds_up(i):
+        return None, spans
+    before = operand(i, 0)
+    if i.opcode == "bitcast":
+        return before, spans
+    if i.opcode == "transpose":
+        return before, _carried(spans, i.shape, before.shape, dimensions(i))
+    # Of what is converted none of the dimensions is summed.
+    summed = dimensions(i) if i.opcode == "reduce" else []
+    kept = [d for d in range(len(before.shape.dims)) if d not in summed]
+    own = [span for d, span in enumerate(_spans(before.shape)) if d in summed]
+    return before, (*own, *_carried(spans, i.shape, before.shape, kept))
+
+
+def _given(parameter: Instruction) -> Instruction | None:
+    """What a fusion is given."""
+    computation, number = parameter.computation, parameter.parameter_number
+    around = callers(computation.module).get(computation.name, [])
+    if len(around) != 1 or around[0].opcode != "fusion" or number is None:
+        return None
+    return operand(around[0], number)
+
+
+def _result(i: Instruction) -> Instruction | None:
+    """What makes a fusion's result, or the first result of a library's call."""
+    element = 0
+    if i.opcode == "get-tuple-element":
+        element, i = i.element or 0, operand(i, 0)
+        if i.opcode == "custom-call":
+            return i if element == 0 else None
+    if i.opcode != "fusion":
+        return None
+    root = fusion_body(i).root
+    return operand(root, element) if root.opcode == "tuple" else root
+
+
+def _carried(
+    spans: Iterable[Span], after: Shape, before: Shape, was: Sequence[int]
+) -> tuple[Span, ...]:
+    """Spans of an array as those of what it is made of; `was` has, for each of its dimensions,
+    which that was before.
+    """
+    of_after, of_before = _spans(after), _spans(before)
+    found = []
+    for d, whole in enumerate(of_after):
+        stride = of_before[was[d]][0]
+        for low, high in (_overlap(whole, span) for span in spans):
+            if low < high:
+                found.append((low // whole[0] * stride, high // whole[0] * stride))
+    return tuple(found)
+
+
+def _spans(shape: Shape) -> list[Span]:
+    """Each dimension of an array as it lies in memory."""
+    found = [(1, 1)] * len(shape.dims)
+    stride = 1
+    for d in minor_to_major(shape):
+        found[d] = (stride, stride * max(1, shape.dims[d]))
+        stride = found[d][1]
+    return found
+
+
+def _overlap(one: Span, other: Span) -> Span:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _meet(one: Span, other: Span) -> bool:
+    low, high = _overlap(one, other)
+    return low < high

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from itertools import chain
 
 from fp8lens.formats import E8M0, is_narrow
 from fp8lens.hlo.dataflow import Flow
@@ -22,10 +22,9 @@ from fp8lens.hlo.parse import HloModule, Instruction, Shape
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.values import changes_layout, is_one_number, look_through, operand, reducer
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.epilogue import leaves_the_layer
 from fp8lens.matmul.kernels import launches, moved
 from fp8lens.matmul.ptx import multiplied
-from fp8lens.matmul.roles import Role, Step, classify, is_magnitude
+from fp8lens.matmul.roles import Role, Step, classify, is_magnitude, leaves_the_layer
 from fp8lens.matmul.rows import GemmRow, matmuls
 
 _PLAIN = ELEMENTWISE | MOVES | {"fusion", "reduce"}
@@ -33,6 +32,7 @@ _SUPPLY = MOVES | SOURCES | {"convert"}
 _SCALAR = _SUPPLY | SCALING | frozenset("add subtract negate power sqrt rsqrt".split())
 _FROM_FP8 = _SUPPLY | POINTWISE
 _WIDENING = MOVES | SOURCES | frozenset("convert negate abs reduce-precision".split())
+_TO_AMAX = SOURCES | frozenset("convert bitcast abs reduce".split())
 _BY_A_NUMBER = frozenset("add subtract maximum minimum".split())
 _PREPARING = SCALING | {"convert", "broadcast", "negate"}
 
@@ -270,9 +270,11 @@ class _Reading:
 
     def _convert(self, j: Instruction, state: _Is) -> _Is | None:
         before = operand(j, 0).shape
+        opcodes = {k.opcode for k in self._inside}
         if is_narrow(before.dtype) and before.size > 1:
-            return None  # dequantized, for whoever reads it next
-        alone = all(k.opcode in ("parameter", "convert", "bitcast") for k in self._inside)
+            # Dequantized for whoever reads it next, unless the kernel only finds the codes' amax.
+            return state if "reduce" in opcodes and opcodes <= _TO_AMAX else None
+        alone = opcodes <= {"parameter", "convert", "bitcast"}
         if state is _Is.AMAX:
             self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
         elif j.shape.bits < before.bits or alone:
@@ -337,11 +339,10 @@ class Neighborhood:
         # with the text.
         each = len(module.text) // max(1, len(rows))
         self._far, self._most = max(100, 4 * each), max(40, each // 8)
-        self._users: dict[int, list[tuple[Instruction, int]]] = collections.defaultdict(list)
+        self._users: dict[int, list[Instruction]] = collections.defaultdict(list)
         for kernel, inputs in self._flow.inputs.items():
-            for index, numbers in enumerate(inputs):
-                for number in numbers:
-                    self._users[number].append((kernel, index))
+            for number in chain(*inputs):
+                self._users[number].append(kernel)
 
     def producers(self, kernel: Instruction, index: int) -> list[tuple[Instruction, int]]:
         """Who made an operand: kernels, and which of their results; ENTRY's parameters are not
@@ -364,21 +365,11 @@ class Neighborhood:
         numbers = self._flow.numbers(kernel)
         if element is not None:
             numbers = numbers[element : element + 1]
-        found = (reader for number in numbers for reader, _ in self._users.get(number, ()))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(chain(*(self._users.get(number, ()) for number in numbers))))
 
-    @cached_property
-    def next(self) -> dict[Instruction, list[Instruction]]:
-        """The kernels that read each kernel's results."""
-        return {kernel: self.readers(kernel) for kernel in self._flow.inputs}
-
-    @cached_property
-    def _next_in_iteration(self) -> dict[Instruction, list[Instruction]]:
-        """Of `next` those that read in the same iteration of a loop."""
-        return {
-            at: [reader for reader in readers if _made_before(at, reader)]
-            for at, readers in self.next.items()
-        }
+    def _next(self, kernel: Instruction) -> list[Instruction]:
+        """Who reads a kernel's results in the same iteration of a loop."""
+        return [reader for reader in self.readers(kernel) if _made_before(kernel, reader)]
 
     def is_reduced_to_scalar(self, kernel: Instruction) -> bool:
         """Whether other kernels reduce to one element what this one leaves."""
@@ -502,7 +493,7 @@ class Neighborhood:
         call = row.instruction
         size = max((shape.size for shape in results(call)), default=0)
         marks = {(call, 0): _Is.VALUE} | ({(call, 1): _Is.AMAX} if row.amax else {})
-        computed = walk([call], self._next_in_iteration.__getitem__, self._far).keys() - {call}
+        computed = walk([call], self._next, self._far).keys() - {call}
         result = _Result(row, computed, marks, size)
         todo = collections.deque(marks)
         while todo and len(found) < 2 * self._most:

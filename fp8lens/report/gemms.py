@@ -26,6 +26,7 @@ from fp8lens.hlo.text import (
     uncoloured,
     wrapped,
 )
+from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.gradients import unscaled
 from fp8lens.matmul.ledger import Ledger
 from fp8lens.matmul.places import without_gradient
@@ -124,9 +125,9 @@ class GemmReport:
             text += f" ({share if self.fp8_flops else 'none'} of {metric(self.flops)}FLOP)"
         text += f"; {counted(self.kernels, 'kernel')}, {size(self.bytes_moved)} moved"
         if self.kernels_for_fp8:
-            runs = sum(row.count or 1 for row in self.fp8_rows)
+            served_runs = sum(map(runs, self.fp8_rows))
             whose = " of XLA's" if self.opaque else ""
-            served = counted(runs, "matmul") if runs else f"no FP8 matmul{whose}"
+            served = counted(served_runs, "matmul") if served_runs else f"no FP8 matmul{whose}"
             text += (
                 f"; {size(self.bytes_for_fp8)} of it, in "
                 f"{counted(self.kernels_for_fp8, 'kernel')}, to make and undo "
@@ -211,7 +212,7 @@ def _line(rows: list[GemmRow]) -> Alike:
     """The line of rows that are alike."""
     row = rows[0]
     counts = [row.count for row in rows]
-    runs = "?" if None in counts else str(sum(row.count or 0 for row in rows))
+    times = "?" if None in counts else str(sum(map(runs, rows)))
     further = []
     has_passes = any(is_backward(row.op_name) for row in rows)
     paths = [*filter(None, dict.fromkeys(_place(row, has_passes) for row in rows))]
@@ -221,7 +222,7 @@ def _line(rows: list[GemmRow]) -> Alike:
         each = " in each" if len(rows) > 1 else ""
         outside = f"outside{each}: {', '.join(row.outside)}: {size(row.outside_bytes)}"
         further.append(Further(outside, is_outside=True))
-    return Alike(row, (runs, *_cells(row)), further)
+    return Alike(row, (times, *_cells(row)), further)
 
 
 def _place(row: GemmRow, has_passes: bool) -> str:
@@ -246,28 +247,28 @@ def _cells(row: GemmRow) -> tuple[str, ...]:
 
 def _extras(row: GemmRow) -> list[str]:
     """What a call does beside its epilogue, as far as it is not the default."""
-    extras = []
-    if row.scales:
-        extras.append(f"scales {''.join(row.scales)}")
-    if row.alpha != 1:
-        extras.append(f"alpha {row.alpha:g}")
-    if row.beta != 0:
-        extras.append(f"beta {row.beta:g}")
-    if row.amax:
-        extras.append("amax")
-    if row.precision != "DEFAULT":
-        extras.append(f"precision {row.precision}")
-    if row.algorithm:
-        extras.append(row.algorithm)
-    return extras
+    extras = {
+        f"scales {''.join(row.scales)}": bool(row.scales),
+        f"alpha {row.alpha:g}": row.alpha != 1,
+        f"beta {row.beta:g}": row.beta != 0,
+        "amax": row.amax,
+        f"precision {row.precision}": row.precision != "DEFAULT",
+        row.algorithm: bool(row.algorithm),
+    }
+    return [extra for extra, is_there in extras.items() if is_there]
 
 
 def _bare(name: str) -> str:
     return name.rstrip("." + string.digits)
 
 
+def runs(of: GemmRow | Collective) -> int:
+    """How often a matmul or a collective runs; 1 where that is not known."""
+    return 1 if of.count is None else of.count
+
+
 def _flops(rows: tuple[GemmRow, ...]) -> int:
-    return sum(row.flops * (row.count or 1) for row in rows)
+    return sum(row.flops * runs(row) for row in rows)
 
 
 def make_report(

@@ -9,8 +9,7 @@ from fp8lens.formats import FORMATS
 from fp8lens.hlo.origin import source_line
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.values import look_through
-from fp8lens.matmul.epilogue import along_columns
-from fp8lens.matmul.roles import Role, could_be_fused, is_tanh_gelu, telling
+from fp8lens.matmul.roles import Role, along_columns, could_be_fused, is_tanh_gelu, telling
 from fp8lens.rules.facts import Cause
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 

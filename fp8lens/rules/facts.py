@@ -35,11 +35,10 @@ from fp8lens.hlo.values import (
     operand,
 )
 from fp8lens.hlo.walk import walk
-from fp8lens.matmul.epilogue import Result
 from fp8lens.matmul.kernels import launches
-from fp8lens.matmul.match import work
 from fp8lens.matmul.operands import FAR, Operand
-from fp8lens.matmul.roles import Role, Step, clamp_bounds, could_be_fused
+from fp8lens.matmul.places import work
+from fp8lens.matmul.roles import Result, Role, Step, clamp_bounds, could_be_fused
 from fp8lens.matmul.rows import BLOCK_SCALED_DOT, GemmRow, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel, operations
 from fp8lens.rules.rule import Lost

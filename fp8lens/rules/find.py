@@ -15,8 +15,8 @@ from fp8lens.matmul import collectives
 from fp8lens.matmul.collectives import Collective
 from fp8lens.matmul.kernels import moved
 from fp8lens.matmul.ledger import Line
-from fp8lens.matmul.match import match
 from fp8lens.matmul.operands import Operand
+from fp8lens.matmul.places import match
 from fp8lens.matmul.roles import Role, could_be_fused
 from fp8lens.matmul.rows import GemmRow, is_sum_of_products, matmuls
 from fp8lens.matmul.unfused import UnfusedKernel

@@ -10,7 +10,7 @@ from fp8lens.formats import is_narrow
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import fused
 from fp8lens.matmul.ledger import Line
-from fp8lens.matmul.ptx import instructions, of_kernel
+from fp8lens.matmul.ptx import instructions, own_code
 from fp8lens.rules.rule import Found, Lost, found_if, rule
 
 
@@ -21,24 +21,15 @@ def _call_inside(i: Instruction) -> Instruction:
     return calls[0] if len(calls) == 1 else i
 
 
-def _name_of(i: Instruction) -> str:
-    """The name of a Triton kernel, which its backend_config has as MLIR: {name = "add", ...}."""
-    name = re.search(r'\bname = "([^"]*)"', i.attributes.get("backend_config", ""))
-    return name[1] if name else ""
-
-
 class Opaque:
     """A kernel that is no instruction of HLO's, and what its code says that it multiplies."""
 
     def __init__(self, line: Line, ptx: Mapping[str, str]):
         i = _call_inside(line.kernel.instruction)
         self.instruction, self.target = i, i.custom_call_target or i.opcode
-        self.ptx = of_kernel(_name_of(i), ptx) if "triton" in self.target else ""
-        code = self.ptx
-        if self.target.startswith("mosaic_gpu"):
-            # Mosaic GPU hands XLA MLIR's bytecode, which has each multiply instruction in words.
-            code = i.attributes.get("backend_config", "")
-        self.types = instructions(code)
+        self.is_triton = "triton" in self.target
+        self._code = own_code(i, ptx)
+        self.types = instructions(self._code)
 
     @property
     def wide(self) -> str:
@@ -51,20 +42,20 @@ class Opaque:
         if self.types:
             return not self.wide
         # Which a loop may sum, without an instruction for matrices
-        products = re.search(r"\b(fma|mul)\.(\w{1,30}\.){0,20}b?f(16|32|64)", self.ptx)
-        return bool(self.ptx) and not products
+        products = re.search(r"\b(fma|mul)\.(\w{1,30}\.){0,20}b?f(16|32|64)", self._code)
+        return self.is_triton and bool(self._code) and not products
 
 
 @rule("triton-kernel", lost=Lost.FP8)
 def triton_kernel(kernel: Opaque) -> Found | None:
     """A kernel written in Triton, as by Pallas, multiplies a wide type."""
-    return found_if(kernel.types and kernel.ptx, types=kernel.wide)
+    return found_if(kernel.types and kernel.is_triton, types=kernel.wide)
 
 
 @rule("mosaic-kernel", lost=Lost.FP8)
 def mosaic_kernel(kernel: Opaque) -> Found | None:
     """A kernel written in Mosaic GPU, as by Pallas, multiplies a wide type."""
-    return found_if(kernel.types and not kernel.ptx, types=kernel.wide)
+    return found_if(kernel.types and not kernel.is_triton, types=kernel.wide)
 
 
 @rule("opaque-kernel", lost=Lost.KERNEL)

@@ -1,6 +1,7 @@
 """What a program is, found by other means than those of `fp8lens`, whose `aot_compile` alone is
 used: its matmuls by the jaxpr, its memory by XLA's plan of the buffers, its kernels by the thunks
-that XLA would run, its types by a few regular expressions over HLO and PTX.
+that XLA would run, and with their bytes by the text, its types by a few regular expressions over
+HLO and PTX.
 """
 
 import math
@@ -51,12 +52,12 @@ def dots(fn: Callable, *args: Any) -> dict[Dot, int | None]:
     return {dot: runs for dot, runs in found.items() if dot.k > 1}
 
 
-def flops(fn: Callable, *args: Any) -> int:
-    """Of all matmuls: two for each product of real numbers, eight for one of complex ones; a loop
-    of unknown length counts once.
+def flops(jaxpr: Any) -> int:
+    """Of all matmuls, on all devices: two for each product of real numbers, eight for one of
+    complex ones; a loop of unknown length counts once.
     """
     total = 0
-    for eqn, runs in _equations(jax.make_jaxpr(fn)(*args).jaxpr, 1):
+    for eqn, runs in _equations(jaxpr, 1):
         if eqn.primitive.name == "dot_general" and _dot(eqn).k > 1:
             is_complex = jax.numpy.iscomplexobj(eqn.outvars[0].aval)
             total += math.prod(_dot(eqn)) * (8 if is_complex else 2) * (runs or 1)
@@ -77,6 +78,10 @@ def _equations(jaxpr: Any, runs: int | None) -> Iterator[tuple[Any, int | None]]
     for eqn in jaxpr.eqns:
         yield eqn, runs
         inside = runs
+        if eqn.primitive.name == "pallas_call":
+            continue  # a kernel of its own, that HLO does not look into
+        if eqn.primitive.name == "shard_map" and runs is not None:
+            inside = runs * eqn.params["mesh"].size
         if eqn.primitive.name == "scan" and runs is not None:
             inside = runs * eqn.params["length"]
         if eqn.primitive.name == "while":
@@ -100,11 +105,6 @@ _THUNK_NAME = re.compile(r'profile_annotation: "([^"]*)"\s+thunk_id: (\d+)')
 _TRIPS = re.compile(r'^ *(?:ROOT )?%(\S+) = .* while\(.*"known_trip_count":\{"n":"(\d+)"', re.M)
 _TYPE = re.compile(r"^ *(?:ROOT )?%(\S+) = \(?(\w+)\[", re.M)
 _CALL = re.compile(r'custom-call\(%([^,]+), %([^,)]+).*target="__cublas.*$', re.M)
-_INSTRUCTION = re.compile(r"^  (?:ROOT )?%(\S+) = (.*?) ([a-z][\w-]*)\((.*?)\)(?:,|$)", re.M)
-_ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
-# Who reads or changes parts of an array, or runs something else.
-_IN_PART = re.compile(r" (?:dynamic-.*|slice|gather|scatter|while|conditional|\S+-start)\(")
-_NO_KERNEL = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element"}
 _ENTRY = re.compile(r"\.entry (\w+)\(")
 _MULTIPLY = re.compile(r"\b(?:wgmma|mma|tcgen05)\.mma?[.\w:]*|\bmma\.sync[.\w:]*")
 _PTX_TYPES = {
@@ -179,24 +179,6 @@ class Seen:
                 launched += runs
         return launched
 
-    def moved(self) -> int | None:
-        """Bytes that the kernels read and write: each operand, and each result but a library's
-        workspace; None for a program that takes arrays apart, or loops.
-        """
-        if _IN_PART.search(self.hlo):
-            return None
-        sizes: dict[str, list[int]] = {}
-        total = 0
-        _, _, entry = self.hlo.partition("\nENTRY ")
-        for name, shape, opcode, operands in _INSTRUCTION.findall(entry):
-            sizes[name] = [_nbytes(*array) for array in _ARRAY.findall(shape)]
-            if opcode == "custom-call" or "gemm_fusion" in name:
-                sizes[name] = sizes[name][: -1 if shape.startswith("(") else None]
-            if opcode not in _NO_KERNEL:
-                total += sum(sizes[name])
-                total += sum(sum(sizes[operand]) for operand in re.findall(r"%([^,\s]+)", operands))
-        return total
-
     def cublas_types(self) -> Counter[tuple[str, str]]:
         """The types of the two operands of each call of cuBLAS, as often as the text has it."""
         types = dict(_TYPE.findall(self.hlo))
@@ -216,7 +198,176 @@ class Seen:
         return found
 
 
-def _nbytes(kind: str, bits: str, dims: str) -> int:
-    """Of an array of HLO's."""
-    width = 8 if kind == "pred" else int(bits)
-    return math.prod(int(d) for d in dims.split(",") if d) * width // 8
+# The text of a compiled module --------------------------------------------------------------------
+
+_COMPUTATION = re.compile(r"^(?:(ENTRY) )?%([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^  (?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
+_NO_KERNEL = set(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
+    "opt-barrier partition-id replica-id async-start async-done add-dependency".split()
+)
+_SCRATCH = re.compile(r"(?:, )?[su]8\[\d+\]\{0\}\)?$")  # a library's, last in its results
+_CUTS = ("slice", "dynamic-slice", "gather")
+_VIEWS = ("bitcast", "reshape", "get-tuple-element")
+
+
+class Line(NamedTuple):
+    """An instruction of a module's text."""
+
+    name: str
+    type: str
+    opcode: str
+    operands: list[str]
+    rest: str
+
+    @property
+    def updates(self) -> str:
+        """The operand that it puts into its first; "" where it puts none."""
+        if self.opcode == "dynamic-update-slice":
+            return self.operands[1]
+        return self.operands[2] if self.opcode == "scatter" and len(self.operands) == 3 else ""
+
+
+Lines = dict[str, Line]  # of a computation, by their names
+
+
+def launched(hlo: str) -> tuple[int, int]:
+    """Kernels that a compiled module launches, and the bytes that they read and write, loops as
+    often as they run.
+    """
+    computations: dict[str, Lines] = {}
+    for text in hlo.splitlines():
+        if head := _COMPUTATION.match(text):
+            here = computations.setdefault(head[1] or head[2], {})
+        elif found := _INSTRUCTION.match(text):
+            operands = re.findall(r"%([\w.\-]+)", found[4].split(")")[0])
+            here[found[1]] = Line(found[1], found[2], found[3], operands, found[4])
+    kernels = moved = 0
+    for name, times in _runs(computations, "ENTRY", 1):
+        lines = computations[name]
+        for line in lines.values():
+            is_end = line.opcode in _NO_KERNEL or line.opcode.endswith("-done")
+            if not is_end and '"AllocateBuffer"' not in line.rest:
+                kernels += times
+                moved += times * _traffic(line, lines, computations)
+    return kernels, moved
+
+
+def _runs(computations: dict[str, Lines], name: str, times: int) -> Iterator[tuple[str, int]]:
+    """Each computation that runs by itself, and how often. XLA's runtime does not compute the
+    condition of a loop whose length it knows (xla/backends/gpu/runtime/while_thunk.cc).
+    """
+    yield name, times
+    for line in computations[name].values():
+        trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line.rest)
+        runs = times * int(trips[1]) if trips else times
+        called = ""
+        if line.opcode == "while":
+            called = r"body" if trips else r"body|condition"
+        elif line.opcode in ("call", "async-start"):
+            called = r"to_apply|calls"
+        elif line.opcode == "conditional":
+            called = r"(?:true|false)_computation|branch_computations"
+        for names in re.findall(rf"\b(?:{called})=(\{{.*?\}}|%\S+)", line.rest) if called else ():
+            for inner in re.findall(r"%([\w.\-]+)", names):
+                yield from _runs(computations, inner, runs)
+
+
+def _traffic(line: Line, lines: Lines, computations: dict[str, Lines]) -> int:
+    """The bytes that a kernel reads and writes: each operand and each result once, whole, but for a
+    library's scratch space; of what it only cuts out of an operand, or puts into one, no more than
+    that.
+    """
+    read = [_nbytes(lines[operand].type) for operand in line.operands]
+    written = line.type
+    opcode = line.opcode.removesuffix("-start")
+    if opcode != line.opcode:  # what its end gives
+        ends = (other for other in lines.values() if other.opcode == f"{opcode}-done")
+        written = next(other.type for other in ends if line.name in other.operands)
+    elif "__cublas" in line.rest or '"te_' in line.rest:
+        written = _SCRATCH.sub("", written)
+    if opcode == "dynamic-update-slice":
+        return 2 * read[1]
+    if opcode == "scatter" and line.updates:
+        return read[1] + 3 * read[2]
+    if opcode in _CUTS:
+        return min(read[0], _nbytes(written)) + sum(read[1:]) + _nbytes(written)
+    called = re.search(r"calls=%([\w.\-]+)", line.rest)
+    if opcode == "fusion" and called:
+        return _traffic_of_fusion(read, computations[called[1]])
+    return sum(read) + _nbytes(written)
+
+
+def _traffic_of_fusion(read: list[int], body: Lines) -> int:
+    in_place = _in_place(body)
+    total = 0
+    for inner in body.values():
+        if inner.opcode == "parameter":
+            whole = read[int(inner.rest.split(")")[0])]
+            total += int(min(whole, _used(body, inner.name, in_place)))
+    is_library = any("__cublas" in line.rest for line in body.values())
+    for result in _results(body):
+        put = body[result]
+        if result in in_place and _behind(body, in_place[result].operands[0]).opcode == "parameter":
+            put = body[in_place[result].updates]
+        total += _nbytes(_SCRATCH.sub("", put.type) if is_library else put.type)
+    return total
+
+
+def _results(body: Lines) -> list[str]:
+    root = [*body.values()][-1]
+    return root.operands if root.opcode == "tuple" else [root.name]
+
+
+def _behind(body: Lines, name: str) -> Line:
+    """What a view shows."""
+    line = body[name]
+    while line.opcode in _VIEWS:
+        line = body[line.operands[0]]
+    return line
+
+
+def _in_place(body: Lines) -> Lines:
+    """The updates of a part of an array that a fusion writes, by their results' names, where no
+    other line reads what is updated.
+    """
+    found = {}
+    for result in _results(body):
+        names = [result]
+        while body[names[-1]].opcode in _VIEWS:
+            names.append(body[names[-1]].operands[0])
+        # Each name is read by the one before it in this list, and the first by a tuple at most.
+        readers = [sum(n in line.operands for line in body.values()) for n in names]
+        if max(readers) <= 1 and body[names[-1]].updates:
+            found[result] = body[names[-1]]
+    return found
+
+
+def _used(body: Lines, name: str, in_place: Lines) -> float:
+    """The bytes that a fusion's computation needs of a value: infinitely many where of all."""
+    if name == [*body][-1]:
+        return math.inf
+    used = 0.0
+    for line in body.values():
+        for position, operand in enumerate(line.operands):
+            if operand != name:
+                continue
+            if line.opcode in _VIEWS:
+                used += _used(body, line.name, in_place)
+            elif line.opcode in _CUTS and position == 0:
+                used += _nbytes(line.type)
+            elif position > 0 or line not in in_place.values():
+                used += math.inf
+            elif line.opcode == "scatter":
+                used += _nbytes(body[line.updates].type)
+    return used
+
+
+def _nbytes(type_: str) -> int:
+    """Bytes of a type as HLO writes it, a tuple's elements together."""
+    total = 0
+    for kind, bits, dims in _ARRAY.findall(type_):
+        width = 8 if kind == "pred" else int(bits)
+        total += math.prod(int(d) for d in dims.split(",") if d) * width // 8
+    return total

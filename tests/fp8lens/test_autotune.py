@@ -153,42 +153,19 @@ def test_another_chips_choices_are_refused(keys):
             compiled(NAMES[0], text, target=other)
 
 
-def test_what_xla_could_not_read_is_refused(keys, tmp_path):
+def test_what_xla_could_not_read_is_refused(keys):
     good = autotune.by_hand(keys[NAMES[0]])
     newer = 'entries {\n  key {\n    target {\n      device: "a4baa03864db7cfb"\n    }\n  }\n}\n'
     for bad in (
-        "\n",
-        "rubbish\n",
-        "version: 3\n",
         newer,
         good[:-40],
         good.replace("version: 3", "version: 4"),
         good + "results {\n}\n",
-        good.replace("  hlo:", "  hol:"),
     ):
         with pytest.raises(
             ValueError, match=r"not XLA's autotuning results in text.*recording\(path\)"
         ):
             compiled(NAMES[0], bad)
-    (tmp_path / "binary").write_bytes(b"\x08\x03\x22\xff\x00\n\x80")
-    with pytest.raises(ValueError, match="not XLA's autotuning results in text"):
-        compiled(NAMES[0], tmp_path / "binary")
-    with pytest.raises(FileNotFoundError, match="nowhere.txt"):
-        compiled(NAMES[0], tmp_path / "nowhere.txt")
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "triton {\n      block_m: 0\n    }",
-        "triton {\n      rubbish: 1\n    }",
-        autotune.TILE.replace("block_n: 128", "block_n: 100"),
-    ],
-)
-def test_a_choice_that_is_none_is_an_error_of_xla(keys, bad):
-    """Not an abort: XLA checks a loaded tile, unlike a forced one."""
-    with pytest.raises((LookupError, jax.errors.JaxRuntimeError)):
-        compiled(NAMES[0], autotune.by_hand(keys[NAMES[0]], bad))
 
 
 def test_recording_asks_for_text():

@@ -10,8 +10,8 @@ import pytest
 
 from fp8lens import compare, inspect
 from fp8lens.bill.bill import TOTALS
-from fp8lens.bill.memory import Holds, Plan, memory_of
-from fp8lens.bill.rates import LAUNCHES, RATES, WIRES, kind_of, wire_rate
+from fp8lens.bill.memory import Holds, memory_of
+from fp8lens.bill.rates import RATES, WIRES, wire_rate
 from fp8lens.targets import TARGETS
 
 from fp8_linear import Amaxes, fp8_linear
@@ -52,20 +52,13 @@ def in_bf16():
     return inspect(jax.grad(loss, argnums=(0, 1)), weights, x)
 
 
-def in_a_loop(x, w):
-    return jax.lax.scan(lambda x, w: (jax.nn.gelu(x @ w), x), x, w)
-
-
-def of_loop():
-    return inspect(in_a_loop, S((M, K), bf16), S((4, K, K), bf16))
-
-
-def saved_by_layers(unroll):
+@functools.cache
+def saved_by_layers():
     """A step that scans over layers, whose activations the loops carry."""
 
     def step(weights, head, x):
         def loss(weights, head):
-            h, _ = jax.lax.scan(lambda h, w: (jax.nn.gelu(h @ w), None), x, weights, unroll=unroll)
+            h, _ = jax.lax.scan(lambda h, w: (jax.nn.gelu(h @ w), None), x, weights)
             return jax.nn.logsumexp((h @ head).astype(f32), -1).mean()
 
         return jax.grad(loss, (0, 1))(weights, head)
@@ -80,17 +73,9 @@ def of_donated():
     return inspect(jax.jit(step, donate_argnums=0), S((K, K), bf16), S((M, K), bf16))
 
 
-def until(x, w, n):
-    return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (jnp.tanh(c[0] @ w), c[1] + 1), (x, 0))
-
-
 ASKED = {
     **{name: functools.partial(of_block, name) for name in BLOCKS},
-    "in bf16": in_bf16,
-    "a loop": of_loop,
-    "a loop of unknown length": lambda: inspect(until, *[S((K, K), bf16)] * 2, S((), jnp.int32)),
-    "saved by layers": functools.partial(saved_by_layers, 1),
-    "saved by layers, unrolled": functools.partial(saved_by_layers, 4),
+    "saved by layers": saved_by_layers,
     "donated": of_donated,
 }
 
@@ -102,12 +87,15 @@ ASKED = {
 def test_a_bill_is_what_xla_says_and_its_lines_add_up(name):
     asked = ASKED[name]()
     memory, theirs = asked.memory, asked.compiled.memory_analysis()
-    assert memory.arguments == theirs.argument_size_in_bytes
-    assert memory.results == theirs.output_size_in_bytes
-    assert memory.aliased == theirs.alias_size_in_bytes
-    assert memory.temporaries == theirs.temp_size_in_bytes
-    assert memory.total == theirs.total_allocation_bytes
-    assert memory.peak == theirs.peak_memory_in_bytes
+    said = (memory.arguments, memory.results, memory.aliased, memory.temporaries, memory.total)
+    assert (*said, memory.peak) == (
+        theirs.argument_size_in_bytes,
+        theirs.output_size_in_bytes,
+        theirs.alias_size_in_bytes,
+        theirs.temp_size_in_bytes,
+        theirs.total_allocation_bytes,
+        theirs.peak_memory_in_bytes,
+    )
     # Without XLA's figure, as of what another process compiled, the plan tells the same.
     read = memory_of(asked.module, asked.plan)
     assert read.peak == pytest.approx(memory.peak, rel=1e-3, abs=4096)
@@ -124,9 +112,6 @@ def test_a_bill_is_what_xla_says_and_its_lines_add_up(name):
     assert written["totals"] == bill.totals and len(written["lines"]) == len(bill.by_line)
     assert bill.seconds <= bill.calibrated.shortest <= bill.calibrated.likely
     assert bill.calibrated.likely <= bill.calibrated.longest
-    for how, gap in LAUNCHES.items():
-        expected = [bill.ledger.kernels * s for s in (gap.likely, gap.least, gap.most)]
-        assert [*bill.launches[how]] == pytest.approx(expected)
 
 
 def test_what_is_alive_is_told_apart():
@@ -135,24 +120,14 @@ def test_what_is_alive_is_told_apart():
     assert {Holds.FP8, Holds.TRANSPOSED} <= in_fp8.keys()
     assert wide.keys().isdisjoint({Holds.FP8, Holds.TRANSPOSED})
     assert wide[Holds.SAVED] > 0 and wide[Holds.GRADIENT] > 0
-    (workspace,) = [b for b in of_loop().memory.alive if b.holds is Holds.WORKSPACE]
-    assert workspace.source.startswith("tests/fp8lens/test_bill.py:")
-
-
-def test_what_the_plan_does_not_tell_of_the_peak_is_said():
-    asked = saved_by_layers(1)
-    told = [line for line in asked.plan.allocations.splitlines() if "(phi)" not in line]
-    memory = memory_of(asked.module, Plan("\n".join(told), asked.plan.ranges), asked.compiled)
-    assert memory.peak == asked.memory.peak and memory.by_kind[Holds.UNTOLD] > memory.peak / 10
-    assert sum(memory.by_kind.values()) == memory.peak
 
 
 def test_a_saved_program_has_no_memory_but_a_bill():
-    asked = inspect(of_loop().compiled)
+    asked = inspect(of_block("plain").compiled)
     with pytest.raises(TypeError, match="only while it compiles"):
         _ = asked.memory
     assert "memory at the peak" not in asked.bill.totals
-    assert asked.bill.totals["bytes moved"] == of_loop().bill.totals["bytes moved"]
+    assert asked.bill.totals["bytes moved"] == of_block("plain").bill.totals["bytes moved"]
 
 
 # What runs again ----------------------------------------------------------------------------------
@@ -166,21 +141,6 @@ def test_what_runs_again_is_what_the_plain_block_does_not_run():
 
 
 # The bill, and two of them ------------------------------------------------------------------------
-
-
-def test_what_devices_send_is_in_the_bill():
-    from jax.sharding import PartitionSpec as P
-
-    def gathered(x, w):
-        return x @ jax.lax.with_sharding_constraint(w, P())
-
-    asked = inspect(
-        gathered, S((M, K), bf16), S((K, N), bf16), mesh_shape={"x": 4}, in_specs=(P(), P("x"))
-    )
-    ((kind, dtype, axis),) = asked.bill.sent
-    assert (kind, dtype, axis) == ("all-gather", "bf16", "x")
-    assert asked.bill.totals["bytes sent"] == K * N * 2 * 3 // 4
-    assert "sent by each device: 6.29 MB of bf16, all-gather over x" in str(asked.bill)
 
 
 def test_two_programs_are_compared():
@@ -210,33 +170,6 @@ def test_a_time_at_published_rates_is_a_matmuls_share_of_the_peak():
     rate = RATES["matmul"]
     expected = [arithmetic / share for share in (rate.share, rate.most, rate.least)]
     assert [*bill.calibrated] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "fn, kind",
-    [
-        (lambda x: x.T.copy() + 0 * x.T, "transpose"),
-        (lambda x: jnp.exp(x), "pointwise"),
-        (lambda x: jnp.max(jnp.abs(x), 1), "reduction"),
-    ],
-)
-def test_a_kernels_rate_is_of_what_it_does(fn, kind):
-    ledger = inspect(fn, S((512, 1024), bf16)).ledger
-    assert kind in [kind_of(line) for line in ledger]
-
-
-def test_what_has_no_rate_has_no_time():
-    bill = inspect(lambda x: jnp.linalg.cholesky(x), S((64, 64), f32)).bill
-    assert bill.calibrated is None and "time at published rates" not in bill.totals
-
-
-def test_each_figure_has_a_range_and_says_from_where():
-    for gap in LAUNCHES.values():
-        assert 0 < gap.least <= gap.likely <= gap.most < 1e-5
-    for rate in RATES.values():
-        assert 0 < rate.least <= rate.share <= rate.most <= 1
-    for one in (*LAUNCHES.values(), *RATES.values()):
-        assert "assumption" in one.source or re.search(r"20\d\d-\d\d-\d\d", one.source)
 
 
 def test_a_wires_rate_is_that_of_the_network_cards_which_a_group_has():

@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from fp8lens import aot_compile
@@ -215,19 +214,13 @@ def test_a_record_is_written_where_it_is(tmp_path, capsys, monkeypatch):
     assert main([*asked, "--save", "link.json", "--name", "b"]) == 0
     assert link.is_symlink() and stat.S_IMODE(record.stat().st_mode) == 0o664
     assert [*json.loads(record.read_text())["programs"]] == ["a", "b"]
-    whole = record.read_text()
-    for damaged in (whole.replace('"version": ', '"version": 9'), whole[:-9]):
-        record.write_text(damaged)
-        capsys.readouterr()
-        assert main([*asked, "--save", "fp8.json"]) == 2
-        assert re.search(r"--save: \S*fp8.json is .*--anew", capsys.readouterr().err)
-        assert main([*asked, "--save", "fp8.json", "--anew", "--name", "c"]) == 0
-        assert [*json.loads(record.read_text())["programs"]] == ["c"]
-    os.mkfifo("pipe")
-    for device in ("pipe", "/dev/zero"):
-        for anew in ([], ["--anew"]):
-            assert main([*asked, "--save", device, *anew]) == 2
-            assert f"--save: {device if anew == [] else ''}" in capsys.readouterr().err
+    record.write_text(record.read_text()[:-9])
+    capsys.readouterr()
+    for damaged in ("fp8.json", "/dev/zero"):
+        assert main([*asked, "--save", damaged]) == 2
+        assert f"--save: {damaged} is " in capsys.readouterr().err
+    assert main([*asked, "--save", "fp8.json", "--anew", "--name", "c"]) == 0
+    assert [*json.loads(record.read_text())["programs"]] == ["c"]
     assert main([*asked, "--save", "no/such.json"]) == 2
     assert "no/such.json cannot be written (No such file" in capsys.readouterr().err
 
@@ -290,10 +283,8 @@ def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, tmp_path, cap
 
 DAMAGES = {
     "empty": (lambda text: "", "before_cublas-gemm-rewriter.txt is empty"),
-    "binary": (lambda text: "\0", "before_cublas-gemm-rewriter.txt is no text"),
     "cut": (lambda text: text[:-99], "before_cublas-gemm-rewriter.txt is not one whole HLO"),
     "types": (lambda text: text.replace("bf16[64,128]", "f32[64,128]"), "is of another program"),
-    "name": (lambda text: text.replace("HloModule jit_", "HloModule a_"), "is of another program"),
     "scopes": (lambda text: text.replace("dot_general", "dot"), "is of another program"),
 }
 
@@ -322,21 +313,15 @@ def test_a_mesh_that_does_not_fit_is_said(tmp_path, capsys):
         assert wrong.startswith("! error: --mesh: mesh_shape has 4 devices"), wrong
 
 
-def piped(data: bytes, *options: str) -> subprocess.CompletedProcess:
-    return command("-", *options, input=data, text=False)
+def piped(data: bytes) -> subprocess.CompletedProcess:
+    return command("-", input=data, text=False)
 
 
 def test_a_program_from_standard_input(monkeypatch, capsys):
-    for options in ([], ["--json"]):
-        done, same = piped(DUMP.read_bytes(), *options), command(DUMP, *options)
-        assert (done.returncode, done.stdout.decode(), done.stderr) == (0, same.stdout, b"")
-    for data, message in (
-        (b"", "standard input is empty: give the text"),
-        (b"a\0", "standard input is no text: give the text"),
-        (b"nothing", "standard input is not one whole HLO module (line 1, column 1: "),
-    ):
-        done = piped(data)
-        assert done.returncode == 2 and message in done.stderr.decode()
+    done, same = piped(DUMP.read_bytes()), command(DUMP)
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, same.stdout, b"")
+    done = piped(b"a\0")
+    assert done.returncode == 2 and b"standard input is no text: give the text" in done.stderr
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert "no program comes from standard input" in said(capsys, "-")
 
@@ -409,11 +394,10 @@ def crafted(tmp_path) -> Path:
 ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
-def on_a_terminal(monkeypatch, *words: str, columns: int = 80, **settings: str) -> str:
+def on_a_terminal(monkeypatch, *words: str, **settings: str) -> str:
     """What the command prints on a terminal of this width."""
-    for name in ("NO_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm", "COLUMNS": str(columns), **settings}.items():
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", **settings}.items():
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -423,7 +407,7 @@ def on_a_terminal(monkeypatch, *words: str, columns: int = 80, **settings: str) 
 
 
 def test_nothing_in_a_file_reaches_the_terminal_as_control(crafted, capsys, monkeypatch):
-    for words in ([], ["--ledger", "--require-fp8"], ["--reasons"]):
+    for words in (["--ledger", "--require-fp8"], ["--reasons"]):
         text = said(capsys, str(crafted), *words)
         assert is_plain(text) and r"\x1b[2J" in text
     main([str(crafted), "--json"])
@@ -432,12 +416,10 @@ def test_nothing_in_a_file_reaches_the_terminal_as_control(crafted, capsys, monk
     coloured = ANSI.sub("", on_a_terminal(monkeypatch, str(crafted), "--ledger"))
     assert is_plain(coloured) and r"\x1b[2J" in coloured
     monkeypatch.undo()
-    for broken in (f"{EVIL}HloModule", crafted.read_text().replace("%d = f32", f"%d = {EVIL}f32")):
-        crafted.write_text(broken)
-        text = said(capsys, str(crafted))
+    crafted.write_text(crafted.read_text().replace("%d = f32", f"%d = {EVIL}f32"))
+    for word in (str(crafted), f"no{EVIL}.txt", f"no{EVIL}.py:f"):
+        text = said(capsys, word)
         assert is_plain(text) and text.startswith("! error: ") and r"\x1b[2J" in text
-    for word in (f"no{EVIL}.txt", f"no{EVIL}.py:f", f"README.md:{EVIL}"):
-        assert is_plain(text := said(capsys, word)) and r"\x1b[2J" in text
     with pytest.raises(SystemExit):
         main(["a.txt", f"b{EVIL}.txt"])
     assert is_plain(err := capsys.readouterr().err) and r"b\x1b[2J" in err
@@ -449,8 +431,6 @@ def test_names_that_the_terminal_s_encoding_lacks(tmp_path):
     ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = command(file, "--require-fp8", env=ascii_alone)
     assert (done.returncode, done.stderr) == (1, "") and "gr\\xf6\\xdfe.py:3" in done.stdout
-    done = command(file, "--require-fp8", "--allow", "größe", env=ascii_alone)
-    assert done.returncode == 2 and "no rule 'gr\\xf6\\xdfe'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -464,17 +444,6 @@ def test_colours_only_on_a_terminal_that_wants_them(monkeypatch, capsys, words):
     assert ANSI.search(coloured) and ANSI.sub("", coloured) == plain
     assert on_a_terminal(monkeypatch, *words, NO_COLOR="1") == plain
     assert on_a_terminal(monkeypatch, *words, TERM="dumb") == plain
-
-
-def test_a_wide_terminal_is_used_and_a_narrow_one_changes_nothing(tmp_path, monkeypatch, capsys):
-    where = "a_folder_with_a_long_name/" * 2 + "layer.py"
-    dump = tmp_path / "step.txt"
-    dump.write_text(CRAFTED.format(op="", file=where, epilogue='"RELU"'))
-    plain = said(capsys, str(dump))
-    assert f"at {where}" in plain, "the place is below the row where 100 columns are too few"
-    assert on_a_terminal(monkeypatch, str(dump), columns=40, NO_COLOR="1") == plain
-    wide = on_a_terminal(monkeypatch, str(dump), columns=240, NO_COLOR="1")
-    assert f"at {where}" not in wide and where in wide
 
 
 # How it ends --------------------------------------------------------------------------------------

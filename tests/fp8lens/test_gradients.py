@@ -49,13 +49,8 @@ def layer_with(quantize_gradient):
 
 dense = layer_with(lambda g, s: quantize(g, s, e5m2))
 bare = layer_with(lambda g, s: g.astype(e5m2))
-by_one = layer_with(lambda g, s: (g * 1).astype(e5m2))
 by_amax = layer_with(lambda g, s: (g * (57344 / jnp.max(jnp.abs(g)))).astype(e5m2))
 by_a_number = layer_with(lambda g, s: (g * 1024).astype(e5m2))
-
-
-def through_bytes(x):
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint16), bf16)
 
 
 def layers(one, between=jax.nn.relu):
@@ -68,27 +63,9 @@ def by_division(x, up, down, s):
     return lax.dot(hidden, (down / s).astype(e4m3)).astype(f32) * s * s
 
 
-def scanned(x, up, down, s):
-    def layer(x, w):
-        return dense(jax.nn.gelu(dense(x, w, s)), w.T, s), None
-
-    return lax.scan(jax.checkpoint(layer), x, jnp.stack([up, 2 * up]))[0]
-
-
-def quantized_and_dequantized(x, up, down, s):
-    """The gradient is not converted: XLA takes a conversion and the one back for none."""
-    wide = [quantize(a, s).astype(bf16) * s.astype(bf16) for a in (x, up)]
-    return lax.dot(*wide) @ down
-
-
 def capped(one):
     """A head with capped scores: the cap's factor and the gradient's scale have one line."""
     return lambda x, up, down, s: 15 * jnp.tanh(one(x, up[:, :256], s).astype(f32) / 15)
-
-
-def attention(x, up, down, s):
-    q, k, v = jnp.split(dense(x, up, s).reshape(2, 64, 4, 128)[..., :96], 3, -1)
-    return jax.nn.dot_product_attention(q, k, v).reshape(128, -1) @ down[:128]
 
 
 def step_of(model, lift=False):
@@ -108,7 +85,7 @@ def seen(model, **options):
     return inspect(step_of(model, **options), *ARGS)
 
 
-@pytest.mark.parametrize("model", [layers(bare), layers(by_one), by_division, capped(bare)])
+@pytest.mark.parametrize("model", [layers(bare), by_division, capped(bare)])
 def test_a_gradient_that_becomes_fp8_without_a_scale_fails(model):
     told = seen(model)
     report = told.report
@@ -121,25 +98,20 @@ def test_a_gradient_that_becomes_fp8_without_a_scale_fails(model):
 
 
 @pytest.mark.parametrize(
-    "model",
+    "model, rows",
     [
-        layers(dense, jnp.round),
-        layers(dense, through_bytes),
-        lambda x, up, down, s: layers(dense)(x, lax.stop_gradient(up), down, s),
+        (layers(dense, jnp.round), 1),
+        (lambda x, up, down, s: layers(dense)(x, lax.stop_gradient(up), down, s), 1),
+        (lambda x, up, down, s: jnp.round(layers(dense)(x, up, down, s)), 2),
     ],
 )
-def test_a_matmul_without_a_gradient_is_told(model):
+def test_a_matmul_without_a_gradient_is_told(model, rows):
     told = seen(model)
     report = told.report
-    first = report.rows[0]
-    assert report.without_gradient == (f"{first.title} ({first.source})",)
+    lost = report.rows[:rows]
+    assert report.without_gradient == tuple(f"{row.title} ({row.source})" for row in lost)
     assert not report.unscaled and "no gradient goes through" in str(report)
     assert_fp8_gemms(told)
-
-
-def test_where_all_gradients_are_zero_each_matmul_is_told():
-    report = seen(lambda x, up, down, s: jnp.round(layers(dense)(x, up, down, s))).report
-    assert len(report.without_gradient) == len(report.rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -150,19 +122,12 @@ def test_where_all_gradients_are_zero_each_matmul_is_told():
         (layers(by_a_number), False),
         (layers(bare), True),  # a loss that is scaled may lift its gradients as much
         (capped(by_a_number), False),
-        (scanned, False),
-        (quantized_and_dequantized, False),
-        (attention, False),
     ],
 )
 def test_a_right_step_is_not_suspected(model, lift):
+    """Neither are the real programs: their answers are in `tests/programs/real`."""
     report = seen(model, lift=lift).report
     assert report.fp8_rows and not report.unscaled and not report.without_gradient
-
-
-def test_a_program_without_gradients_is_not_suspected():
-    report = inspect(layers(dense), *ARGS[:3], ARGS[4]).report
-    assert report.fp8_rows and not report.of_gradients()
 
 
 def test_rows_of_one_line_are_told_apart_by_argument_and_pass():
@@ -180,21 +145,6 @@ def test_rows_of_one_line_are_told_apart_by_argument_and_pass():
         [up, down, f"{down} backward (dgrad)", f"{down} backward (wgrad)", f"{up} backward (wgrad)"]
     )
     assert {reason.layer for reason in told.reasons} <= {row.path for row in told.report.rows}
-
-
-def test_a_layer_has_its_name_and_a_scan_its_passes():
-    def model(x, up, down, s):
-        with jax.named_scope("up"):
-            x = dense(x, up, s)
-        with jax.named_scope("down"):
-            return dense(x, down, s)
-
-    assert {row.path for row in seen(model).report.rows} == {
-        *("up", "down", "down backward (dgrad)", "down backward (wgrad)"),
-        "up backward (gradient of up)",
-    }
-    passes = [row.path for row in seen(scanned).report.rows]
-    assert "recomputed" in passes and "" in passes and "backward (dgrad)" in passes
 
 
 def test_a_wide_gradient_that_jax_made_asks_for_a_gradient_of_ones_own():

@@ -2,16 +2,15 @@ import functools
 import json
 import random
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from fp8lens.hlo.diff import HloDiff, diff_hlo
-from helpers import HloParseError, aot_compile, format_hlo_module, parse_hlo_module
+from helpers import aot_compile, parse_hlo_module
+from tests.programs.renamed import Names, renamed
 
-OLD = sorted(Path(__file__).parent.glob("hlo/*.txt"))
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
 SHAPES = (
     jax.ShapeDtypeStruct((64, 128), e4m3),
@@ -32,10 +31,8 @@ def plain():
     return aot_compile(scaled, *SHAPES).as_text()
 
 
-def renamed(text: str, seed: int) -> str:
-    """The same program: every name new, independent instructions in another order, scratch of
-    another size, without metadata.
-    """
+def shuffled(text: str, seed: int) -> str:
+    """The same program: every name new, independent instructions in another order."""
     shuffle = random.Random(seed)
     lines = ["HloModule other, is_scheduled=true"]
     for c in parse_hlo_module(text).computations.values():
@@ -45,22 +42,16 @@ def renamed(text: str, seed: int) -> str:
             i = shuffle.choice([i for i in waiting if placed.issuperset(i.operands)])
             waiting.remove(i)
             placed.add(i.name)
-            lines.append(re.sub(r", metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}", "", i.cmd))
+            lines.append(i.cmd)
         lines.append("}")
-    numbers = {}
-
-    def new(name: re.Match) -> str:
-        return f"%n.{numbers.setdefault(name[1], shuffle.random())}".replace("0.", "")
-
-    body = re.sub(r"%([\w.\-]+)", new, "\n".join(lines)).replace("s8[4194304]", "s8[33554432]")
-    return re.sub(r'"autotune_workspace_size":"\d+"', '"autotune_workspace_size":"7"', body)
+    return renamed("\n".join(lines), Names({}, {}, {}))
 
 
 @pytest.mark.parametrize("gemm", ["cublaslt", "triton"])
 @pytest.mark.parametrize("seed", range(3))
 def test_names_and_order_make_no_difference(gemm, seed):
     text = aot_compile(scaled, *SHAPES, gemm=gemm).as_text()
-    diff = diff_hlo(text, renamed(text, seed))
+    diff = diff_hlo(text, shuffled(text, seed))
     assert diff.same and not diff and str(diff) == "no difference", str(diff)
 
 
@@ -74,7 +65,7 @@ def test_names_and_order_make_no_difference(gemm, seed):
     ],
 )
 def test_settings_of_a_matmul_show(plain, key, old, new):
-    diff = diff_hlo(plain, renamed(plain.replace(f'"{key}":{old}', f'"{key}":{new}'), 0))
+    diff = diff_hlo(plain, shuffled(plain.replace(f'"{key}":{old}', f'"{key}":{new}'), 0))
     text = re.sub(r"\n[+-] {4,}", " ", str(diff))  # what is wrapped in one line
     changed = [line for line in text.splitlines() if line[0] in "+-"]
     assert [line[0] for line in changed] == ["-", "+"]
@@ -85,15 +76,16 @@ def test_settings_of_a_matmul_show(plain, key, old, new):
 
 @pytest.mark.parametrize(
     "key, value",
-    [("selected_algorithm", '"3"'), ("lhs_stride", '"1"'), ("force_earliest_schedule", "true")],
+    [("selected_algorithm", '"3"'), ("lhs_stride", '"1"'), ("autotune_workspace_size", '"7"')],
 )
 def test_bookkeeping_of_a_matmul_does_not(plain, key, value):
     other = re.sub(rf'"{key}":("\w+"|\w+)', f'"{key}":{value}', plain)
-    assert other != plain and diff_hlo(plain, other).same
+    assert other != plain
+    assert diff_hlo(plain, other.replace("s8[4194304]", "s8[33554432]")).same
 
 
 def test_a_constant_deep_in_a_fusion_shows_alone(plain):
-    diff = diff_hlo(plain, renamed(plain.replace("constant(448)", "constant(240)"), 0))
+    diff = diff_hlo(plain, shuffled(plain.replace("constant(448)", "constant(240)"), 0))
     ((heading, rows),) = diff.sections
     (changed,) = [row for row in rows if row.changed]
     assert heading.startswith("%fused")
@@ -108,7 +100,7 @@ def test_a_layout_that_is_not_row_major_shows(plain):
 def test_one_instruction_more_shows_as_one():
     twice = functools.partial(scaled, twice=True)
     before, after = (jax.jit(fn).lower(*SHAPES) for fn in (scaled, twice))
-    text = str(diff_hlo(before, after, context=0))
+    text = str(diff_hlo(before, after))
     added = [line for line in text.splitlines() if line.startswith("+")]
     assert sum("add(" in line for line in added) == 1 and " dot(" not in text
 
@@ -117,18 +109,6 @@ def test_swapped_operands_show():
     x = jax.ShapeDtypeStruct((8,), f32)
     one = jax.jit(lambda x, y: x - y).lower(x, x)
     assert str(diff_hlo(one, jax.jit(lambda x, y: y - x).lower(x, x))).count("subtract(") == 2
-
-
-def test_context_is_limited(plain):
-    changed = plain.replace('"epilogue":"DEFAULT"', '"epilogue":"RELU"')
-    lengths = [len(diff_hlo(plain, changed, context=n).sections[0][1]) for n in (0, 1, 2)]
-    assert lengths == sorted(set(lengths))
-
-
-def test_fused_and_not(plain):
-    other = aot_compile(functools.partial(scaled, clamp=False), *SHAPES)
-    lines = str(diff_hlo(plain, other)).splitlines()
-    assert [line[0] for line in lines if "clamp(" in line] == ["-"]
 
 
 def test_around_keeps_the_places_that_match(plain):
@@ -146,12 +126,6 @@ def test_donated_arguments_show():
     assert "input_output_alias" in str(diff_hlo(one, two))
 
 
-@pytest.mark.parametrize("path", OLD, ids=lambda p: p.stem)
-def test_old_dumps_agree_with_themselves(path):
-    text = path.read_text()
-    assert diff_hlo(text, format_hlo_module(text, backend_cfg=True)).same
-
-
 def test_dump_abbreviates_tuple_elements(tmp_path):
     def f(x):
         y, i = jax.lax.top_k(x, 4)
@@ -162,8 +136,3 @@ def test_dump_abbreviates_tuple_elements(tmp_path):
     compiled = aot_compile(f, jax.ShapeDtypeStruct((64, 64), f32), compiler_options=dump)
     text = next(tmp_path.glob("*gpu_after_optimizations.txt")).read_text()
     assert diff_hlo(text, compiled).same
-    if "#0" in text:  # JAX 0.12; releases before write the lines that the parser puts in
-        with pytest.raises(HloParseError, match="has no element 9"):
-            parse_hlo_module(text.replace("#0", "#9"))
-        with pytest.raises(HloParseError, match="is not an instruction"):
-            parse_hlo_module(re.sub(r"%[\w.\-]+#0", "%nobody#0", text))

@@ -1,15 +1,13 @@
 import html
 import io
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens.hlo import parse_hlo_module
+from fp8lens.hlo import text
 from fp8lens.hlo.text import format_hlo_module, print_hlo_module
 from helpers import aot_compile
 
@@ -32,20 +30,6 @@ SHAPES = (
 @pytest.fixture(scope="module")
 def fused():
     return aot_compile(scaled, *SHAPES)
-
-
-def linalg(x):
-    return jnp.linalg.cholesky(x), jnp.sort(x)
-
-
-SQUARE = jax.ShapeDtypeStruct((16, 16), f32)
-PROGRAMS = {
-    "fused": lambda: aot_compile(scaled, *SHAPES),
-    "unoptimized": lambda: jax.jit(scaled).lower(*SHAPES),
-    "linalg": lambda: aot_compile(linalg, SQUARE),
-    "linalg, CPU": lambda: jax.jit(linalg).lower(SQUARE).compile(),
-    **{path.stem: path.read_text for path in OLD},
-}
 
 
 def test_text_of_a_fused_matmul(fused):
@@ -71,33 +55,12 @@ ENTRY %main.4 (a.1: f8e4m3fn[32,64], b.1: f8e4m3fn[128,64], a_scale.1: f32[], b_
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"metadata": True, "backend_cfg": True}], ids=["", "all"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_printed_parses_to_the_same_program(name, options):
-    module = parse_hlo_module(PROGRAMS[name]())
-    text = format_hlo_module(module, **options)
-    again = parse_hlo_module(text)
-    for i, other in zip(module, again, strict=True):
-        assert (i.name, i.opcode, i.operands) == (other.name, other.opcode, other.operands)
-        assert i.called == other.called
-        if options:
-            assert i.backend_config == other.backend_config
-            assert (i.metadata and i.metadata.op_name) == (
-                other.metadata and other.metadata.op_name
-            )
-    assert format_hlo_module(again, **options) == text
-    assert max(map(len, text.splitlines())) <= 102
-    noise = r'"/|fingerprint|FileNames|StackFrames|/\*index|sdy|scheduling_name'
-    assert not re.search(noise, text)
-    assert options or not re.search("metadata=|backend_config=", text)
-
-
 def test_only_layouts_that_matter_are_shown():
     dot = aot_compile(
         jnp.matmul, jax.ShapeDtypeStruct((32, 64), e4m3), jax.ShapeDtypeStruct((64, 128), e4m3)
     )
-    text = format_hlo_module(dot)
-    assert "{0,1}" in text and "{1,0}" not in text.replace("dimensions={1,0}", "")
+    shown_dot = format_hlo_module(dot)
+    assert "{0,1}" in shown_dot and "{1,0}" not in shown_dot.replace("dimensions={1,0}", "")
     shown = "parameter(0), sharding={devices=[2,1]<=[2]}"
     one = f"HloModule m\nENTRY %e {{\n  ROOT %p = f32[2,3]{{1,0}} {shown}\n}}"
     assert f"= f32[2,3] {shown}" in format_hlo_module(one)
@@ -106,34 +69,17 @@ def test_only_layouts_that_matter_are_shown():
 
 def test_metadata_names_the_line(fused, monkeypatch):
     lines = Path(__file__).read_text().splitlines()
-    (line,) = [n for n, text in enumerate(lines, 1) if text.startswith("    return jnp.clip")]
+    (line,) = [n for n, line in enumerate(lines, 1) if line.startswith("    return jnp.clip")]
     for folder, file in ((Path(__file__).parents[2], "tests/fp8lens/"), (OLD[0].parent, "")):
         monkeypatch.chdir(folder)
-        text = format_hlo_module(fused, metadata=True)
-        assert f'source_file="{file}test_hlo_text.py" source_line={line}' in text
+        shown = format_hlo_module(fused, metadata=True)
+        assert f'source_file="{file}test_hlo_text.py" source_line={line}' in shown
 
 
 def test_backend_config_is_readable(fused):
-    text = format_hlo_module(fused, backend_cfg=True)
-    assert (
-        '\n          "epilogue": "RELU",\n' in text
-        and '\n          "damax_output": true,\n' in text
-    )
-
-
-def test_two_compiles_of_one_function_print_alike(fused):
-    first = format_hlo_module(fused)
-    jax.clear_caches()
-    assert format_hlo_module(aot_compile(scaled, *SHAPES)) == first
-    code = (
-        "import sys; from tests.fp8lens.test_hlo_text import *; "
-        "sys.stdout.write(format_hlo_module(aot_compile(scaled, *SHAPES)))"
-    )
-    root = Path(__file__).parent.parent.parent
-    other = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, text=True, capture_output=True, check=True
-    )
-    assert other.stdout == first
+    shown = format_hlo_module(fused, backend_cfg=True)
+    for line in ('"epilogue": "RELU"', '"damax_output": true'):
+        assert f"\n          {line},\n" in shown
 
 
 class Terminal(io.StringIO):
@@ -158,28 +104,14 @@ def test_colour_only_where_there_is_some(fused, monkeypatch, capsys):
         assert not coloured or '\033[1;35m"__cublas$lt$matmul$f8"\033[0m' in stream.getvalue()
 
 
-def test_notebooks_get_colour_and_plain_text(fused):
-    import nbformat
-    from nbclient import NotebookClient
-
-    code = (
-        "from helpers import print_hlo_module\nfrom pathlib import Path\n"
-        "for name in ('jax_0_4_31_plain', 'jax_0_4_14_ffi'):\n"
-        "    print_hlo_module(Path(f'hlo/{name}.txt').read_text())"
-    )
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(notebook, resources={"metadata": {"path": Path(__file__).parent}}).execute()
-    first, second = notebook.cells[0].outputs
-    data = first["data"]
-    assert data["text/plain"] == format_hlo_module(
-        (Path(__file__).parent / "hlo/jax_0_4_31_plain.txt").read_text()
-    )
+def test_notebooks_get_colour_and_plain_text(monkeypatch):
+    shown = []
+    monkeypatch.setattr(text, "notebook_display", lambda: lambda data, raw: shown.append(data))
+    old = (Path(__file__).parent / "hlo/jax_0_4_31_plain.txt").read_text()
+    print_hlo_module(old)
+    (data,) = shown
+    assert data["text/plain"] == format_hlo_module(old)
     # A browser drops the line's end behind <pre>; folded, JupyterLab shows what stands before it.
-    unescaped = html.unescape(
-        re.sub(r"<[^>]+>", "", re.sub(r"(<pre[^>]*>)\n", r"\1", data["text/html"]))
-    )
-    assert (
-        unescaped == data["text/plain"]
-        and 'font-weight:bold">"__cublas$lt$matmul$f8"</span>' in data["text/html"]
-    )
-    assert 'lapack_\\"spotrf\\"{' in second["data"]["text/plain"]
+    without_tags = re.sub(r"<[^>]+>", "", re.sub(r"(<pre[^>]*>)\n", r"\1", data["text/html"]))
+    assert html.unescape(without_tags) == data["text/plain"]
+    assert 'font-weight:bold">"__cublas$lt$matmul$f8"</span>' in data["text/html"]

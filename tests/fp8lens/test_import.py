@@ -3,10 +3,8 @@ compiles.
 """
 
 import ast
-import copy
 import pickle
 import pkgutil
-import pydoc
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -97,26 +95,21 @@ def test_everything_public_is_shown_and_found():
     assert set(dir(fp8lens)) == set(fp8lens.__all__) == set(everything) - {"__builtins__"}
     with pytest.raises(AttributeError, match="module 'fp8lens' has no attribute 'report_gemm'"):
         fp8lens.report_gemm  # noqa: B018
-    text = pydoc.render_doc(fp8lens, renderer=pydoc.plaintext)
-    for name in fp8lens.__all__:
-        assert name in text and (name == "TARGETS" or getattr(fp8lens, name).__doc__), name
-        if name != "TARGETS":
-            assert pickle.loads(pickle.dumps(getattr(fp8lens, name))) is getattr(fp8lens, name)
+    for name in set(fp8lens.__all__) - {"TARGETS"}:
+        value = getattr(fp8lens, name)
+        assert value.__doc__ and pickle.loads(pickle.dumps(value)) is value
 
 
 def test_what_was_read_can_be_sent_to_another_process():
     report = fp8lens.report_gemms(DUMP)
+    same = pickle.loads(pickle.dumps(report))
+    assert same == report and str(same) == str(report)
+    call = same.rows[0].instruction
+    assert call.computation.module[call.name] is call
     with pytest.raises(fp8lens.HloParseError) as caught:
         fp8lens.parse_hlo_module("HloModule m\n\n  nothing")
-    for again in (lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy, copy.copy):
-        same = again(report)
-        assert same == report and str(same) == str(report)
-        call = same.rows[0].instruction
-        assert call.computation.module[call.name] is call
-        module = again(call.computation.module)
-        assert list(map(str, module)) == list(map(str, fp8lens.parse_hlo_module(DUMP)))
-        error = again(caught.value)
-        assert (str(error), error.line, error.column) == (str(caught.value), 3, 3)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (str(error), error.line, error.column) == (str(caught.value), 3, 3)
 
 
 # The modules --------------------------------------------------------------------------------------
@@ -136,30 +129,19 @@ def imports(name: str) -> list[tuple[str, str]]:
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, (
-                f"{name}: line {node.lineno} imports by dots; write the module's name"
-            )
+            assert node.module, f"{name}: line {node.lineno} imports by dots"
             found += [(node.module, alias.name) for alias in node.names]
     return found
 
 
-def test_no_private_name_is_imported_from_another_module():
+def test_no_import_leads_back_and_none_is_of_a_private_name():
+    edges = {}
     for module in MODULES:
-        for place, name in imports(module):
-            if place.partition(".")[0] == "fp8lens":
-                private = [part for part in f"{place}.{name}".split(".") if part.startswith("_")]
-                assert not private, (module, place, name)
-
-
-def test_no_import_leads_back():
-    edges = {
-        module: {
-            f"{place}.{name}" if f"{place}.{name}" in MODULES else place
-            for place, name in imports(module)
-        }
-        & set(MODULES) - {module}
-        for module in MODULES
-    }
+        full = [(place, f"{place}.{name}") for place, name in imports(module)]
+        private = [name for _, name in full if name.startswith("fp8lens.") and "._" in name]
+        assert not private, (module, private)
+        edges[module] = {name if name in MODULES else place for place, name in full}
+        edges[module] &= {*MODULES} - {module}
     assert edges["fp8lens.report.gemms"] and edges["fp8lens.hlo"]
     list(TopologicalSorter(edges).static_order())  # CycleError, with the cycle, where there is one
 

@@ -29,7 +29,6 @@ def amax(d, axis=None):
 AMAXES = {
     "of all": amax,
     "of rows": lambda d: amax(d, -1),
-    "scattered": lambda d: jnp.zeros(8).at[jnp.arange(64) % 8].max(amax(d, -1)),
     "of tiles, behind a barrier": lambda d: amax(
         jax.lax.optimization_barrier(d).reshape(-1, 16, 16), (1, 2)
     ),
@@ -53,7 +52,7 @@ def one(**options):
 @pytest.mark.parametrize("of", AMAXES)
 def test_an_amax_of_a_part_is_refused_with_the_fix(of):
     """What XLA survives is compiled here."""
-    if of in ("of rows", "scattered"):
+    if of == "of rows":
         with pytest.raises(CompilerDied, match=r"\(SIGABRT\).* algebraic_simplifier.cc:\d+.*barr"):
             aot_compile(with_amax(of), *ARGUMENTS)
     else:
@@ -80,15 +79,12 @@ def test_a_tile_that_would_abort_the_process_is_refused():
     for bad in (
         f"triton {{ {TILE} }}",
         TILE.replace("64", "63"),
-        TILE.replace("4 num", "3 num"),
         TILE.replace("128", "many"),
         TILE.replace("128", "9" * 5000),
         f"{TILE} split_k: 08",
         f"{TILE} num_stages: 3",
         "block_m: 64",
     ):
-        with pytest.raises(ValueError, match="XLA would abort"):
-            check_tile(bad)
         with pytest.raises(ValueError, match="XLA would abort"):
             one(compiler_options={"xla_gpu_override_gemm_autotuner": bad})
 

@@ -1,5 +1,5 @@
-"""Properties of the inspector on HLO that Hypothesis makes up: valid modules from a small grammar,
-and the same texts with something broken.
+"""What the inspector does with HLO in which something is broken, made by Hypothesis, or that is
+nested deeper than any program.
 
 The examples are the same on every run. HYPOTHESIS_SCALE=100 tries a hundred times as many, other
 ones each time.
@@ -8,9 +8,8 @@ ones each time.
 import contextlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,8 +18,9 @@ from hypothesis import strategies as st
 from fp8lens import HloParseError, Inspection, diff_hlo, inspect, parse_hlo_module, report_gemms
 from fp8lens.hlo.parse import parse_shape, visible
 from fp8lens.hlo.text import format_hlo_module
-from tests.fp8lens.test_hlo_parse import assert_agrees
 
+# A loop, a call, a fusion of two results, collectives and matmuls in few lines.
+WHOLE = (Path(__file__).parent / "hlo/every_form.txt").read_text()
 SCALE = int(os.environ.get("HYPOTHESIS_SCALE", 1))
 
 
@@ -35,178 +35,10 @@ def examples(number: int) -> settings:
     )
 
 
-# A small grammar ----------------------------------------------------------------------------------
-
-SIZES = st.integers(1, 300)
-TYPES = st.sampled_from(["f32", "bf16", "f8e4m3fn", "f8e5m2"])
-WORDS = st.text("ab {}()[],=%/*'.-<>$\x1b\u202e", max_size=12)
-# Of one array, to an array of the same shape.
-SAME_SHAPE = ["negate", "tanh", "exponential", "abs", "copy"]
-GROUPS = ["{}", "{{0,1},{2,3}}", "[2,4]<=[8]", "[4,2]<=[2,2,2]T(2,1,0)", "mesh['a'=2,'b'=4] {'b'}"]
-SUM = """%sum {
-  %left = f32[] parameter(0)
-  %right = f32[] parameter(1)
-  ROOT %total = f32[] add(%left, %right)
-}"""
 FOREVER = """%forever {
   %state = f32[8] parameter(0)
   ROOT %go = pred[] constant(true)
 }"""
-
-
-@dataclass
-class Written:
-    """Lines of a module, and the matmuls that were written into it."""
-
-    computations: list[tuple[str, list[str]]] = field(default_factory=list)
-    # (m, n, k, left type, right type, result type, how often)
-    matmuls: list[tuple] = field(default_factory=list)
-    names: int = 0
-
-    def name(self) -> str:
-        self.names += 1
-        return f"%i.{self.names}"
-
-    @property
-    def text(self) -> str:
-        blocks = ["HloModule made_up, is_scheduled=true, num_partitions=8", SUM, FOREVER]
-        for head, lines in self.computations:
-            body = "\n".join(f"  {line}" for line in lines)
-            blocks.append(f"{head} {{\n{body}\n}}")
-        return "\n\n".join(blocks) + "\n"
-
-
-def matmul(draw: Callable, made: Written, times: int | None, parameters: list[str]) -> list[str]:
-    """A dot of two parameters, or the call of cuBLASLt that XLA makes of it."""
-    m, n, k = draw(SIZES), draw(SIZES), draw(st.integers(2, 300))  # K = 1: no sum
-    left, right = draw(TYPES), draw(TYPES)
-    a, b, result = made.name(), made.name(), made.name()
-    shapes = [f"{left}[{m},{k}]", f"{right}[{n},{k}]"]
-    for name, shape in zip((a, b), shapes, strict=True):
-        parameters.append(f"{name} = {shape} parameter({{number}})")
-    made.matmuls.append((m, n, k, left, right, "f32", times))
-    metadata = f'metadata={{op_name="jit(f)/{draw(WORDS)}/dot_general"}}'
-    if draw(st.booleans()):
-        dims = "lhs_contracting_dims={1}, rhs_contracting_dims={1}"
-        return [f"{result} = f32[{m},{n}] dot({a}, {b}), {dims}, {metadata}"]
-    config = (
-        '{"gemm_backend_config":{"alpha_real":1,"beta":0,"epilogue":"DEFAULT",'
-        '"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
-        '"rhs_contracting_dimensions":["1"]}}}'
-    )
-    target = 'custom_call_target="__cublas$lt$matmul"'
-    call = f"{result} = (f32[{m},{n}], s8[64]) custom-call({a}, {b}), {target}, {metadata}"
-    element = f"{made.name()} = f32[{m},{n}] get-tuple-element({result}), index=0"
-    return [f"{call}, backend_config={config}", element]
-
-
-def other_work(draw: Callable, made: Written, value: str) -> tuple[str, list[str]]:
-    """Some work on an f32[8]; the name of an f32[8] that it makes."""
-    name, inner = made.name(), made.name()
-    match draw(st.sampled_from(["same", "both", "sum", "tuple", "moved", "sent"])):
-        case "same":
-            return name, [f"{name} = f32[8] {draw(st.sampled_from(SAME_SHAPE))}({value})"]
-        case "both":
-            return name, [f"{name} = f32[8] multiply({value}, {value})"]
-        case "sum":
-            zero = made.name()
-            return name, [
-                f"{zero} = f32[] constant(0)",
-                f"{inner} = f32[] reduce({value}, {zero}), dimensions={{0}}, to_apply=%sum",
-                f"{name} = f32[8] broadcast({inner}), dimensions={{}}",
-            ]
-        case "tuple":
-            return name, [
-                f"{inner} = (f32[8], f32[8]) tuple({value}, {value})",
-                f"{name} = f32[8] get-tuple-element({inner}), index=1",
-            ]
-        case "moved":
-            return name, [
-                f"{inner} = f32[8] reverse({value}), dimensions={{0}}",
-                f"{name} = f32[8] bitcast({inner})",
-            ]
-        case _:
-            groups = draw(st.sampled_from(GROUPS))
-            how = f"channel_id={made.names}, replica_groups={groups}, to_apply=%sum"
-            return name, [f"{name} = f32[8] all-reduce({value}), {how}"]
-
-
-@st.composite
-def modules(draw: Callable) -> Written:
-    """Computations of which each calls the one before it once, by a call or a loop."""
-    made = Written()
-    depth = draw(st.integers(1, 3))
-    trips = [draw(st.none() | st.integers(1, 20)) for _ in range(depth - 1)]
-    for level in range(depth):
-        value = made.name()
-        lines = [f"{value} = f32[8] parameter(0)"]
-        # How often it runs: the trips of the loops around it, unknown where one of them is.
-        around = trips[level:]
-        times: int | None = 1
-        for count in around:
-            times = None if count is None or times is None else times * count
-        for _ in range(draw(st.integers(0, 3))):
-            value, more = other_work(draw, made, value)
-            lines += more
-        if level == depth - 1 or draw(st.booleans()):
-            fused_parameters: list[str] = []
-            # ENTRY may have further parameters; another's caller would have to hand them over.
-            product = matmul(draw, made, times, fused_parameters)
-            if level == depth - 1:
-                numbered = enumerate(fused_parameters, 1)
-                lines += [line.format(number=number) for number, line in numbered]
-            else:
-                lines += [
-                    re.sub(r"parameter\(.*", f"broadcast({made.name()}), dimensions={{}}", line)
-                    for line in fused_parameters
-                ]
-                zeros = re.findall(r"(\w+)\[\S+ broadcast\((\S+)\)", "\n".join(lines[-2:]))
-                lines[-2:-2] = [f"{zero} = {dtype}[] constant(0)" for dtype, zero in zeros]
-            lines += product
-        if level:
-            count, called = trips[level - 1], f"%level{level - 1}"
-            name = made.name()
-            if count == 1:
-                lines.append(f"{name} = f32[8] call({value}), to_apply={called}")
-            else:
-                known = f'{{"known_trip_count":{{"n":"{count}"}}}}'
-                config = "" if count is None else f", backend_config={known}"
-                loop = f"while({value}), condition=%forever, body={called}"
-                lines.append(f"{name} = f32[8] {loop}{config}")
-            value = name
-        lines.append(f"ROOT {made.name()} = f32[8] negate({value})")
-        entry = "ENTRY " if level == depth - 1 else ""
-        made.computations.append((f"{entry}%level{level}", lines))
-    return made
-
-
-# Valid modules ------------------------------------------------------------------------------------
-
-
-@examples(80)
-@given(modules())
-def test_a_module_is_read_as_xla_reads_it_and_as_it_is_printed(made):
-    module = parse_hlo_module(made.text)
-    assert_agrees(module)
-
-    def told(of):
-        return [(i.name, i.opcode, i.operands, str(i.shape), i.called, i.is_root) for i in of]
-
-    again = parse_hlo_module(format_hlo_module(module, metadata=True, backend_cfg=True))
-    assert told(again) == told(module)
-    assert [i.backend_config for i in again] == [i.backend_config for i in module]
-
-
-@examples(80)
-@given(modules())
-def test_the_report_has_the_matmuls_that_were_written(made):
-    report = report_gemms(made.text)
-    rows = Counter(
-        (r.m, r.n, r.k, r.lhs_dtype, r.rhs_dtype, r.out_dtype, r.count) for r in report.rows
-    )
-    assert rows == Counter(made.matmuls)
-    flops = [2 * m * n * k * (times or 1) for m, n, k, *_, times in made.matmuls]
-    assert report.flops == sum(flops)
 
 
 @examples(200)
@@ -222,7 +54,7 @@ def test_any_shape_is_printed_as_it_is_read(text):
 JUNK = st.sampled_from(
     ["(", ")", "{", "}", "[", "]", '"', "\\", ",", "=", "%", "#0", "/*", "*/", "\n", "\0", "\x1b"]
     + ["\ud800", "-1", "9" * 30, "ROOT ", "f32[", "()", "while", "fusion", "token[]", "NaN"]
-    + ["calls=%level0", "body=%level0", "backend_config={}", "metadata={}", "(" * 300]
+    + ["calls=%layer", "body=%layer", "backend_config={}", "metadata={}", "(" * 300]
 )
 TOKEN = re.compile(r"[\w.\-]+|\s+|.", re.S)
 
@@ -230,7 +62,7 @@ TOKEN = re.compile(r"[\w.\-]+|\s+|.", re.S)
 @st.composite
 def broken(draw: Callable) -> str:
     """A module's text after a few edits: tokens and lines lost, repeated, exchanged, or junk."""
-    text = draw(modules()).text
+    text = WHOLE
     for _ in range(draw(st.integers(1, 4))):
         parts = text.splitlines(keepends=True) if draw(st.booleans()) else TOKEN.findall(text)
         if not parts:
@@ -259,7 +91,7 @@ def ask_everything(text: str) -> None:
         lambda seen: seen.collectives,
         lambda seen: seen.bill,
         lambda seen: seen.json(),
-        lambda seen: diff_hlo(seen.module, parse_hlo_module(Written().text + LEAST)),
+        lambda seen: diff_hlo(seen.module, parse_hlo_module(LEAST)),
         lambda seen: format_hlo_module(seen.module),
     ]
     try:
@@ -273,7 +105,7 @@ def ask_everything(text: str) -> None:
             assert visible(shown, "\n\t") == shown
 
 
-LEAST = "ENTRY %e {\n  ROOT %p = f32[8] parameter(0)\n}\n"
+LEAST = "HloModule m\n\nENTRY %e {\n  ROOT %p = f32[8] parameter(0)\n}\n"
 
 
 @examples(200)

@@ -90,12 +90,8 @@ def test_pyodide_says_what_python_says(pyodide, tmp_path):
         "pip install 'path/to/the/checkout[jax]'",
     ):
         assert told in there.stdout
-    assert (
-        json.loads(there.stdout.partition("gives 0\n")[2].partition("\nfp8lens ")[0])["totals"][
-            "kernels"
-        ]
-        == 3
-    )
+    printed = there.stdout.partition("gives 0\n")[2].partition("\nfp8lens ")[0]
+    assert json.loads(printed)["totals"]["kernels"] == 3
 
 
 def test_another_package_than_the_pinned_is_refused(tmp_path):

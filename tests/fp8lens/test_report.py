@@ -1,6 +1,5 @@
 """report_gemms: one row for every matmul, wherever it is, and what stayed outside of it."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from fp8lens import (
     assert_fp8_gemms,
     inspect,
     passes,
-    why_not_fp8,
 )
-from fp8lens.hlo import origin
 from fp8lens.matmul.kernels import kernels
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
 from helpers.numerics.quantize import dequantize
@@ -50,19 +47,8 @@ def quantized(a, b, a_scale, b_scale, d_scale, bias):
 
 def test_the_fields_of_a_fused_call():
     row = only(quantized, A, B, s, s, s, S(N, dtype=bf16))
-    assert (row.library, row.epilogue, row.amax, row.scales) == (
-        "cublasLt",
-        "BIAS_RELU",
-        True,
-        ("a", "b", "d"),
-    )
-    assert (row.alpha, row.beta, row.out_dtype, row.outside, row.count) == (
-        1,
-        0,
-        "f8e4m3fn",
-        (),
-        1,
-    )
+    assert (row.library, row.epilogue, row.out_dtype) == ("cublasLt", "BIAS_RELU", "f8e4m3fn")
+    assert row.amax and row.scales == ("a", "b", "d") and not row.outside
     assert re.fullmatch(r"[\w/]+\.py:\d+", row.source) and row.op_name.startswith("jit(quantized)/")
     scaled = only(lambda a, b: 3 * jax.lax.dot(a, b.T, preferred_element_type=f32), A, B)
     added = only(lambda a, b, x, y, c: scaled_dot(a, b, x, y) + c, *OPERANDS, S(M, N, dtype=f32))
@@ -90,18 +76,11 @@ ROWS = [
     (dot, WIDE, {}, "cublasLt tf32 1 64 128 256"),
     (lambda a, b: jnp.dot(a, b.T, precision="highest"), WIDE, {}, "cublasLt f32 1 64 128 256"),
     (
-        lambda a, b: jax.lax.dot(a, b.T, precision="BF16_BF16_F32"),
-        WIDE,
-        {},
-        "cublasLt bf16 1 64 128 256",
-    ),
-    (
         lambda a, b: jax.lax.dot(a, b.T, preferred_element_type=jnp.int32),
         "s8[64,256] s8[128,256]",
         {},
         "cublasLt s8 1 64 128 256",
     ),
-    (dot, "s32[64,256] s32[128,256]", {}, "kernel s32 1 64 128 256"),
     (dot, "c64[64,256] c64[128,256]", {}, "cublasLt tf32 1 64 128 256"),
     (scaled_dot, MIXED, {}, "cublasLt f8e5m2 1 64 128 256"),
     (scaled_dot, FP8, A100, "cublasLt tf32 1 64 128 256"),
@@ -139,73 +118,14 @@ def test_rows_of_all_kinds(fn, args, options, expected):
         assert row.flops == each * row.batch * row.m * row.n * row.k
 
 
-TILE = {
-    "xla_gpu_override_gemm_autotuner": "block_m: 128 block_n: 128 block_k: 64 num_warps: 4 "
-    "num_ctas: 1 num_stages: 3"
-}
-
-
-def test_the_instruction_in_ptx_decides():
-    def fn(a, b):
-        return jax.lax.dot(a, b.T, preferred_element_type=f32)
-
-    args = S(512, 512), S(512, 512)
-    assert only(aot_compile(fn, *args, gemm="triton")).math_dtype == "f8e4m3fn"  # what the dot says
-    assert only(fn, *args, gemm="triton").math_dtype == "f16"
-    row = only(fn, *args, gemm="triton", compiler_options=TILE)
-    assert row.math_dtype == "f8e4m3fn" and row.tile == "128x128x64"
-    assert only(scaled_dot, *OPERANDS, gemm="triton").math_dtype == "tf32"
-    assert only(scaled_dot, *OPERANDS).math_dtype == "f8e4m3fn"
-
-
 def layer(a, b, x, y):
     return scaled_dot(a, b, x, y)
 
 
 def test_the_source_is_the_line_outside_of_the_package():
-    line = layer.__code__.co_firstlineno + 1
-    assert only(layer, *OPERANDS).source == f"tests/fp8lens/test_report.py:{line}"
-    frames = only(layer, *OPERANDS).instruction.frames
-    names = [file.rsplit("/", 1)[-1] for file, _ in frames]
-    assert names[:2] == ["recipes.py", "test_report.py"] and (frames[1][1] == line)
-
-
-# Where they are -----------------------------------------------------------------------------------
-
-
-def step(c, w):
-    return to_e4m3(scaled_dot(c, w, 1.0 * jnp.float32(2), jnp.float32(2)), jnp.float32(2)), None
-
-
-def test_loops_count_as_often_as_they_run():
-    def nested(x, w):
-        def once(x):
-            return jax.lax.scan(step, x, w)[0]
-
-        return jax.lax.scan(lambda c, _: (once(c), None), x, None, length=3)[0]
-
-    def until(x, w, n):
-        return jax.lax.while_loop(
-            lambda c: c[1] < n, lambda c: (step(c[0], w)[0], c[1] + 1), (x, 0)
-        )[0]
-
-    x, w = S(M, K), S(7, K, K)
-    report = report_gemms(nested, x, w)
-    assert report.rows[0].count == 21 and "runs" in str(report)
-    assert report.flops == report.fp8_flops == 21 * 2 * M * K * K
-    unknown = report_gemms(until, x, S(K, K), S(dtype=jnp.int32))
-    assert unknown.rows[0].count is None and unknown.flops == 2 * M * K * K
-    assert "unknown length" in str(unknown)
-
-
-def test_branches_and_devices():
-    def fn(p, a, b):
-        return jax.lax.cond(p, lambda: a @ b.T, lambda: jax.nn.relu(a @ b.T))
-
-    rows = report_gemms(fn, S(dtype=bool), *given(BF16)).rows
-    assert sorted(row.epilogue for row in rows) == ["DEFAULT", "RELU"]
-    sharded = jax.sharding.PartitionSpec("x"), None
-    assert only(dot, *given(BF16), mesh_shape=(4,), in_specs=sharded).m == M // 4  # of one device
+    row, line = only(layer, *OPERANDS), layer.__code__.co_firstlineno + 1
+    assert row.source == f"tests/fp8lens/test_report.py:{line}"
+    assert row.instruction.frames[0][0].endswith("recipes.py")
 
 
 # What stayed outside ------------------------------------------------------------------------------
@@ -216,17 +136,6 @@ def test_branches_and_devices():
     [
         (lambda a, b, x, y: scaled_dot(a, b, x, y).astype(bf16), FP8, 1),
         (scaled_dot, "f8e4m3fn[50,200] f8e4m3fn[128,200] f32[] f32[]", 3),
-        (lambda a, b, x, y: jax.lax.dot(a.astype(f32) / x, (b.astype(f32) / y).T), FP8, 2),
-        (
-            lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32).T, dequantize(b, y, f32)),
-            "f8e4m3fn[256,64] f8e4m3fn[256,128] f32[] f32[]",
-            2,
-        ),
-        (
-            lambda a, b, x, y: jax.lax.dot(a.astype(f32) * x, dequantize(b, y, f32).T),
-            "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[64,1] f32[]",
-            2,
-        ),
     ],
 )
 def test_all_that_is_outside_of_one_matmul_is_named(fn, args, outside):
@@ -237,74 +146,28 @@ def test_all_that_is_outside_of_one_matmul_is_named(fn, args, outside):
     assert row.outside_bytes == sum(k.bytes_moved for k in launched if k.name in row.outside)
 
 
-@pytest.mark.parametrize(
-    "fn, args",
-    [
-        (lambda a, b, x, y: jax.nn.softmax(scaled_dot(a, b, x, y)), OPERANDS),
-        (lambda a, b, x, y, c: scaled_dot(a, b, x, y) * c, (*OPERANDS, S(M, N, dtype=f32))),
-        (lambda a, b, x, y: jnp.sum(scaled_dot(a, b, x, y), axis=0), OPERANDS),
-        (lambda a, b, x, y: scaled_dot(to_e4m3(a, x), b, y, y), (S(M, K, dtype=bf16), B, s, s)),
-    ],
-)
-def test_what_no_call_could_have_taken_is_not_outside(fn, args):
-    report = report_gemms(fn, *args)
-    assert report.kernels > 1 and report.rows[0].outside == ()
-
-
 # Totals and output --------------------------------------------------------------------------------
 
 
 def both(a, b, c, x, y):
-    return scaled_dot(a, b, x, y), c @ c.T
+    return jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)), c @ c.T
 
 
-BOTH = (A, B, S(M, K, dtype=bf16), s, s)
-
-
-def test_totals():
-    report = report_gemms(both, *BOTH)
-    assert report.fp8_flops == 2 * M * N * K and report.flops == 2 * M * K * (N + M)
-    assert "2 matmuls, 1 in FP8 (66.7% of 6.29 MFLOP); 2 kernels" in str(report)
-    none = report_gemms(lambda a: a.astype(f32), A)
-    assert none.fp8_flops_share == 0 and none.totals().startswith("0 matmuls")
-    assert "<p>0 matm" in none._repr_html_()
+BOTH = (A, S(K, N), S(M, K, dtype=bf16), s, s)
 
 
 def test_text_and_html_show_every_column_and_what_is_outside():
-    report = report_gemms(
-        lambda a, b, x, y: jax.lax.dot(dequantize(a, x, f32), dequantize(b, y, f32)),
-        A,
-        S(K, N),
-        s,
-        s,
-    )
+    report = report_gemms(both, *BOTH)
     text, page = str(report), report._repr_html_()
-    for part in (
-        "64 x 128 x 256",
-        "f8e4m3fn",
-        "cublasLt",
-        "DEFAULT",
-        "scales ab",
-        "wrapped_transpose",
-        "test_report.py:",
-    ):
+    for part in ("64 x 128 x 256", "cublasLt", "DEFAULT", "scales ab", "test_report.py:"):
         assert part in text and part in page
+    assert "2 matmuls, 1 in FP8 (66.7% of 6.29 MFLOP); 3 kernels" in text
     assert "runs" not in text and "outside: wrapped_transpose: 65.5 kB" in text
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert page.count("<tr") == 3 and "<script" not in page
-    assert str(Path(__file__).parent) not in page + text
-
-
-def test_alike_rows_are_shown_once_and_a_name_cannot_break_the_page():
-    def layers(x, ws):
-        for w in ws:
-            x, _ = step(x, w)
-        return x
-
-    said = str(report_gemms(layers, S(M, K), [S(K, K)] * 6))
-    assert "6 matmuls" in said and said.count("64 x 256 x 256") < 6
-    text = aot_compile(both, *BOTH).as_text().replace("jit(both)", "jit(<b>)")
-    assert "<b>" not in report_gemms(text)._repr_html_()
+    assert page.count("<tr") == 6 and str(Path(__file__).parent) not in page + text
+    named = report_gemms(aot_compile(both, *BOTH).as_text().replace("jit(both)", "jit(<b>)"))
+    assert "<b>" not in named._repr_html_()
+    assert "<p>0 matm" in report_gemms(lambda a: a.astype(f32), A)._repr_html_()
 
 
 def foreign(target, lhs="f8e5m2[512,64]", rhs="f8e4m3fn[256,64]", out="bf16[512,256]"):
@@ -323,39 +186,32 @@ ENTRY %main (a: {lhs}, b: {rhs}, s: f32[1]) -> {out} {{
 
 def test_a_call_of_another_library_is_a_row_and_its_inside_is_not_seen():
     """Transformer Engine's multiplies FP8; of a kernel of one's own nobody knows what it does."""
-    for target, multiplied, opaque in (
-        ("te_gemm_v2_ffi", "f8e5m2", ()),
-        ("my_kernel", "unknown", ("call.1",)),
-    ):
-        report = foreign(target)
-        (row,) = report.rows
+    for target, multiplied in (("te_gemm_v2_ffi", "f8e5m2"), ("my_kernel", "unknown")):
+        (row,) = foreign(target).rows
         assert (row.m, row.n, row.k, row.batch) == (512, 256, 64, 1)
         assert (row.lhs_dtype, row.rhs_dtype, row.out_dtype) == ("f8e5m2", "f8e4m3fn", "bf16")
-        assert (row.library, row.epilogue, row.outside) == (target, "not seen", ())
-        assert (row.math_dtype, report.opaque) == (multiplied, opaque)
-        assert f"{target}  not seen" in str(report)
+        assert (row.library, row.epilogue, row.math_dtype) == (target, "not seen", multiplied)
+    assert foreign("my_kernel").opaque == ("call.1",)
     # Square matrices tell M, N and K too; other shapes, and wide arrays, tell of no matmul.
     square = ["f8e4m3fn[64,64]", "f8e4m3fn[64,64]", "bf16[64,64]"]
     assert foreign("te_gemm_v2_ffi", *square).rows[0].flops == 2 * 64**3
     for shapes in ({"out": "bf16[512,512]"}, {"rhs": "bf16[256,64]"}):
         report = foreign("te_gemm_v2_ffi", **shapes)
-        assert not report.rows and report.opaque == ("call.1",)
-        assert "not looked into: call.1" in str(report)
+        assert not report.rows and "not looked into: call.1" in str(report)
 
 
-@pytest.mark.parametrize("dtype, keys", [("bf16", 8), ("bf16", 2), ("f8e4m3fn", 8)])
-def test_fused_attention_is_two_matmuls_forward_and_five_backward(dtype, keys):
-    """q [256, 64], k and v [128, 64], 2 x 8 heads, which may share keys and values, as JAX lowers
+def test_fused_attention_is_two_matmuls_forward_and_five_backward():
+    """q [256, 64], k and v [128, 64], 2 x 8 heads, which share keys and values, as JAX lowers
     cuDNN's attention and its gradient.
     """
     text = (Path(__file__).parent / "hlo" / "cudnn_attention.hlo").read_text()
-    text = text.replace("bf16[2,128,8,64]", f"bf16[2,128,{keys},64]")
-    text = text.replace("bf16[2,8,128,64]", f"bf16[2,{keys},128,64]").replace("bf16[", f"{dtype}[")
-    rows = report_gemms(text).rows
+    for shape in ("[2,128,8,64]", "[2,8,128,64]"):
+        text = text.replace(f"bf16{shape}", f"bf16{shape}".replace(",8,", ",2,"))
+    rows = report_gemms(text.replace("bf16[", "f8e4m3fn[")).rows
     scores, values, gradients = (256, 128, 64), (256, 64, 128), (128, 64, 256)
     five = [scores, gradients, scores, values, gradients]
     assert [(r.m, r.n, r.k) for r in rows] == [scores, values, *five]
-    assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", dtype)}
+    assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", "f8e4m3fn")}
 
 
 # Input --------------------------------------------------------------------------------------------
@@ -411,23 +267,14 @@ def test_an_inspection_is_compiled_once():
             ask()
 
 
-@pytest.mark.parametrize(
-    "ask", [inspect, report_gemms, why_not_fp8, assert_fp8_gemms, parse_hlo_module, passes]
-)
+@pytest.mark.parametrize("ask", [inspect, assert_fp8_gemms, parse_hlo_module, passes])
 def test_traced_and_exported_functions_name_the_fix(ask):
     jitted, x = jax.jit(lambda x: x @ x.T), jnp.ones((32, 64))
-    with pytest.raises(
-        TypeError, match=r"got Traced: .* what traced.lower\(\).compile\(\) returns"
-    ):
+    with pytest.raises(TypeError, match=r"got Traced: .* what traced.lower\(\).compile\(\) return"):
         ask(jitted.trace(x))
-    exported = (
-        "not for CUDA: export it with" if ask is not parse_hlo_module else "give it to inspect"
-    )
-    with pytest.raises(TypeError, match=f"got Exported.*{exported}"):
+    with pytest.raises(TypeError, match="got Exported.*(not for CUDA: export|give it to inspect)"):
         ask(jax.export.export(jitted, platforms=["cpu"])(x))
-    with pytest.raises(
-        TypeError, match="got bytes: the bytes of a serialized executable are packed"
-    ):
+    with pytest.raises(TypeError, match="got bytes: the bytes of a serialized executable are"):
         ask(b"\x80\x04\x95")
 
 
@@ -435,46 +282,11 @@ def test_an_exported_function_is_inspected_as_the_function():
     def fn(x, *, w):
         return jax.lax.dot(x, w.T, preferred_element_type=bf16)
 
-    exported = jax.export.export(jax.jit(fn), platforms=["cuda", "cpu"])(A, w=B)
-    (row,), (expected,) = inspect(exported).report.rows, inspect(fn, A, w=B).report.rows
-    assert dataclasses.replace(row, source="", op_name="") == dataclasses.replace(
-        expected, source="", op_name=""
-    )
     (n,) = jax.export.symbolic_shape("n")
-    symbolic = jax.export.export(jax.jit(fn), platforms=["cuda"])(S(n, K), w=B)
+    jitted = jax.jit(fn)
+    symbolic = jax.export.export(jitted, platforms=["cuda"])(S(n, K), w=B)
     with pytest.raises(TypeError, match="symbolic shapes: give its arguments"):
         inspect(symbolic)
-    assert inspect(symbolic, A, w=B).report.rows[0].is_fp8
-
-
-def test_whether_a_program_is_optimized_is_a_field():
-    lowered = jax.jit(dot).lower(A, B)
-    assert not report_gemms(lowered).optimized and report_gemms(lowered.compile()).optimized
-    assert only(lowered).lhs_dtype == "f8e4m3fn"
-
-
-def test_lines_of_a_folder_that_is_left_out_are_no_program_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(origin, "_left_out", origin.left_out())  # undone at the end
-    recipe, program = str(tmp_path / "recipes" / "dot.py"), str(tmp_path / "model.py")
-    text = f"""HloModule m
-
-FileNames
-1 "{recipe}"
-2 "{program}"
-
-FileLocations
-1 {{file_name_id=1 line=3}}
-2 {{file_name_id=2 line=5}}
-
-StackFrames
-1 {{file_location_id=2}}
-2 {{file_location_id=1 parent_frame_id=1}}
-
-ENTRY %e (p: f32[4]) -> f32[4] {{
-  ROOT %p = f32[4]{{0}} parameter(0), metadata={{stack_frame_id=2}}
-}}
-"""
-    instruction = parse_hlo_module(text)["p"]
-    assert origin.source_line(instruction) == "dot.py:3"
-    origin.leave_out(tmp_path / "recipes")
-    assert origin.source_line(instruction) == "model.py:5"
+    whole = jax.export.export(jitted, platforms=["cuda", "cpu"])(A, w=B)
+    for seen in (inspect(symbolic, A, w=B), inspect(whole)):
+        assert seen.report.rows[0].title == only(fn, A, w=B).title and not seen.reasons

@@ -84,13 +84,8 @@ def test_threads_do_not_mix_and_nothing_stays_on_disk(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         for n, found in zip(range(1, 5), pool.map(stages, range(1, 5)), strict=True):
             assert len(found) > 3 and all(f"f32[{16 * n},64]" in stage.text for stage in found)
-    for error, words, options in (
-        (TypeError, "incompatible|contracting", {}),
-        (KeyError, "unknown chip", {"target": "H1000"}),
-        (jax.errors.JaxRuntimeError, "No such", {"compiler_options": {"xla_no_such": 1}}),
-    ):
-        with pytest.raises(error, match=words):
-            dumped((lambda x: x @ x) if options == {} else jnp.sin, SHAPES[0], **options)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such"):
+        dumped(jnp.sin, SHAPES[0], compiler_options={"xla_no_such": 1})
     assert not list(tmp_path.iterdir())
 
 

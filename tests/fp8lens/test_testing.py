@@ -22,24 +22,17 @@ def dot(a, b):
     "given, multiplied",
     [
         (("f8e4m3fn", "f8e5m2"), "f8e4m3fn"),
-        (("f8e4m3fn", "bf16"), "bf16"),
         (("bf16", "f8e4m3fn"), "bf16"),
         (("f8e4m3fn", "s8"), "s8"),
-        (("f16", "f32"), "tf32"),
     ],
 )
 def test_both_operands_are_asked(given, multiplied):
     text = inspect(dot, FP8, FP8).module.text
     for argument, dtype in zip("ab", given, strict=True):
-        text, times = re.subn(rf"(%{argument}\.1 = )f8e4m3fn", rf"\1{dtype}", text)
-        assert times == 1
+        text = re.sub(rf"(%{argument}\.1 = )f8e4m3fn", rf"\1{dtype}", text)
     (row,) = report_gemms(text).rows
-    is_fp8 = multiplied.startswith("f8")
     assert (row.lhs_dtype, row.rhs_dtype, row.math_dtype) == (*given, multiplied)
-    assert row.is_fp8 == is_fp8 == (not fp8_failures(inspect(text)))
-    for asked in ({}, {"count": 1}, {"min_flops_share": 0.1}) if not is_fp8 else ():
-        with pytest.raises(AssertionError):
-            assert_fp8_gemms(text, **asked)
+    assert row.is_fp8 == multiplied.startswith("f8") == (not fp8_failures(inspect(text)))
 
 
 def test_a_message_says_how_it_was_compiled():
@@ -63,8 +56,7 @@ def test_both_ways_to_compile_are_compared():
     assert "XLA's default compiles 2 of 2 matmuls in another way" in str(seen)
     options = {"xla_gpu_enable_triton_gemm": False}  # then the default is the same
     same = inspect(fn, FP8, FP8, WIDE, gemm="both", compiler_options=options)
-    assert not same.differences.pairs and "0 of 2" in str(same.differences)
-    assert inspect(fn, FP8, FP8, WIDE).differences is None
+    assert "0 of 2" in str(same.differences)
 
 
 SCHEDULED = """HloModule jit_f, is_scheduled=true
@@ -144,7 +136,7 @@ def test_of_two_kernels_of_one_name_neither_passes_for_the_other():
             assert_fp8_gemms(one, FP8, FP8, target="B200", min_flops_share=0.5)
 
 
-@pytest.mark.parametrize("asked", [{}, {"min_flops_share": 0.0}, {"min_flops_share": 1.0}])
+@pytest.mark.parametrize("asked", [{}, {"min_flops_share": 0.5}])
 def test_a_program_without_a_matmul_is_not_fp8(asked):
     with pytest.raises(AssertionError, match="the program has no matmul"):
         assert_fp8_gemms(lambda a: a + 1, shape(8, 8), **asked)
@@ -161,11 +153,8 @@ def test_a_matmul_that_is_meant_to_be_wide_is_allowed_by_its_rule():
 
     seen = inspect(routed, FP8, FP8, WIDE)
     for allowed in ((), ["operand-layout"]):
-        with pytest.raises(AssertionError, match="1 of 2 matmuls are not FP8"):
-            assert_fp8_gemms(seen, allow=allowed)
         assert "1 of 2 matmuls are not FP8" in fp8_failures(seen, allowed)
     assert_fp8_gemms(seen, allow="not-quantized")
-    assert fp8_failures(seen, ["not-quantized"]) == []
     with pytest.raises(AssertionError, match="no matmul is FP8"):
         assert_fp8_gemms(wide, FP8, FP8, WIDE, allow="not-quantized")
 
@@ -175,8 +164,8 @@ def test_a_loop_of_unknown_length_has_no_share():
         later = jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, c)
         return dot(a, b), later
 
-    args = shape(4096, 4096, dtype=e4m3), shape(4096, 4096, dtype=e4m3), WIDE
-    seen = inspect(fn, *args)
+    large = shape(4096, 4096, dtype=e4m3)
+    seen = inspect(fn, large, large, WIDE)
     assert seen.report.fp8_flops_share > 0.99  # if the loop runs once
     with pytest.raises(AssertionError, match="how often its loop runs is not known"):
         assert_fp8_gemms(seen, min_flops_share=0.9)
@@ -201,12 +190,3 @@ def test_a_residual_is_no_bias():
     assert "no FP8 call has fused: bias" in str(told.value)
     with pytest.raises(AssertionError, match="left outside: bias"):
         assert_fp8_gemms(block, *given, shape(64, dtype=f32), fused="bias")
-
-
-def test_a_count_alone_is_told_by_what_is_not_fp8():
-    def two(x, w, x_scale, w_scale):
-        return product(x, w, x_scale, w_scale).astype(f32) + 1, x @ w
-
-    with pytest.raises(AssertionError) as told:
-        assert_fp8_gemms(two, WIDE, WIDE, SCALE, SCALE, count=2)
-    assert "lost fp8" in str(told.value) and "lost bias" not in str(told.value)

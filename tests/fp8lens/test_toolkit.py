@@ -31,81 +31,55 @@ for gemm in ("cublaslt", "triton"):
 """
 
 
-def toolkit_paths() -> tuple[set[Path], set[Path]]:
-    """Folders and programs of CUDA toolkits here, from the system's package, NVIDIA's installer or
-    wheels.
+def toolkits() -> set[Path]:
+    """Folders and programs of CUDA toolkits here, from the system's package or NVIDIA's
+    installer.
     """
-    folders = {
-        folder.resolve()
-        for pattern in ("usr/local/cuda*", "opt/cuda*", "usr/lib/cuda*")
-        for folder in Path("/").glob(pattern)
-        if folder.is_dir()
-    }
-    path = [
-        *os.environ["PATH"].split(os.pathsep),
-        *(str(folder / "bin") for folder in wheel_folders()),
-    ]
-    programs = {
-        Path(folder, name)
-        for folder in path
-        for name in ("nvcc", "ptxas", "nvlink", "fatbinary")
-        if Path(folder, name).is_file()
-    }
-    return folders, {
-        program.resolve()
-        for program in programs
-        if not any(program.resolve().is_relative_to(folder) for folder in folders)
-    }
+    places = ("usr/local/cuda*", "opt/cuda*", "usr/lib/cuda*")
+    found = {path.resolve() for place in places for path in Path("/").glob(place)}
+    programs = map(shutil.which, ("nvcc", "ptxas", "nvlink", "fatbinary"))
+    return found | {Path(program).resolve() for program in programs if program}
 
 
-def wheel_folders() -> list[Path]:
+def wheels() -> set[Path]:
     """Where NVIDIA's wheels are installed."""
     spec = importlib.util.find_spec("nvidia")
-    return (
-        [folder for base in spec.submodule_search_locations for folder in Path(base).glob("cu*")]
-        if spec
-        else []
-    )
+    bases = spec.submodule_search_locations or [] if spec else []
+    return {folder for base in bases for folder in Path(base).glob("cu*")}
 
 
-def run_hidden(folders, programs, tmp_path) -> subprocess.CompletedProcess:
-    """PROGRAM in a mount namespace of its own, where `folders` are empty and `programs` cannot be
-    run.
+def run_hidden(paths, tmp_path, program=PROGRAM) -> subprocess.CompletedProcess:
+    """A program in a mount namespace of its own, where these folders are empty, and these files
+    cannot be run.
     """
-    mounts = [f"mount -t tmpfs none '{folder}'" for folder in sorted(folders)]
-    mounts += [f"mount --bind /dev/null '{program}'" for program in sorted(programs)]
+    mounts = [
+        f"mount -t tmpfs none '{path}'" if path.is_dir() else f"mount --bind /dev/null '{path}'"
+        for path in sorted(paths)
+    ]
     script = " && ".join([*mounts, f"exec '{sys.executable}' -c \"$PROGRAM\""])
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    environment = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("CUDA", "XLA_", "LD_LIBRARY", "TF_"))
-    }
+    left_out = ("CUDA", "XLA_", "LD_LIBRARY", "TF_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     return subprocess.run(
         ["unshare", "--mount", *as_root, "sh", "-c", script],
         cwd=tmp_path,
         text=True,
-        env=environment | {"PROGRAM": PROGRAM, "JAX_PLATFORMS": "cpu"},
+        env=environment | {"PROGRAM": program, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
     )
 
 
 @pytest.fixture(scope="module", autouse=True)
-def namespaces():
+def namespaces(tmp_path_factory):
     if sys.platform != "linux" or not shutil.which("unshare"):
         pytest.skip("needs Linux's unshare")
-    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    attempt = subprocess.run(
-        ["unshare", "--mount", *as_root, "mount", "-t", "tmpfs", "none", "/mnt"],
-        capture_output=True,
-        text=True,
-    )
+    attempt = run_hidden({Path("/mnt")}, tmp_path_factory.mktemp("empty"), "")
     if attempt.returncode:
         pytest.skip(f"this machine allows no mount namespaces: {attempt.stderr.strip()}")
 
 
 def test_compiles_without_a_toolkit(tmp_path):
-    result = run_hidden(*toolkit_paths(), tmp_path)
+    result = run_hidden(toolkits(), tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.split("\n")[:2] == ["cublaslt True True", "triton False True"]
     assert result.stderr == "", "start-up warnings would show in every chapter's first output"
@@ -116,7 +90,6 @@ def test_without_the_wheels_too_it_fails_with_the_fix(tmp_path):
         pytest.skip("a GPU's driver can make machine code too, and cannot be hidden")
     # Shows that the toolkit above was really out of reach: nothing is left to make machine code
     # with.
-    folders, programs = toolkit_paths()
-    result = run_hidden({*folders, *wheel_folders()}, programs, tmp_path)
+    result = run_hidden(toolkits() | wheels(), tmp_path)
     assert result.returncode != 0
     assert "nvidia-nvjitlink" in result.stderr

@@ -16,15 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import fp8lens
 from fp8lens import Inspection
-from tools.bench import training_step
 
-e4m3, e5m2, bf16, f32, f64 = (
-    jnp.float8_e4m3fn,
-    jnp.float8_e5m2,
-    jnp.bfloat16,
-    jnp.float32,
-    "float64",
-)
+e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
 
 
 def shape(*dims: int, dtype: Any = f32) -> jax.ShapeDtypeStruct:
@@ -45,23 +38,6 @@ def fp8_scan(x, weights, scales):
         return jnp.clip(d, -448, 448).astype(e4m3), jnp.max(d)
 
     return lax.scan(layer, x, (weights, scales))
-
-
-def until_converged(a, x):
-    """Conjugate gradients in a loop whose trip count nobody knows, with a loop of known count
-    inside.
-    """
-
-    def step(state):
-        x, r, p, _ = state
-        ap = a @ p
-        alpha = jnp.sum(r * r, 0) / jnp.sum(p * ap, 0)
-        x, new = x + alpha * p, r - alpha * ap
-        p = new + jnp.sum(new * new, 0) / jnp.sum(r * r, 0) * p
-        return x, new, lax.fori_loop(0, 3, lambda _, p: p - 0.1 * (a @ p), p), jnp.sum(new * new)
-
-    r = x - a @ x
-    return lax.while_loop(lambda s: s[3] > 1e-6, step, (x, r, r, jnp.float32(1)))[0]
 
 
 def branches(x, weights, which):
@@ -124,24 +100,6 @@ def algorithms(a, b):
     return [
         lax.dot(a, b * n, precision=lax.DotAlgorithmPreset[name]) for n, name in enumerate(names, 1)
     ]
-
-
-def double(a, b):
-    return a @ b, jnp.fft.fft2(a)
-
-
-def mxfp8_layer(x, w):
-    config = jax.nn.get_scaled_dot_general_config("mxfp8")
-
-    def loss(x, w):
-        return jnp.sum(
-            jax.nn.scaled_dot_general(
-                x, w, (((2,), (2,)), ((0,), (0,))), preferred_element_type=f32, configs=[config] * 3
-            )
-            ** 2
-        )
-
-    return jax.grad(loss, (0, 1))(x, w)
 
 
 def by_hand(a, b, dtype):
@@ -213,33 +171,15 @@ def ring_matmul(x, w):
 
 @dataclass(frozen=True)
 class Program:
-    """A function, its arguments' shapes (or what makes them), and how to compile it. `flops`:
-    2*M*N*K of its matmuls, where they are not the dot_generals of its jaxpr.
-    """
+    """A function, its arguments' shapes, and how to compile it."""
 
     fn: Callable
     args: tuple
     options: dict[str, Any] = field(default_factory=dict)
-    flops: int | str = "jaxpr"
-    x64: bool = False
 
     @property
     def mesh_shape(self) -> dict[str, int]:
         return self.options.get("mesh_shape", {"x": 1})
-
-    def inspect(self) -> Inspection:
-        with jax.enable_x64(self.x64):
-            return fp8lens.inspect(self.fn, *self.args, **self.options)
-
-    def jaxpr(self):
-        names = tuple(self.mesh_shape)
-        mesh = jax.sharding.AbstractMesh(
-            tuple(self.mesh_shape.values()),
-            names,
-            axis_types=(jax.sharding.AxisType.Auto,) * len(names),
-        )
-        with jax.enable_x64(self.x64), jax.sharding.use_abstract_mesh(mesh):
-            return jax.make_jaxpr(self.fn)(*self.args).jaxpr
 
 
 SQUARE = shape(128, 128), shape(128, 128)
@@ -248,27 +188,17 @@ TYPES = tuple(
     shape(64, 64, dtype=d)
     for d in (jnp.int8, jnp.complex64, jnp.float16, e5m2, e4m3, jnp.int4, jnp.int32, jnp.bool_)
 )
-LAYER = shape(1, 128, 256), shape(1, 256, 256)
 
 PROGRAMS: dict[str, Program] = {
-    "training step, 8 chips": Program(
-        *training_step(layers=1),
-        {"mesh_shape": {"x": 8}, "in_specs": (None, None, P("x"))},
-    ),
     "FP8 scan": Program(
         fp8_scan, (shape(64, 128, dtype=e4m3), shape(6, 128, 128, dtype=e4m3), shape(6))
     ),
-    "until converged": Program(until_converged, (shape(256, 256), shape(256, 16))),
     "branches": Program(branches, (shape(32, 64), shape(4, 64, 64), shape(dtype=jnp.int32))),
     "odd dots": Program(odd_dots, ODD),
     "odd dots, triton": Program(odd_dots, ODD, {"gemm": "triton"}),
     "odd types": Program(odd_types, TYPES),
     "odd types, triton": Program(odd_types, TYPES, {"gemm": "triton"}),
     "algorithms, auto": Program(algorithms, SQUARE, {"gemm": "auto"}),
-    "float64": Program(double, (shape(64, 64, dtype=f64), shape(64, 64, dtype=f64)), x64=True),
-    "mxfp8 layer, B200": Program(
-        mxfp8_layer, LAYER, {"target": "B200"}, flops=3 * 2 * 128 * 256**2
-    ),
     "pallas": Program(pallas_matmul, (shape(128, 128), shape(128, 256))),
     "sharded MLP": Program(
         sharded_mlp,
@@ -287,7 +217,8 @@ PROGRAMS: dict[str, Program] = {
 @functools.cache
 def inspection(name: str) -> Inspection:
     """The program, compiled when it is first asked for, once a process."""
-    return PROGRAMS[name].inspect()
+    program = PROGRAMS[name]
+    return fp8lens.inspect(program.fn, *program.args, **program.options)
 
 
 def corpus() -> dict[str, Callable[[], str]]:

@@ -31,7 +31,7 @@ OTHER_PYTHON = run("--locked", python="3.13" if sys.version_info[:2] == (3, 12) 
 
 # These hold what is said of one compiler, the lock's: its log, its rules, its output for many
 # programs.
-OF_THE_LOCK = {"corpus", "random_programs", "libraries", "toolkit", "pyodide"}
+OF_THE_LOCK = {"corpus", "libraries", "toolkit", "pyodide"}
 # These take minutes, and the chapters try the same code on the oldest JAX.
 LONG = {"autotune", "fusion", "plots", "gpt", "decoder", "lean_step", "one_pass"}
 TESTS = {
