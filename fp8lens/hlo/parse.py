@@ -658,11 +658,12 @@ def _read_header(module: HloModule, text: str) -> int:
     names: dict[int, str] = {}
     tables: defaultdict[str, dict[int, dict[str, int]]] = defaultdict(dict)
     while m := _TABLE.match(text, pos := _blank_end(text, end)):
+        table = tables[m[1]]
         for number, string, row in _TABLE_ROW.findall(m[2]):
-            if m[1] == "FileNames":
+            if row:
+                table[int(number)] = {key: int(value) for key, value in _TABLE_FIELD.findall(row)}
+            elif m[1] == "FileNames":
                 names[int(number)] = _unquoted(string)
-            fields = {key: int(value) for key, value in _TABLE_FIELD.findall(row)}
-            tables[m[1]][int(number)] = fields
         end = m.end()
     for frame, fields in tables["StackFrames"].items():
         at = tables["FileLocations"].get(fields.get("file_location_id", 0), {})

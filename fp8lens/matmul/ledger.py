@@ -283,11 +283,12 @@ class _Classes:
         """Add those results of a kernel that are the largest magnitudes of parts of something, or
         computed from nothing else that is larger than a number, as scales are.
         """
-        arrays = [n for n in range(len(i.operands)) if operand(i, n).shape.size > 1]
-        makers = [self._around.producers(i, n) for n in arrays]
+        sizes = [operand(i, n).shape.size for n in range(len(i.operands))]
+        makers = [self._around.producers(i, n) for n, size in enumerate(sizes) if size > 1]
         is_of_them = bool(makers) and all(makers) and self._maxima.issuperset(chain(*makers))
         for n, shape in enumerate(results(i)):
-            if shape.size <= max(1, self._most) and (is_of_them or _finds_magnitudes(i, n)):
+            of_parts = 2 * shape.size <= max(sizes, default=0)
+            if is_of_them or (of_parts and _finds_magnitudes(i, n)):
                 self._maxima.add((i, n))
 
     def _by_readers(self, i: Instruction) -> None:

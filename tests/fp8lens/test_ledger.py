@@ -101,15 +101,13 @@ def block_scaled(mode):
     "multiply, target, after",
     [
         (by_amax, "H100", set()),
-        (by_rows, "H100", {"after"}),  # multiplies the result with the scales of rows
+        (by_rows, "H100", set()),
         (block_scaled("mxfp8"), "B200", set()),
-        (block_scaled("nvfp4"), "B200", {"after"}),
+        (block_scaled("nvfp4"), "B200", {"after"}),  # which converts the result
     ],
 )
 def test_what_fp8_alone_needs_is_counted_as_its(multiply, target, after):
-    """The same program in bf16 is one matmul: all else is for FP8, but for what is done with the
-    result behind the call.
-    """
+    """The same program in bf16 is one matmul: all else is for FP8."""
     args = S(512, 1024, dtype=bf16), S(2048, 1024, dtype=bf16)
     ledger = inspect(multiply, *args, target=target).ledger
     assert {line.what for line in ledger if line not in ledger.for_fp8} == {"matmul", *after}
