@@ -145,7 +145,7 @@ class GemmReport:
         if self.unscaled:
             said.append(
                 f"the gradient of {listed(self.unscaled)} becomes FP8 without a scale: what is too "
-                "small for FP8 becomes 0 (chapter 08)"
+                "small for FP8 becomes 0 (chapter 09)"
             )
         if self.without_gradient:
             said.append(

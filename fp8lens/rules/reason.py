@@ -110,7 +110,7 @@ def texts_of(rule: Rule, found: Found) -> dict[str, Any]:
 #: What a fix adds for a gradient's matmul.
 _OF_A_GRADIENT = (
     "; this matmul is of a gradient: a jax.custom_vjp of the layer decides what it multiplies "
-    "(chapter 08)"
+    "(chapter 09)"
 )
 
 
@@ -156,7 +156,7 @@ def of_matmul(
 
 _OWN_GRADIENT = (
     "JAX made this gradient of an FP8 matmul, and its numbers are wide: give the layer a gradient "
-    "of its own that quantizes them (jax.custom_vjp, chapter 08)"
+    "of its own that quantizes them (jax.custom_vjp, chapter 09)"
 )
 
 

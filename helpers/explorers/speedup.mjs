@@ -401,7 +401,7 @@ function measuredPart(given, show) {
       const { ratio } = estimateOf(given, point);
       return [ratio.toFixed(2), point.speedup.toFixed(2), percent(ratio / point.speedup)];
     }),
-    make("p", { class: "quiet" }, "Error is the estimate's. It counts three bytes for each value that gets a scale by row or block. XLA's kernels for blocks move more: chapter 11 compiles them."),
+    make("p", { class: "quiet" }, "Error is the estimate's. It counts three bytes for each value that gets a scale by row or block. XLA's kernels for blocks move more: chapter 12 compiles them."),
     make("h3", {}, "FP8 alone"),
     measurementsOf("FP8 alone, roofline and measured", ["Roofline", "Measured", "Reached"], alone, show, point => {
       const { seconds } = estimateOf(given, point);

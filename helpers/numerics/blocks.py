@@ -1,4 +1,4 @@
-"""What chapter 12 writes, for those that measure it on a GPU: products of blocks with scales of
+"""What chapter 13 writes, for those that measure it on a GPU: products of blocks with scales of
 their own, and its kernel for them. A test compares them.
 """
 

@@ -1,4 +1,4 @@
-"""Chapter 12's model of how a Hopper's tensor core sums FP8 products, fast enough to train with.
+"""Chapter 13's model of how a Hopper's tensor core sums FP8 products, fast enough to train with.
 
 The chapter's `hopper_dot` says what happens step by step. This gives the same bits, about five
 times as fast on a CPU: it keeps the 32 products of a step in registers, and cuts them as integers.
@@ -21,7 +21,7 @@ _ZERO = -64  # an exponent below that of any product of FP8 numbers
 @functools.partial(jax.jit, static_argnames="every")
 def tensor_core_dot(a: jax.Array, b: jax.Array, every: int | None = None) -> jax.Array:
     """a [M, K] times b [N, K], finite FP8 codes of any two formats: f32[M, N], summed over K as
-    chapter 12's model of a Hopper does. `every`: that many of K make a sum of their own, and these
+    chapter 13's model of a Hopper does. `every`: that many of K make a sum of their own, and these
     are added in f32. K and `every` are multiples of 32.
     """
     every = every or a.shape[1]

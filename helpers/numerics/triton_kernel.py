@@ -1,4 +1,4 @@
-"""A scaled FP8 matmul in Triton, which chapter 16 shows. Nothing of this project imports it: `make
+"""A scaled FP8 matmul in Triton, which chapter 17 shows. Nothing of this project imports it: `make
 stacks` loads the file where Triton is.
 """
 

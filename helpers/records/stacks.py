@@ -1,4 +1,4 @@
-"""The operands of chapter 16, which several stacks multiply, and what `make stacks` recorded of
+"""The operands of chapter 17, which several stacks multiply, and what `make stacks` recorded of
 those that have no place in this project's environment.
 """
 

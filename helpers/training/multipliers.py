@@ -27,7 +27,7 @@ class Recipe(NamedTuple):
     `scaling`: "delayed", by the amaxes of earlier steps; "current", by the tensor's own amax;
     "blocks", a scale for each 128 numbers of a row of x and of the gradient, and for each 128 x 128
     of w; "frozen", by the history as it is, which stays so. `forward` is the format of x and w,
-    `backward` that of the result's gradient. `tensor_core`: summed by chapter 12's model of a
+    `backward` that of the result's gradient. `tensor_core`: summed by chapter 13's model of a
     Hopper; by blocks, each block's sum is then added in f32.
     """
 

@@ -1,4 +1,4 @@
-"""The runs of chapter 13: a small decoder trained in many ways, and what is looked at meanwhile.
+"""The runs of chapter 14: a small decoder trained in many ways, and what is looked at meanwhile.
 
 A way has a name in WAYS. Runs of the same seed begin with the same weights and read the same texts
 in the same order, so the difference between two ways is taken seed by seed.

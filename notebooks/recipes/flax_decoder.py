@@ -1,11 +1,11 @@
 """The decoder of `fp8_decoder.py` with Flax's Linen layers.
 
-Copy `fp8_decoder.py` and `fp8_linear.py` beside it. It needs JAX, Optax and Flax. Chapter 13 trains
-the decoder, chapter 09 explains FP8 in Flax's layers.
+Copy `fp8_decoder.py` and `fp8_linear.py` beside it. It needs JAX, Optax and Flax. Chapter 14 trains
+the decoder, chapter 10 explains FP8 in Flax's layers.
 
 What the decoder does is written once, in `decode`. Here are its layers alone: who owns the weights.
 
-What it leaves out: careful sums in the backward pass, Flax's own FP8 layer (chapter 09), NNX
+What it leaves out: careful sums in the backward pass, Flax's own FP8 layer (chapter 10), NNX
 (`fp8_nnx.py` has its layer and its step), and a training step. Flax's collection of histories must
 be overwritten with its gradient, past the optimizer; `example` does that.
 

@@ -1,6 +1,6 @@
 """A linear layer that trains in FP8 with delayed scaling: three FP8 matmuls, one file to copy.
 
-It needs JAX alone. Chapter 08 derives each function.
+It needs JAX alone. Chapter 09 derives each function.
 
 What it leaves out: a bias, a margin on the scales, scales for blocks; careful sums in the backward
 pass (`lean_step.py` has them). A layer that is used several times in a step needs `Amaxes` of its

@@ -1,7 +1,7 @@
 """FP8 for the layers of Flax NNX, which has no FP8 of its own: a product for the `dot_general` of
 a layer, and a training step that keeps its scales.
 
-Copy `fp8_linear.py` beside it. It needs JAX, Flax and Optax. Chapter 09 shows how it works, in
+Copy `fp8_linear.py` beside it. It needs JAX, Flax and Optax. Chapter 10 shows how it works, in
 section "NNX".
 
     model = Model(...)  # whose layers are nnx.Linear(..., dot_general=Fp8Dot())

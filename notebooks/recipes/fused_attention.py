@@ -1,7 +1,7 @@
 """Attention that keeps its scores on the chip: JAX's own kernel for a Hopper, in Pallas, which any
 machine compiles.
 
-It needs JAX alone. `lean_step.py` uses it; chapter 13 says what it saves. JAX's module allocates
+It needs JAX alone. `lean_step.py` uses it; chapter 14 says what it saves. JAX's module allocates
 buffers of f16. This file has it allocate bf16, the type of its operands.
 
 What it leaves out: a causal mask (JAX's kernel has none in its backward pass), dropout, scaling,

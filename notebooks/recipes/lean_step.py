@@ -1,6 +1,6 @@
 """A training step of a GPT layer in which making FP8 costs little: a recipe to copy.
 
-Copy `one_pass.py` and `fused_attention.py` beside it. It needs JAX. Chapter 13 takes the steps that
+Copy `one_pass.py` and `fused_attention.py` beside it. It needs JAX. Chapter 14 takes the steps that
 lead here. What it does beside the FP8 matmuls, and why:
 
 - For the backward pass it saves codes, in the layout in which they are multiplied there, not the

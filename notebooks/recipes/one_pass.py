@@ -1,6 +1,6 @@
 """Compute, measure and quantize in one pass over memory: FP8 codes in both layouts, and the amax.
 
-It needs JAX alone. Chapter 13 uses it, and `lean_step.py` trains with it.
+It needs JAX alone. Chapter 14 uses it, and `lean_step.py` trains with it.
 
 FP8 matmuls of a Hopper want the summed dimension last in both operands. So training needs the codes
 of most tensors twice, as they are and transposed. XLA takes the amax and quantizes in one

@@ -1,4 +1,4 @@
-"""What is measured on a GPU of chapter 12 is what the chapter writes."""
+"""What is measured on a GPU of chapter 13 is what the chapter writes."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ from jax import lax
 
 from helpers.numerics import blocks
 
-CHAPTER = Path(__file__).resolve().parents[2] / "notebooks/12_scaling_strategies.md"
+CHAPTER = Path(__file__).resolve().parents[2] / "notebooks/13_scaling_strategies.md"
 
 
 def definitions(text: str) -> dict[str, str]:
@@ -28,13 +28,13 @@ def definitions(text: str) -> dict[str, str]:
 
 
 def of_chapter() -> dict[str, str]:
-    """The definitions of chapter 12."""
+    """The definitions of chapter 13."""
     cells = jupytext.read(CHAPTER).cells
     return definitions("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
 
 
 def of_chapter_12(*names: str) -> dict[str, Any]:
-    """These functions of chapter 12, to be called."""
+    """These functions of chapter 13, to be called."""
     space = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "f32": jnp.float32}
     space["functools"] = functools
     written = of_chapter()

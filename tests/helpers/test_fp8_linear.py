@@ -1,4 +1,4 @@
-"""The layer of chapter 08: its gradients, its state, and what a Hopper makes of it."""
+"""The layer of chapter 09: its gradients, its state, and what a Hopper makes of it."""
 
 import ast
 from pathlib import Path
@@ -43,7 +43,7 @@ def code_of(text: str) -> dict[str, str]:
 
 
 def test_it_is_what_chapter_08_writes():
-    chapter = Path(recipe.__file__).parents[1] / "08_train_a_layer.md"
+    chapter = Path(recipe.__file__).parents[1] / "09_train_a_layer.md"
     cells = [cell for cell in jupytext.read(chapter).cells if cell.cell_type == "code"]
     written = {}
     for cell in cells:

@@ -1,4 +1,4 @@
-"""FP8 for NNX layers: the numbers are those of chapter 08's layer, a step updates the state, and
+"""FP8 for NNX layers: the numbers are those of chapter 09's layer, a step updates the state, and
 wrong uses are refused.
 """
 

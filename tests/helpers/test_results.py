@@ -215,7 +215,7 @@ def test_a_goal_is_reached_or_missed_on_its_chip_by_its_own_clock():
 
 # Published ----------------------------------------------------------------------------------------
 
-CHAPTER = FOLDER.parent / "11_performance.md"
+CHAPTER = FOLDER.parent / "12_performance.md"
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
 
 
@@ -261,7 +261,7 @@ def test_the_sources_of_what_others_published_stand_in_the_chapter():
 
 
 def test_the_sources_of_what_others_published_of_many_gpus_stand_in_their_chapters():
-    names = "14_many_gpus.md", "15_experts.md"
+    names = "15_many_gpus.md", "16_experts.md"
     chapters = "".join((FOLDER.parent / name).read_text() for name in names)
     for one in load_scale(FOLDER):
         for url in (one.url, *one.beside):

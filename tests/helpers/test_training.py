@@ -1,4 +1,4 @@
-"""What chapter 13 trains with: the fast model of the tensor core, the recipes, the runs."""
+"""What chapter 14 trains with: the fast model of the tensor core, the recipes, the runs."""
 
 import itertools
 

@@ -103,13 +103,13 @@ def test_the_kept_weight_is_the_whole_one_of_the_last_amax():
         assert abs(part - 1) < 2**-8 if name == "w" else 0.01 < part < 1 + 2**-8, name
 
 
-# The ladder of chapter 13 ------------------------------------------------------------------------
+# The ladder of chapter 14 ------------------------------------------------------------------------
 
 
 @weekly
 @pytest.mark.parametrize("name", ladder.STEPS)
 def test_a_step_costs_what_is_recorded(name):
-    """Chapter 13 holds the last step, and its bf16 one, to the record in each run."""
+    """Chapter 14 holds the last step, and its bf16 one, to the record in each run."""
     assert ladder.costs(name) == RECORDS["ladder"]["steps"][name]
 
 
@@ -121,7 +121,7 @@ def test_a_ladder_that_was_altered_is_not_read(tmp_path):
     assert recorded_ladder(form.RESULTS).steps.keys() == ladder.STEPS.keys()
 
 
-# Other stacks, of chapter 16 ----------------------------------------------------------------------
+# Other stacks, of chapter 17 ----------------------------------------------------------------------
 
 
 def exact(kind: str, way: str) -> tuple[np.ndarray, np.ndarray]:
@@ -176,8 +176,8 @@ def test_whole_operands_are_summed_without_rounding():
 
 
 def table_of_attributes() -> list[list[str]]:
-    """The rows of chapter 16's table of attributes, a text for each of its columns."""
-    text = (form.RESULTS.parent / "16_other_stacks.md").read_text()
+    """The rows of chapter 17's table of attributes, a text for each of its columns."""
+    text = (form.RESULTS.parent / "17_other_stacks.md").read_text()
     (table,) = re.findall(r"^\| cuBLASLt \|.*\n\|[-|]*\n((?:\|.*\n)+)", text, re.M)
     return [
         [cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()
@@ -224,7 +224,7 @@ def test_other_stacks_do_what_is_recorded():
         assert value == recorded[part], part
 
 
-# The runs of chapter 13 ---------------------------------------------------------------------------
+# The runs of chapter 14 ---------------------------------------------------------------------------
 
 
 OTHERS = "bf16", "blocks", "delayed, tensor core"

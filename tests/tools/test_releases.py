@@ -81,7 +81,7 @@ def test_changes_are_rows_as_they_were_and_are():
 
 
 def test_programs_become_what_is_recorded():
-    """A sample: reference E and chapter 14 compare theirs, which are most, in each run."""
+    """A sample: reference E and chapter 15 compare theirs, which are most, in each run."""
     names = one_in(8, releases.programs())
     then = newest(releases.RECORD)
     made = json.loads(json.dumps(releases.rows(names)))
@@ -105,7 +105,7 @@ def test_the_rules_programs_are_compiled_for_every_chip_and_hold():
 # JAX's libraries ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["JAX, chapter 08", "Flax, Fp8DotGeneralOp"])
+@pytest.mark.parametrize("way", ["JAX, chapter 09", "Flax, Fp8DotGeneralOp"])
 def test_a_layer_of_a_way_becomes_what_is_recorded(way):
     then = newest(census.RECORD)
     names = [name for name in then if name.startswith(f"{way} | layer | ")]

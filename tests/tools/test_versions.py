@@ -41,7 +41,7 @@ TESTS = {
 }
 WEEKLY = set(TESTS) - OF_THE_LOCK - LONG
 # JAX 0.10 has block scales for GPUs alone, and reads no array transposed from shared memory.
-NEED_JAX_0_11 = {"17_beyond_hopper"}
+NEED_JAX_0_11 = {"18_beyond_hopper"}
 READS_TEXT = {"import", "hlo_text", "hlo_diff", "targets"}
 
 

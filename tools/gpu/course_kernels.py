@@ -67,7 +67,7 @@ def judged(got: Any, expected: Any, program: Program | None = None, most: float 
 
 
 def by_block(gpu: Gpu) -> Ready:
-    """Chapter 12's matmul of blocks."""
+    """Chapter 13's matmul of blocks."""
     args = normal(M, K), normal(N, K, seed=1), positive(K // 128, M), positive(N // 128, K // 128)
     program = gpu.compile(blocks.by_block, *args, rehearsed=blocks.batched)
     return beside(program, blocks.batched, *args)

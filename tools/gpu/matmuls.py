@@ -208,7 +208,7 @@ class Forms:
         }
 
     def blocks(self) -> dict[str, Form]:
-        """Chapter 12's ladder of block-scaled matmuls, with its kernel at the top."""
+        """Chapter 13's ladder of block-scaled matmuls, with its kernel at the top."""
         (m, n, k), size = self.sizes, blocks.B
         scales = Shape((k // size, m), f32), Shape((n // size, k // size), f32)
         args = self.a, self.b, *scales
@@ -307,7 +307,7 @@ def others(gpu: Gpu) -> Iterator[Case]:
 
 
 def blocked(gpu: Gpu) -> Iterator[Case]:
-    """Chapter 12's kernel beside XLA's forms."""
+    """Chapter 13's kernel beside XLA's forms."""
     yield case(gpu, "4096: blocks", Forms(*sized(gpu, 4096)).blocks(), looks=3)
 
 

@@ -1,5 +1,5 @@
 """Are the numbers right? The programs of tools/recorders/releases.py on the GPU, beside the CPU;
-and the sums of its tensor core, beside chapter 12's model of them.
+and the sums of its tensor core, beside chapter 13's model of them.
 """
 
 import functools

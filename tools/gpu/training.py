@@ -1,5 +1,5 @@
 """How fast: a training step of a transformer layer, in bf16 and with FP8 matmuls, and the steps of
-chapter 13's ladder.
+chapter 14's ladder.
 
 Each step has trained the layer before it is timed: what is multiplied has the scales of training.
 A step is right if its loss falls, and begins where that of the same layer in bf16 does: the first

@@ -63,7 +63,7 @@ def _row(name: str) -> str:
     learn = re.search(r"^\| \*\*What you'll learn\*\* \| (.*?) \|$", text, re.M)
     if not title or not learn:
         raise Refused(
-            f"{name}.md needs a title such as `# 13 · Train a model`, and below it a table with a "
+            f"{name}.md needs a title such as `# 14 · Train a model`, and below it a table with a "
             f"row What you'll learn"
         )
     time = TIME.search(text)

@@ -3,7 +3,7 @@
 A layer, an MLP and a decoder block are written in each library as its documentation says, and
 compiled for chips that are not there; in some of the ways also the MLP as one of several experts,
 and divided over GPUs. What became of their matmuls goes into notebooks/results/census.json, with
-where it comes from. Chapter 10 reads that file. A library that loses FP8 is a changed row, which
+where it comes from. Chapter 11 reads that file. A library that loses FP8 is a changed row, which
 `make census` prints.
 
 Each way is measured in a process of its own, several at a time: what one library imports or sets is
@@ -181,7 +181,7 @@ def of_weights(
 
 
 def by_hand(model: str, train: bool) -> Written:
-    """Chapter 08's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
+    """Chapter 09's layer: f32 weights as [N, K], a bf16 bias, and delayed scaling."""
     history: Any = jax.ShapeDtypeStruct((16,), f32)
 
     def product(its, rows):
@@ -202,7 +202,7 @@ def ahead(model: str, train: bool) -> Written:
 
 
 def haiku(model: str, train: bool) -> Written:
-    """Chapter 08's product in modules of Haiku, which has no FP8."""
+    """Chapter 09's product in modules of Haiku, which has no FP8."""
     import haiku as hk
 
     class Fp8Linear(hk.Module):
@@ -683,10 +683,10 @@ def ways() -> dict[str, Way]:
     return {
         "bf16, no FP8": Way(linen, "flax", models=ALL),
         "JAX, chapter 03": Way(ahead, "flax", forward=True),
-        "JAX, chapter 08": Way(by_hand, "flax", models=MANY),
-        "Haiku, chapter 08": Way(haiku, "dm-haiku", models=MANY),
+        "JAX, chapter 09": Way(by_hand, "flax", models=MANY),
+        "Haiku, chapter 09": Way(haiku, "dm-haiku", models=MANY),
         "Equinox, Flax's product": Way(equinox, "equinox", models=MANY),
-        "Flax NNX, chapter 09": Way(of_nnx, "flax", models=MANY),
+        "Flax NNX, chapter 10": Way(of_nnx, "flax", models=MANY),
         "Flax, Fp8DotGeneralOp": Way(
             of(linen, general=fp8_ops.Fp8DotGeneralOp),
             "flax",

@@ -1,4 +1,4 @@
-"""What other stacks make of chapter 16's scaled matmul: PyTorch, torchao and Triton, on the CPU.
+"""What other stacks make of chapter 17's scaled matmul: PyTorch, torchao and Triton, on the CPU.
 
 `make stacks` runs them in an environment of their own, and records in
 notebooks/results/stacks.json what runs, what is refused and in which words, and the PTX that Triton

@@ -133,7 +133,7 @@ def layer_and_gradients(x, w, g, x_scale, w_scale, g_scale):
 
 
 def trained_layer(x, w, g, *histories):
-    """Chapter 08's layer, forward and backward: x [M, K] and g [M, N] in bfloat16, w [N, K] in
+    """Chapter 09's layer, forward and backward: x [M, K] and g [M, N] in bfloat16, w [N, K] in
     float32.
     """
     y, pull = jax.vjp(fp8_linear, x, w, Amaxes(*histories))
@@ -438,7 +438,7 @@ def codes(w, scale):
 
 
 # What becomes of a weight [N, K], of which each chip has some rows and needs all, before a matmul:
-# the forms of chapter 14.
+# the forms of chapter 15.
 GATHERS: Mapping[str, Callable] = {
     "gather, quantize": lambda w, s: codes(shard(w, WHOLE), s),
     "gather, quantize, barrier": lambda w, s: barrier(codes(shard(w, WHOLE), s)),

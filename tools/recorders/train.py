@@ -1,4 +1,4 @@
-"""Train the small decoder of chapter 13 in every way of helpers.training.runs, and record it.
+"""Train the small decoder of chapter 14 in every way of helpers.training.runs, and record it.
 
     python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
 

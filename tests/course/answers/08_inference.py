@@ -1,4 +1,4 @@
-"""Answers to the puzzles of chapter 08."""
+"""Answers to the puzzles of chapter 09."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Answers to the puzzles of chapter 08."""
+"""Answers to the puzzles of chapter 09."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from helpers.numerics.recipes import scaled_dot
 from tests.course.answers import Chapter
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
-chapter = Chapter("08_train_a_layer")
+chapter = Chapter("09_train_a_layer")
 
 
 @chapter.puzzle(lambda: chapter.current_linear)

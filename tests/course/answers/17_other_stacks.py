@@ -1,11 +1,11 @@
-"""Answers to the puzzles of chapter 16."""
+"""Answers to the puzzles of chapter 17."""
 
 import jax.numpy as jnp
 import numpy as np
 
 from tests.course.answers import Chapter
 
-chapter = Chapter("16_other_stacks")
+chapter = Chapter("17_other_stacks")
 
 
 @chapter.puzzle(lambda: chapter.moved)

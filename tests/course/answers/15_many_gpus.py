@@ -1,4 +1,4 @@
-"""Answers to the puzzle of chapter 14."""
+"""Answers to the puzzle of chapter 15."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from tests.course.answers import Chapter
 from fp8_linear import quantize
 from fp8_linear import scaled_dot as product
 
-chapter = Chapter("14_many_gpus")
+chapter = Chapter("15_many_gpus")
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 ROWS, COLUMNS, EVERYWHERE = P("model"), P(None, "model"), P()
 

@@ -1,11 +1,11 @@
-"""Answers to the puzzles of chapter 10."""
+"""Answers to the puzzles of chapter 11."""
 
 import jax.numpy as jnp
 
 from tests.course.answers import Chapter
 
 e4m3, e5m2, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16
-chapter = Chapter("10_libraries")
+chapter = Chapter("11_libraries")
 
 
 def said(verdict):

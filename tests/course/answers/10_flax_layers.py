@@ -1,4 +1,4 @@
-"""Answers to the puzzle of chapter 09."""
+"""Answers to the puzzle of chapter 10."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from tests.course.answers import Chapter
 
-chapter = Chapter("09_flax_layers")
+chapter = Chapter("10_flax_layers")
 OWG = "_overwrite_with_gradient"
 
 

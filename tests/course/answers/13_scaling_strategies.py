@@ -1,4 +1,4 @@
-"""Answers to the puzzles of chapter 12."""
+"""Answers to the puzzles of chapter 13."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from helpers.numerics.recipes import scaled_dot
 from tests.course.answers import Chapter
 
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
-chapter = Chapter("12_scaling_strategies")
+chapter = Chapter("13_scaling_strategies")
 
 
 @chapter.puzzle(lambda: chapter.row_scaled)

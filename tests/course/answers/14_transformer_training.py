@@ -1,4 +1,4 @@
-"""Answers to the puzzles of chapter 13."""
+"""Answers to the puzzles of chapter 14."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tests.course.answers import Chapter
 
 from fp8_decoder import Decoder
 
-chapter = Chapter("13_transformer_training")
+chapter = Chapter("14_transformer_training")
 LAYERS = ("qkv", "out", "gate", "up", "down")
 
 

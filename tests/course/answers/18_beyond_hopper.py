@@ -1,4 +1,4 @@
-"""Answers to the puzzle of chapter 17."""
+"""Answers to the puzzle of chapter 18."""
 
 import ml_dtypes
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from helpers.numerics.microscaling import BLOCK_FORMATS, Blocks, to_blocks
 from tests.course.answers import Chapter
 
-chapter = Chapter("17_beyond_hopper")
+chapter = Chapter("18_beyond_hopper")
 ONE = np.float32(1)
 
 

@@ -1,4 +1,4 @@
-"""Answers to the puzzles of chapter 11."""
+"""Answers to the puzzles of chapter 12."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from helpers.numerics.recipes import E4M3_MAX, scaled_dot, to_e4m3
 from tests.course.answers import Chapter
 
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
-chapter = Chapter("11_performance")
+chapter = Chapter("12_performance")
 
 
 @chapter.puzzle(lambda: lambda: chapter.answer)

@@ -1,4 +1,4 @@
-"""Answers to the puzzle of chapter 15."""
+"""Answers to the puzzle of chapter 16."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from tests.course.answers import Chapter
 
 from fp8_linear import scaled_dot as product
 
-chapter = Chapter("15_experts")
+chapter = Chapter("16_experts")
 bf16, f32 = jnp.bfloat16, jnp.float32
 
 
