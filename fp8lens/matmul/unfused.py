@@ -439,7 +439,7 @@ class Neighborhood:
         self, i: Instruction, part: list[Instruction], is_scalar: bool
     ) -> tuple[str, bool]:
         opcodes = {j.opcode for j in part}
-        is_of_arguments = len(i.operands) > 1 or not self.producers(i, 0)
+        is_of_arguments = len(i.operands) != 1 or not self.producers(i, 0)
         if is_scalar and opcodes <= _SCALAR and opcodes & (SCALING | {"convert"}):
             # Of one number that the program computes, as an amax, the scale is the program's work.
             takes_one = not opcodes.isdisjoint(("dynamic-slice", "slice", "gather"))
