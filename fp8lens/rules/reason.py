@@ -211,17 +211,19 @@ def _together(alike: list[Reason], style: Style, most: int = 5) -> str:
     alike = sorted(alike, key=lambda reason: (-reason.nbytes, not reason.layer))
     lines = []
     for reason in alike[:most]:
-        lines.append(_line(reason, is_one_sentence))
+        lines.append(_line(reason, is_one_sentence, is_one_place))
         lines += [f"      {line}" for line in reason.chain]
     if len(alike) > most:
         lines.append(f"    and {len(alike) - most} more")
     return paragraph(headline, one, *lines, style=style)
 
 
-def _line(reason: Reason, is_said: bool) -> str:
+def _line(reason: Reason, is_sentence_said: bool, is_place_said: bool) -> str:
     """One of several reasons: its matmul, what it costs, and what is its own of the sentence."""
     place = f" ({reason.source})" if reason.source else ""
     cost = f", {size(reason.nbytes)}" if reason.nbytes else ""
-    # The condition behind the colon is the same for all.
-    own = "" if is_said or reason.chain else f"{reason.blamed}: {reason.reason.partition(': ')[0]}"
+    own = "" if is_place_said or reason.chain else reason.blamed
+    if not is_sentence_said and not reason.chain:
+        # The condition behind the colon is the same for all.
+        own += f": {reason.reason.partition(': ')[0]}"
     return f"    {reason.matmul}{place}{cost}{own}"
