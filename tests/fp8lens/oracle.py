@@ -54,13 +54,17 @@ def dots(fn: Callable, *args: Any) -> dict[Dot, int | None]:
 
 def flops(jaxpr: Any) -> int:
     """Of all matmuls, on all devices: two for each product of real numbers, eight for one of
-    complex ones; a loop of unknown length counts once.
+    complex ones; a loop of unknown length counts once. A product of two vectors is no matmul, in
+    whichever order.
     """
     total = 0
     for eqn, runs in _equations(jaxpr, 1):
-        if eqn.primitive.name == "dot_general" and _dot(eqn).k > 1:
+        if eqn.primitive.name != "dot_general":
+            continue
+        dot = _dot(eqn)
+        if dot.k > 1 and dot.m * dot.n > 1:
             is_complex = jax.numpy.iscomplexobj(eqn.outvars[0].aval)
-            total += math.prod(_dot(eqn)) * (8 if is_complex else 2) * (runs or 1)
+            total += math.prod(dot) * (8 if is_complex else 2) * (runs or 1)
     return total
 
 
