@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from fp8lens.hlo.parse import HloModule, HloParseError, parse_hlo_module
+from fp8lens.hlo.parse import HloModule
 from fp8lens.hlo.text import counted
 from fp8lens.targets import TARGETS, Target
 
@@ -168,7 +168,12 @@ def flags(module: HloModule) -> str:
 
 def is_beside(name: str) -> bool:
     """Whether a file's name is that of the program between passes, or of PTX."""
-    return bool(_STAGE.fullmatch(_plain(name))) or _plain(name).endswith(".ptx")
+    return bool(_STAGE.fullmatch(_plain(name))) or is_ptx(name)
+
+
+def is_ptx(name: str) -> bool:
+    """Whether a file's name is that of PTX, gzipped or not."""
+    return _plain(name).endswith(".ptx")
 
 
 def stages_of(texts: Mapping[str, str]) -> tuple[Stage, ...]:
@@ -186,20 +191,9 @@ def ptx_of(texts: Mapping[str, str]) -> dict[str, str]:
     """The PTX of each kernel by the kernel's name, from files by name."""
     found: dict[str, str] = {}
     for name, text in sorted(texts.items()):
-        if _plain(name).endswith(".ptx"):
+        if is_ptx(name):
             found |= dict.fromkeys(_PTX_ENTRY.findall(text), text)
     return found
-
-
-def is_whole(name: str, text: str) -> bool:
-    """Whether the text of a file beside a program can be read."""
-    if name.endswith(".ptx"):
-        return True
-    try:
-        parse_hlo_module(text)
-    except HloParseError:
-        return False
-    return True
 
 
 def is_of_another(stage: str, module: HloModule, op_names: Collection[str]) -> bool:
@@ -238,7 +232,7 @@ def files_beside(name: str, names: Iterable[str]) -> list[str]:
     given = [other for other in near if _GIVEN.search(_plain(other))]
     if not written or not given:
         return []
-    return written + given + [other for other in near if _plain(other).endswith(".ptx")]
+    return written + given + [other for other in near if is_ptx(other)]
 
 
 def chip_of(name: str) -> Target | None:

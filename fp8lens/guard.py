@@ -18,7 +18,7 @@ from fp8lens.hlo.parse import visible
 from fp8lens.hlo.text import counted, size
 from fp8lens.inspection import Inspection
 from fp8lens.matmul.ledger import CLASSES
-from fp8lens.records import MEMORY, Entry, Row, entry_of
+from fp8lens.records import MEMORY, Entry, Row, compiled, entry_of
 from fp8lens.rules.reason import Reason
 from fp8lens.rules.rule import Lost
 
@@ -71,10 +71,10 @@ def changes(before: Entry, seen: Inspection, may_grow: float = MAY_GROW) -> Chan
     by less is said in `about`. ValueError where the program was compiled for another chip, or by
     other rules: the two say nothing of each other.
     """
-    if before["compiled"] != seen.note:
+    if before["compiled"] != (now := compiled(seen)):
         raise ValueError(
             f"the record is of a program {visible(before['compiled']) or 'not compiled here'}, and "
-            f"this one is {seen.note or 'not compiled here'}: compile it alike, or write the "
+            f"this one is {now or 'not compiled here'}: compile it alike, or write the "
             "record anew."
         )
     after = entry_of(seen)

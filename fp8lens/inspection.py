@@ -20,6 +20,7 @@ from fp8lens.dumps import (
     chip_of,
     has_triton,
     is_of_another,
+    is_ptx,
     ptx_of,
     stages_of,
     text_of,
@@ -420,7 +421,7 @@ def of_dump(
     for file, data in beside.items():
         try:
             texts[file] = text_of(data)
-            if reasons and not file.endswith(".ptx"):
+            if reasons and not is_ptx(file):
                 parse_hlo_module(texts[file])
         except NoText as error:
             return alone, f"{file} is {error}"

@@ -44,12 +44,18 @@ def entry_of(seen: Inspection) -> Entry:
     """
     totals = seen.bill.totals
     return {
-        "compiled": seen.note,
+        "compiled": compiled(seen),
         "jax": _jax(),
         "memory": {what: totals[what] for what in MEMORY if what in totals},
         "matmuls": _matmuls(seen),
         "work": _work(seen.bill),
     }
+
+
+def compiled(seen: Inspection) -> str:
+    """For what a program was compiled, and how: records that differ in it are not compared."""
+    axes = ",".join(f"{name}={size}" for name, size in (seen.mesh or {}).items())
+    return f"{seen.note}, mesh {axes}" if axes else seen.note
 
 
 def _jax() -> str:

@@ -296,10 +296,10 @@ def assert_no_worse(
     there. By default it is the function's file, from the record's folder, and the function's name,
     as in "layer.py:layer", the name that the command gives it; in a parametrized test the test's
     parameters follow, as in "layer.py:layer[256]". `may_grow`: bytes moved, bytes sent and memory
-    at the peak may grow by this share of what is recorded. A matmul that lost FP8 always fails, and
-    so does an added kernel that does what a matmul's call could do, or over 2% more kernels. To
-    write what the program costs now into the record, run pytest with --fp8lens-update, or set
-    FP8LENS_UPDATE=1.
+    at the peak may grow by this share of what is recorded. Fewer matmuls of a size in FP8 always
+    fail, and so does an added kernel that does what a matmul's call could do, or over 2% more
+    kernels. To write what the program costs now into the record, run pytest with --fp8lens-update,
+    or set FP8LENS_UPDATE=1.
 
     Returns what has changed. Raises AssertionError, whose message is a paragraph that says what is
     worse, where, and why, and what is better; FileNotFoundError or KeyError where nothing is

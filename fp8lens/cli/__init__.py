@@ -65,6 +65,7 @@ def _run(argv: Sequence[str] | None, out: TextIO) -> int:
         print(f"fp8lens {_version()}", file=out)
         return 0
     given = parser().parse_args(words)
+    given.folder = os.getcwd()
     if argv is None and named(given.what):
         return _apart(given, words)
     try:

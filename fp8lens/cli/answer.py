@@ -167,8 +167,8 @@ def _guard(given: argparse.Namespace, seen: Inspection, notes: TextIO) -> bool:
 
 def _save(given: argparse.Namespace, seen: Inspection) -> None:
     """Write the program into the record of --save."""
+    os.chdir(given.folder)  # the file may have gone to another
     name = _program(given, given.save)
-
     with _written("--save", given.save), answered(ValueError, lambda error: f"--save: {error}"):
         write_record(given.save, name, entry_of(seen), anew=given.anew)
 

@@ -44,7 +44,7 @@ def _stored_type(side: Operand) -> str:
 
 @rule("constant-operand", lost=Lost.FP8)
 def constant_operand(m: Matmul) -> Found | None:
-    """An operand is a constant, and XLA converts it from FP8 while it compiles."""
+    """An operand is a constant in a wide type: XLA computes with constants while it compiles."""
     side = m.folded
     return Found(side=side.side, dtype=side.dtype, at=side.operand) if side else None
 

@@ -104,12 +104,12 @@ def _after(m: Matmul) -> str:
     """What is done with the result, in the call or outside."""
     left = {step.at for step in m.left}
     told = [
-        ("outside" if step.at in left else "in the call", _named(_step(step), step.at))
+        (_where(step, left), _named(_step(step), step.at))
         for step in m.steps
         if step.kind is not Role.MOVE or step.at.opcode not in NAMES
     ]
     groups = [
-        f"{', '.join(text for _, text in group)} ({where})"
+        ", ".join(text for _, text in group) + where
         for where, group in itertools.groupby(told, key=lambda pair: pair[0])
     ]
     if readers := [_named(i.opcode, i) for _, i in m.result.readers]:
@@ -117,6 +117,13 @@ def _after(m: Matmul) -> str:
     elif m.result.ends:
         groups.append(f"then {_listed(_named(i.opcode, i) for i in m.result.ends)}")
     return "; ".join(groups)
+
+
+def _where(step: Step, left: set[Instruction]) -> str:
+    """Who does a step; "" of a move, which either may do."""
+    if step.kind is Role.MOVE:
+        return ""
+    return " (outside)" if step.at in left else " (in the call)"
 
 
 def _kernel(o: UnfusedKernel, whole: bool) -> str:

@@ -576,7 +576,8 @@ def is_constant(i: Instruction) -> bool:
         return map(j.computation.__getitem__, j.operands) if is_known else ()
 
     reached = walk([i], made_of, FAR)
-    return len(reached) <= FAR and all(j.opcode in _OF_CONSTANTS for j in reached)
+    has_array = any(j.opcode in ("constant", "iota") and j.shape.size > 1 for j in reached)
+    return has_array and len(reached) <= FAR and all(j.opcode in _OF_CONSTANTS for j in reached)
 
 
 def is_negative(i: Instruction, depth: int = 6) -> bool:
