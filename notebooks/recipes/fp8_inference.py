@@ -1,0 +1,108 @@
+"""A trained model's layers in FP8: weights alone, or both operands; a gated MLP; attention with a
+cache in FP8.
+
+Copy `fp8_linear.py` beside it. It needs JAX alone. Chapter 08 compares the ways, and says which is
+for whom. Quantize the weights once, when the model is loaded, and calibrate the scales of the
+activations on inputs like those in service:
+
+    codes, w_scale = quantized(w)          # [N, K] each; join gate and up, or q, k and v, by hand
+    x_scale = calibrated(recorded_inputs)
+    y = linear(x, codes, x_scale, w_scale)
+
+What it leaves out: reading a checkpoint and a Hadamard rotation (chapter 08 has both), several
+devices (chapter 15), causal masks.
+
+Test what XLA makes of your layers. `linear` and `gated` need cuBLASLt: set
+XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts. `weights_only` and `attend` need
+Triton, which is XLA's default: without it a kernel converts all that is stored in FP8.
+
+    from fp8lens import assert_fp8_gemms
+    assert_fp8_gemms(gated, x, gate_up, down, *scales, count=2, fused=True, target="H100")
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fp8_linear import e4m3, f32, quantize, scale_of, scaled_dot
+
+bf16 = jnp.bfloat16
+ROWS = 16  # an FP8 call takes multiples of so many rows
+
+
+def quantized(w):
+    """Codes of w [N, K], and their scale."""
+    scale = scale_of(jnp.abs(w).astype(f32), e4m3)
+    return quantize(w, scale), scale
+
+
+def calibrated(recorded, room=1.25):
+    """A scale for activations, from recorded ones. FP8 needs no percentile: its steps are relative.
+    The room is for inputs that were not recorded; beyond it they are clipped.
+    """
+    amaxes = jnp.stack([jnp.max(jnp.abs(x)).astype(f32) for x in recorded])
+    return scale_of(room * amaxes, e4m3)
+
+
+def rows_by_rows(x, w):
+    """x [M, K] times w [N, K]: K is last in both, as an FP8 call needs it."""
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
+
+
+def weights_only(x, codes, w_scale):
+    """x [M, K] in bf16, times codes [N, K]. The scale is on the result: so one kernel converts the
+    codes on the chip.
+    """
+    return rows_by_rows(x, codes.astype(x.dtype)) * w_scale.astype(x.dtype)
+
+
+def linear(x, codes, x_scale, w_scale):
+    """x [M, K] in bf16, times codes [N, K], in FP8. One row is padded, or XLA makes no FP8 call."""
+    rows = len(x)
+    padded = jnp.pad(quantize(x, x_scale), ((0, -rows % ROWS), (0, 0)))
+    return scaled_dot(padded, codes, x_scale, w_scale, bf16)[:rows]
+
+
+def gated(x, gate_up, down, x_scale, gate_scale, up_scale, h_scale, down_scale):
+    """silu(x gate) (x up) down. `gate_up` [2 H, K] has the codes of both, `down` [N, H].
+
+    Joined by hand, because XLA would join them after dequantizing, and lose FP8. Their scales may
+    differ: each is applied to its part, in the kernel that computes silu.
+    """
+    rows = len(x)
+    codes = jnp.pad(quantize(x, x_scale), ((0, -rows % ROWS), (0, 0)))
+    products = rows_by_rows(codes.astype(bf16) * x_scale.astype(bf16), gate_up.astype(bf16))
+    gate, up = jnp.split(products, 2, axis=1)
+    h = jax.nn.silu(gate * gate_scale.astype(bf16)) * (up * up_scale.astype(bf16))
+    return scaled_dot(quantize(h, h_scale), down, h_scale, down_scale, bf16)[:rows]
+
+
+def attend(q, k, v, k_scale, v_scale):
+    """Attention in bf16 to a cache in FP8: q [batch, heads, queries, size], k and v [batch, heads,
+    length, size]. The scales are on the scores and on the result. On the cache they would have a
+    kernel write all of it in bf16.
+    """
+    scores = jnp.einsum("bhqd,bhtd->bhqt", q, k.astype(bf16)).astype(f32)
+    weights = jax.nn.softmax(scores * (k_scale * q.shape[-1] ** -0.5))
+    d = jnp.einsum("bhqt,bhtd->bhqd", weights.astype(bf16), v.astype(bf16))
+    return d * v_scale.astype(bf16)
+
+
+def example() -> float:
+    """The error of a gated MLP in FP8, relative to bf16, for one row; on a CPU too."""
+    x, gate, up, down = (
+        jax.random.normal(jax.random.key(n), dims, bf16) * dims[1] ** -0.5
+        for n, dims in enumerate(((1, 256), (512, 256), (512, 256), (256, 512)))
+    )
+    h = jax.nn.silu(x @ gate.T) * (x @ up.T)
+    wide = h @ down.T
+    gate_codes, gate_scale = quantized(gate)
+    up_codes, up_scale = quantized(up)
+    down_codes, down_scale = quantized(down)
+    joined = jnp.concatenate([gate_codes, up_codes])
+    x_scale, h_scale = calibrated([x]), calibrated([h])
+    found = gated(x, joined, down_codes, x_scale, gate_scale, up_scale, h_scale, down_scale)
+    return float(jnp.linalg.norm((found - wide).astype(f32)) / jnp.linalg.norm(wide.astype(f32)))
+
+
+if __name__ == "__main__":
+    print(f"a gated MLP in FP8 differs from bf16 by {example():.1%}")
