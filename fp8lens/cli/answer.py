@@ -34,6 +34,7 @@ def answer(given: argparse.Namespace, out: TextIO) -> int:
     notes = sys.stderr if given.json else out  # standard output stays JSON
     if function_in(given.what):
         seen = compiled(given, given.what, given.gemm or "cublaslt")
+        os.chdir(given.folder)  # the file may have gone to another
     else:
         seen = saved(given, notes)
     failures = required(seen, given.allow or ()) if given.require_fp8 else []
@@ -167,7 +168,6 @@ def _guard(given: argparse.Namespace, seen: Inspection, notes: TextIO) -> bool:
 
 def _save(given: argparse.Namespace, seen: Inspection) -> None:
     """Write the program into the record of --save."""
-    os.chdir(given.folder)  # the file may have gone to another
     name = _program(given, given.save)
     with _written("--save", given.save), answered(ValueError, lambda error: f"--save: {error}"):
         write_record(given.save, name, entry_of(seen), anew=given.anew)
