@@ -51,6 +51,7 @@ STAGES = (
     Stage("training", 60, "training", "steps"),
     Stage("kernels", 25, "course_kernels", "cases"),
     Stage("blocks", 15, "matmuls", "blocked"),
+    Stage("inference", 50, "inference", "forms"),
     Stage("ladder", 105, "training", "rungs"),
     Stage("others", 20, "matmuls", "others"),
 )

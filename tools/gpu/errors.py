@@ -53,8 +53,9 @@ def errors_of_all(got: Any, expected: Any) -> list[dict[str, Any]]:
     return [errors(*pair) for pair in pairs]
 
 
-def is_right(error: dict[str, Any], k: int = 1024) -> bool:
-    """Whether a result is one that rounding explains, of sums of `k` products."""
-    most = RIGHT.get(error["dtype"], RIGHT_OF_OTHERS)
-    most = max(most, min(most * k / 1024, LIMIT))
+def is_right(error: dict[str, Any], k: int = 1024, most: float = 0.0) -> bool:
+    """Whether a result is one that rounding explains, of sums of `k` products; or whose error is
+    `most`."""
+    bound = RIGHT.get(error["dtype"], RIGHT_OF_OTHERS)
+    most = max(most, bound, min(bound * k / 1024, LIMIT))
     return error["other_kind"] == 0 and error["relative"] <= most

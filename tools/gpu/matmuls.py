@@ -38,7 +38,8 @@ ONCE = {**GEMM_OPTIONS["cublaslt"], "xla_gpu_autotune_level": 0}
 class Form:
     """A way to write a matmul. `precision` is that of matmuls: "highest" asks for careful sums.
     `reference` is compared with in place of `fn`, where `fn` makes FP8 itself. `rehearsed` is what
-    a CPU can run."""
+    a CPU can run. `most` is an error that is right at any rate: of several layers, each of which
+    rounds what rounding has changed before."""
 
     fn: Callable
     args: tuple[Shape, ...]
@@ -47,6 +48,7 @@ class Form:
     precision: str | None = None
     reference: Callable | None = None
     rehearsed: Callable | None = None
+    most: float = 0.0
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -69,15 +71,18 @@ class Form:
         """Compile it, compare it once, and return what to time."""
         program = self.compile(gpu)
         sets = operands(self.args, 2 if gpu.rehearsal else sets_of(self.args))
-        made = compare(program.call(*sets[0]), self.reference or self.fn, sets[0])
+        made = compare(program.call(*sets[0]), self.reference or self.fn, sets[0], self.most)
         made |= {"shape": list(self.sizes), "flops": 2 * math.prod(self.sizes)}
         walk = itertools.cycle(sets)
         return Ready(made, lambda: program.call(*next(walk)), program.compiled)
 
 
-def compare(got: Any, fn: Callable, args: tuple[jax.Array, ...]) -> dict[str, Any]:
-    """How far a result is from that of `fn` with operands in float32, and whether rounding explains
-    it. No FP8 goes into the reference's matmul, so XLA finds no FP8 matmul in it."""
+def compare(
+    got: Any, fn: Callable, args: tuple[jax.Array, ...], most: float = 0.0
+) -> dict[str, Any]:
+    """How far a result is from that of `fn` with operands in float32, and whether rounding, or
+    `most`, explains it. No FP8 goes into the reference's matmul, so XLA finds no FP8 matmul in
+    it."""
 
     def wide(*args):
         return fn(*args)
@@ -85,7 +90,8 @@ def compare(got: Any, fn: Callable, args: tuple[jax.Array, ...]) -> dict[str, An
     with jax.default_matmul_precision("highest"):
         given = [arg.astype(f32) if arg.dtype in (e4m3, e5m2) else arg for arg in args]
         found = errors_of_all(got, jax.jit(wide, compiler_options=ONCE)(*given))
-    return {"errors": found, "right": all(is_right(one, args[0].shape[-1]) for one in found)}
+    k = args[0].shape[-1]
+    return {"errors": found, "right": all(is_right(one, k, most) for one in found)}
 
 
 @functools.lru_cache(maxsize=8)  # forms side by side take the same arguments
@@ -301,8 +307,21 @@ def epilogues(gpu: Gpu) -> Iterator[Case]:
     yield case(gpu, "8192: what is fused", Forms(*sized(gpu, 8192)).epilogues())
 
 
+def copied(gpu: Gpu) -> Ready:
+    """How fast the memory is: each byte is read once and written once."""
+    x = jax.random.normal(jax.random.key(0), (2**16, 2**8 if gpu.rehearsal else 2**14), bf16)
+    program = gpu.compile(jnp.negative, x)
+    found = errors_of_all(program.call(x), -x)
+    return Ready(
+        {"errors": found, "right": found[0]["largest"] == 0},
+        lambda: program.call(x),
+        program.compiled,
+    )
+
+
 def others(gpu: Gpu) -> Iterator[Case]:
-    """What is worth knowing last: what making FP8 costs."""
+    """What is worth knowing last: the memory's bandwidth, and what making FP8 costs."""
+    yield Case("speed", "memory", {"copy": functools.partial(copied, gpu)}, 3)
     yield case(gpu, "8192: from bf16", Forms(*sized(gpu, 8192)).from_bf16(), looks=3)
 
 
