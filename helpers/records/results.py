@@ -247,22 +247,30 @@ def _row(run: int, lines: Sequence[Mapping[str, Any]]) -> Row:
         chips = [wall["chip"] for wall in walls if wall["chip"]]
         for name in ("clock_mhz", "power_w") if chips else ():
             row[name] = statistics.median(chip[name] for chip in chips)
-        for line in lines:
-            if "device" in line:
-                row |= _by_gpu(line["device"], row.get("kernels", 0))
+        seen = [line["device"] for line in lines if "device" in line]
+        if seen:
+            row |= _by_gpu(seen, row.get("kernels", 0))
     return row
 
 
-def _by_gpu(device: Mapping[str, Any], kernels: int) -> Row:
-    """What the GPU's clock says of a form, unless that saw too few of its kernels: the time is too
-    short then. (Copies are no kernels to it, and a call of a library may be several.)
+def _by_gpu(looks: Sequence[Mapping[str, Any]], kernels: int) -> Row:
+    """What the GPU's clock says of a form: the median of its looks. Without the looks that saw too
+    few of its kernels, whose time is too short. (Copies are no kernels to it, and a call of a
+    library may be several.)
     """
-    if "no_clock" in device:
-        return {"no_clock": device["no_clock"]}
-    if device["launches"] < 0.9 * kernels:
-        saw = f"CUPTI saw {device['launches']:g} of {kernels} kernels, {device['seconds']:.3g} s"
-        return {"no_clock": saw}
-    return {"device_seconds": device["seconds"], "no_clock": "", "longest": device["longest"]}
+    reasons, whole = [], []
+    for look in looks:
+        if "no_clock" in look:
+            reasons.append(look["no_clock"])
+        elif look["launches"] < 0.9 * kernels:
+            saw = f"{look['launches']:g} of {kernels} kernels, {look['seconds']:.3g} s"
+            reasons.append(f"CUPTI saw {saw}")
+        else:
+            whole.append(look)
+    if not whole:
+        return {"no_clock": reasons[-1]}
+    median = sorted(whole, key=lambda look: look["seconds"])[len(whole) // 2]
+    return {"device_seconds": median["seconds"], "no_clock": "", "longest": median["longest"]}
 
 
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:

@@ -144,9 +144,9 @@ def test_a_cpu_is_never_measured(tmp_path):
 # The order and the lines --------------------------------------------------------------------------
 
 
-def test_the_agenda_fits_into_nine_minutes_and_its_first_call_into_four():
+def test_the_agenda_fits_into_eleven_minutes_and_its_first_call_into_four():
     seconds = [one.seconds for one in agenda.STAGES]
-    assert sum(seconds) <= 8.5 * 60 and sum(seconds[:4]) <= 3.7 * 60
+    assert sum(seconds) <= 10.6 * 60 and sum(seconds[:6]) <= 3.7 * 60
     readme = (ROOT / "tools" / "gpu" / "README.md").read_text()
     for one in agenda.STAGES:
         assert f"| {one.name} |" in readme and f"| {one.seconds:g} |\n" in readme
@@ -191,7 +191,8 @@ def test_an_error_is_that_of_numpy():
 @pytest.mark.parametrize("k", [128, 8192])
 def test_a_lost_bias_or_activation_is_seen_at_any_length_of_sums(k):
     m, n = 64, 96
-    args = matmuls.operands(matmuls.Forms(m, n, k).biased, 1)[0]
+    form = matmuls.Form(matmuls.fused(), matmuls.Forms(m, n, k).biased)
+    args = matmuls.operands(form.args, 1, form.factors)[0]
     right, wrong = matmuls.fused(**matmuls.ALL), matmuls.fused(jax.nn.relu, amax="activated")
     assert matmuls.compare(jax.jit(right)(*args), right, args)["right"]
     assert not matmuls.compare(jax.jit(wrong)(*args), right, args)["right"]

@@ -178,7 +178,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     )
     names = [stage.name for stage in STAGES]
     parser.add_argument("stages", nargs="*", help=f"of {', '.join(names)}; without: all of them")
-    parser.add_argument("--minutes", type=float, default=9.0, help="(9)")
+    parser.add_argument("--minutes", type=float, default=11.0, help="(11)")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="in place of notebooks/results"
     )

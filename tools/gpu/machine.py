@@ -15,6 +15,8 @@ from fp8lens import TARGETS, Target, aot_compile
 from helpers.records import local
 from tools.gpu.lines import without_paths
 
+PACKAGES = "jaxlib jax-cuda13-plugin flax torch triton nvidia-cublas nvidia-cudnn-cu13".split()
+
 
 class Program(NamedTuple):
     """A function compiled for the GPU, and what to call."""
@@ -112,7 +114,7 @@ class Gpu:
         """All that a reader needs to judge a figure, or to make it again, but for the commit: no
         path, host or user."""
         packages = {}
-        for package in ("jaxlib", "jax-cuda13-plugin", "flax", "torch", "triton", "nvidia-cublas"):
+        for package in PACKAGES:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 packages[package] = importlib.metadata.version(package)
         return {

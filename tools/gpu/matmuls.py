@@ -56,6 +56,13 @@ class Form:
         (m, k), (n, _) = self.args[0].shape, self.args[1].shape
         return m, n, k
 
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Of its scalars. The first two scale operands, so that sums over K are of unit size: a
+        bias and an activation count then. The third scales a result to FP8's range."""
+        depth = self.args[0].shape[-1] ** -0.25
+        return depth, depth, 64.0
+
     def compile(self, gpu: Gpu) -> Program:
         """Compiled by its own way to multiply."""
 
@@ -70,7 +77,7 @@ class Form:
     def build(self, gpu: Gpu) -> Ready:
         """Compile it, compare it once, and return what to time."""
         program = self.compile(gpu)
-        sets = operands(self.args, 2 if gpu.rehearsal else sets_of(self.args))
+        sets = operands(self.args, 2 if gpu.rehearsal else sets_of(self.args), self.factors)
         made = compare(program.call(*sets[0]), self.reference or self.fn, sets[0], self.most)
         made |= {"shape": list(self.sizes), "flops": 2 * math.prod(self.sizes)}
         walk = itertools.cycle(sets)
@@ -95,13 +102,13 @@ def compare(
 
 
 @functools.lru_cache(maxsize=8)  # forms side by side take the same arguments
-def operands(args: tuple[Shape, ...], count: int) -> list[tuple[jax.Array, ...]]:
-    """Sets of random operands on the device, normally distributed. The first two scalars scale
-    operands, so that sums over K are of unit size: a bias and an activation count then. The third
-    scales a result to FP8's range."""
-    depth = args[0].shape[-1] ** -0.25
-    factors = iter((depth, depth, 64.0))
-    factor_of = [1.0 if arg.shape else next(factors) for arg in args]
+def operands(
+    args: tuple[Shape, ...], count: int, factors: tuple[float, ...]
+) -> list[tuple[jax.Array, ...]]:
+    """Sets of random operands on the device, normally distributed; scalars are of the size of
+    `factors`."""
+    of_scalars = iter(factors)
+    factor_of = [1.0 if arg.shape else next(of_scalars) for arg in args]
 
     def one(key: jax.Array, arg: Shape, factor: float) -> jax.Array:
         if not arg.shape:
@@ -307,21 +314,29 @@ def epilogues(gpu: Gpu) -> Iterator[Case]:
     yield case(gpu, "8192: what is fused", Forms(*sized(gpu, 8192)).epilogues())
 
 
-def copied(gpu: Gpu) -> Ready:
-    """How fast the memory is: each byte is read once and written once."""
-    x = jax.random.normal(jax.random.key(0), (2**16, 2**8 if gpu.rehearsal else 2**14), bf16)
-    program = gpu.compile(jnp.negative, x)
-    found = errors_of_all(program.call(x), -x)
-    return Ready(
-        {"errors": found, "right": found[0]["largest"] == 0},
-        lambda: program.call(x),
-        program.compiled,
-    )
+def streamed(gpu: Gpu, fn: Callable, dtype: Any) -> Ready:
+    """How fast the memory is: 2 GB of operands, each read once."""
+    x = jax.random.normal(jax.random.key(0), (2**8 if gpu.rehearsal else 2**15, 2**15), bf16)
+    x = x.astype(dtype)
+    program = gpu.compile(fn, x)
+    found = errors_of_all(program.call(x), jax.jit(fn)(x))
+    right = all(one["largest"] == 0 for one in found)
+    return Ready({"errors": found, "right": right}, lambda: program.call(x), program.compiled)
+
+
+STREAMED: dict[str, tuple[Callable, Any]] = {
+    "copy": (jnp.copy, bf16),
+    "negate": (jnp.negative, bf16),
+    "bf16 to FP8": (lambda x: to_e4m3(x, jnp.float32(1)), bf16),
+    "amax": (lambda x: jnp.max(jnp.abs(x)), bf16),
+    "transpose FP8": (jnp.transpose, e4m3),
+}
 
 
 def others(gpu: Gpu) -> Iterator[Case]:
     """What is worth knowing last: the memory's bandwidth, and what making FP8 costs."""
-    yield Case("speed", "memory", {"copy": functools.partial(copied, gpu)}, 3)
+    builds = {name: functools.partial(streamed, gpu, *how) for name, how in STREAMED.items()}
+    yield Case("speed", "memory", builds, looks=3)
     yield case(gpu, "8192: from bf16", Forms(*sized(gpu, 8192)).from_bf16(), looks=3)
 
 

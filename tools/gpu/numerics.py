@@ -13,6 +13,7 @@ import numpy as np
 
 from helpers.numerics.tensor_core import tensor_core_dot
 from tools.gpu.errors import errors_of_all, is_right
+from tools.gpu.lines import sentence
 from tools.gpu.machine import Gpu
 from tools.gpu.stage import Case, Ready
 from tools.recorders import releases
@@ -51,11 +52,19 @@ def agreement(gpu: Gpu) -> Iterator[Case]:
 
 
 def agree(gpu: Gpu, program: releases.Program) -> Ready:
-    """One program: its results beside the CPU's."""
-    compiled, call = gpu.compile(program.fn, *program.args, options=program.options)
+    """One program: its results beside the CPU's. What does not compile because no kernel of
+    cuBLASLt's runs it when XLA times them is compiled once more without that: then it fails where
+    it is called."""
+    made: dict[str, Any] = {}
+    try:
+        compiled, call = gpu.compile(program.fn, *program.args, options=program.options)
+    except Exception as error:
+        options = {**(program.options or {}), "xla_gpu_autotune_level": 0}
+        compiled, call = gpu.compile(program.fn, *program.args, options=options)
+        made = {"untuned": sentence(error)}
     found = compared(program, call)
     finite = [one for kind in KINDS if kind != "not finite" for one in found[kind]]
-    made = {
+    made |= {
         "errors": found,
         "right": all(map(is_right, finite)),
         "keeps_nan": all(one["other_kind"] == 0 for one in found["not finite"]),
