@@ -22,7 +22,7 @@ from fp8lens.compile.bugs import COMPILER_BUGS, NEEDS_A_MESH, add_notes
 from fp8lens.compile.call import Call, make_call
 from fp8lens.compile.isolate import Isolated, compile_apart, may_abort
 from fp8lens.compile.meshes import axes, callers_mesh, check_devices, make_mesh
-from fp8lens.compile.process import USED_IN, check_process, gpu_available, require_gpu
+from fp8lens.compile.process import USED_IN, check_process, gpu_available, require_gpu, with_cudnn
 from fp8lens.targets import GEMM_OPTIONS, Target, resolve
 
 
@@ -108,7 +108,8 @@ def aot_compile(
     if chip is None:
         return _compile(call.placed().lower(), options)
     patch, files = choices(autotune, chip) if autotune is not None else (0, {})
-    lowered, doubt = _lower(call, chip, mesh_shape, patch)
+    with with_cudnn(chip.cudnn):
+        lowered, doubt = _lower(call, chip, mesh_shape, patch)
     compiled = _compile(lowered, options, chip, files, patch, isolate)
     if doubt and not isinstance(compiled, Isolated):
         check_devices(compiled, chip, doubt)

@@ -64,10 +64,6 @@ WITHOUT_A_GPU = {
         "The function calls Python back (jax.debug.print, jax.pure_callback, io_callback), for "
         "which JAX asks for a GPU: leave that out to compile without one."
     ),
-    "cuDNN": (
-        "JAX asks for cuDNN's version while it traces the function. Install cuDNN, which needs no "
-        "GPU for that (pip install nvidia-cudnn-cu13), or compile with implementation='xla'."
-    ),
 }
 
 

@@ -1,13 +1,17 @@
 """The process that compiles: whether it may, and on what."""
 
+import contextlib
+import contextvars
 import ctypes.util
 import functools
 import importlib
 import importlib.metadata
 import os
+from collections.abc import Iterator
 
 import jax
 from jax._src import xla_bridge
+from jax._src.cudnn import fused_attention_stablehlo as attention
 
 from fp8lens.targets import TARGETS, attached_gpu, check_platforms
 
@@ -81,3 +85,32 @@ def require_gpu() -> None:
         f"a GPU is attached ({name}), but JAX runs on the CPU here. Install CUDA's libraries with "
         "pip install 'jax[cuda13]', unset JAX_PLATFORMS, and start Python again."
     )
+
+
+# What answers for cuDNN in this thread, as a number: 9.10 is 91000.
+_CUDNN: contextvars.ContextVar[int | None] = contextvars.ContextVar("cudnn", default=None)
+_of_jax = attention.check_cudnn_version
+
+
+def _version_of_cudnn() -> int:
+    try:
+        return _of_jax()
+    except RuntimeError:
+        if (version := _CUDNN.get()) is None:
+            raise
+        return version
+
+
+attention.check_cudnn_version = _version_of_cudnn
+
+
+@contextlib.contextmanager
+def with_cudnn(version: tuple[int, int]) -> Iterator[None]:
+    """Within it, attention with `implementation="cudnn"` can be traced and lowered where cuDNN is
+    not installed: its version is all that JAX asks for, and XLA compiles without it.
+    """
+    token = _CUDNN.set(version[0] * 10000 + version[1] * 100)
+    try:
+        yield
+    finally:
+        _CUDNN.reset(token)

@@ -88,6 +88,16 @@ class GemmRow:
         return each * self.m * self.n * self.k * self.batch
 
     @property
+    def fp8_in_memory(self) -> int:
+        """The bytes of operands in FP8, of one run, that the hardware multiplies in another type:
+        in 16 bits they would be as many more.
+        """
+        if self.is_fp8:
+            return 0
+        sides = (self.m * self.k, self.lhs_dtype), (self.k * self.n, self.rhs_dtype)
+        return self.batch * sum(size for size, dtype in sides if is_fp8(dtype))
+
+    @property
     def title(self) -> str:
         """The instruction's name and the sizes."""
         return f"{self.name} [{self.m} x {self.n} x {self.k}]"

@@ -276,7 +276,9 @@ class _Reading:
             return state if "reduce" in opcodes and opcodes <= _TO_AMAX else None
         alone = opcodes <= {"parameter", "convert", "bitcast"}
         if state is _Is.AMAX:
-            self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
+            # Alone it is of an amax that is found already: no call gives it another type.
+            if "reduce" in opcodes:
+                self.steps.append(Step(Role.AMAX, j, operand(j, 0)))
         elif j.shape.bits < before.bits or alone:
             self.steps.append(Step(Role.OUTPUT, j, operand(j, 0)))
         return state

@@ -133,6 +133,11 @@ class GemmReport:
                 f"{counted(self.kernels_for_fp8, 'kernel')}, to make and undo "
                 f"{' and '.join(found)}, for {served}"
             )
+        stored = [row for row in self.rows if row.fp8_in_memory]
+        if stored and self.optimized:
+            saved = sum(row.fp8_in_memory * runs(row) for row in stored)
+            types = " and ".join(dict.fromkeys(row.math_dtype for row in stored))
+            text += f"; {size(saved)} of operands are FP8 in memory alone, multiplied in {types}"
         if any(row.count is None for row in self.rows):
             text += "; loops of unknown length counted once"
         if self.opaque:

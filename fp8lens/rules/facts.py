@@ -284,7 +284,7 @@ class _Taking:
         """Whether it takes this step: then one of its kind less can follow."""
         if self._is_results_scale(step) or self._is_results_type(step):
             return True
-        if self.operands_scales and self._may_be_operands_scale(step):
+        if self.operands_scales and self._is_scale(step):
             self.operands_scales -= 1
             return True
         if self.free.pop(step.kind, False):
@@ -294,9 +294,9 @@ class _Taking:
 
     def _is_results_scale(self, step: Step) -> bool:
         is_wide = step.value.shape.dtype not in CUBLASLT
-        return self.to_fp8 and step.kind is Role.SCALE and "d" in self.row.scales and is_wide
+        return self.to_fp8 and self._is_scale(step) and "d" in self.row.scales and is_wide
 
-    def _may_be_operands_scale(self, step: Step) -> bool:
+    def _is_scale(self, step: Step) -> bool:
         return step.kind is Role.SCALE or step.kind is Role.ALPHA and not self.free.get(Role.ALPHA)
 
     def _is_results_type(self, step: Step) -> bool:

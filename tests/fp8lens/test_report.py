@@ -214,6 +214,46 @@ def test_fused_attention_is_two_matmuls_forward_and_five_backward():
     assert {(r.batch, r.library, r.math_dtype) for r in rows} == {(16, "cudnn", "f8e4m3fn")}
 
 
+def test_cudnns_attention_compiles_where_there_is_no_cudnn():
+    q = S(2, 256, 8, 64, dtype=bf16)
+
+    def attend(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
+
+    rows = report_gemms(attend, q, q, q).rows
+    assert [(row.library, row.batch, row.m, row.n, row.k) for row in rows] == [
+        ("cudnn", 16, 256, 256, 64),
+        ("cudnn", 16, 256, 64, 256),
+    ]
+
+
+def test_a_weight_that_is_fp8_in_memory_alone_is_said_with_its_bytes():
+    def weights_only(x, w, scale):
+        return jax.lax.dot(x, w.astype(bf16).T) * scale.astype(bf16)
+
+    report = report_gemms(weights_only, S(16, K, dtype=bf16), B, s, gemm="triton")
+    (row,) = report.rows
+    assert row.fp8_in_memory == N * K and not row.is_fp8
+    assert f"{N * K / 1e3:.1f} kB of operands are FP8 in memory alone, multiplied in bf16" in (
+        report.totals()
+    )
+    assert "in memory alone" not in report_gemms(scaled_dot, *OPERANDS).totals()
+
+
+def test_static_scales_may_be_constants_and_the_amax_bf16():
+    """The call has the scale of the result and the amax: that amax is converted is no loss."""
+
+    def layer(a, b):
+        y = scaled_dot(a, b, f32(0.5), f32(0.25), bf16)
+        return to_e4m3(y, f32(3)), jnp.max(jnp.abs(y))
+
+    seen = inspect(layer, A, B)
+    (row,) = seen.report.rows
+    assert row.amax and "d" in row.scales and not row.outside
+    assert_fp8_gemms(seen, count=1, fused=True)
+    assert "(outside)" not in seen.chain() and "(in the call)" in seen.chain()
+
+
 # Input --------------------------------------------------------------------------------------------
 
 
