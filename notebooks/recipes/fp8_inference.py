@@ -1,5 +1,5 @@
-"""A trained model's layers in FP8: weights alone, or both operands; a gated MLP; attention with a
-cache in FP8.
+"""A trained model's layers in FP8: weights alone, or both operands; a chain of layers; a gated MLP;
+attention with a cache in FP8; a checkpoint in blocks.
 
 Copy `fp8_linear.py` beside it. It needs JAX alone. Chapter 08 compares the ways, and says which is
 for whom. Quantize the weights once, when the model is loaded, and calibrate the scales of the
@@ -9,10 +9,10 @@ activations on inputs like those in service:
     x_scale = calibrated(recorded_inputs)
     y = linear(x, codes, x_scale, w_scale)
 
-What it leaves out: reading a checkpoint and a Hadamard rotation (chapter 08 has both), several
-devices (chapter 15), causal masks.
+What it leaves out: reading a file, attention of a prompt in FP8 and a Hadamard rotation (chapter 08
+has them), several devices (chapter 15), causal masks.
 
-Test what XLA makes of your layers. `linear` and `gated` need cuBLASLt: set
+Test what XLA makes of your layers. `linear`, `chain`, `gated` and `by_token` need cuBLASLt: set
 XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts. `weights_only` and `attend` need
 Triton, which is XLA's default: without it a kernel converts all that is stored in FP8.
 
@@ -50,7 +50,7 @@ def rows_by_rows(x, w):
 
 def weights_only(x, codes, w_scale):
     """x [M, K] in bf16, times codes [N, K]. The scale is on the result: so one kernel converts the
-    codes on the chip.
+    codes on the chip. It is for few rows: with 512, an H200 was faster in bf16.
     """
     return rows_by_rows(x, codes.astype(x.dtype)) * w_scale.astype(x.dtype)
 
@@ -60,6 +60,37 @@ def linear(x, codes, x_scale, w_scale):
     rows = len(x)
     padded = jnp.pad(quantize(x, x_scale), ((0, -rows % ROWS), (0, 0)))
     return scaled_dot(padded, codes, x_scale, w_scale, bf16)[:rows]
+
+
+def chain(x, x_scale, layers):
+    """Layers with relu, and the amax of each result. `layers` are (codes, bias, w_scale, h_scale,
+    h_inverse), the last two those of the result. Each layer is one call, whose FP8 result the next
+    one reads: it multiplies by the inverse, in y's type, because no call divides.
+    """
+    h, scale, amaxes = quantize(x, x_scale), x_scale, []
+    for codes, bias, w_scale, h_scale, h_inverse in layers:
+        y = jax.nn.relu(scaled_dot(h, codes, scale, w_scale, bf16) + bias)
+        amaxes.append(jnp.max(jnp.abs(y)))
+        h, scale = jnp.clip(y * h_inverse.astype(bf16), -448, 448).astype(e4m3), h_scale
+    return h, jnp.stack(amaxes)
+
+
+def by_token(x, codes, w_scales):
+    """x [M, K] in bf16, times codes [N, K] with a scale for each row, f32[N]: no calibration. Two
+    more kernels: one finds the amax of each row of x, one scales the result.
+    """
+    x_scales = jax.vmap(lambda row: scale_of(jnp.abs(row).astype(f32), e4m3))(x)[:, None]
+    d = rows_by_rows(quantize(x, x_scales).astype(bf16), codes.astype(bf16))
+    return (d * x_scales * w_scales).astype(bf16)
+
+
+def of_blocks(codes, scales, size=128):
+    """Codes with a scale for each row, and these scales f32[N], of codes [N, K] with a scale for
+    each block of size by size, as in DeepSeek's checkpoints. For `by_token`, when they are loaded.
+    """
+    w = codes.astype(f32) * jnp.repeat(jnp.repeat(scales, size, 0), size, 1)
+    w_scales = jax.vmap(lambda row: scale_of(jnp.abs(row), e4m3))(w)
+    return quantize(w, w_scales[:, None]), w_scales
 
 
 def gated(x, gate_up, down, x_scale, gate_scale, up_scale, h_scale, down_scale):
