@@ -12,12 +12,14 @@ activations on inputs like those in service:
 What it leaves out: reading a file, attention of a prompt in FP8 and a Hadamard rotation (chapter 08
 has them), several devices (chapter 15), causal masks.
 
-Test what XLA makes of your layers. `linear`, `chain`, `gated` and `by_token` need cuBLASLt: set
-XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts. `weights_only` and `attend` need
-Triton, which is XLA's default: without it a kernel converts all that is stored in FP8.
+Make two programs, one for prompts and one that decodes. `linear`, `chain`, `gated` and `by_token`
+need cuBLASLt: jax.jit(prompt, compiler_options={"xla_gpu_enable_triton_gemm": False}).
+`weights_only` and `attend` need Triton, which is XLA's default: without it a kernel converts all
+that is stored in FP8. Test what XLA makes of them:
 
-    from fp8lens import assert_fp8_gemms
+    from fp8lens import assert_fp8_gemms, inspect
     assert_fp8_gemms(gated, x, gate_up, down, *scales, count=2, fused=True, target="H100")
+    moved = inspect(step, *arguments, gemm="triton", target="H100").bill.totals["bytes moved"]
 """
 
 import jax
@@ -43,6 +45,11 @@ def calibrated(recorded, room=1.25):
     return scale_of(room * amaxes, e4m3)
 
 
+def padded(codes):
+    """With rows of zeros, up to a multiple of 16: XLA makes no FP8 call of one row."""
+    return jnp.pad(codes, ((0, -len(codes) % ROWS), (0, 0)))
+
+
 def rows_by_rows(x, w):
     """x [M, K] times w [N, K]: K is last in both, as an FP8 call needs it."""
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))
@@ -56,10 +63,9 @@ def weights_only(x, codes, w_scale):
 
 
 def linear(x, codes, x_scale, w_scale):
-    """x [M, K] in bf16, times codes [N, K], in FP8. One row is padded, or XLA makes no FP8 call."""
-    rows = len(x)
-    padded = jnp.pad(quantize(x, x_scale), ((0, -rows % ROWS), (0, 0)))
-    return scaled_dot(padded, codes, x_scale, w_scale, bf16)[:rows]
+    """x [M, K] in bf16, times codes [N, K], in FP8."""
+    x_codes = padded(quantize(x, x_scale))
+    return scaled_dot(x_codes, codes, x_scale, w_scale, bf16)[: len(x)]
 
 
 def chain(x, x_scale, layers):
@@ -67,12 +73,12 @@ def chain(x, x_scale, layers):
     h_inverse), the last two those of the result. Each layer is one call, whose FP8 result the next
     one reads: it multiplies by the inverse, in y's type, because no call divides.
     """
-    h, scale, amaxes = quantize(x, x_scale), x_scale, []
+    h, scale, amaxes = padded(quantize(x, x_scale)), x_scale, []
     for codes, bias, w_scale, h_scale, h_inverse in layers:
         y = jax.nn.relu(scaled_dot(h, codes, scale, w_scale, bf16) + bias)
-        amaxes.append(jnp.max(jnp.abs(y)))
+        amaxes.append(jnp.max(jnp.abs(y)))  # with the padding's, which is that of the bias alone
         h, scale = jnp.clip(y * h_inverse.astype(bf16), -448, 448).astype(e4m3), h_scale
-    return h, jnp.stack(amaxes)
+    return h[: len(x)], jnp.stack(amaxes)
 
 
 def by_token(x, codes, w_scales):
@@ -80,7 +86,8 @@ def by_token(x, codes, w_scales):
     more kernels: one finds the amax of each row of x, one scales the result.
     """
     x_scales = jax.vmap(lambda row: scale_of(jnp.abs(row).astype(f32), e4m3))(x)[:, None]
-    d = rows_by_rows(quantize(x, x_scales).astype(bf16), codes.astype(bf16))
+    x_codes = padded(quantize(x, x_scales))
+    d = rows_by_rows(x_codes.astype(bf16), codes.astype(bf16))[: len(x)]
     return (d * x_scales * w_scales).astype(bf16)
 
 
@@ -88,7 +95,9 @@ def of_blocks(codes, scales, size=128):
     """Codes with a scale for each row, and these scales f32[N], of codes [N, K] with a scale for
     each block of size by size, as in DeepSeek's checkpoints. For `by_token`, when they are loaded.
     """
-    w = codes.astype(f32) * jnp.repeat(jnp.repeat(scales, size, 0), size, 1)
+    rows, columns = codes.shape  # the last blocks may be smaller
+    by_element = jnp.repeat(jnp.repeat(scales, size, 0), size, 1)[:rows, :columns]
+    w = codes.astype(f32) * by_element
     w_scales = jax.vmap(lambda row: scale_of(jnp.abs(row), e4m3))(w)
     return quantize(w, w_scales[:, None]), w_scales
 
@@ -99,18 +108,18 @@ def gated(x, gate_up, down, x_scale, gate_scale, up_scale, h_scale, down_scale):
     Joined by hand, because XLA would join them after dequantizing, and lose FP8. Their scales may
     differ: each is applied to its part, in the kernel that computes silu.
     """
-    rows = len(x)
-    codes = jnp.pad(quantize(x, x_scale), ((0, -rows % ROWS), (0, 0)))
+    codes = padded(quantize(x, x_scale))
     products = rows_by_rows(codes.astype(bf16) * x_scale.astype(bf16), gate_up.astype(bf16))
     gate, up = jnp.split(products, 2, axis=1)
     h = jax.nn.silu(gate * gate_scale.astype(bf16)) * (up * up_scale.astype(bf16))
-    return scaled_dot(quantize(h, h_scale), down, h_scale, down_scale, bf16)[:rows]
+    return scaled_dot(quantize(h, h_scale), down, h_scale, down_scale, bf16)[: len(x)]
 
 
 def attend(q, k, v, k_scale, v_scale):
     """Attention in bf16 to a cache in FP8: q [batch, heads, queries, size], k and v [batch, heads,
-    length, size]. The scales are on the scores and on the result. On the cache they would have a
-    kernel write all of it in bf16.
+    length, size]. Calibrate the scales, and quantize each token's keys and values by them when they
+    are written: quantize(k, k_scale). The scales are on the scores and on the result. On the cache
+    they would have a kernel write all of it in bf16.
     """
     scores = jnp.einsum("bhqd,bhtd->bhqt", q, k.astype(bf16)).astype(f32)
     weights = jax.nn.softmax(scores * (k_scale * q.shape[-1] ** -0.5))
