@@ -1,7 +1,6 @@
 """What a program costs, held to what XLA and JAX say of it themselves."""
 
 import functools
-import gzip
 import json
 import re
 import statistics
@@ -16,7 +15,7 @@ from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, memory_of
 from fp8lens.bill.rates import RATES, WIRES, calibrated, wire_rate
 from fp8lens.targets import TARGETS
-from helpers.records.results import load
+from helpers.records.results import load, load_programs
 
 from fp8_linear import Amaxes, fp8_linear
 
@@ -177,31 +176,21 @@ def test_a_likely_time_is_a_matmuls_share_of_the_peak():
     assert [*bill.calibrated] == pytest.approx(expected)
 
 
-def measured_programs():
-    """Of each recorded program that the GPU's clock has timed: case, form, seconds, HLO."""
-    with gzip.open(RESULTS / "h200" / "programs.jsonl.gz", "rt") as lines:
-        programs = [json.loads(line) for line in lines]
-    found = {(one["part"], one["case"], one["form"]): one["hlo"] for one in programs}
-    (speed,), (train,) = load("speed", RESULTS), load("train", RESULTS)
-    for (part, case, form), hlo in found.items():
-        record = {"speed": speed, "train": train}.get(part)
-        seconds = record and record.cases[case][form].get("device_seconds")
-        if seconds:
-            yield case, form, seconds, hlo
-
-
 def test_likely_times_are_near_those_of_the_gpus_clock():
     """Where the rates come from: they are fitted to these programs. The FP8 attention with its
     backward pass, whose numbers are wrong there, is the only one outside of its range.
     """
     chip, errors, outside = TARGETS["H200"], [], []
-    for case, form, seconds, hlo in measured_programs():
-        time = calibrated(inspect(hlo).ledger, chip)
-        if time is None:  # a kernel that is not looked into
-            continue
-        errors.append(abs(time.likely / seconds - 1))
-        if not time.shortest <= seconds <= time.longest:
-            outside.append((case, form))
+    for part in ("speed", "train"):
+        (record,) = load(part, RESULTS)
+        for (case, form), hlo in load_programs(part, RESULTS).items():
+            seconds = record.cases[case][form].get("device_seconds")
+            time = calibrated(inspect(hlo).ledger, chip)
+            if not seconds or time is None:  # or a kernel that is not looked into
+                continue
+            errors.append(abs(time.likely / seconds - 1))
+            if not time.shortest <= seconds <= time.longest:
+                outside.append((case, form))
     assert len(errors) > 80 and statistics.median(errors) < 0.06
     assert sum(error < 0.1 for error in errors) > 0.7 * len(errors)
     assert outside == [("attention", "FP8, forward and backward")]
