@@ -453,7 +453,7 @@ def plot_reached(groups: Mapping[str, Mapping[str, tuple[float, float]]]) -> Pic
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.set(xlim=(0, 1.02 * most), ylim=(at - 0.6, -0.6))
-    axes.set_xlabel("TFLOP/s reached, and share of the roofline (marks)")
+    axes.set_xlabel("TFLOP/s, and share of the roofline (|)")
     axes.spines["left"].set_visible(False)
     return figure
 
