@@ -7,6 +7,8 @@ apart. They are measured of other programs, at other sizes: each has a range, wh
 others publish, and a time that is computed with them has one too. On another chip the shares can
 differ. An H100 has the same multiprocessors and slower memory: a kernel that does not wait for
 memory reaches a larger share of its bandwidth.
+Whole training steps, which keep the chip at its power limit for long, took up to 12% longer than
+likely by the host's clock, and up to 23% with kernels by hand.
 """
 
 import dataclasses
