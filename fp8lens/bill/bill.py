@@ -47,7 +47,7 @@ TOTALS = {
     "FLOPs again": "FLOP",
     "bytes sent": "B",
     "time at least": "s",
-    "time at published rates": "s",
+    "likely time": "s",
 }
 _LINES = ("line", "layer", "bytes moved", "for FP8", "again", "alive at the peak")
 _TEXTS = (0, _LINES.index("layer"))  # of these columns; the others are numbers
@@ -61,9 +61,8 @@ class Bill:
     `memory` is None where XLA's plan of the buffers is not known, as of a saved program. "Again" is
     what runs once more in the backward pass because of `jax.checkpoint`. "Time at least" is the
     roofline of `chip`: the kernels one after the other, each as long as its bytes or its FLOPs
-    take. "Time at published rates" is the same, at the share of the chip's peak or bandwidth that
-    others have published for such kernels. Both are computed, not measured. `launches` comes on top
-    of them.
+    take. "Likely time" is the same, at the share of the chip's peak or bandwidth that such kernels
+    reached on an H200. Both are computed, not measured. `launches` comes on top of them.
 
     Example:
 
@@ -112,7 +111,7 @@ class Bill:
 
     @cached_property
     def calibrated(self) -> Time | None:
-        """The time at the rates that are published for each class of kernel (`bill.rates`), with
+        """The time at the rates that each class of kernel reached on an H200 (`bill.rates`), with
         its range; None where a class or a type has none. It is computed, not measured.
         """
         return calibrated(self.ledger, self.chip)
@@ -147,7 +146,7 @@ class Bill:
         if self.seconds is not None:
             found["time at least"] = self.seconds
         if self.calibrated is not None:
-            found["time at published rates"] = self.calibrated.likely
+            found["likely time"] = self.calibrated.likely
         return found
 
     @property
@@ -187,7 +186,8 @@ class Bill:
         if self.seconds is not None:
             rates = ""
             if self.calibrated is not None:
-                rates = f"; {_in_seconds(self.calibrated)} at the rates that others published"
+                likely = _in_seconds(self.calibrated)
+                rates = f"; {likely} at the rates that such kernels reached on an H200"
             said.append(
                 f"time: at least {shown(self.seconds, 's')} on {self.chip.name}, by the roofline"
                 f"{rates}; not measured"

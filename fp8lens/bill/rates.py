@@ -1,15 +1,24 @@
-"""What part of a chip's peak and bandwidth kernels reach, and how long a launch takes, as others
-have published it: to estimate a time that is nearer to what is measured than a roofline is.
+"""What part of a chip's peak and bandwidth kernels reach, and how long a launch takes: to estimate
+a time that is nearer to what is measured than a roofline is.
 
-These are published figures of other kernels, mostly on other cards, and not measurements of the
-program: each has a range, and a time that is computed with them has one too.
+The likely rates of kernels are those of this project's own run on an H200: JAX 0.11.2, cuBLAS 13.1,
+in notebooks/results/h200, where the GPU's own clock tells the longest kernels of each program
+apart. They are measured of other programs, at other sizes: each has a range, which contains what
+others publish, and a time that is computed with them has one too. On another chip the shares can
+differ. An H100 has the same multiprocessors and slower memory: a kernel that does not wait for
+memory reaches a larger share of its bandwidth.
+Whole training steps, which keep the chip at its power limit for long, took up to 12% longer than
+likely by the host's clock, and up to 23% with kernels by hand.
 """
 
 import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fp8lens.hlo.values import changes_layout
+from fp8lens.formats import is_narrow
+from fp8lens.hlo.parse import Instruction
+from fp8lens.hlo.program import results
+from fp8lens.hlo.values import changes_layout, operand
 from fp8lens.matmul.ledger import Line
 from fp8lens.matmul.unfused import inside
 from fp8lens.targets import Target
@@ -18,8 +27,8 @@ from fp8lens.targets import Target
 @dataclasses.dataclass(frozen=True)
 class Rate:
     """The share of a chip's peak, or of its memory's bandwidth, that a class of kernels reaches:
-    what is likely, the least, and the most that is published. `source` says where, and how it is
-    computed from that.
+    what is likely, the least, and the most that is measured or published. `source` says where, and
+    how it is computed from that.
     """
 
     share: float
@@ -28,37 +37,64 @@ class Rate:
     source: str
 
 
-#: By what the kernels do: of "matmul" a share of the peak, of the others one of the bandwidth.
+#: By what the kernels do: of "matmul" and "attention" a share of the peak, of the others one of the
+#: bandwidth. A matmul's memory traffic is moved at the rate of "operands".
 RATES = {
     "matmul": Rate(
-        0.68,
+        0.70,
         0.57,
-        0.78,
-        "FBGEMM, pull 2546 (2024-04-29, an H100 at 500 W): 8192^3 in FP8 at 1126 of 1979 TFLOP/s; "
-        "DeepGEMM's best (2025-04-18) and torchao's roofline_utils.py (2026-05-05): 0.78; likely "
-        "is the middle",
+        0.81,
+        "measured on the H200: 0.64 to 0.76 at 8192^3, at the chip's power limit, 0.74 to 0.81 at "
+        "4096^3, bf16 and FP8 alike; likely is the middle kernel. The least is FBGEMM's, pull 2546 "
+        "(2024-04-29, an H100 at 500 W)",
+    ),
+    "attention": Rate(
+        0.57,
+        0.36,
+        0.64,
+        "cuDNN's, measured on the H200: bf16 forward 0.64, with the backward pass 0.57; FP8 0.41 "
+        "and 0.36",
+    ),
+    "operands": Rate(
+        0.75,
+        0.5,
+        0.87,
+        "measured on the H200, up to 64 rows: bf16 0.79 to 0.84, FP8 by cuBLASLt 0.71, FP8 weights "
+        "by Triton 0.56 to 0.73; likely is between. Least and most are published: DeepGEMM "
+        "(2025-02-26, an H800), vLLM's pull 49363 (an H100), in notebooks/results/published.json",
     ),
     "pointwise": Rate(
+        0.70,
+        0.62,
         0.92,
-        0.8,
-        1.0,
-        "torchao's roofline_utils.py (2026-05-05) takes 0.92 for kernels on large arrays; the "
-        "range is an assumption",
+        "measured on the H200: 0.70 of 4.3 GB in bf16, 0.62 to 0.82 after a matmul; the most is "
+        "what torchao's roofline_utils.py (2026-05-05) takes for an H100",
+    ),
+    "convert": Rate(
+        0.49,
+        0.24,
+        0.76,
+        "pointwise to or from FP8, measured on the H200: 0.53 of 3.2 GB, 0.44 to 0.52 of 67 "
+        "million values, quantized or dequantized, as long as a kernel takes that moves 4 bytes a "
+        "value; the least is with a gelu. The most is as many bytes a second on an H100",
     ),
     "reduction": Rate(
-        0.59,
+        0.75,
         0.32,
-        0.92,
-        "FBGEMM, pull 2546: with both operands of 8192^3 quantized by row it takes 0.203 ms more, "
-        "for 403 MB read and written: 1.98 of 3.35 TB/s. The least is XLA's quantizer of blocks on "
-        "a GB200 (marin, issue 7282, 2026-07-16): 0.346 ms for [65536, 2560] in bf16, of which "
-        "XLA's kernels read and write 881 MB: 2.5 of 8 TB/s; the most is pointwise",
+        0.96,
+        "measured on the H200: amaxes 0.86 to 0.96, an amax that quantizes too 0.57 to 0.86, "
+        "softmax 0.52 and 0.75. The least is XLA's quantizer of blocks on a GB200 (marin, issue "
+        "7282, 2026-07-16): 0.346 ms for [65536, 2560] in bf16, of which XLA's kernels read and "
+        "write 881 MB: 2.5 of 8 TB/s",
     ),
     "transpose": Rate(
-        0.59,
+        0.5,
         0.32,
-        0.92,
-        "none is published that we know: taken as that of reductions, which is an assumption",
+        0.88,
+        "FP8 transposes reach 0.64 on the H200, by the host's clock. Kernels that quantize and "
+        "transpose were not seen alone: 0.37 is left for them in the FP8 training step with XLA's "
+        "attention if all others have their rates; likely is between. The least is that of "
+        "reductions, the most that of the driver's copy",
     ),
 }
 
@@ -151,16 +187,24 @@ def kind_of(line: Line) -> str:
     if line.what in ("collective", "opaque"):
         return ""
     if line.what == "matmul":
-        return "matmul"
+        return "attention" if line.kernel.kind.startswith("__cudnn$fmha") else "matmul"
     parts = inside(line.kernel.instruction)
     if any(i.opcode in ("reduce", "reduce-window") for i in parts):
         return "reduction"
-    return "transpose" if any(map(changes_layout, parts)) else "pointwise"
+    if any(map(changes_layout, parts)):
+        return "transpose"
+    return "convert" if _touches_fp8(line.kernel.instruction) else "pointwise"
+
+
+def _touches_fp8(i: Instruction) -> bool:
+    """Whether a kernel reads or writes an array in FP8."""
+    read = [operand(i, n).shape for n in range(len(i.operands))]
+    return any(is_narrow(shape.dtype) for shape in [*read, *results(i)])
 
 
 class Time(NamedTuple):
-    """A time in seconds that is computed with published rates: likely, and if every kernel reached
-    the most, or only the least, that is published.
+    """A time in seconds that is computed with such rates: likely, and if every kernel reached the
+    most, or only the least, that is measured or published.
     """
 
     likely: float
@@ -179,8 +223,8 @@ def launches(kernels: int) -> dict[str, Time]:
 
 
 def calibrated(lines: Iterable[Line], chip: Target) -> Time | None:
-    """How long kernels take, one after the other, at the rates that are published for their class;
-    the launches cost nothing. None where a kernel's class has no rate (a collective, an opaque
+    """How long kernels take, one after the other, at the rates of their class; the launches cost
+    nothing. None where a kernel's class has no rate (a collective, an opaque
     kernel), or the chip none for a type.
     """
     kernels = [(line.kernel, line.runs, kind_of(line)) for line in lines]
@@ -202,10 +246,12 @@ def _slowed(chip: Target, end: str) -> dict[str, Target]:
     share = {kind: getattr(rate, end) for kind, rate in RATES.items()}
     found = {}
     for kind in RATES:
-        of_memory = share["pointwise" if kind == "matmul" else kind]
+        multiplies = kind in ("matmul", "attention")
+        of_peak = share[kind] if multiplies else 1.0
+        of_memory = share["operands" if multiplies else kind]
         found[kind] = dataclasses.replace(
             chip,
             memory_bandwidth=chip.memory_bandwidth * of_memory,
-            peak_flops={dtype: flops * share["matmul"] for dtype, flops in chip.peak_flops.items()},
+            peak_flops={dtype: flops * of_peak for dtype, flops in chip.peak_flops.items()},
         )
     return found

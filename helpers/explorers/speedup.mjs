@@ -394,14 +394,14 @@ function measuredPart(given, show) {
   return [
     make("h2", {}, "Published and measured"),
     make("p", {}, own.length
-      ? `This project measured ${own.length} of these matmuls. The others are published by their authors.`
-      : "This project has not measured a matmul on a GPU yet. These figures are published by others. Press a row's sizes to choose them."),
+      ? `This project measured ${own.length} of these matmuls. The others are published by their authors. Press a row's sizes to choose them.`
+      : "There is no record of a GPU here. These figures are published by others. Press a row's sizes to choose them."),
     make("h3", {}, "Times as fast as bf16"),
     measurementsOf("Times as fast as bf16, estimated and measured", ["Estimated", "Measured", "Error"], compared, show, point => {
       const { ratio } = estimateOf(given, point);
       return [ratio.toFixed(2), point.speedup.toFixed(2), percent(ratio / point.speedup)];
     }),
-    make("p", { class: "quiet" }, "Error is the estimate's. It counts three bytes for each value that gets a scale by row or block. XLA's kernels for blocks move more: chapter 12 compiles them."),
+    make("p", { class: "quiet" }, "Error is the estimate's. It counts three bytes for each value that gets a scale by row or block. XLA's kernels for blocks move more: chapter 18 compiles them."),
     make("h3", {}, "FP8 alone"),
     measurementsOf("FP8 alone, roofline and measured", ["Roofline", "Measured", "Reached"], alone, show, point => {
       const { seconds } = estimateOf(given, point);

@@ -388,27 +388,73 @@ def plot_speedup(
     m: Sequence[int],
     curves: Mapping[str, Sequence[float]],
     title: str = "",
+    measured: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Picture:
-    """How many times faster than bf16, against the rows `m`: a line for each estimate."""
+    """How many times faster than bf16, against the rows `m`: a line for each estimate, and a dot in
+    its colour for each time that it was `measured`, by the curve's name and the rows.
+    """
+    dots = measured or {}
     said = [
         f"{name}, {curve[0]:.2f} at {m[0]} rows and {curve[-1]:.2f} at {m[-1]}"
         for name, curve in curves.items()
     ]
-    said.append("nothing measured")
+    for name, found in dots.items():
+        said += [f"{name}, measured {value:.2f} at {rows}" for rows, value in found.items()]
+    if not any(dots.values()):
+        said.append("nothing measured")
     figure, axes = _axes(
         FIGURE_WIDTH, 4.6, f"Time in bf16 over time in FP8 against M: {'; '.join(said)}."
     )
     for i, (name, curve) in enumerate(curves.items()):
         axes.plot(m, curve, STYLES[i % 4], color=PALETTE[i % 7], label=name, linewidth=1.8)
+        found = dots.get(name, {})
+        axes.plot([*found], [*found.values()], "o", color=PALETTE[i % 7])
     axes.axhline(1, color=INK, alpha=0.6, linewidth=1)
     axes.set_xscale("log", base=2)
     plain_numbers(axes.xaxis, m[:: -(-len(m) // 6)])
     axes.set(
         ylim=(0, None),
         xlabel=f"M, rows of A; {title}" if title else "M, rows of A",
-        ylabel="times as fast as bf16 (lines: estimates)",
+        ylabel="times as fast as bf16\n(lines: estimates, dots: measured)",
     )
     axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def plot_reached(groups: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
+    """TFLOP/s of matmuls: of each group a bar for each form, as long as what it reached, and a mark
+    at its roofline. A form is (reached, roofline).
+    """
+    forms = [form for group in groups.values() for form in group.values()]
+    most = max(roofline for _, roofline in forms)
+    said = []
+    rows = len(forms) + 1.3 * len(groups)
+    figure, axes = _axes(FIGURE_WIDTH, 0.27 * rows + 0.7, "")
+    at = 0.0
+    labels = {}
+    for title, group in groups.items():
+        place = {"xycoords": ("figure fraction", "data"), "annotation_clip": False}
+        head = axes.annotate(title, (0.01, at), va="center_baseline", weight="bold", **place)
+        head.set_in_layout(False)
+        for name, (reached, roofline) in group.items():
+            at += 1
+            labels[at] = name
+            colour = PALETTE[0] if name == "bf16" else PALETTE[1]
+            axes.barh(at, reached, height=0.8, color=colour)
+            axes.plot([roofline] * 2, [at - 0.4, at + 0.4], color=INK, linewidth=2)
+            text = f"{reached:.0f}, {reached / roofline:.0%}"
+            style = {"va": "center_baseline", "color": ink_on(colour)}
+            axes.text(reached - 0.01 * most, at, text, ha="right", **style)
+            said.append(f"{title}, {name}: {reached:.0f} of {roofline:.0f}")
+        at += 1.3
+    figure.alt = f"TFLOP/s reached, and those of the roofline. {'; '.join(said)}."
+    axes.set_yticks([*labels], [*labels.values()])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.set(xlim=(0, 1.02 * most), ylim=(at - 0.6, -0.6))
+    axes.set_xlabel("TFLOP/s, and share of the roofline (|)")
+    axes.spines["left"].set_visible(False)
     return figure
 
 

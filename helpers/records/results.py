@@ -12,6 +12,7 @@ carries that program's digest, and is read only as it was written.
 
 import base64
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
@@ -30,6 +31,7 @@ from fp8lens.targets import TARGETS, Target, model
 
 PARTS = ("speed", "agreement", "numerics", "kernels", "train")  # of what `make gpu` measures
 LINES = "measured.jsonl"  # in the folder of a GPU's model: what tools/gpu/lines.py wrote
+PROGRAMS = "programs.jsonl.gz"  # beside it
 
 Row = dict[str, Any]
 
@@ -40,9 +42,10 @@ class Record:
     versions of CUDA, cuBLAS and JAX, date, commit. `cases` has by the case's name its forms, and by
     the form's name what was measured of it, with the number of its run.
 
-    A form that was timed has `wall_seconds`, by the host's clock, the median of several looks; and
-    `device_seconds`, the sum of its kernels' times by the GPU's own clock. That is None where this
-    clock could not be read, and `no_clock` says why. One that failed has `error`.
+    A form that was timed has `wall_seconds`, by the host's clock, the median of `wall_looks`; and
+    `device_seconds`, the sum of its kernels' times by the GPU's own clock, the median of
+    `device_looks`. That is None where this clock could not be read, and `no_clock` says why. One
+    that failed has `error`.
     """
 
     part: str
@@ -241,7 +244,8 @@ def _row(run: int, lines: Sequence[Mapping[str, Any]]) -> Row:
             row["error"] = line["error"]
     walls = [line["wall"] for line in lines if "wall" in line]
     if walls:
-        row["wall_seconds"] = statistics.median(wall["seconds"] for wall in walls)
+        seconds = [wall["seconds"] for wall in walls]
+        row |= {"wall_seconds": statistics.median(seconds), "wall_looks": sorted(seconds)}
         row |= {"device_seconds": None, "no_clock": "the GPU's clock was not read"}
         row |= {"looks": len(walls), "clock_asked": any("device" in line for line in lines)}
         chips = [wall["chip"] for wall in walls if wall["chip"]]
@@ -270,7 +274,12 @@ def _by_gpu(looks: Sequence[Mapping[str, Any]], kernels: int) -> Row:
     if not whole:
         return {"no_clock": reasons[-1]}
     median = sorted(whole, key=lambda look: look["seconds"])[len(whole) // 2]
-    return {"device_seconds": median["seconds"], "no_clock": "", "longest": median["longest"]}
+    return {
+        "device_seconds": median["seconds"],
+        "device_looks": sorted(look["seconds"] for look in whole),
+        "no_clock": "",
+        "longest": median["longest"],
+    }
 
 
 def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
@@ -294,6 +303,19 @@ def load(part: str, folder: str | Path = "results") -> tuple[Record, ...]:
         if cases:
             found.append(Record(part, runs, cases))
     return tuple(found)
+
+
+def load_programs(part: str, folder: str | Path = "results") -> dict[tuple[str, str], str]:
+    """The HLO of a part's forms as the GPU's compiler wrote it, by case and form: of the model that
+    `load(part, folder)` has first; nothing where there is none.
+    """
+    found = {}
+    for path in sorted(Path(os.environ.get("FP8_RESULTS") or folder).glob(f"*/{PROGRAMS}"))[:1]:
+        with gzip.open(path, "rt") as lines:
+            for one in map(json.loads, lines):
+                if one["part"] == part:
+                    found[one["case"], one["form"]] = one["hlo"]
+    return found
 
 
 NOT_MEASURED = "not measured yet (`make gpu`)"  # in place of a table that nobody has measured

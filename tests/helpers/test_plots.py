@@ -25,6 +25,10 @@ FIGURES = {
     "speedup": lambda: plots.plot_speedup(
         [16, 64, 256],
         {"FP8 already": [1.9, 2, 2], "by amax": [0.4, 1, 1.5]},
+        measured={"by amax": {64: 0.8}},
+    ),
+    "reached": lambda: plots.plot_reached(
+        {"4096": {"bf16": (700, 989), "FP8": (1400, 1979)}, "8192": {"FP8": (1300, 1979)}}
     ),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
 }

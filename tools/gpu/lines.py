@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers.records.results import LINES
-
-PROGRAMS = "programs.jsonl.gz"  # beside it: the programs as the GPU's compiler wrote them
+from helpers.records.results import LINES, PROGRAMS
 
 
 class Key(NamedTuple):
