@@ -150,8 +150,7 @@ def recorded(folder: str | Path = "results") -> Ladder:
 
 RISE = 1 + 2.0**-5  # of the first loss: what quantizing every operand once may change
 
-# Steps that are timed in the case "training step", by the names that the ladder gives them. Nobody
-# compiles cuDNN's attention without a GPU.
+# Steps that are timed in the case "training step", by the names that the ladder gives them.
 _BESIDE_THE_LADDER = {
     "bf16, xla": "bf16, XLA's attention",
     "bf16, cudnn": "bf16",
