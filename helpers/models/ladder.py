@@ -163,6 +163,7 @@ class Timed(NamedTuple):
 
     seconds: float  # by the host's clock
     clock_mhz: float  # of the GPU, meanwhile
+    power_w: float
     losses: list[float]  # of the steps that trained the layer before
 
     @property
@@ -180,7 +181,7 @@ def timed(folder: str | Path = "results") -> dict[str, dict[str, Timed]]:
         rows |= {name: beside.get(form, {}) for name, form in _BESIDE_THE_LADDER.items()}
         if record.chip:
             found[record.chip.name] = {
-                name: Timed(row["wall_seconds"], row["clock_mhz"], row["losses"])
+                name: Timed(row["wall_seconds"], row["clock_mhz"], row["power_w"], row["losses"])
                 for name, row in rows.items()
                 if "wall_seconds" in row
             }
