@@ -23,12 +23,16 @@ from lean_step import AdamW, Descent, Lean
 
 Layer = GPTLayer | Lean
 
+# AdamW's. It moves each weight by about its rate. With 1e-3 a layer of hidden size 4096 diverges in
+# its first steps; with this it did not on a CPU, in bf16 with 256 tokens.
+RATE = 1e-4
+
 # Steps in bf16: Flax's layer, with two kinds of attention, and the lean layer.
 BASES: dict[str, Layer] = {
     "xla": GPTLayer(),
     "fused": GPTLayer(attention="fused"),
     "restructured": Lean(fp8=False),
-    "restructured, AdamW": Lean(fp8=False, optimizer=AdamW()),
+    "restructured, AdamW": Lean(fp8=False, optimizer=AdamW(RATE)),
 }
 # Each rung has what those before it have.
 RUNGS: dict[str, Layer] = {
@@ -38,11 +42,11 @@ RUNGS: dict[str, Layer] = {
     "attention on the chip": Lean(careful=False),
     "gelu's input in FP8": Lean(up_in_fp8=True, careful=False),
     "careful sums": Lean(up_in_fp8=True),
-    "AdamW": Lean(up_in_fp8=True, optimizer=AdamW()),
+    "AdamW": Lean(up_in_fp8=True, optimizer=AdamW(RATE)),
 }
 # The last rung with Optax's optimizer, to see what the pass saves that also quantizes.
 BESIDE: dict[str, Layer] = {
-    "AdamW by Optax": Lean(up_in_fp8=True, optimizer=optax.adamw(1e-3)),
+    "AdamW by Optax": Lean(up_in_fp8=True, optimizer=optax.adamw(RATE)),
 }
 
 
@@ -142,6 +146,46 @@ def recorded(folder: str | Path = "results") -> Ladder:
         for name, chips in data["steps"].items()
     }
     return Ladder(steps, data["packages"]["jax"])
+
+
+RISE = 1 + 2.0**-5  # of the first loss: what quantizing every operand once may change
+
+# Steps that are timed in the case "training step", by the names that the ladder gives them.
+_BESIDE_THE_LADDER = {
+    "bf16, xla": "bf16, XLA's attention",
+    "bf16, cudnn": "bf16",
+    "Flax's FP8 layer, cudnn": "bf16+fp8",
+}
+
+
+class Timed(NamedTuple):
+    """A step that `make gpu` has timed."""
+
+    seconds: float  # by the host's clock
+    clock_mhz: float  # of the GPU, meanwhile
+    power_w: float
+    losses: list[float]  # of the steps that trained the layer before
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether no step made the loss much larger than it was at first."""
+        return max(self.losses) < RISE * self.losses[0]
+
+
+def timed(folder: str | Path = "results") -> dict[str, dict[str, Timed]]:
+    """What `make gpu` measured of each step, by chip; nothing where it has not run."""
+    found: dict[str, dict[str, Timed]] = {}
+    for record in results.load("train", folder):
+        rows = dict(record.cases.get("ladder", {}))
+        beside = record.cases.get("training step", {})
+        rows |= {name: beside.get(form, {}) for name, form in _BESIDE_THE_LADDER.items()}
+        if record.chip:
+            found[record.chip.name] = {
+                name: Timed(row["wall_seconds"], row["clock_mhz"], row["power_w"], row["losses"])
+                for name, row in rows.items()
+                if "wall_seconds" in row
+            }
+    return found
 
 
 def is_pass(line: Line) -> bool:

@@ -321,6 +321,23 @@ def load_programs(part: str, folder: str | Path = "results") -> dict[tuple[str, 
 NOT_MEASURED = "not measured yet (`make gpu`)"  # in place of a table that nobody has measured
 
 
+def kernel_on_gpus(name: str, folder: str | Path = "results") -> str:
+    """Whether a kernel of the course, by its function's name, computed on a GPU what it computes
+    elsewhere: a line for each GPU model of the record.
+    """
+    lines = []
+    for record in load("kernels", folder):
+        row = record.cases["kernels"].get(name, {})
+        if "errors" in row:
+            off = max(one["relative"] for one in row["errors"])
+            verdict = "right" if row["right"] else "WRONG"
+            lines.append(
+                f"{name} on an {record.provenance['device']}: {verdict}, "
+                f"largest relative error of a result {off:.1e}"
+            )
+    return "\n".join(lines) or f"{name} on a GPU: {NOT_MEASURED}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Goal:
     """What a ratio of two times of one case should be: `over` divided by `of` at `least`, or `of`

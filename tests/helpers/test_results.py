@@ -12,11 +12,13 @@ import pytest
 
 from fp8lens.targets import model
 from helpers import TARGETS, parse_hlo_module, report_gemms
+from helpers.models import ladder
 from helpers.records.results import (
     LINES,
     Figure,
     Record,
     goals,
+    kernel_on_gpus,
     load,
     load_published,
     load_scale,
@@ -188,6 +190,37 @@ def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):
     write(tmp_path / "h100", [run]).write_text("{\n")
     with pytest.raises(ValueError, match=r"measured.jsonl, line 1"):
         load("speed", tmp_path)
+
+
+def test_a_kernel_that_ran_on_a_gpu_is_right_or_wrong(tmp_path, monkeypatch):
+    monkeypatch.delenv("FP8_RESULTS", raising=False)
+    assert "not measured" in kernel_on_gpus("one_pass", tmp_path)
+    begun = {"provenance": provenance(device="NVIDIA H200")}
+    key = {"run": 0, "part": "kernels", "case": "kernels", "form": "one_pass"}
+    made = {"errors": [{"relative": 0.0}, {"relative": 0.25}], "right": False}
+    write(tmp_path / "h200", [begun, key | {"made": made}])
+    said = kernel_on_gpus("one_pass", tmp_path)
+    assert said == "one_pass on an NVIDIA H200: WRONG, largest relative error of a result 2.5e-01"
+    assert "not measured" in kernel_on_gpus("block_pass", tmp_path)
+
+
+def test_a_step_whose_loss_jumps_has_not_trained(tmp_path, monkeypatch):
+    monkeypatch.delenv("FP8_RESULTS", raising=False)
+    assert ladder.timed(tmp_path) == {}
+    lines = [{"provenance": provenance(device="NVIDIA H200")}]
+    steps = ("ladder", "AdamW", [2.0, 30.0, 1.9]), ("training step", "bf16", [2.0, 2.02, 1.9])
+    for case, form, losses in steps:
+        key = {"run": 0, "part": "train", "case": case, "form": form}
+        chip = {"clock_mhz": 1500, "power_w": 690.0}
+        lines += [key | {"made": {"losses": losses}}]
+        lines += [key | {"wall": {"seconds": 0.5, "calls": 1, "chip": chip}}]
+    write(tmp_path / "h200", lines)
+    timed = ladder.timed(tmp_path)["H200"]
+    assert {name: step.is_trained for name, step in timed.items()} == {
+        "AdamW": False,
+        "bf16, cudnn": True,
+    }
+    assert timed["AdamW"] == ladder.Timed(0.5, 1500, 690.0, [2.0, 30.0, 1.9])
 
 
 # Goals --------------------------------------------------------------------------------------------

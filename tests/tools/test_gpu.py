@@ -79,7 +79,7 @@ def test_every_other_form_is_right_and_timed(rehearsed):
     assert {"bf16", "kernel", "batched"} <= {form for _, case, form in rest if "blocks" in case}
     (record,) = load("speed", rehearsed.parent.parent)
     times = record.times("4096: blocks")
-    assert len(times) == 5 and min(times.values()) > 0 and "REHEARSAL" in record.source
+    assert len(times) == 6 and min(times.values()) > 0 and "REHEARSAL" in record.source
 
 
 @needs_compiler

@@ -226,9 +226,12 @@ class Forms:
         scales = Shape((k // size, m), f32), Shape((n // size, k // size), f32)
         args = self.a, self.b, *scales
         spelled = {fn.__name__: Form(fn, args) for fn in (blocks.dequantized, blocks.batched)}
-        kernel = Form(blocks.by_block, args, reference=blocks.batched, rehearsed=blocks.batched)
+        by_hand = {
+            name: Form(fn, args, reference=blocks.batched, rehearsed=blocks.batched)
+            for name, fn in (("kernel", blocks.by_block), ("kernel of pairs", blocks.by_pairs))
+        }
         first = {"bf16": self.first()["bf16"], "FP8 scaled": self.more()["FP8 scaled"]}
-        return first | {"kernel": kernel} | spelled
+        return first | by_hand | spelled
 
 
 # torch --------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 chapter 14's ladder.
 
 Each step has trained the layer before it is timed: what is multiplied has the scales of training.
-A step is right if its loss falls, and begins where that of the same layer in bf16 does: the first
-one of its kind.
+A step is right if its loss falls, without a jump, and begins where that of the same layer in bf16
+does: the first one of its kind. The numbers of a layer that diverges are no training's, and a chip
+under its limit of power takes another time for other numbers.
 """
 
 import dataclasses
@@ -25,7 +26,6 @@ from lean_step import Lean
 SIZES = {"hidden": 4096, "heads": 32, "sequence": 2048, "batch": 4}
 REHEARSAL = {"hidden": 128, "heads": 4, "sequence": 32, "batch": 2}
 STEPS = 20  # of training, whose losses are recorded
-BOUND = 2.0**-5  # of the first loss: what quantizing every operand once may change
 # By name: the layers of a training step, with who runs attention.
 LAYERS: dict[str, GPTLayer] = {
     "bf16": GPTLayer(attention="cudnn"),
@@ -104,12 +104,14 @@ def build(gpu: Gpu, layer: ladder.Layer, begins: dict[type, float]) -> Ready:
         return loss
 
     begin = begins.setdefault(type(layer), losses[0])
+    begins_alike = abs(losses[0] - begin) < (ladder.RISE - 1) * begin
+    falls = losses[-1] < losses[0] and max(losses) < ladder.RISE * losses[0]
     made = {
         **sizes,
         "attention": attention,
         "losses": losses,  # one that is not finite makes the line an error
         "flops": model_flops(sizes),
-        "right": losses[-1] < losses[0] and abs(losses[0] - begin) < BOUND * begin,
+        "right": falls and begins_alike,
     }
     return Ready(made, call, program.compiled)
 
