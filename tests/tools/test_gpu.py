@@ -245,6 +245,11 @@ def test_a_reference_needs_no_algorithm_and_keeps_nan(programs):
     assert codes["other_kind"] == amax["other_kind"] == 0
 
 
+def test_a_program_keeps_the_names_of_its_layers_and_no_path():
+    program = 'op_name="jit(f)/jvp(Model)/up/dense/dot_general", in "/home/me/model/layer.py"'
+    assert lines.without_paths(program) == program.replace("/home/me/model/layer.py", "<path>")
+
+
 @needs_compiler
 def test_forms_are_what_their_names_say():
     forms = matmuls.Forms(256, 512, 384)
