@@ -29,6 +29,7 @@ from fp8lens.rules import wire
 from fp8lens.rules.find import SENT_WIDE, sent_wide
 from fp8lens.rules.reason import Reasons, paragraph
 from fp8lens.rules.rule import RULES, Lost
+from fp8lens.rules.whole_call import no_such_kernel
 
 #: The variable of the environment that has `assert_no_worse` write its record.
 UPDATE = "FP8LENS_UPDATE"
@@ -63,16 +64,16 @@ def assert_fp8_gemms(
     `count`: that many of its matmuls must be FP8; each is counted once, however often it runs.
     `min_flops_share`: at least this part, 0 to 1, of its matmul FLOPs must be FP8. With neither,
     every matmul must be FP8. A matmul whose numbers are wrong, by an error of XLA's that a rule
-    knows, fails in any case. Except with `count` alone, there may be no kernel that fp8lens cannot
-    look into, such as a hand-written one or a library's, because its FLOPs are unknown. `fused`: if
-    True, no work may be left outside any FP8 matmul. Names of work ask only for that work: "scale",
-    "bias", "epilogue", "amax", "output", "transpose", "pad". If one of the first four is named, at
-    least one call must also do that work. cuBLASLt's names, such as "RELU" or "BIAS_GELU", ask that
-    every FP8 call has that epilogue. `allow` names what a layer's user cannot
-    change and what `fused` then ignores: kinds of work, ("transpose", "bias"), or rules,
-    "late-relu". A matmul may be wide if all reasons for it are by allowed rules: a router, which is
-    meant to be, by "not-quantized". With "opaque" the assertion ignores kernels that fp8lens cannot
-    look into.
+    knows, fails in any case, and so does one that a GPU refuses to run. Except with `count` alone,
+    there may be no kernel that fp8lens cannot look into, such as a hand-written one or a library's,
+    because its FLOPs are unknown. `fused`: if True, no work may be left outside any FP8 matmul.
+    Names of work ask only for that work: "scale", "bias", "epilogue", "amax", "output",
+    "transpose", "pad". If one of the first four is named, at least one call must also do that work.
+    cuBLASLt's names, such as "RELU" or "BIAS_GELU", ask that every FP8 call has that epilogue.
+    `allow` names what a layer's user cannot change and what `fused` then ignores: kinds of work,
+    ("transpose", "bias"), or rules, "late-relu". A matmul may be wide if all reasons for it are by
+    allowed rules: a router, which is meant to be, by "not-quantized". With "opaque" the assertion
+    ignores kernels that fp8lens cannot look into.
 
     With gemm="both" the program must be so in both ways to compile it.
 
@@ -140,6 +141,8 @@ def _failures(seen: Inspection, reasons: Reasons, asked: "_Asked") -> Iterator[s
                 f"{row.title}: only its PTX tells what a Triton kernel multiplies: "
                 "give the function"
             )
+        if row.is_refused and no_such_kernel.name not in asked.allowed:
+            yield f"{row.title}: {no_such_kernel.page.reason}; fix: {no_such_kernel.page.fix}"
     yield from _not_fp8(seen, asked)
     is_default = asked.count is None and asked.min_flops_share is None
     if is_default and report.unscaled and UNSCALED not in asked.allowed:

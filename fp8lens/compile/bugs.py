@@ -26,6 +26,14 @@ COMPILER_BUGS = {
     "Failed to serialize StableHLO": (
         "JAX 0.12 cannot hand a dot's ANY_F8 algorithm to XLA: leave the precision out."
     ),
+    "No candidates could be compiled": (
+        "XLA's autotuner hides why no kernel runs a matmul: compile once with the option "
+        "xla_gpu_autotune_level=0 to see it."
+    ),
+    "Unexpected operand types for cublaslt matmul": (
+        "cuBLASLt has no kernel for these types. For an E5M2 result make one of the operands "
+        "float8_e5m2, or convert the result to float8_e4m3fn."
+    ),
     "higher than default SM version assumed": (
         "A process that has compiled a Mosaic GPU kernel for an older chip cannot compile every "
         "program with one for a newer chip: compile for the newest chip first, or in a process of "

@@ -117,6 +117,14 @@ class GemmRow:
         return self.epilogue != NOT_SEEN
 
     @property
+    def is_refused(self) -> bool:
+        """Whether a GPU refuses to run it, although it compiles without one: XLA hands cuBLASLt
+        only the combinations of types in its cuda_blas_lt.cc, and looks there when the call
+        runs."""
+        types = (self.lhs_dtype, self.rhs_dtype, self.out_dtype)
+        return self.library == "cublasLt" and types == ("f8e4m3fn", "f8e4m3fn", "f8e5m2")
+
+    @property
     def is_fp8(self) -> bool:
         """Whether the hardware multiplies floats of 8 bits, or of 4 with the scales of blocks."""
         return is_narrow(self.math_dtype)

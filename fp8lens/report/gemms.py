@@ -36,7 +36,8 @@ UNSCALED = "unscaled"  # the word that accepts a gradient in FP8 without a scale
 
 
 class Further(NamedTuple):
-    """A line below a row: the layers that the matmul is in, or the work that other kernels do."""
+    """A line below a row: the layers that the matmul is in, that a GPU refuses it, or the work that
+    other kernels do."""
 
     text: str
     is_outside: bool = False
@@ -223,6 +224,8 @@ def _line(rows: list[GemmRow]) -> Alike:
     paths = [*filter(None, dict.fromkeys(_place(row, has_passes) for row in rows))]
     if paths:
         further.append(Further(f"in {listed(paths, most=4)}"))
+    if row.is_refused:
+        further.append(Further("a GPU refuses to run this call: rule no-cublaslt-kernel"))
     if row.outside:
         each = " in each" if len(rows) > 1 else ""
         outside = f"outside{each}: {', '.join(row.outside)}: {size(row.outside_bytes)}"

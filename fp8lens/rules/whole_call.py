@@ -18,9 +18,7 @@ from fp8lens.rules.rule import Found, Lost, found_if, rule
 @rule("no-cublaslt-kernel", lost=Lost.OUTPUT)
 def no_such_kernel(m: Matmul) -> Found | None:
     """XLA makes a call for which cuBLASLt has no kernel."""
-    row = m.row
-    types = (row.lhs_dtype, row.rhs_dtype, row.out_dtype)
-    return found_if(m.is_cublaslt and types == ("f8e4m3fn", "f8e4m3fn", "f8e5m2"))
+    return found_if(m.row.is_refused)
 
 
 @rule("block-scales-misread", lost=Lost.SCALE, wrong=True)

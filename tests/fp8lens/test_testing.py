@@ -3,13 +3,14 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from fp8lens import assert_fp8_gemms, inspect, report_gemms
 from fp8lens.testing import fp8_failures
 from helpers.numerics.quantize import quantize
 from helpers.numerics.recipes import scaled_dot
-from tests.programs.corpus import bf16, by_hand, e4m3, f32, shape
+from tests.programs.corpus import bf16, by_hand, e4m3, e5m2, f32, shape
 
 FP8, WIDE, SCALE = shape(64, 64, dtype=e4m3), shape(64, 64, dtype=bf16), shape(dtype=f32)
 
@@ -33,6 +34,21 @@ def test_both_operands_are_asked(given, multiplied):
     (row,) = report_gemms(text).rows
     assert (row.lhs_dtype, row.rhs_dtype, row.math_dtype) == (*given, multiplied)
     assert row.is_fp8 == multiplied.startswith("f8") == (not fp8_failures(inspect(text)))
+
+
+@pytest.mark.parametrize("asked", [{}, {"count": 1}, {"fused": True}])
+def test_a_call_that_a_gpu_refuses_fails(asked):
+    def to_e5m2(a, b, a_scale, b_scale):
+        return jnp.clip(scaled_dot(a, b, a_scale, b_scale), -57344, 57344).astype(e5m2)
+
+    seen = inspect(to_e5m2, FP8, FP8, SCALE, SCALE)
+    assert "refuses to run" in str(seen.report) and "measured on an H200" in str(seen.reasons)
+    with pytest.raises(AssertionError, match="measured on an H200.*fix: convert the result"):
+        assert_fp8_gemms(seen, **asked)
+    assert fp8_failures(inspect(seen.module.text))  # a saved program as well
+    assert_fp8_gemms(seen, allow="no-cublaslt-kernel", **asked)
+    runs = inspect(to_e5m2, shape(64, 64, dtype=e5m2), FP8, SCALE, SCALE)
+    assert_fp8_gemms(runs, **asked)
 
 
 def test_a_message_says_how_it_was_compiled():

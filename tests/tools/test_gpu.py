@@ -17,6 +17,7 @@ import pytest
 
 from fp8lens import parse_hlo_module, report_gemms
 from fp8lens.targets import attached_gpu
+from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records.results import LINES, load, read_lines, rows_of
 from tests.form import problems
 from tests.weekly import NIGHTLY
@@ -210,6 +211,44 @@ def test_inputs_are_of_their_kind(kind):
     shapes = [jax.ShapeDtypeStruct((64, 96), dtype) for dtype in numerics.FP8]
     for array in numerics.arguments(tuple(shapes), kind):
         assert holds(array.astype(np.float64)), kind
+
+
+@pytest.fixture(scope="module")
+def programs():
+    gpu = rehearsal.Fake("works")
+    gpu.rehearsal = False  # else it has some of them
+    return numerics.programs(gpu)
+
+
+@pytest.mark.parametrize("act, bits, is_right", [(jax.nn.relu, 14, True), (abs, 24, False)])
+def test_in_the_loop_rounding_is_told_from_an_error(programs, act, bits, is_right):
+    def layers(x, w, x_scale, w_scale, d_scale):
+        for one in w:
+            d = scaled_dot(x, one, x_scale, w_scale)
+            x = to_e4m3(act(jax.lax.reduce_precision(d, 8, bits - 1)), d_scale)
+        return x
+
+    found = numerics.compared(programs[numerics.LOOP], jax.jit(layers))
+    assert all(errors.is_right(found[kind][0]) for kind in ("random", "subnormal")) == is_right
+
+
+def test_a_reference_needs_no_algorithm_and_keeps_nan(programs):
+    names = ("algorithm ANY_F8_ANY_F8_F32", "unscaled, f32 result")
+    wanted, plain = (programs[name] for name in names)
+    found = numerics.compared(wanted, jax.jit(plain.fn))
+    assert all(errors.is_right(one) for (one,) in found.values())
+
+    def by_numpy(*args):
+        codes, amax = jax.jit(programs["amax"].fn)(*args)
+        return codes, np.where(jnp.isnan(codes).any(), jnp.nan, amax)
+
+    codes, amax = numerics.compared(programs["amax"], by_numpy)["not finite"]
+    assert codes["other_kind"] == amax["other_kind"] == 0
+
+
+def test_a_program_keeps_the_names_of_its_layers_and_no_path():
+    program = 'op_name="jit(f)/jvp(Model)/up/dense/dot_general", in "/home/me/model/layer.py"'
+    assert lines.without_paths(program) == program.replace("/home/me/model/layer.py", "<path>")
 
 
 @needs_compiler

@@ -87,8 +87,9 @@ def now() -> str:
 
 
 def without_paths(text: str) -> str:
-    """Text without the paths of the machine it was said on."""
-    return re.sub(r"(?<![\w./:])/[\w.-]+/[\w./-]+", "<path>", text)
+    """Text without the paths of the machine it was said on. What follows a bracket is no path, but
+    the name of an operation, which tells its layer: jvp(Model)/up/dense/dot_general."""
+    return re.sub(r"(?<![\w./:)])/[\w.-]+/[\w./-]+", "<path>", text)
 
 
 def sentence(error: BaseException) -> str:
