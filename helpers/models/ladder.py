@@ -89,7 +89,7 @@ class Cost(NamedTuple):
     """What a step costs by its compiled program: nothing of it is measured."""
 
     roofline: float  # seconds
-    likely: float  # seconds, at published rates
+    likely: float  # seconds, at the likely rates of fp8lens.bill.rates
     flops: float  # of the layer's matmuls as they are written
     peak_memory: int  # bytes
     moved: int  # bytes
