@@ -208,7 +208,7 @@ def run(options: argparse.Namespace, scratch: str) -> Path:
     first = Task("start", min(until, start + 120), scratch, options.rehearse)
     about = about_device(first)
     folder = options.results.resolve() / folder_of(about["device"])
-    earlier = options.earlier and options.earlier / folder.name
+    earlier = options.earlier and not options.rehearse and options.earlier / folder.name
     if earlier and (earlier / LINES).exists() and not (folder / LINES).exists():
         shutil.copytree(earlier, folder, dirs_exist_ok=True)
     log = begin(folder, about | commit | {"date": now()[:10]})
