@@ -15,7 +15,9 @@ has them), several devices (chapter 15), causal masks.
 Make two programs, one for prompts and one that decodes. `linear`, `chain`, `gated` and `by_token`
 need cuBLASLt: jax.jit(prompt, compiler_options={"xla_gpu_enable_triton_gemm": False}).
 `weights_only` and `attend` need Triton, which is XLA's default: without it a kernel converts all
-that is stored in FP8. Test what XLA makes of them:
+that is stored in FP8.
+
+Test what XLA makes of them:
 
     from fp8lens import assert_fp8_gemms, inspect
     assert_fp8_gemms(gated, x, gate_up, down, *scales, count=2, fused=True, target="H100")

@@ -208,8 +208,8 @@ def run(options: argparse.Namespace, scratch: str) -> Path:
     first = Task("start", min(until, start + 120), scratch, options.rehearse)
     about = about_device(first)
     folder = options.results.resolve() / folder_of(about["device"])
-    earlier = options.earlier and not options.rehearse and options.earlier / folder.name
-    if earlier and (earlier / LINES).exists() and not (folder / LINES).exists():
+    earlier = options.earlier and options.earlier / folder.name
+    if earlier and is_alike(earlier / LINES, about) and not (folder / LINES).exists():
         shutil.copytree(earlier, folder, dirs_exist_ok=True)
     log = begin(folder, about | commit | {"date": now()[:10]})
     lines = of_runs_like(read_lines(log.path), log.run)
@@ -222,6 +222,14 @@ def run(options: argparse.Namespace, scratch: str) -> Path:
         task = first._replace(stage=stage.name, until=end, device=about["device"])
         cupti = measure(task._replace(folder=str(folder), run=log.run, cupti=cupti), log)
     return folder
+
+
+def is_alike(path: Path, about: dict[str, Any]) -> bool:
+    """Whether there are results, and they were measured if these are to be, or rehearsed alike."""
+    if not path.exists():
+        return False
+    runs = [line["provenance"] for line in read_lines(path) if "provenance" in line]
+    return bool(runs) and runs[0]["rehearsal"] == about["rehearsal"]
 
 
 def folder_of(device: str) -> str:
