@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from fp8_inference import attend, linear, rows_by_rows, weights_only
+from jax._src.cudnn.fused_attention_stablehlo import fp8_params_keys
 
 from helpers.numerics.quantize import quantize
 from helpers.numerics.recipes import scaled_dot, to_e4m3
@@ -58,7 +59,8 @@ def plain(x: jax.Array, codes: jax.Array, x_scale: jax.Array, w_scale: jax.Array
 
 
 def layer(rows: int, width: int) -> dict[str, Form]:
-    """One layer by each recipe. "by XLA's default" may be by Triton."""
+    """One layer by each recipe. cuBLASLt multiplies "both in FP8", and where a form says so; of the
+    others XLA chooses who does."""
     x, wide = Shape((rows, width), bf16), Shape((width, width), bf16)
     codes = Shape((width, width), e4m3)
     alone = Form(weights_only, (x, codes, SCALAR), gemm="auto")
@@ -105,9 +107,9 @@ def chains(rows: int, width: int) -> dict[str, Form]:
 
         return fn
 
-    def scaled(multiply):
-        # sqrt(width) sums of unit size: the scale keeps a layer's result as large as its input
-        return lambda x, w: multiply(x, w) * jnp.asarray(width**-0.5, bf16)
+    def wide_layer(x, w):
+        # Sums of so many products are sqrt(width) times as large as x.
+        return rows_by_rows(x, w) * jnp.asarray(width**-0.5, bf16)
 
     def called(x, *rest):
         weights, (x_scale, w_scale) = rest[:LAYERS], rest[LAYERS:]
@@ -128,7 +130,7 @@ def chains(rows: int, width: int) -> dict[str, Form]:
 
     one_call = Chain(called, (x, *codes, SCALAR, SCALAR), reference=expected)
     return {
-        "bf16": Chain(by_layer(scaled(rows_by_rows)), (x, *wide), gemm="auto"),
+        "bf16": Chain(by_layer(wide_layer), (x, *wide), gemm="auto"),
         "weights in FP8": Chain(by_layer(weights_only), (x, *codes, SCALAR), gemm="auto"),
         "each in one call": one_call,
         "each in one call, launched one by one": dataclasses.replace(one_call, options=ONE_BY_ONE),
@@ -251,7 +253,7 @@ def attention(gpu: Gpu, is_fp8: bool, both_ways: bool) -> Ready:
     dims = (1, 64, 2, 128) if gpu.rehearsal else (4, 2048, 16, 128)
     dtype = e4m3 if is_fp8 else bf16
     q, k, v, g = (normal(seed, *dims, dtype=dtype) for seed in range(4))
-    ones = {name: jnp.ones((1, 1, 1, 1), f32) for name in names_of_scales()}
+    ones = {name: jnp.ones((1, 1, 1, 1), f32) for name in fp8_params_keys}
     # In a rehearsal no cuDNN is there to compile it.
     fn = rehearsed(is_fp8, both_ways) if gpu.rehearsal else by_cudnn(is_fp8, both_ways)
     program = gpu.compile(fn, q, k, v, g, ones)
@@ -280,14 +282,6 @@ def attention(gpu: Gpu, is_fp8: bool, both_ways: bool) -> Ready:
         "flops": 2 * (7 if both_ways else 2) * dims[0] * dims[2] * dims[1] ** 2 * dims[3],
     }
     return Ready(made, lambda: program.call(q, k, v, g, ones), program.compiled)
-
-
-def names_of_scales() -> list[str]:
-    """What cuDNN's FP8 attention wants to know: scales, and what they are divided by again."""
-    tensors = ("q", "k", "v", "s", "o", "dO", "dP")
-    scaled = [f"scale_{name}" for name in ("s", "o", "dQ", "dK", "dV", "dP")]
-    amaxes = [f"amax_{name}" for name in ("dQ", "dK", "dV", "dP")]
-    return [*amaxes, *(f"descale_{name}" for name in tensors), *scaled]
 
 
 def scaled_by(name: str, scale: jax.Array) -> dict[str, jax.Array]:
