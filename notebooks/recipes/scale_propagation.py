@@ -223,6 +223,7 @@ class Operation(NamedTuple):
         return self.primitive.name
 
     def __call__(self, *arrays: Any) -> Any:
+        """The operation on arrays."""
         return self.primitive.bind(*arrays, **self.params)
 
 

@@ -164,7 +164,8 @@ class UnitDecoder(Decoder):
     """
 
     munit: bool = False
-    branch: float = 0.3  # a branch's share of the variance of a residual sum
+    # In munit scaling, a branch's share of the variance of a residual sum: the same for all.
+    branch: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,6 +176,12 @@ class UnitDecoder(Decoder):
     def measured(self) -> tuple[str, ...]:
         """No layer has amaxes."""
         return ()
+
+    def share(self, branch: int) -> float:
+        """The share of the n-th branch of two in each block, from 0. In unit scaling, as u-muP has
+        it: in the end all embeddings, all attention and all gated layers have contributed alike.
+        """
+        return self.branch if self.munit else 1 / (self.blocks + 1 + branch)
 
     def casts(self, name: str) -> Casts:
         """The formats of a layer's operands."""
@@ -195,7 +202,6 @@ def new_weights(decoder: UnitDecoder, key: jax.Array) -> dict[str, jax.Array]:
 def scores(decoder: UnitDecoder, weights: Any, amaxes: Any, tokens: jax.Array) -> jax.Array:
     """Scores f32[batch, length, letters] of the next token."""
     batch, length = tokens.shape
-    stays, joins = (1 - decoder.branch) ** 0.5, decoder.branch**0.5
 
     def dense(name: str, x: jax.Array) -> jax.Array:
         with jax.named_scope(name):
@@ -216,6 +222,8 @@ def scores(decoder: UnitDecoder, weights: Any, amaxes: Any, tokens: jax.Array) -
         return dense(f"{n}.down", h)
 
     def residual(branch: Any, n: int, x: jax.Array) -> jax.Array:
+        share = decoder.share(2 * n + (branch is gated))
+        stays, joins = (1 - share) ** 0.5, share**0.5
         if decoder.munit:
             return stays * x + joins * decoder.norm(branch(n, x))
         # The gradient is made smaller where it leaves the branch, not where it enters it: so it has
