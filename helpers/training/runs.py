@@ -4,6 +4,7 @@ A way has a name in WAYS. Runs of the same seed begin with the same weights and 
 in the same order, so the difference between two ways is taken seed by seed.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from fp8_decoder import (
     Decoder,
     State,
     decode,
+    gradients,
     loss,
     new_state,
     norm,
@@ -29,6 +31,8 @@ from fp8_decoder import (
     weight_of,
 )
 from fp8_linear import e4m3, e5m2, f32, quantize, scale_of
+from scale_propagation import PropagatedDecoder
+from unit_scaling import UnitDecoder, adamw
 
 STEPS, TEXTS, LENGTH = 300, 4, 64
 RATE, RISES = 4e-3, 30  # AdamW's highest rate, and the steps until it is reached
@@ -41,26 +45,45 @@ SIZES: dict[str, Any] = {
     "blocks": 2,
 }
 
+UNIT_RATE = 0.5  # that of weights with variance 1, over sqrt(inputs)
+DECAY = 0.1
+
+
+def _schedule(rate: float) -> optax.Schedule:
+    return optax.warmup_cosine_decay_schedule(0, rate, RISES, STEPS)
+
+
 # One object for all runs: train_step is compiled once for each decoder and optimizer.
-OPTIMIZER = optax.adamw(
-    optax.warmup_cosine_decay_schedule(0, RATE, RISES, STEPS), b2=0.95, weight_decay=0.1
-)
+OPTIMIZER = optax.adamw(_schedule(RATE), b2=0.95, weight_decay=DECAY)
+# A weight loses as much of itself in each step as with the other.
+UNIT_OPTIMIZER = adamw(_schedule(UNIT_RATE), decay=DECAY * RATE / UNIT_RATE)
 
 
 class Way(NamedTuple):
     """How a run trains. `changed` has fields of the decoder; `rounded` names what, beside the
-    matmuls' operands, is rounded to E4M3: "embedding" or "norms".
+    matmuls' operands, is rounded to E4M3: "embedding" or "norms". `static` has scales that are
+    never measured: "unit", "munit", which change the model and its rates too, or "propagated".
     """
 
     precision: str = "fp8"
     recipe: Recipe = Recipe()
     changed: tuple[tuple[str, Any], ...] = ()
     rounded: str | None = None
+    static: str | None = None
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """That of this way."""
+        return UNIT_OPTIMIZER if self.static in ("unit", "munit") else OPTIMIZER
 
     @property
     def decoder(self) -> Decoder:
         """The model of this way."""
         changed: Any = SIZES | dict(self.changed)
+        if self.static == "propagated":
+            return PropagatedDecoder(self.precision, **changed)
+        if self.static:
+            return UnitDecoder(self.precision, munit=self.static == "munit", **changed)
         if self.rounded == "norms":
             changed["norm"] = norm_of_rounded
         return Decoder(self.precision, fp8=multiplier(self.recipe), **changed)
@@ -85,6 +108,13 @@ WAYS = {
     "delayed, tensor core": Way(recipe=Recipe(tensor_core=True)),
     "current, tensor core": Way(recipe=Recipe("current", tensor_core=True)),
     "blocks, tensor core": Way(recipe=BLOCKS._replace(tensor_core=True)),
+    # Scales that are never measured. The first two are also another model, so each stands beside
+    # itself in bf16.
+    "unit scaled": Way(static="unit"),
+    "unit scaled, bf16": Way("bf16", static="unit"),
+    "munit scaled": Way(static="munit"),
+    "munit scaled, bf16": Way("bf16", static="munit"),
+    "propagated": Way(static="propagated"),
     # Which layers stay in bf16. By default these are the scores.
     "scores in FP8": Way(changed=(("in_bf16", ()),)),
     "first block in bf16": Way(changed=_in_bf16(0)),
@@ -124,14 +154,15 @@ def unseen_loss(decoder: Decoder, weights: Any, amaxes: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _gradient(decoder: Decoder, weights: Any, amaxes: Any, tokens: jax.Array) -> Any:
-    return jax.grad(lambda weights: loss(decoder, weights, amaxes, tokens))(weights)
+    return gradients(decoder, weights, amaxes, tokens)[1][0]
 
 
 def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[str, float]:
     """For each weight, how far its gradient is from the one in f32, of the same weights and tokens:
     10 log10(|g|^2 / |g - g_f32|^2), in decibels; infinite where they are equal.
     """
-    exact = _gradient(PLAIN, state.weights, {}, tokens)
+    plain = dataclasses.replace(decoder, precision="f32", norm=norm)
+    exact = _gradient(plain, state.weights, {}, tokens)
     given = _gradient(decoder, state.weights, state.amaxes, tokens)
     return {name: snr_db(exact[name], given[name]) for name in exact}
 
@@ -186,7 +217,7 @@ def steps(
     step `frozen_from` on the histories stay as they are, and so do the scales.
     """
     decoder = way.decoder
-    state = new_state(decoder, OPTIMIZER, jax.random.key(seed))
+    state = new_state(decoder, way.optimizer, jax.random.key(seed))
     for number in range(count):
         if meddle:
             state = meddle(number, state)
@@ -196,7 +227,7 @@ def steps(
         if way.rounded == "embedding":
             state, value = _step_with_rounded_letters(decoder, OPTIMIZER, state, tokens)
         else:
-            state, value = train_step(decoder, OPTIMIZER, state, tokens)
+            state, value = train_step(decoder, way.optimizer, state, tokens)
         yield Step(number, state, float(value))
 
 
