@@ -96,6 +96,8 @@ ON_BLACKWELL: dict[str, Layer] = {
     "NVFP4": GPTLayer(multiply=nvfp4_linear, attention="cudnn"),
 }
 ON_BOTH = "bf16, cudnn", "Flax's FP8 layer, cudnn"
+# Steps whose launches are counted, on a Hopper.
+LAUNCHED = "bf16, cudnn", "Flax's FP8 layer, cudnn", "static scales"
 HOPPERS, BLACKWELLS = ("H200", "H100"), ("B200",)
 BATCH, MORE = 4, 16  # sequences in a step, and in the steps whose name ends with `MANY`
 MANY = f", {MORE} sequences"
@@ -194,8 +196,8 @@ class Cost(NamedTuple):
     matmuls: int  # those of kernels by hand are not seen
     in_fp8: int  # of the matmuls
     parts: dict[str, Part]  # by the names of PARTS
-    graphs: int = 0  # CUDA graphs
-    alone: int = 0  # launches outside of them
+    graphs: int | None = None  # CUDA graphs, of the steps of LAUNCHED
+    alone: int | None = None  # launches outside of them
 
 
 def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:
