@@ -30,7 +30,8 @@ class GPTLayer(nn.Module):
     in.
 
     `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of
-    earlier steps: delayed scaling. Attention stays in `dtype`. `attention` is who runs it, the
+    earlier steps: delayed scaling. `product` is another class for these layers' `dot_general_cls`,
+    such as Transformer Engine's. Attention stays in `dtype`. `attention` is who runs it, the
     `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or "cudnn", one fused
     kernel, on a GPU in bf16; or "fused", JAX's own such kernel, compiled anywhere for a Hopper, in
     bf16 and not causal. Raises ValueError for sizes that do not fit.
@@ -42,6 +43,7 @@ class GPTLayer(nn.Module):
     fp8: bool = False
     causal: bool = False
     attention: str = "xla"
+    product: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -59,7 +61,7 @@ class GPTLayer(nn.Module):
         dense = functools.partial(
             nn.Dense,
             dtype=self.dtype,
-            dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None,
+            dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else self.product,
         )
         batch, sequence, _ = x.shape
         # A row a token: XLA makes no FP8 output of a result that is reshaped before it is
