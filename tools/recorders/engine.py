@@ -185,9 +185,10 @@ def row(name: str) -> dict[str, Any]:
 
 def facts(seen: Inspection, chips: tuple[str, ...]) -> dict[str, Any]:
     """The numbers of a row. `types` are those of the matmuls; `careful` is how many of the FP8 ones
-    are summed in f32 throughout; `quantized` how many kernels make codes, `second` the bytes of
-    codes that are written once more in another layout; `seconds` by the roofline, and likely ones.
-    A te_ call counts as one kernel. It launches at least one.
+    are summed in f32 throughout; `engine` how many kernels are calls of TE's, each of which
+    launches at least one; `classes` the ledger's, with their kernels and bytes; `transposes` how
+    many kernels only move codes; `second` the bytes of codes that are written once more, in another
+    layout; `seconds` by the roofline, and likely ones.
     """
     # NVFP4 makes its Hadamard matrix by a product of 16 x 16 integers.
     lines = [line for line in seen.ledger if line.kernel.math_dtype != "s32"]
@@ -203,6 +204,10 @@ def facts(seen: Inspection, chips: tuple[str, ...]) -> dict[str, Any]:
         likely = calibrated(lines, target)
         assert likely is not None, "a kernel has no rate"
         seconds[chip] = {"roofline": round(least, 7), "likely": round(likely.likely, 7)}
+    classes: dict[str, list[int]] = {}
+    for line in sorted(lines, key=lambda line: line.what):
+        launches, moved = classes.get(line.what, (0, 0))
+        classes[line.what] = [launches + line.runs, moved + line.nbytes]
     assert not seen.report.opaque and seen.memory is not None
     return {
         "matmuls": sum(types.values()),
@@ -213,7 +218,7 @@ def facts(seen: Inspection, chips: tuple[str, ...]) -> dict[str, Any]:
         "kernels": sum(line.runs for line in lines),
         "engine": sum(line.runs for line in lines if line.kernel.kind.startswith("te_")),
         "bytes": sum(line.nbytes for line in lines),
-        "quantized": sum(line.runs for line in lines if line.what == "quantize"),
+        "classes": classes,
         "transposes": sum(line.runs for line in lines if is_of_codes(line)),
         "second": sum(map(second_layouts, lines)),
         "peak": seen.memory.peak,
