@@ -15,7 +15,7 @@ from fp8lens import Inspection, Target
 from fp8lens.bill.rates import RATES, calibrated
 from fp8lens.matmul.ledger import Line
 from helpers.models import gpt
-from helpers.models.gpt import GPTLayer
+from helpers.models.gpt import GPTLayer, by_function
 from helpers.records import results
 
 import lean_step
@@ -88,12 +88,13 @@ _OTHERS: dict[str, Callable] = {
     "blocks by XLA": functools.partial(block_linear, by="dequantized"),
 }
 BESIDE |= {
-    name: GPTLayer(multiply=multiply, attention="cudnn") for name, multiply in _OTHERS.items()
+    name: GPTLayer(product=by_function(multiply), attention="cudnn")
+    for name, multiply in _OTHERS.items()
 }
 # For a Blackwell; Flax's layer in bf16 and with delayed scaling is compiled for both.
 ON_BLACKWELL: dict[str, Layer] = {
-    "MXFP8": GPTLayer(multiply=mxfp8, attention="cudnn"),
-    "NVFP4": GPTLayer(multiply=nvfp4_linear, attention="cudnn"),
+    "MXFP8": GPTLayer(product=by_function(mxfp8_linear), attention="cudnn"),
+    "NVFP4": GPTLayer(product=by_function(nvfp4_linear), attention="cudnn"),
 }
 ON_BOTH = "bf16, cudnn", "Flax's FP8 layer, cudnn"
 # Steps whose launches are counted, on a Hopper.

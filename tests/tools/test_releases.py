@@ -13,13 +13,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fp8lens.rules.find import explain
-from helpers.records.results import load_census, load_releases, load_rules
+from helpers.records.results import load_census, load_engine, load_releases, load_rules
 from helpers.rule_index import holds
 from tests.weekly import one_in
-from tools.recorders import census, data, releases
+from tools.recorders import census, data, engine, releases
 from tools.recorders import rule_programs as rules
 
-RECORDS = {module.RECORD.name: module.RECORD for module in (census, releases, rules)}
+RECORDS = {module.RECORD.name: module.RECORD for module in (census, engine, releases, rules)}
 FOLDER = data.RESULTS
 
 
@@ -42,7 +42,7 @@ def test_every_release_has_every_row_and_its_provenance(name):
         assert list(entry["rows"]) == list(record.names(version)), f"run `make {name}`"
 
 
-@pytest.mark.parametrize("load", [load_census, load_releases, load_rules])
+@pytest.mark.parametrize("load", [load_census, load_engine, load_releases, load_rules])
 def test_a_row_changed_by_hand_is_not_read(load, tmp_path):
     assert load(FOLDER)
     name = load.__name__.removeprefix("load_")
