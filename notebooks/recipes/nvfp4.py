@@ -12,9 +12,9 @@ billion parameters and 10 trillion tokens (arXiv 2509.25149, 2025):
 
     y = nvfp4_linear(x, w)  # x [M, K] and y [M, N] in bf16, w [N, K] in f32 or bf16
 
-That report keeps some layers in bf16: the first two blocks and the last eight of 62, all
-embeddings, norms, attention, and the layer of the logits. That is left to the model. So is what the
-optimizer does in f32.
+That report keeps 16 % of the linear layers in bf16, those of the first two blocks and of the last
+eight, and embeddings, norms, attention and the layer of the logits. That is left to the model. So
+is what the optimizer does in f32.
 
 What it leaves out: a bias, several devices (the tensor's scale needs the amax of all of them), a
 kernel that quantizes in one pass, and a key: the random bits follow from the gradient's own amaxes.
