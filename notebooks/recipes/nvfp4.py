@@ -18,7 +18,8 @@ is what the optimizer does in f32.
 
 What it leaves out: a bias, several devices (the tensor's scale needs the amax of all of them), a
 kernel that quantizes in one pass, and a key: the random bits follow from the gradient's own amaxes.
-No time was measured.
+No time was measured. On a CPU a whole model takes minutes to compile, because the generator of the
+random bits becomes a part of each kernel that rounds.
 
 Test that all three matmuls are FP4. On a Blackwell XLA gives `jax.nn.scaled_matmul` to cuDNN. On
 a CPU it multiplies what the codes stand for.
