@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import Literal
 
 from helpers.numerics.number_formats import snr_db
 from helpers.training import shakespeare
@@ -31,7 +32,7 @@ from fp8_decoder import (
     weight_of,
 )
 from fp8_linear import e4m3, e5m2, f32, quantize, scale_of
-from scale_propagation import PropagatedDecoder
+from scale_propagation import INLINED, PropagatedDecoder
 from unit_scaling import UnitDecoder, adamw
 
 STEPS, TEXTS, LENGTH = 300, 4, 64
@@ -165,6 +166,46 @@ def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[
     exact = _gradient(plain, state.weights, {}, tokens)
     given = _gradient(decoder, state.weights, state.amaxes, tokens)
     return {name: snr_db(exact[name], given[name]) for name in exact}
+
+
+def casts(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[str, list[float]]:
+    """What a step loses where it casts to FP8. For each format, shares of all numbers: of those
+    that are the format's largest or beyond, and of those that are not 0 and become 0.
+    """
+    step = functools.partial(gradients, decoder)
+    given = state.weights, state.amaxes, jnp.asarray(tokens)
+    program = jax.make_jaxpr(step)(*given)
+    found: dict[str, list[np.ndarray]] = {}
+    _watched(program.jaxpr, program.consts, jax.tree.leaves(given), found)
+    totals = {dtype: np.sum(counts, axis=0) for dtype, counts in sorted(found.items())}
+    return {dtype: (total[:2] / total[2]).tolist() for dtype, total in totals.items()}
+
+
+def _watched(jaxpr: Any, consts: Any, given: Any, found: dict[str, list[np.ndarray]]) -> list[Any]:
+    """The results of a jaxpr. Of each cast to FP8 three counts are noted: numbers that saturate,
+    numbers that vanish, all numbers.
+    """
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
+
+    def read(one: Any) -> Any:
+        return one.val if isinstance(one, Literal) else values[one]
+
+    for equation in jaxpr.eqns:
+        arrays = [read(one) for one in equation.invars]
+        if name := INLINED.get(equation.primitive.name):
+            inner = equation.params[name]
+            made = _watched(inner.jaxpr, inner.consts, arrays, found)
+        else:
+            made = equation.primitive.bind(*arrays, **equation.params)
+            made = made if equation.primitive.multiple_results else [made]
+        if equation.primitive.name == "convert_element_type" and made[0].dtype in (e4m3, e5m2):
+            x, codes = np.asarray(arrays[0], np.float32), np.asarray(made[0], np.float32)
+            beyond = np.abs(x) >= float(jnp.finfo(made[0].dtype).max)
+            lost = (codes == 0) & (x != 0)
+            counts = np.array([beyond.sum(), lost.sum(), x.size])
+            found.setdefault(str(made[0].dtype), []).append(counts)
+        values |= dict(zip(equation.outvars, made, strict=True))
+    return [read(one) for one in jaxpr.outvars]
 
 
 @jax.jit

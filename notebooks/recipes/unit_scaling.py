@@ -90,9 +90,10 @@ def _backward(casts: Casts, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Ar
     g_q = _cast(g.reshape(tokens, -1), casts.backward, g.dtype)
     # As in the forward pass: with another factor the sum of a residual's gradients would be wrong.
     x_gradient = _product(g_q, w_q.T, inputs**-0.5, g.dtype)
-    # A sum over the tokens.
+    # A sum over the tokens, in f32. Of bf16 operands XLA would make TF32 for it.
     own = tokens**-0.5 if casts.own_size else inputs**-0.5
-    w_gradient = _product(g_q.T, x_q.T, own, f32)
+    dtype = f32 if casts.forward else g.dtype
+    w_gradient = _product(g_q.T, x_q.T, own, dtype).astype(f32)
     return x_gradient.reshape(*g.shape[:-1], -1), w_gradient
 
 
