@@ -1,31 +1,40 @@
 """Train the small decoder of chapter 14 in every way of helpers.training.runs, and record it.
 
     python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
+    python -m tools.recorders.train --long   make trained_long.json, or go on with it
 
-The runs of one way are one process, which compiles it once; as many processes run as the machine
-has cores, with one thread each.
+As many processes run as the machine has cores, with one thread each. The short runs of one way are
+one process, which compiles it once. A long run is in its record as soon as it ends, so that one who
+stops the command can start it again.
 """
 
+import argparse
 import concurrent.futures
 import itertools
+import json
 import multiprocessing
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from helpers.training import runs, shakespeare
 from tools.recorders.data import RESULTS, provenance, signed, write
 
-from fp8_decoder import STEPS_BACK
+from fp8_decoder import STEPS_BACK, Decoder, State
 from fp8_linear import e4m3, scale_of
 
 DATA = RESULTS / "trained.json"
+LONG = RESULTS / "trained_long.json"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-TOGETHER = 10  # steps whose losses are kept as their mean
+TOGETHER, TOGETHER_LONG = 10, 50  # steps whose losses are kept as their mean
 WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
+GATED = ("0.down", "1.down")  # the layers whose input is looked at in a long run
 SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
 OTHERWISE = 5
+SEEDS_LONG = {"bf16": 5, "delayed": 5, "current": 5, "blocks": 5, "delayed, tensor core": 1}
 
 
 class Task(NamedTuple):
@@ -34,58 +43,74 @@ class Task(NamedTuple):
     way: str
     seed: int
     harm: str | None = None
+    plan: runs.Plan = runs.SHORT
 
 
 HARM = ("outlier", "frozen")
 
 
 def tasks() -> list[Task]:
-    """All runs, in the order of the record."""
+    """The short runs, in the order of the record."""
     found = []
     for way in runs.WAYS:
         found += [Task(way, seed) for seed in range(SEEDS.get(way, OTHERWISE))]
     return [*found, Task("bf16", 0, "outlier"), *(Task("delayed", 0, harm) for harm in HARM)]
 
 
+def long_tasks() -> list[Task]:
+    """The long runs: the first seed of all ways, then the next one. The model of the tensor core is
+    slow, and comes last.
+    """
+    found = [
+        Task(way, seed, plan=runs.LONG)
+        for way, seeds in SEEDS_LONG.items()
+        for seed in range(seeds)
+    ]
+    return sorted(found, key=lambda task: (runs.WAYS[task.way].recipe.tensor_core, task.seed))
+
+
 # A run --------------------------------------------------------------------------------------------
 
 
-def result(task: Task, count: int = runs.STEPS) -> dict[str, Any]:
-    """Train as the task says, for so many steps."""
+def result(task: Task, count: int | None = None) -> dict[str, Any]:
+    """Train as the task says, all steps of its plan or so many."""
     way = runs.WAYS[task.way]
-    how: dict[str, Any] = {"count": count}
+    how: dict[str, Any] = {"count": count, "plan": task.plan}
     if task.harm == "outlier":
         how["meddle"] = runs.outlier()
     if task.harm == "frozen":
         how["frozen_from"] = runs.RISES
-    losses, amaxes, lost = [], [], []
+    losses, amaxes, lost, looks = [], [], [], []
     for step in runs.steps(way, task.seed, **how):
         losses.append(step.loss)
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
+        if task.plan is runs.LONG and step.number % TOGETHER_LONG == 0:
+            looks.append(_look(way.decoder, step.state))
+    weights, histories = step.state.weights, step.state.amaxes
     made = _summary(task, losses, amaxes)
-    made["unseen"] = _short(runs.unseen_loss(way.decoder, step.state.weights, step.state.amaxes))
+    unseen = runs.unseen_loss(way.decoder, weights, histories, task.plan)
+    made["unseen"] = round(float(unseen), 6)
     if task.harm:
-        made["lost"] = lost
-    else:
-        made["snr"] = _noise(way.decoder, step.state)
-    return made
+        return made | {"lost": lost}
+    if task.plan is runs.LONG:
+        made |= {"seed": task.seed, "looks": looks}
+    return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
 def _summary(task: Task, losses: list[float], amaxes: list[dict[str, list[float]]]) -> dict:
     """The losses; which steps saturate an operand; and of few runs the amaxes."""
-    if task.harm:
-        made: dict[str, Any] = {"losses": [_short(value) for value in losses]}
-    else:
-        groups = itertools.batched(losses, TOGETHER)
-        made = {"losses": [_short(sum(group) / len(group)) for group in groups]}
+    is_long = task.plan is runs.LONG
+    together = 1 if task.harm else TOGETHER_LONG if is_long else TOGETHER
+    groups = itertools.batched(losses, together)
+    made: dict[str, Any] = {"losses": [_short(sum(group) / len(group)) for group in groups]}
     if amaxes[0]:
         made["saturated"] = {
             name: [_jumps([step[name][i] for step in amaxes]) for i in range(3)]
             for name in amaxes[0]
         }
-    if amaxes[0] and task.seed == 0:
+    if amaxes[0] and task.seed == 0 and not is_long:
         made["amaxes"] = {
             name: [[_short(step[name][i]) for step in amaxes] for i in range(3)]
             for name in WATCHED
@@ -115,9 +140,26 @@ def _lost(seed: int, state: Any) -> float:
     return _short(runs.flushed(x, float(scale_of(history, e4m3))))
 
 
-def _noise(decoder: Any, state: Any) -> dict[str, float]:
-    """Each weight's signal-to-noise ratio on a text of its own, in decibels."""
-    found = runs.signal_to_noise(decoder, state, shakespeare.unseen(runs.TEXTS, runs.LENGTH))
+def _look(decoder: Decoder, state: State) -> dict[str, list[float]]:
+    """Of the inputs of the gated layers, on texts that no step reads: amax, median magnitude, the
+    share that becomes 0 if the whole tensor has one scale, the share that is above E4M3's largest
+    number, and the token at whose place the largest is.
+    """
+    tokens = jnp.asarray(runs.LONG.unseen(runs.LONG.texts, runs.LONG.length))
+    found = {}
+    for name, x in runs.inputs(state.weights, tokens).items():
+        if name in GATED:
+            magnitude = np.abs(np.asarray(x))
+            row = int(magnitude.max(axis=1).argmax())
+            shares = runs.flushed(x, float(scale_of(magnitude, e4m3))), np.mean(magnitude > 448)
+            seen = [magnitude.max(), np.median(magnitude), *shares]
+            found[name] = [*map(_short, seen), int(tokens[:, :-1].reshape(-1)[row])]
+    return found
+
+
+def _noise(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, float]:
+    """Each weight's signal-to-noise ratio on texts of its own, in decibels."""
+    found = runs.signal_to_noise(decoder, state, plan.unseen(plan.texts, plan.length))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
 
 
@@ -128,34 +170,44 @@ def _short(value: Any) -> float:
 # All runs -----------------------------------------------------------------------------------------
 
 
-def _work(todo: list[Task]) -> list[dict[str, Any]]:
-    """Do the tasks of one way, one after the other."""
+def _work(todo: list[Task]) -> list[tuple[Task, dict[str, Any]]]:
+    """Do the tasks one after the other."""
     found = []
     for task in todo:
-        found.append(result(task))
-        print(*task, flush=True)
+        found.append((task, result(task)))
+        print(*task[:3], flush=True)
     return found
 
 
-def all_results(everything: list[Task]) -> dict[Task, dict[str, Any]]:
-    """What became of each task, in processes of their own."""
+def finished(groups: Iterable[list[Task]]) -> Iterator[tuple[Task, dict[str, Any]]]:
+    """What became of each task, in processes of their own: as soon as its group is done."""
+    context = multiprocessing.get_context("spawn")
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
+        begun = [workers.submit(_work, group) for group in groups]
+        for group in concurrent.futures.as_completed(begun):
+            yield from group.result()
+
+
+def described(plan: runs.Plan, command: str, text: str, together: int) -> dict[str, Any]:
+    """The start of a record."""
+    return provenance(command, "jax", "optax") | {
+        "text": text,
+        "steps": plan.steps,
+        "tokens": plan.texts * plan.length,
+        "sizes": runs.SIZES,
+        "together": together,
+    }
+
+
+def assembled(everything: list[Task]) -> dict[str, Any]:
+    """The record of the short runs."""
     by_way: dict[str, list[Task]] = {}
     # Those that take longest begin first.
     for task in sorted(everything, key=lambda task: not runs.WAYS[task.way].recipe.tensor_core):
         by_way.setdefault(task.way, []).append(task)
-    context = multiprocessing.get_context("spawn")
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    found: dict[Task, dict[str, Any]] = {}
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
-        for todo, made in zip(by_way.values(), workers.map(_work, by_way.values()), strict=True):
-            found |= dict(zip(todo, made, strict=True))
-    return found
-
-
-def assembled(everything: list[Task]) -> dict[str, Any]:
-    """The record, of all runs."""
-    found = all_results(everything)
+    found = dict(finished(by_way.values()))
     ways: dict[str, list[Any]] = {}
     harmed: dict[str, Any] = {}
     for task in everything:
@@ -163,20 +215,39 @@ def assembled(everything: list[Task]) -> dict[str, Any]:
             harmed[f"{task.way}, {task.harm}"] = found[task]
         else:
             ways.setdefault(task.way, []).append(found[task])
-    return provenance("make train", "jax", "optax") | {
-        "text": shakespeare.DESCRIPTION,
-        "steps": runs.STEPS,
-        "tokens": runs.TEXTS * runs.LENGTH,
-        "sizes": runs.SIZES,
-        "together": TOGETHER,
-        "ways": ways,
-        "harmed": harmed,
-    }
+    about = described(runs.SHORT, "make train", shakespeare.DESCRIPTION, TOGETHER)
+    return about | {"ways": ways, "harmed": harmed}
+
+
+def go_on(everything: list[Task]) -> None:
+    """Do the long runs that the record does not have, and write it after each. Raises SystemExit
+    if the record is of other runs.
+    """
+    text = f"Bigram-Backcopy of {shakespeare.DESCRIPTION}"
+    about = described(runs.LONG, "make train ARGS=--long", text, TOGETHER_LONG)
+    before = json.loads(LONG.read_text()) if LONG.exists() else about | {"ways": {}}
+    if differ := [key for key in about if key != "date" and about[key] != before[key]]:
+        raise SystemExit(
+            f"{LONG.name} has another {' and '.join(differ)}: remove it, to begin anew"
+        )
+    ways = {way: {run["seed"]: run for run in made} for way, made in before["ways"].items()}
+    todo = [task for task in everything if task.seed not in ways.get(task.way, {})]
+    for task, made in finished([task] for task in todo):
+        ways.setdefault(task.way, {})[task.seed] = made
+        in_order = {
+            way: [ways[way][seed] for seed in sorted(ways[way])] for way in runs.WAYS if way in ways
+        }
+        write(LONG, signed(about | {"ways": in_order}), levels=2)
 
 
 def main() -> None:
     """Run all, and write the record."""
-    write(DATA, signed(assembled(tasks())), levels=2)
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--long", action="store_true", help="the long runs, or those that miss")
+    if options.parse_args().long:
+        go_on(long_tasks())
+    else:
+        write(DATA, signed(assembled(tasks())), levels=2)
 
 
 if __name__ == "__main__":
