@@ -121,6 +121,9 @@ WAYS = {
     "forward in E5M2": Way(recipe=Recipe(forward=e5m2)),
     "gradients in E4M3": Way(recipe=Recipe(backward=e4m3)),
     "no scales": Way(recipe=Recipe("frozen")),  # the histories stay empty, so each scale is 1
+    # In 4 bits: as the recipe nvfp4 does it, and without its transform and its rounding.
+    "nvfp4": Way(recipe=Recipe("nvfp4")),
+    "nvfp4, plain": Way(recipe=Recipe("nvfp4, plain")),
 }
 MAIN = tuple(WAYS)[:8]
 
