@@ -56,7 +56,7 @@ census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qw
 	$(PYTHON) -m tools.recorders.census $(ARGS)
 
 train: setup    ## train a small transformer in each precision and record it (20 minutes)
-	$(PYTHON) -m tools.recorders.train
+	$(PYTHON) -m tools.recorders.train $(ARGS)
 
 model: setup    ## train the model that the chapter on inference quantizes, and keep its weights (5 minutes)
 	$(PYTHON) -m tools.recorders.model
