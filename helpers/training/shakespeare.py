@@ -58,7 +58,7 @@ def _copies(before: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 
 def backcopy(random: np.random.Generator, texts: int, length: int) -> np.ndarray:
-    """i32[texts, length + 1], drawn anew: no two runs of a seed differ in them."""
+    """i32[texts, length + 1], drawn anew each time."""
     sums = _shares().cumsum(axis=1)
     drawn = random.random((length + 1, texts, 1))
     tokens = np.full((texts, length + 1), BEGIN, np.int32)
@@ -79,6 +79,6 @@ def least_loss(tokens: np.ndarray) -> float:
     loss is lower.
     """
     before, last, follows = tokens[:, :-2], tokens[:, 1:-1], tokens[:, 2:]
-    later = np.where(_copies(before, last), 1, _shares()[last, follows])
+    later = np.where(_copies(before, last), follows == before, _shares()[last, follows])
     odds = np.concatenate([_shares()[BEGIN, tokens[:, 1:2]], later], axis=1)
     return float(-np.log(odds).mean())
