@@ -5,6 +5,7 @@ seed and plan begin with the same weights and read the same texts in the same or
 difference between two ways is taken seed by seed.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from fp8_decoder import (
     Decoder,
     State,
     decode,
+    gradients,
     loss,
     new_state,
     norm,
@@ -30,6 +32,8 @@ from fp8_decoder import (
     weight_of,
 )
 from fp8_linear import e4m3, e5m2, f32, quantize, scale_of
+from scale_propagation import PropagatedDecoder
+from unit_scaling import UnitDecoder, adamw
 
 STEPS, TEXTS, LENGTH = 300, 4, 64
 RATE, RISES = 4e-3, 30  # AdamW's highest rate, and the steps until it is reached
@@ -41,6 +45,9 @@ SIZES: dict[str, Any] = {
     "hidden": 384,
     "blocks": 2,
 }
+
+UNIT_RATE = 0.5  # that of weights with variance 1, over sqrt(inputs)
+DECAY = 0.1
 
 
 class Plan(NamedTuple):
@@ -54,39 +61,47 @@ class Plan(NamedTuple):
     read: Callable[[np.random.Generator, int, int], np.ndarray]
     unseen: Callable[[int, int], np.ndarray]
 
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """AdamW, whose rate falls to 0 at the last step."""
-        return _optimizer(self.steps)
-
-
-@functools.cache
-def _optimizer(count: int) -> optax.GradientTransformation:
-    """One object for all runs: train_step is compiled once for each decoder and optimizer."""
-    rate = optax.warmup_cosine_decay_schedule(0, RATE, RISES, count)
-    return optax.adamw(rate, b2=0.95, weight_decay=0.1)
-
 
 SHORT = Plan(STEPS, TEXTS, LENGTH, shakespeare.batch, shakespeare.unseen)
 # In texts of this task outliers arise.
 LONG = Plan(3000, 4, 128, shakespeare.backcopy, shakespeare.unseen_backcopy)
-OPTIMIZER = SHORT.optimizer
+
+
+@functools.cache
+def optimizer(plan: Plan, unit: bool) -> optax.GradientTransformation:
+    """AdamW, of weights with variance 1 or of common ones; its rate falls to 0 at the last step.
+    One object for all runs: train_step is compiled once for each decoder and optimizer.
+    """
+    highest = UNIT_RATE if unit else RATE
+    rate = optax.warmup_cosine_decay_schedule(0, highest, RISES, plan.steps)
+    if unit:  # a weight loses as much of itself in each step as with the other
+        return adamw(rate, decay=DECAY * RATE / UNIT_RATE)
+    return optax.adamw(rate, b2=0.95, weight_decay=DECAY)
+
+
+OPTIMIZER = optimizer(SHORT, False)
 
 
 class Way(NamedTuple):
     """How a run trains. `changed` has fields of the decoder; `rounded` names what, beside the
-    matmuls' operands, is rounded to E4M3: "embedding" or "norms".
+    matmuls' operands, is rounded to E4M3: "embedding" or "norms". `static` has scales that are
+    never measured: "unit", "munit", which change the model and its rates too, or "propagated".
     """
 
     precision: str = "fp8"
     recipe: Recipe = Recipe()
     changed: tuple[tuple[str, Any], ...] = ()
     rounded: str | None = None
+    static: str | None = None
 
     @property
     def decoder(self) -> Decoder:
         """The model of this way."""
         changed: Any = SIZES | dict(self.changed)
+        if self.static == "propagated":
+            return PropagatedDecoder(self.precision, **changed)
+        if self.static:
+            return UnitDecoder(self.precision, munit=self.static == "munit", **changed)
         if self.rounded == "norms":
             changed["norm"] = norm_of_rounded
         return Decoder(self.precision, fp8=multiplier(self.recipe), **changed)
@@ -111,6 +126,13 @@ WAYS = {
     "delayed, tensor core": Way(recipe=Recipe(tensor_core=True)),
     "current, tensor core": Way(recipe=Recipe("current", tensor_core=True)),
     "blocks, tensor core": Way(recipe=BLOCKS._replace(tensor_core=True)),
+    # Scales that are never measured. The first two are also another model, so each stands beside
+    # itself in bf16.
+    "unit scaled": Way(static="unit"),
+    "unit scaled, bf16": Way("bf16", static="unit"),
+    "munit scaled": Way(static="munit"),
+    "munit scaled, bf16": Way("bf16", static="munit"),
+    "propagated": Way(static="propagated"),
     # Which layers stay in bf16. By default these are the scores.
     "scores in FP8": Way(changed=(("in_bf16", ()),)),
     "first block in bf16": Way(changed=_in_bf16(0)),
@@ -153,14 +175,15 @@ def unseen_loss(decoder: Decoder, weights: Any, amaxes: Any, plan: Plan = SHORT)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _gradient(decoder: Decoder, weights: Any, amaxes: Any, tokens: jax.Array) -> Any:
-    return jax.grad(lambda weights: loss(decoder, weights, amaxes, tokens))(weights)
+    return gradients(decoder, weights, amaxes, tokens)[1][0]
 
 
 def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[str, float]:
     """For each weight, how far its gradient is from the one in f32, of the same weights and tokens:
     10 log10(|g|^2 / |g - g_f32|^2), in decibels; infinite where they are equal.
     """
-    exact = _gradient(PLAIN, state.weights, {}, tokens)
+    plain = dataclasses.replace(decoder, precision="f32", norm=norm)
+    exact = _gradient(plain, state.weights, {}, tokens)
     given = _gradient(decoder, state.weights, state.amaxes, tokens)
     return {name: snr_db(exact[name], given[name]) for name in exact}
 
@@ -218,7 +241,8 @@ def steps(
     do the scales.
     """
     decoder = way.decoder
-    state = new_state(decoder, plan.optimizer, jax.random.key(seed))
+    updates = optimizer(plan, way.static in ("unit", "munit"))
+    state = new_state(decoder, updates, jax.random.key(seed))
     for number in range(plan.steps if count is None else count):
         if meddle:
             state = meddle(number, state)
@@ -226,9 +250,9 @@ def steps(
             decoder = way._replace(recipe=way.recipe._replace(scaling="frozen")).decoder
         tokens = texts(seed, number, plan)
         if way.rounded == "embedding":
-            state, value = _step_with_rounded_letters(decoder, plan.optimizer, state, tokens)
+            state, value = _step_with_rounded_letters(decoder, updates, state, tokens)
         else:
-            state, value = train_step(decoder, plan.optimizer, state, tokens)
+            state, value = train_step(decoder, updates, state, tokens)
         yield Step(number, state, float(value))
 
 

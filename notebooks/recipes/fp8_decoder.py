@@ -1,7 +1,8 @@
 """A transformer that trains in f32, in bf16, or in bf16 with its matmuls in FP8.
 
 Copy `fp8_linear.py` beside it. It needs JAX and Optax. Chapter 14 trains it. Each choice has its
-reason next to it. With tokens i32[batch, length + 1]:
+reason next to it. `unit_scaling.py` and `scale_propagation.py` have decoders of other classes, and
+register what these compute otherwise. With tokens i32[batch, length + 1]:
 
     decoder = Decoder("fp8", letters=128)
     optimizer = optax.adamw(1e-3)
@@ -121,6 +122,11 @@ class Decoder:
         return tuple(name for name in self.layers if name not in self.in_bf16)
 
     @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of the layers whose operands have a history of amaxes."""
+        return self.in_fp8
+
+    @property
     def dtype(self) -> Any:
         """The type of what flows between the layers."""
         return f32 if self.precision == "f32" else bf16
@@ -174,6 +180,7 @@ class State(NamedTuple):
     optimizer: Any
 
 
+@functools.singledispatch
 def new_weights(decoder: Decoder, key: jax.Array) -> dict[str, jax.Array]:
     """Weights f32[outputs, inputs] before the first step. A product keeps its operand's size."""
     table = {"letters": decoder.layers["scores"]}
@@ -188,7 +195,7 @@ def new_weights(decoder: Decoder, key: jax.Array) -> dict[str, jax.Array]:
 def new_state(decoder: Decoder, optimizer: optax.GradientTransformation, key: jax.Array) -> State:
     """The state before the first step. Histories are empty, so the first step's scales are 1."""
     weights = new_weights(decoder, key)
-    amaxes = {name: jnp.zeros((3, STEPS_BACK)) for name in decoder.in_fp8}
+    amaxes = {name: jnp.zeros((3, STEPS_BACK)) for name in decoder.measured}
     return State(weights, amaxes, optimizer.init(weights))
 
 
@@ -197,6 +204,7 @@ def weight_of(weights: dict[str, jax.Array], name: str) -> jax.Array:
     return weights["letters" if name == "scores" else name]
 
 
+@functools.singledispatch
 def scores(
     decoder: Decoder, weights: dict[str, jax.Array], amaxes: dict[str, jax.Array], tokens: jax.Array
 ) -> jax.Array:
@@ -206,12 +214,13 @@ def scores(
         w = weight_of(weights, name)
         with jax.named_scope(name):
             if name in decoder.in_fp8:
-                return decoder.fp8(x, w, amaxes[name])
+                return decoder.fp8(x, w, amaxes.get(name))
             return jax.lax.dot(x, w.astype(x.dtype).T)
 
     return decode(decoder, tokens, weights["letters"], dense)
 
 
+@functools.singledispatch
 def loss(
     decoder: Decoder, weights: dict[str, jax.Array], amaxes: dict[str, jax.Array], tokens: jax.Array
 ) -> jax.Array:
@@ -220,6 +229,16 @@ def loss(
     return optax.softmax_cross_entropy_with_integer_labels(
         scores(decoder, weights, amaxes, given), expected
     ).mean()
+
+
+@functools.singledispatch
+def gradients(
+    decoder: Decoder, weights: dict[str, jax.Array], amaxes: dict[str, jax.Array], tokens: jax.Array
+) -> tuple[jax.Array, tuple[Any, Any]]:
+    """The loss; and the gradient of the weights, and of the amaxes: these are their new value."""
+    return jax.value_and_grad(
+        lambda weights, amaxes: loss(decoder, weights, amaxes, tokens), (0, 1)
+    )(weights, amaxes)
 
 
 def updated(
@@ -237,9 +256,7 @@ def train_step(
     decoder: Decoder, optimizer: optax.GradientTransformation, state: State, tokens: jax.Array
 ) -> tuple[State, jax.Array]:
     """The state after one step, and the loss before it. The state given is used up."""
-    value, (gradient, amaxes) = jax.value_and_grad(
-        lambda weights, amaxes: loss(decoder, weights, amaxes, tokens), (0, 1)
-    )(state.weights, state.amaxes)
+    value, (gradient, amaxes) = gradients(decoder, state.weights, state.amaxes, tokens)
     return updated(optimizer, state, gradient, amaxes), value
 
 

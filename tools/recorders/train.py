@@ -93,7 +93,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
-        if task.plan is runs.LONG and step.number % TOGETHER_LONG == 0:
+        if task.plan is runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
             looks.append(_look(way.decoder, step.state))
     weights, histories = step.state.weights, step.state.amaxes
     made = _summary(task, losses, amaxes)
@@ -102,7 +102,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
     if task.harm:
         return made | {"lost": lost}
     if task.plan is runs.LONG:
-        made |= {"seed": task.seed, "looks": looks}
+        made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
     return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
