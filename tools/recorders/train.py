@@ -94,7 +94,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
         if task.plan is runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
-            looks.append(_look(way.decoder, step.state))
+            looks.append(_look(step.state))
     weights, histories = step.state.weights, step.state.amaxes
     made = _summary(task, losses, amaxes)
     unseen = runs.unseen_loss(way.decoder, weights, histories, task.plan)
@@ -147,20 +147,25 @@ def _lost(seed: int, state: Any) -> float:
     return _short(runs.flushed(x, float(scale_of(history, e4m3))))
 
 
-def _look(decoder: Decoder, state: State) -> dict[str, list[float]]:
+def _look(state: State) -> dict[str, list[float]]:
     """Of the inputs of the gated layers, on texts that no step reads: amax, median magnitude, the
-    share that becomes 0 if the whole tensor has one scale, the share that is above E4M3's largest
-    number, and the token at whose place the largest is.
+    share that becomes 0 if the whole tensor has one scale, the share above E4M3's largest number;
+    and of the largest the token at its place, and the cosine of the angle between its channel's
+    rows of "gate" and "up".
     """
     tokens = jnp.asarray(runs.LONG.unseen(runs.LONG.texts, runs.LONG.length))
     found = {}
     for name, x in runs.inputs(state.weights, tokens).items():
-        if name in GATED:
-            magnitude = np.abs(np.asarray(x))
-            row = int(magnitude.max(axis=1).argmax())
-            shares = runs.flushed(x, float(scale_of(magnitude, e4m3))), np.mean(magnitude > 448)
-            seen = [magnitude.max(), np.median(magnitude), *shares]
-            found[name] = [*map(_short, seen), int(tokens[:, :-1].reshape(-1)[row])]
+        if name not in GATED:
+            continue
+        sizes = np.abs(np.asarray(x))
+        place, channel = np.unravel_index(sizes.argmax(), sizes.shape)
+        shares = runs.flushed(x, float(scale_of(sizes, e4m3))), np.mean(sizes > 448)
+        layer = name.removesuffix("down")
+        gate, up = (np.asarray(state.weights[layer + half][channel]) for half in ("gate", "up"))
+        cosine = gate @ up / np.linalg.norm(gate) / np.linalg.norm(up)
+        seen = map(_short, [sizes.max(), np.median(sizes), *shares])
+        found[name] = [*seen, int(tokens[:, :-1].reshape(-1)[place]), _short(cosine)]
     return found
 
 
