@@ -51,22 +51,25 @@ def _shares() -> np.ndarray:
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
+IS_TRIGGER = np.isin(np.arange(128), [*TRIGGERS])
+
+
 def _copies(before: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Whether `before` comes again after `last`. A trigger does not, or two would take turns."""
-    triggers = np.frombuffer(TRIGGERS, np.uint8)
-    return np.isin(last, triggers) & ~np.isin(before, [BEGIN, *triggers])
+    return IS_TRIGGER[last] & ~IS_TRIGGER[before] & (before != BEGIN)
 
 
 def backcopy(random: np.random.Generator, texts: int, length: int) -> np.ndarray:
     """i32[texts, length + 1], drawn anew each time."""
     sums = _shares().cumsum(axis=1)
     drawn = random.random((length + 1, texts, 1))
-    tokens = np.full((texts, length + 1), BEGIN, np.int32)
-    for n in range(1, length + 1):
-        last, before = tokens[:, n - 1], tokens[:, max(n - 2, 0)]
-        follows = (sums[last] <= drawn[n] * sums[last, -1:]).sum(axis=1)
-        tokens[:, n] = np.where(_copies(before, last), before, follows)
-    return tokens
+    last = before = np.full(texts, BEGIN)
+    places = [last]
+    for below in drawn[1:]:
+        follows = (sums[last] <= below * sums[last, -1:]).sum(axis=1)
+        last, before = np.where(_copies(before, last), before, follows), last
+        places.append(last)
+    return np.stack(places, axis=1).astype(np.int32)
 
 
 def unseen_backcopy(texts: int, length: int) -> np.ndarray:
