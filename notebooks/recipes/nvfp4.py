@@ -1,10 +1,10 @@
-"""A linear layer that trains in NVFP4: three FP4 matmuls, and what a training needs beside the format.
+"""A linear layer that trains in NVFP4: three FP4 matmuls, and what a training needs beside them.
 
 It needs JAX alone. Chapter 18 explains each step. It follows NVIDIA's report of a training with 12
 billion parameters and 10 trillion tokens (arXiv 2509.25149, 2025):
 
 - Two levels of scales: E4M3 for each 16 numbers along the summed dimension, f32 for the tensor.
-- Weights have one scale for each 16 x 16. So the same codes serve forward and, transposed, backward.
+- Weights have one scale for each 16 x 16, so the same codes serve forward and backward.
 - The operands of the weight's gradient are mixed by a random Hadamard transform of 16 tokens. It
   spreads an outlier over its block, and cancels in the product.
 - Gradients are rounded stochastically: their mean is not shifted. Weights and activations are
@@ -114,8 +114,8 @@ def mixed(x: jax.Array) -> jax.Array:
 def product(a: Blocks, b: Blocks, dtype: Any, by: str) -> jax.Array:
     """`dtype`[M, N] of a [M, K] and b [N, K]."""
     if by == "scaled_matmul":
-        given = (array[None] for array in (a.codes, b.codes, a.scales, b.scales))
-        sums = jax.nn.scaled_matmul(*given, preferred_element_type=dtype)[0]
+        codes, scales = (a.codes[None], b.codes[None]), (a.scales[None], b.scales[None])
+        sums = jax.nn.scaled_matmul(*codes, *scales, preferred_element_type=dtype)[0]
     elif by == "dequantized":
         wide = [
             one.codes.astype(f32) * jnp.repeat(one.scales.astype(f32), BLOCK, axis=1)
