@@ -264,35 +264,32 @@ def test_jumps_are_steps_above_all_that_the_scale_was_made_of():
     assert train._jumps([5.0] + [1.0] * 15 + [2.0]) == 0
 
 
-def test_the_record_has_a_run_for_each_task(monkeypatch):
-    """In its order; the runs themselves are not repeated here."""
-    monkeypatch.setattr(
-        train, "finished", lambda groups: [(t, list(t[:3])) for g in groups for t in g]
-    )
-    made, recorded = train.assembled(train.tasks()), RECORDS["trained"]
-    assert {*made, "digest"} == {*recorded}
-    for part in ("ways", "harmed"):
-        assert [*made[part]] == [*recorded[part]]
-    for way, found in made["ways"].items():
-        assert found == [[way, seed, None] for seed in range(len(recorded["ways"][way]))]
-
-
-def test_long_runs_go_on_where_they_were_stopped(monkeypatch, tmp_path):
-    """None is done twice, and a record of other runs is refused."""
-    monkeypatch.setattr(train, "LONG", tmp_path / "long.json")
+@pytest.mark.parametrize("kept", [SHORT, LONG])
+def test_runs_go_on_where_they_were_stopped(kept, monkeypatch, tmp_path):
+    """None is done twice, and they stand in the record as those do that were made. The runs
+    themselves are not repeated here.
+    """
+    name, plan = kept
+    for path in ("DATA", "LONG"):
+        monkeypatch.setattr(train, path, tmp_path / f"{path}.json")
     done = []
 
-    def two_of(groups):
-        for (task,) in itertools.islice(groups, 2):
-            done.append(task)
-            yield task, {"seed": task.seed}
+    def some(groups):
+        for group in groups[:4]:
+            done.extend(group)
+            yield {task: {"seed": task.seed} for task in group}
 
-    monkeypatch.setattr(train, "finished", two_of)
-    everything = [train.Task("bf16", seed, plan=train.runs.LONG) for seed in (0, 1, 2)]
-    for _ in range(2):
-        train.go_on(everything)
-    assert done == everything
-    assert json.loads(train.LONG.read_text())["ways"] == {"bf16": [{"seed": n} for n in range(3)]}
-    monkeypatch.setattr(train, "TOGETHER_LONG", 7)
-    with pytest.raises(SystemExit, match="another together"):
-        train.go_on(everything)
+    monkeypatch.setattr(train, "finished", some)
+    everything = train.long_tasks() if plan is train.runs.LONG else train.tasks()
+    while len(done) < len(everything):
+        train.go_on(plan)
+    assert len({*done}) == len(done)
+    made = json.loads((train.LONG if plan is train.runs.LONG else train.DATA).read_text())
+    assert {*made} == {*RECORDS[name]}
+    for part in {"ways", "harmed"} & {*made}:
+        assert {*RECORDS[name][part]} <= {*made[part]}
+    for found in made["ways"].values():
+        assert found == [{"seed": seed} for seed in range(len(found))]
+    monkeypatch.setitem(train.runs.SIZES, "width", 1)
+    with pytest.raises(SystemExit, match="another sizes"):
+        train.go_on(plan)

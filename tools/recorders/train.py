@@ -1,11 +1,11 @@
 """Train the small decoder of chapter 14 in every way of helpers.training.runs, and record it.
 
-    python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
-    python -m tools.recorders.train --long   make trained_long.json, or go on with it
+    python -m tools.recorders.train          go on with notebooks/results/trained.json, `make train`
+    python -m tools.recorders.train --long   the same with the longer runs and trained_long.json
+    ... --again current "scores in FP8"      do these ways again, too
 
-As many processes run as the machine has cores, with one thread each. The short runs of one way are
-one process, which compiles it once. A long run is in its record as soon as it ends, so that one who
-stops the command can start it again.
+It does the runs that a record does not have, so one who stops it can start it again; to do all of
+them, remove the file. As many processes run as the machine has cores, with one thread each.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -182,84 +182,80 @@ def _short(value: Any) -> float:
 # All runs -----------------------------------------------------------------------------------------
 
 
-def _work(todo: list[Task]) -> list[tuple[Task, dict[str, Any]]]:
+def _work(todo: list[Task]) -> dict[Task, dict[str, Any]]:
     """Do the tasks one after the other."""
-    found = []
+    found = {}
     for task in todo:
-        found.append((task, result(task)))
+        found[task] = result(task)
         print(*task[:3], flush=True)
     return found
 
 
-def finished(groups: Iterable[list[Task]]) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """What became of each task, in processes of their own: as soon as its group is done."""
+def finished(groups: list[list[Task]]) -> Iterator[dict[Task, dict[str, Any]]]:
+    """What became of the tasks of each group, as soon as all of it is done: a process of its own."""
     context = multiprocessing.get_context("spawn")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
         begun = [workers.submit(_work, group) for group in groups]
         for group in concurrent.futures.as_completed(begun):
-            yield from group.result()
+            yield group.result()
 
 
-def described(plan: runs.Plan, command: str, text: str, together: int) -> dict[str, Any]:
-    """The start of a record."""
-    return provenance(command, "jax", "optax") | {
-        "text": text,
+def recorded(record: Mapping[str, Any], plan: runs.Plan) -> dict[Task, dict[str, Any]]:
+    """The runs of a record."""
+    found: dict[Task, dict[str, Any]] = {}
+    for way, made in record["ways"].items():
+        found |= {Task(way, run.get("seed", n), None, plan): run for n, run in enumerate(made)}
+    for name, run in record.get("harmed", {}).items():
+        way, harm = name.rsplit(", ", 1)
+        found[Task(way, 0, harm)] = run
+    return found
+
+
+def arranged(everything: list[Task], found: Mapping[Task, dict[str, Any]]) -> dict[str, Any]:
+    """The runs as they stand in a record."""
+    done = [task for task in everything if task in found]
+    ways = {
+        way: [found[task] for task in done if task.way == way and not task.harm]
+        for way in dict.fromkeys(task.way for task in done)
+    }
+    harmed = {f"{task.way}, {task.harm}": found[task] for task in done if task.harm}
+    return {"ways": ways} | ({"harmed": harmed} if harmed else {})
+
+
+def go_on(plan: runs.Plan, again: Collection[str] = ()) -> None:
+    """Do the runs that the plan's record does not have, and those of the ways `again`. Write it
+    whenever some are done. SystemExit if it is of other packages, sizes or steps.
+    """
+    is_long = plan is runs.LONG
+    path, everything = (LONG, long_tasks()) if is_long else (DATA, tasks())
+    about = provenance("make train ARGS=--long" if is_long else "make train", "jax", "optax") | {
+        "text": ("Bigram-Backcopy of " if is_long else "") + shakespeare.DESCRIPTION,
         "steps": plan.steps,
         "tokens": plan.texts * plan.length,
         "sizes": runs.SIZES,
-        "together": together,
+        "together": TOGETHER_LONG if is_long else TOGETHER,
     }
-
-
-def assembled(everything: list[Task]) -> dict[str, Any]:
-    """The record of the short runs."""
-    by_way: dict[str, list[Task]] = {}
-    # Those that take longest begin first.
-    for task in sorted(everything, key=lambda task: not runs.WAYS[task.way].recipe.tensor_core):
-        by_way.setdefault(task.way, []).append(task)
-    found = dict(finished(by_way.values()))
-    ways: dict[str, list[Any]] = {}
-    harmed: dict[str, Any] = {}
-    for task in everything:
-        if task.harm:
-            harmed[f"{task.way}, {task.harm}"] = found[task]
-        else:
-            ways.setdefault(task.way, []).append(found[task])
-    about = described(runs.SHORT, "make train", shakespeare.DESCRIPTION, TOGETHER)
-    return about | {"ways": ways, "harmed": harmed}
-
-
-def go_on(everything: list[Task]) -> None:
-    """Do the long runs that the record does not have, and write it after each. Raises SystemExit
-    if the record is of other runs.
-    """
-    text = f"Bigram-Backcopy of {shakespeare.DESCRIPTION}"
-    about = described(runs.LONG, "make train ARGS=--long", text, TOGETHER_LONG)
-    before = json.loads(LONG.read_text()) if LONG.exists() else about | {"ways": {}}
+    before = json.loads(path.read_text()) if path.exists() else about | {"ways": {}}
     if differ := [key for key in about if key != "date" and about[key] != before[key]]:
-        raise SystemExit(
-            f"{LONG.name} has another {' and '.join(differ)}: remove it, to begin anew"
-        )
-    ways = {way: {run["seed"]: run for run in made} for way, made in before["ways"].items()}
-    todo = [task for task in everything if task.seed not in ways.get(task.way, {})]
-    for task, made in finished([task] for task in todo):
-        ways.setdefault(task.way, {})[task.seed] = made
-        in_order = {
-            way: [ways[way][seed] for seed in sorted(ways[way])] for way in runs.WAYS if way in ways
-        }
-        write(LONG, signed(about | {"ways": in_order}), levels=2)
+        raise SystemExit(f"{path.name} has another {', '.join(differ)}: remove it, to begin anew")
+    found = {task: run for task, run in recorded(before, plan).items() if task.way not in again}
+    todo = [task for task in everything if task not in found]
+    # Of the short runs those of a way are one process, which compiles it once.
+    groups = itertools.groupby(todo, key=lambda task: (task.way, task.seed if is_long else None))
+    for made in finished([list(group) for _, group in groups]):
+        found |= made
+        write(path, signed(about | arranged(everything, found)), levels=2)
 
 
 def main() -> None:
-    """Run all, and write the record."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--long", action="store_true", help="the long runs, or those that miss")
-    if options.parse_args().long:
-        go_on(long_tasks())
-    else:
-        write(DATA, signed(assembled(tasks())), levels=2)
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Train the small decoder in many ways.")
+    parser.add_argument("--long", action="store_true", help="the longer runs")
+    parser.add_argument("--again", nargs="+", default=[], metavar="WAY", choices=runs.WAYS)
+    options = parser.parse_args()
+    go_on(runs.LONG if options.long else runs.SHORT, options.again)
 
 
 if __name__ == "__main__":
