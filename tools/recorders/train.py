@@ -192,7 +192,7 @@ def _work(todo: list[Task]) -> dict[Task, dict[str, Any]]:
 
 
 def finished(groups: list[list[Task]]) -> Iterator[dict[Task, dict[str, Any]]]:
-    """What became of the tasks of each group, as soon as all of it is done: a process of its own."""
+    """What became of the tasks of each group, as soon as all of it is done. It is one process."""
     context = multiprocessing.get_context("spawn")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
