@@ -55,8 +55,8 @@ rules: setup    ## record what the programs on the pages of fp8lens' rules becom
 census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some)
 	$(PYTHON) -m tools.recorders.census $(ARGS)
 
-train: setup    ## train a small transformer in each precision and record it (20 minutes)
-	$(PYTHON) -m tools.recorders.train
+train: setup    ## train a small transformer in each precision and record it (20 minutes; ARGS=--long for longer runs: 2 hours)
+	$(PYTHON) -m tools.recorders.train $(ARGS)
 
 model: setup    ## train the model that the chapter on inference quantizes, and keep its weights (5 minutes)
 	$(PYTHON) -m tools.recorders.model

@@ -73,6 +73,18 @@ def grid(
     return Grid("\n".join([*lines, "</table>"]), alt)
 
 
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], alt: str) -> Grid:
+    """A table of texts, the first of a row its name. On the site a click on a column's head sorts
+    it. `alt` is a sentence about it.
+    """
+    heads = "".join(f'<th scope="col">{_lines(name)}</th>' for name in columns)
+    lines = ["<table>", f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
+    for name, *texts in rows:
+        cells = "".join(f"<td>{_lines(text)}</td>" for text in texts)
+        lines.append(f'<tr><th scope="row">{_lines(name)}</th>{cells}</tr>')
+    return Grid("\n".join([*lines, "</tbody></table>"]), alt)
+
+
 def counted(cells: Sequence[Cell], kinds: Mapping[str, str | None]) -> str:
     """How many cells there are of each kind, in words."""
     numbers = {kind: sum(cell.kind == kind for cell in cells) for kind in kinds}

@@ -8,6 +8,7 @@ wide with gelu, two residuals. As in that readme nothing is dropped out and noth
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,10 +31,11 @@ class GPTLayer(nn.Module):
     in.
 
     `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of
-    earlier steps: delayed scaling. Attention stays in `dtype`. `attention` is who runs it, the
-    `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or "cudnn", one fused
-    kernel, on a GPU in bf16; or "fused", JAX's own such kernel, compiled anywhere for a Hopper, in
-    bf16 and not causal. Raises ValueError for sizes that do not fit.
+    earlier steps: delayed scaling. `multiply` computes their products instead: x [M, K] by w
+    [N, K], with a gradient of its own and without a state. Attention stays in `dtype`. `attention`
+    is who runs it, the `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or
+    "cudnn", one fused kernel, on a GPU in bf16; or "fused", JAX's own such kernel, compiled
+    anywhere for a Hopper, in bf16 and not causal. Raises ValueError for sizes that do not fit.
     """
 
     hidden: int = 4096
@@ -42,6 +44,7 @@ class GPTLayer(nn.Module):
     fp8: bool = False
     causal: bool = False
     attention: str = "xla"
+    multiply: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -59,6 +62,7 @@ class GPTLayer(nn.Module):
         dense = functools.partial(
             nn.Dense,
             dtype=self.dtype,
+            dot_general=_as_dot_general(self.multiply) if self.multiply else None,
             dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None,
         )
         batch, sequence, _ = x.shape
@@ -80,6 +84,15 @@ class GPTLayer(nn.Module):
         h = nn.gelu(dense(4 * self.hidden, name="up")(norm(name="norm_2")(x)))
         x = x + dense(self.hidden, name="down")(h)
         return x.reshape(batch, sequence, self.hidden)
+
+
+def _as_dot_general(multiply: Callable) -> Callable:
+    """`multiply` as a Dense layer calls it: with a kernel [K, N], and dimensions that follow."""
+
+    def dot_general(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
+        return multiply(x, kernel.T)
+
+    return dot_general
 
 
 _SGD = optax.sgd(0.1)

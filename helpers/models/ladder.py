@@ -27,12 +27,17 @@ Layer = GPTLayer | Lean
 # its first steps; with this it did not on a CPU, in bf16 with 256 tokens.
 RATE = 1e-4
 
-# Steps in bf16: Flax's layer, with two kinds of attention, and the lean layer.
+_ADAMW: dict[str, Any] = {"optimizer": AdamW(RATE)}
+_CUDNN: dict[str, Any] = {**_ADAMW, "attention": "cudnn"}
+# Steps in bf16: Flax's layer, with three kinds of attention, and the lean layer.
 BASES: dict[str, Layer] = {
     "xla": GPTLayer(),
     "fused": GPTLayer(attention="fused"),
+    "cudnn": GPTLayer(attention="cudnn"),
     "restructured": Lean(fp8=False),
-    "restructured, AdamW": Lean(fp8=False, optimizer=AdamW(RATE)),
+    "restructured, AdamW": Lean(fp8=False, **_ADAMW),
+    "restructured, AdamW, cudnn": Lean(fp8=False, **_CUDNN),
+    "restructured, AdamW, cudnn, causal": Lean(fp8=False, causal=True, **_CUDNN),
 }
 # Each rung has what those before it have.
 RUNGS: dict[str, Layer] = {
@@ -42,12 +47,36 @@ RUNGS: dict[str, Layer] = {
     "attention on the chip": Lean(careful=False),
     "gelu's input in FP8": Lean(up_in_fp8=True, careful=False),
     "careful sums": Lean(up_in_fp8=True),
-    "AdamW": Lean(up_in_fp8=True, optimizer=AdamW(RATE)),
+    "AdamW": Lean(up_in_fp8=True, **_ADAMW),
+    "cuDNN's attention": Lean(up_in_fp8=True, **_CUDNN),
+    "FP8 attention, forward": Lean(up_in_fp8=True, fp8_attention="forward", **_CUDNN),
+    "static scales": Lean(up_in_fp8=True, fp8_attention="forward", scales="static", **_CUDNN),
+    "FP8 attention, both ways": Lean(
+        up_in_fp8=True, fp8_attention="both", scales="static", **_CUDNN
+    ),
 }
-# The last rung with Optax's optimizer, to see what the pass saves that also quantizes.
+# Wrong on an H200: this rung is compiled alone.
+BY_COMPILE = "FP8 attention, both ways"
+# Steps beside the ladder: with Optax's optimizer, to see what the pass saves that also quantizes;
+# with a causal mask; and Flax's layer with cuDNN's attention.
 BESIDE: dict[str, Layer] = {
     "AdamW by Optax": Lean(up_in_fp8=True, optimizer=optax.adamw(RATE)),
+    "causal": Lean(up_in_fp8=True, causal=True, **_CUDNN),
+    "causal, FP8 forward": Lean(up_in_fp8=True, causal=True, fp8_attention="forward", **_CUDNN),
+    "Flax's FP8 layer, cudnn": GPTLayer(fp8=True, attention="cudnn"),
 }
+BATCH, MORE = 4, 16  # sequences in a step, and in the steps whose name ends with `MANY`
+MANY = f", {MORE} sequences"
+
+
+def steps() -> dict[str, tuple[Layer, int]]:
+    """Every step by its name, with its number of sequences. The bf16 ones are named "bf16, " and
+    their name in BASES.
+    """
+    every = {f"bf16, {name}": layer for name, layer in BASES.items()} | RUNGS | BESIDE
+    found = {name: (layer, BATCH) for name, layer in every.items()}
+    many = ["bf16, restructured, AdamW, cudnn", *[*RUNGS][-4:]]
+    return found | {name + MANY: (every[name], MORE) for name in many}
 
 
 def base_of(layer: Layer) -> str:
@@ -58,11 +87,17 @@ def base_of(layer: Layer) -> str:
 
 
 def fair_base_of(layer: Layer) -> str:
-    """Of BASES, the one that is restructured as the lean layers with fused attention are, and has
-    the same optimizer.
+    """Of BASES, the one that is restructured as the lean layers are, and has the same optimizer and
+    the same attention in bf16. JAX's stands for XLA's.
     """
-    is_descent = isinstance(layer, Lean) and layer.optimizer == Descent()
-    return "restructured" if is_descent else "restructured, AdamW"
+    if not isinstance(layer, Lean) or layer.optimizer == Descent():
+        return "restructured"
+    parts = ["restructured", "AdamW"]
+    if layer.attention == "cudnn":
+        parts.append("cudnn")
+    if layer.causal:
+        parts.append("causal")
+    return ", ".join(parts)
 
 
 def step_of(layer: Layer) -> Callable:
@@ -79,73 +114,187 @@ def state_of(layer: Layer, x: Any) -> Any:
     return gpt.train_state(layer, x)
 
 
-def shapes_of(layer: Layer, batch: int = 4, sequence: int = 2048) -> tuple[Any, Any, Any]:
+def shapes_of(layer: Layer, batch: int = BATCH, sequence: int = 2048) -> tuple[Any, Any, Any]:
     """What a step takes: by default, at the quickstart's size."""
     x = jax.ShapeDtypeStruct((batch, sequence, layer.hidden), jnp.bfloat16)
     return jax.eval_shape(functools.partial(state_of, layer), x), x, x
+
+
+# What a kernel is for, as `parts_of` sorts a lean step's.
+PARTS = {
+    "matmul": "dense matmuls",
+    "attention": "attention",
+    "passes": "to and from FP8, copies",
+    "rest": "norms, gelu, loss",
+    "optimizer": "optimizer",
+}
+
+
+class Part(NamedTuple):
+    """What the kernels of one of PARTS cost."""
+
+    seconds: float  # at the roofline
+    likely: float  # seconds, at the likely rates of fp8lens.bill.rates
+    moved: int  # bytes
+    kernels: int
 
 
 class Cost(NamedTuple):
     """What a step costs by its compiled program: nothing of it is measured."""
 
     roofline: float  # seconds
-    likely: float  # seconds, at the likely rates of fp8lens.bill.rates
+    likely: float  # seconds
     flops: float  # of the layer's matmuls as they are written
     peak_memory: int  # bytes
     moved: int  # bytes
     kernels: int
     small: int  # kernels that move less than a megabyte
+    matmuls: int  # those of kernels by hand are not seen
+    in_fp8: int  # of the matmuls
+    parts: dict[str, Part]  # by the names of PARTS
 
 
 def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:
     """The costs on `chip` of a step on `x` [batch, sequence, hidden] that `seen` has compiled.
 
     A kernel by hand counts by the bytes that it moves: a pass at the published rate of reductions,
-    which it makes, too. Fused attention counts by its FLOPs: of its nine products for each head,
+    which it makes, too. JAX's attention counts by its FLOPs: of its nine products for each head,
     two are the forward pass's, and two it computes twice. It is taken to reach the published rate
-    of matmuls.
+    of matmuls. cuDNN's counts as fp8lens does it, two products and five; with a causal mask half
+    of them.
     """
-    lines = [*seen.ledger]
-    by_hand = [line for line in lines if line.what == "opaque"]
-    passes = [line for line in by_hand if is_pass(line)]
-    attention = [line for line in by_hand if not is_pass(line)]
+    of_parts: dict[str, list[Line]] = {name: [] for name in PARTS}
+    for line in seen.ledger:
+        of_parts[part_of(line)].append(line)
+    parts = {name: _cost_of_part(lines, x, chip) for name, lines in of_parts.items()}
     batch, sequence, hidden = x.shape
-    product = 2 * batch * sequence**2 * hidden
-    alone = 9 * product / chip.peak_flops["bf16"] if attention else 0.0
-    of_passes = sum(line.kernel.seconds(chip) * line.runs for line in passes)
-    others = [line for line in lines if line.what != "opaque"]
-    rest = sum(line.kernel.seconds(chip) * line.runs for line in others)
-    likely = calibrated(others, chip)
-    if likely is None:
-        raise ValueError("a kernel of the step has no published rate: cost_of is for one GPU")
     return Cost(
-        rest + of_passes + alone,
-        likely.likely + of_passes / RATES["reduction"].share + alone / RATES["matmul"].share,
+        sum(part.seconds for part in parts.values()),
+        sum(part.likely for part in parts.values()),
         3 * batch * sequence * (24 * hidden**2 + 4 * sequence * hidden),
         seen.memory.peak,
-        sum(line.kernel.bytes_moved * line.runs for line in lines),
-        sum(line.runs for line in lines),
-        sum(line.runs for line in lines if line.kernel.bytes_moved < 1e6),
+        sum(part.moved for part in parts.values()),
+        sum(part.kernels for part in parts.values()),
+        sum(line.runs for line in seen.ledger if line.kernel.bytes_moved < 1e6),
+        len(seen.report.rows),
+        len(seen.report.fp8_rows),
+        parts,
     )
 
 
+def part_of(line: Line) -> str:
+    """The name in PARTS. Where no scope says which kernels are the optimizer's, as in Flax's step,
+    they are in the rest.
+    """
+    if line.layer.split("/")[0] == "optimizer":
+        return "optimizer"
+    of_fp8 = line.what in ("quantize", "dequantize", "scale", "move")
+    if of_fp8 or is_pass(line) or "dequantize" in line.layer.split("/"):
+        return "passes"
+    if line.what == "opaque" or line.kernel.kind.startswith("__cudnn$fmha"):
+        return "attention"
+    return "matmul" if line.what == "matmul" else "rest"
+
+
+def _cost_of_part(lines: list[Line], x: Any, chip: Target) -> Part:
+    at_roofline = likely = 0.0
+    alone = 0  # calls of JAX's attention: its passes are taken together
+    for line in lines:
+        seconds = _share_of_scores(line, x) * line.kernel.seconds(chip) * line.runs
+        if is_pass(line):
+            at_roofline, likely = at_roofline + seconds, likely + seconds / RATES["reduction"].share
+        elif line.what == "opaque":
+            alone += 1
+        elif found := calibrated([line], chip):
+            at_roofline += seconds
+            likely += found.likely * _share_of_scores(line, x)
+        else:
+            raise ValueError(f"{line.name} has no published rate: cost_of is for one GPU")
+    if alone:
+        batch, sequence, hidden = x.shape
+        seconds = 9 * 2 * batch * sequence**2 * hidden / chip.peak_flops["bf16"]
+        at_roofline, likely = at_roofline + seconds, likely + seconds / RATES["matmul"].share
+    moved = sum(line.nbytes for line in lines)
+    return Part(at_roofline, likely, moved, sum(line.runs for line in lines))
+
+
+def _share_of_scores(line: Line, x: Any) -> float:
+    """How many of its scores attention computes: with a causal mask half of them."""
+    if not line.kernel.kind.startswith("__cudnn$fmha"):
+        return 1.0
+    config: Any = line.kernel.instruction.backend_config
+    is_causal = config["cudnn_fmha_backend_config"]["mask_type"] == "CAUSAL"
+    return (1 + 1 / x.shape[1]) / 2 if is_causal else 1.0
+
+
 class Ladder(NamedTuple):
-    """What `make ladder` recorded: each step's costs by chip, and the version of JAX that compiled
-    them. The bf16 steps are named "bf16, " and their attention.
+    """What `make ladder` recorded: the costs of each of `steps()` by chip; the losses of small lean
+    layers by name and seed, each the mean of `TOGETHER` steps; and the version of JAX.
     """
 
     steps: dict[str, dict[str, Cost]]
+    losses: dict[str, list[list[float]]]
     jax: str
 
 
 def recorded(folder: str | Path = "results") -> Ladder:
     """The record. Raises ValueError for a file that is not as it was written."""
     data = results.recorded(folder, "ladder.json", "make ladder")
-    steps = {
-        name: {chip: Cost(**cost) for chip, cost in chips.items()}
-        for name, chips in data["steps"].items()
-    }
-    return Ladder(steps, data["packages"]["jax"])
+    steps: dict[str, dict[str, Cost]] = {}
+    for name, chips in data["steps"].items():
+        steps[name] = {}
+        for chip, cost in chips.items():
+            parts = {part: Part(*values) for part, values in cost["parts"].items()}
+            steps[name][chip] = Cost(**cost | {"parts": parts})
+    return Ladder(steps, data["losses"], data["packages"]["jax"])
+
+
+# A small lean layer learns what another one, in bf16, makes of normally distributed numbers.
+_SMALL: dict[str, Any] = {
+    "hidden": 128,
+    "heads": 2,
+    "by": "xla",
+    "attention": "xla",
+    "optimizer": AdamW(1e-3),
+}
+TRAINED: dict[str, Lean] = {
+    "bf16": Lean(fp8=False, **_SMALL),
+    "FP8": Lean(**_SMALL),
+    "gelu's input in FP8": Lean(up_in_fp8=True, **_SMALL),
+    "attention forward in FP8": Lean(up_in_fp8=True, fp8_attention="forward", **_SMALL),
+    "both ways": Lean(up_in_fp8=True, fp8_attention="both", **_SMALL),
+    "forward, static scales": Lean(
+        up_in_fp8=True, fp8_attention="forward", scales="static", **_SMALL
+    ),
+    "both ways, static scales": Lean(
+        up_in_fp8=True, fp8_attention="both", scales="static", **_SMALL
+    ),
+}
+SEEDS, LONG, TOGETHER = 8, 300, 25  # of the training
+
+
+def losses_of(lean: Lean, seed: int, steps: int = LONG) -> list[float]:
+    """The error of each step. Every step has new numbers, so it is one on unseen data. A seed gives
+    the first weights, the numbers, and what is learnt.
+    """
+    keys = jax.random.split(jax.random.key(seed), 3)
+    teacher = TRAINED["bf16"]
+    taught = lean_step.new_state(teacher, keys[0])
+    unscaled = dict.fromkeys(lean_step.TENSORS)
+
+    @jax.jit
+    def numbers(step: int) -> tuple[jax.Array, jax.Array]:
+        x = jax.random.normal(jax.random.fold_in(keys[1], step), (4, 64, lean.hidden), jnp.bfloat16)
+        slots = lean_step.new_slots(teacher, x)
+        return x, lean_step.apply(teacher, slots, taught.others, taught.codes, unscaled, x)
+
+    state = lean_step.new_state(lean, keys[2])
+    state = lean_step.warm_up(lean, state, *numbers(steps))
+    losses = []
+    for step in range(steps):
+        state, loss = lean_step.train_step(lean, state, *numbers(step))
+        losses.append(float(loss))
+    return losses
 
 
 RISE = 1 + 2.0**-5  # of the first loss: what quantizing every operand once may change

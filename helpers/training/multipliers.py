@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from helpers.numerics.tensor_core import tensor_core_dot
 
 from fp8_linear import e4m3, e5m2, f32, quantize, remember, scale_of
+from nvfp4 import nvfp4_linear
 
 BLOCK = 128
+NVFP4 = "nvfp4", "nvfp4, plain"
 
 
 class Recipe(NamedTuple):
@@ -26,7 +28,8 @@ class Recipe(NamedTuple):
 
     `scaling`: "delayed", by the amaxes of earlier steps; "current", by the tensor's own amax;
     "blocks", a scale for each 128 numbers of a row of x and of the gradient, and for each 128 x 128
-    of w; "frozen", by the history as it is, which stays so. `forward` is the format of x and w,
+    of w; "frozen", by the history as it is, which stays so; "nvfp4", the recipe nvfp4, and "nvfp4,
+    plain", that without its transform and its rounding. `forward` is the format of x and w,
     `backward` that of the result's gradient. `tensor_core`: summed by chapter 13's model of a
     Hopper; by blocks, each block's sum is then added in f32.
     """
@@ -58,6 +61,8 @@ def multiplier(recipe: Recipe) -> Callable[[jax.Array, jax.Array, jax.Array], ja
     their new value. The same function for the same recipe. By blocks M, N and K are multiples of
     128.
     """
+    if recipe.scaling in NVFP4:
+        return _nvfp4(recipe.scaling == "nvfp4")
     quantized = functools.partial(_quantized, recipe.scaling)
     dot = functools.partial(_dot, tensor_core_dot if recipe.tensor_core else _exact_dot)
 
@@ -83,6 +88,15 @@ def multiplier(recipe: Recipe) -> Callable[[jax.Array, jax.Array, jax.Array], ja
         return x_gradient.astype(g.dtype), w_gradient, amaxes
 
     multiply.defvjp(forward, backward)
+    return multiply
+
+
+def _nvfp4(whole: bool) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """The recipe nvfp4, summed in f32. It remembers no amaxes: theirs become 0."""
+
+    def multiply(x: jax.Array, w: jax.Array, amaxes: jax.Array) -> jax.Array:
+        return nvfp4_linear(x, w, whole, whole, "dequantized")
+
     return multiply
 
 

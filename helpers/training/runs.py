@@ -1,7 +1,8 @@
 """The runs of chapter 14: a small decoder trained in many ways, and what is looked at meanwhile.
 
-A way has a name in WAYS. Runs of the same seed begin with the same weights and read the same texts
-in the same order, so the difference between two ways is taken seed by seed.
+A way has a name in WAYS. What is read, and for how long, is a plan: SHORT or LONG. Runs of the same
+seed and plan begin with the same weights and read the same texts in the same order, so the
+difference between two ways is taken seed by seed.
 """
 
 import dataclasses
@@ -50,14 +51,36 @@ UNIT_RATE = 0.5  # that of weights with variance 1, over sqrt(inputs)
 DECAY = 0.1
 
 
-def _schedule(rate: float) -> optax.Schedule:
-    return optax.warmup_cosine_decay_schedule(0, rate, RISES, STEPS)
+class Plan(NamedTuple):
+    """What runs read, and for how long: so many steps of so many texts. Both functions take texts
+    and length, and `read` a generator before them.
+    """
+
+    steps: int
+    texts: int
+    length: int
+    read: Callable[[np.random.Generator, int, int], np.ndarray]
+    unseen: Callable[[int, int], np.ndarray]
 
 
-# One object for all runs: train_step is compiled once for each decoder and optimizer.
-OPTIMIZER = optax.adamw(_schedule(RATE), b2=0.95, weight_decay=DECAY)
-# A weight loses as much of itself in each step as with the other.
-UNIT_OPTIMIZER = adamw(_schedule(UNIT_RATE), decay=DECAY * RATE / UNIT_RATE)
+SHORT = Plan(STEPS, TEXTS, LENGTH, shakespeare.batch, shakespeare.unseen)
+# In texts of this task outliers arise.
+LONG = Plan(3000, 4, 128, shakespeare.backcopy, shakespeare.unseen_backcopy)
+
+
+@functools.cache
+def optimizer(plan: Plan, unit: bool) -> optax.GradientTransformation:
+    """AdamW, of weights with variance 1 or of common ones; its rate falls to 0 at the last step.
+    One object for all runs: train_step is compiled once for each decoder and optimizer.
+    """
+    highest = UNIT_RATE if unit else RATE
+    rate = optax.warmup_cosine_decay_schedule(0, highest, RISES, plan.steps)
+    if unit:  # a weight loses as much of itself in each step as with the other
+        return adamw(rate, decay=DECAY * RATE / UNIT_RATE)
+    return optax.adamw(rate, b2=0.95, weight_decay=DECAY)
+
+
+OPTIMIZER = optimizer(SHORT, False)
 
 
 class Way(NamedTuple):
@@ -71,11 +94,6 @@ class Way(NamedTuple):
     changed: tuple[tuple[str, Any], ...] = ()
     rounded: str | None = None
     static: str | None = None
-
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """That of this way."""
-        return UNIT_OPTIMIZER if self.static in ("unit", "munit") else OPTIMIZER
 
     @property
     def decoder(self) -> Decoder:
@@ -126,6 +144,9 @@ WAYS = {
     "forward in E5M2": Way(recipe=Recipe(forward=e5m2)),
     "gradients in E4M3": Way(recipe=Recipe(backward=e4m3)),
     "no scales": Way(recipe=Recipe("frozen")),  # the histories stay empty, so each scale is 1
+    # In 4 bits: as the recipe nvfp4 does it, and without its transform and its rounding.
+    "nvfp4": Way(recipe=Recipe("nvfp4")),
+    "nvfp4, plain": Way(recipe=Recipe("nvfp4, plain")),
 }
 MAIN = tuple(WAYS)[:8]
 
@@ -147,10 +168,10 @@ def norm_of_rounded(x: jax.Array) -> jax.Array:
     return norm(rounded(x))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def unseen_loss(decoder: Decoder, weights: Any, amaxes: Any) -> jax.Array:
-    """The loss on the text that no step trains on, with the decoder's own precision."""
-    return loss(decoder, weights, amaxes, jnp.asarray(shakespeare.unseen(UNSEEN_TEXTS, LENGTH)))
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def unseen_loss(decoder: Decoder, weights: Any, amaxes: Any, plan: Plan = SHORT) -> jax.Array:
+    """The loss on the texts that no step trains on, with the decoder's own precision."""
+    return loss(decoder, weights, amaxes, jnp.asarray(plan.unseen(UNSEEN_TEXTS, plan.length)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -228,11 +249,12 @@ def flushed(x: np.ndarray, scale: float) -> float:
     return float(np.mean((codes == 0) & (x != 0)))
 
 
-def texts(seed: int, number: int) -> jax.Array:
-    """i32[TEXTS, LENGTH + 1], what a step reads. It follows from the step's number, so a run that
+def texts(seed: int, number: int, plan: Plan = SHORT) -> jax.Array:
+    """i32[texts, length + 1], what a step reads. It follows from the step's number, so a run that
     goes on from a checkpoint reads what it would have read.
     """
-    return jnp.asarray(shakespeare.batch(np.random.default_rng((seed, number)), TEXTS, LENGTH))
+    random = np.random.default_rng((seed, number))
+    return jnp.asarray(plan.read(random, plan.texts, plan.length))
 
 
 class Step(NamedTuple):
@@ -250,25 +272,28 @@ Meddle = Callable[[int, State], State]
 def steps(
     way: Way,
     seed: int,
-    count: int = STEPS,
+    count: int | None = None,
     meddle: Meddle | None = None,
     frozen_from: int | None = None,
+    plan: Plan = SHORT,
 ) -> Iterator[Step]:
-    """Train from the start, step by step. The state that is given is valid until the next one. From
-    step `frozen_from` on the histories stay as they are, and so do the scales.
+    """Train from the start, step by step, all steps of the plan or so many. The state that is given
+    is valid until the next one. From step `frozen_from` on the histories stay as they are, and so
+    do the scales.
     """
     decoder = way.decoder
-    state = new_state(decoder, way.optimizer, jax.random.key(seed))
-    for number in range(count):
+    updates = optimizer(plan, way.static in ("unit", "munit"))
+    state = new_state(decoder, updates, jax.random.key(seed))
+    for number in range(plan.steps if count is None else count):
         if meddle:
             state = meddle(number, state)
         if number == frozen_from:
             decoder = way._replace(recipe=way.recipe._replace(scaling="frozen")).decoder
-        tokens = texts(seed, number)
+        tokens = texts(seed, number, plan)
         if way.rounded == "embedding":
-            state, value = _step_with_rounded_letters(decoder, OPTIMIZER, state, tokens)
+            state, value = _step_with_rounded_letters(decoder, updates, state, tokens)
         else:
-            state, value = train_step(decoder, way.optimizer, state, tokens)
+            state, value = train_step(decoder, updates, state, tokens)
         yield Step(number, state, float(value))
 
 

@@ -1,7 +1,7 @@
 """A training step of a GPT layer in which making FP8 costs little: a recipe to copy.
 
-Copy `one_pass.py` and `fused_attention.py` beside it. It needs JAX. Chapter 14 takes the steps that
-lead here. What it does beside the FP8 matmuls, and why:
+Copy `one_pass.py`, `fused_attention.py` and `fp8_attention.py` beside it. It needs JAX. Chapter 15
+takes the steps that lead here. What it does beside the FP8 matmuls, and why:
 
 - For the backward pass it saves codes, in the layout in which they are multiplied there, not the
   tensors that they were made of.
@@ -9,7 +9,9 @@ lead here. What it does beside the FP8 matmuls, and why:
   their gradients, and the optimizer's new weights.
 - So weights are quantized once for each step, where they are updated.
 - All scales are made of all histories by one line, after the last amax.
-- Attention keeps its scores on the chip, and computes them again in the backward pass.
+- Attention keeps its scores on the chip, and computes them again in the backward pass. With cuDNN's
+  it may be causal, and its forward pass may be FP8.
+- With scales="static" nothing is measured: scales follow from shapes and the first weights.
 - The backward matmuls add up carefully: cuBLASLt moves its partial sums to f32 registers at
   intervals. Gradients of weights sum over all tokens of a step.
 
@@ -18,9 +20,9 @@ lead here. What it does beside the FP8 matmuls, and why:
     state, error = train_step(lean, state, x, target)
 
 What it leaves out: dropout, several devices, microbatches, a margin on the scales, an embedding and
-a loss of tokens (it learns a target; `apply` is a function like any other, to build a model with),
-and a causal mask (JAX's attention kernel has none in its backward pass). With fp8=False it is the
-same step in bf16, to compare with. Chapter 14 has both steps' times on an H200.
+a loss of tokens (it learns a target; `apply` is a function like any other, to build a model with).
+A causal mask needs cuDNN: JAX's attention kernel has none in its backward pass. With fp8=False it
+is the same step in bf16, to compare with. Chapter 15 has both steps' times on an H200.
 
 Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
 by XLA's default Triton may take these matmuls, and then they are not FP8.
@@ -38,12 +40,14 @@ what is around it.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+import fp8_attention
 from fused_attention import fused_attention
 from one_pass import Made, Passed, one_pass
 
@@ -67,8 +71,11 @@ OPERAND = {
 }
 OPERANDS = [*dict.fromkeys(OPERAND.values())]
 GRADIENTS = [f"gradient of {name}" for name in WEIGHTS]
-RESULT = "result of up"  # where that is FP8
-MEASURED = [*OPERANDS, RESULT, *GRADIENTS]  # in each pass over the layer
+# Results that a matmul's call writes in FP8, where they are; and what FP8 attention's backward pass
+# reads and makes beside the gradients of q, k and v.
+RESULTS = [f"result of {name}" for name in ("up", *"qkv")]
+IN_ATTENTION = ["gradient of heads", "gradient of scores"]
+MEASURED = [*OPERANDS, *RESULTS, *GRADIENTS, *IN_ATTENTION]  # in each pass over the layer
 TENSORS = [*MEASURED, *WEIGHTS]  # what has a history and a scale
 
 
@@ -122,11 +129,6 @@ class AdamW:
         return weight - rate * (change + self.decay * weight), first, second
 
 
-def format_of(name: str) -> Any:
-    """The FP8 format of one of TENSORS."""
-    return e5m2 if name in GRADIENTS else e4m3
-
-
 @dataclasses.dataclass(frozen=True)
 class Lean:
     """The layer's sizes, and who computes what. Raises ValueError for what does not fit."""
@@ -145,12 +147,39 @@ class Lean:
     # run in kernels of XLA's, and a pass over the new weights quantizes them.
     optimizer: Any = Descent()
     fp8: bool = True  # or the same step in bf16
+    causal: bool = False  # a query sees itself and what is before it; not with "fused"
+    # Which passes of attention multiply in FP8: "", "forward" or "both". By cuDNN or, to try it on
+    # a CPU, "xla". On an H200 cuDNN's gradients of "both" were wrong: fp8_attention.py.
+    fp8_attention: str = ""
+    # "delayed": of amaxes of earlier steps. "static": of shapes and of how weights begin, once.
+    scales: str = "delayed"
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.hidden % self.heads or self.hidden % 16:
             raise ValueError(
                 f"a hidden size of {self.hidden} is not {self.heads} heads and a multiple of 16"
             )
+        wants_cudnn = self.causal or self.fp8_attention
+        if self.attention == "fused" and wants_cudnn:
+            raise ValueError('a causal mask and FP8 attention need attention="cudnn", or "xla"')
+        if self.fp8_attention not in ("", "forward", "both") or (
+            self.fp8_attention and not self.fp8
+        ):
+            raise ValueError('fp8_attention is "", or "forward" or "both" with fp8=True')
+        if self.scales not in ("delayed", "static"):
+            raise ValueError(f'scales are "delayed" or "static", not {self.scales!r}')
+
+    @property
+    def measures(self) -> bool:
+        """Whether a step takes amaxes."""
+        return self.fp8 and self.scales == "delayed"
+
+    def format_of(self, name: str) -> Any:
+        """The FP8 format of one of TENSORS. cuDNN's attention takes and gives E4M3 alone."""
+        by_attention = ("gradient of q", "gradient of k", "gradient of v")
+        if name not in GRADIENTS or (self.fp8_attention == "both" and name in by_attention):
+            return e4m3
+        return e5m2
 
     def shape(self, name: str) -> tuple[int, int]:
         """A weight's (outputs, inputs)."""
@@ -165,7 +194,7 @@ class Slots(NamedTuple):
     """
 
     weights: dict[str, jax.Array]  # bf16, the type of their gradients
-    amaxes: dict[str, jax.Array]  # of MEASURED, f32[parts]; none in bf16
+    amaxes: dict[str, jax.Array]  # of MEASURED, f32[parts]; none if nothing is measured
 
 
 # What is computed in passes: f32, and elementwise ------------------------------------------------
@@ -241,11 +270,72 @@ def in_call(result: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def attend(lean: Lean, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """softmax(q k^T) v of [batch, sequence, heads, size]."""
+    """softmax(q k^T) v of [batch, sequence, heads, size], in bf16."""
     if lean.attention == "fused":
         return fused_attention(q, k, v)
     how: Any = lean.attention
-    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation=how)
+    root = (lean.heads / lean.hidden) ** 0.5
+    return jax.nn.dot_product_attention(
+        q, k, v, scale=root / _of_q(lean), is_causal=lean.causal, implementation=how
+    )
+
+
+class InFp8(NamedTuple):
+    """What FP8 attention's backward pass needs of its forward pass."""
+
+    codes: fp8_attention.Codes
+    seen: fp8_attention.Attended
+
+
+def _attend_in_fp8(
+    lean: Lean, scales: dict[str, Any], results: list[jax.Array], heads: tuple[int, ...]
+) -> tuple[Passed, dict[str, jax.Array], InFp8]:
+    """The operand of the projection, amaxes, and what to save, of q, k and v as matmuls give them.
+    Their calls write the codes, and attention's writes those of its result.
+    """
+    amaxes, parts = {}, []
+    for name, result in zip("qkv", results, strict=True):
+        of_one, amaxes[f"result of {name}"] = in_call(result, scales[f"result of {name}"])
+        parts.append(of_one.reshape(heads))
+    codes = fp8_attention.Codes(*parts)
+    seen = fp8_attention.forward(codes, _in_attention(scales), **_way(lean))
+    operand = seen.codes.reshape(-1, lean.hidden)
+    return Passed(operand, operand.T, seen.amax, (), ()), amaxes, InFp8(codes, seen)
+
+
+def _attention_back_in_fp8(
+    lean: Lean, scales: dict[str, Any], saved: InFp8, g: jax.Array, heads: tuple[int, ...]
+) -> tuple[list[Passed], dict[str, jax.Array]]:
+    """The gradients of q, k and v as operands, in both layouts, and amaxes. The matmul's call that
+    makes the gradient g also writes its codes.
+    """
+    amaxes = {}
+    codes, amaxes["gradient of heads"] = in_call(g, scales["gradient of heads"])
+    names = ("heads", "scores", *"qkv")
+    of_gradients = fp8_attention.GradientScales(*(scales[f"gradient of {n}"] for n in names))
+    found, measured = fp8_attention.backward_in_fp8(
+        *saved,
+        _in_attention(scales),
+        codes.reshape(heads),
+        of_gradients,
+        **_way(lean),
+    )
+    amaxes["gradient of scores"] = measured.scores
+    made = []
+    for name, one in zip("qkv", found, strict=True):
+        operand, scale = one.reshape(g.shape), getattr(of_gradients, name)
+        total = jnp.sum(operand.astype(f32), axis=0) * scale
+        made.append(Passed(operand, operand.T, getattr(measured, name), (), (total,)))
+    return made, amaxes
+
+
+def _in_attention(scales: dict[str, Any]) -> fp8_attention.Scales:
+    q, k, v = (scales[f"result of {name}"] for name in "qkv")
+    return fp8_attention.Scales(q, k, v, scales["heads"])
+
+
+def _way(lean: Lean) -> dict[str, Any]:
+    return {"causal": lean.causal, "by": lean.attention}
 
 
 class Rows(NamedTuple):
@@ -304,8 +394,8 @@ def _pass(
     """The pass that makes codes of one of TENSORS. That of a weight overwrites what it keeps."""
     if not lean.fp8:
         return _in_bf16(function, tensors, rows, columns, scalars, keep)
-    options = {"scale": scales[name], "dtype": format_of(name), "keep": keep, "by": lean.by}
-    options["overwrite"] = bool(keep) and name in WEIGHTS
+    options = {"scale": scales[name], "dtype": lean.format_of(name), "keep": keep, "by": lean.by}
+    options |= {"overwrite": bool(keep) and name in WEIGHTS, "measure": lean.measures}
     return one_pass(function, tensors, rows, columns, scalars, **options)
 
 
@@ -315,9 +405,16 @@ def _in_bf16(function, tensors, rows, columns, scalars, keep) -> Passed:
     """
     values = [tensor.astype(f32) for tensor in tensors]
     made = function(*values, *(row[:, None] for row in rows), *columns, *scalars)
-    rounded = made.quantized.astype(bf16)
-    kept = tuple(value.astype(dtype) for value, dtype in zip(made.kept, keep, strict=True))
-    return Passed(rounded, rounded.T, (), kept, tuple(jnp.sum(v, axis=0) for v in made.summed))
+    rounded, summed = made.quantized.astype(bf16), made.summed
+    if keep and summed:
+        # XLA would write in f32 what it sums, and convert it in a second kernel.
+        rounded = jax.lax.optimization_barrier(rounded)
+        summed = [rounded.astype(f32) if v is made.quantized else v for v in summed]
+    kept = tuple(
+        rounded if value is made.quantized and dtype == bf16 else value.astype(dtype)
+        for value, dtype in zip(made.kept, keep, strict=True)
+    )
+    return Passed(rounded, rounded.T, (), kept, tuple(jnp.sum(v, axis=0) for v in summed))
 
 
 class Saved(NamedTuple):
@@ -331,7 +428,7 @@ class Saved(NamedTuple):
     after: jax.Array  # x after attention, and what is normed again
     after_rows: Rows
     up: jax.Array  # gelu's input
-    of_attention: Any  # its gradient
+    of_attention: Any  # its gradient; or InFp8
     others: dict[str, jax.Array]
     scales: dict[str, jax.Array]
 
@@ -357,15 +454,21 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
     rows, norm_1 = norm("norm 1", x)
     heads = batch, sequence, lean.heads, -1
     factors = {"q": _of_q(lean), "k": 1.0, "v": 1.0}
-    qkv = [dense(name, norm_1, factors[name]).reshape(heads) for name in factors]
-    seen, of_attention = jax.vjp(functools.partial(attend, lean), *qkv)
-    heads_seen = passed("heads", same, [seen.reshape(x.shape)])
+    qkv = [dense(name, norm_1, factors[name]) for name in factors]
+    amaxes: dict[str, jax.Array] = {}
+    of_attention: Any
+    if lean.fp8_attention:
+        heads_seen, amaxes, of_attention = _attend_in_fp8(lean, scales, qkv, heads)
+    else:
+        of_heads = [one.reshape(heads) for one in qkv]
+        seen, of_attention = jax.vjp(functools.partial(attend, lean), *of_heads)
+        heads_seen = passed("heads", same, [seen.reshape(x.shape)])
     after = x + dense("projection", heads_seen)
 
     after_rows, norm_2 = norm("norm 2", after)
-    up, amax = dense("up", norm_2), jnp.zeros(())
+    up = dense("up", norm_2)
     if lean.up_in_fp8:
-        up, amax = in_call(up, scales[RESULT])
+        up, amaxes["result of up"] = in_call(up, scales["result of up"])
     active = passed("gelu", gelu, [up], scalars=_of_up(lean, scales))
     y = after + dense("down", active)
 
@@ -373,7 +476,7 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
     saved = Saved(
         {name: one.transposed for name, one in made.items()},
         {name: of_w[-1] if lean.fp8 else of_w[0].T for name, of_w in codes.items()},
-        {name: one.amaxes for name, one in made.items()} | {RESULT: amax} if lean.fp8 else {},
+        {name: one.amaxes for name, one in made.items()} | amaxes,
         x,
         rows,
         after,
@@ -388,12 +491,14 @@ def _forward(lean, slots, others, codes, scales, x) -> tuple[jax.Array, Saved]:
 
 def _of_up(lean: Lean, scales: dict[str, jax.Array]) -> list[jax.Array]:
     """The scale of what `up` gives, if that is FP8."""
-    return [scales[RESULT]] if lean.up_in_fp8 else []
+    return [scales["result of up"]] if lean.up_in_fp8 else []
 
 
 def _of_q(lean: Lean) -> float:
-    """Attention divides scores by this root: multiplied into q's scale, it costs nothing."""
-    return (lean.heads / lean.hidden) ** 0.5
+    """The part of attention's factor that q has: all of it if q's scale takes it for nothing, or if
+    attention takes none.
+    """
+    return (lean.heads / lean.hidden) ** 0.5 if lean.fp8 or lean.attention == "fused" else 1.0
 
 
 def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
@@ -405,8 +510,7 @@ def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
     def to_operand(name: str, made: Passed, factor: float = 1.0) -> jax.Array:
         """The gradient of a weight is noted; that of what it multiplies, returned."""
         operand, of_g = OPERAND[name], scales[f"gradient of {name}"]
-        if lean.fp8:
-            amaxes[f"gradient of {name}"] = made.amaxes
+        amaxes[f"gradient of {name}"] = made.amaxes
         args = made.transposed, saved.operands[operand], of_g, scales[operand]
         weights[name] = product(*args, factor, sums)
         new[f"{name} bias"] = made.sums[0] * factor
@@ -427,10 +531,24 @@ def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
     (g,), (_, new["norm 2 scale"], new["norm 2 bias"]) = made.kept, made.sums
     seen = to_operand("projection", made)
 
-    of_qkv = saved.of_attention(seen.reshape(batch, sequence, lean.heads, -1))
+    heads = batch, sequence, lean.heads, -1
+    if lean.fp8_attention == "both":
+        of_qkv, found = _attention_back_in_fp8(lean, scales, saved.of_attention, seen, heads)
+        amaxes |= found
+    else:
+        if lean.fp8_attention:
+            codes, attended = saved.of_attention
+            results = fp8_attention.backward(
+                codes, attended, _in_attention(scales), seen.reshape(heads), **_way(lean)
+            )
+        else:
+            results = saved.of_attention(seen.reshape(heads))
+        of_qkv = [
+            passed(f"gradient of {name}", gradient, [result.reshape(g.shape)])
+            for name, result in zip("qkv", results, strict=True)
+        ]
     parts = []
-    for name, part in zip("qkv", of_qkv, strict=True):
-        made = passed(f"gradient of {name}", gradient, [part.reshape(g.shape)])
+    for name, made in zip("qkv", of_qkv, strict=True):
         parts.append(to_operand(name, made, _of_q(lean) if name == "q" else 1.0))
     of_norm = parts[0] + parts[1] + parts[2]
 
@@ -439,8 +557,8 @@ def _backward(lean: Lean, saved: Saved, g: jax.Array) -> tuple[Any, ...]:
     # In no pass: nothing is quantized, and for the first layer the compiler leaves out what it can.
     made = _in_bf16(norm_gradient, [of_norm, saved.x, g], rows, [scale], [], [bf16])
     (of_x,), (_, new["norm 1 scale"], new["norm 1 bias"]) = made.kept, made.sums
-    amaxes = {name: parts.ravel() for name, parts in amaxes.items()}
-    return Slots(weights, amaxes), new, None, None, of_x.reshape(shape)
+    measured = {name: amaxes[name].ravel() for name in _parts(lean, g.shape[0])}
+    return Slots(weights, measured), new, None, None, of_x.reshape(shape)
 
 
 apply.defvjp(_forward, _backward)
@@ -455,33 +573,56 @@ class State(NamedTuple):
     codes: dict[str, tuple[jax.Array, ...]]  # of the weights; and transposed. Or (bf16,)
     code_scales: dict[str, Any]  # those of these codes; None in bf16
     others: dict[str, jax.Array]  # biases and norms, f32
-    # of TENSORS' amaxes, f32[TENSORS, STEPS_BACK], the latest first. None in bf16
+    # of TENSORS' amaxes, f32[TENSORS, STEPS_BACK], the latest first. None if nothing is measured
     histories: jax.Array | None
     taken: jax.Array  # how many steps, i32
     moments: Any  # the optimizer's: of each weight, bias and norm; or Optax's state
 
 
-def scales_of(histories: jax.Array | None) -> dict[str, Any]:
-    """The scale of each of TENSORS: the largest amax goes to the format's largest number. Without
-    histories, as in bf16, there are none.
+def scales_of(
+    lean: Lean, histories: jax.Array | None, shape: tuple[int, ...] = (1, 1)
+) -> dict[str, Any]:
+    """The scale of each of TENSORS, for x of this shape: the largest amax of the history goes to
+    the format's largest number. Static ones need no history; in bf16 there are none.
     """
-    if histories is None:
+    if not lean.fp8:
         return dict.fromkeys(TENSORS)
-    largest = [float(jnp.finfo(format_of(name)).max) for name in TENSORS]
-    amaxes = jnp.max(histories, axis=1)
+    if not lean.measures:
+        return static_scales(lean, *shape[:2])
+    largest = [float(jnp.finfo(lean.format_of(name)).max) for name in TENSORS]
+    amaxes = jnp.max(jnp.asarray(histories), axis=1)
     scales = jnp.maximum(amaxes / jnp.array(largest), jnp.finfo(f32).tiny)
     return dict(zip(TENSORS, jnp.where(amaxes > 0, scales, 1.0), strict=True))
 
 
+def static_scales(lean: Lean, batch: int, sequence: int) -> dict[str, jax.Array]:
+    """A power of two near each tensor's deviation before the first step, for x and a target of
+    deviation 1: so codes are about 1, and E4M3 has room for numbers 448 times as large.
+
+    Weights begin with a deviation of 1 / sqrt(inputs), and results with 1. Attention averages: what
+    it gives is smaller by about the square root of how many keys it averages, and so are the
+    gradients of q, k and v. The gradient of the mean squared error is 2 / size times the error.
+    """
+    deviations = dict.fromkeys(TENSORS, 1.0)
+    deviations |= {name: lean.shape(name)[1] ** -0.5 for name in WEIGHTS}
+    averaged, error = sequence**-0.5, 2 / (batch * sequence * lean.hidden)
+    deviations |= {"heads": averaged, "result of q": _of_q(lean)}
+    deviations |= dict.fromkeys([*GRADIENTS, *IN_ATTENTION], error)
+    deviations |= {f"gradient of {name}": error * averaged for name in "qkv"}
+    deviations["gradient of scores"] = error / averaged / sequence
+    return {name: jnp.float32(2.0 ** round(math.log2(d))) for name, d in deviations.items()}
+
+
 def remember(histories: Any, amaxes: dict[str, jax.Array]) -> jax.Array:
     """The histories after a step that measured parts' `amaxes`, of all tensors at once. One that is
-    not finite is left out.
+    not finite is left out; what was not measured gets 0.
     """
     longest = max(parts.size for parts in amaxes.values())
-    parts = [jnp.pad(amaxes[name].ravel(), (0, longest - amaxes[name].size)) for name in TENSORS]
-    latest = jnp.max(jnp.stack(parts), axis=1, keepdims=True)
-    kept = jnp.concatenate([latest, histories[:, :-1]], axis=1)
-    return jnp.where(jnp.isfinite(latest), kept, histories)
+    latest = [amaxes.get(name, jnp.zeros(1)).ravel() for name in TENSORS]
+    parts = [jnp.pad(of_one, (0, longest - of_one.size)) for of_one in latest]
+    largest = jnp.max(jnp.stack(parts), axis=1, keepdims=True)
+    kept = jnp.concatenate([largest, histories[:, :-1]], axis=1)
+    return jnp.where(jnp.isfinite(largest), kept, histories)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -504,10 +645,9 @@ def new_state(lean: Lean, key: jax.Array) -> State:
             n: tuple(jnp.zeros_like(p) for _ in count) for n, p in (weights | others).items()
         }
     histories = None
-    if lean.fp8:
-        unknown = dict.fromkeys(MEASURED, jnp.zeros(()))
-        histories = remember(jnp.zeros((len(TENSORS), STEPS_BACK)), unknown | _amaxes(weights))
-    scales, by_xla = scales_of(histories), dataclasses.replace(lean, by="xla")
+    if lean.measures:
+        histories = remember(jnp.zeros((len(TENSORS), STEPS_BACK)), _amaxes(weights))
+    scales, by_xla = scales_of(lean, histories), dataclasses.replace(lean, by="xla")
     codes = {name: _codes(_pass(by_xla, scales, name, same, [w])) for name, w in weights.items()}
     code_scales = {name: scales[name] for name in WEIGHTS}
     return State(weights, codes, code_scales, others, histories, jnp.int32(0), moments)
@@ -533,7 +673,7 @@ def gradients(
         y = apply(lean, slots, others, state.codes, scales | state.code_scales, x)
         return jnp.mean(jnp.square(y.astype(f32) - target))
 
-    error, found = jax.value_and_grad(loss, (0, 1))(_slots(lean, x), state.others)
+    error, found = jax.value_and_grad(loss, (0, 1))(new_slots(lean, x), state.others)
     return error, *found
 
 
@@ -545,7 +685,7 @@ def train_step(
     the step, in f32. x and target are bf16[batch, sequence, hidden]. The state given is used up.
     Raises ValueError for another x.
     """
-    scales = scales_of(state.histories)
+    scales = scales_of(lean, state.histories, x.shape)
     error, found, of_others = gradients(lean, state, scales, x, target)
     with jax.named_scope("optimizer"):
         return _updated(lean, state, scales, found, of_others), error
@@ -575,7 +715,7 @@ def _updated(lean: Lean, state: State, scales, found: Slots, of_others) -> State
             new[name], *moments[name] = lean.optimizer.update(*given, *scalars)
         moments = {name: tuple(arrays) for name, arrays in moments.items()}
     histories = state.histories
-    if lean.fp8:
+    if lean.measures:
         amaxes = {name: made.amaxes for name, made in passes.items()}
         histories = remember(histories, found.amaxes | amaxes)
     return State(
@@ -595,12 +735,12 @@ def _update(optimizer: Any, *args: jax.Array) -> Made:
 
 
 def warm_up(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> State:
-    """The state with amaxes for the first scales; nothing else changes.
+    """The state with amaxes for the first scales; nothing else changes. Static scales need none.
 
     With scales of 1 a gradient below E5M2's smallest number vanishes, and with it all gradients
     behind it. Each of three passes measures those that the one before could not see.
     """
-    for _ in range(3 if lean.fp8 else 0):
+    for _ in range(3 if lean.measures else 0):
         state = state._replace(histories=_measured(lean, state, x, target))
     return state
 
@@ -608,22 +748,33 @@ def warm_up(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> State:
 @functools.partial(jax.jit, static_argnums=0)
 def _measured(lean: Lean, state: State, x: jax.Array, target: jax.Array) -> jax.Array:
     """The histories after a step that is not taken."""
-    _, found, _ = gradients(lean, state, scales_of(state.histories), x, target)
+    _, found, _ = gradients(lean, state, scales_of(lean, state.histories), x, target)
     return remember(state.histories, found.amaxes | _amaxes(state.weights))
 
 
-def _slots(lean: Lean, x: jax.Array) -> Slots:
+def new_slots(lean: Lean, x: jax.Array) -> Slots:
     """Zeros, of the shapes of what a backward pass returns in their place."""
     weights = {name: jnp.zeros(lean.shape(name), bf16) for name in WEIGHTS}
-    if not lean.fp8:
-        return Slots(weights, {})
-    amaxes = {RESULT: jnp.zeros(1)}
+    parts = _parts(lean, x.size // lean.hidden)
+    return Slots(weights, {name: jnp.zeros(count) for name, count in parts.items()})
+
+
+def _parts(lean: Lean, tokens: int) -> dict[str, int]:
+    """Which of MEASURED are measured, and of how many parts: a call gives one amax, XLA's passes
+    one for each token, and the kernel's one for 128 numbers of it.
+    """
+    if not lean.measures:
+        return {}
+    by_calls = ["result of up"] if lean.up_in_fp8 else []
+    if lean.fp8_attention:
+        by_calls += ["heads", *(f"result of {name}" for name in "qkv")]
+    if lean.fp8_attention == "both":
+        by_calls += [*IN_ATTENTION, *(f"gradient of {name}" for name in "qkv")]
+    parts = {}
     for name in (*OPERANDS, *GRADIENTS):
-        # XLA's passes give an amax for each token, the kernel's one for 128 numbers of it.
         width = 4 * lean.hidden if name in ("gelu", "gradient of up") else lean.hidden
-        parts = 1 if lean.by == "xla" else width // 128
-        amaxes[name] = jnp.zeros(x.size // lean.hidden * parts)
-    return Slots(weights, amaxes)
+        parts[name] = tokens * (1 if lean.by == "xla" else width // 128)
+    return parts | dict.fromkeys(by_calls, 1)
 
 
 def example(steps: int = 10, **options: Any) -> list[float]:

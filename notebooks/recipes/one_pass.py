@@ -1,6 +1,6 @@
 """Compute, measure and quantize in one pass over memory: FP8 codes in both layouts, and the amax.
 
-It needs JAX alone. Chapter 14 uses it, and `lean_step.py` trains with it.
+It needs JAX alone. Chapter 15 uses it, and `lean_step.py` trains with it.
 
 FP8 matmuls of a Hopper want the summed dimension last in both operands. So training needs the codes
 of most tensors twice, as they are and transposed. XLA takes the amax and quantizes in one
@@ -11,7 +11,7 @@ compiles for a Hopper on any machine and can be interpreted on a CPU.
 
 What it leaves out: a gradient (give the layer around it one), scales for blocks, tiles of other
 sizes, chips other than a Hopper, and a check that the function is elementwise. On a GPU it was only
-timed within chapter 14's step.
+timed within chapter 15's step.
 
 Test that it is one kernel, which moves each byte once:
 
@@ -72,6 +72,7 @@ def one_pass(
     dtype: Any,
     keep: Sequence[Any] = (),
     overwrite: bool = False,
+    measure: bool = True,
     by: str = "mosaic",
 ) -> Passed:
     """`function` of `tensors` [M, N], quantized to `dtype` by the scalar `scale` (multiply by it to
@@ -81,7 +82,7 @@ def one_pass(
     array: a tile is all that it sees. `rows` f32[M] come as [M, 1], and `columns` f32[N] as
     [1, N], or the part of them that belongs to a tile. `keep` are the types of what it keeps. With
     `overwrite` this replaces the first tensors, and has their types: a donated weight is updated
-    where it lies.
+    where it lies. Without `measure` there are no amaxes: for a scale that is known for good.
 
     `by` "mosaic" is the kernel, M a multiple of 64 and N of 128; "interpret" the same on a CPU,
     with JAX 0.11; "xla" what the compiler makes of the same function, for any M and N. Raises
@@ -95,12 +96,24 @@ def one_pass(
     one_scale, numbers = jnp.asarray(scale, f32).reshape(1), jnp.array([*scalars], f32)
     rows, columns = ([v.astype(f32) for v in vectors] for vectors in (rows, columns))
     if by == "xla":
-        return _by_xla(function, tensors, rows, columns, one_scale[0], numbers, dtype, keep)
+        made = _by_xla(function, tensors, rows, columns, one_scale[0], numbers, dtype, keep)
+        return made if measure else made._replace(amaxes=())
     check_sizes(shape)
     if jax.__version_info__ < (0, 11):
         overwrite = False  # kernels take no references there: the new tensors lie elsewhere
+    options = options_of(by)
     return _by_mosaic(
-        function, tensors, rows, columns, one_scale, numbers, dtype, keep, overwrite, options_of(by)
+        function,
+        tensors,
+        rows,
+        columns,
+        one_scale,
+        numbers,
+        dtype,
+        keep,
+        overwrite,
+        measure,
+        options,
     )
 
 
@@ -135,7 +148,7 @@ def _by_xla(function, tensors, rows, columns, scale, scalars, dtype, keep) -> Pa
 
 
 def _by_mosaic(
-    function, tensors, rows, columns, scale, scalars, dtype, keep, overwrite, options
+    function, tensors, rows, columns, scale, scalars, dtype, keep, overwrite, measure, options
 ) -> Passed:
     tile_shape = TILE if len(tensors) <= 3 else NARROW
     (m, n), (height, width) = tensors[0].shape, tile_shape
@@ -148,7 +161,7 @@ def _by_mosaic(
     results = Passed(
         jax.ShapeDtypeStruct((m, n), dtype),
         jax.ShapeDtypeStruct((n, m), dtype),
-        jax.ShapeDtypeStruct((n // width, m), f32),
+        jax.ShapeDtypeStruct((n // width, m), f32) if measure else (),
         tuple(jax.ShapeDtypeStruct((m, n), k) for k in apart),
         (jax.ShapeDtypeStruct((m // height, n), f32),) * sums,
     )
@@ -159,7 +172,7 @@ def _by_mosaic(
     buffers = Passed(
         tiled(tile_shape, dtype),
         tiled((width, height), dtype),
-        row,
+        row if measure else (),
         tuple(tiled(tile_shape, k) for k in apart),
         (column,) * sums,
     )
@@ -171,7 +184,7 @@ def _by_mosaic(
         i, j = jax.lax.axis_index("i"), jax.lax.axis_index("j")
         down, across = pl.ds(i * height, height), pl.ds(j * width, width)
         from_places = [(down, across)] * len(tensors) + [down] * len(rows) + [across] * len(columns)
-        to_places = [(down, across), (across, down), (j, down)]
+        to_places = [(down, across), (across, down), *([(j, down)] if measure else [])]
         to_places += [(down, across)] * len(keep) + [(i, across)] * sums
 
         def tile(read: list, made_of: Passed, barrier: Any) -> None:
@@ -239,7 +252,8 @@ def _to_shared_memory(made: Made, scale, dtype, target: Passed) -> None:
         ref[...] = value.astype(ref.dtype)
     for ref, value in zip(target.sums, made.summed, strict=True):
         ref[...] = jnp.sum(value, axis=0)
-    target.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
+    if not isinstance(target.amaxes, tuple):
+        target.amaxes[...] = jnp.max(jnp.abs(made.quantized), axis=1)
     values = scaled(made.quantized, scale, dtype)
     target.codes[...] = values.astype(dtype)
     # A thread has neighbours of a row. For the transpose it needs neighbours of a column: shuffled

@@ -14,7 +14,7 @@ from helpers.numerics.number_formats import assert_matches_reference, matmul_ref
 from helpers.numerics.quantize import quantize
 
 import fp8_linear as recipe
-from fp8_linear import Amaxes, fp8_linear, new_amaxes, scale_of
+from fp8_linear import Amaxes, fp8_current, fp8_linear, new_amaxes, scale_of
 
 e4m3, e5m2, bf16, f32 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float32
 
@@ -79,6 +79,15 @@ def test_results_and_gradients_are_those_of_the_quantized_operands(dims, size, d
         value, magnitude = matmul_reference(left, right, scales[s], scales[t])
         allowed = tolerance(value, magnitude, left.shape[1], got.dtype, compute_dtype=dtype)
         assert_matches_reference(got, value, allowed)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20, 0.0])
+def test_current_scaling_is_delayed_scaling_that_knows_the_amaxes(size):
+    x, w, g = tensors(dtype=bf16, size=size)
+    known = Amaxes(*(jnp.max(jnp.abs(tensor)).astype(f32)[None] for tensor in (x, w, g)))
+    y, pull = jax.vjp(fp8_current, x, w)
+    for got, wanted in zip((y, *pull(g)), step(x, w, known, g)[:3], strict=True):
+        assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
 
 
 def test_a_history_forgets_and_leaves_out_what_is_no_number():

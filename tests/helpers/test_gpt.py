@@ -15,11 +15,14 @@ from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
 from helpers.models.gpt import GPTLayer, train_state, train_step
 
+from fp8_linear import fp8_current
+
 f32, bf16 = jnp.float32, jnp.bfloat16
 PRECISIONS = {
     "f32": {"dtype": f32},
     "bf16": {"dtype": bf16},
     "bf16+fp8": {"dtype": bf16, "fp8": True},
+    "by a function": {"dtype": bf16, "multiply": fp8_current},
 }
 SMALL = functools.partial(GPTLayer, hidden=64, heads=4)
 META = fp8_ops.OVERWRITE_WITH_GRADIENT
@@ -98,10 +101,9 @@ def test_the_loss_falls_alike_in_each_precision():
         assert losses[name][-1] < 0.75 * losses[name][0]
     fallen = {name: row[0] - row[-1] for name, row in losses.items()}
     assert fallen["bf16"] == pytest.approx(fallen["f32"], rel=0.01)
-    assert (
-        fallen["bf16+fp8"] == pytest.approx(fallen["bf16"], rel=0.05)
-        and fallen["bf16+fp8"] != fallen["bf16"]
-    )
+    for name in ("bf16+fp8", "by a function"):
+        assert fallen[name] == pytest.approx(fallen["bf16"], rel=0.05)
+        assert fallen[name] != fallen["bf16"]
 
 
 def test_what_does_not_fit_is_refused():

@@ -109,7 +109,7 @@ def test_results_and_gradients_are_as_near_to_f32_as_flaxs(trained, fields, wors
         y = wide.apply({"params": in_flax(state)}, x)
         exact = of_flax(wide, state, x.astype(f32), target)
     scales = lean_step.scales_of(state.histories) | state.code_scales
-    made = lean_step.apply(lean, lean_step._slots(lean, x), state.others, state.codes, scales, x)
+    made = lean_step.apply(lean, lean_step.new_slots(lean, x), state.others, state.codes, scales, x)
     assert decibels(made, y) > 25
     ours, theirs = gradients(lean, state, x, target), of_flax(layer(fp8=lean.fp8), state, x, target)
     assert jax.tree.structure(ours) == jax.tree.structure(exact)
@@ -125,7 +125,7 @@ def test_histories_and_codes_are_those_of_the_step(trained):
     old = dict(zip(lean_step.TENSORS, np.asarray(trained.histories), strict=True))
     for name, row in rows.items():
         assert np.array_equal(row[1:], old[name][:-1]), name
-        assert (row[0] > 0) == (name != lean_step.RESULT), name
+        assert (row[0] > 0) == (name != "result of up"), name
     for name, w in after.weights.items():
         assert rows[name][0] == jnp.max(jnp.abs(w))  # the new weight's: its codes are the next's
         codes, transposed = after.codes[name]

@@ -46,7 +46,7 @@ toc_object_entries_show_parents = "hide"
 # Pages
 html_theme = "sphinx_book_theme"
 templates_path = ["templates"]
-html_css_files, html_js_files = ["style.css", "icons.css"], ["folds.js"]
+html_css_files, html_js_files = ["style.css", "icons.css"], ["folds.js", "sort.js"]
 html_static_path = [str(HERE / name) for name in html_css_files + html_js_files]
 html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
