@@ -33,6 +33,7 @@ TOGETHER, TOGETHER_LONG = 10, 50  # steps whose losses are kept as their mean
 WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
 GATED = ("0.down", "1.down")  # the layers whose input is looked at in a long run
 SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
+SEEDS |= {"unit scaled": 8, "munit scaled": 8, "propagated": 8}
 OTHERWISE = 5
 SEEDS_LONG = {
     "bf16": 5,
@@ -103,6 +104,10 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         return made | {"lost": lost}
     if task.plan is runs.LONG:
         made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
+    if way.static and way.precision == "fp8":
+        unseen = task.plan.unseen(task.plan.texts, task.plan.length)
+        shares = runs.casts(way.decoder, step.state, unseen)
+        made["casts"] = {dtype: [_short(share) for share in both] for dtype, both in shares.items()}
     return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
