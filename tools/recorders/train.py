@@ -105,9 +105,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
     if task.plan is runs.LONG:
         made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
     if way.static and way.precision == "fp8":
-        unseen = task.plan.unseen(task.plan.texts, task.plan.length)
-        shares = runs.casts(way.decoder, step.state, unseen)
-        made["casts"] = {dtype: [_short(share) for share in both] for dtype, both in shares.items()}
+        made["casts"] = _casts(way.decoder, step.state, task.plan)
     return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
@@ -178,6 +176,18 @@ def _noise(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, float]:
     """Each weight's signal-to-noise ratio on texts of its own, in decibels."""
     found = runs.signal_to_noise(decoder, state, plan.unseen(plan.texts, plan.length))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
+
+
+def _casts(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, list[float]]:
+    """By format, the shares of all numbers that saturate and that become 0, on texts of its own."""
+    found = runs.casts(decoder, state, plan.unseen(plan.texts, plan.length))
+    shares = {}
+    for dtype in sorted({cast.dtype for cast in found}):
+        mine = [cast for cast in found if cast.dtype == dtype]
+        numbers = [cast.numbers for cast in mine]
+        of_both = [cast.saturated for cast in mine], [cast.lost for cast in mine]
+        shares[dtype] = [_short(np.average(each, weights=numbers)) for each in of_both]
+    return shares
 
 
 def _short(value: Any) -> float:
