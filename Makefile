@@ -58,8 +58,8 @@ census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qw
 engine: setup   ## record what Transformer Engine's layers become (builds it once: 8 GB, 10 minutes; ARGS="--only NVFP4" for some)
 	$(PYTHON) -m tools.recorders.engine $(ARGS)
 
-train: setup    ## train a small transformer in each precision and record it (20 minutes)
-	$(PYTHON) -m tools.recorders.train
+train: setup    ## train a small transformer in each precision and record it (20 minutes; ARGS=--long for longer runs: 2 hours)
+	$(PYTHON) -m tools.recorders.train $(ARGS)
 
 model: setup    ## train the model that the chapter on inference quantizes, and keep its weights (5 minutes)
 	$(PYTHON) -m tools.recorders.model
@@ -67,8 +67,8 @@ model: setup    ## train the model that the chapter on inference quantizes, and 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
 	$(PYTHON) -m tools.recorders.tensors
 
-ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (3 minutes)
-	$(PYTHON) -m tools.recorders.ladder_costs
+ladder: setup   ## record what the rungs to a lean FP8 step cost and learn (20 minutes; ARGS="--only AdamW" for some)
+	$(PYTHON) -m tools.recorders.ladder_costs $(ARGS)
 
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
 	$(PYTHON) -m tools.recorders.other_stacks

@@ -22,6 +22,7 @@ import lean_step
 from fp8_blocks import block_linear
 from fp8_linear import fp8_current
 from lean_step import AdamW, Descent, Lean
+from mxfp8 import mx_linear
 from nvfp4 import nvfp4_linear
 from unit_scaling import unit_linear
 
@@ -71,7 +72,7 @@ BESIDE: dict[str, Layer] = {
 }
 
 
-def mxfp8(x: jax.Array, w: jax.Array) -> jax.Array:
+def mxfp8_linear(x: jax.Array, w: jax.Array) -> jax.Array:
     """x [M, K] times w [N, K], with JAX's own MXFP8 for training: scales for blocks of 32."""
     configs = 3 * [jax.nn.get_scaled_dot_general_config("mxfp8")]
     rows_by_rows = ((2,), (2,)), ((0,), (0,))
@@ -93,7 +94,8 @@ BESIDE |= {
 }
 # For a Blackwell; Flax's layer in bf16 and with delayed scaling is compiled for both.
 ON_BLACKWELL: dict[str, Layer] = {
-    "MXFP8": GPTLayer(product=by_function(mxfp8_linear), attention="cudnn"),
+    "MXFP8": GPTLayer(product=by_function(mx_linear), attention="cudnn"),
+    "MXFP8 by JAX": GPTLayer(product=by_function(mxfp8_linear), attention="cudnn"),
     "NVFP4": GPTLayer(product=by_function(nvfp4_linear), attention="cudnn"),
 }
 ON_BOTH = "bf16, cudnn", "Flax's FP8 layer, cudnn"

@@ -1,7 +1,8 @@
 """Scale propagation: each value becomes data and a scale, and a program computes with such pairs.
 
-It needs JAX; its example needs `fp8_decoder.py` and `fp8_linear.py` beside it. Chapter 13 derives
-it. The idea is Scalify's (Balança et al. 2024, arXiv 2407.17353), which was written for JAX, too.
+Copy `fp8_decoder.py` and `fp8_linear.py` beside it. It needs JAX and Optax; without its last part,
+a decoder, JAX alone. Chapter 13 derives it. The idea is Scalify's (Balança et al. 2024, arXiv
+2407.17353), which was written for JAX, too.
 
 A pair stands for data * scale, and the scale is a power of two. `propagated(f)` runs f's jaxpr, the
 list of its operations, with a rule for each: the data of a product are the product of the data,
@@ -35,6 +36,7 @@ these matmuls, and then they are not FP8.
     assert_fp8_gemms(step, w, x, count=1, target="H100")
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -150,18 +152,24 @@ def _run(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
 
     for equation in jaxpr.eqns:
         given = [read(variable) for variable in equation.invars]
-        name = equation.primitive.name
-        if name in INLINED:
-            inner = equation.params[INLINED[name]]
-            results = _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given)
-        elif name == "broadcast_in_dim" and _is_number(given[0]):
-            results = [_filled(equation, given[0])]
-        elif any(isinstance(one, Pair) for one in given):
-            results = _by_rule(equation, given)
-        else:
-            results = _as_it_is(equation, given)
+        # Layers keep their names.
+        names = str(equation.source_info.name_stack)
+        with jax.named_scope(names) if names else contextlib.nullcontext():
+            results = _results(equation, given)
         found |= dict(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
+
+
+def _results(equation: Any, given: list[Any]) -> list[Any]:
+    name = equation.primitive.name
+    if name in INLINED:
+        inner = equation.params[INLINED[name]]
+        return _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given)
+    if name == "broadcast_in_dim" and _is_number(given[0]):
+        return [_filled(equation, given[0])]
+    if any(isinstance(one, Pair) for one in given):
+        return _by_rule(equation, given)
+    return _as_it_is(equation, given)
 
 
 def _is_number(x: Any) -> bool:
@@ -185,15 +193,23 @@ def _fill(number: float, like: Any, scale: Scale) -> Pair:
     return Pair(jnp.broadcast_to(data, like.shape), scale, number >= 0, number)
 
 
+KNOWN = {
+    "add": lambda a, b: a + b,
+    "convert_element_type": lambda a: a,
+    "div": lambda a, b: a / b,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: -a,
+    "sub": lambda a, b: a - b,
+}
+
+
 def _as_it_is(equation: Any, given: list[Any]) -> list[Any]:
     """An equation without pairs. Numbers that are known stay known: a factor can join a scale."""
-    operation = Operation(equation.primitive, equation.params)
-    small = all(variable.aval.size == 1 for variable in equation.outvars)
-    if small and not any(isinstance(one, jax.core.Tracer) for one in given):
-        with jax.ensure_compile_time_eval():
-            made = operation(*given)
-    else:
-        made = operation(*given)
+    name = equation.primitive.name
+    is_float = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
+    if name in KNOWN and is_float and all(map(_is_number, given)):
+        return [np.float32(KNOWN[name](*map(float, given)))]
+    made = equation.primitive.bind(*given, **equation.params)
     return made if equation.primitive.multiple_results else [made]
 
 
@@ -364,11 +380,24 @@ def _root(do, x):
     return Pair(made, 2.0 ** (sign * half), positive=True)
 
 
-@rule("cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "sin", "tanh")
-def _function(do, x):
-    """Of the value. The result has a size of its own, near 1."""
+@rule(
+    "cos",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "logistic",
+    "one_minus_square",
+    "pow",
+    "sin",
+    "tanh",
+)
+def _function(do, *given):
+    """Of values. The result has a size of its own, near 1."""
     positive = do.name in ("exp", "exp2", "logistic")
-    return Pair(do(value(x)), 1.0, positive)
+    return Pair(do(*map(value, given)), 1.0, positive)
 
 
 @rule("reduce_sum", "cumsum")

@@ -101,6 +101,21 @@ def test_the_text_is_ascii_and_the_unseen_part_is_not_trained_on():
         assert row.astype(np.uint8).tobytes() not in seen
 
 
+def test_texts_of_the_task_keep_its_rule_and_the_least_loss_knows_its_odds():
+    tokens = shakespeare.unseen_backcopy(64, 128)
+    assert np.all(tokens[:, 0] == shakespeare.BEGIN) and np.all(tokens[:, 1:] != shakespeare.BEGIN)
+    triggers = [*shakespeare.TRIGGERS]
+    copied = np.isin(tokens[:, 2:-1], triggers) & ~np.isin(tokens[:, 1:-2], triggers)
+    assert 0.1 < copied.mean() < 0.3
+    np.testing.assert_array_equal(tokens[:, 3:][copied], tokens[:, 1:-2][copied])
+    assert 1 < shakespeare.least_loss(tokens) < 3
+    # A letter that breaks the rule is one that these odds exclude.
+    row, place = np.argwhere(copied)[0]
+    tokens[row, place + 3] = tokens[row, place + 2]
+    with np.errstate(divide="ignore"):
+        assert shakespeare.least_loss(tokens) == np.inf
+
+
 def test_an_outlier_changes_the_range_and_not_the_function():
     """Of f32, whose products have no rounding that a power of two could change."""
     state = new_state(runs.WAYS["f32"].decoder, runs.OPTIMIZER, jax.random.key(0))

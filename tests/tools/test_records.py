@@ -1,5 +1,6 @@
 """What is recorded has the form that schema.json gives, and is what the code makes again."""
 
+import itertools
 import json
 import math
 import re
@@ -227,22 +228,33 @@ def test_other_stacks_do_what_is_recorded():
 # The runs of chapter 14 ---------------------------------------------------------------------------
 
 
-OTHERS = "bf16", "blocks", "delayed, tensor core"
+SHORT, LONG = ("trained", train.runs.SHORT), ("trained_long", train.runs.LONG)
+OTHERS = (
+    *itertools.product([SHORT], ["bf16", "blocks", "delayed, tensor core"]),
+    *itertools.product([LONG], ["delayed", "blocks", "nvfp4"]),
+)
 
 
 @pytest.mark.parametrize(
-    "name", ["delayed", *(pytest.param(name, marks=nightly) for name in OTHERS)]
+    ("kept", "name"),
+    [
+        (SHORT, "delayed"),
+        (LONG, "bf16"),
+        *(pytest.param(*other, marks=nightly) for other in OTHERS),
+    ],
 )
-def test_a_run_begins_as_recorded(name):
+def test_a_run_begins_as_recorded(kept, name):
     """Its first steps. A CPU of another kind adds in another order: a code beside the other moves
     an amax by a twentieth."""
-    again = train.result(train.Task(name, 0), count=train.TOGETHER)
-    recorded = RECORDS["trained"]["ways"][name][0]
+    record, plan = RECORDS[kept[0]], kept[1]
+    recorded = record["ways"][name][0]
+    again = train.result(train.Task(name, 0, plan=plan), count=record["together"])
     assert again["losses"] == pytest.approx(recorded["losses"][:1], rel=1e-3)
-    if "amaxes" in recorded:
-        for layer in train.WATCHED:
-            for before, now in zip(recorded["amaxes"][layer], again["amaxes"][layer], strict=True):
-                assert now == pytest.approx(before[: train.TOGETHER], rel=0.1)
+    for layer, operands in again.get("amaxes", {}).items():
+        for before, now in zip(recorded["amaxes"][layer], operands, strict=True):
+            assert now == pytest.approx(before[: record["together"]], rel=0.1)
+    for layer, (amax, median, *_) in again.get("looks", [{}])[0].items():
+        assert [amax, median] == pytest.approx(recorded["looks"][0][layer][:2], rel=0.1)
 
 
 def test_jumps_are_steps_above_all_that_the_scale_was_made_of():
@@ -252,12 +264,32 @@ def test_jumps_are_steps_above_all_that_the_scale_was_made_of():
     assert train._jumps([5.0] + [1.0] * 15 + [2.0]) == 0
 
 
-def test_the_record_has_a_run_for_each_task(monkeypatch):
-    """In its order; the runs themselves are not repeated here."""
-    monkeypatch.setattr(train, "all_results", lambda tasks: {task: list(task) for task in tasks})
-    made, recorded = train.assembled(train.tasks()), RECORDS["trained"]
-    assert {*made, "digest"} == {*recorded}
-    for part in ("ways", "harmed"):
-        assert [*made[part]] == [*recorded[part]]
-    for way, found in made["ways"].items():
-        assert found == [[way, seed, None] for seed in range(len(recorded["ways"][way]))]
+@pytest.mark.parametrize("kept", [SHORT, LONG])
+def test_runs_go_on_where_they_were_stopped(kept, monkeypatch, tmp_path):
+    """None is done twice, and they stand in the record as those do that were made. The runs
+    themselves are not repeated here.
+    """
+    name, plan = kept
+    for path in ("DATA", "LONG"):
+        monkeypatch.setattr(train, path, tmp_path / f"{path}.json")
+    done = []
+
+    def some(groups):
+        for group in groups[:4]:
+            done.extend(group)
+            yield {task: {"seed": task.seed} for task in group}
+
+    monkeypatch.setattr(train, "finished", some)
+    everything = train.long_tasks() if plan is train.runs.LONG else train.tasks()
+    while len(done) < len(everything):
+        train.go_on(plan)
+    assert len({*done}) == len(done)
+    made = json.loads((train.LONG if plan is train.runs.LONG else train.DATA).read_text())
+    assert {*made} == {*RECORDS[name]}
+    for part in {"ways", "harmed"} & {*made}:
+        assert {*RECORDS[name][part]} <= {*made[part]}
+    for found in made["ways"].values():
+        assert found == [{"seed": seed} for seed in range(len(found))]
+    monkeypatch.setitem(train.runs.SIZES, "width", 1)
+    with pytest.raises(SystemExit, match="another sizes"):
+        train.go_on(plan)

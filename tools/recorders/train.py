@@ -1,31 +1,50 @@
 """Train the small decoder of chapter 14 in every way of helpers.training.runs, and record it.
 
-    python -m tools.recorders.train          make notebooks/results/trained.json, `make train`
+    python -m tools.recorders.train          go on with notebooks/results/trained.json, `make train`
+    python -m tools.recorders.train --long   the same with the longer runs and trained_long.json
+    ... --again current "scores in FP8"      do these ways again, too
 
-The runs of one way are one process, which compiles it once; as many processes run as the machine
-has cores, with one thread each.
+It does the runs that a record does not have, so one who stops it can start it again; to do all of
+them, remove the file. As many processes run as the machine has cores, with one thread each.
 """
 
+import argparse
 import concurrent.futures
 import itertools
+import json
 import multiprocessing
 import os
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from helpers.training import runs, shakespeare
 from tools.recorders.data import RESULTS, provenance, signed, write
 
-from fp8_decoder import STEPS_BACK
+from fp8_decoder import STEPS_BACK, Decoder, State
 from fp8_linear import e4m3, scale_of
 
 DATA = RESULTS / "trained.json"
+LONG = RESULTS / "trained_long.json"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-TOGETHER = 10  # steps whose losses are kept as their mean
+TOGETHER, TOGETHER_LONG = 10, 50  # steps whose losses are kept as their mean
 WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
+GATED = ("0.down", "1.down")  # the layers whose input is looked at in a long run
 SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
+SEEDS |= {"unit scaled": 8, "munit scaled": 8, "propagated": 8}
 OTHERWISE = 5
+SEEDS_LONG = {
+    "bf16": 5,
+    "delayed": 5,
+    "current": 5,
+    "blocks": 5,
+    "nvfp4": 2,
+    "nvfp4, plain": 2,
+    "delayed, tensor core": 1,
+}
+SLOW = ("nvfp4", "nvfp4, plain", "delayed, tensor core")
 
 
 class Task(NamedTuple):
@@ -34,58 +53,74 @@ class Task(NamedTuple):
     way: str
     seed: int
     harm: str | None = None
+    plan: runs.Plan = runs.SHORT
 
 
 HARM = ("outlier", "frozen")
 
 
 def tasks() -> list[Task]:
-    """All runs, in the order of the record."""
+    """The short runs, in the order of the record."""
     found = []
     for way in runs.WAYS:
         found += [Task(way, seed) for seed in range(SEEDS.get(way, OTHERWISE))]
     return [*found, Task("bf16", 0, "outlier"), *(Task("delayed", 0, harm) for harm in HARM)]
 
 
+def long_tasks() -> list[Task]:
+    """The long runs: the first seed of each way, then the next one. The slow ways begin later."""
+    found = [
+        Task(way, seed, plan=runs.LONG)
+        for way, seeds in SEEDS_LONG.items()
+        for seed in range(seeds)
+    ]
+    return sorted(found, key=lambda task: task.seed + 2 * (task.way in SLOW))
+
+
 # A run --------------------------------------------------------------------------------------------
 
 
-def result(task: Task, count: int = runs.STEPS) -> dict[str, Any]:
-    """Train as the task says, for so many steps."""
+def result(task: Task, count: int | None = None) -> dict[str, Any]:
+    """Train as the task says, all steps of its plan or so many."""
     way = runs.WAYS[task.way]
-    how: dict[str, Any] = {"count": count}
+    how: dict[str, Any] = {"count": count, "plan": task.plan}
     if task.harm == "outlier":
         how["meddle"] = runs.outlier()
     if task.harm == "frozen":
         how["frozen_from"] = runs.RISES
-    losses, amaxes, lost = [], [], []
+    losses, amaxes, lost, looks = [], [], [], []
     for step in runs.steps(way, task.seed, **how):
         losses.append(step.loss)
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
+        if task.plan is runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
+            looks.append(_look(step.state))
+    weights, histories = step.state.weights, step.state.amaxes
     made = _summary(task, losses, amaxes)
-    made["unseen"] = _short(runs.unseen_loss(way.decoder, step.state.weights, step.state.amaxes))
+    unseen = runs.unseen_loss(way.decoder, weights, histories, task.plan)
+    made["unseen"] = round(float(unseen), 6)
     if task.harm:
-        made["lost"] = lost
-    else:
-        made["snr"] = _noise(way.decoder, step.state)
-    return made
+        return made | {"lost": lost}
+    if task.plan is runs.LONG:
+        made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
+    if way.static and way.precision == "fp8":
+        made["casts"] = _casts(way.decoder, step.state, task.plan)
+    return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
 def _summary(task: Task, losses: list[float], amaxes: list[dict[str, list[float]]]) -> dict:
     """The losses; which steps saturate an operand; and of few runs the amaxes."""
-    if task.harm:
-        made: dict[str, Any] = {"losses": [_short(value) for value in losses]}
-    else:
-        groups = itertools.batched(losses, TOGETHER)
-        made = {"losses": [_short(sum(group) / len(group)) for group in groups]}
-    if amaxes[0]:
+    is_long = task.plan is runs.LONG
+    together = 1 if task.harm else TOGETHER_LONG if is_long else TOGETHER
+    groups = itertools.batched(losses, together)
+    made: dict[str, Any] = {"losses": [_short(sum(group) / len(group)) for group in groups]}
+    if any(map(any, amaxes[0].values())):
         made["saturated"] = {
             name: [_jumps([step[name][i] for step in amaxes]) for i in range(3)]
             for name in amaxes[0]
         }
-    if amaxes[0] and task.seed == 0:
+    if amaxes[0] and task.seed == 0 and not is_long:
         made["amaxes"] = {
             name: [[_short(step[name][i]) for step in amaxes] for i in range(3)]
             for name in WATCHED
@@ -115,10 +150,44 @@ def _lost(seed: int, state: Any) -> float:
     return _short(runs.flushed(x, float(scale_of(history, e4m3))))
 
 
-def _noise(decoder: Any, state: Any) -> dict[str, float]:
-    """Each weight's signal-to-noise ratio on a text of its own, in decibels."""
-    found = runs.signal_to_noise(decoder, state, shakespeare.unseen(runs.TEXTS, runs.LENGTH))
+def _look(state: State) -> dict[str, list[float]]:
+    """Of the inputs of the gated layers, on texts that no step reads: amax, median magnitude, the
+    share that becomes 0 if the whole tensor has one scale, the share above E4M3's largest number;
+    and of the largest the token at its place, and the cosine of the angle between its channel's
+    rows of "gate" and "up".
+    """
+    tokens = jnp.asarray(runs.LONG.unseen(runs.LONG.texts, runs.LONG.length))
+    found = {}
+    for name, x in runs.inputs(state.weights, tokens).items():
+        if name not in GATED:
+            continue
+        sizes = np.abs(np.asarray(x))
+        place, channel = np.unravel_index(sizes.argmax(), sizes.shape)
+        shares = runs.flushed(x, float(scale_of(sizes, e4m3))), np.mean(sizes > 448)
+        layer = name.removesuffix("down")
+        gate, up = (np.asarray(state.weights[layer + half][channel]) for half in ("gate", "up"))
+        cosine = gate @ up / np.linalg.norm(gate) / np.linalg.norm(up)
+        seen = map(_short, [sizes.max(), np.median(sizes), *shares])
+        found[name] = [*seen, int(tokens[:, :-1].reshape(-1)[place]), _short(cosine)]
+    return found
+
+
+def _noise(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, float]:
+    """Each weight's signal-to-noise ratio on texts of its own, in decibels."""
+    found = runs.signal_to_noise(decoder, state, plan.unseen(plan.texts, plan.length))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
+
+
+def _casts(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, list[float]]:
+    """By format, the shares of all numbers that saturate and that become 0, on texts of its own."""
+    found = runs.casts(decoder, state, plan.unseen(plan.texts, plan.length))
+    shares = {}
+    for dtype in sorted({cast.dtype for cast in found}):
+        mine = [cast for cast in found if cast.dtype == dtype]
+        numbers = [cast.numbers for cast in mine]
+        of_both = [cast.saturated for cast in mine], [cast.lost for cast in mine]
+        shares[dtype] = [_short(np.average(each, weights=numbers)) for each in of_both]
+    return shares
 
 
 def _short(value: Any) -> float:
@@ -128,55 +197,80 @@ def _short(value: Any) -> float:
 # All runs -----------------------------------------------------------------------------------------
 
 
-def _work(todo: list[Task]) -> list[dict[str, Any]]:
-    """Do the tasks of one way, one after the other."""
-    found = []
+def _work(todo: list[Task]) -> dict[Task, dict[str, Any]]:
+    """Do the tasks one after the other."""
+    found = {}
     for task in todo:
-        found.append(result(task))
-        print(*task, flush=True)
+        found[task] = result(task)
+        print(*task[:3], flush=True)
     return found
 
 
-def all_results(everything: list[Task]) -> dict[Task, dict[str, Any]]:
-    """What became of each task, in processes of their own."""
-    by_way: dict[str, list[Task]] = {}
-    # Those that take longest begin first.
-    for task in sorted(everything, key=lambda task: not runs.WAYS[task.way].recipe.tensor_core):
-        by_way.setdefault(task.way, []).append(task)
+def finished(groups: list[list[Task]]) -> Iterator[dict[Task, dict[str, Any]]]:
+    """What became of the tasks of each group, as soon as all of it is done. It is one process."""
     context = multiprocessing.get_context("spawn")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    found: dict[Task, dict[str, Any]] = {}
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as workers:
-        for todo, made in zip(by_way.values(), workers.map(_work, by_way.values()), strict=True):
-            found |= dict(zip(todo, made, strict=True))
+        begun = [workers.submit(_work, group) for group in groups]
+        for group in concurrent.futures.as_completed(begun):
+            yield group.result()
+
+
+def recorded(record: Mapping[str, Any], plan: runs.Plan) -> dict[Task, dict[str, Any]]:
+    """The runs of a record."""
+    found: dict[Task, dict[str, Any]] = {}
+    for way, made in record["ways"].items():
+        found |= {Task(way, run.get("seed", n), None, plan): run for n, run in enumerate(made)}
+    for name, run in record.get("harmed", {}).items():
+        way, harm = name.rsplit(", ", 1)
+        found[Task(way, 0, harm)] = run
     return found
 
 
-def assembled(everything: list[Task]) -> dict[str, Any]:
-    """The record, of all runs."""
-    found = all_results(everything)
-    ways: dict[str, list[Any]] = {}
-    harmed: dict[str, Any] = {}
-    for task in everything:
-        if task.harm:
-            harmed[f"{task.way}, {task.harm}"] = found[task]
-        else:
-            ways.setdefault(task.way, []).append(found[task])
-    return provenance("make train", "jax", "optax") | {
-        "text": shakespeare.DESCRIPTION,
-        "steps": runs.STEPS,
-        "tokens": runs.TEXTS * runs.LENGTH,
-        "sizes": runs.SIZES,
-        "together": TOGETHER,
-        "ways": ways,
-        "harmed": harmed,
+def arranged(everything: list[Task], found: Mapping[Task, dict[str, Any]]) -> dict[str, Any]:
+    """The runs as they stand in a record."""
+    done = [task for task in everything if task in found]
+    ways = {
+        way: [found[task] for task in done if task.way == way and not task.harm]
+        for way in dict.fromkeys(task.way for task in done)
     }
+    harmed = {f"{task.way}, {task.harm}": found[task] for task in done if task.harm}
+    return {"ways": ways} | ({"harmed": harmed} if harmed else {})
+
+
+def go_on(plan: runs.Plan, again: Collection[str] = ()) -> None:
+    """Do the runs that the plan's record does not have, and those of the ways `again`. Write it
+    whenever some are done. SystemExit if it is of other packages, sizes or steps.
+    """
+    is_long = plan is runs.LONG
+    path, everything = (LONG, long_tasks()) if is_long else (DATA, tasks())
+    about = provenance("make train ARGS=--long" if is_long else "make train", "jax", "optax") | {
+        "text": ("Bigram-Backcopy of " if is_long else "") + shakespeare.DESCRIPTION,
+        "steps": plan.steps,
+        "tokens": plan.texts * plan.length,
+        "sizes": runs.SIZES,
+        "together": TOGETHER_LONG if is_long else TOGETHER,
+    }
+    before = json.loads(path.read_text()) if path.exists() else about | {"ways": {}}
+    if differ := [key for key in about if key != "date" and about[key] != before[key]]:
+        raise SystemExit(f"{path.name} has another {', '.join(differ)}: remove it, to begin anew")
+    found = {task: run for task, run in recorded(before, plan).items() if task.way not in again}
+    todo = [task for task in everything if task not in found]
+    # Of the short runs those of a way are one process, which compiles it once.
+    groups = itertools.groupby(todo, key=lambda task: (task.way, task.seed if is_long else None))
+    for made in finished([list(group) for _, group in groups]):
+        found |= made
+        write(path, signed(about | arranged(everything, found)), levels=2)
 
 
 def main() -> None:
-    """Run all, and write the record."""
-    write(DATA, signed(assembled(tasks())), levels=2)
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Train the small decoder in many ways.")
+    parser.add_argument("--long", action="store_true", help="the longer runs")
+    parser.add_argument("--again", nargs="+", default=[], metavar="WAY", choices=runs.WAYS)
+    options = parser.parse_args()
+    go_on(runs.LONG if options.long else runs.SHORT, options.again)
 
 
 if __name__ == "__main__":
