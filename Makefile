@@ -64,7 +64,7 @@ model: setup    ## train the model that the chapter on inference quantizes, and 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
 	$(PYTHON) -m tools.recorders.tensors
 
-ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (3 minutes)
+ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs, and how it learns (15 minutes)
 	$(PYTHON) -m tools.recorders.ladder_costs
 
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
