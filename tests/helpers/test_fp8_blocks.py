@@ -61,6 +61,7 @@ def test_a_step_reads_each_tensor_once_and_multiplies_three_times_in_fp8(layer, 
     assert [row.math_dtype for row in seen.report.rows] == ["f8e4m3fn"] * 3
     passes = [line.nbytes for line in seen.ledger if line.what == "quantize"]
     assert len(passes) == 3
+    assert {k.kernel.math_dtype for k in seen.ledger if k.what == "matmul"} == {"f8e4m3fn"}
     # It is read, and two codes are written for each number, with their part of a scale.
     assert sum(passes) == sum(t.nbytes + 2 * t.size * (1 + scales) for t in (x, w, g))
 
