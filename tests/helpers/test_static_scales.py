@@ -40,6 +40,7 @@ STEPS = {
     "product": lambda x, y: jnp.tanh(x) @ jnp.tanh(y).T @ y,
     "places": lambda x, y: jnp.concatenate([x[:, 3:], y[:, :3]], axis=1)[jnp.array([1, 0, 3, 2])],
     "scatter": lambda x, y: x.at[jnp.array([0, 2, 0])].add(y[:3]),
+    "held": lambda x, y: sum(jax.lax.optimization_barrier((x, y))),
     "measured": lambda x, y: scale_propagation.rescale(x) - y,
 }
 
