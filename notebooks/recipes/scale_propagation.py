@@ -192,7 +192,7 @@ def _fill(number: float, like: Any, scale: Scale) -> Pair:
     return Pair(jnp.broadcast_to(data, like.shape), scale, number >= 0, number)
 
 
-KNOWN = {
+KNOWN: dict[str, Callable] = {
     "add": lambda a, b: a + b,
     "convert_element_type": lambda a: a,
     "div": lambda a, b: a / b,
