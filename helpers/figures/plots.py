@@ -474,7 +474,7 @@ def plot_parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], label: s
             for (part, value), colour in zip(parts.items(), PALETTE, strict=False):
                 axes.barh(name, value, left=left, color=colour, label=part)
                 text, middle = f"{value:.1f}", left + value / 2
-                if value > 0.05 * most:
+                if value > 0.085 * most:
                     style = {"ha": "center", "va": "center_baseline", "color": ink_on(colour)}
                     axes.text(middle, name, text, **style)
                 left += value
