@@ -11,18 +11,16 @@ near 1 whatever the values are, and all scales follow from shapes. A power of tw
 f's values are the same, but for what leaves the range of a type. A cast to FP8 casts the data: it
 needs no amax.
 
-    def cast_and_multiply(x, w):  # an ordinary function: in f8e4m3fn, small numbers become 0
-        return to_fp8(x, e4m3) @ to_fp8(w, e4m3).T
-
     @jax.jit
-    def step(w, x):
-        pairs = pair(w, 2**-6), pair(x, 1.0)
+    def step(x, w):
+        pairs = pair(x, 1), pair(w, 2**-6)
         return value(propagated(cast_and_multiply)(*pairs))
 
-Make pairs inside of `jax.jit`, with numbers as scales: then scales are constants of the program,
-and XLA leaves out what they multiply. `rescale(x)`, written into f, measures x where the rules are
-wrong about a size, and so is its gradient; without `propagated` it does nothing. The rules assume
-independent numbers with mean 0, or positive ones with mean 1.
+`cast_and_multiply` is an ordinary function, which would lose small numbers alone. Make pairs inside
+of `jax.jit`, with numbers as scales: then scales are constants of the program, and XLA leaves out
+what they multiply. `rescale(x)`, written into f, measures x where the rules are wrong about a size,
+and so is its gradient; without `propagated` it does nothing. The rules assume independent numbers
+with mean 0, or positive ones with mean 1.
 
 What it leaves out: `while` and `scan`, and operations that no rule is written for (a
 NotImplementedError names the operation, and how to add a rule); scales for rows or blocks; the
@@ -33,7 +31,7 @@ XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts: by XLA's default
 these matmuls, and then they are not FP8.
 
     from fp8lens import assert_fp8_gemms
-    assert_fp8_gemms(step, w, x, count=1, target="H100")
+    assert_fp8_gemms(step, x, w, count=1, target="H100")
 """
 
 import contextlib
@@ -76,6 +74,7 @@ def pair(x: jax.Array, scale: Scale) -> Pair:
     """x as a pair. Raises ValueError for a scale that is not a power of two."""
     if isinstance(scale, (int, float)) and (scale <= 0 or math.frexp(scale)[0] != 0.5):
         raise ValueError(f"a scale of {scale} is no power of two: give {_near(abs(float(scale)))}")
+    scale = float(scale) if isinstance(scale, int) else scale
     return Pair(x / jnp.asarray(scale, x.dtype), scale)
 
 
@@ -193,7 +192,7 @@ def _fill(number: float, like: Any, scale: Scale) -> Pair:
     return Pair(jnp.broadcast_to(data, like.shape), scale, number >= 0, number)
 
 
-KNOWN = {
+KNOWN: dict[str, Callable] = {
     "add": lambda a, b: a + b,
     "convert_element_type": lambda a: a,
     "div": lambda a, b: a / b,
@@ -289,7 +288,6 @@ def _alike(*given: Any) -> tuple[list[jax.Array], Scale, bool]:
     "dynamic_slice",
     "expand_dims",
     "gather",
-    "optimization_barrier",
     "reduce_max",
     "reduce_min",
     "reduce_precision",
@@ -307,6 +305,15 @@ def _keep(do, first, *others):
     several = do.primitive.multiple_results
     pairs = [dataclasses.replace(first, data=one) for one in (made if several else [made])]
     return pairs if several else pairs[0]
+
+
+@rule("optimization_barrier")
+def _hold(do, *given):
+    made = do(*(one.data if isinstance(one, Pair) else one for one in given))
+    return [
+        dataclasses.replace(one, data=data) if isinstance(one, Pair) else data
+        for one, data in zip(given, made, strict=True)
+    ]
 
 
 @rule("neg")
