@@ -1,9 +1,9 @@
 """A linear layer that trains in MXFP8: three FP8 matmuls with a power of two for each 32 numbers.
 
-Copy `block_pass.py` and `one_pass.py` beside it. It needs JAX alone, 0.12 for the matmuls. Chapter
-13 compares what it costs. As in NVIDIA's report (arXiv 2506.08027, 2025) all numbers are E4M3,
-gradients too, scales are rounded up, and the copies that the backward pass needs are made of the
-original numbers.
+Copy `block_pass.py` and `one_pass.py` beside it. It needs JAX alone, 0.12 for the matmuls.
+Chapter 13 compares what it costs. As in NVIDIA's report (arXiv 2506.08027, 2025) all numbers are
+E4M3, gradients too, scales are rounded up, and the copies that the backward pass needs are made of
+the original numbers.
 
     y = mx_linear(x, w)  # x [M, K] and y [M, N] in bf16, w [N, K] in f32 or bf16
 
