@@ -93,7 +93,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
-        if task.plan is runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
+        if task.plan == runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
             looks.append(_look(step.state))
     weights, histories = step.state.weights, step.state.amaxes
     made = _summary(task, losses, amaxes)
@@ -101,14 +101,14 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
     made["unseen"] = round(float(unseen), 6)
     if task.harm:
         return made | {"lost": lost}
-    if task.plan is runs.LONG:
+    if task.plan == runs.LONG:
         made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
     return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
 def _summary(task: Task, losses: list[float], amaxes: list[dict[str, list[float]]]) -> dict:
     """The losses; which steps saturate an operand; and of few runs the amaxes."""
-    is_long = task.plan is runs.LONG
+    is_long = task.plan == runs.LONG
     together = 1 if task.harm else TOGETHER_LONG if is_long else TOGETHER
     groups = itertools.batched(losses, together)
     made: dict[str, Any] = {"losses": [_short(sum(group) / len(group)) for group in groups]}
@@ -228,7 +228,7 @@ def go_on(plan: runs.Plan, again: Collection[str] = ()) -> None:
     """Do the runs that the plan's record does not have, and those of the ways `again`. Write it
     whenever some are done. SystemExit if it is of other packages, sizes or steps.
     """
-    is_long = plan is runs.LONG
+    is_long = plan == runs.LONG
     path, everything = (LONG, long_tasks()) if is_long else (DATA, tasks())
     about = provenance("make train ARGS=--long" if is_long else "make train", "jax", "optax") | {
         "text": ("Bigram-Backcopy of " if is_long else "") + shakespeare.DESCRIPTION,
