@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.training import runs, shakespeare
+from helpers.training.multipliers import NVFP4
 from tools.recorders.data import RESULTS, provenance, signed, write
 
 from fp8_decoder import STEPS_BACK, Decoder, State
@@ -32,18 +33,14 @@ ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 TOGETHER, TOGETHER_LONG = 10, 50  # steps whose losses are kept as their mean
 WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
 GATED = ("0.down", "1.down")  # the layers whose input is looked at in a long run
-SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
+SEEDS = dict.fromkeys(("f32", "bf16", "delayed", "current", "blocks"), 8)
+SEEDS |= {"unit scaled": 8, "unit scaled, bf16": 8, "munit scaled": 8, "munit scaled, bf16": 8}
+SEEDS |= {"propagated": 8}
 OTHERWISE = 5
-SEEDS_LONG = {
-    "bf16": 5,
-    "delayed": 5,
-    "current": 5,
-    "blocks": 5,
-    "nvfp4": 2,
-    "nvfp4, plain": 2,
-    "delayed, tensor core": 1,
-}
-SLOW = ("nvfp4", "nvfp4, plain", "delayed, tensor core")
+SEEDS_LONG = {"bf16": 5, "delayed": 5, "current": 3, "blocks": 3, "unit scaled": 3}
+SEEDS_LONG |= {"unit scaled, bf16": 3, "munit scaled": 3, "munit scaled, bf16": 3}
+# They are slow, and begin later.
+SLOW = {"nvfp4": 1, "nvfp4, plain": 1, "delayed, tensor core": 1}
 
 
 class Task(NamedTuple):
@@ -70,7 +67,7 @@ def long_tasks() -> list[Task]:
     """The long runs: the first seed of each way, then the next one. The slow ways begin later."""
     found = [
         Task(way, seed, plan=runs.LONG)
-        for way, seeds in SEEDS_LONG.items()
+        for way, seeds in (SEEDS_LONG | SLOW).items()
         for seed in range(seeds)
     ]
     return sorted(found, key=lambda task: task.seed + 2 * (task.way in SLOW))
@@ -103,6 +100,9 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         return made | {"lost": lost}
     if task.plan == runs.LONG:
         made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
+    if way.decoder.in_fp8 and way.recipe.scaling not in NVFP4:
+        shares = runs.casts(way.decoder, step.state, _own_texts(task.plan))
+        made["casts"] = {dtype: list(map(_short, of_both)) for dtype, of_both in shares.items()}
     return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
@@ -153,7 +153,7 @@ def _look(state: State) -> dict[str, list[float]]:
     and of the largest the token at its place, and the cosine of the angle between its channel's
     rows of "gate" and "up".
     """
-    tokens = jnp.asarray(runs.LONG.unseen(runs.LONG.texts, runs.LONG.length))
+    tokens = jnp.asarray(_own_texts(runs.LONG))
     found = {}
     for name, x in runs.inputs(state.weights, tokens).items():
         if name not in GATED:
@@ -169,9 +169,14 @@ def _look(state: State) -> dict[str, list[float]]:
     return found
 
 
+def _own_texts(plan: runs.Plan) -> np.ndarray:
+    """As many as a step reads, which no step reads."""
+    return plan.unseen(plan.texts, plan.length)
+
+
 def _noise(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, float]:
     """Each weight's signal-to-noise ratio on texts of its own, in decibels."""
-    found = runs.signal_to_noise(decoder, state, plan.unseen(plan.texts, plan.length))
+    found = runs.signal_to_noise(decoder, state, _own_texts(plan))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
 
 
