@@ -213,11 +213,16 @@ def make_ledger(
         mine[i] = [o for row, o in near[i] if row.is_fp8 or "fp8" in o.work]
     classes = _Classes([row for row, _ in found], mine, around).found
 
+    multiplied = {row.name: row.math_dtype for row, _ in found}
+
     def line(i: Instruction) -> Line:
+        launched = kernel(i, counts[i])
+        if launched.math_dtype == "unknown":  # by HLO; its instructions may tell
+            launched = dataclasses.replace(launched, math_dtype=multiplied.get(i.name, "unknown"))
         serves = tuple(dict.fromkeys(row.name for row, _ in near[i]))
         work = tuple(dict.fromkeys(part for o in mine[i] for part in o.work))
         return Line(
-            kernel=kernel(i, counts[i]),
+            kernel=launched,
             what=classes[i],
             work=work,
             avoidable=any(o.avoidable for o in mine[i]),

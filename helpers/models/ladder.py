@@ -19,7 +19,11 @@ from helpers.models.gpt import GPTLayer
 from helpers.records import results
 
 import lean_step
+from fp8_blocks import block_linear
+from fp8_linear import fp8_current
 from lean_step import AdamW, Descent, Lean
+from nvfp4 import nvfp4_linear
+from unit_scaling import unit_linear
 
 Layer = GPTLayer | Lean
 
@@ -65,18 +69,56 @@ BESIDE: dict[str, Layer] = {
     "causal, FP8 forward": Lean(up_in_fp8=True, causal=True, fp8_attention="forward", **_CUDNN),
     "Flax's FP8 layer, cudnn": GPTLayer(fp8=True, attention="cudnn"),
 }
+
+
+def mxfp8(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [M, K] times w [N, K], with JAX's own MXFP8 for training: scales for blocks of 32."""
+    configs = 3 * [jax.nn.get_scaled_dot_general_config("mxfp8")]
+    rows_by_rows = ((2,), (2,)), ((0,), (0,))
+    return jax.nn.scaled_dot_general(
+        x[None], w[None], rows_by_rows, preferred_element_type=x.dtype, configs=configs
+    )[0]
+
+
+# Other recipes in Flax's layer, each with cuDNN's attention.
+_OTHERS: dict[str, Callable] = {
+    "current": fp8_current,
+    "unit scaled": unit_linear,
+    "blocks": functools.partial(block_linear, by="mosaic"),
+    "blocks by XLA": functools.partial(block_linear, by="dequantized"),
+}
+BESIDE |= {
+    name: GPTLayer(multiply=multiply, attention="cudnn") for name, multiply in _OTHERS.items()
+}
+# For a Blackwell; Flax's layer in bf16 and with delayed scaling is compiled for both.
+ON_BLACKWELL: dict[str, Layer] = {
+    "MXFP8": GPTLayer(multiply=mxfp8, attention="cudnn"),
+    "NVFP4": GPTLayer(multiply=nvfp4_linear, attention="cudnn"),
+}
+ON_BOTH = "bf16, cudnn", "Flax's FP8 layer, cudnn"
+HOPPERS, BLACKWELLS = ("H200", "H100"), ("B200",)
 BATCH, MORE = 4, 16  # sequences in a step, and in the steps whose name ends with `MANY`
 MANY = f", {MORE} sequences"
 
 
-def steps() -> dict[str, tuple[Layer, int]]:
-    """Every step by its name, with its number of sequences. The bf16 ones are named "bf16, " and
-    their name in BASES.
-    """
+class Step(NamedTuple):
+    """A step to compile: on so many sequences, for each generation of `chips` once."""
+
+    layer: Layer
+    sequences: int = BATCH
+    chips: tuple[tuple[str, ...], ...] = (HOPPERS,)
+
+
+def steps() -> dict[str, Step]:
+    """Every step by its name. The bf16 ones are named "bf16, " and their name in BASES."""
     every = {f"bf16, {name}": layer for name, layer in BASES.items()} | RUNGS | BESIDE
-    found = {name: (layer, BATCH) for name, layer in every.items()}
+    found = {name: Step(layer) for name, layer in every.items()}
+    for name in ON_BOTH:
+        found[name] = Step(every[name], chips=(HOPPERS, BLACKWELLS))
+    for name, layer in ON_BLACKWELL.items():
+        found[name] = Step(layer, chips=(BLACKWELLS,))
     many = ["bf16, restructured, AdamW, cudnn", *[*RUNGS][-4:]]
-    return found | {name + MANY: (every[name], MORE) for name in many}
+    return found | {name + MANY: Step(every[name], MORE) for name in many}
 
 
 def base_of(layer: Layer) -> str:
@@ -152,6 +194,8 @@ class Cost(NamedTuple):
     matmuls: int  # those of kernels by hand are not seen
     in_fp8: int  # of the matmuls
     parts: dict[str, Part]  # by the names of PARTS
+    graphs: int = 0  # CUDA graphs
+    alone: int = 0  # launches outside of them
 
 
 def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:

@@ -1,6 +1,6 @@
 """What chapter 13 writes, for those that measure it on a GPU: products of blocks with scales of
-their own, and its kernel for them. A test compares them. Beside it stands the kernel with two
-warpgroups to a tile, which compiles for a Hopper and was not timed.
+their own, and its kernel for them. A test compares them. The recipe fp8_blocks has the kernel with
+two warpgroups to a tile, and the gradients.
 """
 
 # ruff: noqa: D103  the chapter explains each
@@ -79,65 +79,5 @@ def by_block(a, b, a_scales, b_scales, **options):
         scratch_types=[plgpu.SMEM((TILE_M, TILE_N), bf16, transforms=swizzled)],
         grid=(m // TILE_M, n // TILE_N),
         grid_names=("m", "n"),
-        **options,
-    )(a, b, a_scales, b_scales)
-
-
-# Two warpgroups, which share a tile of b: one may multiply while the other scales. A third copies.
-PAIR = 2
-
-
-def kernel_of_pairs(a, b, a_scales, b_scales, out, out_tile):
-    m, n, group = (lax.axis_index(name) for name in ("m", "n", "group"))
-    own = pl.ds(group * TILE_M, TILE_M)
-
-    def step(index, a_tile, b_tile, a_scale, total):
-        def multiply(sums):
-            plgpu.wgmma(sums, a_tile.at[own], b_tile.T)
-            return sums[...]
-
-        part = pl.run_scoped(multiply, plgpu.ACC((TILE_M, TILE_N), f32))
-        scale = plgpu.layout_cast(a_scale[0, own], plgpu.Layout.WGMMA.reduce(1))
-        scale = scale * b_scales[n, index[0]]
-        return total + part * lax.broadcast_in_dim(scale, part.shape, (0,))
-
-    def compute(pipeline):
-        zeros = plgpu.layout_cast(jnp.zeros((TILE_M, TILE_N), f32), plgpu.Layout.WGMMA)
-        out_tile[own] = pipeline(zeros).astype(bf16)
-        plgpu.commit_smem()
-        rows = pl.ds((m * PAIR + group) * TILE_M, TILE_M)
-        plgpu.copy_smem_to_gmem(out_tile.at[own], out.at[rows, pl.ds(n * TILE_N, TILE_N)])
-        plgpu.wait_smem_to_gmem(0)
-
-    in_smem = plgpu.TilingTransform((8, B)), plgpu.SwizzleTransform(128)
-    plgpu.emit_pipeline_warp_specialized(
-        step,
-        grid=(a.shape[1] // B,),
-        in_specs=[
-            plgpu.BlockSpec((PAIR * TILE_M, B), lambda k: (m, k), transforms=in_smem),
-            plgpu.BlockSpec((TILE_N, B), lambda k: (n, k), transforms=in_smem),
-            plgpu.BlockSpec((1, PAIR * TILE_M), lambda k: (k, m)),
-        ],
-        max_concurrent_steps=4,
-        memory_registers=40,
-        num_compute_wgs=PAIR,
-        wg_axis="group",
-        memory_thread_idx=PAIR,
-        compute_context=compute,
-    )(a, b, a_scales)
-
-
-def by_pairs(a, b, a_scales, b_scales, **options):
-    (m, k), n = a.shape, b.shape[0]
-    assert m % (PAIR * TILE_M) == n % TILE_N == k % B == 0, "M, N and K must be multiples of 128"
-    swizzled = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-    return plgpu.kernel(
-        kernel_of_pairs,
-        out_type=jax.ShapeDtypeStruct((m, n), bf16),
-        scratch_types=[plgpu.SMEM((PAIR * TILE_M, TILE_N), bf16, transforms=swizzled)],
-        grid=(m // (PAIR * TILE_M), n // TILE_N),
-        grid_names=("m", "n"),
-        num_threads=PAIR + 1,
-        thread_name="group",
         **options,
     )(a, b, a_scales, b_scales)

@@ -47,7 +47,9 @@ SIZES: dict[str, Any] = {
     "blocks": 2,
 }
 
-UNIT_RATE = 0.5  # that of weights with variance 1, over sqrt(inputs)
+# That of weights with variance 1, over sqrt(inputs): for both models the best of 1/8, 1/4, 1/2, 1
+# and 2 on seeds 0 and 1. RATE was chosen for the common ones.
+UNIT_RATE = 0.5
 DECAY = 0.1
 
 
@@ -189,23 +191,29 @@ def signal_to_noise(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[
     return {name: snr_db(exact[name], given[name]) for name in exact}
 
 
-def casts(decoder: Decoder, state: State, tokens: np.ndarray) -> dict[str, list[float]]:
-    """What a step loses where it casts to FP8. For each format, shares of all numbers: of those
-    that are the format's largest or beyond, and of those that are not 0 and become 0.
+class Cast(NamedTuple):
+    """What becomes of a tensor that is cast to FP8: the format, the root of the mean square before,
+    and the shares of its numbers that are the format's largest or beyond, and that become 0.
     """
-    step = functools.partial(gradients, decoder)
+
+    dtype: str
+    size: float
+    saturated: float
+    lost: float
+    numbers: int
+
+
+def casts(decoder: Decoder, state: State, tokens: np.ndarray) -> list[Cast]:
+    """All casts to FP8 of a step's two passes, in their order."""
     given = state.weights, state.amaxes, jnp.asarray(tokens)
-    program = jax.make_jaxpr(step)(*given)
-    found: dict[str, list[np.ndarray]] = {}
+    program = jax.make_jaxpr(functools.partial(gradients, decoder))(*given)
+    found: list[Cast] = []
     _watched(program.jaxpr, program.consts, jax.tree.leaves(given), found)
-    totals = {dtype: np.sum(counts, axis=0) for dtype, counts in sorted(found.items())}
-    return {dtype: (total[:2] / total[2]).tolist() for dtype, total in totals.items()}
+    return found
 
 
-def _watched(jaxpr: Any, consts: Any, given: Any, found: dict[str, list[np.ndarray]]) -> list[Any]:
-    """The results of a jaxpr. Of each cast to FP8 three counts are noted: numbers that saturate,
-    numbers that vanish, all numbers.
-    """
+def _watched(jaxpr: Any, consts: Any, given: Any, found: list[Cast]) -> list[Any]:
+    """The results of a jaxpr, and its casts to FP8."""
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
 
     def read(one: Any) -> Any:
@@ -222,9 +230,9 @@ def _watched(jaxpr: Any, consts: Any, given: Any, found: dict[str, list[np.ndarr
         if equation.primitive.name == "convert_element_type" and made[0].dtype in (e4m3, e5m2):
             x, codes = np.asarray(arrays[0], np.float32), np.asarray(made[0], np.float32)
             beyond = np.abs(x) >= float(jnp.finfo(made[0].dtype).max)
-            lost = (codes == 0) & (x != 0)
-            counts = np.array([beyond.sum(), lost.sum(), x.size])
-            found.setdefault(str(made[0].dtype), []).append(counts)
+            size, lost = np.sqrt(np.mean(np.square(x))), np.mean((codes == 0) & (x != 0))
+            shares = float(np.mean(beyond)), float(lost)
+            found.append(Cast(str(made[0].dtype), float(size), *shares, x.size))
         values |= dict(zip(equation.outvars, made, strict=True))
     return [read(one) for one in jaxpr.outvars]
 

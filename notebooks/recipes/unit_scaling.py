@@ -14,9 +14,9 @@ factor a constant of the matmul's call.
 - `munit_linear` is a matmul of munit scaling (Narayan et al. 2025, arXiv 2502.05967), which trained
   models of 1B to 13B parameters: the same casts, and the true gradients.
 - `UnitDecoder` is a transformer around one of them. Its residual sums keep their variance. In unit
-  scaling also attention and the gated product are divided by the size that they have before the
-  training. In munit scaling each branch ends with a norm instead of beginning with one. In both,
-  the gradient enters the model at unit size, not divided by the number of tokens.
+  scaling also the gated product is divided by the size that it has before the training. In munit
+  scaling each branch ends with a norm instead of beginning with one. In both, the gradient enters
+  the model at unit size, not divided by the number of tokens.
 
 Its weights [N, K] are sqrt(K) times as large as common ones, and their best rate is another one:
 look for it again. `adamw` divides it by sqrt(K), as muP does, so one rate suits several widths.
@@ -28,8 +28,9 @@ look for it again. `adamw` divides it by sqrt(K), as muP does, so one rate suits
         state, loss = train_step(decoder, optimizer, state, tokens)
 
 What it leaves out: anything that measures, so tensors that grow in a training saturate (log them);
-muP's rules for depth and for a table of scores of its own (here it is that of the embedding); munit
-scaling's weight decay, and the square root of softmax, which keeps attention's size as well.
+muP's rules for depth and for a table of scores of its own (here it is that of the embedding); a
+factor for attention, whose result is smaller, the more so the later the token (u-muP divides it by
+its mean size; the square root of softmax would keep it); munit scaling's weight decay.
 
 Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:
 by XLA's default Triton may take these matmuls, and then they are not FP8.
@@ -141,13 +142,6 @@ sized.defvjp(
 OF_GATED = 0.596
 
 
-def of_attention(length: int) -> float:
-    """The size of causal attention's result before training: token i averages i values of variance
-    1, which gives 1 / i; this is the root of the mean of these.
-    """
-    return (sum(1 / i for i in range(1, length + 1)) / length) ** 0.5
-
-
 def of_scores(tokens: int, letters: int) -> float:
     """What brings the gradient of the scores to unit size: before training each of L letters has
     the probability 1 / L, and the loss is a mean over the tokens.
@@ -212,8 +206,6 @@ def scores(decoder: UnitDecoder, weights: Any, amaxes: Any, tokens: jax.Array) -
         heads = dense(f"{n}.qkv", x).reshape(batch, length, 3, decoder.heads, -1)
         q, k, v = (heads[:, :, i] for i in range(3))
         seen = jax.nn.dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
-        if not decoder.munit:
-            seen = seen * jnp.asarray(1 / of_attention(length), seen.dtype)
         return dense(f"{n}.out", seen.reshape(x.shape))
 
     def gated(n: int, x: jax.Array) -> jax.Array:

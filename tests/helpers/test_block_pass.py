@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from fp8lens import inspect
-from helpers.numerics.block_pass import block_pass
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
+
+from block_pass import WIDE, block_pass
+from fp8_blocks import in_blocks
 
 bf16, f32 = jnp.bfloat16, jnp.float32
 FORMATS = {"MXFP8, E4M3": jnp.float8_e4m3fn, "MXFP8, E5M2": jnp.float8_e5m2}
@@ -38,6 +40,16 @@ def test_both_copies_are_those_of_the_plain_quantizer(name):
     wide = np.asarray(x, np.float32)
     is_alike(made.codes, made.scales, to_blocks(wide, BLOCK_FORMATS[name]))
     is_alike(made.transposed, made.transposed_scales, to_blocks(wide.T, BLOCK_FORMATS[name]))
+
+
+@pytest.mark.parametrize("squares", [False, True])
+def test_blocks_of_128_are_those_that_xla_makes(squares):
+    x = some(128, 256, dtype=f32)
+    made = block_pass(x, by="interpret", block=WIDE, squares=squares)
+    for found, of in (made[:2], x), (made[2:], x.T):
+        expected = in_blocks(of, squares)
+        assert np.array_equal(np.float32(found[0]), np.float32(expected.codes))
+        assert np.array_equal(found[1], expected.scales)
 
 
 def test_zeros_stay_zeros():

@@ -9,12 +9,8 @@ import jax
 import jax.numpy as jnp
 import jupytext
 import numpy as np
-import pytest
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from fp8lens.matmul.kernels import kernels
-from helpers import inspect
 from helpers.numerics import blocks
 
 CHAPTER = Path(__file__).resolve().parents[2] / "notebooks/13_scaling_strategies.md"
@@ -48,21 +44,5 @@ def of_chapter_12(*names: str) -> dict[str, Any]:
 
 def test_it_is_what_the_chapter_writes():
     written, ours = of_chapter(), definitions(Path(blocks.__file__).read_text())
-    besides = {name: ours.pop(name) for name in ("PAIR", "kernel_of_pairs", "by_pairs")}
-    assert {"by_block", "batched", "B"} <= ours.keys() and not besides.keys() & written.keys()
+    assert {"by_block", "batched", "B"} <= ours.keys()
     assert {name: written[name] for name in ours} == ours
-
-
-@pytest.mark.skipif(
-    not hasattr(plgpu, "InterpretGPUParams"), reason="this JAX interprets no kernel"
-)
-def test_a_kernel_of_pairs_computes_the_same_and_is_one_kernel_on_a_hopper():
-    rng = np.random.default_rng(0)
-    a, b = (rng.normal(size=(size, 256)).astype(jnp.float8_e4m3fn) for size in (256, 128))
-    scales = (rng.uniform(0.5, 1.5, dims).astype(np.float32) for dims in ((2, 256), (1, 2)))
-    args = a, b, *scales
-    got = blocks.by_pairs(*args, interpret=plgpu.InterpretGPUParams())
-    gap = np.asarray(got, np.float32) - np.asarray(blocks.batched(*args), np.float32)
-    assert np.linalg.norm(gap) < 1e-4 * np.linalg.norm(np.asarray(got, np.float32))
-    module = inspect(blocks.by_pairs, *args).module
-    assert len(kernels(module)) == 1 and "wgmma.mma_async" in module.text

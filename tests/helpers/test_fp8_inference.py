@@ -1,9 +1,12 @@
 """The recipes of chapter 08: their numbers, and what a Hopper makes of them."""
 
-import fp8_inference as recipe
 import jax
 import jax.numpy as jnp
 import pytest
+
+from helpers import assert_fp8_gemms, inspect
+
+import fp8_inference as recipe
 from fp8_inference import (
     attend,
     by_token,
@@ -15,8 +18,6 @@ from fp8_inference import (
     quantized,
     weights_only,
 )
-
-from helpers import assert_fp8_gemms, inspect
 
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 

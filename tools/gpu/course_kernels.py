@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.numerics import blocks
-from helpers.numerics.block_pass import block_pass
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
 from helpers.numerics.ragged_matmul import ragged_matmul
 from tools.gpu.errors import errors_of_all, is_right
@@ -18,6 +17,8 @@ from tools.gpu.machine import Gpu, Program
 from tools.gpu.numerics import cpu
 from tools.gpu.stage import Case, Ready
 
+from block_pass import block_pass
+from fp8_blocks import block_linear
 from fused_attention import fused_attention
 from one_pass import Made, one_pass
 
@@ -32,6 +33,7 @@ def cases(gpu: Gpu) -> Iterator[Case]:
         "ragged_matmul": ragged,
         "one_pass": passed,
         "block_pass": in_blocks,
+        "fp8_blocks": block_layer,
         "fused_attention": attention,
     }
     builds = {name: functools.partial(form, gpu) for name, form in forms.items()}
@@ -133,6 +135,18 @@ def in_blocks(gpu: Gpu) -> Ready:
 
     program = gpu.compile(values, x, rehearsed=_interpreted(values))
     return beside(program, lambda x: [one.astype(np.float32) for one in expected(x)], x)
+
+
+def block_layer(gpu: Gpu) -> Ready:
+    """A layer with scales for blocks and its gradients, beside XLA's sums of the same codes."""
+    x, w, g = normal(M, K, dtype=bf16), normal(N, K, dtype=f32), normal(M, N, dtype=bf16)
+
+    def layer(x, w, g, by="mosaic"):
+        y, pull = jax.vjp(functools.partial(block_linear, by=by), x, w)
+        return y, *pull(g)
+
+    by_xla = functools.partial(layer, by="batched")
+    return beside(gpu.compile(layer, x, w, g, rehearsed=by_xla), by_xla, x, w, g)
 
 
 def attention(gpu: Gpu) -> Ready:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from fp8_inference import attend, linear, rows_by_rows, weights_only
 from jax._src.cudnn.fused_attention_stablehlo import fp8_params_keys
 
 from helpers.numerics.quantize import quantize
@@ -19,6 +18,8 @@ from tools.gpu.errors import errors_of_all, is_right
 from tools.gpu.machine import Gpu
 from tools.gpu.matmuls import Form, Shape, bf16, case, e4m3, f32
 from tools.gpu.stage import Case, Ready
+
+from fp8_inference import attend, linear, rows_by_rows, weights_only
 
 DECODED = (1, 16, 64, 512)  # rows
 WIDTH, LAYERS = 8192, 4

@@ -26,6 +26,8 @@ from tools.gpu.stage import Case, Ready
 from tools.recorders.releases import dot
 from tools.recorders.releases import scaled as fused
 
+import fp8_blocks
+
 bf16, f32, e4m3, e5m2 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e5m2
 # Bytes of operands to walk through before the first set comes again: Hopper's L2 has 50 or 60 MB.
 BETWEEN = 200e6
@@ -228,10 +230,16 @@ class Forms:
         spelled = {fn.__name__: Form(fn, args) for fn in (blocks.dequantized, blocks.batched)}
         by_hand = {
             name: Form(fn, args, reference=blocks.batched, rehearsed=blocks.batched)
-            for name, fn in (("kernel", blocks.by_block), ("kernel of pairs", blocks.by_pairs))
+            for name, fn in (("kernel", blocks.by_block), ("kernel of pairs", by_pairs))
         }
         first = {"bf16": self.first()["bf16"], "FP8 scaled": self.more()["FP8 scaled"]}
         return first | by_hand | spelled
+
+
+def by_pairs(a, b, a_scales, b_scales):
+    """What the recipe multiplies by, with two warpgroups to a tile."""
+    of_b = fp8_blocks.Blocks(b, jnp.repeat(b_scales.T, blocks.B, axis=1), squares=True)
+    return fp8_blocks.product(fp8_blocks.Blocks(a, a_scales), of_b, bf16, "mosaic")
 
 
 # torch --------------------------------------------------------------------------------------------

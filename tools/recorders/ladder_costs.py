@@ -2,6 +2,11 @@
 layer learns, as `make ladder` records it in notebooks/results/ladder.json. Nothing is timed.
 """
 
+import argparse
+import json
+import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +15,40 @@ from fp8lens import TARGETS, inspect
 from helpers.models import ladder
 from tools.recorders.data import RESULTS, provenance, signed, write
 
-CHIPS = "H200", "H100"
+DATA = RESULTS / "ladder.json"
 STEPS = ladder.steps()
 
 
 def costs(name: str) -> dict[str, dict[str, Any]]:
-    """What a step costs on each of CHIPS. One program is compiled for both."""
-    layer, batch = STEPS[name]
-    state, x, target = ladder.shapes_of(layer, batch)
-    seen = inspect(ladder.step_of(layer), state, x, target, target="H100")
-    return {chip: rounded(ladder.cost_of(seen, x, TARGETS[chip])) for chip in CHIPS}
+    """What a step costs on each of its chips. One program is compiled for a generation."""
+    step, found = STEPS[name], {}
+    state, x, target = ladder.shapes_of(step.layer, step.sequences)
+    for chips in step.chips:
+        # cuDNN's calls of a Blackwell are not among those that are left where Triton is forbidden.
+        gemm = "auto" if chips == ladder.BLACKWELLS else "cublaslt"
+        with tempfile.TemporaryDirectory() as folder:
+            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            how: Any = {"target": chips[0], "gemm": gemm, "compiler_options": options}
+            seen = inspect(ladder.step_of(step.layer), state, x, target, **how)
+            *_, launched = sorted(Path(folder).glob("*thunk_sequence*"))
+            graphs, alone = launches(launched.read_text())
+        for chip in chips:
+            cost = ladder.cost_of(seen, x, TARGETS[chip])
+            found[chip] = rounded(cost._replace(graphs=graphs, alone=alone))
+    return found
+
+
+def launches(thunks: str) -> tuple[int, int]:
+    """The CUDA graphs of a program, and its launches outside of them, by XLA's own list."""
+    graphs = alone = 0
+    in_graph = False
+    for indented, kind in re.findall(r"^( *)\d+: (k\w+)", thunks, re.M):
+        if not indented:
+            in_graph = kind == "kCommandBuffer"
+            graphs += in_graph
+        if not in_graph and kind not in ("kAsyncStart", "kAsyncDone"):
+            alone += 1
+    return graphs, alone
 
 
 def rounded(cost: ladder.Cost) -> dict[str, Any]:
@@ -40,16 +69,24 @@ def losses(name: str, seed: int, steps: int = ladder.LONG) -> list[float]:
 
 
 def main() -> None:
-    """Compile each step, train, and write the record."""
-    steps, trained = {}, {}
+    """Compile each step, train, and write the record. `--only` renews some steps of it."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--only", default="", help="steps whose names have this text")
+    only = parser.parse_args().only
+    made = provenance("make ladder", "jax", "jaxlib", "flax")
+    kept = json.loads(DATA.read_text()) if only else {"steps": {}}
+    if only and kept["packages"] != made["packages"]:
+        parser.error(f"the record is by {kept['packages']}: renew all of it, without --only")
+    steps, trained = kept["steps"], kept.get("losses", {})
     for name in STEPS:
-        print(name, flush=True)
-        steps[name] = costs(name)
-    for name in ladder.TRAINED:
+        if only in name:
+            print(name, flush=True)
+            steps[name] = costs(name)
+    for name in () if only else ladder.TRAINED:
         print(name, flush=True)
         trained[name] = [losses(name, seed) for seed in range(ladder.SEEDS)]
-    made = provenance("make ladder", "jax", "jaxlib", "flax")
-    write(RESULTS / "ladder.json", signed(made | {"steps": steps, "losses": trained}))
+    in_order = {name: steps[name] for name in STEPS if name in steps}
+    write(DATA, signed(made | {"steps": in_order, "losses": trained}), levels=2)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.training import runs, shakespeare
-from helpers.training.multipliers import NVFP4
 from tools.recorders.data import RESULTS, provenance, signed, write
 
 from fp8_decoder import STEPS_BACK, Decoder, State
@@ -33,14 +32,14 @@ ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 TOGETHER, TOGETHER_LONG = 10, 50  # steps whose losses are kept as their mean
 WATCHED = ("0.qkv", "1.down")  # the layers whose amaxes are kept, of seed 0
 GATED = ("0.down", "1.down")  # the layers whose input is looked at in a long run
-SEEDS = dict.fromkeys(("f32", "bf16", "delayed", "current", "blocks"), 8)
-SEEDS |= {"unit scaled": 8, "unit scaled, bf16": 8, "munit scaled": 8, "munit scaled, bf16": 8}
-SEEDS |= {"propagated": 8}
+SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
+SEEDS |= {"unit scaled": 8, "munit scaled": 8, "propagated": 8}
 OTHERWISE = 5
-SEEDS_LONG = {"bf16": 5, "delayed": 5, "current": 3, "blocks": 3, "unit scaled": 3}
-SEEDS_LONG |= {"unit scaled, bf16": 3, "munit scaled": 3, "munit scaled, bf16": 3}
-# They are slow, and begin later.
-SLOW = {"nvfp4": 1, "nvfp4, plain": 1, "delayed, tensor core": 1}
+# Of the long runs: how many seeds a way has, and the round in which its first one begins.
+LONG_RUNS = {"bf16": (5, 0), "delayed": (5, 0), "current": (3, 0), "blocks": (3, 0)}
+LONG_RUNS |= {"unit scaled": (3, 1), "unit scaled, bf16": (3, 1)}
+LONG_RUNS |= {"munit scaled": (3, 1), "munit scaled, bf16": (3, 1)}
+LONG_RUNS |= {"nvfp4": (1, 2), "nvfp4, plain": (1, 2), "delayed, tensor core": (1, 2)}
 
 
 class Task(NamedTuple):
@@ -64,13 +63,13 @@ def tasks() -> list[Task]:
 
 
 def long_tasks() -> list[Task]:
-    """The long runs: the first seed of each way, then the next one. The slow ways begin later."""
-    found = [
-        Task(way, seed, plan=runs.LONG)
-        for way, seeds in (SEEDS_LONG | SLOW).items()
+    """The long runs: the first seed of each way, then the next one. What takes long begins later."""
+    rounds = [
+        (first + seed, Task(way, seed, plan=runs.LONG))
+        for way, (seeds, first) in LONG_RUNS.items()
         for seed in range(seeds)
     ]
-    return sorted(found, key=lambda task: task.seed + 2 * (task.way in SLOW))
+    return [task for _, task in sorted(rounds, key=lambda found: found[0])]
 
 
 # A run --------------------------------------------------------------------------------------------
@@ -100,9 +99,8 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         return made | {"lost": lost}
     if task.plan == runs.LONG:
         made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
-    if way.decoder.in_fp8 and way.recipe.scaling not in NVFP4:
-        shares = runs.casts(way.decoder, step.state, _own_texts(task.plan))
-        made["casts"] = {dtype: list(map(_short, of_both)) for dtype, of_both in shares.items()}
+    if way.static and way.precision == "fp8":
+        made["casts"] = _casts(way.decoder, step.state, task.plan)
     return made | {"snr": _noise(way.decoder, step.state, task.plan)}
 
 
@@ -178,6 +176,18 @@ def _noise(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, float]:
     """Each weight's signal-to-noise ratio on texts of its own, in decibels."""
     found = runs.signal_to_noise(decoder, state, _own_texts(plan))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
+
+
+def _casts(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, list[float]]:
+    """By format, the shares of all numbers that saturate and that become 0, on texts of its own."""
+    found = runs.casts(decoder, state, _own_texts(plan))
+    shares = {}
+    for dtype in sorted({cast.dtype for cast in found}):
+        mine = [cast for cast in found if cast.dtype == dtype]
+        numbers = [cast.numbers for cast in mine]
+        of_both = [cast.saturated for cast in mine], [cast.lost for cast in mine]
+        shares[dtype] = [_short(np.average(each, weights=numbers)) for each in of_both]
+    return shares
 
 
 def _short(value: Any) -> float:
