@@ -63,7 +63,7 @@ def tasks() -> list[Task]:
 
 
 def long_tasks() -> list[Task]:
-    """The long runs: the first seed of each way, then the next one. What takes long begins later."""
+    """The long runs: the first seed of each way, then the next one."""
     rounds = [
         (first + seed, Task(way, seed, plan=runs.LONG))
         for way, (seeds, first) in LONG_RUNS.items()
