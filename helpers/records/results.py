@@ -5,8 +5,8 @@ thing that was measured; schema.json there says what is in one. Beside it goals.
 are held against, for each chip, published.json what others measured, scale.json what they measured
 on many GPUs, releases.json what JAX's releases compile, rules.json what they make of the programs
 of fp8lens' rules, census.json what JAX's libraries do, ladder.json what a layer's steps in FP8
-cost, tensors.json a small model's tensors, trained.json its runs, and stacks.json what other stacks
-make of one matmul. What a program recorded
+cost, tensors.json a small model's tensors, trained.json and trained_long.json its runs, and stacks.json
+what other stacks make of one matmul. What a program recorded
 carries that program's digest, and is read only as it was written.
 """
 
