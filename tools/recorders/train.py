@@ -37,7 +37,7 @@ SEEDS |= {"unit scaled": 8, "munit scaled": 8, "propagated": 8}
 OTHERWISE = 5
 # Of the long runs: how many seeds a way has, and the round in which its first one begins.
 LONG_RUNS = {"bf16": (5, 0), "delayed": (5, 0), "current": (3, 0), "blocks": (3, 0)}
-LONG_RUNS |= {"unit scaled": (3, 1), "unit scaled, bf16": (3, 1)}
+LONG_RUNS |= {"gradients in E4M3": (2, 0), "unit scaled": (3, 1), "unit scaled, bf16": (3, 1)}
 LONG_RUNS |= {"munit scaled": (3, 1), "munit scaled, bf16": (3, 1)}
 LONG_RUNS |= {"nvfp4": (1, 2), "nvfp4, plain": (1, 2), "delayed, tensor core": (1, 2)}
 
