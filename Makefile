@@ -12,7 +12,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 # Container images set this. Each of the tests' hundreds of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test check refresh site releases rules census train model tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census engine train model tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -55,6 +55,9 @@ rules: setup    ## record what the programs on the pages of fp8lens' rules becom
 census: setup   ## record what JAX's FP8 libraries become (3 GB; ARGS="--only qwix" for some)
 	$(PYTHON) -m tools.recorders.census $(ARGS)
 
+engine: setup   ## record what Transformer Engine's layers become (builds it once: 8 GB, 10 minutes; ARGS="--only NVFP4" for some)
+	$(PYTHON) -m tools.recorders.engine $(ARGS)
+
 train: setup    ## train a small transformer in each precision and record it (20 minutes; ARGS=--long for longer runs: 2 hours)
 	$(PYTHON) -m tools.recorders.train $(ARGS)
 
@@ -64,8 +67,8 @@ model: setup    ## train the model that the chapter on inference quantizes, and 
 tensors: setup  ## record what one matmul's tensors look like while that model is trained (4 minutes)
 	$(PYTHON) -m tools.recorders.tensors
 
-ladder: setup   ## record what the rungs to a lean FP8 step cost by their programs (3 minutes)
-	$(PYTHON) -m tools.recorders.ladder_costs
+ladder: setup   ## record what the rungs to a lean FP8 step cost and learn (20 minutes; ARGS="--only AdamW" for some)
+	$(PYTHON) -m tools.recorders.ladder_costs $(ARGS)
 
 stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled matmul (5 GB; 2 minutes)
 	$(PYTHON) -m tools.recorders.other_stacks

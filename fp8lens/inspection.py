@@ -220,7 +220,7 @@ class Inspection:
         `allowed`. Of a saved program no reason is looked for.
         """
         # Kernels that are not looked into are asked for by `unknown`.
-        wide = [row for row in self.report.rows if row.is_seen and not row.is_fp8]
+        wide = [row for row in self.report.rows if row.is_told and not row.is_fp8]
         if not allowed or not self.is_ours:
             return wide
         why: dict[str, set[str]] = defaultdict(set)

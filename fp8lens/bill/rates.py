@@ -19,7 +19,9 @@ from fp8lens.formats import is_narrow
 from fp8lens.hlo.parse import Instruction
 from fp8lens.hlo.program import results
 from fp8lens.hlo.values import changes_layout, operand
+from fp8lens.matmul.kernels import codes
 from fp8lens.matmul.ledger import Line
+from fp8lens.matmul.rows import ENGINE, ENGINE_ATTENTION
 from fp8lens.matmul.unfused import inside
 from fp8lens.targets import Target
 
@@ -193,16 +195,30 @@ def kind_of(line: Line) -> str:
     """
     if line.what in ("collective", "opaque"):
         return ""
+    kind, i = line.kernel.kind, line.kernel.instruction
     if line.what == "matmul":
-        if not line.kernel.kind.startswith("__cudnn$fmha"):
+        if not kind.startswith(("__cudnn$fmha", ENGINE_ATTENTION)):
             return "matmul"
-        return "FP8 attention" if _touches_fp8(line.kernel.instruction) else "attention"
-    parts = inside(line.kernel.instruction)
+        return "FP8 attention" if _touches_fp8(i) else "attention"
+    if kind.startswith(ENGINE):
+        return _kind_of_engines(i, kind)
+    parts = inside(i)
     if any(i.opcode in ("reduce", "reduce-window") for i in parts):
         return "reduction"
     if any(map(changes_layout, parts)):
         return "transpose"
-    return "convert" if _touches_fp8(line.kernel.instruction) else "pointwise"
+    return "convert" if _touches_fp8(i) else "pointwise"
+
+
+def _kind_of_engines(i: Instruction, target: str) -> str:
+    """The rate of a kernel of Transformer Engine's. None of them was measured here: it is that of
+    XLA's kernels which do the same.
+    """
+    if len(codes(i)) > 1:
+        return "transpose"
+    if "norm" in target or all(shape.size == 1 for shape in results(i)):
+        return "reduction"
+    return "convert" if _touches_fp8(i) else "pointwise"
 
 
 def _touches_fp8(i: Instruction) -> bool:

@@ -18,7 +18,7 @@ from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.remember import remembered
 from fp8lens.hlo.text import columns, counted, notebook_display
 from fp8lens.hlo.values import look_through, operand
-from fp8lens.matmul.rows import FP8_CALL, matmuls
+from fp8lens.matmul.rows import ENGINE, ENGINE_MULTIPLIES, FP8_CALL, matmuls
 from fp8lens.targets import Target, resolve
 
 _OPAQUE = frozenset("custom-call convolution fft cholesky triangular-solve scan".split())
@@ -64,19 +64,31 @@ def is_opaque(i: Instruction) -> bool:
     target = i.custom_call_target or ""
     if target.startswith("__cub$"):  # CUB sorts and sums
         return False
+    if target.startswith(ENGINE):  # norms, activations and quantizers, too
+        return target.startswith(ENGINE_MULTIPLIES)
     return not quantizes(i)
 
 
 def quantizes(i: Instruction) -> bool:
     """Whether another library's call reads one matrix, and writes it as FP8: it has no second one
-    to multiply it by.
+    to multiply it by. Transformer Engine's may read others, as the gradient and the input of an
+    activation.
     """
     if i.opcode != "custom-call":
         return False
+    target = i.custom_call_target or ""
+    if target.startswith(ENGINE) and not target.startswith(ENGINE_MULTIPLIES):
+        return bool(codes(i))
     given = [operand(i, n).shape for n in range(len(i.operands))]
     matrices = [shape for shape in given if sum(size > 1 for size in shape.dims) > 1]
     written = [shape.size for shape in results(i) if is_narrow(shape.dtype)]
     return len(matrices) == 1 and matrices[0].size in written
+
+
+def codes(i: Instruction) -> list[Shape]:
+    """The arrays of FP8 or FP4 that a kernel writes, without scales of blocks."""
+    largest = max((shape.size for shape in results(i)), default=0)
+    return [s for s in results(i) if is_narrow(s.dtype) and 1 < s.size == largest]
 
 
 def _kind(instruction: Instruction) -> str:

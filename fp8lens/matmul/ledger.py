@@ -16,7 +16,7 @@ from fp8lens.hlo.text import Ink, Style, columns, counted, html_table, size, unc
 from fp8lens.hlo.values import operand, reducer
 from fp8lens.hlo.walk import walk
 from fp8lens.matmul.kernels import Kernel, is_opaque, kernel, launches, quantizes
-from fp8lens.matmul.rows import GemmRow
+from fp8lens.matmul.rows import ENGINE, GemmRow
 from fp8lens.matmul.unfused import (
     Makes,
     Neighborhood,
@@ -267,7 +267,7 @@ class _Classes:
         # As many elements an array of scales or amaxes may have: far fewer than each matrix.
         matrices = [size * row.k for row in rows for size in (row.m, row.n) if size > 1]
         self._most = min(matrices, default=0) // 8
-        multiply = {row.instruction for row in rows if row.is_seen or row.is_fp8}
+        multiply = {row.instruction for row in rows if row.is_told or row.is_fp8}
         self.found = {i: "matmul" if i in multiply else _class(i, near[i]) for i in near}
         plain = [i for i in self.found if is_plain(i)]
         self._maxima: set[tuple[Instruction, int]] = set()
@@ -348,7 +348,7 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     if any(map(is_opaque, parts)):
         return "opaque"
     if not is_plain(i):
-        return "move" if opcode in _MOVES_ALONE else "quantize" if quantizes(i) else "rest"
+        return _class_of_call(i, opcode)
     avoidable = [o for o in near if o.avoidable]
     if any("fp8" in o.work for o in avoidable):
         return "dequantize"
@@ -367,6 +367,17 @@ def _class(i: Instruction, near: Sequence[UnfusedKernel]) -> str:
     if makes_scales:
         return "scale"
     return "move" if any("transpose" in o.work for o in avoidable) else "rest"
+
+
+def _class_of_call(i: Instruction, opcode: str) -> str:
+    """The class of a kernel of one instruction, or of a library's call that multiplies nothing."""
+    if opcode in _MOVES_ALONE:
+        return "move"
+    if quantizes(i):
+        return "quantize"
+    numbers = all(shape.size == 1 for shape in results(i))
+    is_engines_amax = (i.custom_call_target or "").startswith(ENGINE) and numbers
+    return "scale" if is_engines_amax else "rest"
 
 
 def _is_an_amax(i: Instruction) -> bool:

@@ -24,9 +24,11 @@ NOT_SEEN = "not seen"
 #: A block-scaled dot as JAX writes it, and the call that XLA makes of it where a chip has one.
 BLOCK_SCALED_DOT = "__op$block_scaled_dot"
 _CUDNN_BLOCK_SCALED = "__cudnn$blockScaledDot"
-# How the names of libraries' calls begin that multiply FP8 operands as they are: Transformer
-# Engine's, which hands them to cuBLASLt (transformer_engine/jax/csrc/extensions/gemm.cpp).
-_FP8_LIBRARIES = ("te_gemm",)
+# How the names of Transformer Engine's calls for JAX begin; and of those that multiply matrices, as
+# cuBLASLt and cuDNN do it (gemm.cpp and attention.cpp in transformer_engine/jax/csrc/extensions).
+ENGINE = "te_"
+ENGINE_GEMM, ENGINE_ATTENTION = "te_gemm", "te_fused_attn"
+ENGINE_MULTIPLIES = (ENGINE_GEMM, ENGINE_ATTENTION, "te_grouped_gemm")
 _MULTIPLY = DOTS | {"fusion", "custom-call"}
 _PASS_ON = LAYOUT | {"convert", "broadcast", "tuple", "get-tuple-element"}
 # cuBLASLt rounds f32 operands to TF32 unless more is asked for; so does Triton.
@@ -117,6 +119,12 @@ class GemmRow:
         return self.epilogue != NOT_SEEN
 
     @property
+    def is_told(self) -> bool:
+        """Whether it is known what it multiplies: HLO says it, or the settings of Transformer
+        Engine's call."""
+        return self.is_seen or self.library.startswith((ENGINE_GEMM, ENGINE_ATTENTION))
+
+    @property
     def is_refused(self) -> bool:
         """Whether a GPU refuses to run it, although it compiles without one: XLA hands cuBLASLt
         only the combinations of types in its cuda_blas_lt.cc, and looks there when the call
@@ -180,7 +188,14 @@ def _matmuls(i: Instruction, opcode: str) -> tuple[GemmRow, ...]:
         return (_cublas(i, target),)
     if target in (BLOCK_SCALED_DOT, _CUDNN_BLOCK_SCALED):
         return (_block_scaled(i, "cudnn" if target == _CUDNN_BLOCK_SCALED else "kernel"),)
-    return _attention(i) if target.startswith("__cudnn$fmha") else _another_librarys(i, target)
+    if target.startswith("__cudnn$fmha"):
+        return _attention(i)
+    said = _engines_settings(i) if target.startswith(ENGINE) else {}
+    if target.startswith(ENGINE_GEMM) and "lhs_axis_boundary" in said:
+        return (_engines_gemm(i, target, said),)
+    if target.startswith(ENGINE_ATTENTION) and "attn_heads" in said:
+        return _engines_attention(i, target, said)
+    return _another_librarys(i, target)
 
 
 def _sizes(lhs: Shape, rhs: Shape, numbers: Mapping) -> tuple[int, int, int, int]:
@@ -432,6 +447,54 @@ def is_sum_of_products(row: GemmRow) -> bool:
     return any(product.is_written for product in products(computation) if product.sizes == sizes)
 
 
+def _engines_settings(i: Instruction) -> dict[str, str]:
+    """What a call of Transformer Engine's is told, by name: an MLIR dictionary, perhaps with others
+    in it.
+    """
+    return dict(re.findall(r"(\w+) = (\w+)", str(i.backend_config)))
+
+
+def _engines_gemm(i: Instruction, target: str, said: Mapping[str, str]) -> GemmRow:
+    """The row of Transformer Engine's GEMM: its first and third operand, each with the scales after
+    it, as matrices whose rows are the dimensions before the boundary.
+    """
+    lhs, rhs = (operand(i, n).shape for n in (0, 2))
+
+    def matrix(shape: Shape, side: str) -> tuple[int, int]:
+        boundary = int(said[f"{side}_axis_boundary"])
+        rows, columns = math.prod(shape.dims[:boundary]), math.prod(shape.dims[boundary:])
+        return (columns, rows) if said[f"{side}_transposed"] == "true" else (rows, columns)
+
+    (m, k), (rows, n) = matrix(lhs, "lhs"), matrix(rhs, "rhs")
+    if rows != k:
+        raise ValueError(f"[{m}, {k}] by [{rows}, {n}]")
+    return _row(
+        i,
+        (m, n, k, 1),
+        lhs_dtype=lhs.dtype,
+        rhs_dtype=rhs.dtype,
+        math_dtype=_common(lhs.dtype, rhs.dtype),
+        library=target,
+        out_dtype=results(i)[0].dtype,
+        epilogue=NOT_SEEN,
+        # cuBLASLt's fast sums are off if it is true: common/gemm/cublaslt_gemm.cu
+        precision="HIGHEST" if said["use_split_accumulator"] == "true" else "DEFAULT",
+        scales=("a", "b") if said["scaling_mode"] != "0" else (),
+    )
+
+
+def _engines_attention(i: Instruction, target: str, said: Mapping[str, str]) -> tuple[GemmRow, ...]:
+    """The rows of Transformer Engine's fused attention, which is cuDNN's."""
+    m, n = int(said["q_max_seqlen"]), int(said["kv_max_seqlen"])
+    depth, values = int(said["qk_head_dim"]), int(said["v_head_dim"])
+    sizes = _of_attention(m, n, depth, values, "backward" in target)
+    batch = int(said["input_batch"]) * int(said["attn_heads"])
+    given, made = operand(i, 0).shape.dtype, results(i)[0].dtype
+    fields: dict[str, Any] = {"lhs_dtype": given, "rhs_dtype": given, "math_dtype": given}
+    fields |= {"library": target, "out_dtype": made, "epilogue": NOT_SEEN}
+    return tuple(_row(i, (*each, batch), **fields) for each in sizes)
+
+
 def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
     """The row of a call whose kernel is not known here, of two FP8 matrices, if their shapes and
     the result's tell M, N and K.
@@ -450,7 +513,7 @@ def _another_librarys(i: Instruction, target: str) -> tuple[GemmRow, ...]:
     }
     if len(told) != 1:
         return ()
-    multiplied = _common(lhs.dtype, rhs.dtype) if target.startswith(_FP8_LIBRARIES) else "unknown"
+    multiplied = _common(lhs.dtype, rhs.dtype) if target.startswith(ENGINE_GEMM) else "unknown"
     row = _row(
         i,
         (*told.pop(), 1),
@@ -508,12 +571,21 @@ def _attention(i: Instruction) -> tuple[GemmRow, ...]:
     # Several queries' heads may share one of the keys.
     shared = math.prod(k.dims[int(d)] for d in numbers["rhs_batch_dimensions"])
     values = v.size // (shared * n)
-    sizes = [(m, n, depth), (m, values, n)]
-    if backward:
-        sizes = [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
+    sizes = _of_attention(m, n, depth, values, backward)
     fields: dict[str, Any] = {"lhs_dtype": q.dtype, "rhs_dtype": k.dtype, "library": "cudnn"}
     fields |= {"math_dtype": _common(q.dtype, k.dtype, v.dtype), "out_dtype": results(i)[0].dtype}
     return tuple(_row(i, (*each, batch), **fields) for each in sizes)
+
+
+def _of_attention(
+    m: int, n: int, depth: int, values: int, backward: bool
+) -> list[tuple[int, int, int]]:
+    """The sizes of what attention multiplies, of m queries and n keys of that depth, and values of
+    another.
+    """
+    if backward:
+        return [(m, n, depth), (n, values, m), (m, n, values), (m, depth, n), (n, depth, m)]
+    return [(m, n, depth), (m, values, n)]
 
 
 _FORWARD = "bmm1_dot_dimension_numbers"

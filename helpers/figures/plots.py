@@ -458,6 +458,57 @@ def plot_reached(groups: Mapping[str, Mapping[str, tuple[float, float]]]) -> Pic
     return figure
 
 
+@mpl.rc_context(STYLE)
+def plot_parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], label: str) -> Picture:
+    """Bars of parts, one after the other in the legend's order: in each panel, each bar's parts.
+    `label` says what the numbers are. A part has its number if there is room.
+    """
+    bars = {title: list(panel) for title, panel in panels.items()}
+    figure = Picture(figsize=(FIGURE_WIDTH, 1.1 + 0.5 * sum(map(len, bars.values()))))
+    figure.set_layout_engine("constrained")
+    most = max(sum(bar.values()) for panel in panels.values() for bar in panel.values())
+    grid = figure.subplots(len(panels), sharex=True, squeeze=False)
+    for axes, (title, panel) in zip(grid[:, 0], panels.items(), strict=True):
+        for name, parts in panel.items():
+            left = 0.0
+            for (part, value), colour in zip(parts.items(), PALETTE, strict=False):
+                axes.barh(name, value, left=left, color=colour, label=part)
+                text, middle = f"{value:.1f}", left + value / 2
+                if value > 0.085 * most:
+                    style = {"ha": "center", "va": "center_baseline", "color": ink_on(colour)}
+                    axes.text(middle, name, text, **style)
+                left += value
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(axis="y", visible=False)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    legend = dict(zip(names, handles, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside upper left", ncols=2, frameon=False)
+    grid[-1, 0].set_xlabel(label)
+    said = []
+    for title, panel in panels.items():
+        for name, parts in panel.items():
+            numbers = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
+            said.append(f"{title}, {name}: {numbers}")
+    figure.alt = f"Bars of parts, {label}. {'; '.join(said)}."
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def plot_intervals(rows: Mapping[str, tuple[float, float, float]], label: str) -> Picture:
+    """For each row a mean within its interval, as (low, mean, high), beside a line at 0."""
+    said = [f"{name}: {low:+.2f} to {high:+.2f}" for name, (low, _, high) in rows.items()]
+    alt = f"Intervals of {label}: {'; '.join(said)}."
+    figure, axes = _axes(FIGURE_WIDTH, 0.9 + 0.4 * len(rows), alt)
+    axes.axvline(0, color=INK, linewidth=1)
+    for row, (low, mean, high) in enumerate(rows.values()):
+        axes.plot([low, high], [row, row], color=PALETTE[0], linewidth=3)
+        axes.plot(mean, row, "o", color=INK)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=label)
+    return figure
+
+
 class _Bar(NamedTuple):
     """A kernel: its place from the top, in rows, and the bytes moved before and by it."""
 

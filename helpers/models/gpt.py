@@ -31,11 +31,11 @@ class GPTLayer(nn.Module):
     in.
 
     `fp8` quantizes the operands of the four dense layers, forward and backward, by scales of
-    earlier steps: delayed scaling. `multiply` computes their products instead: x [M, K] by w
-    [N, K], with a gradient of its own and without a state. Attention stays in `dtype`. `attention`
-    is who runs it, the `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or
-    "cudnn", one fused kernel, on a GPU in bf16; or "fused", JAX's own such kernel, compiled
-    anywhere for a Hopper, in bf16 and not causal. Raises ValueError for sizes that do not fit.
+    earlier steps: delayed scaling. `product` is another `dot_general_cls` for these layers, such as
+    Transformer Engine's, or `by_function(multiply)`. Attention stays in `dtype`. `attention` is who
+    runs it, the `implementation` of dot_product_attention in jax.nn: "xla" anywhere, or "cudnn",
+    one fused kernel, on a GPU in bf16; or "fused", JAX's own such kernel, compiled anywhere for a
+    Hopper, in bf16 and not causal. Raises ValueError for sizes that do not fit.
     """
 
     hidden: int = 4096
@@ -44,7 +44,7 @@ class GPTLayer(nn.Module):
     fp8: bool = False
     causal: bool = False
     attention: str = "xla"
-    multiply: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    product: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -62,8 +62,7 @@ class GPTLayer(nn.Module):
         dense = functools.partial(
             nn.Dense,
             dtype=self.dtype,
-            dot_general=_as_dot_general(self.multiply) if self.multiply else None,
-            dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else None,
+            dot_general_cls=nn.Fp8DirectDotGeneralOp if self.fp8 else self.product,
         )
         batch, sequence, _ = x.shape
         # A row a token: XLA makes no FP8 output of a result that is reshaped before it is
@@ -86,13 +85,16 @@ class GPTLayer(nn.Module):
         return x.reshape(batch, sequence, self.hidden)
 
 
-def _as_dot_general(multiply: Callable) -> Callable:
-    """`multiply` as a Dense layer calls it: with a kernel [K, N], and dimensions that follow."""
+@functools.cache
+def by_function(multiply: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable:
+    """A `product` that multiplies x [M, K] by w [N, K], with a gradient of its own and without a
+    state. A Dense layer has its kernel as [K, N].
+    """
 
     def dot_general(x: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
         return multiply(x, kernel.T)
 
-    return dot_general
+    return lambda: dot_general
 
 
 _SGD = optax.sgd(0.1)

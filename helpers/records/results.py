@@ -4,10 +4,10 @@ One file a GPU model, notebooks/results/<model>/measured.jsonl, to which a line 
 thing that was measured; schema.json there says what is in one. Beside it goals.json has what they
 are held against, for each chip, published.json what others measured, scale.json what they measured
 on many GPUs, releases.json what JAX's releases compile, rules.json what they make of the programs
-of fp8lens' rules, census.json what JAX's libraries do, ladder.json what a layer's steps in FP8
-cost, tensors.json a small model's tensors, trained.json and trained_long.json its runs, and stacks.json
-what other stacks make of one matmul. What a program recorded
-carries that program's digest, and is read only as it was written.
+of fp8lens' rules, census.json what JAX's libraries do, engine.json what Transformer Engine's layers
+for JAX do, ladder.json what a layer's steps in FP8 cost, tensors.json a small model's tensors,
+trained.json and trained_long.json its runs, and stacks.json what other stacks make of one matmul.
+What a program recorded carries that program's digest, and is read only as it was written.
 """
 
 import base64
@@ -141,6 +141,15 @@ def load_census(folder: str | Path = "results") -> Census:
         rows = {tuple(name.split(" | ")): row for name, row in entry["rows"].items()}
         releases[version] = entry | {"rows": rows}
     return Census(data["ways"], releases)
+
+
+def load_engine(folder: str | Path = "results") -> Mapping[str, Any]:
+    """What tools/recorders/engine.py found with the newest JAX; its rows by (layer, recipe, chip).
+    Raises ValueError for a record that is not as it was written.
+    """
+    *_, newest = recorded(folder, "engine.json", "make engine")["releases"].values()
+    rows = {tuple(name.split(" | ")): row for name, row in newest["rows"].items()}
+    return newest | {"rows": rows}
 
 
 class Tensors(NamedTuple):

@@ -11,7 +11,7 @@ register what these compute otherwise. With tokens i32[batch, length + 1]:
         state, loss = train_step(decoder, optimizer, state, tokens)
 
 What it leaves out: a margin on the scales, careful sums in the backward pass, checkpoints (a
-checkpoint needs all of `State`), several devices (chapter 15). `lean_step.py` has careful sums, and
+checkpoint needs all of `State`), several devices (chapter 16). `lean_step.py` has careful sums, and
 makes FP8 of its tensors in fewer passes.
 
 Test what XLA makes of the step. Set XLA_FLAGS=--xla_gpu_enable_triton_gemm=false before JAX starts:

@@ -10,7 +10,7 @@ activations on inputs like those in service:
     y = linear(x, codes, x_scale, w_scale)
 
 What it leaves out: reading a file, attention of a prompt in FP8 and a Hadamard rotation (chapter 08
-has them), several devices (chapter 15), causal masks.
+has them), several devices (chapter 16), causal masks.
 
 Make two programs, one for prompts and one that decodes. `linear`, `chain`, `gated` and `by_token`
 need cuBLASLt: jax.jit(prompt, compiler_options={"xla_gpu_enable_triton_gemm": False}).

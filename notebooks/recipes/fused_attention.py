@@ -1,12 +1,12 @@
 """Attention that keeps its scores on the chip: JAX's own kernel for a Hopper, in Pallas, which any
 machine compiles.
 
-It needs JAX alone. `lean_step.py` uses it; chapter 14 says what it saves. JAX's module allocates
+It needs JAX alone. `lean_step.py` uses it; chapter 15 says what it saves. JAX's module allocates
 buffers of f16. This file has it allocate bf16, the type of its operands.
 
 What it leaves out: a causal mask (JAX's kernel has none in its backward pass), dropout, scaling,
 FP8 (attention stays bf16), chips other than a Hopper. There is no interpreter for its matmuls: on a
-CPU it compiles and does not run. On an H200 it runs, and cuDNN's attention is faster (chapter 14).
+CPU it compiles and does not run. On an H200 it runs, and cuDNN's attention is faster (chapter 15).
 
 Test that it is compiled, and that no scores reach memory:
 

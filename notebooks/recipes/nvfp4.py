@@ -12,13 +12,14 @@ billion parameters and 10 trillion tokens (arXiv 2509.25149, 2025):
 
     y = nvfp4_linear(x, w)  # x [M, K] and y [M, N] in bf16, w [N, K] in f32 or bf16
 
-That report keeps some layers in bf16: the first two blocks and the last eight of 62, all
-embeddings, norms, attention, and the layer of the logits. That is left to the model. So is what the
-optimizer does in f32.
+That report keeps 16 % of the linear layers in bf16, those of the first two blocks and of the last
+eight, and embeddings, norms, attention and the layer of the logits. That is left to the model. So
+is what the optimizer does in f32.
 
 What it leaves out: a bias, several devices (the tensor's scale needs the amax of all of them), a
 kernel that quantizes in one pass, and a key: the random bits follow from the gradient's own amaxes.
-No time was measured.
+No time was measured. On a CPU a whole model takes minutes to compile, because the generator of the
+random bits becomes a part of each kernel that rounds.
 
 Test that all three matmuls are FP4. On a Blackwell XLA gives `jax.nn.scaled_matmul` to cuDNN. On
 a CPU it multiplies what the codes stand for.

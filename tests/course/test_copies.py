@@ -1,8 +1,8 @@
 """The recipes are files that a reader copies: each runs its own example in an empty folder, with
 the files beside it that its docstring names, and imports nothing of this project.
 
-What XLA makes of them is in the tests of tests/helpers that have their names; of attention's it is
-here.
+What XLA makes of them is in the tests of tests/helpers that have their names; of those for several
+devices in the cells of chapter 16; of attention's it is here.
 """
 
 import ast
@@ -18,6 +18,8 @@ import pytest
 from fp8lens import inspect
 from helpers import RECIPES
 
+from fp8_experts import fp8_experts
+from fp8_sharded import Where, fp8_sharded
 from fused_attention import fused_attention
 
 NAMES = sorted(path.name for path in RECIPES.glob("*.py"))
@@ -66,6 +68,14 @@ def test_a_copy_runs_alone(name, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_what_a_recipe_cannot_take_is_an_error_that_says_what_it_takes():
+    x = jnp.ones((16, 16), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"\(2, 16\), and must have \[3, H\]"):
+        fp8_sharded(Where(), x, x, jnp.zeros((2, 16)))
+    with pytest.raises(ValueError, match="'all', and must be one of nothing, operands"):
+        fp8_experts(x, x, x, x, None, on_wire="all")
 
 
 def test_attention_on_the_chip_writes_no_scores():

@@ -230,6 +230,19 @@ def test_the_api_has_a_line_a_place_and_a_source_for_every_public_name(site):
     assert texts()["api.html"].count(">[source]<") > len(fp8lens.__all__)
 
 
+def test_a_table_of_recipes_is_sorted_by_a_click(site, browser):
+    with opened(browser, f"{site}notebooks/G_training_recipes.html", 390) as page:
+        head = page.get_by_role("button", name="GB moved", exact=True)
+        for order, wanted in (("ascending", sorted), ("descending", lambda v: sorted(v)[::-1])):
+            head.click()
+            column = page.locator(f"th[aria-sort={order}]").evaluate(
+                """head => [...head.closest("table").tBodies[0].rows].map(
+                    row => row.cells[head.cellIndex].textContent)"""
+            )
+            moved = [float(text) for text in column]
+            assert len(moved) > 10 and moved == wanted(moved)
+
+
 def test_a_reader_on_a_phone_finds_by_search_what_a_bias_costs(site, browser):
     with opened(browser, site, 390) as page:
         page.locator(".search-button").first.click()

@@ -18,6 +18,7 @@ from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
 from helpers.numerics.quantize import dequantize
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from tests.fp8lens.arrays import given
+from tests.programs import real
 
 e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
 M, N, K = 64, 128, 256
@@ -198,6 +199,23 @@ def test_a_call_of_another_library_is_a_row_and_its_inside_is_not_seen():
     for shapes in ({"out": "bf16[512,512]"}, {"rhs": "bf16[256,64]"}):
         report = foreign("te_gemm_v2_ffi", **shapes)
         assert not report.rows and "not looked into: call.1" in str(report)
+
+
+def test_the_settings_of_transformer_engines_gemm_are_read(tmp_path):
+    """Its sizes, whether its sums are careful, and that a bf16 one is a matmul that lost FP8."""
+    (path,) = real.unpacked("te_delayed_step", tmp_path).iterdir()
+    text = path.read_text()
+    careful = text.replace("use_split_accumulator = false", "use_split_accumulator = true")
+    for program, precision in ((text, "DEFAULT"), (careful, "HIGHEST")):
+        rows = report_gemms(program).rows
+        assert [(r.m, r.n, r.k) for r in rows] == [(4096, 2048, 4096), (2048, 4096, 4096)]
+        assert {(r.precision, r.scales) for r in rows} == {(precision, ("a", "b"))}
+    with pytest.raises(HloParseError, match="by .2048, 4096"):
+        report_gemms(text.replace("rhs_transposed = true", "rhs_transposed = false"))
+    path.write_text(re.sub("f8e5m2|f8e4m3fn", "bf16", text))
+    wide = inspect(path)
+    assert len(wide.wide_rows()) == 2 and not wide.report.opaque
+    assert wide.bill.calibrated is not None
 
 
 def test_fused_attention_is_two_matmuls_forward_and_five_backward():

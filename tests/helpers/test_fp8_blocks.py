@@ -1,4 +1,4 @@
-"""The layer with scales for blocks: its gradients, and what a Hopper makes of a training step."""
+"""The layers with scales for blocks: gradients, and what a chip makes of a training step."""
 
 import functools
 
@@ -10,9 +10,14 @@ import pytest
 from fp8lens import inspect
 
 from fp8_blocks import block_linear
+from mxfp8 import mx_linear
 
 bf16, f32 = jnp.bfloat16, jnp.float32
-WAYS = ["interpret", "batched", "dequantized"]
+# Each layer by kernels, and by XLA's of the same codes and sums; then otherwise.
+WAYS = {
+    block_linear: ["interpret", "batched", "dequantized"],
+    mx_linear: ["interpret", "xla"],
+}
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="needs JAX 0.11")
 
 
@@ -24,8 +29,8 @@ def tensors(m: int = 128, n: int = 128, k: int = 256) -> list[jax.Array]:
     return [x, jax.random.normal(keys[1], (n, k)), g]
 
 
-def step(by: str, x, w, g):
-    y, pull = jax.vjp(functools.partial(block_linear, by=by), x, w)
+def step(layer, by: str, x, w, g):
+    y, pull = jax.vjp(functools.partial(layer, by=by), x, w)
     return y, *pull(g)
 
 
@@ -34,30 +39,34 @@ def error(found, expected) -> float:
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("by", WAYS)
-def test_all_three_products_are_near_those_of_float64(by):
+@pytest.mark.parametrize("layer", WAYS)
+def test_all_three_products_are_near_those_of_float64(layer):
     x, w, g = tensors()
-    found = step(by, x, w, g)
     wide = [np.float64(tensor) for tensor in (x, w, g)]
     expected = wide[0] @ wide[1].T, wide[2] @ wide[1], wide[2].T @ wide[0]
-    assert all(0.01 < error(*pair) < 0.045 for pair in zip(found, expected, strict=True))
-    assert [one.dtype for one in found] == [bf16, bf16, f32]
-    if by == "interpret":  # the kernels' codes and sums are XLA's
-        batched = step("batched", x, w, g)
-        assert all(error(*pair) < 1e-4 for pair in zip(found, batched, strict=True))
+    found = {by: step(layer, by, x, w, g) for by in WAYS[layer]}
+    for made in found.values():
+        assert all(0.01 < error(*pair) < 0.045 for pair in zip(made, expected, strict=True))
+        assert [one.dtype for one in made] == [bf16, bf16, f32]
+    by_hand, by_xla, *_ = found.values()
+    assert all(error(*pair) < 1e-4 for pair in zip(by_hand, by_xla, strict=True))
 
 
-def test_a_step_reads_each_tensor_once_and_multiplies_three_times_in_fp8():
+@pytest.mark.parametrize(
+    "layer, target, scales", [(block_linear, "H100", 4 / 128), (mx_linear, "B200", 1 / 32)]
+)
+def test_a_step_reads_each_tensor_once_and_multiplies_three_times_in_fp8(layer, target, scales):
     x, w, g = tensors(512, 256, 384)
-    seen = inspect(functools.partial(step, "mosaic"), x, w, g, target="H100")
+    seen = inspect(functools.partial(step, layer, "mosaic"), x, w, g, target=target, gemm="auto")
     assert [row.math_dtype for row in seen.report.rows] == ["f8e4m3fn"] * 3
     passes = [line.nbytes for line in seen.ledger if line.what == "quantize"]
     assert len(passes) == 3
-    # It is read, two codes are written for each number, and of 1 x 128 two scales in f32.
-    read = sum(tensor.nbytes + tensor.size * (2 + 2 * 4 / 128) for tensor in (x, w, g))
-    assert sum(passes) == read
+    assert {k.kernel.math_dtype for k in seen.ledger if k.what == "matmul"} == {"f8e4m3fn"}
+    # It is read, and two codes are written for each number, with their part of a scale.
+    assert sum(passes) == sum(t.nbytes + 2 * t.size * (1 + scales) for t in (x, w, g))
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="multiples of 128, not 100, 128 and 256: pad with zeros"):
-        block_linear(jnp.zeros((100, 256)), jnp.zeros((128, 256)))
+    for layer in WAYS:
+        with pytest.raises(ValueError, match="not 100, 128 and 256: pad with zeros"):
+            layer(jnp.zeros((100, 256)), jnp.zeros((128, 256)))

@@ -13,7 +13,7 @@ from flax.linen import fp8_ops
 
 from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
-from helpers.models.gpt import GPTLayer, train_state, train_step
+from helpers.models.gpt import GPTLayer, by_function, train_state, train_step
 
 from fp8_linear import fp8_current
 
@@ -22,7 +22,7 @@ PRECISIONS = {
     "f32": {"dtype": f32},
     "bf16": {"dtype": bf16},
     "bf16+fp8": {"dtype": bf16, "fp8": True},
-    "by a function": {"dtype": bf16, "multiply": fp8_current},
+    "by a function": {"dtype": bf16, "product": by_function(fp8_current)},
 }
 SMALL = functools.partial(GPTLayer, hidden=64, heads=4)
 META = fp8_ops.OVERWRITE_WITH_GRADIENT

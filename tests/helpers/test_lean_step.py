@@ -61,7 +61,7 @@ def trained():
 
 def gradients(lean, state, x, target):
     """By name, as Flax has them, f32."""
-    scales = lean_step.scales_of(state.histories)
+    scales = lean_step.scales_of(lean, state.histories, x.shape)
     _, slots, others = jax.jit(lean_step.gradients, static_argnums=0)(
         lean, state, scales, x, target
     )
@@ -97,18 +97,28 @@ def decibels(found, exact):
         return 10 * np.log10(np.sum(exact**2) / np.sum((found - exact) ** 2))
 
 
-@pytest.mark.parametrize("fields, worse", [({}, 2), ({"up_in_fp8": True}, 3), ({"fp8": False}, 3)])
+@pytest.mark.parametrize(
+    "fields, worse",
+    [
+        ({}, 2),
+        ({"up_in_fp8": True}, 3),
+        ({"fp8": False}, 3),
+        ({"fp8_attention": "forward"}, 3),
+        ({"fp8_attention": "both", "causal": True}, 4),
+        ({"scales": "static", "up_in_fp8": True, "fp8_attention": "both"}, 4),
+    ],
+)
 def test_results_and_gradients_are_as_near_to_f32_as_flaxs(trained, fields, worse):
     """In decibels, of the same weights; the result, and each gradient."""
     lean, (x, target) = SMALL(**fields), batch(5)
-    state = trained if lean.fp8 else new_state(lean, jax.random.key(0))
+    state = trained if lean.measures else new_state(lean, jax.random.key(0))
     state = warm_up(lean, copied(state), x, target)  # amaxes of this batch
-    layer = functools.partial(gpt.GPTLayer, HIDDEN, HEADS)
+    layer = functools.partial(gpt.GPTLayer, HIDDEN, HEADS, causal=lean.causal)
     with jax.default_matmul_precision("highest"):
         wide = layer(dtype=f32)
         y = wide.apply({"params": in_flax(state)}, x)
         exact = of_flax(wide, state, x.astype(f32), target)
-    scales = lean_step.scales_of(state.histories) | state.code_scales
+    scales = lean_step.scales_of(lean, state.histories, x.shape) | state.code_scales
     made = lean_step.apply(lean, lean_step.new_slots(lean, x), state.others, state.codes, scales, x)
     assert decibels(made, y) > 25
     ours, theirs = gradients(lean, state, x, target), of_flax(layer(fp8=lean.fp8), state, x, target)
@@ -125,7 +135,8 @@ def test_histories_and_codes_are_those_of_the_step(trained):
     old = dict(zip(lean_step.TENSORS, np.asarray(trained.histories), strict=True))
     for name, row in rows.items():
         assert np.array_equal(row[1:], old[name][:-1]), name
-        assert (row[0] > 0) == (name != "result of up"), name
+        unused = name in (*lean_step.RESULTS, *lean_step.IN_ATTENTION)
+        assert (row[0] > 0) != unused, name
     for name, w in after.weights.items():
         assert rows[name][0] == jnp.max(jnp.abs(w))  # the new weight's: its codes are the next's
         codes, transposed = after.codes[name]
@@ -194,8 +205,29 @@ def test_every_matmul_of_a_weight_is_fp8_and_no_kernel_transposes(careful, optim
     assert not [kernel for kernel in moved if "transpose" in kernel.name]
 
 
+@pytest.mark.parametrize(
+    "passes, scales, in_fp8", [("forward", "delayed", 20), ("both", "static", 25)]
+)
+def test_cudnns_attention_reads_codes_that_matmuls_write(passes, scales, in_fp8):
+    """No kernel quantizes q, k, v or the result; with static scales no call takes an amax."""
+    x = jax.ShapeDtypeStruct((1, 256, 512), bf16)
+    lean = Lean(512, 4, attention="cudnn", fp8_attention=passes, scales=scales, up_in_fp8=True)
+    state = jax.eval_shape(functools.partial(new_state, lean), jax.random.key(0))
+    rows = inspect(functools.partial(train_step, lean), state, x, x).report.rows
+    assert len(rows) == 25 and sum(row.is_fp8 for row in rows) == in_fp8
+    into_attention = 4 if passes == "forward" else 5  # q, k, v, up; and the heads' gradient
+    made = [row for row in rows if row.library == "cublasLt" and row.out_dtype == "f8e4m3fn"]
+    assert len(made) == into_attention and all(row.amax == lean.measures for row in made)
+
+
 def test_what_does_not_fit_is_refused(trained):
     with pytest.raises(ValueError, match="not 3 heads and a multiple of 16"):
         Lean(hidden=128, heads=3)
+    with pytest.raises(ValueError, match='FP8 attention need attention="cudnn"'):
+        Lean(causal=True)
+    with pytest.raises(ValueError, match='"forward" or "both" with fp8=True'):
+        Lean(attention="cudnn", fp8_attention="forward", fp8=False)
+    with pytest.raises(ValueError, match='"delayed" or "static", not \'current\''):
+        Lean(scales="current")
     with pytest.raises(ValueError, match=r"takes bf16\[batch, sequence, 128\], not"):
         jax.eval_shape(functools.partial(train_step, SMALL()), trained, *batch(shape=(2, 64, 256)))

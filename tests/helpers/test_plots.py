@@ -30,6 +30,10 @@ FIGURES = {
     "reached": lambda: plots.plot_reached(
         {"4096": {"bf16": (700, 989), "FP8": (1400, 1979)}, "8192": {"FP8": (1300, 1979)}}
     ),
+    "parts": lambda: plots.plot_parts(
+        {"H100": {"bf16": {"matmuls": 10, "rest": 3}, "FP8": {"matmuls": 5, "rest": 0.1}}}, "ms"
+    ),
+    "intervals": lambda: plots.plot_intervals({"FP8": (-0.1, 0.1, 0.3)}, "error (%)"),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
 }
 

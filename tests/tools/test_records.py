@@ -104,13 +104,13 @@ def test_the_kept_weight_is_the_whole_one_of_the_last_amax():
         assert abs(part - 1) < 2**-8 if name == "w" else 0.01 < part < 1 + 2**-8, name
 
 
-# The ladder of chapter 14 ------------------------------------------------------------------------
+# The ladder of chapter 15 ------------------------------------------------------------------------
 
 
 @weekly
 @pytest.mark.parametrize("name", ladder.STEPS)
 def test_a_step_costs_what_is_recorded(name):
-    """Chapter 14 holds the last step, and its bf16 one, to the record in each run."""
+    """Chapter 15 holds the last step, and its bf16 one, to the record in each run."""
     assert ladder.costs(name) == RECORDS["ladder"]["steps"][name]
 
 

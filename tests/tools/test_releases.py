@@ -13,13 +13,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fp8lens.rules.find import explain
-from helpers.records.results import load_census, load_releases, load_rules
+from helpers.records.results import load_census, load_engine, load_releases, load_rules
 from helpers.rule_index import holds
 from tests.weekly import one_in
-from tools.recorders import census, data, releases
+from tools.recorders import census, data, engine, releases
 from tools.recorders import rule_programs as rules
 
-RECORDS = {module.RECORD.name: module.RECORD for module in (census, releases, rules)}
+RECORDS = {module.RECORD.name: module.RECORD for module in (census, engine, releases, rules)}
 FOLDER = data.RESULTS
 
 
@@ -42,7 +42,7 @@ def test_every_release_has_every_row_and_its_provenance(name):
         assert list(entry["rows"]) == list(record.names(version)), f"run `make {name}`"
 
 
-@pytest.mark.parametrize("load", [load_census, load_releases, load_rules])
+@pytest.mark.parametrize("load", [load_census, load_engine, load_releases, load_rules])
 def test_a_row_changed_by_hand_is_not_read(load, tmp_path):
     assert load(FOLDER)
     name = load.__name__.removeprefix("load_")
@@ -81,7 +81,7 @@ def test_changes_are_rows_as_they_were_and_are():
 
 
 def test_programs_become_what_is_recorded():
-    """A sample: reference E and chapter 15 compare theirs, which are most, in each run."""
+    """A sample: reference E and chapter 16 compare theirs, which are most, in each run."""
     names = one_in(8, releases.programs())
     then = newest(releases.RECORD)
     made = json.loads(json.dumps(releases.rows(names)))

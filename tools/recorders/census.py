@@ -458,6 +458,7 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
         weight_sparsity_n=None,
         weight_sparsity_m=None,
         quantization_local_shard_count=1,
+        te_comm_gemm_overlap="disabled",
         **absmax,
     )
     if with_qwix:

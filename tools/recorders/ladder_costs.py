@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fp8lens import TARGETS, inspect
+from fp8lens import TARGETS, aot_compile, inspect
 from helpers.models import ladder
 from tools.recorders.data import RESULTS, provenance, signed, write
 
@@ -22,27 +22,34 @@ STEPS = ladder.steps()
 def costs(name: str) -> dict[str, dict[str, Any]]:
     """What a step costs on each of its chips. One program is compiled for a generation."""
     step, found = STEPS[name], {}
-    state, x, target = ladder.shapes_of(step.layer, step.sequences)
+    asked = ladder.step_of(step.layer), *ladder.shapes_of(step.layer, step.sequences)
     for chips in step.chips:
         # cuDNN's calls of a Blackwell are not among those that are left where Triton is forbidden.
-        gemm = "auto" if chips == ladder.BLACKWELLS else "cublaslt"
-        with tempfile.TemporaryDirectory() as folder:
-            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            how: Any = {"target": chips[0], "gemm": gemm, "compiler_options": options}
-            seen = inspect(ladder.step_of(step.layer), state, x, target, **how)
-            *_, launched = sorted(Path(folder).glob("*thunk_sequence*"))
-            graphs, alone = launches(launched.read_text())
+        gemm: Any = "auto" if chips == ladder.BLACKWELLS else "cublaslt"
+        seen = inspect(*asked, target=chips[0], gemm=gemm)
+        graphs, alone = None, None
+        if name in ladder.LAUNCHED and chips == ladder.HOPPERS:
+            graphs, alone = launches(thunks(asked))
         for chip in chips:
-            cost = ladder.cost_of(seen, x, TARGETS[chip])
+            cost = ladder.cost_of(seen, asked[2], TARGETS[chip])
             found[chip] = rounded(cost._replace(graphs=graphs, alone=alone))
     return found
 
 
-def launches(thunks: str) -> tuple[int, int]:
-    """The CUDA graphs of a program, and its launches outside of them, by XLA's own list."""
+def thunks(asked: Any) -> str:
+    """XLA's own list of what a step launches."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        aot_compile(*asked, target="H100", compiler_options=options)
+        *_, last = sorted(Path(folder).glob("*thunk_sequence*"))
+        return last.read_text()
+
+
+def launches(listed: str) -> tuple[int, int]:
+    """The CUDA graphs of a program, and its launches outside of them, by XLA's list."""
     graphs = alone = 0
     in_graph = False
-    for indented, kind in re.findall(r"^( *)\d+: (k\w+)", thunks, re.M):
+    for indented, kind in re.findall(r"^( *)\d+: (k\w+)", listed, re.M):
         if not indented:
             in_graph = kind == "kCommandBuffer"
             graphs += in_graph

@@ -438,7 +438,7 @@ def codes(w, scale):
 
 
 # What becomes of a weight [N, K], of which each chip has some rows and needs all, before a matmul:
-# the forms of chapter 15.
+# the forms of chapter 16.
 GATHERS: Mapping[str, Callable] = {
     "gather, quantize": lambda w, s: codes(shard(w, WHOLE), s),
     "gather, quantize, barrier": lambda w, s: barrier(codes(shard(w, WHOLE), s)),
@@ -471,6 +471,29 @@ def gathers(add: Add) -> None:
         )
 
 
+def hidden(add: Add) -> None:
+    """Four layers, whose weights are gathered: which gathers have a kernel beside them."""
+
+    def layers(x, weights, scale):
+        for w in weights:
+            gathered = GATHERS["quantize, stay, gather"](w, scale)
+            x = scaled_dot(codes(x, scale), gathered, scale, scale, bf16)
+        return x
+
+    weights = [shape(4096, 4096, dtype=bf16)] * 4
+    off = {"xla_gpu_enable_latency_hiding_scheduler": False}
+    for how, options in {"": None, ", no scheduler": off}.items():
+        add(
+            f"8 chips: four layers{how}",
+            layers,
+            shape(16384, 4096, dtype=bf16),
+            weights,
+            S,
+            specs=(DIVIDED, DIVIDED, WHOLE),
+            options=options,
+        )
+
+
 # A new program is one line in one of these, then `make releases`.
 SECTIONS = (
     one_call,
@@ -484,6 +507,7 @@ SECTIONS = (
     triton,
     other_chips,
     gathers,
+    hidden,
 )
 
 
@@ -561,7 +585,10 @@ def row(program: Program) -> dict[str, Any]:
         found = {field: getattr(gemm, field) for field in FIELDS}
         gemms.append(found | {"scales": "".join(gemm.scales), "outside": len(gemm.outside)})
     if program.specs:
-        made["sent"] = [{"dtype": one.dtype, "bytes": one.bytes_sent} for one in seen.collectives]
+        made["sent"] = [
+            {"dtype": one.dtype, "bytes": one.bytes_sent, "beside": len(one.overlaps)}
+            for one in seen.collectives
+        ]
     # The order in which independent matmuls run is the scheduler's affair.
     return made | {"kernels": report.kernels, "gemms": sorted(gemms, key=json.dumps)}
 

@@ -7,8 +7,9 @@ For each it keeps what XLA dumps, as an archive: the program as written, the one
 rewriter was given, and the compiled one. `tar xf NAME.tar.xz` gives a folder that `fp8lens NAME`
 reads. Names of files on this machine are cut: those of a library begin with lib/python3.
 
-te_delayed_step is a dump from elsewhere: a layer of Transformer Engine, compiled for an H100. It
-has the compiled program alone.
+te_delayed_step and te_nvfp4_layer_step are dumps from elsewhere: a dense layer of Transformer
+Engine's for an H100, and its transformer layer for a B200, as tools/recorders/engine.py compiles
+it. They have the compiled program alone.
 """
 
 import functools

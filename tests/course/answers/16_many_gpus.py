@@ -1,4 +1,4 @@
-"""Answers to the puzzle of chapter 15."""
+"""Answers to the puzzles of chapter 16."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,11 @@ from jax.sharding import PartitionSpec as P
 
 from tests.course.answers import Chapter
 
+from fp8_experts import put, slots, take
 from fp8_linear import quantize
 from fp8_linear import scaled_dot as product
 
-chapter = Chapter("15_many_gpus")
+chapter = Chapter("16_many_gpus")
 e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
 ROWS, COLUMNS, EVERYWHERE = P("model"), P(None, "model"), P()
 
@@ -62,3 +63,40 @@ def each_its_own_amax(x, w, w_scale):
 @quieter.wrong("not yet: NameError")
 def a_name_that_is_not_there(x, w, w_scale):
     return unknown(x)  # noqa: F821
+
+
+@chapter.puzzle(lambda: chapter.free)
+def free(answer):
+    return chapter.check_free(answer)
+
+
+def at_its_expert(x, expert):
+    """The rows in their experts' places, and where each choice lies."""
+    place, count = slots(expert, chapter.E)
+    return put(x, expert, place, (chapter.E, count)), place
+
+
+@free.right
+def both_scales_when_a_row_is_read(x, expert, gate, w, x_scale, w_scales):
+    sent, place = at_its_expert(x, expert)
+    y = jnp.einsum("eck,enk->ecn", sent, w, preferred_element_type=bf16)
+    return take(y, expert, place, gate * w_scales[expert] * x_scale)
+
+
+@free.wrong("not yet: a matmul is not FP8")
+def in_the_operand(x, expert, gate, w, x_scale, w_scales):
+    sent, place = at_its_expert(x, expert)
+    y = jnp.stack(
+        [product(a, b, x_scale, s, bf16) for a, b, s in zip(sent, w, w_scales, strict=True)]
+    )
+    return take(y, expert, place, gate)
+
+
+@free.wrong("not yet: its numbers are off")
+def the_scale_of_another_expert(x, expert, gate, w, x_scale, w_scales):
+    sent, place = at_its_expert(x, expert)
+    y = chapter.for_each(sent, w, (x_scale, f32(1)))
+    return take(y, expert, place, gate * w_scales[expert[:, ::-1]])
+
+
+free.wrong("not yet: TypeError")(a_name_that_is_not_there)
