@@ -6,8 +6,8 @@ are held against, for each chip, published.json what others measured, scale.json
 on many GPUs, releases.json what JAX's releases compile, rules.json what they make of the programs
 of fp8lens' rules, census.json what JAX's libraries do, engine.json what Transformer Engine's layers
 for JAX do, ladder.json what a layer's steps in FP8 cost, tensors.json a small model's tensors,
-trained.json its runs, and stacks.json what other stacks make of one matmul. What a program recorded
-carries that program's digest, and is read only as it was written.
+trained.json and trained_long.json its runs, and stacks.json what other stacks make of one matmul.
+What a program recorded carries that program's digest, and is read only as it was written.
 """
 
 import base64

@@ -35,16 +35,11 @@ GATED = ("0.down", "1.down")  # the layers whose input is looked at in a long ru
 SEEDS = {"f32": 8, "bf16": 8, "delayed": 8, "current": 8, "blocks": 8}
 SEEDS |= {"unit scaled": 8, "munit scaled": 8, "propagated": 8}
 OTHERWISE = 5
-SEEDS_LONG = {
-    "bf16": 5,
-    "delayed": 5,
-    "current": 5,
-    "blocks": 5,
-    "nvfp4": 2,
-    "nvfp4, plain": 2,
-    "delayed, tensor core": 1,
-}
-SLOW = ("nvfp4", "nvfp4, plain", "delayed, tensor core")
+# Of the long runs: how many seeds a way has, and the round in which its first one begins.
+LONG_RUNS = {"bf16": (5, 0), "delayed": (5, 0), "current": (3, 0), "blocks": (3, 0)}
+LONG_RUNS |= {"gradients in E4M3": (2, 0), "unit scaled": (3, 1), "unit scaled, bf16": (3, 1)}
+LONG_RUNS |= {"munit scaled": (3, 1), "munit scaled, bf16": (3, 1)}
+LONG_RUNS |= {"nvfp4": (1, 2), "nvfp4, plain": (1, 2), "delayed, tensor core": (1, 2)}
 
 
 class Task(NamedTuple):
@@ -68,13 +63,13 @@ def tasks() -> list[Task]:
 
 
 def long_tasks() -> list[Task]:
-    """The long runs: the first seed of each way, then the next one. The slow ways begin later."""
-    found = [
-        Task(way, seed, plan=runs.LONG)
-        for way, seeds in SEEDS_LONG.items()
+    """The long runs: the first seed of each way, then the next one."""
+    rounds = [
+        (first + seed, Task(way, seed, plan=runs.LONG))
+        for way, (seeds, first) in LONG_RUNS.items()
         for seed in range(seeds)
     ]
-    return sorted(found, key=lambda task: task.seed + 2 * (task.way in SLOW))
+    return [task for _, task in sorted(rounds, key=lambda found: found[0])]
 
 
 # A run --------------------------------------------------------------------------------------------
@@ -94,7 +89,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
         amaxes.append(runs.latest_amaxes(step.state))
         if task.harm and step.number % TOGETHER == 0:
             lost.append(_lost(task.seed, step.state))
-        if task.plan is runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
+        if task.plan == runs.LONG and way.static is None and step.number % TOGETHER_LONG == 0:
             looks.append(_look(step.state))
     weights, histories = step.state.weights, step.state.amaxes
     made = _summary(task, losses, amaxes)
@@ -102,7 +97,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
     made["unseen"] = round(float(unseen), 6)
     if task.harm:
         return made | {"lost": lost}
-    if task.plan is runs.LONG:
+    if task.plan == runs.LONG:
         made |= {"seed": task.seed} | ({"looks": looks} if looks else {})
     if way.static and way.precision == "fp8":
         made["casts"] = _casts(way.decoder, step.state, task.plan)
@@ -111,7 +106,7 @@ def result(task: Task, count: int | None = None) -> dict[str, Any]:
 
 def _summary(task: Task, losses: list[float], amaxes: list[dict[str, list[float]]]) -> dict:
     """The losses; which steps saturate an operand; and of few runs the amaxes."""
-    is_long = task.plan is runs.LONG
+    is_long = task.plan == runs.LONG
     together = 1 if task.harm else TOGETHER_LONG if is_long else TOGETHER
     groups = itertools.batched(losses, together)
     made: dict[str, Any] = {"losses": [_short(sum(group) / len(group)) for group in groups]}
@@ -156,7 +151,7 @@ def _look(state: State) -> dict[str, list[float]]:
     and of the largest the token at its place, and the cosine of the angle between its channel's
     rows of "gate" and "up".
     """
-    tokens = jnp.asarray(runs.LONG.unseen(runs.LONG.texts, runs.LONG.length))
+    tokens = jnp.asarray(_own_texts(runs.LONG))
     found = {}
     for name, x in runs.inputs(state.weights, tokens).items():
         if name not in GATED:
@@ -172,15 +167,20 @@ def _look(state: State) -> dict[str, list[float]]:
     return found
 
 
+def _own_texts(plan: runs.Plan) -> np.ndarray:
+    """As many as a step reads, which no step reads."""
+    return plan.unseen(plan.texts, plan.length)
+
+
 def _noise(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, float]:
     """Each weight's signal-to-noise ratio on texts of its own, in decibels."""
-    found = runs.signal_to_noise(decoder, state, plan.unseen(plan.texts, plan.length))
+    found = runs.signal_to_noise(decoder, state, _own_texts(plan))
     return {name: round(value, 2) for name, value in found.items() if value != float("inf")}
 
 
 def _casts(decoder: Decoder, state: State, plan: runs.Plan) -> dict[str, list[float]]:
     """By format, the shares of all numbers that saturate and that become 0, on texts of its own."""
-    found = runs.casts(decoder, state, plan.unseen(plan.texts, plan.length))
+    found = runs.casts(decoder, state, _own_texts(plan))
     shares = {}
     for dtype in sorted({cast.dtype for cast in found}):
         mine = [cast for cast in found if cast.dtype == dtype]
@@ -243,7 +243,7 @@ def go_on(plan: runs.Plan, again: Collection[str] = ()) -> None:
     """Do the runs that the plan's record does not have, and those of the ways `again`. Write it
     whenever some are done. SystemExit if it is of other packages, sizes or steps.
     """
-    is_long = plan is runs.LONG
+    is_long = plan == runs.LONG
     path, everything = (LONG, long_tasks()) if is_long else (DATA, tasks())
     about = provenance("make train ARGS=--long" if is_long else "make train", "jax", "optax") | {
         "text": ("Bigram-Backcopy of " if is_long else "") + shakespeare.DESCRIPTION,
