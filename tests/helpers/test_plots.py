@@ -17,21 +17,9 @@ FIGURES = {
         f"codes {name}": lambda name=name: plots.plot_codes(name)
         for name in ("float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e8m0fnu", "float4_e2m1fn")
     },
-    "number line": lambda: plots.plot_number_line(["float8_e4m3fn", "float4_e2m1fn"], 4),
     "relative error": lambda: plots.plot_relative_error(["bfloat16", "float8_e4m3fn"], -12, 12),
     "histogram": lambda: plots.plot_histogram(
         {"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]
-    ),
-    "speedup": lambda: plots.plot_speedup(
-        [16, 64, 256],
-        {"FP8 already": [1.9, 2, 2], "by amax": [0.4, 1, 1.5]},
-        measured={"by amax": {64: 0.8}},
-    ),
-    "reached": lambda: plots.plot_reached(
-        {"4096": {"bf16": (700, 989), "FP8": (1400, 1979)}, "8192": {"FP8": (1300, 1979)}}
-    ),
-    "parts": lambda: plots.plot_parts(
-        {"H100": {"bf16": {"matmuls": 10, "rest": 3}, "FP8": {"matmuls": 5, "rest": 0.1}}}, "ms"
     ),
     "intervals": lambda: plots.plot_intervals({"FP8": (-0.1, 0.1, 0.3)}, "error (%)"),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
