@@ -244,42 +244,6 @@ def _kind(value: float) -> str:
 
 
 @mpl.rc_context(STYLE)
-def plot_relative_error(dtypes: Sequence, low: int = -28, high: int = 20) -> Picture:
-    """Worst relative rounding error, saturating, in each binade from 2**low to 2**high; log-log."""
-    formats = [describe(d) for d in dtypes]
-    said = []
-    for f in formats:
-        error = f"about 2^-{f.mantissa_bits + 1}"
-        said.append(f"{f.label} ({error} from {f.smallest_normal:.2g} to {f.max:.3g})")
-    figure, axes = _axes(
-        FIGURE_WIDTH,
-        4.2,
-        f"Worst relative rounding error against magnitude for {', '.join(said)}; "
-        "outside its range each curve climbs to 1.",
-    )
-    binades = 2.0 ** np.arange(low, high)
-    # Holds the midpoints of up to 11 mantissa bits.
-    x = binades[:, None] * (1 + np.arange(4096) / 4096)
-    for i, f in enumerate(formats):
-        rounded = np.clip(x, f.min, f.max).astype(f.dtype).astype(np.float64)
-        axes.step(
-            binades,
-            np.max(np.abs(rounded - x) / x, axis=1),
-            STYLES[i % 4],
-            color=PALETTE[i % 7],
-            where="post",
-            label=f.label,
-            linewidth=1.8,
-        )
-    axes.set(xscale="log", yscale="log", ylim=(2.0**-12, 2), xlabel="magnitude |x|")
-    axes.set(ylabel="worst |x - rounded x| / |x|")
-    plain_numbers(axes.xaxis, 10.0 ** np.arange(-8, 7, 3))
-    plain_numbers(axes.yaxis, 2.0 ** np.arange(-12, 1, 2))
-    axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
-    return figure
-
-
-@mpl.rc_context(STYLE)
 def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Picture:
     """Magnitudes of tensors in binades (zeros left out) above the ranges of formats (thin where
     subnormal).

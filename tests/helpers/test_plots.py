@@ -17,7 +17,6 @@ FIGURES = {
         f"codes {name}": lambda name=name: plots.plot_codes(name)
         for name in ("float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e8m0fnu", "float4_e2m1fn")
     },
-    "relative error": lambda: plots.plot_relative_error(["bfloat16", "float8_e4m3fn"], -12, 12),
     "histogram": lambda: plots.plot_histogram(
         {"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]
     ),
