@@ -24,9 +24,9 @@ def costs(name: str) -> dict[str, dict[str, Any]]:
     step, found = STEPS[name], {}
     asked = ladder.step_of(step.layer), *ladder.shapes_of(step.layer, step.sequences)
     for chips in step.chips:
-        # cuDNN's calls of a Blackwell are not among those that are left where Triton is forbidden.
         is_blackwell = chips == ladder.BLACKWELLS
-        gemm: Any = "auto" if is_blackwell else "cublaslt"
+        # A Blackwell's own formats are multiplied by cuDNN or Triton, which must be allowed to.
+        gemm: Any = "auto" if name in ladder.ON_BLACKWELL else "cublaslt"
         # A kernel by hand compiles for a newer chip in a process of its own: fp8lens.compile.bugs.
         seen = inspect(*asked, target=chips[0], gemm=gemm, isolate=is_blackwell)
         graphs, alone = None, None
