@@ -20,6 +20,7 @@ _LABEL = (
     "padding: .15em .5em .15em 0; text-align: left; font-weight: normal; vertical-align: middle"
 )
 _HEAD = "padding: .15em .2em; text-align: center; font-weight: normal; vertical-align: bottom"
+_WHOLE, _NAME = "white-space: nowrap", "min-width: 7em"
 _GROUP = "padding: .7em 0 .15em; text-align: left; font-weight: bold"
 
 
@@ -78,10 +79,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], alt: str) -> Gr
     it. `alt` is a sentence about it.
     """
     heads = "".join(f'<th scope="col">{_lines(name)}</th>' for name in columns)
-    lines = ["<table>", f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
+    lines = ['<table style="font-size: .8rem">', f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
     for name, *texts in rows:
-        cells = "".join(f"<td>{_lines(text)}</td>" for text in texts)
-        lines.append(f'<tr><th scope="row">{_lines(name)}</th>{cells}</tr>')
+        cells = "".join(f'<td style="{_WHOLE}">{_lines(text)}</td>' for text in texts)
+        lines.append(f'<tr><th scope="row" style="{_NAME}">{_lines(name)}</th>{cells}</tr>')
     return Grid("\n".join([*lines, "</tbody></table>"]), alt)
 
 
