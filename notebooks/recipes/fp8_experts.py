@@ -56,11 +56,12 @@ class Scales(NamedTuple):
 
 def slots(expert: jax.Array, experts: int, spare: float = 1.25) -> tuple[jax.Array, int]:
     """Of each choice `expert` i32[T, TOP] its place among those of its expert; and how many places
-    an expert has: `spare` times what it needs if all are chosen alike.
+    an expert has: `spare` times what it needs if all are chosen alike. Each expert is one of 0 to
+    experts - 1, or beyond, which is dropped; a negative one would take another's place.
     """
     chosen = jax.nn.one_hot(expert.reshape(-1), experts, dtype=jnp.int32)
     place = (jnp.cumsum(chosen, axis=0) * chosen).sum(axis=1) - 1
-    return place.reshape(expert.shape), int(spare * expert.size / experts)
+    return place.reshape(expert.shape), max(1, int(spare * expert.size / experts))
 
 
 def put(x: jax.Array, expert: jax.Array, place: jax.Array, shape: tuple[int, int]) -> jax.Array:

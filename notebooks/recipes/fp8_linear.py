@@ -2,7 +2,8 @@
 
 It needs JAX alone. Chapter 09 derives each function.
 
-What it leaves out: a bias, a margin on the scales, scales for blocks; careful sums in the backward
+What it leaves out: a bias, a margin on the scales, scales for blocks; float16, in
+which scales underflow; careful sums in the backward
 pass (`lean_step.py` has them). A layer that is used several times in a step needs `Amaxes` of its
 own for each use: JAX adds up the gradients of shared ones, and a sum of amaxes is not an amax.
 

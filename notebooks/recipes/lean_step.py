@@ -668,6 +668,8 @@ def gradients(
     """The mean squared error, f32; the gradients of the weights and the amaxes of MEASURED; the
     gradients of the others.
     """
+    if target.shape != x.shape:
+        raise ValueError(f"the target has x's shape {x.shape}, not {target.shape}")
 
     def loss(slots: Slots, others: dict[str, jax.Array]) -> jax.Array:
         y = apply(lean, slots, others, state.codes, scales | state.code_scales, x)

@@ -20,7 +20,8 @@ needs no amax.
 of `jax.jit`, with numbers as scales: then scales are constants of the program, and XLA leaves out
 what they multiply. `rescale(x)`, written into f, measures x where the rules are wrong about a size,
 and so is its gradient; without `propagated` it does nothing. The rules assume independent numbers
-with mean 0, or positive ones with mean 1.
+with mean 0, or positive ones with mean 1. Take a gradient inside, as `propagated(jax.grad(f))`
+does: an outer jax.grad of `propagated(f)` would not use the gradients that f's functions define.
 
 What it leaves out: `while` and `scan`, and operations that no rule is written for (a
 NotImplementedError names the operation, and how to add a rule); scales for rows or blocks; the
@@ -72,22 +73,30 @@ class Pair:
 
 def pair(x: jax.Array, scale: Scale) -> Pair:
     """x as a pair. Raises ValueError for a scale that is not a power of two."""
-    if isinstance(scale, (int, float)) and (scale <= 0 or math.frexp(scale)[0] != 0.5):
+    if isinstance(scale, (int, float, np.floating)) and (scale <= 0 or math.frexp(scale)[0] != 0.5):
         raise ValueError(f"a scale of {scale} is no power of two: give {_near(abs(float(scale)))}")
-    scale = float(scale) if isinstance(scale, int) else scale
+    scale = float(scale) if isinstance(scale, (int, np.floating)) else scale
     return Pair(x / jnp.asarray(scale, x.dtype), scale)
 
 
 def value(of: Any) -> jax.Array:
     """What a pair stands for, in its data's type; anything else as it is."""
-    return of.data * jnp.asarray(of.scale, of.data.dtype) if isinstance(of, Pair) else of
+    if not isinstance(of, Pair):
+        return of
+    info, scale = jnp.finfo(of.data.dtype), of.scale
+    if isinstance(scale, float) and not float(info.tiny) <= scale <= float(info.max):
+        half = 2.0 ** (round(math.log2(scale)) // 2)  # the type cannot hold the scale itself
+        return of.data * jnp.asarray(half, info.dtype) * jnp.asarray(scale / half, info.dtype)
+    return of.data * jnp.asarray(scale, info.dtype)
 
 
 def _near(size: Any) -> Scale:
     """The power of two that is nearest to a size, by ratio; of 0 and infinity, 1."""
     if isinstance(size, (int, float)):
         return 2.0 ** round(math.log2(size)) if size and math.isfinite(size) else 1.0
-    return jnp.exp2(jnp.round(jnp.log2(size)))
+    exponent = jnp.round(jnp.log2(size)).astype(jnp.int32)
+    # By its bits: exp2 of a whole number is not exact everywhere.
+    return jax.lax.bitcast_convert_type((exponent + 127) << 23, f32)
 
 
 def _larger(a: Scale, b: Scale) -> Scale:
@@ -188,7 +197,10 @@ def _fill(number: float, like: Any, scale: Scale) -> Pair:
     fit saturates it.
     """
     largest = float(jnp.finfo(like.dtype).max)
-    data = jnp.clip(jnp.asarray(number, f32) / scale, -largest, largest).astype(like.dtype)
+    data = jnp.asarray(number, f32) / scale
+    if math.isfinite(number):  # infinity stays
+        data = jnp.clip(data, -largest, largest)
+    data = data.astype(like.dtype)
     return Pair(jnp.broadcast_to(data, like.shape), scale, number >= 0, number)
 
 
@@ -301,6 +313,8 @@ def _alike(*given: Any) -> tuple[list[jax.Array], Scale, bool]:
 )
 def _keep(do, first, *others):
     """The scale stays. What else is given are places."""
+    if do.params.get("fill_value"):
+        raise NotImplementedError("no rule fills rows that are not there: gather with fill_value=0")
     made = do(first.data, *others)
     several = do.primitive.multiple_results
     pairs = [dataclasses.replace(first, data=one) for one in (made if several else [made])]
@@ -444,8 +458,12 @@ def _cast(do, x):
 
 @rule("rescale")
 def _measure(do, x):
-    size = jnp.sqrt(jnp.mean(jnp.square(x.data.astype(f32))))
-    size = _near(jnp.where(size > 0, size, 1.0))
+    data = x.data.astype(f32)
+    largest = jnp.max(jnp.abs(data))
+    largest = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
+    mean = jnp.sqrt(jnp.mean(jnp.square(data / largest)))
+    size = largest * jnp.where((mean > 0) & jnp.isfinite(mean), mean, 1.0)
+    size = _near(jnp.maximum(size, jnp.finfo(f32).tiny))
     return Pair(x.data / size.astype(x.data.dtype), x.scale * size, x.positive)
 
 

@@ -4,8 +4,9 @@ Copy `fp8_linear.py` and `fp8_decoder.py` beside it. It needs JAX and Optax. Cha
 
 If weights begin with variance 1, and each product is multiplied by 1 / sqrt(K), then activations
 and gradients have variance 1 too, as long as they are independent. E4M3 and E5M2 hold such numbers
-as they are: they are cast without a scale. No amax is taken, there is no history, and XLA makes the
-factor a constant of the matmul's call.
+as they are: they are cast without a scale. No amax is taken, there is no history, and in most calls
+XLA makes the factor a constant of the matmul's call. A cast saturates, infinity too: look at the
+loss for numbers that are not finite.
 
 - `unit_linear` is a matmul of unit scaling: Blake et al. 2023 (arXiv 2303.11257), with u-muP's
   factor for both directions, 1 / sqrt(inputs), and a factor of its own for the weight's gradient
@@ -115,7 +116,9 @@ def _product(a: jax.Array, b: jax.Array, factor: float, dtype: Any) -> jax.Array
 
 
 def unit_linear(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x [.., K] times w [N, K] over sqrt(K), in FP8; w's gradient has unit size."""
+    """x [.., K] times w [N, K] over sqrt(K), in FP8. w's gradient has unit size for the tokens of
+    one call: under jax.vmap, or summed over microbatches, it is a sum of such gradients.
+    """
     return static_linear(Casts(), x, w)
 
 
