@@ -313,7 +313,8 @@ def _alike(*given: Any) -> tuple[list[jax.Array], Scale, bool]:
 )
 def _keep(do, first, *others):
     """The scale stays. What else is given are places."""
-    if do.params.get("fill_value"):
+    filled = do.params.get("fill_value")
+    if filled and not math.isnan(filled):
         raise NotImplementedError("no rule fills rows that are not there: gather with fill_value=0")
     made = do(first.data, *others)
     several = do.primitive.multiple_results
