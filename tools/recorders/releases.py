@@ -65,13 +65,11 @@ class Program:
     def of_size(self, m: int, n: int, k: int) -> "Program":
         """The same with these in the place of M, N and K."""
         sizes = {M: m, N: n, K: k}
-        return dataclasses.replace(
-            self,
-            args=tuple(
-                shape(*(sizes.get(dim, dim) for dim in arg.shape), dtype=arg.dtype)
-                for arg in self.args
-            ),
-        )
+
+        def sized(arg: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return shape(*(sizes.get(dim, dim) for dim in arg.shape), dtype=arg.dtype)
+
+        return dataclasses.replace(self, args=jax.tree.map(sized, self.args))
 
 
 def plain(a, b, dtype=f32, **how):
