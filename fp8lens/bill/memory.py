@@ -132,6 +132,29 @@ def memory_of(module: HloModule, plan: Plan, compiled: Any = None) -> Memory:
     )
 
 
+def alive_over_time(module: HloModule, plan: Plan) -> list[dict[Holds, int]]:
+    """Bytes alive at each instruction of a compiled program, in the order in which XLA runs them,
+    by what they hold. Arguments and results have their places from the start to the end.
+    """
+    lives = _Lives(module, plan.ranges)
+    times = range(lives.end + 1)
+    alive = [dict.fromkeys(Holds, 0) for _ in times]
+    taken: set[tuple[tuple[int, int, int], int]] = set()  # which place has its value, and when
+    for a in _allocations(plan.allocations):
+        if a.is_argument or a.is_result:
+            for time in times:
+                alive[time][Holds.ARGUMENT if a.is_argument else Holds.RESULT] += a.nbytes
+            continue
+        for value in a.values:
+            start, end = lives.range_of(value)
+            holds = lives.buffer(value).holds
+            for time in range(start, end + 1):
+                if (value.place, time) not in taken:
+                    taken.add((value.place, time))
+                    alive[time][holds] += value.nbytes
+    return alive
+
+
 def _kept(a: "_Allocation", lives: "_Lives") -> Buffer:
     """An argument, or a result."""
     # Others pass through its place.
@@ -225,9 +248,9 @@ class _Lives:
     def __init__(self, module: HloModule, ranges: str):
         self._instructions = {i.name: i for i in module}
         order = [(int(time), self._instructions.get(name)) for time, name in _ORDER.findall(ranges)]
-        self._end = 1 + max((time for time, _ in order), default=0)
+        self.end = 1 + max((time for time, _ in order), default=0)
         backward = [time for time, i in order if i and is_backward(op_name(i))]
-        self._backward_from = min(backward, default=self._end)
+        self._backward_from = min(backward, default=self.end)
         self._ranges = {
             (name, index): (int(start), int(end))
             for name, index, start, end in _RANGE.findall(ranges)
@@ -235,7 +258,7 @@ class _Lives:
 
     def range_of(self, value: _Value) -> tuple[int, int]:
         """From which instruction to which a value lives; always, where the plan does not say."""
-        return self._ranges.get((value.name, value.element), (0, self._end))
+        return self._ranges.get((value.name, value.element), (0, self.end))
 
     def buffer(self, value: _Value) -> Buffer:
         """One buffer, with what is known of the instruction that made it."""

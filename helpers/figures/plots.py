@@ -6,6 +6,7 @@ has white paper.
 
 import contextlib
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -331,17 +332,34 @@ def plot_histogram(tensors: Mapping[str, np.ndarray], dtypes: Sequence) -> Pictu
         )
         # Its amax, above the axis.
         top.plot(values.max(), 1, "v", color=PALETTE[i % 7], markersize=9)
+    _draw_ranges(bottom, formats)
+    top.set(ylabel="share of values (%)")
+    top.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.05))
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def plot_ranges(dtypes: Sequence) -> Picture:
+    """The magnitudes that formats hold, a bar for each format, thin where they are subnormal."""
+    formats = [describe(d) for d in dtypes]
+    ranges = (
+        f"{f.label} {f.smallest_subnormal or f.smallest_normal:.2g} to {f.max:.3g}" for f in formats
+    )
+    alt = f"Bars for the ranges of {'; '.join(ranges)}."
+    figure, axes = _axes(FIGURE_WIDTH, 0.7 + 0.28 * len(formats), alt)
+    _draw_ranges(axes, formats)
+    return figure
+
+
+def _draw_ranges(axes: Any, formats: Sequence) -> None:
     for row, f in enumerate(formats):
         smallest = f.smallest_subnormal or f.smallest_normal
         low, normal, high = np.log2([smallest, f.smallest_normal, f.max])
-        bottom.barh(row, high - normal, left=normal, height=0.6, color=INK, alpha=0.6)
-        bottom.barh(row, normal - low, left=low, height=0.2, color=INK, alpha=0.6)
-    bottom.set_yticks(range(len(formats)), [f.label for f in formats])
-    bottom.invert_yaxis()
-    top.set(ylabel="share of values (%)")
-    bottom.set(xlabel="log2 |value|")
-    top.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.05))
-    return figure
+        axes.barh(row, high - normal, left=normal, height=0.6, color=INK, alpha=0.6)
+        axes.barh(row, normal - low, left=low, height=0.2, color=INK, alpha=0.6)
+    axes.set_yticks(range(len(formats)), [f.label for f in formats])
+    axes.invert_yaxis()
+    axes.set(xlabel="log2 |value|")
 
 
 def plain_numbers(axis: Any, at: Iterable[float] | None = None) -> None:
@@ -476,3 +494,101 @@ _INSIDE = 2.5  # inches from 0 to the longest program's end, at least
 def _bound(moved: int) -> str:
     """The next power of ten above a number of bytes."""
     return size(10 ** len(str(moved))).replace(".0", "")
+
+
+@mpl.rc_context(STYLE)
+def plot_parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], label: str) -> Picture:
+    """Bars of parts, one after the other in the legend's order: in each panel, by its title, each
+    bar's parts. `label` says what the numbers are. A part has its number if there is room.
+    """
+    bars = [(title, *bar) for title, panel in panels.items() for bar in panel.items()]
+    said = []
+    for title, name, parts in bars:
+        numbers = ", ".join(f"{part} {value:.4g}" for part, value in parts.items())
+        said.append(f"{', '.join(filter(None, (title, name)))}: {numbers}")
+    figure, grid = _axes(
+        FIGURE_WIDTH,
+        1.1 + 0.42 * len(bars) + 0.2 * len(panels),
+        f"Bars of parts, {label}. {'; '.join(said)}.",
+        ratios=[len(panel) for panel in panels.values()],
+    )
+    figure.wide = figure.get_figheight()
+    names = dict.fromkeys(part for *_, parts in bars for part in parts)
+    colours = dict(zip(names, PALETTE, strict=False))
+    most = max(sum(parts.values()) for *_, parts in bars)
+    for axes, (title, panel) in zip(np.ravel(grid), panels.items(), strict=True):
+        for name, bar in panel.items():
+            left = 0.0
+            for part, value in bar.items():
+                axes.barh(name, value, left=left, color=colours[part])
+                if value > 0.085 * most:
+                    axes.text(
+                        left + value / 2,
+                        name,
+                        f"{value:.1f}".removesuffix(".0"),
+                        ha="center",
+                        va="center_baseline",
+                        color=ink_on(colours[part]),
+                    )
+                left += value
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+    figure.axes[-1].set_xlabel(label)
+    _legend(figure, colours, columns=2)
+    return figure
+
+
+_MOMENTS = 120  # of a program's run that a picture of its memory has at most
+_SHOWN = 1 / 50  # of the peak: what holds less at any moment is not told apart
+
+
+@mpl.rc_context(STYLE)
+def plot_memory(programs: Mapping[str, Sequence[Mapping[str, int]]]) -> Picture:
+    """What is alive in a device's memory while programs run: in a panel for each, the bytes at each
+    instruction by what they hold, as `fp8lens.bill.memory.alive_over_time` returns them, one on the
+    other, with the peak marked. Of many instructions that follow one another, the one is drawn at
+    which most is alive.
+    """
+    moments = {name: _fullest(alive) for name, alive in programs.items()}
+    peaks = {name: max(map(_total, alive)) for name, alive in programs.items()}
+    most = max(peaks.values())
+    kinds = []
+    for kind in next(iter(programs.values()))[0]:
+        if any(held[kind] > _SHOWN * most for alive in programs.values() for held in alive):
+            kinds.append(kind)
+    heads = {name: f"{name}: {peak / 1e9:.2f} GB at the peak" for name, peak in peaks.items()}
+    figure, grid = _axes(
+        FIGURE_WIDTH,
+        1.9 * len(programs) + 1.8,
+        f"Memory over a program's instructions. {'; '.join(heads.values())}.",
+        ratios=[1] * len(programs),
+    )
+    for axes, (name, alive) in zip(np.ravel(grid), moments.items(), strict=True):
+        done = np.linspace(0, 100, len(alive))
+        rows = [[held[kind] / 1e9 for held in alive] for kind in kinds]
+        axes.stackplot(done, rows, colors=PALETTE, step="post", linewidth=0)
+        at = max(range(len(alive)), key=lambda n: _total(alive[n]))
+        axes.plot(done[at], 1.04e-9 * peaks[name], "v", color=INK, markersize=8)
+        axes.set_title(heads[name], loc="left", fontsize=11)
+        axes.set(xlim=(0, 100), ylim=(0, 1.12e-9 * most), ylabel="GB alive")
+    figure.axes[-1].set_xlabel("instructions run (%)")
+    _legend(figure, dict(zip(kinds, PALETTE, strict=False)), columns=1)
+    return figure
+
+
+def _total(held: Mapping[str, int]) -> int:
+    return sum(held.values())
+
+
+def _fullest(alive: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """Of each of at most _MOMENTS stretches, the moment at which most is alive."""
+    length = math.ceil(len(alive) / _MOMENTS)
+    return [max(stretch, key=_total) for stretch in itertools.batched(alive, length)]
+
+
+def _legend(figure: Figure, colours: Mapping[str, str], columns: int) -> None:
+    """Above a figure, what each colour is."""
+    patches = [mpl.patches.Patch(color=colour, label=name) for name, colour in colours.items()]
+    figure.legend(handles=patches, loc="outside upper left", ncols=columns, frameon=False)

@@ -226,6 +226,31 @@ def test_everybody_can_read_a_page(site, browser, name, width, scheme):
         assert not found.response["violations"], found.generate_report()
 
 
+# How far down 300 pixels of the first figure or explorer are seen, and whether what stands at the
+# left of the opening table takes more than a line.
+OPENING = """() => {
+    const figures = [...document.querySelectorAll("article :is(figure, .explorer)")]
+    const box = figures.find(figure => figure.checkVisibility())?.getBoundingClientRect()
+    const heads = [...document.querySelectorAll("article table:first-of-type td > p > strong")]
+    return {
+        seen: box ? box.top + Math.min(box.height, 300) : "none",
+        wrapped: heads.some(head => head.getClientRects().length > 1),
+    }
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844)])
+def test_a_reader_sees_a_picture_within_two_screens(site, browser, width, height):
+    with opened(browser, site, width) as page:
+        found = {}
+        for chapter in CHAPTERS:
+            page.goto(f"{site}{chapter.with_suffix('.html').as_posix()}")
+            found[chapter.stem] = page.evaluate(OPENING)
+    for opening in found.values():
+        opening["far"] = opening["seen"] == "none" or opening["seen"] > 2 * height
+    assert not {name: at for name, at in found.items() if at["far"] or at["wrapped"]}
+
+
 def test_the_api_has_a_line_a_place_and_a_source_for_every_public_name(site):
     for name in fp8lens.__all__:
         assert f'<a class="reference internal" href="#fp8lens.{name}"' in texts()["api.html"], name

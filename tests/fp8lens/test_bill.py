@@ -12,7 +12,7 @@ import pytest
 
 from fp8lens import compare, inspect
 from fp8lens.bill.bill import TOTALS
-from fp8lens.bill.memory import Holds, memory_of
+from fp8lens.bill.memory import Holds, alive_over_time, memory_of
 from fp8lens.bill.rates import RATES, WIRES, calibrated, wire_rate
 from fp8lens.targets import TARGETS
 from helpers.records.results import load, load_programs
@@ -104,6 +104,8 @@ def test_a_bill_is_what_xla_says_and_its_lines_add_up(name):
     read = memory_of(asked.module, asked.plan)
     assert read.peak == pytest.approx(memory.peak, rel=1e-3, abs=4096)
     assert sum(read.by_kind.values()) == read.peak
+    over_time = alive_over_time(asked.module, asked.plan)
+    assert max(sum(held.values()) for held in over_time) == read.peak
 
     bill = asked.bill
     assert list(bill.totals) == [name for name in TOTALS if name in bill.totals]

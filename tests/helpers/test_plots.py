@@ -21,6 +21,14 @@ FIGURES = {
         {"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]
     ),
     "intervals": lambda: plots.plot_intervals({"FP8": (-0.1, 0.1, 0.3)}, "error (%)"),
+    "ranges": lambda: plots.plot_ranges(["float8_e4m3fn", "float16"]),
+    "parts": lambda: plots.plot_parts({"H100": {"bf16": {"matmuls": 2, "rest": 1}}}, "time (ms)"),
+    "memory": lambda: plots.plot_memory(
+        {
+            "bf16": [{"argument": 5, "saved": n} for n in (1, 7, 2)],
+            "FP8": [{"argument": 5, "saved": 1}],
+        }
+    ),
     "bytes": lambda: plots.plot_bytes({"many": [("a", 10), ("b", 1)], "one": [("c", 3)]}),
 }
 
