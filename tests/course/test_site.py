@@ -241,11 +241,11 @@ OPENING = """() => {
 
 @pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844)])
 def test_a_reader_sees_a_picture_within_two_screens(site, browser, width, height):
-    with opened(browser, site, width) as page:
-        found = {}
-        for chapter in CHAPTERS:
-            page.goto(f"{site}{chapter.with_suffix('.html').as_posix()}")
-            found[chapter.stem] = page.evaluate(OPENING)
+    page, found = browser.new_page(viewport={"width": width, "height": height}), {}
+    for chapter in CHAPTERS:
+        page.goto(f"{site}{chapter.with_suffix('.html').as_posix()}")
+        found[chapter.stem] = page.evaluate(OPENING)
+    page.close()
     for opening in found.values():
         opening["far"] = opening["seen"] == "none" or opening["seen"] > 2 * height
     assert not {name: at for name, at in found.items() if at["far"] or at["wrapped"]}
