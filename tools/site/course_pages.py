@@ -21,11 +21,11 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import fp8lens
-from tools.site import rule_pages, sanitize
+from helpers.explorers import STATE
+from tools.site import explorers, rule_pages, sanitize
 
 logger = logging.getLogger(__name__)
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
 _PREDICTION = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 _FOLDED = {"hide-cell", "hide-input", "hide-output"}
 _CHECKED = "# Checked"
@@ -124,12 +124,26 @@ def _read_source(app: Sphinx, name: str, source: list[str]) -> None:
         return
     source[0] = _links_to_the_index(source[0])
     if name == app.config.root_doc:
-        source[0] += _table_of_contents(app.config.contents)
+        source[0] = _as_cards(source[0]) + _table_of_contents(app.config.contents)
 
 
 def _links_to_the_index(text: str) -> str:
     """The README is the first page, whose name here is another."""
     return re.sub(r"(\]\((?:\.\./)*)README\.md(?=[#)])", r"\1index.md", text)
+
+
+_TABLE = re.compile(r"\| you want to \| start at \|\n\|---\|---\|\n((?:\|.*\|\n)+)")
+
+
+def _as_cards(text: str) -> str:
+    """On the first page, the table of where to start becomes a grid of cards."""
+
+    def cards(table: re.Match[str]) -> str:
+        rows = [row.strip("| ").split(" | ", 1) for row in table[1].splitlines()]
+        written = [f":::{{grid-item-card}} {title[0].upper()}{title[1:]}\n{body}\n:::" for title, body in rows]
+        return "::::{grid} 1 2 2 3\n:gutter: 2\n\n" + "\n".join(written) + "\n::::\n"
+
+    return _TABLE.sub(cards, text)
 
 
 # Notebooks ----------------------------------------------------------------------------------------
@@ -171,8 +185,8 @@ def _fold(cell: NotebookNode, asked: bool) -> bool:
 
 
 def _label(source: str, tags: set[str]) -> str:
-    """Return what a fold says: its cell's first comment up to a colon, as "Solution 1"; of a cell
-    that checks, all of the comment.
+    """Return what a fold says: its cell's first comment, of a solution as "Solution 1", so that it
+    tells nothing; of a cell that checks, all of the comment.
     """
     first = source.partition("\n")[0]
     if "hide-output" in tags:
@@ -181,7 +195,8 @@ def _label(source: str, tags: set[str]) -> str:
         comment = itertools.takewhile(lambda line: line.startswith("# "), source.splitlines())
         return " ".join(line[2:].strip() for line in comment).replace("`", "")
     if first.startswith("# "):
-        return first[2:].partition(":")[0].replace("`", "").strip()
+        said = first[2:].partition(":")[0] if first.startswith("# Solution") else first[2:]
+        return said.replace("`", "").strip()
     return "Show the code"
 
 
@@ -190,8 +205,10 @@ def _shown(outputs: list[NotebookNode], where: str, prefix: str) -> list[Noteboo
     shown = []
     for output in outputs:
         data = output.get("data", {})
-        if WIDGET in data:
-            continue  # a page shows what the cell gives for where no kernel runs
+        if STATE in data:  # the page has the explorer itself
+            output.data = {"text/html": explorers.element(**data[STATE])}
+            shown.append(output)
+            continue
         dropped: list[str] = []
         if "image/svg+xml" in data:
             alt = output.metadata["image/svg+xml"].get("alt", "")
@@ -221,11 +238,15 @@ def inlined(svg: str, alt: str, prefix: str) -> tuple[str, list[str]]:
 
 
 def _inline_own_drawings(app: Sphinx, document: nodes.document) -> None:
-    """An SVG file of the project is drawn inline, as the pictures of notebooks are."""
+    """An SVG file of the project is drawn inline, as the pictures of notebooks are. On the first
+    page the fusion lab takes its place.
+    """
     for image in list(document.findall(nodes.image)):
         file = Path(app.srcdir) / image["uri"]
         if file.suffix == ".svg":
             picture, _ = inlined(file.read_text(encoding="utf-8"), image["alt"], f"{file.stem}-")
+            if app.env.docname == app.config.root_doc:
+                picture = explorers.element("fusion_lab", " data-quiet data-compact", picture)
             image.replace_self(nodes.raw("", picture, format="html"))
 
 
@@ -242,6 +263,8 @@ def _make_buttons(app: Sphinx, document: nodes.document, name: str) -> None:
 
 
 def _finish_page(app: Sphinx, name: str, template: str, context: dict, document: Any) -> None:
+    if name == app.config.root_doc or explorers.is_explorers(name):
+        context["theme_secondary_sidebar_items"] = []  # the page has the whole width
     if "body" in context:
         # A fold's name is the words on it: voice control looks for them.
         context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
@@ -263,8 +286,14 @@ def _visit_math_block(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def _search_otherwise(app: Sphinx) -> None:
+    """Pagefind makes the index (build.py), not Sphinx."""
+    app.builder.search = False
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
+    app.connect("builder-inited", _search_otherwise)
     app.add_config_value("contents", {}, "env")
     app.connect("config-inited", _read_contents)
     app.connect("source-read", _read_source)
