@@ -200,7 +200,9 @@ UNREADABLE = """least => {
         return !isWhole || parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b) < least
     }
     const texts = [...document.querySelectorAll("article svg[aria-label] text")]
-    return texts.filter(isUnreadable).map(text => text.textContent)
+    // One of a figure's two forms is not drawn.
+    const drawn = texts.filter(text => text.checkVisibility())
+    return drawn.filter(isUnreadable).map(text => text.textContent)
 }"""
 
 
