@@ -565,7 +565,7 @@ class Page {
       place.replaceChildren(...tableOf(head.map((name) => name || "kind"), "Kernels", shown, row));
     };
     order.addEventListener("change", draw);
-    const classes = this.summary.classes.map(({ text, meaning }) => h("li", {}, text, h("br"), h("span", { class: "quiet" }, meaning)));
+    const classes = this.summary.classes.map(([text, meaning]) => h("li", {}, text, h("br"), h("span", { class: "quiet" }, meaning)));
     panel.append(h("ul", { class: "classes" }, classes), h("div", { class: "controls" }, h("label", {}, "Order ", order)), place);
     draw();
   }

@@ -145,7 +145,7 @@ function shownText({ name, say, text }, copy) {
     "section", { class: "text", "aria-label": name },
     make("div", { class: "head" }, make("h2", {}, name), copy ? copying(() => text, "Copy", { "aria-label": `Copy ${name}` }) : ""),
     make("p", {}, say),
-    make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": `${name}, its text` }, make("pre", {}, code)),
+    make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": `${name}, its text` }, make("pre", { class: name.endsWith(".py") ? "" : "command" }, code)),
   );
 }
 
@@ -161,7 +161,7 @@ function render({ model, el }) {
     model.set(changes);
     model.save_changes();
   }
-  const code = make("textarea", { rows: "10", spellcheck: "false", oninput: event => save({ code: event.target.value }) });
+  const code = make("textarea", { rows: "8", spellcheck: "false", oninput: event => save({ code: event.target.value }) });
   const options = values => values.map(one => (Array.isArray(one) ? one : [one, one]));
   const chip = select(options(model.get("chips")), value => save({ chip: value }));
   const gemm = select(Object.entries(model.get("libraries")), value => save({ gemm: value }));

@@ -209,10 +209,7 @@ class Program:
             "reasons": self._reasons(),
             "flags": flags(self.module),
             "kernels": {"head": ledger.HEADER, "rows": [*self._kernels()]},
-            "classes": [
-                {"text": text, "meaning": ledger.CLASSES[what]}
-                for what, text in zip(self._classes(), self.seen.ledger.totals(), strict=True)
-            ],
+            "classes": [*zip(self.seen.ledger.totals(), self._meanings(), strict=True)],
             "sent": {
                 "head": collectives.HEADER,
                 "rows": [
@@ -232,9 +229,9 @@ class Program:
         i = self.module.entry.get(name)
         return address(i) if i else ""
 
-    def _classes(self) -> list[str]:
-        """The classes that the ledger has, in its order."""
-        return [what for what in ledger.CLASSES if self.seen.ledger.of(what)]
+    def _meanings(self) -> list[str]:
+        """Of each class that the ledger has, in its order, what it is."""
+        return [text for what, text in ledger.CLASSES.items() if self.seen.ledger.of(what)]
 
     def answer(self) -> str:
         """In two sentences, what a reader wants to know first."""

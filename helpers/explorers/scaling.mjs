@@ -383,8 +383,9 @@ function render({ model, el }) {
     name(margin, chosen.margin, `${chosen.margin} binades`);
     name(depth, chosen.depth, `amax / 2^${chosen.depth}`);
     meant.textContent =
-      "History: of so many steps the scale takes the largest amax. Margin: so often its reach is doubled. Depth: a tensor's "
-      + `numbers down to its amax / 2^${chosen.depth}, which is amax / ${2 ** chosen.depth}, matter; it counts if they become 0.`;
+      "History: the scale takes the largest amax of so many earlier steps. Margin: each binade doubles what the scale reaches. "
+      + `Depth: of a tensor, numbers down to amax / 2^${chosen.depth} = amax / ${2 ** chosen.depth} matter. `
+      + "The page counts the steps in which these become 0.";
     name(step, at, `${at} of ${amaxes.length - 1}`);
     before.disabled = at === 0;
     after.disabled = at === amaxes.length - 1;

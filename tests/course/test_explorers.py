@@ -131,25 +131,31 @@ def test_no_list_cuts_its_texts(site, browser, name):
             assert page.evaluate(CUT) == [], width
 
 
+# In the place of the page's explorer it stands anew, in boxes of two sizes, with these attributes.
+ANEW = """async attributes => {
+    const whole = document.querySelector(".explorer")
+    whole.replaceWith(...[350, 600].map(width => {
+        const copy = whole.cloneNode(false)
+        Object.assign(copy.dataset, attributes)
+        Object.assign(copy.style, { width: `${width}px`, maxWidth: "100%" })
+        delete copy.dataset.shown
+        return copy
+    }))
+    await import(`${document.querySelector("script[src*='page.mjs']").src}?anew`)
+}"""
+IDS = "[...document.querySelectorAll('.explorer [id]')].map(one => one.id)"
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "dump"])
-def test_an_explorer_stands_twice_on_a_page_of_another_size_and_leaves_its_address_alone(
-    site, browser, name
-):
-    with browser.new_context(viewport={"width": 600, "height": 900}) as context:
-        page = context.new_page()
-        address = f"{site}notebooks/try/{name}.html"
-        whole = page.request.get(address).text()
-        element = explorers.element(name).replace("data-explorer", "data-quiet data-explorer")
-        twice = f"{element}<div style='width: 350px'>{element}</div>"
-        body = whole.replace(explorers.element(name), twice)
-        page.route(address, lambda route: route.fulfill(body=body, content_type="text/html"))
-        page.goto(f"{address}#a-place")
+def test_an_explorer_stands_twice_on_a_page_and_leaves_its_address_alone(site, browser, name):
+    with explorer(browser, site, name, "#place", width=700) as page:
+        page.evaluate(ANEW, {"quiet": ""})
         expect(page.locator(".explorer[data-shown]")).to_have_count(2)
         for control in page.locator(".explorer select").all():
             control.select_option(index=1)
         page.wait_for_timeout(500)  # the address is written after a moment
-        assert page.url == f"{address}#a-place" and not overflows(page)
-        ids = page.evaluate("[...document.querySelectorAll('.explorer [id]')].map(one => one.id)")
+        assert page.url.endswith("#place") and not overflows(page)
+        ids = page.evaluate(IDS)
         assert len(ids) == len({*ids})
 
 
@@ -408,46 +414,34 @@ def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump, tmp_path):
         assert not dump.locator(".tabs").count() and dump.locator(".stored").is_visible()
 
 
+# In the place of a program that runs on a GPU: it is compiled for one.
 TRAIN = """
-import jax
-import jax.numpy as jnp
 from fp8lens import aot_compile
+from helpers.explorers import compiled, fusion_lab
 
-e4m3, bf16, f32 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32
+layer, arguments = compiled.function({**fusion_lab.STATE, "bias": "f32"})
+aot_compile(layer, *arguments)
 """
 
 
 def test_what_the_command_dumps_is_told_with_the_rules_from_a_folder_and_a_zip(dump, tmp_path):
-    """Run in the place of a GPU's program: one that is compiled for a GPU."""
-    choice = {**fusion_lab.STATE, "bias": "f32"}
-    program = fusion_lab.program(choice)
-    kinds = [(dims, dtype) for dtype, dims in program.arguments.values()]
-    arguments = ", ".join(f"jax.ShapeDtypeStruct({dims}, {dtype})" for dims, dtype in kinds)
-    train = f"{TRAIN}\n{program.code}\naot_compile(layer, {arguments})\n"
-    (tmp_path / "train.py").write_text(train)
+    (tmp_path / "train.py").write_text(TRAIN)
     dump.context.grant_permissions(["clipboard-read", "clipboard-write"])
     dump.get_by_role("button", name="Copy the command").press("Enter")
     expect(dump.locator(".make [role=status]")).to_have_text("Copied.")
-    python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    subprocess.run(
-        dump.evaluate("navigator.clipboard.readText()"),
-        shell=True,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | {"PATH": python},
-    )
-    files = sorted((tmp_path / "dumps").iterdir())
-    archive = Path(shutil.make_archive(str(tmp_path / "dumped"), "zip", tmp_path, "dumps"))
-    for given in (
-        [(path.name, path.read_bytes()) for path in files],
-        [(archive.name, archive.read_bytes())],
-    ):
-        give(dump, *given)
+    command = dump.evaluate("navigator.clipboard.readText()")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=env)
+    shutil.make_archive(str(tmp_path / "dumped"), "zip", tmp_path, "dumps")
+    wanted = fusion_lab.outcome({**fusion_lab.STATE, "bias": "f32"})["reasons"]
+    for files in (tmp_path / "dumps").iterdir(), [tmp_path / "dumped.zip"]:
+        give(dump, *((path.name, path.read_bytes()) for path in files))
         read(dump, "")
         dump.get_by_role("tab", name="Why not FP8").click()
-        wanted = fusion_lab.outcome(choice)["reasons"]
-        expect(dump.locator(".result .reasons li")).to_have_count(len(wanted))
-        for item, one in zip(dump.locator(".result .reasons li").all(), wanted, strict=True):
+        items = dump.locator(".result .reasons li")
+        expect(items).to_have_count(len(wanted))
+        for item, one in zip(items.all(), wanted, strict=True):
             expect(item).to_contain_text(f"{one['reason']}.")
             expect(item).to_contain_text(f"Fix: {one['fix']}.")
             link = item.get_by_role("link", name=one["rule"])

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from fp8lens.hlo.text import counted, size
 from helpers.explorers import fusion_lab as lab
 from helpers.figures.source_lines import verdict
-from tests.course.test_explorers import TOUCHABLE, shown
+from tests.course.test_explorers import ANEW, TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
@@ -181,30 +181,19 @@ def test_the_code_that_is_copied_is_a_file_that_fp8lens_answers_as_the_page(page
         assert f"{kernels}, {size(found['bytes'])} moved" in one.stdout, one.stderr
 
 
-def test_the_compact_form_shows_two_programs_and_leaves_the_address_alone(page, address, browser):
-    change = lab.TRIES["As one might write it"]
-    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
-        small = context.new_page()
-        compact = "data-compact='all.html' data-quiet class=\"explorer "
-        small.route(
-            address,
-            lambda route: route.fulfill(
-                response=(response := route.fetch()),
-                body=response.text().replace('class="explorer ', compact),
-            ),
-        )
-        small.goto(f"{address}#chip=A100")
-        shown(small)
-        for name, choice in (("As one might write it", change), ("All in one call", {})):
+def test_the_compact_form_shows_two_programs(address, browser):
+    with opened(browser, address, 390) as page:
+        shown(page)
+        page.evaluate(ANEW, {"compact": "all.html", "quiet": ""})
+        small = page.locator(".explorer[data-shown]").first
+        for name in ("As one might write it", "All in one call"):
             small.get_by_role("button", name=name).click()
-            found = lab.outcome({**lab.STATE, **choice})
-            assert texts(small, ".verdict") == [f"{': '.join(verdict(found))}."]
-            assert texts(small, ".code code") == [
-                " ".join(line.split())
-                for line in lab.program({**lab.STATE, **choice}).code.splitlines()
-            ]
-        assert not overflows(small) and small.url == f"{address}#chip=A100"
-        assert not small.locator("select").count()
+            choice = {**lab.STATE, **lab.TRIES[name]}
+            said = f"{': '.join(verdict(lab.outcome(choice)))}."
+            expect(small.locator(".verdict")).to_have_text(said)
+            code = lab.program(choice).code.splitlines()
+            assert small.locator(".code code").all_text_contents() == code
+        assert not overflows(page) and not page.locator("select").count()
 
 
 def test_without_the_record_the_stored_answer_stays(address, browser):

@@ -127,45 +127,37 @@ def test_a_damaged_file_beside_a_dump_is_named_and_left_out():
     )
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
+def zipped(**files: bytes) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
-            archive.writestr(name, text)
+            archive.writestr(f"{name}.txt", text)
     return data.getvalue()
 
 
 def test_of_what_is_packed_no_more_is_unpacked_than_of_what_is_not(monkeypatch):
     """Gzipped once or twice, in several members, or zipped: the limit is one of text."""
-    name = "dumps/module_0001.jit_block.sm_9.0a_gpu_after_optimizations.txt"
     text = TEXT.encode()
-    half = len(text) // 2
-    members = gzip.compress(text[:half]) + gzip.compress(text[half:])
-    for data in (members, gzip.compress(members)):
-        assert json.loads(Reader().read("x.gz", data))["answer"].startswith("FP8: 2 of 4")
-        assert "said" in json.loads(Reader().read_zip("x.zip", zipped({name: data, "x.md": b""})))
+    members = gzip.compress(text[:5000]) + gzip.compress(text[5000:])
+    packed = [(Reader.read, members), (Reader.read, gzip.compress(members))]
+    packed += [(Reader.read_zip, zipped(a=data)) for data in (text, members)]
+    for read, data in packed:
+        assert json.loads(read(Reader(), "x", data))["answer"].startswith("FP8: 2 of 4")
     monkeypatch.setattr(reader_module, "MOST_TEXT", len(text) - 1)
-    for data in (members, gzip.compress(members)):
-        said = json.loads(Reader().read("x.gz", data))["error"]
-        assert said.startswith("x.gz is more than ")
-        said = json.loads(Reader().read_zip("x.zip", zipped({name: data})))["error"]
-        assert said.startswith(f"{name} is more than ")
-    for data in (
-        zipped({name: text})[:-30],
-        zipped({name: text}).replace(b"dumps/m", b"dumps/n", 1),
+    for read, data in packed:
+        assert " is more than " in json.loads(read(Reader(), "x", data))["error"]
+    for data, said in (
+        (zipped(a=text)[:-30], "x is zipped, and damaged or encrypted: give the text"),
+        (zipped(a=text).replace(b"a.txt", b"b.txt", 1), "x is zipped, and damaged or encrypted"),
+        (zipped(), "x has no text of a program: give the text"),
     ):
-        said = json.loads(Reader().read_zip("x.zip", data))["error"]
-        assert said.startswith("x.zip is zipped, and damaged or encrypted: give the text")
-    said = json.loads(Reader().read_zip("x.zip", zipped({"a.md": b"x"})))["error"]
-    assert said.startswith("x.zip has no text of a program: give the text")
+        assert json.loads(Reader().read_zip("x", data))["error"].startswith(said)
 
 
 def test_what_is_beside_a_dump_has_a_limit_too(monkeypatch):
-    whole = json.loads(Reader().read_zip("x.zip", dump.EXAMPLE.read_bytes()))
-    assert whole["reasons"]
     monkeypatch.setattr(reader_module, "MOST_BESIDE", 20_000)
-    part = json.loads(Reader().read_zip("x.zip", dump.EXAMPLE.read_bytes()))
-    assert part["reasons"] is None and "MB of text: it was left out." in part["answer"]
+    found = json.loads(Reader().read_zip("x.zip", dump.EXAMPLE.read_bytes()))
+    assert found["reasons"] is None and "MB of text: it was left out." in found["answer"]
 
 
 PLACES = ("jit(block)/up", "jit_block", "__cublas$lt$matmul$f8", "DEFAULT", "explorers/example.py")
