@@ -28,7 +28,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import answer, bits, dump, fusion_lab, scaling, speedup
+from helpers.explorers import answer, bits, dump, fusion_lab, model, scaling, speedup
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ _WITHOUT_PYTHON = (
 )
 EXPLORERS = {
     "dump": _explorer("dump", dump.STATE, _of_dump),
+    "model": _explorer("model", model.STATE, model.data),
     "bits": _explorer("bits", bits.STATE, bits.data),
     "fusion_lab": Explorer(fusion_lab.STATE, fusion_lab.data, _answer_of_lab),
     "scaling": _explorer("scaling", scaling.STATE, scaling.data),
