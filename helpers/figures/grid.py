@@ -20,7 +20,8 @@ _LABEL = (
     "padding: .15em .5em .15em 0; text-align: left; font-weight: normal; vertical-align: middle"
 )
 _HEAD = "padding: .15em .2em; text-align: center; font-weight: normal; vertical-align: bottom"
-_WHOLE, _NAME = "white-space: nowrap", "min-width: 7em"
+_WHOLE, _LONG, _NAME = "white-space: nowrap", "min-width: 18em", "min-width: 7em"
+_SHORT = 32  # letters: what is longer goes over several lines
 _GROUP = "padding: .7em 0 .15em; text-align: left; font-weight: bold"
 
 
@@ -112,7 +113,8 @@ def _text_of(cell: str | Cell) -> str:
 def _plain_td(cell: str | Cell, kinds: Mapping[str, str | None]) -> str:
     if isinstance(cell, Cell):
         return _td(cell, kinds[cell.kind])
-    return f'<td style="{_WHOLE}">{_lines(cell)}</td>'
+    style = _WHOLE if len(cell) <= _SHORT else _LONG
+    return f'<td style="{style}">{_lines(cell)}</td>'
 
 
 def counted(cells: Sequence[Cell], kinds: Mapping[str, str | None]) -> str:
