@@ -20,7 +20,9 @@ _LABEL = (
     "padding: .15em .5em .15em 0; text-align: left; font-weight: normal; vertical-align: middle"
 )
 _HEAD = "padding: .15em .2em; text-align: center; font-weight: normal; vertical-align: bottom"
-_WHOLE, _LONG, _NAME = "white-space: nowrap", "min-width: 18em", "min-width: 7em"
+_NEXT = "padding-left: .6em"  # of what stands beside another column
+_WHOLE, _LONG = f"white-space: nowrap; {_NEXT}", f"min-width: 18em; {_NEXT}"
+_NAME = "min-width: 7em"
 _SHORT = 32  # letters: what is longer goes over several lines
 _GROUP = "padding: .7em 0 .15em; text-align: left; font-weight: bold"
 
@@ -84,7 +86,9 @@ def table(
     it. A Cell has the colour of its kind, and `kinds` are those as in `grid`, explained below. As
     text it is in columns, a line for each row.
     """
-    heads = "".join(f'<th scope="col">{_lines(name)}</th>' for name in columns)
+    first, *others = (_lines(name) for name in columns)
+    heads = f'<th scope="col">{first}</th>'
+    heads += "".join(f'<th scope="col" style="{_NEXT}">{name}</th>' for name in others)
     lines = ['<table style="font-size: .8rem">']
     if kinds:
         named = [
