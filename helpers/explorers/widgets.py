@@ -9,7 +9,7 @@ import anywidget
 import jax
 import traitlets
 
-from helpers.explorers import answer, bits, compiled, css, esm, fusion_lab, scaling, speedup
+from helpers.explorers import answer, bits, compiled, css, esm, fusion_lab, models, scaling, speedup
 
 _WHERE = "Run this cell in JupyterLab to change what it shows."
 _TRAITS = {
@@ -89,6 +89,15 @@ class Speedup(_Explorer):
 
     def __init__(self, **state: Any):
         super().__init__("speedup", speedup.STATE, speedup.data(), **state)
+
+
+class Models(_Explorer):
+    """What models become in JAX's FP8 libraries. What can be chosen are the keys of
+    `models.STATE`.
+    """
+
+    def __init__(self, **state: Any):
+        super().__init__("models", models.STATE, models.data(), **state)
 
 
 class FusionLab(_Explorer):

@@ -11,13 +11,17 @@ Each way is measured in a process of its own, several at a time: what one librar
 none of another's business.
 """
 
+import argparse
 import collections
 import concurrent.futures
 import dataclasses
 import functools
 import gzip
+import importlib.util
+import math
 import os
 import re
+import subprocess
 import sys
 import types
 import warnings
@@ -40,9 +44,10 @@ from fp8lens import inspect, mesh
 from fp8lens.bill.bill import Bill
 from fp8lens.hlo.parse import parse_shape
 from fp8lens.hlo.replica_groups import SUMS
+from fp8lens.targets import TARGETS
 from helpers.explorers.models import program_name
 from helpers.numerics.recipes import scaled_dot, to_e4m3
-from tools.environments import run
+from tools.environments import ROOT, run, variables
 from tools.recorders.data import RESULTS, Record, first_line, locked, measured_by, pinned
 
 import fp8_nnx
@@ -489,7 +494,8 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
     return linen(model, train, made.dot_general_cls(), rngs=True)
 
 
-OF_MAXTEXT = {
+OF_AXIS = {"stage": "ici_pipeline_parallelism"}  # the setting of an axis with another name
+OF_MAXTEXT: dict[str, Any] = {
     "base_emb_dim": WIDTH,
     "base_mlp_dim": HIDDEN,
     "per_device_batch_size": BATCH,
@@ -497,15 +503,16 @@ OF_MAXTEXT = {
 }
 
 
-def config_of_maxtext(file: str | Path = "", **settings: Any) -> Any:
-    """MaxText's configuration for a GPU: of that file, without one of its own base.yml, with these
-    settings. Raises ValueError where MaxText refuses one.
+def config_of_maxtext(file: str | Path = "", overrides: Sequence[str] = (), **settings: Any) -> Any:
+    """MaxText's configuration for a GPU: of that file, without one of its own base.yml, with
+    overrides as on its command line, and these settings. Raises ValueError where MaxText refuses
+    one.
     """
     import maxtext as package
     from maxtext.configs import pyconfig
 
     return pyconfig.initialize(
-        ["", str(file or Path(package.__file__).parent / "configs" / "base.yml")],
+        ["", str(file or Path(package.__file__).parent / "configs" / "base.yml"), *overrides],
         run_name="census",
         enable_checkpointing=False,
         skip_jax_distributed_system=True,
@@ -566,7 +573,7 @@ def maxtext_experts(model: str, train: bool, rule: bool = False, **settings: Any
 
 def maxtext_decoder(model: str, train: bool, **settings: Any) -> Made:
     """MaxText's own decoder with these settings, LAYERS layers deep, and its own loss."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "base_num_decoder_layers": LAYERS,
         "base_num_query_heads": HEADS,
         "base_num_kv_heads": HEADS,
@@ -1004,7 +1011,8 @@ def decoders() -> dict[str, Way]:
         make = functools.partial(maxtext_decoder, **settings)
         return Way(make, "maxtext", fixes=fixes, setting=setting, models=("decoder",))
 
-    ours, with_qwix = "MaxText's decoder, ", {"use_qwix_quantization": True}
+    ours = "MaxText's decoder, "
+    with_qwix: dict[str, Any] = {"use_qwix_quantization": True}
     return {
         ours + "no FP8": way(quantization=""),
         ours + "fp8": way(quantization="fp8"),
@@ -1016,8 +1024,6 @@ def decoders() -> dict[str, Way]:
         ),
         ours + "qwix, fp8": way(quantization="fp8", **with_qwix),
         ours + "qwix, fp8_full": way(quantization="fp8_full", **with_qwix),
-        ours + "aqt_fp8": way(quantization="aqt_fp8"),
-        ours + "aqt_fp8_full": way(quantization="aqt_fp8_full"),
         "KerasHub's Gemma, no FP8": Way(
             functools.partial(gemma, fp8=False), "keras-hub", models=("decoder",)
         ),
@@ -1205,5 +1211,61 @@ RECORD = Record(
 )
 
 
+# One's own configuration of MaxText ---------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> None:
+    """Record the census, or with --maxtext print what a configuration becomes."""
+    if "--maxtext" not in arguments:
+        return RECORD.main(arguments)
+    parser = argparse.ArgumentParser(
+        description="What the decoder of a configuration of MaxText becomes on a chip."
+    )
+    parser.add_argument("--maxtext", type=Path, required=True, metavar="YAML")
+    parser.add_argument("overrides", nargs="*", help="as MaxText's: quantization=fp8")
+    parser.add_argument("--chip", default="H100", choices=[*TARGETS])
+    parser.add_argument("--mesh", default="data=1", help="MaxText's axes: data=2,fsdp=4")
+    parser.add_argument("--gemm", default="cublaslt", choices=["cublaslt", "triton", "auto"])
+    parser.add_argument("--forward", action="store_true", help="not the training step")
+    options = parser.parse_args(arguments)
+    options.maxtext = options.maxtext.absolute()
+    if not options.maxtext.is_file():
+        parser.error(f"there is no file {options.maxtext}")
+    try:
+        sizes = {name: int(size) for name, size in (p.split("=") for p in options.mesh.split(","))}
+    except ValueError:
+        parser.error(f"--mesh={options.mesh} is not as data=2,fsdp=4")
+    if importlib.util.find_spec("maxtext"):
+        return tell_of_maxtext(options, sizes, parser)
+    # All libraries are in an environment of their own.
+    command = [*environment(locked()["jax"]), "-m", RECORD.module, *arguments]
+    command[command.index("--maxtext") + 1] = str(options.maxtext)
+    sys.exit(subprocess.run(command, env=variables(JAX_PLATFORMS="cpu"), cwd=ROOT).returncode)
+
+
+def tell_of_maxtext(
+    options: argparse.Namespace, sizes: Mapping[str, int], parser: argparse.ArgumentParser
+) -> None:
+    """Compile a configuration's decoder, and print fp8lens' report and bill."""
+    # MaxText divides the batch by the devices that JAX has.
+    jax.config.update("jax_num_cpu_devices", math.prod(sizes.values()))
+    try:
+        axes = config_of_maxtext(options.maxtext, options.overrides).mesh_axes
+        if unknown := sizes.keys() - {*axes}:
+            parser.error(f"no axis {', '.join(unknown)} in MaxText's mesh: {', '.join(axes)}")
+        whole = {axis: sizes.get(axis, 1) for axis in axes}
+        parts: dict[str, Any] = {
+            OF_AXIS.get(axis, f"ici_{axis}_parallelism"): n for axis, n in whole.items()
+        }
+        config = config_of_maxtext(options.maxtext, options.overrides, **parts)
+        step, args, _ = decoder_of(config, mesh(options.chip, whole), not options.forward)
+        how: dict[str, Any] = {"isolate": True, "compiler_options": OPTIONS}
+        seen = inspect(step, *args, target=options.chip, gemm=options.gemm, **how)
+    except Exception as error:
+        sys.exit(f"MaxText, or XLA, refuses this: {first_line(error)}")
+    print(seen)
+    print(seen.bill)
+
+
 if __name__ == "__main__":
-    RECORD.main()
+    main(sys.argv[1:])

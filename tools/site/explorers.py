@@ -23,7 +23,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import answer, bits, dump, fusion_lab, scaling, speedup
+from helpers.explorers import answer, bits, dump, fusion_lab, models, scaling, speedup
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ _WITHOUT_PYTHON = (
 )
 EXPLORERS = {
     "dump": _explorer("dump", dump.STATE, _of_dump),
+    "models": _explorer("models", models.STATE, models.data),
     "bits": _explorer("bits", bits.STATE, bits.data),
     "fusion_lab": Explorer(fusion_lab.STATE, fusion_lab.data, _answer_of_lab),
     "scaling": _explorer("scaling", scaling.STATE, scaling.data),
@@ -135,6 +136,8 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
         shutil.copyfile(file, static / file.name)
     if f"{FOLDER}/dump" in app.env.found_docs:
         write_python(static)
+    if f"{FOLDER}/models" in app.env.found_docs:
+        shutil.copytree(models.PROGRAMS, static / models.PROGRAMS.name, dirs_exist_ok=True)
     if f"{FOLDER}/fusion_lab" in app.env.found_docs:
         shutil.copyfile(fusion_lab.RECORD, static / fusion_lab.RECORD.name)
 
