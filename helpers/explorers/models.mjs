@@ -108,9 +108,11 @@ export function size(bytes) {
   return `${bytes} B`;
 }
 
+const NEARLY = 0.995; // all but a router's: what percent rounds to 100
+
 /** A share in percent: 100 % is all, and 0 % is none. */
 function percent(share) {
-  if (share > 0.995 && share < 1) return "> 99 %";
+  if (share > NEARLY && share < 1) return "> 99 %";
   return `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 }
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
@@ -121,9 +123,13 @@ export function sentencesOf(rows, choice) {
   const good = rows.filter(row => row.share);
   const none = rows.filter(row => row.share === 0).length;
   const broken = rows.filter(row => row.error).length;
-  const best = good.reduce((one, other) => (other.share > one.share ? other : one), good[0]);
   const said = [`${good.length} of ${count(rows.length, "program")} ${good.length === 1 ? "has" : "have"} matmuls in FP8.`];
-  if (best) said[0] += ` The most FLOPs in FP8: ${percent(best.share)}, ${best.way}.`;
+  const whole = good.filter(row => row.share > NEARLY).length;
+  if (whole) said[0] += ` In ${whole} all or nearly all FLOPs of matmuls are in FP8.`;
+  else if (good.length) {
+    const best = good.reduce((one, other) => (other.share > one.share ? other : one));
+    said[0] += ` The most FLOPs in FP8: ${percent(best.share)}, ${best.way}.`;
+  }
   if (none || broken) {
     const parts = [none && `${none} without an FP8 matmul`, broken && `${broken} that ${broken === 1 ? "does" : "do"} not compile`];
     said.push(`There ${none + broken === 1 ? "is" : "are"} ${parts.filter(Boolean).join(", and ")}.`);
@@ -179,7 +185,7 @@ function detailsOf(row) {
     ))),
     row.outside.length && make("p", {}, `Work around matmuls that other kernels do: ${row.outside.map(({ count: n, what }) => `${what}, ${n}`).join("; ")}.`),
     row.forFp8 && make("p", {}, `${count(row.forFp8, "kernel")} ${row.forFp8 === 1 ? "makes or undoes" : "make or undo"} FP8, and ${row.forFp8 === 1 ? "moves" : "move"} ${size(row.forFp8Bytes)}.`),
-    make("p", {}, readOf(row, "Read its program"), row.program ? " with every kernel and reason. " : "", make("a", { href: REFERENCE }, "How it was compiled")),
+    make("p", {}, readOf(row, "Read its program"), row.program ? " with every kernel and reason. " : "", make("a", { href: REFERENCE }, "Chapter 11 explains the settings")),
   ];
   return parts.filter(Boolean);
 }

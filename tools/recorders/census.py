@@ -1227,7 +1227,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--mesh", default="data=1", help="MaxText's axes: data=2,fsdp=4")
     parser.add_argument("--gemm", default="cublaslt", choices=["cublaslt", "triton", "auto"])
     parser.add_argument("--forward", action="store_true", help="not the training step")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     options.maxtext = options.maxtext.absolute()
     if not options.maxtext.is_file():
         parser.error(f"there is no file {options.maxtext}")
