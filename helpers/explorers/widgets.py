@@ -17,6 +17,7 @@ from helpers.explorers import (
     css,
     esm,
     fusion_lab,
+    models,
     scaling,
     speedup,
 )
@@ -101,6 +102,15 @@ class Speedup(_Explorer):
 
     def __init__(self, **state: Any):
         super().__init__("speedup", speedup.STATE, speedup.data(), **state)
+
+
+class Models(_Explorer):
+    """What models become in JAX's FP8 libraries. What can be chosen are the keys of
+    `models.STATE`.
+    """
+
+    def __init__(self, **state: Any):
+        super().__init__("models", models.STATE, models.data(), **state)
 
 
 class FusionLab(_Explorer):

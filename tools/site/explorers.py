@@ -28,7 +28,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import answer, bits, dump, fusion_lab, model, scaling, speedup
+from helpers.explorers import answer, bits, dump, fusion_lab, model, models, scaling, speedup
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -69,10 +69,11 @@ _WITHOUT_PYTHON = (
     "In a terminal, fp8lens dump.txt says the same."
 )
 EXPLORERS = {
-    "dump": _explorer("dump", dump.STATE, _of_dump),
-    "model": _explorer("model", model.STATE, model.data),
-    "bits": _explorer("bits", bits.STATE, bits.data),
     "fusion_lab": Explorer(fusion_lab.STATE, fusion_lab.data, _answer_of_lab),
+    "models": _explorer("models", models.STATE, models.data),
+    "model": _explorer("model", model.STATE, model.data),
+    "dump": _explorer("dump", dump.STATE, _of_dump),
+    "bits": _explorer("bits", bits.STATE, bits.data),
     "scaling": _explorer("scaling", scaling.STATE, scaling.data),
     "speedup": _explorer("speedup", speedup.STATE, speedup.data),
 }  # in the order of myst.yml
@@ -146,6 +147,8 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
         shutil.copyfile(file, static / file.name)
     if f"{FOLDER}/dump" in app.env.found_docs:
         write_python(static)
+    if f"{FOLDER}/models" in app.env.found_docs:
+        shutil.copytree(models.PROGRAMS, static / models.PROGRAMS.name, dirs_exist_ok=True)
     if f"{FOLDER}/fusion_lab" in app.env.found_docs:
         shutil.copyfile(fusion_lab.RECORD, static / fusion_lab.RECORD.name)
 
