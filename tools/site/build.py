@@ -66,6 +66,7 @@ async def write_search_index(out: Path) -> None:
         root_selector="article",
         exclude_selectors=[".headerlink", ".viewcode-link", "details .cell_input"],
         keep_index_url=True,
+        output_path=str(out / "pagefind"),
     )
     async with PagefindIndex(config=config) as index:
         for file in sorted(out.rglob("*.html")):
@@ -73,7 +74,6 @@ async def write_search_index(out: Path) -> None:
             if not path.startswith(("_", "search", "CHANGELOG")):
                 page = _to_search(file.read_text(encoding="utf-8"))
                 await index.add_html_file(content=page, source_path=path)
-        await index.write_files(output_path=str(out / "pagefind"))
     for file in [*out.glob("pagefind/*-ui.*"), *out.glob("pagefind/*-highlight.js")]:
         file.unlink()  # this site shows what was found by its own search.mjs
 
