@@ -270,7 +270,7 @@ def test_a_reader_on_a_phone_finds_pages_and_sections_by_search(site, browser):
             page.locator(f"body[data-searched='{words}']").wait_for(state="attached")
             field = page.locator(".bd-search-container input")
             found = page.locator("#search-results li").evaluate_all(
-                "items => items.slice(0, 5).flatMap(i => [...i.querySelectorAll('a')].map(a => a.href))"
+                "items => items.slice(0, 5).flatMap(i => Array.from(i.querySelectorAll('a'), String))"
             )
             found = [re.sub(r"\?[^#]*", "", address) for address in found]
             assert any(wanted in address for address in found), (words, found)
@@ -290,7 +290,8 @@ CUT = """() => {
         /TD|TH/.test(element.tagName) && element.scrollWidth > element.clientWidth + 1
     const texts = [...document.querySelectorAll("article :is(table, td, th, pre, p, li, svg)")]
     const seen = texts.filter(element => element.getClientRects().length)
-    return seen.filter(element => isCut(element) || isOut(element)).map(e => e.outerHTML.slice(0, 99))
+    const wrong = seen.filter(element => isCut(element) || isOut(element))
+    return wrong.map(element => element.outerHTML.slice(0, 99))
 }"""
 
 

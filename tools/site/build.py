@@ -55,7 +55,9 @@ _QUIET = re.compile(r'<(?:div class="(?=highlight|output|cell_output)|section (?
 
 def _to_search(page: str) -> str:
     """Return a page as Pagefind is to read it."""
-    page = _QUIET.sub(lambda found: f'{found[0].replace(" ", " data-pagefind-weight=0.1 ", 1)}', page)
+    page = _QUIET.sub(
+        lambda found: f"{found[0].replace(' ', ' data-pagefind-weight=0.1 ', 1)}", page
+    )
     page = _SECTION.sub(r'<section><\2 id="\1"', page)
     return _SIGNATURE.sub(r'<h4 id="\1">\2</h4>', page)
 

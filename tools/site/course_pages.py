@@ -141,7 +141,10 @@ def _as_cards(text: str) -> str:
 
     def cards(table: re.Match[str]) -> str:
         rows = [row.strip("| ").split(" | ", 1) for row in table[1].splitlines()]
-        written = [f":::{{grid-item-card}} {title[0].upper()}{title[1:]}\n{body}\n:::" for title, body in rows]
+        written = [
+            f":::{{grid-item-card}} {title[0].upper()}{title[1:]}\n{body}\n:::"
+            for title, body in rows
+        ]
         return "::::{grid} 1 2 2 3\n:gutter: 2\n\n" + "\n".join(written) + "\n::::\n"
 
     return _TABLE.sub(cards, text)
@@ -314,7 +317,7 @@ def _visit_math_block(self: Any, node: nodes.Element) -> None:
 
 def _search_otherwise(app: Sphinx) -> None:
     """Pagefind makes the index (build.py), not Sphinx."""
-    app.builder.search = False
+    app.builder.search = False  # type: ignore[attr-defined]  # of builders of HTML
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -2,9 +2,9 @@
 
 An explorer is NAME.mjs in helpers/explorers. It stands
 
-- on its own page, `notebooks/try/NAME.ipynb` in myst.yml's contents, behind the first paragraph. The
-  notebook's one cell of code is for JupyterLab, where it starts the explorer, and for GitHub, which
-  shows its picture: the tag `remove-cell` keeps it from the page.
+- on its own page, `notebooks/try/NAME.ipynb` in myst.yml's contents, behind the first paragraph.
+  The notebook's one cell of code is for JupyterLab, where it starts the explorer, and for GitHub,
+  which shows its picture: the tag `remove-cell` keeps it from the page.
 - in a chapter, in the place of a widget that a cell shows (course_pages.py);
 - on the first page, in the place of its picture.
 
@@ -84,9 +84,7 @@ def is_explorers(page: str) -> bool:
     return PurePosixPath(page).parent.as_posix() == FOLDER
 
 
-def element(
-    explorer: str, attributes: str = " data-quiet", shown: str = "", **chosen: Any
-) -> str:
+def element(explorer: str, attributes: str = " data-quiet", shown: str = "", **chosen: Any) -> str:
     """The element into which page.mjs renders an explorer. `shown`: what it holds before, instead
     of its answer. `chosen`: what it begins with instead of its own state. With `data-quiet` it
     leaves the page's address alone.
