@@ -270,7 +270,7 @@ def test_a_reader_on_a_phone_finds_pages_and_sections_by_search(site, browser):
             page.locator(f"body[data-searched='{words}']").wait_for(state="attached")
             field = page.locator(".bd-search-container input")
             found = page.locator("#search-results li").evaluate_all(
-                "all => all.slice(0, 5).flatMap(item => [...item.querySelectorAll('a')].map(String))"
+                "all => all.slice(0, 5).flatMap(one => [...one.querySelectorAll('a')].map(String))"
             )
             found = [re.sub(r"\?[^#]*", "", address) for address in found]
             assert any(wanted in address for address in found), (words, found)
