@@ -4,10 +4,11 @@ and axes have the page's own colour, in the light and in the dark; everywhere el
 has white paper.
 """
 
+import contextlib
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -52,6 +53,10 @@ READABLE = 11  # CSS pixels: no text of a figure is smaller, on any screen
 # Inches. A phone shows a figure 336 pixels wide where it stands in a fold: text of 11 points then
 # has 11.4 pixels.
 FIGURE_WIDTH = 4.5
+WIDE = 8.7  # inches: the column of a page on a laptop
+# A picture in the size for a phone, beside the wide one. Only the site knows this type.
+NARROW = "application/vnd.narrow+svg"
+_HEADS = 0.6  # inches: what panels beside each other need above and below them
 # The part of its size at which mathtext draws what is raised or lowered.
 _RAISED = 0.7
 
@@ -60,15 +65,23 @@ class Picture(Figure):
     """A matplotlib Figure with alternative text, `alt`, shown by Jupyter with or without pyplot in
     the kernel: as SVG, as PNG to who trusts no SVG, and as its text. A page makes it smaller only
     as far as its smallest text stays readable, and scrolls the rest.
+
+    It is drawn for a phone, with constrained layout, and shown as wide as a page's column. `wide`
+    says how: at this height in inches, or as this other Picture. Without it, panels of one height
+    that stand in a column get beside each other, and all else keeps its height.
     """
 
     alt = ""
+    wide: "float | Picture | None" = None
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        png = io.BytesIO()
-        # No version in the outputs.
-        self.savefig(png, format="png", dpi=100, metadata={"Software": None})
-        data = {"image/svg+xml": self.svg(), "image/png": png.getvalue(), "text/plain": self.alt}
+        narrow = self.svg()
+        with _widened(self) as wide:
+            png = io.BytesIO()
+            # No version in the outputs.
+            wide.savefig(png, format="png", dpi=100, metadata={"Software": None})
+            data = {"image/svg+xml": wide.svg(), "image/png": png.getvalue()}
+        data |= {NARROW: narrow, "text/plain": self.alt}
         return data, {kind: {"alt": self.alt} for kind in data if kind.startswith("image")}
 
     def svg(self) -> str:
@@ -109,6 +122,41 @@ class Picture(Figure):
                 is_math = "$" in text.get_text() and text.get_parse_math()
                 sizes.append(float(text.get_fontsize()) * (_RAISED if is_math else 1))
         return READABLE * _POINTS / (_CSS * min(sizes)) if sizes else 0.0
+
+
+@contextlib.contextmanager
+def _widened(picture: Picture) -> Iterator[Picture]:
+    """A picture in its wide form. Afterwards it is as it was."""
+    if isinstance(picture.wide, Picture):
+        picture.wide.alt = picture.alt
+        yield picture.wide
+        return
+    width, height = picture.get_size_inches()
+    places = [(axes, place) for axes in picture.axes if (place := axes.get_subplotspec())]
+    grids = {place.get_gridspec() for _, place in places}
+    panels = _panels(*grids) if len(grids) == 1 else 1
+    shown = picture.wide or height
+    with contextlib.ExitStack() as undo:
+        if picture.wide is None and panels > 1:
+            shown = height / panels + _HEADS
+            beside = picture.add_gridspec(1, panels)
+            label = picture.axes[-1].get_xlabel()
+            for axes, place in places:
+                undo.callback(axes.set_subplotspec, place)
+                undo.callback(axes.set_xlabel, axes.get_xlabel())
+                has_labels = axes.xaxis.get_tick_params()["labelbottom"]
+                undo.callback(axes.tick_params, labelbottom=has_labels)
+                axes.set_subplotspec(beside[place.rowspan.start])
+                axes.set_xlabel(axes.get_xlabel() or label)
+                axes.tick_params(labelbottom=True)
+        undo.callback(picture.set_size_inches, width, height)
+        picture.set_size_inches(WIDE, shown)
+        yield picture
+
+
+def _panels(grid: Any) -> int:
+    """How many panels stand in a column, all of one height; 1 in any other grid."""
+    return grid.nrows if grid.ncols == 1 and len(set(grid.get_height_ratios())) == 1 else 1
 
 
 def _short_tag(tag: re.Match) -> str:
@@ -157,9 +205,16 @@ def _axes(width: float, height: float, alt: str, ratios: Sequence[float] = (1,))
 
 @mpl.rc_context(STYLE)
 def plot_codes(dtype) -> Picture:
-    """The codes of a format as a map, four to a row, coloured by sign and magnitude. Of a signed
-    format of 8 bits only the codes without the sign bit are drawn: the others are their negative.
+    """The codes of a format as a map, four to a row on a phone, else eight, coloured by sign and
+    magnitude. Of a signed format of 8 bits only the codes without the sign bit are drawn: the
+    others are their negative.
     """
+    figure = _map_of_codes(dtype, 4, FIGURE_WIDTH)
+    figure.wide = _map_of_codes(dtype, 8, WIDE)
+    return figure
+
+
+def _map_of_codes(dtype, columns: int, width: float) -> Picture:
     f, values = describe(dtype), code_values(dtype)
     if f.bits > 8:
         raise ValueError(
@@ -167,7 +222,6 @@ def plot_codes(dtype) -> Picture:
         )
     is_half = f.signed and f.bits == 8
     drawn = values[: len(values) // 2] if is_half else values
-    columns = 4
     grid = drawn.reshape(-1, columns)
     rows = len(grid)
     if f.signed:
@@ -180,7 +234,7 @@ def plot_codes(dtype) -> Picture:
     else:
         said = f"powers of two from {f.min:.3g} to {f.max:.3g}"
     shown = f"the {len(drawn)} codes" + (" without a sign bit" if is_half else "")
-    figure, axes = _axes(FIGURE_WIDTH, 0.24 * rows + 1.1, f"Map of {shown} of {f.name}: {said}.")
+    figure, axes = _axes(width, 0.24 * rows + 1.1, f"Map of {shown} of {f.name}: {said}.")
     finite = np.isfinite(grid) & (grid != 0)
     depth = np.full(grid.shape, 0.0)  # 0.25 ... 1 by binade, with the sign of the value
     exponents = np.log2(np.abs(grid[finite]))

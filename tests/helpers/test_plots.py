@@ -30,7 +30,10 @@ def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
     figure = FIGURES[name]()
     data, metadata = DisplayFormatter().format(figure)
     assert isinstance(figure, Figure) and data["image/png"][:8] == b"\x89PNG\r\n\x1a\n"
-    assert set(data) == {"image/svg+xml", "image/png", "text/plain"}
+    assert set(data) == {"image/svg+xml", "image/png", plots.NARROW, "text/plain"}
+    wide, narrow = (ElementTree.fromstring(data[kind]) for kind in ("image/svg+xml", plots.NARROW))
+    assert float(wide.get("width")) / float(narrow.get("width")) == pytest.approx(8.7 / 4.5, 0.01)
+    assert figure.get_figwidth() == 4.5, "it is again as it was"
     assert metadata == dict.fromkeys(("image/svg+xml", "image/png"), {"alt": figure.alt})
     assert len(figure.alt) > 40 and data["text/plain"] == figure.alt
     pyplot = sys.modules.get("matplotlib.pyplot")
@@ -40,9 +43,10 @@ def test_figure_shows_itself_once_with_alt_text_and_no_pyplot(name):
         assert axes.get_xlabel()
 
 
+@pytest.mark.parametrize("form", ["image/svg+xml", plots.NARROW])
 @pytest.mark.parametrize("name", FIGURES)
-def test_svg_is_a_part_of_a_page(name):
-    svg = FIGURES[name]().svg()
+def test_svg_is_a_part_of_a_page(name, form):
+    svg = FIGURES[name]()._repr_mimebundle_()[0][form]
     assert svg.startswith("<svg\n") and not sanitize.svg(svg)[1]
     assert "currentColor" in svg and plots.INK not in svg and len(svg) < 150_000
     assert not re.search(r"\b20\d\d-|matplotlib|(?<![<\w])/(home|root|tmp|usr|work)/", svg)
@@ -62,6 +66,20 @@ def test_svg_is_a_part_of_a_page(name):
         and re.match(r"M 0 \S+ L \S+ \S+ L \S+ 0 ", e.get("d", ""))
     ]
     assert not ground, "the ground is the page's own"
+
+
+def test_panels_of_one_height_stand_beside_each_other_in_the_wide_form():
+    def made(ratios):
+        figure = plots.Picture(figsize=(4.5, 6), layout="constrained")
+        for axes in figure.subplots(2, sharex=True, height_ratios=ratios):
+            axes.plot([1, 2])
+        axes.set_xlabel("steps")
+        root = ElementTree.fromstring(figure._repr_mimebundle_()[0]["image/svg+xml"])
+        labels = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        return float(root.get("height")) / 96, labels.count("steps")
+
+    assert made((1, 1)) == (pytest.approx(3.6, 0.01), 2)
+    assert made((2, 1)) == (6, 1)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +141,12 @@ def test_bytes_are_rows_in_launch_order_each_from_where_the_one_before_ends():
     assert everywhere == again != extra
 
 
+@pytest.mark.parametrize(("form", "room"), [("image/svg+xml", 630), (plots.NARROW, 336)])
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_page_makes_no_text_smaller_than_readable(name):
-    svg = FIGURES[name]().svg()
+def test_a_page_makes_no_text_smaller_than_readable(name, form, room):
+    svg = FIGURES[name]()._repr_mimebundle_()[0][form]
     root = ElementTree.fromstring(svg)
     least = float(re.search(r"min-width: (\d+)px", svg)[1]) / float(root.get("viewBox").split()[2])
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", svg)]
     assert sizes and min(sizes) * least >= plots.READABLE - 0.05
-    assert float(re.search(r"min-width: (\d+)px", svg)[1]) < 336, "a phone shows it whole"
+    assert float(re.search(r"min-width: (\d+)px", svg)[1]) < room, "the page shows it whole"

@@ -16,6 +16,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from helpers.figures.plots import NARROW
 from tools.outputs import prose
 from tools.outputs.chapters import NOTEBOOKS, ROOT, Refused, find, with_contents
 from tools.outputs.comparison import compare
@@ -24,8 +25,10 @@ from tools.outputs.run import AT_ONCE, failure, run, why_not_compared
 
 SIDES = ("md", "ipynb")
 README = ROOT / "README.md"
-# One picture: drawn, for the README, and in pixels, for where somebody shares a link.
+# One picture: drawn, for the README, in its wide and its narrow form, and in pixels, for where
+# somebody shares a link.
 DRAWN, PIXELS = ROOT / "img" / "one_call.svg", ROOT / "img" / "one_call.png"
+DRAWN_NARROW = ROOT / "img" / "one_call_narrow.svg"
 # What tells of the machine that an output was made on, or of the day.
 OF_A_MACHINE = re.compile(
     r"(?<![\w.:/\\<-])/(?:home|root|tmp|usr|opt|var|mnt|srv|work|private|Users)/[\w.-]+"
@@ -167,6 +170,7 @@ def readme_wanted() -> dict[Path, bytes]:
     return {
         README: readme.encode(),
         DRAWN: f"{text_of(picture['image/svg+xml'])}\n".encode(),
+        DRAWN_NARROW: f"{text_of(picture[NARROW])}\n".encode(),
         PIXELS: base64.b64decode(picture["image/png"]),
     }
 

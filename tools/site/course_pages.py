@@ -21,11 +21,12 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import fp8lens
-from tools.site import rule_pages, sanitize
+from helpers.explorers import STATE
+from helpers.figures.plots import NARROW
+from tools.site import explorers, rule_pages, sanitize
 
 logger = logging.getLogger(__name__)
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
 _PREDICTION = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 _FOLDED = {"hide-cell", "hide-input", "hide-output"}
 _CHECKED = "# Checked"
@@ -124,12 +125,29 @@ def _read_source(app: Sphinx, name: str, source: list[str]) -> None:
         return
     source[0] = _links_to_the_index(source[0])
     if name == app.config.root_doc:
-        source[0] += _table_of_contents(app.config.contents)
+        source[0] = _as_cards(source[0]) + _table_of_contents(app.config.contents)
 
 
 def _links_to_the_index(text: str) -> str:
     """The README is the first page, whose name here is another."""
     return re.sub(r"(\]\((?:\.\./)*)README\.md(?=[#)])", r"\1index.md", text)
+
+
+_TABLE = re.compile(r"\| you want to \| start at \|\n\|---\|---\|\n((?:\|.*\|\n)+)")
+
+
+def _as_cards(text: str) -> str:
+    """On the first page, the table of where to start becomes a grid of cards."""
+
+    def cards(table: re.Match[str]) -> str:
+        rows = [row.strip("| ").split(" | ", 1) for row in table[1].splitlines()]
+        written = [
+            f":::{{grid-item-card}} {title[0].upper()}{title[1:]}\n{body}\n:::"
+            for title, body in rows
+        ]
+        return "::::{grid} 1 2 2 3\n:gutter: 2\n\n" + "\n".join(written) + "\n::::\n"
+
+    return _TABLE.sub(cards, text)
 
 
 # Notebooks ----------------------------------------------------------------------------------------
@@ -142,7 +160,7 @@ def _prepared(text: str, name: str) -> str:
     asked = False  # whether a prediction waits for its answer
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
-            cell.outputs = _shown(cell.outputs, f"{name}: cell {number}", f"cell-{number}-")
+            cell.outputs = _shown(cell, f"{name}: cell {number}", f"cell-{number}-")
             asked &= not _fold(cell, asked)
         else:
             cell.source = _links_to_the_index(cell.source)
@@ -171,31 +189,42 @@ def _fold(cell: NotebookNode, asked: bool) -> bool:
 
 
 def _label(source: str, tags: set[str]) -> str:
-    """Return what a fold says: its cell's first comment up to a colon, as "Solution 1"; of a cell
-    that checks, all of the comment.
+    """Return what a fold says: its cell's first comment, of a solution as "Solution 1", so that it
+    tells nothing; of a cell that checks, all of the comment.
     """
-    first = source.partition("\n")[0]
     if "hide-output" in tags:
         return "Show the output"
+    said = _comment(source)
     if "checked" in tags:
-        comment = itertools.takewhile(lambda line: line.startswith("# "), source.splitlines())
-        return " ".join(line[2:].strip() for line in comment).replace("`", "")
-    if first.startswith("# "):
-        return first[2:].partition(":")[0].replace("`", "").strip()
-    return "Show the code"
+        return said
+    if said.startswith("Solution"):
+        said = said.partition(":")[0]
+    return said.strip() or "Show the code"
 
 
-def _shown(outputs: list[NotebookNode], where: str, prefix: str) -> list[NotebookNode]:
+def _comment(source: str) -> str:
+    """The comment with which a cell begins, on one line; "" without one."""
+    lines = itertools.takewhile(lambda line: line.startswith("# "), source.splitlines())
+    return " ".join(line[2:].strip() for line in lines).replace("`", "")
+
+
+def _shown(cell: NotebookNode, where: str, prefix: str) -> list[NotebookNode]:
     """Return a cell's outputs as a page shows them. `prefix`: of the ids in its pictures."""
     shown = []
-    for output in outputs:
+    for output in cell.outputs:
         data = output.get("data", {})
-        if WIDGET in data:
-            continue  # a page shows what the cell gives for where no kernel runs
+        if STATE in data:  # the page has the explorer itself
+            output.data = {"text/html": explorers.element(**data[STATE])}
+            shown.append(output)
+            continue
         dropped: list[str] = []
         if "image/svg+xml" in data:
             alt = output.metadata["image/svg+xml"].get("alt", "")
-            picture, dropped = inlined(data["image/svg+xml"], alt, prefix)
+            caption = _comment(cell.source).removeprefix("Drawn:").strip()
+            if not caption:
+                logger.warning("%s draws a picture, and its first line does not say which", where)
+            forms = [data["image/svg+xml"], data.get(NARROW, "")]
+            picture, dropped = figure(forms, alt, prefix, caption)
             output.data = {"text/html": picture}
         elif "text/html" in data:
             data["text/html"], dropped = sanitize.html(data["text/html"])
@@ -203,6 +232,20 @@ def _shown(outputs: list[NotebookNode], where: str, prefix: str) -> list[Noteboo
             logger.warning("%s shows %s, which no page may hold", where, what)
         shown.append(output)
     return shown
+
+
+def figure(forms: list[str], alt: str, prefix: str, caption: str) -> tuple[str, list[str]]:
+    """Return a picture in its wide and its narrow form, of which style.css shows the one that fits
+    the column, above its caption; and what it may not hold.
+    """
+    pictures, dropped = [], []
+    for form, svg in zip(("wide", "narrow"), filter(None, forms), strict=False):
+        picture, missing = inlined(svg, alt, f"{prefix}{form}-")
+        pictures.append(picture)
+        dropped += missing
+    caption = html.escape(caption[:1].upper() + caption[1:])
+    below = f"<figcaption>{caption}</figcaption>" if caption else ""
+    return f'<figure class="drawn">{"".join(pictures)}{below}</figure>', dropped
 
 
 def inlined(svg: str, alt: str, prefix: str) -> tuple[str, list[str]]:
@@ -221,12 +264,19 @@ def inlined(svg: str, alt: str, prefix: str) -> tuple[str, list[str]]:
 
 
 def _inline_own_drawings(app: Sphinx, document: nodes.document) -> None:
-    """An SVG file of the project is drawn inline, as the pictures of notebooks are."""
+    """An SVG file of the project is drawn inline, as the pictures of notebooks are, with the narrow
+    form that has a file beside it. It stands in a paragraph of its own. On the first page the
+    fusion lab takes its place.
+    """
     for image in list(document.findall(nodes.image)):
         file = Path(app.srcdir) / image["uri"]
         if file.suffix == ".svg":
-            picture, _ = inlined(file.read_text(encoding="utf-8"), image["alt"], f"{file.stem}-")
-            image.replace_self(nodes.raw("", picture, format="html"))
+            files = [file, file.with_stem(f"{file.stem}_narrow")]
+            forms = [form.read_text(encoding="utf-8") for form in files if form.exists()]
+            picture, _ = figure(forms, image["alt"], f"{file.stem}-", "")
+            if app.env.docname == app.config.root_doc:
+                picture = explorers.element("fusion_lab", " data-quiet data-compact", picture)
+            image.parent.replace_self(nodes.raw("", picture, format="html"))
 
 
 def _make_buttons(app: Sphinx, document: nodes.document, name: str) -> None:
@@ -242,6 +292,8 @@ def _make_buttons(app: Sphinx, document: nodes.document, name: str) -> None:
 
 
 def _finish_page(app: Sphinx, name: str, template: str, context: dict, document: Any) -> None:
+    if name == app.config.root_doc or explorers.is_explorers(name):
+        context["theme_secondary_sidebar_items"] = []  # the page has the whole width
     if "body" in context:
         # A fold's name is the words on it: voice control looks for them.
         context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
@@ -263,8 +315,14 @@ def _visit_math_block(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def _search_otherwise(app: Sphinx) -> None:
+    """Pagefind makes the index (build.py), not Sphinx."""
+    app.builder.search = False  # type: ignore[attr-defined]  # of builders of HTML
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
+    app.connect("builder-inited", _search_otherwise)
     app.add_config_value("contents", {}, "env")
     app.connect("config-inited", _read_contents)
     app.connect("source-read", _read_source)
