@@ -252,6 +252,7 @@ class Page {
     model.on("change:view", () => this.show());
     model.on("change:at", () => this.attempt(() => this.go()));
     model.on("change:find", () => this.attempt(() => this.search()));
+    model.on("change:program", () => this.attempt(() => this.stored()));
   }
 
   // The controls -----------------------------------------------------------------------------------------------------
@@ -345,9 +346,11 @@ class Page {
 
   // Reading ----------------------------------------------------------------------------------------------------------
 
-  // `files`, {name, file} each, is null for the example.
-  async read(files) {
+  // `files`, {name, file} each, is null for the example; `program` names one that the site has.
+  async read(files, program = "") {
     if (files && !files.length) return;
+    this.model.set("program", program);
+    this.model.save_changes();
     this.clear();
     const turn = ++this.turn;
     const before = document.activeElement;
@@ -357,7 +360,7 @@ class Page {
       this.summary = summary;
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
-      await this.keep(files?.filter(({ name }) => summary.used.includes(name)), turn);
+      await this.keep(program ? null : files?.filter(({ name }) => summary.used.includes(name)), turn);
     } catch (error) {
       kept.forget();
       if (error.isFatal) this.lens.stop();
@@ -407,8 +410,19 @@ class Page {
     this.keeping.replaceChildren("This browser keeps the dump for this tab, so that a reload shows it again; at most for a day. ", forget);
   }
 
+  // The program that the address names.
+  async stored() {
+    const program = this.model.get("program");
+    if (!/^[a-z0-9-]+$/.test(program)) return;
+    const name = `${program}.txt.gz`;
+    const found = await fetch(new URL(`programs/${name}`, import.meta.url));
+    if (!found.ok) throw new Error(`This site has no program ${program}.`);
+    await this.read([{ name, file: new File([await found.blob()], name) }], program);
+  }
+
   // The dump that was read before this page was loaded again.
   async again() {
+    if (this.model.get("program")) return this.stored();
     const turn = this.turn;
     const files = await kept.files();
     if (files.length && turn === this.turn) await this.read(files);
@@ -731,7 +745,7 @@ export default {
   render({ model, el }) {
     el.classList.add("explorer", "explorer-dump");
     const page = new Page(model, el);
-    page.again();
+    page.attempt(() => page.again());
     return () => page.lens.stop();
   },
 };

@@ -14,7 +14,8 @@ EXAMPLE = Path(__file__).with_name("example.zip")
 COMMAND = 'XLA_FLAGS="--xla_dump_to=dumps --xla_dump_hlo_pass_re=gemm-rewriter" python train.py'
 
 #: By the model's keys. They are kept in the page's address.
-STATE = {"view": "matmuls", "at": "", "find": ""}
+#: `program` is the name of one that the site has, which "What a model becomes" leads to.
+STATE = {"view": "matmuls", "at": "", "find": "", "program": ""}
 
 
 def example() -> str:

@@ -55,7 +55,7 @@ function choicesOf(model, rows) {
   const all = key => [...new Set(rows.map(row => row[key]))].map(value => [value, value]);
   return {
     library: [["", "Any"], ...all("library").sort()],
-    model: [["largest", "Decoders and blocks"], ["", "Any"], ...named("model")],
+    model: [["largest", "Largest models"], ["", "Any"], ...named("model")],
     of: [["", "Both"], ...named("of")],
     chip: [["", "Any"], ...named("chip")],
     gemm: [["", "Any"], ...named("gemm")],

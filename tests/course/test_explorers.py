@@ -475,6 +475,16 @@ def test_a_dump_outlives_a_reload_until_it_is_forgotten(dump):
     )
 
 
+def test_a_link_opens_a_program_that_the_site_has(dump):
+    body = gzip.compress(TEXT.encode())
+    dump.route("**/programs/gated.txt.gz", lambda route: route.fulfill(body=body))
+    dump.evaluate("location.hash = '#program=gated'")
+    read(dump, "gated.txt.gz")
+    give(dump, ("own.txt", TEXT.encode()))
+    read(dump, "own.txt")
+    dump.wait_for_function("!location.hash.includes('program')")
+
+
 def test_what_is_read_can_be_cancelled(dump):
     entry = TEXT[TEXT.index("\nENTRY") :].partition("{\n")[2].partition("  ROOT")[0]
     copies = [re.sub(r"(?<!=)%([\w.-]+)", rf"%\1.copy{n}", entry) for n in range(1200)]

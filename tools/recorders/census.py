@@ -1077,8 +1077,14 @@ def row(
                 keep(kept, seen.compiled.as_text())
     except Exception as error:  # that it does not compile is a finding
         return {"error": first_line(error)[:300]}
-    lost = collections.Counter((r.reason, r.fix) for r in reasons if r.lost == "fp8")
-    outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
+    lost: collections.Counter[tuple[str, str]] = collections.Counter()
+    outside: collections.Counter[str] = collections.Counter()
+    runs = {line.name: line.count for line in report.rows}  # of one in a loop, several
+    for one in reasons:
+        if one.lost == "fp8":
+            lost[one.reason, one.fix] += runs.get(one.instruction, 1)
+        else:
+            outside[one.lost] += runs.get(one.instruction, 1)
     return {
         "matmuls": sum(r.count for r in report.rows),
         "fp8": sum(r.count for r in report.fp8_rows),
